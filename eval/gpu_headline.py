@@ -69,7 +69,7 @@ SECTIONS = {
 class Sizes:
     """How much is measured. `janus` has width, inner width, layers and heads."""
 
-    codes: int = 1024
+    tokens: int = 1024
     repeats: int = 2
     steps: int = 160
     nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -87,7 +87,7 @@ class Sizes:
 
 SHAPE = "XL"
 TOY = Sizes(
-    codes=4,
+    tokens=4,
     repeats=1,
     steps=2,
     nodes=(1, 2),
@@ -133,7 +133,7 @@ def random_model(config: TransformerConfig, device: torch.device) -> tuple[Trans
 
 
 def random_janus(width: int, inner: int, layers: int, heads: int, device: torch.device) -> Any:
-    """Return a Janus-Pro's target of random weights, with a short vocabulary: only its codes are decoded."""
+    """Return a Janus-Pro's target of random weights, with a short vocabulary: only its tokens are decoded."""
     import transformers
 
     from lantern.models.transformers.janus import assemble
@@ -213,9 +213,9 @@ class Bench:
             except Exception:
                 sys.exit(CRASHED)
 
-    def model(self, shape: str = SHAPE, codes: int | None = None) -> tuple[Transformer, Any]:
+    def model(self, shape: str = SHAPE, tokens: int | None = None) -> tuple[Transformer, Any]:
         """Return target and drafter of a size, by default the headline's; the one before is dropped."""
-        key = shape, codes or self.sizes.codes
+        key = shape, tokens or self.sizes.tokens
         if key not in self._models:
             self._models.clear()
             if self.is_cuda:
@@ -237,9 +237,9 @@ class Bench:
     def decoder(self, name: str, engine: Engine, model: Any = None, **settings: Any) -> Decoder:
         """Return the decoder of a method with the random drafter, and a table of neighbours."""
         target, drafter = model or self.model()
-        codes = target.config.vocab_size
-        ahead = torch.arange(1, min(128, codes), device=self.device)
-        near = (torch.arange(codes, device=self.device)[:, None] + ahead) % codes
+        tokens = target.config.vocab_size
+        ahead = torch.arange(1, min(128, tokens), device=self.device)
+        near = (torch.arange(tokens, device=self.device)[:, None] + ahead) % tokens
         how: Figures = {"sampling": self.sampling, "drafter_module": drafter, "engine": engine}
         method = METHODS[name].with_options(**settings)
         if "k" in method.settings:
@@ -253,14 +253,14 @@ class Bench:
         self.begin(decoder, condition, SKIPPED_STEPS + 2, **how)  # compiles and captures
         first, found = time.perf_counter() - begun, []
         for _ in range(repeats):
-            clock, codes = self.begin(decoder, condition, most, **how)
-            found.append((clock.milliseconds(), codes / len(clock.marks) / images))
+            clock, tokens = self.begin(decoder, condition, most, **how)
+            found.append((clock.milliseconds(), tokens / len(clock.marks) / images))
         ms, tau = median(one[0] for one in found), median(one[1] for one in found)
         figures = {"ms_per_step": ms, "tokens_per_step": tau, "ms_per_token": ms / tau, "first_seconds": first}
         return {name: rounded(figure) for name, figure in figures.items()}
 
     def begin(self, decoder: Decoder, condition: Condition, most: int | None, **how: Any) -> tuple[Clock, int]:
-        """Decode at most so many steps; return their times and the codes of all images."""
+        """Decode at most so many steps; return their times and the tokens of all images."""
         clock, counts = Clock(self.device), list[Tensor]()
 
         def watch(step: Step) -> None:
@@ -334,8 +334,8 @@ class Bench:
         settings: Figures = {"guidance": float(self.sampling.guidance), "top_k": self.sampling.top_k}
         step = CompiledPlain(target, **settings, compiles=not self.is_toy)
         step()  # compiles
-        spent, ms, codes = time.perf_counter() - begun, [], target.config.block_size
-        for place in (codes // 4, codes // 2, 3 * codes // 4):
+        spent, ms, tokens = time.perf_counter() - begun, [], target.config.block_size
+        for place in (tokens // 4, tokens // 2, 3 * tokens // 4):
             step.place.fill_(place)
             ms.append(graph_ms(step))
         figures = {"ms_per_step": rounded(median(ms)), "ms_per_token": rounded(median(ms)), "tokens_per_step": 1.0}
@@ -397,7 +397,7 @@ class Bench:
         return {"ms_per_step": figures["ms_per_step"], "ms_per_token": rounded(ms), **speedup}
 
     def exact(self) -> None:
-        """Bits: codes of exact methods in bf16 that differ from plain decoding's, of random weights of the size."""
+        """Bits: tokens of exact methods in bf16 that differ from plain decoding's, of random weights of the size."""
         names = exact_methods({"eagle1"})
         condition = self.condition(self.model()[0].config, self.sizes.images)
 
@@ -406,32 +406,32 @@ class Bench:
 
         for kind in dict.fromkeys((self.products(), PRODUCTS[0])):
             make = partial(self.decoder, engine=GraphEngine(products=kind))
-            plain = self._codes(make("plain"), condition)
+            plain = self._tokens(make("plain"), condition)
             for name in names[:2] if self.is_toy else names:
                 self.measure("exact", f"{name} {kind}", partial(same, name, make, plain))
 
-    def _codes(self, decoder: Decoder, condition: Condition) -> tuple[list[Tensor], float, int]:
-        """Return the codes of all seeds, the median seconds of a batch, and the number of passes."""
-        made, spent, passes = list[Tensor](), list[float](), 0
+    def _tokens(self, decoder: Decoder, condition: Condition) -> tuple[list[Tensor], float, int]:
+        """Return the tokens of all seeds, the median seconds of a batch, and the number of passes."""
+        made, spent, steps = list[Tensor](), list[float](), 0
         images = len(condition.mask) if condition.mask is not None else 1
         for seed in range(self.sizes.seeds):
             begun = time.perf_counter()
             one = decoder.generate(condition, keys=[(seed, image) for image in range(images)])
-            made.append(one.codes.cpu())
+            made.append(one.tokens.cpu())
             spent.append(time.perf_counter() - begun)
-            passes += int(one.passes.sum())
-        return made, median(spent), passes
+            steps += int(one.steps.sum())
+        return made, median(spent), steps
 
     def _same(self, decoder: Decoder, condition: Condition, plain: tuple[list[Tensor], float, int]) -> Figures:
-        """Return tokens a step, milliseconds an image, and the codes that differ from plain decoding's."""
-        codes, seconds, passes = self._codes(decoder, condition)
-        differing = sum(int((one != other).sum()) for one, other in zip(codes, plain[0], strict=True))
-        count, images = sum(one.numel() for one in codes), len(codes[0])
-        figures: Figures = {"codes": count, "differing": differing, "promise": decoder.promise(images)}
-        return figures | {"tokens_per_step": rounded(count / passes), "ms_per_image": rounded(1e3 * seconds / images)}
+        """Return tokens a step, milliseconds an image, and the tokens that differ from plain decoding's."""
+        tokens, seconds, steps = self._tokens(decoder, condition)
+        differing = sum(int((one != other).sum()) for one, other in zip(tokens, plain[0], strict=True))
+        count, images = sum(one.numel() for one in tokens), len(tokens[0])
+        figures: Figures = {"tokens": count, "differing": differing, "promise": decoder.promise(images)}
+        return figures | {"tokens_per_step": rounded(count / steps), "ms_per_image": rounded(1e3 * seconds / images)}
 
     def embedded(self) -> None:
-        """The embedded model: tokens a step, milliseconds an image, and codes that differ, in batches of 1 and 8."""
+        """The embedded model: tokens a step, milliseconds an image, and tokens that differ, in batches of 1 and 8."""
         from lantern.generation.generator import Generator, choose_method
 
         model = self._embedded()
@@ -448,7 +448,7 @@ class Bench:
                 def make(name: str, sampling: Sampling = sampling) -> Decoder:
                     return Generator(model, choose_method(model, name, sampling=sampling), sampling).parts
 
-                plain = self._codes(make("plain"), condition)
+                plain = self._tokens(make("plain"), condition)
                 names = [name for name in ("plain", *exact_methods(model.add_ons), *others) if name in METHODS]
                 for name in names[:2] if self.is_toy else dict.fromkeys(names):
                     label = f"{name} guidance {guidance:g} batch {images}"
@@ -484,14 +484,14 @@ class Bench:
         """Plain decoding and a drafted method of other sizes, and of Janus."""
         engine = GraphEngine(products=self.products())
 
-        def of(shape: str, codes: int, name: str, settings: Figures) -> Figures:
-            model = self.model(shape, codes)
+        def of(shape: str, tokens: int, name: str, settings: Figures) -> Figures:
+            model = self.model(shape, tokens)
             made = self.steps(self.decoder(name, engine, model, **settings), most=self.sizes.steps)
             return self.with_share(made, model[0])
 
-        for shape, codes in self.sizes.others:
+        for shape, tokens in self.sizes.others:
             for name, settings in (("plain", {}), ("eagle1", {"tree": self.sizes.trees[-1]})):
-                self.measure("shapes", f"{shape} {codes} {name}", partial(of, shape, codes, name, settings))
+                self.measure("shapes", f"{shape} {tokens} {name}", partial(of, shape, tokens, name, settings))
         for name in ("plain", "gumbel-jacobi")[: 1 if self.is_toy else 2]:
             self.measure("shapes", f"Janus {name}", partial(self._of_janus, name))
 
@@ -537,7 +537,7 @@ class Bench:
         return {"images_per_second": rounded(self.sizes.served / spent[-1]), "first_seconds": rounded(spent[0])}
 
     def training(self) -> None:
-        """Images a second of training the embedded target anew, on random codes and captions."""
+        """Images a second of training the embedded target anew, on random tokens and captions."""
         model = self._embedded()
         for is_compiled in (False, True)[: 1 if self.is_toy else 2]:
             self.measure("training", "compiled" if is_compiled else "torch", partial(self._trained, model, is_compiled))
@@ -554,14 +554,14 @@ class Bench:
         generator, texts = torch.Generator().manual_seed(0), [f"caption {number}" for number in range(64)]
         record = partial(SimpleNamespace, kind="plain", split="train")
         records = [record(image=number, captions=((text, 1.0),)) for number, text in enumerate(texts)]
-        codes = torch.randint(own.vocab_size, (64, own.block_size), generator=generator)
+        tokens = torch.randint(own.vocab_size, (64, own.block_size), generator=generator)
         captions: Any = SimpleNamespace(
             index={text: number for number, text in enumerate(texts)},
             features=torch.randn(64, config.slots, own.caption_dim, generator=generator),
             mask=torch.ones(64, config.slots, dtype=torch.bool),
         )
         prepared: Any = SimpleNamespace(records=records)
-        task = TargetTask(config, prepared, codes, captions, model.vq.to("cpu")).to(self.device).train()
+        task = TargetTask(config, prepared, tokens, captions, model.vq.to("cpu")).to(self.device).train()
         optimizers, clock = task.optimizers(), Clock(self.device)
         for step in range(steps):
             loss = task(*task.batch(step, 0, self.device))["loss"]
@@ -630,7 +630,7 @@ class TorchInGraph(GraphEngine):
 
 
 def exact_methods(parts: Container[str]) -> list[str]:
-    """Return the methods that promise plain decoding's codes, and whose trained parts are there."""
+    """Return the methods that promise plain decoding's tokens, and whose trained parts are there."""
     exact = [m for m in METHODS.values() if m.is_identical and not m.is_plain and m.name != "auto"]
     return [m.name for m in exact if all(part in parts for part in m.made.parts)]
 

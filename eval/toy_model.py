@@ -11,11 +11,11 @@ from lantern.models.folder import write_index
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 
-CODES = 64  # of the codebook, and of a picture
+TOKENS = 64  # of the codebook, and of a picture
 
 
 def save_toy_model(folder: Path) -> Path:
-    """Write the folder of a text-conditional model of 8 x 8 codes, with a drafter; return the folder."""
+    """Write the folder of a text-conditional model of 8 x 8 tokens, with a drafter; return the folder."""
     source = embedded_model()
     for part in ("text_encoder", "tokenizer"):
         shutil.copytree(source / part, folder / part, dirs_exist_ok=True)
@@ -27,15 +27,15 @@ def save_toy_model(folder: Path) -> Path:
         model_type="t2i",
         caption_dim=read_config(source / "transformer")["caption_dim"],
         cls_token_num=8,
-        vocab_size=CODES,
-        block_size=CODES,
+        vocab_size=TOKENS,
+        block_size=TOKENS,
     )
     small = (1, 1, 1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         target = Transformer(config)
         vq = VQVAE(
-            VQConfig(CODES, 8, encoder_ch_mult=small, decoder_ch_mult=small, z_channels=32, ch=32, num_res_blocks=1)
+            VQConfig(TOKENS, 8, encoder_ch_mult=small, decoder_ch_mult=small, z_channels=32, ch=32, num_res_blocks=1)
         )
         drafter = Eagle(EagleConfig.for_target(config, target=weights_digest(target.state_dict())))
     save_component(target.state_dict(), config, folder / "transformer")

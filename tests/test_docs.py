@@ -67,7 +67,7 @@ class Exercise:
     replace: dict[str, str] = field(default_factory=dict)
     prepare: "Callable[[Path], None] | None" = None
     is_slow: bool = False
-    codes: tuple[int, ...] = (0,)
+    tokens: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def models_of_transformers(folder: Path) -> None:
 
 
 def released(folder: Path) -> None:
-    """Files in the layout of the releases, at toy size: 32 x 32 codes, as 512 pixels have."""
+    """Files in the layout of the releases, at toy size: 32 x 32 tokens, as 512 pixels have."""
     from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
     from lantern.models.llamagen.vqvae import VQVAE, VQConfig
     from tests.tiny_folder import tiny_text_encoder
@@ -193,11 +193,11 @@ EXERCISES: dict[str, Exercise | Installation] = {
     "torchrun --nproc-per-node 2 -m lantern.cli.main generate --model Janus-Pro-1B "
     '--prompt "a red apple" --method gumbel-jacobi': Exercise("--out shared.png", is_slow=True),
     "lantern doctor --model Janus-Pro-1B --dtype bf16": Exercise(),
-    ".venv/bin/lantern doctor": Exercise(codes=(0, 1)),
+    ".venv/bin/lantern doctor": Exercise(tokens=(0, 1)),
     # it is refused before it listens; tests/generation/test_serving.py sends requests to a server
-    "lantern serve lantern-emoji --port 8000": Exercise(replace={"8000": "80000"}, codes=(2,)),
-    "lantern serve lantern-emoji --ray --replicas 2": Exercise(replace={"2": "0"}, codes=(2,)),
-    "lantern demo lantern-emoji --port 7860": Exercise(replace={"7860": "78600"}, codes=(2,)),
+    "lantern serve lantern-emoji --port 8000": Exercise(replace={"8000": "80000"}, tokens=(2,)),
+    "lantern serve lantern-emoji --ray --replicas 2": Exercise(replace={"2": "0"}, tokens=(2,)),
+    "lantern demo lantern-emoji --port 7860": Exercise(replace={"7860": "78600"}, tokens=(2,)),
     'lantern-generate --prompt "a red apple"': Exercise(),
     'lantern-generate --prompt "a red apple" -n 4 --seed 7 --out apples --batch 4': TINY,
     'lantern-generate --prompt "a red apple" --negative-prompt "a green leaf" --out away.png': Exercise(
@@ -247,7 +247,7 @@ EXERCISES: dict[str, Exercise | Installation] = {
     ),
     "lantern bench --methods gumbel-jacobi:window=4": BENCH,
     "lantern bench --shape B --variants cpu+int8": Exercise(
-        "--codes 2 --tau 2 --images 1 --baseline eager", replace={"cpu+int8": "eager"}, is_slow=True
+        "--tokens 2 --tau 2 --images 1 --baseline eager", replace={"cpu+int8": "eager"}, is_slow=True
     ),
     f'lantern leaderboard --methods gumbel-jacobi "{SWEPT}" --images 4 --out board.jsonl': Exercise(
         "--model {model} --baseline eager", replace={"4": "2", SWEPT: f"{SWEPT},k=6"}
@@ -307,7 +307,7 @@ def run_page(path: Path, model: Path, place: Path, *, with_slow: bool) -> None:
             exercise.prepare(place)
         words = [exercise.replace.get(word, word) for word in shlex.split(command)] + shlex.split(exercise.extra)
         words = [word.replace("{model}", str(model)) for word in words]
-        assert run(words) in exercise.codes, f"{shown(path)}: {shlex.join(words)}"
+        assert run(words) in exercise.tokens, f"{shown(path)}: {shlex.join(words)}"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=shown)
@@ -399,7 +399,7 @@ def recorded(function: Callable[..., Any], calls: list[Any]) -> Callable[..., An
 )
 def test_python_examples_run(path: Path, block: str, model: Path, place: Path) -> None:
     if path.name != "README.md":
-        # the tiny codebook has fewer codes than the default number of neighbours
+        # the tiny codebook has fewer tokens than the default number of neighbours
         block = block.replace('"delta": 0.1', '"delta": 0.1, "k": 6').replace("warmup()", "warmup(settings={'k': 6})")
         block = block.replace('"lantern-emoji"', repr(str(model)))
     if path.name == "models.md":
@@ -425,7 +425,7 @@ def address(path: Path, model: Path) -> Iterator[str]:
 # Quoted code
 
 
-def test_the_loop_in_the_architecture_is_that_of_the_code() -> None:
+def test_the_loop_in_the_architecture_is_that_of_the_token() -> None:
     quoted = "".join(blocks(ARCHITECTURE, "python"))
     for method in (State.round, State.draft, State.finish):
         assert dedent(inspect.getsource(method)) in quoted, f"copy State.{method.__name__} to ARCHITECTURE.md"

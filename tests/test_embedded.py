@@ -1,4 +1,4 @@
-"""The embedded model: its size, its shape, and equal codes of exact methods."""
+"""The embedded model: its size, its shape, and equal tokens of exact methods."""
 
 import shutil
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def test_words_of_the_training_captions_are_listed() -> None:
     assert words == sorted(set(words))
 
 
-def test_shape_is_llamagens_at_256_codes(model: Model) -> None:
+def test_shape_is_llamagens_at_256_tokens(model: Model) -> None:
     config: Any = model.target.config
     assert (config.grid, config.model_type) == (16, "t2i")
     assert config.vocab_size >= 2048
@@ -53,59 +53,59 @@ PARTS = ("eagle3", "poss", "parallelspec", "medusa", "vispec", "vertical", "self
 
 @pytest.fixture(scope="module")
 def plain(model: Model) -> list[int]:
-    return codes_of(model, "plain")
+    return tokens_of(model, "plain")
 
 
-def codes_of(model: Model, method: str) -> list[int]:
+def tokens_of(model: Model, method: str) -> list[int]:
     request = Request(prompt="a red apple", seed=1)
     (image,) = generate(model, [request], method=method, with_pixels=False)
-    return image.codes.tolist()
+    return image.tokens.tolist()
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in PARTS else pytest.mark.slow) for name in METHODS]
 )
 def test_the_model_has_the_parts_of_every_method(model: Model, plain: list[int], name: str) -> None:
-    made = codes_of(model, name)
+    made = tokens_of(model, name)
     assert len(made) == 256
-    assert made == plain or METHODS[name].promise != "codes"
+    assert made == plain or METHODS[name].promise != "tokens"
 
 
 @pytest.mark.parametrize("guidance", [pytest.param(1.0, marks=pytest.mark.slow), 3.0])
-def test_eagle1_gives_the_codes_of_plain_decoding_in_any_batch(model: Model, guidance: float) -> None:
+def test_eagle1_gives_the_tokens_of_plain_decoding_in_any_batch(model: Model, guidance: float) -> None:
     prompts = ("a red apple", "cat", "3d rocket")
     requested = [Request(prompt=prompt, seed=seed) for seed in (0, 7) for prompt in prompts]
     sampling = Sampling(guidance=guidance)
 
-    def codes(method: str, batch: int, order: list[Request]) -> dict[Request, list[int]]:
+    def tokens(method: str, batch: int, order: list[Request]) -> dict[Request, list[int]]:
         made = generate(model, order, method=method, sampling=sampling, batch=batch, with_pixels=False)
-        return {picture.request: picture.codes.tolist() for picture in made}
+        return {picture.request: picture.tokens.tolist() for picture in made}
 
-    plain = codes("plain", 6, requested)
-    assert codes("eagle1", 6, requested[::-1]) == plain
-    assert codes("eagle1", 1, requested[:1]) == {requested[0]: plain[requested[0]]}
+    plain = tokens("plain", 6, requested)
+    assert tokens("eagle1", 6, requested[::-1]) == plain
+    assert tokens("eagle1", 1, requested[:1]) == {requested[0]: plain[requested[0]]}
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 @pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
-def test_fused_passes_give_the_codes_of_plain_decoding_in_any_batch(dtype: str) -> None:
+def test_fused_passes_give_the_tokens_of_plain_decoding_in_any_batch(dtype: str) -> None:
     model = load_model(device="cpu", dtype=dtype, engine=CpuEngine())
     requested = [Request(prompt=prompt, seed=5) for prompt in ("a red apple", "cat")]
     sampling = Sampling(guidance=7.5)
 
-    def codes(method: str, batch: int) -> list[list[int]]:
+    def tokens(method: str, batch: int) -> list[list[int]]:
         made = generate(model, requested, method=method, sampling=sampling, batch=batch, with_pixels=False)
-        return [picture.codes.tolist() for picture in made]
+        return [picture.tokens.tolist() for picture in made]
 
-    plain = codes("plain", 2)
-    assert codes("gumbel-jacobi", 2) == plain and codes("gumbel-jacobi", 1) == plain
-    assert codes("eagle1", 2) == plain
+    plain = tokens("plain", 2)
+    assert tokens("gumbel-jacobi", 2) == plain and tokens("gumbel-jacobi", 1) == plain
+    assert tokens("eagle1", 2) == plain
 
 
 def test_relaxed_picture_takes_fewer_passes_and_reports_total_variation(model: Model) -> None:
     (picture,) = generate(model, [Request(prompt="a pink elephant")], method="lantern++")
     statistics = picture.statistics
-    assert statistics.passes < 256 / 1.5
+    assert statistics.steps < 256 / 1.5
     assert statistics.relaxed > 0
     assert 0 < statistics.total_variation < 0.5
     assert picture.pixels is not None and picture.pixels.shape == (64, 64, 3)

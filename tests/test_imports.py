@@ -291,7 +291,7 @@ def test_help_loads_no_torch(arguments: list[str]) -> None:
     code = f"""
 import sys
 from lantern.cli.{module} import main
-code = main({rest})
-print("torch" in sys.modules, code)
+token = main({rest})
+print("torch" in sys.modules, token)
 """
     assert _fresh(code).splitlines()[-1] == "False 0"

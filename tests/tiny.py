@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def tiny_config(**changes: object) -> TransformerConfig:
-    """A text-conditional transformer of 4x4 codes out of 24, six caption slots."""
+    """A text-conditional transformer of 4x4 tokens out of 24, six caption slots."""
     fields: dict[str, object] = {
         "dim": 32,
         "n_layer": 2,
@@ -31,7 +31,7 @@ def tiny_config(**changes: object) -> TransformerConfig:
 
 
 def tiny_target(seed: int = 0, **changes: object) -> Transformer:
-    """A target with random weights, larger than a fresh model's so that codes depend on each other."""
+    """A target with random weights, larger than a fresh model's so that tokens depend on each other."""
     target = Transformer(tiny_config(**changes)).eval()
     generator = torch.Generator().manual_seed(seed)
     target.init_weights(generator)
@@ -46,7 +46,7 @@ def tiny_target(seed: int = 0, **changes: object) -> Transformer:
 
 
 def loose_target() -> Transformer:
-    """A target whose codes are almost independent, so that the next pass nearly always repeats a window."""
+    """A target whose tokens are almost independent, so that the next pass nearly always repeats a window."""
     target = tiny_target()
     weight = target.tok_embeddings.weight.data
     weight.copy_(weight[:1] + 0.05 * (weight - weight[:1]))
@@ -64,8 +64,8 @@ def tiny_condition(lengths: tuple[int, ...] = (4,), slots: int = 6, width: int =
 
 
 def tiny_cache(**sizes: Any) -> StaticCache:
-    """A cache of one layer with one head, for one row of one image with four codes and one staged slot."""
-    one: dict[str, Any] = {"layers": 1, "images": 1, "rows": 1, "heads": 1, "head_dim": 4, "prefix": 1, "codes": 4}
+    """A cache of one layer with one head, for one row of one image with four tokens and one staged slot."""
+    one: dict[str, Any] = {"layers": 1, "images": 1, "rows": 1, "heads": 1, "head_dim": 4, "prefix": 1, "tokens": 4}
     return StaticCache(**(one | {"stage": 1, "dtype": torch.float32, "device": "cpu"} | sizes))
 
 

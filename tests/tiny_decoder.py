@@ -54,15 +54,15 @@ def generate(
 
 
 @cache
-def tiny_codebook(codes: int = 24) -> Tensor:
-    """Return a vector of four numbers for each code."""
-    return torch.randn(codes, 4, generator=torch.Generator().manual_seed(2))
+def tiny_codebook(tokens: int = 24) -> Tensor:
+    """Return a vector of four numbers for each token."""
+    return torch.randn(tokens, 4, generator=torch.Generator().manual_seed(2))
 
 
 @cache
-def tiny_neighbours(codes: int = 24) -> Tensor:
-    """Return the proximity table of `tiny_codebook` with all other codes."""
-    return proximity_table(tiny_codebook(codes), codes - 1)
+def tiny_neighbours(tokens: int = 24) -> Tensor:
+    """Return the proximity table of `tiny_codebook` with all other tokens."""
+    return proximity_table(tiny_codebook(tokens), tokens - 1)
 
 
 def tiny_decoder(
@@ -82,9 +82,9 @@ def tiny_decoder(
     A drafter and the add-ons that the method reads are made for the target unless they are given.
     """
     chosen = METHODS[method] if isinstance(method, str) else method
-    codes, weight = target.config.vocab_size, target.tok_embeddings.weight
+    tokens, weight = target.config.vocab_size, target.tok_embeddings.weight
     if "k" in chosen.settings:
-        settings = {"k": min(chosen.settings["k"], 10, codes - 1)} | settings
+        settings = {"k": min(chosen.settings["k"], 10, tokens - 1)} | settings
     chosen = chosen.with_options(**settings)
     return build_decoder(
         chosen,
@@ -94,8 +94,8 @@ def tiny_decoder(
         add_ons={name: tiny_part(name, target).to(weight.device) for name in chosen.made.parts}
         if add_ons is None
         else add_ons,
-        neighbours=tiny_neighbours(codes).to(weight.device),
-        codebook=tiny_codebook(codes).to(weight.device) if has_codebook else None,
+        neighbours=tiny_neighbours(tokens).to(weight.device),
+        codebook=tiny_codebook(tokens).to(weight.device) if has_codebook else None,
         engine=engine,
     )
 
@@ -117,10 +117,10 @@ def shrunk(method: Method, **small: Any) -> Method:
     return method.with_options(**{name: value for name, value in small.items() if name in method.options})
 
 
-def plain_codes(
+def plain_tokens(
     target: Transformer = TARGET, sampling: Sampling = SAMPLING, images: list[int] | None = None, **how: Any
 ) -> Tensor:
-    """Return the codes of plain decoding for `CONDITION` and `KEYS`, or for some of these images."""
+    """Return the tokens of plain decoding for `CONDITION` and `KEYS`, or for some of these images."""
     chosen = [0, 1, 2] if images is None else images
     decoder = build_decoder("plain", target, sampling=sampling)
-    return decoder.generate(select(CONDITION, chosen), keys=[KEYS[i] for i in chosen], **how).codes
+    return decoder.generate(select(CONDITION, chosen), keys=[KEYS[i] for i in chosen], **how).tokens

@@ -1,4 +1,4 @@
-"""A whole model at toy size, as a folder: text or class in, 16 codes, 8x8 pixels out."""
+"""A whole model at toy size, as a folder: text or class in, 16 tokens, 8x8 pixels out."""
 
 from pathlib import Path
 from typing import Any

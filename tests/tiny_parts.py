@@ -36,23 +36,23 @@ def tiny_part(name: str, target: Transformer, **changes: Any) -> Any:
     return randomised(add_on.module(config))
 
 
-def tiny_codes(target: Transformer, pictures: int = 3) -> Tensor:
-    """Return images of random codes."""
+def tiny_tokens(target: Transformer, pictures: int = 3) -> Tensor:
+    """Return images of random tokens."""
     generator = torch.Generator().manual_seed(3)
     size = (pictures, target.config.block_size)
     return torch.randint(0, target.config.vocab_size, size, generator=generator)
 
 
 def tiny_sam(target: Transformer) -> SamTables:
-    """Return super-codes of a random codebook, and a corpus of three images."""
-    codes = target.config.vocab_size
-    codebook = torch.randn(codes, 4, generator=torch.Generator().manual_seed(2))
-    return SamTables.of_codes(tiny_codes(target), codebook, groups=max(codes // 4, 1))
+    """Return super-tokens of a random codebook, and a corpus of three images."""
+    tokens = target.config.vocab_size
+    codebook = torch.randn(tokens, 4, generator=torch.Generator().manual_seed(2))
+    return SamTables.of_tokens(tiny_tokens(target), codebook, groups=max(tokens // 4, 1))
 
 
 def tiny_table(target: Transformer) -> FrequencyTable:
-    """Return counts of random codes."""
-    return FrequencyTable.of_codes(tiny_codes(target), target.config.vocab_size)
+    """Return counts of random tokens."""
+    return FrequencyTable.of_tokens(tiny_tokens(target), target.config.vocab_size)
 
 
 def tiny_small(target: Transformer) -> Transformer:
@@ -62,7 +62,7 @@ def tiny_small(target: Transformer) -> Transformer:
     return small.eval()
 
 
-# add-ons that are made of codes or of the target instead of random weights
+# add-ons that are made of tokens or of the target instead of random weights
 MAKERS: dict[str, Callable[[Transformer], nn.Module]] = {"sam": tiny_sam, "fr-spec": tiny_table, "small": tiny_small}
 
 

@@ -24,7 +24,7 @@ WORDS += ["a", "red", "blue", "apple", "ring", "of", "the", "sky"]
 
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> Any:
-    """Give matrices weights large enough for codes to depend on each other."""
+    """Give matrices weights large enough for tokens to depend on each other."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         if parameter.ndim == 2:
@@ -48,7 +48,7 @@ def tokenizer(words: list[str], **special: str) -> Any:
 
 
 def tiny_janus(seed: int = 0) -> Any:
-    """Janus with 40 codes in a grid of 4 x 4."""
+    """Janus with 40 tokens in a grid of 4 x 4."""
     from transformers import (
         JanusConfig,
         JanusForConditionalGeneration,
@@ -89,8 +89,8 @@ def janus_processor() -> Any:
     return JanusProcessor(JanusImageProcessor(), words, chat_template=TEMPLATE, num_image_tokens=16)
 
 
-def janus_codes(model: Any, processor: Any, prompt: str) -> torch.Tensor:
-    """Greedy codes of the library, as its documentation makes images."""
+def janus_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
+    """Greedy tokens of the library, as its documentation makes images."""
     message = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
     text = processor.apply_chat_template(message, add_generation_prompt=True)
     inputs = processor(text=text, generation_mode="image", return_tensors="pt")
@@ -98,7 +98,7 @@ def janus_codes(model: Any, processor: Any, prompt: str) -> torch.Tensor:
 
 
 def tiny_emu3(seed: int = 0) -> Any:
-    """Emu3 with 24 codes, whose tokens are not in order, and grids of any size."""
+    """Emu3 with 24 tokens, whose tokens are not in order, and grids of any size."""
     from transformers import Emu3Config, Emu3ForConditionalGeneration, Emu3TextConfig, Emu3VQVAEConfig
 
     heads: Any = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -119,10 +119,10 @@ def tiny_emu3(seed: int = 0) -> Any:
 
 
 def emu3_words() -> dict[str, int]:
-    """The vocabulary of `tiny_emu3`: words, then codes in another order than their tokens."""
+    """The vocabulary of `tiny_emu3`: words, then tokens in another order than their tokens."""
     words = [*WORDS, "<img>", "<eof>", "<|extra_200|>", "3*4", "lowres,"]
-    codes = [f"<|visual token {code * 7 % 24:06d}|>" for code in range(24)]
-    return {word: i for i, word in enumerate([*words, *codes])}
+    tokens = [f"<|visual token {token * 7 % 24:06d}|>" for token in range(24)]
+    return {word: i for i, word in enumerate([*words, *tokens])}
 
 
 def emu3_processor() -> Any:
@@ -134,8 +134,8 @@ def emu3_processor() -> Any:
     return Emu3Processor(Emu3ImageProcessor(), tokenizer(list(emu3_words()), **own, **names))
 
 
-def emu3_codes(model: Any, processor: Any, prompt: str) -> torch.Tensor:
-    """Greedy codes of the library, as its documentation makes images, of 3 rows of 4 codes."""
+def emu3_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
+    """Greedy tokens of the library, as its documentation makes images, of 3 rows of 4 tokens."""
     rows, columns, size = 3, 4, {"ratio": "4:3", "image_area": 12 * 64}
     inputs, negative = (
         processor(text=[text], return_for_image_generation=True, return_tensors="pt", **size)
@@ -168,14 +168,14 @@ CHAMELEON = ["<racm3:break>", "<eoss>", "<reserved08706>", "<reserved08799>", "<
 
 
 def chameleon_words() -> dict[str, int]:
-    """The vocabulary of `tiny_chameleon`: words, then codes in another order than their tokens."""
-    codes = [f"IMGIMG{chr(65 + code // 10)}{chr(65 + code % 10)}Z" for code in (7 * i % 24 for i in range(24))]
+    """The vocabulary of `tiny_chameleon`: words, then tokens in another order than their tokens."""
+    tokens = [f"IMGIMG{chr(65 + token // 10)}{chr(65 + token % 10)}Z" for token in (7 * i % 24 for i in range(24))]
     words = [*WORDS, *CHAMELEON, "Generate", "an", "image", "8x4", "according", "to", "following", "prompt:"]
-    return {word: i for i, word in enumerate([*words, *codes])}
+    return {word: i for i, word in enumerate([*words, *tokens])}
 
 
 def tiny_chameleon(seed: int = 0) -> Any:
-    """Chameleon with 24 codes, whose tokens are not in order, in a grid of 4 x 4, and a decoder beside it."""
+    """Chameleon with 24 tokens, whose tokens are not in order, in a grid of 4 x 4, and a decoder beside it."""
     from transformers import ChameleonConfig, ChameleonForConditionalGeneration, ChameleonVQVAEConfig
 
     vq = ChameleonVQVAEConfig(
@@ -218,14 +218,14 @@ def chameleon_processor() -> Any:
     return ChameleonProcessor(ChameleonImageProcessor(), chameleon_tokenizer(), image_seq_length=16)
 
 
-def chameleon_codes(model: Any, processor: Any, prompt: str) -> torch.Tensor:
-    """Greedy codes of the library with the logits of codes left in, with guidance 3."""
+def chameleon_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
+    """Greedy tokens of the library with the logits of tokens left in, with guidance 3."""
     ids = [1, *processor(text=prompt)["input_ids"][0].tolist(), processor.image_start_token_id]
     return _chameleon_grid(model, ids, [1, processor.image_start_token_id], guidance=3.0)
 
 
-def lumina_codes(model: Any, words: Any, prompt: str) -> torch.Tensor:
-    """Greedy codes of the library for an image of 2 x 4 codes, with newlines and guidance 4."""
+def lumina_tokens(model: Any, words: Any, prompt: str) -> torch.Tensor:
+    """Greedy tokens of the library for an image of 2 x 4 tokens, with newlines and guidance 4."""
     text = f"Generate an image of 8x4 according to the following prompt:\n{prompt}<reserved08706>"
     begin = words.convert_tokens_to_ids(["<racm3:break>", "<reserved08801>", "<reserved08802>"])
     ids = [1, *words.encode(text, add_special_tokens=False), *begin]
@@ -235,7 +235,7 @@ def lumina_codes(model: Any, words: Any, prompt: str) -> torch.Tensor:
 def _chameleon_grid(
     model: Any, ids: list[int], negative: list[int], *, guidance: float, columns: int = 0, rows: int = 0
 ) -> torch.Tensor:
-    """Greedy codes; with `columns` a newline follows each row."""
+    """Greedy tokens; with `columns` a newline follows each row."""
     mapping = model.model.vocabulary_mapping
     visual, newline = list(mapping.image_tokens), chameleon_words()["<reserved08799>"]
 
@@ -243,7 +243,7 @@ def _chameleon_grid(
         is_end = columns and (len(seen) - len(ids) + 1) % (columns + 1) == 0
         return [newline] if is_end else visual
 
-    mapping.__dict__["image_tokens"] = []  # else the class masks the logits of codes
+    mapping.__dict__["image_tokens"] = []  # else the class masks the logits of tokens
     try:
         found = model.generate(
             input_ids=torch.tensor([ids]),
@@ -279,7 +279,7 @@ HEADS: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 def tiny_liquid(seed: int = 0, *, kv_heads: int = 1) -> Any:
-    """Gemma with 24 codes behind its words and three unused tokens behind them, in a grid of 4 x 4."""
+    """Gemma with 24 tokens behind its words and three unused tokens behind them, in a grid of 4 x 4."""
     from transformers import GemmaConfig, GemmaForCausalLM
 
     vq = {"embed_dim": 8, "num_embeddings": 24, "latent_channels": 32, "resolution": 8, "base_channels": 32}
@@ -303,14 +303,14 @@ def liquid_tokenizer() -> Any:
     return tokenizer(LIQUID, bos_token="<bos>", pad_token="<pad>", eos_token="<eos>", **names)
 
 
-def liquid_codes(model: Any, words: Any, prompt: str) -> torch.Tensor:
-    """Greedy codes of the library, with guidance 7."""
+def liquid_tokens(model: Any, words: Any, prompt: str) -> torch.Tensor:
+    """Greedy tokens of the library, with guidance 7."""
     texts = f"{prompt} Generate an image based on this description.<boi>", "<unconditional><boi>"
-    return _causal_grid(model, words, texts, codes=24, count=16, guidance=7.0)
+    return _causal_grid(model, words, texts, tokens=24, count=16, guidance=7.0)
 
 
 def tiny_simplear(seed: int = 0) -> Any:
-    """Qwen2 with 24 codes of three digits behind its words."""
+    """Qwen2 with 24 tokens of three digits behind its words."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     size: dict[str, Any] = {"vocab_size": len(SIMPLEAR) + 24, "hidden_size": 32, "intermediate_size": 48}
@@ -324,16 +324,16 @@ def simplear_tokenizer() -> Any:
     return tokenizer(list(dict.fromkeys(SIMPLEAR)), pad_token="<pad>", t2i_token="<|t2i|>", soi_token="<|soi|>")
 
 
-def simplear_codes(model: Any, words: Any, prompt: str) -> torch.Tensor:
-    """Greedy codes of the library for an image of 3 rows of 4 codes, with guidance 6."""
+def simplear_tokens(model: Any, words: Any, prompt: str) -> torch.Tensor:
+    """Greedy tokens of the library for an image of 3 rows of 4 tokens, with guidance 6."""
     texts = f"<|t2i|>A highly realistic image of {prompt}<|soi|>", UNCONDITIONAL
-    return _causal_grid(model, words, texts, codes=24, count=12, guidance=6.0)
+    return _causal_grid(model, words, texts, tokens=24, count=12, guidance=6.0)
 
 
 def _causal_grid(
-    model: Any, words: Any, texts: tuple[str, str], *, codes: int, count: int, guidance: float
+    model: Any, words: Any, texts: tuple[str, str], *, tokens: int, count: int, guidance: float
 ) -> torch.Tensor:
-    """Greedy codes of the library, which may take no other tokens."""
+    """Greedy tokens of the library, which may take no other tokens."""
     ids, negative = (torch.tensor([words(text)["input_ids"]]) for text in texts)
     found = model.generate(
         input_ids=ids,
@@ -341,7 +341,7 @@ def _causal_grid(
         max_new_tokens=count,
         do_sample=False,
         guidance_scale=guidance,
-        prefix_allowed_tokens_fn=lambda *_: list(range(len(words), len(words) + codes)),
+        prefix_allowed_tokens_fn=lambda *_: list(range(len(words), len(words) + tokens)),
         negative_prompt_ids=negative,
         negative_prompt_attention_mask=torch.ones_like(negative),
     )

@@ -1,4 +1,4 @@
-"""Passes over prompts and codes without cache, tree and collapsed prompt, with which tests compare."""
+"""Passes over prompts and tokens without cache, tree and collapsed prompt, with which tests compare."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ from lantern.models.llamagen.transformer import Transformer
 def uncached(
     target: Transformer,
     condition: Condition,
-    codes: Tensor,
+    tokens: Tensor,
     of: Literal["logits", "features", "fused"] = "logits",
     *,
     rows: int = 2,
@@ -21,20 +21,20 @@ def uncached(
     places: Tensor | None = None,
     taps: tuple[int, ...] = (),
 ) -> Tensor:
-    """Return logits, features or inputs of layers at the slots of the prompt and at each code, `(b rows slots+n c)`.
+    """Return logits, features or inputs of layers at the slots of the prompt and at each token, `(b rows slots+n c)`.
 
-    `seen (n n)` tells which codes each code sees, by default itself and those before it; `places (n)` are the code
+    `seen (n n)` tells which tokens each token sees, by default itself and those before it; `places (n)` are the token
     numbers if they are not consecutive. Padding sees padding.
     """
     words, mask = condition.embeddings, condition.mask
     assert words is not None and mask is not None
     slots = words.shape[1]
-    valid = torch.cat([mask, torch.ones_like(codes, dtype=torch.bool)], 1)
+    valid = torch.cat([mask, torch.ones_like(tokens, dtype=torch.bool)], 1)
     sees = torch.tril(valid[:, None] | ~valid[:, :, None])
     if seen is not None:
         sees[:, slots:, slots:] = seen
-    numbers = torch.arange(codes.shape[1]) if places is None else places
-    positions = torch.cat([torch.arange(slots), slots + numbers]).expand(len(codes), -1)
+    numbers = torch.arange(tokens.shape[1]) if places is None else places
+    positions = torch.cat([torch.arange(slots), slots + numbers]).expand(len(tokens), -1)
     prompts = (target.cls_embedding(words), target.cls_embedding.unconditional(words))[:rows]
-    inputs = (torch.cat([prompt, target.tok_embeddings(codes)], 1) for prompt in prompts)
+    inputs = (torch.cat([prompt, target.tok_embeddings(tokens)], 1) for prompt in prompts)
     return torch.stack([getattr(target(x, positions, sees, taps=taps), of) for x in inputs], 1)

@@ -168,7 +168,7 @@ class Board:
             "model": self.model.name,
             "weights": self.model.fingerprint,
             "parts": {part.name: file_hashes(part) for part in parts},
-            "codes": self.model.target.config.block_size,
+            "tokens": self.model.target.config.block_size,
             "variant": str(self.variant),
             "plain": [name_of(PLAIN, one) for one in self.plain_variants],
             "methods": {spec: self.facts(spec) for spec in self.specs},
@@ -249,8 +249,8 @@ class Board:
         with tempfile.TemporaryDirectory(prefix="lantern-board-") as folder:
             paths = [Path(folder, f"{number:06}.png") for number in range(len(images))]
             for path, image in zip(paths, images, strict=True):
-                codes = unpack([image["codes"]]).to(self.model.device)
-                save_image(to_image(self.model.pictures(codes)[0]), path, {})
+                tokens = unpack([image["tokens"]]).to(self.model.device)
+                save_image(to_image(self.model.pictures(tokens)[0]), path, {})
             prompts = [self.prompt(number) for number in range(len(images))]
             options = Options(cache=judging.cache, device=self.model.device)
             found = measure(
@@ -316,10 +316,12 @@ def parse_pair(text: str) -> tuple[str, str]:
 
 
 def promise_of(method: Method, *, is_greedy: bool) -> str:
-    """Return "codes" for plain decoding's codes, "distribution", or "relaxed"; greedy exact methods promise codes."""
+    """Return "tokens" for plain decoding's tokens, "distribution", or "relaxed"; greedy exact methods promise
+    tokens.
+    """
     if not method.exact:
         return "relaxed"
-    return "codes" if method.is_identical or is_greedy else "distribution"
+    return "tokens" if method.is_identical or is_greedy else "distribution"
 
 
 def training_steps(model: Model, name: str) -> int | None:
@@ -338,12 +340,12 @@ def name_of(spec: str, variant: Variant) -> str:
 
 
 def record(made: Generation, number: int) -> Line:
-    """Return the record of image `number` of a batch; total variation and relaxed are sums over its codes."""
+    """Return the record of image `number` of a batch; total variation and relaxed are sums over its tokens."""
     return {
-        "passes": int(made.passes[number]),
+        "steps": int(made.steps[number]),
         "total_variation": float(made.total_variation[number]),
         "relaxed": float(made.relaxed[number]),
-        "codes": pack(made.codes[number]),
+        "tokens": pack(made.tokens[number]),
     }
 
 
@@ -353,12 +355,12 @@ def rounds_of(lines: Sequence[Line], name: str) -> dict[int, Line]:
     return dict(sorted(found.items()))
 
 
-def pack(codes: Int[Tensor, " n"]) -> str:
-    """Encode codes as text: base64 of 32-bit little-endian numbers."""
-    return base64.b64encode(codes.cpu().numpy().astype("<u4").tobytes()).decode("ascii")
+def pack(tokens: Int[Tensor, " n"]) -> str:
+    """Encode tokens as text: base64 of 32-bit little-endian numbers."""
+    return base64.b64encode(tokens.cpu().numpy().astype("<u4").tobytes()).decode("ascii")
 
 
 def unpack(texts: Sequence[str]) -> Int[Tensor, "b n"]:
-    """Decode the codes of several images from the text of `pack`."""
+    """Decode the tokens of several images from the text of `pack`."""
     rows = [np.frombuffer(base64.b64decode(text), dtype="<u4").astype(np.int64) for text in texts]
     return torch.from_numpy(np.stack(rows))

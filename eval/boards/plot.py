@@ -1,6 +1,6 @@
 """`python -m lantern.eval.boards.plot FILE.jsonl`: draws a board.
 
-Left: codes per step and speedup of every method. Right: codes per step against total variation, one curve per rule.
+Left: tokens per step and speedup of every method. Right: tokens per step against total variation, one curve per rule.
 Equal lines give equal bytes.
 """
 
@@ -60,7 +60,9 @@ def draw(header: Mapping[str, Any], found: Mapping[str, Any]) -> "Figure":
     """Draw the methods that were measured."""
     from matplotlib.figure import Figure
 
-    rows = sorted((row for row in found["rows"] if "reason" not in row), key=lambda row: row["codes_per_step"]["value"])
+    rows = sorted(
+        (row for row in found["rows"] if "reason" not in row), key=lambda row: row["tokens_per_step"]["value"]
+    )
     figure = Figure(figsize=(WIDTH, max(LINE * len(rows) + MARGIN, LEAST_HEIGHT)), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
     draw_ranks(left, rows)
@@ -70,13 +72,13 @@ def draw(header: Mapping[str, Any], found: Mapping[str, Any]) -> "Figure":
 
 
 def draw_ranks(panel: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draw one line per method: codes per step, and speedup over plain decoding in the same engine."""
+    """Draw one line per method: tokens per step, and speedup over plain decoding in the same engine."""
     for place, row in enumerate(rows):
         speed = row["speedup"]
         interval: dict[str, Any] = dict(zip(("low", "high"), speed["interval_95"], strict=True))
-        point(panel, (row["codes_per_step"]["value"], place), LOOKS[0], x=row["codes_per_step"])
+        point(panel, (row["tokens_per_step"]["value"], place), LOOKS[0], x=row["tokens_per_step"])
         point(panel, (speed["ratio_of_medians"], place), LOOKS[1], x=interval, is_hollow=speed["claim"] is None)
-    for label, (colour, mark) in (("codes per step", LOOKS[0]), ("speedup (hollow: no claim)", LOOKS[1])):
+    for label, (colour, mark) in (("tokens per step", LOOKS[0]), ("speedup (hollow: no claim)", LOOKS[1])):
         panel.plot([], [], mark, color=colour, label=label)
     panel.axvline(1.0, color="#000000", linewidth=0.6, linestyle=":")
     panel.set_yticks(range(len(rows)), [row["method"] for row in rows])
@@ -85,20 +87,20 @@ def draw_ranks(panel: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def draw_costs(panel: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draw codes per step against total variation, settings of one method joined by a line."""
+    """Draw tokens per step against total variation, settings of one method joined by a line."""
     families: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         families.setdefault(row["method"].partition(":")[0], []).append(row)
     for number, (name, members) in enumerate(families.items()):
         look = LOOKS[number % len(LOOKS)]
         members.sort(key=lambda row: row["total_variation"]["value"])
-        ends = [(row["total_variation"]["value"], row["codes_per_step"]["value"]) for row in members]
+        ends = [(row["total_variation"]["value"], row["tokens_per_step"]["value"]) for row in members]
         panel.plot(*zip(*ends, strict=True), color=look[0], linewidth=0.8)
         for row, end in zip(members, ends, strict=True):
-            point(panel, end, look, x=row["total_variation"], y=row["codes_per_step"])
+            point(panel, end, look, x=row["total_variation"], y=row["tokens_per_step"])
         panel.annotate(name, ends[-1], xytext=(5, 3), textcoords="offset points", fontsize=7)
-    panel.set_xlabel("total variation per code")
-    panel.set_ylabel("codes per step")
+    panel.set_xlabel("total variation per token")
+    panel.set_ylabel("tokens per step")
     panel.margins(0.15)
     panel.grid(color="#dddddd", linewidth=0.5)
 

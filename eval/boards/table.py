@@ -18,10 +18,10 @@ from lantern.eval.speed.race import Spread, compare
 
 LEAST = 3  # images, below which there is no verdict
 HEADER = (
-    "method", "promise", "codes per step", "speedup", "over the fastest plain", "TV per code", "differs from plain",
-    "against", "codes per step, ratio", "verdict",
+    "method", "promise", "tokens per step", "speedup", "over the fastest plain", "TV per token", "differs from plain",
+    "against", "tokens per step, ratio", "verdict",
 )  # fmt: skip
-RELAXED, CODES = "relaxed", "codes"
+RELAXED, TOKENS = "relaxed", "tokens"
 
 
 def figures(header: Line, lines: Sequence[Line]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def figures(header: Line, lines: Sequence[Line]) -> dict[str, Any]:
     return {
         "baseline": baseline,
         "plain": {name: Spread.of(seconds[name]).as_dict() for name in measured},
-        "codes_per_step": estimate(codes_per_step(images_of(lines, plain), header["codes"])),
+        "tokens_per_step": estimate(tokens_per_step(images_of(lines, plain), header["tokens"])),
         "commits": list(dict.fromkeys(line["commit"] for line in lines if "round" in line)),
         "load": [line["load"][0] for line in rounds_of(lines, plain).values() if line["load"]],
         "quality_of_plain": quality_of(lines, plain),
@@ -58,15 +58,15 @@ def row_of(header: Line, lines: Sequence[Line], spec: str, plain: str, baseline:
         why = next((line for line in lines if line.get("absent") == name), {"status": "lacking", "reason": "not run"})
         row |= {"reason": why["reason"]}
         return row | ({"failure": f"{spec} failed: {why['reason']}"} if why["status"] == "failed" else {})
-    images, codes = images_of(lines, name), header["codes"]
-    moved = torch.tensor([image["total_variation"] / codes for image in images], dtype=torch.float64)
-    row |= {"images": len(images), "codes_per_step": estimate(codes_per_step(images, codes))}
+    images, tokens = images_of(lines, name), header["tokens"]
+    moved = torch.tensor([image["total_variation"] / tokens for image in images], dtype=torch.float64)
+    row |= {"images": len(images), "tokens_per_step": estimate(tokens_per_step(images, tokens))}
     row |= {"total_variation": estimate(mean_estimate(moved, seed=0))}
     for key, other in (("speedup", plain), ("over_fastest", baseline)):
         both = [(line, mine[n]) for n, line in rounds_of(lines, other).items() if n in mine]
         ratio = compare(*([line["seconds"] for line in side] for side in zip(*both, strict=True)), images=len(images))
         row[key] = ratio.as_dict()
-    if facts["promise"] == CODES:
+    if facts["promise"] == TOKENS:
         row |= identity(lines, name, plain)
         if row["differing_images"] and header["variant"].endswith("fp32"):
             row["failure"] = f"{spec} differs from plain decoding in {row['differing_images']} of {len(images)} images"
@@ -87,11 +87,11 @@ def pair_of(header: Line, lines: Sequence[Line], spec: str, other: str) -> dict[
     mine, its = ([image for n in both for image in side[n]["images"]] for side in sides)
     if len(mine) < LEAST:
         return {"method": other, "reason": f"{len(mine)} images by both, wanted at least {LEAST}"}
-    ratio = codes_ratio(mine, its)
-    apart = [(a["total_variation"] - b["total_variation"]) / header["codes"] for a, b in zip(mine, its, strict=True)]
+    ratio = tokens_ratio(mine, its)
+    apart = [(a["total_variation"] - b["total_variation"]) / header["tokens"] for a, b in zip(mine, its, strict=True)]
     difference = mean_estimate(torch.tensor(apart, dtype=torch.float64), seed=0)
     refusal = refusal_of(*(header["methods"][one]["training"] for one in (spec, other)))
-    found = {"method": other, "codes_ratio": estimate(ratio), "variation": estimate(difference)}
+    found = {"method": other, "tokens_ratio": estimate(ratio), "variation": estimate(difference)}
     return found | ({"reason": refusal} if refusal else {"verdict": verdict(ratio, difference)})
 
 
@@ -100,23 +100,23 @@ def images_of(lines: Sequence[Line], name: str) -> list[Line]:
     return [image for line in rounds_of(lines, name).values() for image in line["images"]]
 
 
-def codes_per_step(images: Sequence[Line], codes: int) -> Estimate:
-    """Return codes per step of the target over all images, with its interval."""
-    passes = torch.tensor([[image["passes"]] for image in images], dtype=torch.float64)
-    return bootstrap(passes, lambda sampled: codes / sampled[..., 0].mean(-1), seed=0)
+def tokens_per_step(images: Sequence[Line], tokens: int) -> Estimate:
+    """Return tokens per step of the target over all images, with its interval."""
+    steps = torch.tensor([[image["steps"]] for image in images], dtype=torch.float64)
+    return bootstrap(steps, lambda sampled: tokens / sampled[..., 0].mean(-1), seed=0)
 
 
-def codes_ratio(mine: Sequence[Line], other: Sequence[Line]) -> Estimate:
-    """Return codes per step of one method over the other's, on the same images."""
-    table = torch.tensor([[float(b["passes"]), float(a["passes"])] for a, b in zip(mine, other, strict=True)])
+def tokens_ratio(mine: Sequence[Line], other: Sequence[Line]) -> Estimate:
+    """Return tokens per step of one method over the other's, on the same images."""
+    table = torch.tensor([[float(b["steps"]), float(a["steps"])] for a, b in zip(mine, other, strict=True)])
     return bootstrap(table.double(), lambda sample: sample[..., 0].mean(-1) / sample[..., 1].mean(-1), seed=0)
 
 
 def verdict(ratio: Estimate, difference: Estimate) -> str:
-    """Return what the whole intervals say: more or fewer codes per step, more or less total variation."""
+    """Return what the whole intervals say: more or fewer tokens per step, more or less total variation."""
     words = []
     for found, equal, above, below in (
-        (ratio, 1.0, "more codes per step", "fewer codes per step"),
+        (ratio, 1.0, "more tokens per step", "fewer tokens per step"),
         (difference, 0.0, "more total variation", "less total variation"),
     ):
         assert found.low is not None and found.high is not None
@@ -135,12 +135,12 @@ def refusal_of(mine: Mapping[str, int | None], other: Mapping[str, int | None]) 
 
 
 def identity(lines: Sequence[Line], name: str, plain: str) -> dict[str, int]:
-    """Count images and codes that differ from plain decoding in the same engine."""
+    """Count images and tokens that differ from plain decoding in the same engine."""
     mine, its = rounds_of(lines, name), rounds_of(lines, plain)
     both = [(mine[n]["images"], its[n]["images"]) for n in mine if n in its]
-    sides = (unpack([image["codes"] for pair in both for image in pair[side]]) for side in (0, 1))
+    sides = (unpack([image["tokens"] for pair in both for image in pair[side]]) for side in (0, 1))
     differing = torch.ne(*sides).sum(1)
-    return {"differing_images": int((differing > 0).sum()), "differing_codes": int(differing.sum())}
+    return {"differing_images": int((differing > 0).sum()), "differing_tokens": int(differing.sum())}
 
 
 def quality_of(lines: Sequence[Line], name: str) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def markdown(header: Line, found: Mapping[str, Any]) -> str:
     """Return the table with a line that states what was measured with."""
     where, sampling = header["surroundings"], header["sampling"]
     rows = [cells for row in found["rows"] for cells in cells_of(row)]
-    plain = ["plain", CODES, interval(found["codes_per_step"]), *[""] * 7]
+    plain = ["plain", TOKENS, interval(found["tokens_per_step"]), *[""] * 7]
     changed = [f"- {row['method']}: {changed_words(row['changes'])}" for row in found["rows"] if row.get("changes")]
     loads = sorted(found["load"]) or [math.nan]
     return "\n".join(
@@ -212,14 +212,14 @@ def cells_of(row: Mapping[str, Any]) -> list[list[str]]:
     differs = f"{row['differing_images']} of {row['images']} images" if "differing_images" in row else ""
     moved = f"{row['total_variation']['value']:.4f}" if row["promise"] == RELAXED else "0"
     speeds = [speed_words(row[name]) for name in ("speedup", "over_fastest")]
-    first = [row["method"], row["promise"], interval(row["codes_per_step"]), *speeds, moved, differs]
+    first = [row["method"], row["promise"], interval(row["tokens_per_step"]), *speeds, moved, differs]
     pairs = [pair_cells(pair) for pair in row["against"]] or [[""] * 3]
     return [[*(first if i == 0 else [""] * 7), *pair] for i, pair in enumerate(pairs)]
 
 
 def pair_cells(pair: Mapping[str, Any]) -> list[str]:
     """Return the cells of a comparison: the other method, the ratio, the verdict."""
-    ratio = interval(pair["codes_ratio"]) if "codes_ratio" in pair else ""
+    ratio = interval(pair["tokens_ratio"]) if "tokens_ratio" in pair else ""
     return [pair["method"], ratio, pair.get("verdict") or pair["reason"]]
 
 

@@ -8,7 +8,7 @@ Images are made in batches of consecutive numbers, and a shard is every n-th bat
 same images in every sharding; on resume it is decoded again as a whole. A kill loses at most the current batch of
 each worker (one image with the default batch of 1). Noise depends on (seed, number) only and files contain no time,
 so any sharding and any number of kills give the same bytes. On another machine, or when batches are halved because
-memory runs out, codes may differ by rounding.
+memory runs out, tokens may differ by rounding.
 """
 
 import hashlib
@@ -111,7 +111,7 @@ class Worker:
     def make(self, batch: Sequence[Request]) -> int:
         """Write the missing images of a batch; return their number.
 
-        The whole batch is decoded if any image is missing, so that codes do not depend on what was there.
+        The whole batch is decoded if any image is missing, so that tokens do not depend on what was there.
         """
         if not self._missing(batch):
             return 0
@@ -151,7 +151,7 @@ class Worker:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.replace(path)
             digest = hashlib.sha256(raw).hexdigest()
-            entry = Entry(number, len(raw), digest, picture.tokens_sha256, asdict(picture.statistics))
+            entry = Entry(number, len(raw), digest, picture.prompt_sha256, asdict(picture.statistics))
             self.manifest.append(asdict(entry))
             self.done.add(number)
         return True
@@ -208,7 +208,7 @@ def facts_of(decoder: Generator, picture: Picture) -> dict[str, Any]:
         "image": str(request.number),
         "sampling": asdict(decoder.sampling),
         "versions": {"lantern": lantern.__version__, "torch": torch.__version__},
-        "tokens_sha256": picture.tokens_sha256,
+        "prompt_sha256": picture.prompt_sha256,
     }
 
 

@@ -1,7 +1,7 @@
 """Manifests of finished images: JSON lines (`lantern.eval.json_lines`), one per image.
 
     {"fingerprint": {"weights": ..., "config": ..., "versions": ...}}
-    {"id": 0, "bytes": 5120, "sha256": ..., "tokens_sha256": ..., "statistics": {...}}
+    {"id": 0, "bytes": 5120, "sha256": ..., "prompt_sha256": ..., "statistics": {...}}
 
 A folder has one manifest per writer, named after its shard, so no two processes write to one file. Together they
 list all finished images. A line is written after its image.
@@ -20,7 +20,7 @@ PATTERN = "manifest-*.jsonl"
 
 @dataclass(frozen=True)
 class Entry:
-    """A finished image: number in the set, size and sha256 of its file, sha256 of its codes, statistics.
+    """A finished image: number in the set, size and sha256 of its file, sha256 of its tokens, statistics.
 
     `statistics` holds the fields of `lantern.generation.images.Statistics`.
     """
@@ -28,7 +28,7 @@ class Entry:
     id: int
     bytes: int
     sha256: str
-    tokens_sha256: str
+    prompt_sha256: str
     statistics: Mapping[str, Any]
 
     def figures(self) -> Statistics:

@@ -246,7 +246,7 @@ def conclude(task: Task, entries: Mapping[int, Entry]) -> dict[str, Any]:
         "pictures": len(entries),
         "pictures_of_protocol": task.protocol.pictures,
         "pictures_sha256": digest(entry.sha256 for _, entry in sorted(entries.items())),
-        "tokens_sha256": digest(entry.tokens_sha256 for _, entry in sorted(entries.items())),
+        "prompt_sha256": digest(entry.prompt_sha256 for _, entry in sorted(entries.items())),
         "speed": speed_of(entries),
         "metrics": figures,
         "not_measured": missing,
@@ -262,7 +262,7 @@ def digest(digests: Any) -> str:
 
 
 def speed_of(entries: Mapping[int, Entry]) -> dict[str, Any]:
-    """Return codes per pass, seconds per image and, for relaxed methods, total variation, over all images."""
+    """Return tokens per step, seconds per image and, for relaxed methods, total variation, over all images."""
     found = totals([entry.figures() for entry in entries.values()])
     seconds = sum(found["seconds"].values()) / len(entries)
     return found | {"seconds_per_picture": round(seconds, 4)}
@@ -272,7 +272,7 @@ def is_repeated(task: Task, row: Mapping[str, Any]) -> bool | None:
     """Return whether the images equal those of the repeated row byte for byte; None without a repeated row."""
     if task.before is None:
         return None
-    return all(row[name] == task.before.get(name) for name in ("pictures", "pictures_sha256", "tokens_sha256"))
+    return all(row[name] == task.before.get(name) for name in ("pictures", "pictures_sha256", "prompt_sha256"))
 
 
 def command_line(task: Task) -> str:

@@ -1,4 +1,4 @@
-"""Speed: benchmarks, shapes, contenders and the comparison of codes with plain decoding.
+"""Speed: benchmarks, shapes, contenders and the comparison of tokens with plain decoding.
 
 Imported by `cli` and by the other folders of `lantern.eval`.
 Imports all of `lantern`.

@@ -1,7 +1,7 @@
 """`lantern bench`: speedup over the fastest plain decoding.
 
 All contenders make the same images in one process, in interleaved rounds. Decoding is timed from the text encoder's
-features to codes, prefill included. Text encoding and VQ decoding cost every method the same and are not timed.
+features to tokens, prefill included. Text encoding and VQ decoding cost every method the same and are not timed.
 """
 
 import math
@@ -142,13 +142,13 @@ def best_entries(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def broken_promises(races: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return one line for each exact method whose codes differ from plain decoding's where they must not."""
+    """Return one line for each exact method whose tokens differ from plain decoding's where they must not."""
     return [
         f"{one['method']} ({one['variant']}, batch {race['batch']}) differs from plain decoding in "
         f"{one['differing_images']} of {one['images']} images"
         for race in races
         for one in race["identity"]
-        if one["must_be_identical"] and one["differing_codes"]
+        if one["must_be_identical"] and one["differing_tokens"]
     ]
 
 
@@ -186,7 +186,7 @@ def _heading(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _races(figures: Mapping[str, Any]) -> Iterator[str]:
-    header = ("method", "run as", "s median", "p10", "p90", "images/s", "tau", "roofline", "TV per code")
+    header = ("method", "run as", "s median", "p10", "p90", "images/s", "tau", "roofline", "TV per token")
     for race in figures["races"]:
         yield from ("", f"batch {race['batch']}: {race['rounds']} rounds, {race['images']} images each, interleaved")
         rows = [
@@ -195,7 +195,7 @@ def _races(figures: Mapping[str, Any]) -> Iterator[str]:
                 f"{one['variant']} {one['dtype']}",
                 *(f"{one['seconds'][name]:.3f}" for name in ("median", "p10", "p90")),
                 f"{one['images_per_second']:.2f}",
-                f"{one['step_compression']:.2f}",
+                f"{one['tokens_per_step']:.2f}",
                 f"{one['roofline']:.0%}" if "roofline" in one else "-",
                 "exact" if one["exact"] else f"{one['total_variation']:.3f}",
             )
@@ -214,10 +214,10 @@ def _size(figures: Mapping[str, Any]) -> Iterator[str]:
     tree = figures["tree"]
     shape = f"tree {tree['name']} ({tree['nodes']} nodes, depth {tree['depth']})"
     yield from ("", f"scripted acceptance, {shape}, {figures['drafter']}, batch {figures['batch']}")
-    rows: list[tuple[str, ...]] = [("method", "run as", "ms per code", "p10", "p90", "codes/s", "roofline")]
+    rows: list[tuple[str, ...]] = [("method", "run as", "ms per token", "p10", "p90", "tokens/s", "roofline")]
     for one in figures["contenders"]:
-        spent = [f"{one['ms_per_code'][name]:.2f}" for name in ("median", "p10", "p90")]
-        rate = f"{one['codes_per_second']:.1f}"
+        spent = [f"{one['ms_per_token'][name]:.2f}" for name in ("median", "p10", "p90")]
+        rate = f"{one['tokens_per_second']:.1f}"
         rows.append((one["method"], f"{one['variant']} {one['dtype']}", *spent, rate, f"{one['roofline']:.0%}"))
     yield from (*aligned(rows), *_claims(figures))
 
@@ -237,6 +237,6 @@ def _claims(race: Mapping[str, Any]) -> Iterator[str]:
 
 def _identity(one: Mapping[str, Any]) -> str:
     what = f"  {one['method']} as {one['variant']}"
-    if not one["differing_codes"]:
-        return f"{what}: no code differs from plain decoding in {one['images']} images"
-    return f"{what}: codes differ from plain decoding in {one['differing_images']} of {one['images']} images"
+    if not one["differing_tokens"]:
+        return f"{what}: no token differs from plain decoding in {one['images']} images"
+    return f"{what}: tokens differ from plain decoding in {one['differing_images']} of {one['images']} images"

@@ -36,7 +36,7 @@ def layer(
     weights: tuple[Tensor, ...],
     eps: float,
 ) -> Tensor:
-    """One decoder layer for one code per row."""
+    """One decoder layer for one token per row."""
     first, wqkv, wo, second, w13, w2 = weights
     q, k, v = F.linear(norm(x, first, eps), wqkv).unflatten(-1, (3, keys.shape[1], -1)).unbind(1)
     q, k = turned(q, factors), turned(k, factors)
@@ -58,7 +58,7 @@ class CompiledPlain:
         made = [torch.zeros(2, *size, dtype=weight.dtype, device=weight.device) for _ in target.layers]
         self.caches = [both.unbind() for both in made]
         self.place = torch.zeros(1, dtype=torch.long, device=weight.device)
-        self.code = torch.zeros(1, dtype=torch.long, device=weight.device)
+        self.token = torch.zeros(1, dtype=torch.long, device=weight.device)
         self.slots = torch.arange(size[2], device=weight.device)
         self.weights: list[Any] = [
             (
@@ -77,14 +77,14 @@ class CompiledPlain:
             self.ends = torch.compile(self._sample, dynamic=False, fullgraph=True)
 
     def __call__(self) -> None:
-        """Decode the code at `place`, and count."""
+        """Decode the token at `place`, and count."""
         config, eps = self.target.config, self.target.config.norm_eps
-        x = self.target.tok_embeddings(self.code).expand(self.rows, -1)
+        x = self.target.tok_embeddings(self.token).expand(self.rows, -1)
         factors = self.target.rotary.table.index_select(0, self.place + config.cls_token_num)[0]
         mask = torch.where(self.slots <= self.place + 1, 0.0, -torch.inf)[None].to(x.dtype)
         for (keys, values), weights in zip(self.caches, self.weights, strict=True):
             x = self.layer(x, self.place + 1, factors, mask, keys, values, weights, eps)
-        self.code.copy_(self.ends(x))
+        self.token.copy_(self.ends(x))
         self.place.add_(1).clamp_(max=config.block_size - 1)
 
     def _sample(self, x: Float[Tensor, "r c"]) -> Tensor:

@@ -137,8 +137,8 @@ class Contender:
 
     @property
     def is_identical(self) -> bool:
-        """Whether it promises exactly the codes of plain decoding."""
-        return self.method.promise == "codes"
+        """Whether it promises exactly the tokens of plain decoding."""
+        return self.method.promise == "tokens"
 
     def decode(self, job: "Job", **watching: Any) -> Generation:
         """Decode the images of a job, prefill included; `watching` is passed to `Decoder.generate`."""

@@ -149,23 +149,23 @@ RANKING_RUNS = 3  # short decodings of a variant, of which the first may compile
 
 @dataclass(frozen=True)
 class Made:
-    """The result of a round: codes and counters."""
+    """The result of a round: tokens and counters."""
 
-    codes: Int[Tensor, "b n"]
-    passes: int
+    tokens: Int[Tensor, "b n"]
+    steps: int
     moved: float
     relaxed: float
 
     @property
     def steps_per_image(self) -> float:
         """Passes per image."""
-        return self.passes / max(len(self.codes), 1)
+        return self.steps / max(len(self.tokens), 1)
 
     @classmethod
     def of(cls, generation: Generation) -> "Made":
         """Return the result of a generation, on the CPU."""
-        codes, passes = generation.codes.cpu(), int(generation.passes.sum())
-        return cls(codes, passes, float(generation.total_variation.sum()), float(generation.relaxed.sum()))
+        tokens, steps = generation.tokens.cpu(), int(generation.steps.sum())
+        return cls(tokens, steps, float(generation.total_variation.sum()), float(generation.relaxed.sum()))
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,8 @@ class Entry:
         return Spread.of(self.seconds)
 
     def as_dict(self, batch: int) -> dict[str, Any]:
-        """Return the figures for JSON; total variation and relaxed share are per code."""
-        codes = sum(made.codes.numel() for made in self.made)
+        """Return the figures for JSON; total variation and relaxed share are per token."""
+        tokens = sum(made.tokens.numel() for made in self.made)
         return {
             "method": self.contender.label,
             "variant": self.contender.variant.kind,
@@ -191,9 +191,9 @@ class Entry:
             "exact": self.contender.method.exact,
             "seconds": self.spread.as_dict(),
             "images_per_second": rounded(batch / self.spread.median),
-            "step_compression": rounded(codes / max(sum(made.passes for made in self.made), 1)),
-            "total_variation": rounded(sum(made.moved for made in self.made) / codes),
-            "relaxed_share": rounded(sum(made.relaxed for made in self.made) / codes),
+            "tokens_per_step": rounded(tokens / max(sum(made.steps for made in self.made), 1)),
+            "total_variation": rounded(sum(made.moved for made in self.made) / tokens),
+            "relaxed_share": rounded(sum(made.relaxed for made in self.made) / tokens),
         }
 
 
@@ -305,10 +305,10 @@ def results(entries: Sequence[Entry], batch: int) -> list[dict[str, Any]]:
 
 
 def identity(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Count codes of exact methods that differ from plain decoding in the same variant.
+    """Count tokens of exact methods that differ from plain decoding in the same variant.
 
-    The count must be 0 in fp32 and where the engine keeps codes (`Decoder.promise`). Elsewhere the distribution is the
-    same, but rounding can change a code.
+    The count must be 0 in fp32 and where the engine keeps tokens (`Decoder.promise`). Elsewhere the distribution is the
+    same, but rounding can change a token.
     """
     plain = {entry.contender.variant: entry for entry in entries if entry.contender.is_plain}
     found = []
@@ -317,16 +317,16 @@ def identity(entries: Sequence[Entry]) -> list[dict[str, Any]]:
         if entry.contender.is_plain or not entry.contender.is_identical or oracle is None:
             continue
         pairs = list(zip(entry.made, oracle.made, strict=True))
-        differing = [(mine.codes != its.codes).sum(1) for mine, its in pairs]
-        promise = entry.contender.parts.promise(len(entry.made[0].codes))
+        differing = [(mine.tokens != its.tokens).sum(1) for mine, its in pairs]
+        promise = entry.contender.parts.promise(len(entry.made[0].tokens))
         found.append(
             {
                 "method": entry.contender.label,
                 "variant": str(entry.contender.variant),
                 "images": sum(len(one) for one in differing),
                 "differing_images": sum(int((one > 0).sum()) for one in differing),
-                "differing_codes": sum(int(one.sum()) for one in differing),
-                "must_be_identical": entry.contender.variant.dtype == "fp32" or promise == "codes",
+                "differing_tokens": sum(int(one.sum()) for one in differing),
+                "must_be_identical": entry.contender.variant.dtype == "fp32" or promise == "tokens",
             }
         )
     return found

@@ -31,7 +31,8 @@ def copy_bandwidth(device: torch.device, *, size: int | None = None) -> float:
 
 
 def pass_bytes(target: nn.Module, *, rows: int, nodes: int = 1, cached: int | None = None) -> int:
-    """Return the bytes that a pass reads: weights without embedding tables, and keys and values of `cached` code slots.
+    """Return the bytes that a pass reads: weights without embedding tables, and keys and values of `cached` token
+    slots.
 
     `cached` is by default all slots of an image. The cache of a CPU is in fp32 for every dtype.
     """

@@ -1,7 +1,7 @@
-"""Scripted acceptance: verdicts of a given step compression, to measure an engine apart from a drafter's quality.
+"""Scripted acceptance: verdicts of a given tokens per step, to measure an engine apart from a drafter's quality.
 
-tau = 2.5, a tree of depth 3: codes kept of each step, its bonus code included
-2 3 2 3 2 3 ...      after k steps floor(2.5 k) codes are known, besides the one of the prefill
+tau = 2.5, a tree of depth 3: tokens kept of each step, its bonus token included
+2 3 2 3 2 3 ...      after k steps floor(2.5 k) tokens are known, besides the one of the prefill
 """
 
 import math
@@ -21,15 +21,15 @@ from lantern.core.types import (
 )
 
 
-def script(tau: float, codes: int) -> list[int]:
-    """Return the codes that each step commits: `codes` in total, with mean `tau` up to less than one code.
+def script(tau: float, tokens: int) -> list[int]:
+    """Return the tokens that each step commits: `tokens` in total, with mean `tau` up to less than one token.
 
-    The code of the prefill is not counted. ValueError for a tau below 1.
+    The token of the prefill is not counted. ValueError for a tau below 1.
     """
     if tau < 1:
-        raise ValueError(f"tau is {tau}, expected at least 1: every step commits a code")
+        raise ValueError(f"tau is {tau}, expected at least 1: every step commits a token")
     counts: list[int] = []
-    while sum(counts) < codes:
+    while sum(counts) < tokens:
         done = len(counts)
         # the small term corrects for values such as 2.3 that floats round down
         counts.append(math.floor(tau * (done + 1) + 1e-9) - math.floor(tau * done + 1e-9))
@@ -51,7 +51,7 @@ def deepest(shape: TreeShape) -> list[int]:
 class ScriptedVerifier:
     """Runs another verifier, then replaces its verdict by the scripted length of the deepest path.
 
-    The length is looked up by code position, on the device, for all images. ValueError for a tree that is too shallow.
+    The length is looked up by token position, on the device, for all images. ValueError for a tree that is too shallow.
     """
 
     inner: Verifier
@@ -64,7 +64,7 @@ class ScriptedVerifier:
     def __post_init__(self) -> None:
         if max(self.counts) - 1 > len(self.path):
             deep = max(self.counts) - 1
-            raise ValueError(f"the script accepts {deep} drafted codes in a step, the tree has depth {len(self.path)}")
+            raise ValueError(f"the script accepts {deep} drafted tokens in a step, the tree has depth {len(self.path)}")
 
     @property
     def modes(self) -> frozenset[str]:
@@ -72,7 +72,7 @@ class ScriptedVerifier:
         return self.inner.modes
 
     def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
-        """Return the scripted path with the bonus code of the inner verifier."""
+        """Return the scripted path with the bonus token of the inner verifier."""
         verdict, device = self.inner.verify(tree, rows, noise), tree.tokens.device
         lengths = self._table(device)[rows.places[:, 0]]
         steps = torch.arange(len(self.path), device=device)
@@ -80,7 +80,7 @@ class ScriptedVerifier:
         return Verdict(nodes, lengths, verdict.next_token)
 
     def _table(self, device: torch.device) -> Int[Tensor, " p"]:
-        """Accepted drafted codes of a step, by the position of its first new code; 0 past the script."""
+        """Accepted drafted tokens of a step, by the position of its first new token; 0 past the script."""
         key = f"lengths {device}"
         if key not in self._lengths:
             table, place = [0] * self.positions, 1

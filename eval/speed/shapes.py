@@ -1,4 +1,4 @@
-"""LlamaGen's sizes with random weights: seconds per code at a scripted acceptance."""
+"""LlamaGen's sizes with random weights: seconds per token at a scripted acceptance."""
 
 import dataclasses
 import math
@@ -25,16 +25,16 @@ from lantern.models.folder import DTYPES, Model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
 CAPTION_WORDS = 24
-Timed = tuple[Contender, list[float]]  # seconds per code by round
+Timed = tuple[Contender, list[float]]  # seconds per token by round
 
 
 @dataclass(frozen=True)
 class ShapeOptions:
-    """Options of a size: each round decodes `codes` codes, with caches of the full length."""
+    """Options of a size: each round decodes `tokens` tokens, with caches of the full length."""
 
     shape: str = "L"
     taus: Sequence[float] = (2.0, 3.0, 3.5, 4.0)
-    codes: int = 48
+    tokens: int = 48
     tree: str = "grown_15_4"
     drafter: str = "eagle1"
     images: int = 10
@@ -48,7 +48,7 @@ class ShapeOptions:
 
     @property
     def config(self) -> TransformerConfig:
-        """The text-conditional transformer of this size: 256 codes, codebook of 16,384, with `changes`."""
+        """The text-conditional transformer of this size: 256 tokens, codebook of 16,384, with `changes`."""
         return TransformerConfig.named(self.shape, **({"model_type": "t2i", "cls_token_num": 120} | dict(self.changes)))
 
 
@@ -69,7 +69,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         "tree": {"name": options.tree, "nodes": bench.tree.max_nodes, "depth": bench.tree.depth},
         "batch": options.batch,
         "drafter": options.drafter,
-        "codes": options.codes,
+        "tokens": options.tokens,
         "surroundings": surroundings(device),
         "copy_gbps": rounded(copy_gbps),
         "contenders": [bench.figures(one, seconds, copy_gbps) for one, seconds in timed],
@@ -112,17 +112,17 @@ class ShapeBench:
         self.options, self.device = options, device
         self.sampling = Sampling(guidance=7.5, top_k=1000 if options.config.vocab_size > 1000 else 0)
         self.tree: StaticTree = named(options.tree)
-        self.codes = min(options.codes, options.config.block_size - 1)
+        self.tokens = min(options.tokens, options.config.block_size - 1)
         deep = math.ceil(max(options.taus)) - 1
         if deep > self.tree.depth:
             raise ValueError(
-                f"tau {max(options.taus):g} needs {deep} accepted codes in a step, tree {options.tree} has depth "
+                f"tau {max(options.taus):g} needs {deep} accepted tokens in a step, tree {options.tree} has depth "
                 f"{self.tree.depth}: choose a deeper --tree"
             )
         self.stable = Stable(random_model(options.config, options.drafter, device, DTYPES[options.dtypes[0]]))
         self.job = Job(self._condition(), [(0, number) for number in range(options.batch)])
-        # codes that each step commits, by label
-        self.counts = {PLAIN: [1] * self.codes} | {f"tau {tau:g}": script(tau, self.codes) for tau in options.taus}
+        # tokens that each step commits, by label
+        self.counts = {PLAIN: [1] * self.tokens} | {f"tau {tau:g}": script(tau, self.tokens) for tau in options.taus}
 
     def line_up(self) -> Lineup:
         """Return plain decoding and the scripted methods, each in its variants."""
@@ -140,18 +140,18 @@ class ShapeBench:
         return lineup
 
     def race(self, lineup: Lineup) -> list[Timed]:
-        """Return seconds per code of each contender by round, without prefill."""
+        """Return seconds per token of each contender by round, without prefill."""
         report, rounds = reporter(self.options.is_quiet), self.options.images
         report(f"{self.options.shape}: warming up {len(lineup.contenders)} contenders")
-        warm_up(lineup, self.seconds_per_code)
-        runs = [lambda _, one=one: self.seconds_per_code(one) for one in lineup.contenders]
+        warm_up(lineup, self.seconds_per_token)
+        runs = [lambda _, one=one: self.seconds_per_token(one) for one in lineup.contenders]
         _, found = interleave(
             runs, rounds, device=self.device, after_round=lambda number: report(f"round {number + 1} of {rounds}")
         )
         return list(zip(lineup.contenders, found, strict=True))
 
-    def seconds_per_code(self, contender: Contender) -> float:
-        """Return the seconds of the steps that commit the codes after the first, divided by their number.
+    def seconds_per_token(self, contender: Contender) -> float:
+        """Return the seconds of the steps that commit the tokens after the first, divided by their number.
 
         RuntimeError if the image is finished before.
         """
@@ -168,10 +168,10 @@ class ShapeBench:
             contender.decode(self.job, callback=watch)
         except DoneError as done:
             return done.args[0] / sum(counts)
-        raise RuntimeError("the image was finished before the measurement: give fewer codes")
+        raise RuntimeError("the image was finished before the measurement: give fewer tokens")
 
     def figures(self, contender: Contender, seconds: Sequence[float], copy_gbps: float) -> dict[str, Any]:
-        """Return milliseconds per code of a contender, and its roofline."""
+        """Return milliseconds per token of a contender, and its roofline."""
         spread, counts = Spread.of([1e3 * value for value in seconds]), self.counts[contender.label]
         step = spread.median / 1e3 * sum(counts) / len(counts)
         bound = roofline(
@@ -181,8 +181,8 @@ class ShapeBench:
             "method": contender.label,
             "variant": contender.variant.kind,
             "dtype": contender.variant.dtype,
-            "ms_per_code": spread.as_dict(),
-            "codes_per_second": rounded(1e3 * self.options.batch / spread.median),
+            "ms_per_token": spread.as_dict(),
+            "tokens_per_second": rounded(1e3 * self.options.batch / spread.median),
             **bound,
         }
 
@@ -204,8 +204,8 @@ class ShapeBench:
             return assemble(model, METHODS[PLAIN], self.sampling)
         parts = assemble(model, METHODS[self.options.drafter].with_options(tree=self.options.tree), self.sampling)
         assert parts.verifier is not None
-        path, codes = deepest(self.tree.shape()), self.options.config.block_size
-        verifier = ScriptedVerifier(parts.verifier, tuple(self.counts[label]), tuple(path), codes)
+        path, tokens = deepest(self.tree.shape()), self.options.config.block_size
+        verifier = ScriptedVerifier(parts.verifier, tuple(self.counts[label]), tuple(path), tokens)
         return dataclasses.replace(parts, verifier=verifier)
 
     def _condition(self) -> Condition:

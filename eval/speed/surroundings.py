@@ -44,7 +44,7 @@ NO_CODE = (":!eval/results", ":!docs", ":!*.md", ":!*.png")
 
 
 def commit(folder: Path) -> str:
-    """Return the commit of a checkout, with "+changes" if its code differs; outside a checkout the package version."""
+    """Return the commit of a checkout, with "+changes" if its token differs; outside a checkout the package version."""
     if not (folder / "pyproject.toml").is_file():
         return lantern.__version__
     found = git(folder, "rev-parse", "HEAD")

@@ -110,8 +110,8 @@ def _write_table(folder: Path, columns: int) -> None:
     from lantern.verifiers.relaxations.neighbours import proximity_table, save_table
 
     if (folder / "vqvae").is_dir():
-        codes = load_component(VQVAE, VQConfig, folder / "vqvae").quantize.codes().detach()
-        save_table(proximity_table(codes, min(columns, len(codes) - 1)), folder / "vqvae" / NEIGHBOURS_NAME)
+        tokens = load_component(VQVAE, VQConfig, folder / "vqvae").quantize.tokens().detach()
+        save_table(proximity_table(tokens, min(columns, len(tokens) - 1)), folder / "vqvae" / NEIGHBOURS_NAME)
 
 
 def _check_pair(transformer: Path, drafter: Path, name: str) -> None:

@@ -34,7 +34,7 @@ from lantern.methods import METHODS
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 # options of only one of the two benchmarks
 MODEL_ONLY = ("methods", "prompts_file", *DISTRIBUTION)
-SHAPE_ONLY = ("tau", "codes", "tree", "drafter")
+SHAPE_ONLY = ("tau", "tokens", "tree", "drafter")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +60,8 @@ def _model(group: Any) -> None:
 def _shape(group: Any) -> None:
     add = group.add_argument
     add("--shape", nargs="+", type=one_of(SHAPES), metavar="SIZE", help=f"of {', '.join(SHAPES)}")
-    add("--tau", nargs="+", type=real(1, 64), help="codes per step to simulate (default 2 3 3.5 4)")
-    add("--codes", type=integer(1, 65535), help="codes of the canvas to decode (default 48)")
+    add("--tau", nargs="+", type=real(1, 64), help="tokens per step to simulate (default 2 3 3.5 4)")
+    add("--tokens", type=integer(1, 65535), help="tokens of the canvas to decode (default 48)")
     add("--tree", metavar="NAME", help="draft tree (default grown_15_4)")
     add(
         "--drafter",
@@ -95,7 +95,7 @@ def _both(group: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print, write; return 1 if an exact method did not give plain decoding's codes."""
+    """Measure, print, write; return 1 if an exact method did not give plain decoding's tokens."""
     _check(args)
     from lantern.eval.speed.bench import render
 
@@ -159,7 +159,7 @@ def _kinds(args: argparse.Namespace) -> dict[str, Any]:
 def _of_shapes(args: argparse.Namespace) -> list[Callable[[], dict[str, Any]]]:
     from lantern.eval.speed.shapes import ShapeOptions, measure
 
-    given = {"taus": args.tau, "codes": args.codes, "tree": args.tree, "drafter": args.drafter}
+    given = {"taus": args.tau, "tokens": args.tokens, "tree": args.tree, "drafter": args.drafter}
     given |= {"dtypes": args.dtype, **_kinds(args)}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value}
     chosen |= {"images": args.images, "device": args.device, "is_quiet": args.quiet}

@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line on stderr, naming the nearest valid option."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the message and exit with code 2."""
+        """Print the message and exit with token 2."""
         complain(message)
         sys.exit(REFUSED)
 
@@ -310,7 +310,7 @@ def add_engine(group: Any, *, weights: str = "--weights", default: str = "auto")
         choices=tuple(ENGINES),
         help="how passes are run: eager (by torch), wide (attention in fp64: rounds the same in any tree), graph (one "
         "CUDA graph per step), cpu (C++, built by pip install or at first use by g++: several times as fast as eager, "
-        "and exact methods give plain decoding's codes in bf16 too); auto: the fastest of them that is ready "
+        "and exact methods give plain decoding's tokens in bf16 too); auto: the fastest of them that is ready "
         f"(default {default})",
     )
     add(
@@ -460,9 +460,9 @@ def _pair(text: str) -> tuple[str, str]:
 # fields of the sampling: type and help
 SAMPLING: dict[str, tuple[Callable[[str], Any], str]] = {
     "guidance": (real(0, 1000), "classifier-free guidance; 1 or less is none"),
-    "guidance_interval": (integer(-1, 10**6), "guide only codes 0 to N + 1; -1 guides all"),
+    "guidance_interval": (integer(-1, 10**6), "guide only tokens 0 to N + 1; -1 guides all"),
     "temperature": (real(0, 100), "0 is greedy"),
-    "top_k": (integer(0, 10**6), "codes to choose from; 0 is all"),
+    "top_k": (integer(0, 10**6), "tokens to choose from; 0 is all"),
     "top_p": (real(0, 1), "probability to choose from; 1 is all"),
 }
 DISTRIBUTION = ("guidance", "temperature", "top_k", "top_p")

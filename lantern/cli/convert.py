@@ -41,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--config", type=existing, metavar="JSON", help="config fields that the checkpoint does not determine")
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
-        "--image-size", type=integer(16, 4096), metavar="PIXELS", help="side of the image, 16 pixels per code"
+        "--image-size", type=integer(16, 4096), metavar="PIXELS", help="side of the image, 16 pixels per token"
     )
-    size.add_argument("--grid", type=integer(1, 256), metavar="CODES", help="codes along one side of the image")
+    size.add_argument("--grid", type=integer(1, 256), metavar="TOKENS", help="tokens along one side of the image")
     add("--ema", action="store_true", help="use the moving average of the weights if the file has one")
     add("--dtype", type=dtype_of_names("keep"), default="keep", help="keep (default), bf16, fp16 or fp32")
     add(
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.image_size is not None and args.image_size % 16:
         raise ValueError(
-            f"--image-size is {args.image_size}, wanted a multiple of 16; or give the codes of a side with --grid"
+            f"--image-size is {args.image_size}, wanted a multiple of 16; or give the tokens of a side with --grid"
         )
     import torch
 

@@ -215,7 +215,7 @@ def predicted(
     kind = pick_dtype(dtype, where)
     found = predict(resolve_model(name), kind, size=size)
     words, (rows, columns) = str(kind).removeprefix("torch."), found.grid
-    yield Finding(f"{found.name}: {found.parameters / 1e9:.3g} billion parameters, {rows} rows of {columns} codes")
+    yield Finding(f"{found.name}: {found.parameters / 1e9:.3g} billion parameters, {rows} rows of {columns} tokens")
     yield Finding(
         f"memory in {words}: {_gib(found.weights)} for the target, {_gib(found.pixels)} for the VQ tokenizer,"
         f" {_gib(found.cache)} of cache and {_gib(found.noise)} of noise an image"
@@ -231,8 +231,8 @@ def predicted(
     yield Finding(f"{where} copies {bandwidth / 1e9:.3g} GB/s and computes {rate / 1e9:.3g} GFLOP/s in {words}")
     for count in nodes:
         seconds = found.seconds(batch, count, bandwidth=bandwidth, rate=rate)
-        rest = f", plain decoding {_time(found.codes * seconds)}" if count == 1 else ""
-        yield Finding(f"a pass over {count} of each image's codes: at least {_time(seconds)}{rest}")
+        rest = f", plain decoding {_time(found.tokens * seconds)}" if count == 1 else ""
+        yield Finding(f"a pass over {count} of each image's tokens: at least {_time(seconds)}{rest}")
 
 
 def _time(seconds: float) -> str:

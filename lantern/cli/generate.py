@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "lantern-generate --method NAME --help and lantern methods NAME list the settings of a method."
     _what(parser.add_argument_group("what to make"))
     _how(parser.add_argument_group("how"))
-    add_distribution(parser.add_argument_group("the distribution that codes are sampled from"), tuple(SAMPLING))
+    add_distribution(parser.add_argument_group("the distribution that tokens are sampled from"), tuple(SAMPLING))
     _results(parser.add_argument_group("results"))
 
 
@@ -133,7 +133,7 @@ def _what(group: Any) -> None:
     add("-n", "--num-images", type=integer(1, 100_000), default=1, metavar="N", help="images of each prompt or class")
     add("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the noise (default 0)")
     add("--init-image", type=Path, metavar="FILE", help="image of which a part is kept, of the model's raw size")
-    add("--keep-rows", type=integer(1, 10**6), metavar="N", help="rows of codes to keep of --init-image")
+    add("--keep-rows", type=integer(1, 10**6), metavar="N", help="rows of tokens to keep of --init-image")
     add("--mask", type=Path, metavar="FILE", help="image that is white where --init-image is generated anew")
     add("--list-words", action="store_true", help="print the words of the model's training captions, and make nothing")
     add("--list-names", action="store_true", help="print the names of things that the model generates recognisably")
@@ -147,7 +147,7 @@ def _how(group: Any) -> None:
     add(
         "--method",
         type=one_of(list(METHODS)),
-        help=f"how codes are decoded: {', '.join(METHODS)} (default: the model's)",
+        help=f"how tokens are decoded: {', '.join(METHODS)} (default: the model's)",
     )
     add(
         "--batch",
@@ -196,7 +196,7 @@ def _results(group: Any) -> None:
         "--tokens",
         type=Path,
         metavar="FILE",
-        help="write the code grid as JSON, - is stdout; no image unless --out; if interrupted, of the finished ones",
+        help="write the token grid as JSON, - is stdout; no image unless --out; if interrupted, of the finished ones",
     )
     add(
         "--json",
@@ -238,8 +238,8 @@ def run(args: argparse.Namespace) -> int:
     given = distribution_of(args, tuple(SAMPLING))
     Sampling(**given)
     kept: dict[str, Any] = {"init_image": args.init_image, "keep_rows": args.keep_rows, "mask_image": args.mask}
-    keeps_codes = any(one is not None for one in kept.values())
-    if keeps_codes:
+    keeps_tokens = any(one is not None for one in kept.values())
+    if keeps_tokens:
         from lantern.generation.init_image import check_init_image
 
         check_init_image(**kept)
@@ -275,7 +275,7 @@ def run(args: argparse.Namespace) -> int:
         requested = with_noise(subjects, args.num_images, args.seed)
     check_requests(model, requested)
     requested = with_warnings(model, requested, warn=notes.append)
-    if keeps_codes:
+    if keeps_tokens:
         from lantern.generation.init_image import with_init_image
 
         requested = with_init_image(model, requested, **kept)
@@ -412,9 +412,9 @@ class Job:
         self.halved: int | None = None
 
     def make(self, *, batch: int, debug: bool) -> None:
-        """Make the images, save each when it is done, write the codes, print paths or statistics.
+        """Make the images, save each when it is done, write the tokens, print paths or statistics.
 
-        After a signal or an error, codes and statistics are those of the finished images.
+        After a signal or an error, tokens and statistics are those of the finished images.
         """
         from lantern.generation.generator import generate
 
@@ -481,8 +481,8 @@ class Job:
             return nullcontext()
         from lantern.generation.progress import Progress
 
-        pictures, codes = runs * len(self.requested), self.model.target.config.block_size
-        return Progress(pictures, codes, is_quiet=self.results.is_json)
+        pictures, tokens = runs * len(self.requested), self.model.target.config.block_size
+        return Progress(pictures, tokens, is_quiet=self.results.is_json)
 
     def _callback(self, progress: "Progress | None") -> "Callback":
         """Return the callback of a generation: it updates the bar, and stops if a signal's exception was swallowed."""
@@ -590,7 +590,7 @@ class Job:
         whole = sheet(images, columns=columns, labels=labels, lines=LABEL_LINES)
         facts = self._facts(done[0]) | {"pictures": str(len(done)), "layout": f"sheet of {columns} columns"}
         several = len({picture.request.subject for picture in done}) > 1
-        for name in ("image", "tokens_sha256", *(("prompt", "negative_prompt", "class") if several else ())):
+        for name in ("image", "prompt_sha256", *(("prompt", "negative_prompt", "class") if several else ())):
             del facts[name]
         self._write(whole, path, facts)
         if self.results.has_paths:
@@ -623,8 +623,8 @@ class Job:
             "seed": str(request.seed),
             "image": str(request.number),
             **{name: head[name] for name in ("sampling", "dtype", "engine", "versions")},
-            "tokens_sha256": picture.tokens_sha256,
-            "forced_codes": str(picture.statistics.forced) if picture.statistics.forced else None,
+            "prompt_sha256": picture.prompt_sha256,
+            "forced_tokens": str(picture.statistics.forced) if picture.statistics.forced else None,
         }
 
     def _head(self) -> dict[str, Any]:
@@ -655,7 +655,7 @@ class Job:
     def _finish(
         self, done: list["Picture"], batch: int, recorder: "Recorder | None", error: BaseException | None = None
     ) -> None:
-        """Write the codes and print the statistics; after an error they are printed only as JSON."""
+        """Write the tokens and print the statistics; after an error they are printed only as JSON."""
         from lantern.generation.images import totals
 
         if self.planned and self.results.columns is not None:
@@ -671,15 +671,15 @@ class Job:
             "batch_halved": self.halved,
             "latency": round(done[0].latency, 4),
             "images_per_second": round(len(done) / seconds, 4),
-            "codes_per_second": round(figures["codes"] / seconds, 2),
+            "tokens_per_second": round(figures["tokens"] / seconds, 2),
         }
         if self.results.is_json:
             paths = [str(path) for path in self.paths]
             # a sheet is the file of all pictures
             places = [None] * len(done) if not paths else paths * (len(done) // len(paths))
             pictures = [one.as_dict() | {"path": place} for one, place in zip(done, places, strict=True)]
-            digests = [picture.tokens_sha256 for picture in done]
-            reported = {"tokens_sha256": digests, "paths": paths, "pictures": pictures}
+            digests = [picture.prompt_sha256 for picture in done]
+            reported = {"prompt_sha256": digests, "paths": paths, "pictures": pictures}
             _print_json(self._head() | self._ending(error) | figures | speed | reported)
         elif error is None:
             if self.results.tokens is not None and self.results.has_paths:
@@ -688,18 +688,18 @@ class Job:
                 print(self._summary(figures, speed), file=sys.stderr)
 
     def _summary(self, figures: dict[str, Any], speed: dict[str, Any]) -> str:
-        cost = "" if figures["exact"] else f"total variation {figures['total_variation']:.3f} per code, "
+        cost = "" if figures["exact"] else f"total variation {figures['total_variation']:.3f} per token, "
         kind = f"exact in {figures['promise']}" if figures["exact"] else "relaxed"
         return (
-            f"{self.method.name} ({kind}): {figures['codes']} codes in "
-            f"{figures['passes']} passes, {figures['step_compression']:.2f} codes per pass, {cost}"
+            f"{self.method.name} ({kind}): {figures['tokens']} tokens in "
+            f"{figures['steps']} passes, {figures['tokens_per_step']:.2f} tokens per step, {cost}"
             f"{sum(figures['seconds'].values()):.2f} s, {speed['images_per_second']:.2f} images and "
-            f"{speed['codes_per_second']:.0f} codes per second"
+            f"{speed['tokens_per_second']:.0f} tokens per second"
         )
 
 
 def _write_tokens(path: Path, done: Sequence["Picture"], *, is_list: bool) -> None:
-    """Write the code grid of one image as rows of codes, or a list of such grids, to a file or standard output."""
+    """Write the token grid of one image as rows of tokens, or a list of such grids, to a file or standard output."""
     from lantern.core.io import atomic_write
 
     grids = [picture.grid for picture in done]

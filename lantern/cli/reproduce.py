@@ -143,8 +143,8 @@ def _report(task: "Task", row: dict[str, Any]) -> int:
 
     speed = row["speed"]
     print(f"{task.protocol.name}, {row['choices']['method']}: {row['pictures']} images")
-    cost = "" if speed["exact"] else f", total variation {speed['total_variation']:.3f} per code"
-    print(f"  {speed['step_compression']:.2f} codes per pass, {speed['seconds_per_picture']:.2f} s per image{cost}")
+    cost = "" if speed["exact"] else f", total variation {speed['total_variation']:.3f} per token"
+    print(f"  {speed['tokens_per_step']:.2f} tokens per step, {speed['seconds_per_picture']:.2f} s per image{cost}")
     for name, figure in row["metrics"].items():
         low_high = figure.get("interval")
         interval = f" [{low_high[0]:.4f}, {low_high[1]:.4f}]" if low_high else ""

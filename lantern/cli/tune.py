@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_placement(what)
     add_engine(what)
     _bounds(parser.add_argument_group("what may be chosen (exact methods unless a bound is given)"))
-    add_distribution(parser.add_argument_group("the distribution that codes are sampled from"), tuple(SAMPLING))
+    add_distribution(parser.add_argument_group("the distribution that tokens are sampled from"), tuple(SAMPLING))
     results = parser.add_argument_group("results")
     results.add_argument(
         "--out", type=Path, metavar="FILE", help="the profile (default: beside the model, where `auto` finds it)"
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     results.add_argument(
         "--write-model",
         action="store_true",
-        help="also write the codes per pass of windows into the model's folder; `auto` reads them on every machine",
+        help="also write the tokens per step of windows into the model's folder; `auto` reads them on every machine",
     )
     results.add_argument("--json", action="store_true", help="print the profile as JSON instead of a table")
     results.add_argument("--quiet", action="store_true", help="print only errors on stderr")
@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _bounds(group: Any) -> None:
     add = group.add_argument
-    add("--max-tv", type=real(0, 1), metavar="X", help="admit relaxed methods up to this mean total variation per code")
+    add(
+        "--max-tv", type=real(0, 1), metavar="X", help="admit relaxed methods up to this mean total variation per token"
+    )
     add("--max-kid", type=real(0, 10), metavar="X", help="admit relaxed methods up to this loss in KID")
     add(
         "--quality",
@@ -119,7 +121,7 @@ def table(found: "Findings") -> list[str]:
     The candidates are the ten best ones, and those with a real run.
     """
     shown = [one for i, one in enumerate(found.candidates) if i < 10 or one.run is not None]
-    rows = [("", "method", "codes/pass", "ms/code", "speedup", "measured", "total variation")]
+    rows = [("", "method", "tokens/step", "ms/token", "speedup", "measured", "total variation")]
     rows += [_row(found, candidate) for candidate in [found.plain, *shown]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
@@ -138,8 +140,8 @@ def _row(found: "Findings", candidate: "Candidate") -> tuple[str, ...]:
     return (
         "*" if candidate == found.choice else "",
         candidate.label,
-        f"{predicted['step_compression']:.2f}",
-        f"{predicted['milliseconds_per_code']:.2f}",
+        f"{predicted['tokens_per_step']:.2f}",
+        f"{predicted['milliseconds_per_token']:.2f}",
         f"{predicted['speedup']:.2f}x",
         "-" if measured is None else f"{measured['speedup']:.2f}x",
         f"{(measured or predicted)['total_variation']:.3f}",

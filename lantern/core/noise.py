@@ -1,4 +1,4 @@
-"""Noise as a pure function of (seed, image number, purpose, code number, code): Philox4x32-10.
+"""Noise as a pure function of (seed, image number, purpose, token number, token): Philox4x32-10.
 
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC'11). All arithmetic is on int64 tensors, so every
 device, batch, shard and order gives the same bits, and there is no state.
@@ -25,7 +25,7 @@ class Purpose(IntEnum):
     TARGET = 1  # the Gumbel noise by which plain decoding samples, shared with Gumbel drafting on purpose
     DRAFT = 2  # samples of a drafter
     TEST = 3  # uniforms of acceptance tests
-    RESIDUAL = 4  # samples after a rejection, and bonus codes of rejection verifiers
+    RESIDUAL = 4  # samples after a rejection, and bonus tokens of rejection verifiers
     POLICY = 5  # tree policies
 
 
@@ -53,7 +53,7 @@ def philox(counter: Sequence[Int[Tensor, "..."]], key: Key) -> list[Int[Tensor, 
 def purpose_key(seeds: Int[Tensor, " b"], purpose: Purpose, iterations: Int[Tensor, " b"] | None = None) -> Key:
     """Return the keys of streams for one purpose, made from the seeds by Philox, so that no two are equal.
 
-    Numbers that are made repeatedly for the same code have one stream per iteration. All others use iteration 0.
+    Numbers that are made repeatedly for the same token have one stream per iteration. All others use iteration 0.
     """
     zeros = torch.zeros_like(seeds)
     iterations = zeros if iterations is None else iterations
@@ -69,7 +69,7 @@ def random_words(
     count: int,
     iterations: Int[Tensor, " b"] | None = None,
 ) -> Int[Tensor, "b n count"]:
-    """Return the first `count` 32-bit words of each image's stream at each code number, shared or per image."""
+    """Return the first `count` 32-bit words of each image's stream at each token number, shared or per image."""
     key = purpose_key(seeds, purpose, iterations)
     streams = Key(key.low[:, None, None], key.high[:, None, None])
     blocks = torch.arange(-(-count // 4), device=positions.device)[None, None]
@@ -148,14 +148,14 @@ class Noise:
         return sum(table.nbytes for table in self.tables)
 
     def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = Purpose.TARGET) -> Float[Tensor, "b n v"]:
-        """Return standard Gumbel noise of every code at these code numbers (clamped to the image)."""
+        """Return standard Gumbel noise of every token at these token numbers (clamped to the image)."""
         table = self.gumbel_table(purpose)
         if table is None:
             return torch.zeros(1, 1, 1, device=self.device).expand(*positions.shape, self.vocab_size)
         return table[self._rows, positions.clamp(0, self.positions - 1)]
 
     def gumbel_table(self, purpose: int = Purpose.TARGET) -> Float[Tensor, "b p v"] | None:
-        """Return the noise of every code at every code number; None with `is_silent`."""
+        """Return the noise of every token at every token number; None with `is_silent`."""
         if self.is_silent:
             return None
         if purpose not in self._gumbel:
@@ -170,10 +170,10 @@ class Noise:
         purpose: int = Purpose.TEST,
         iterations: Int[Tensor, " b"] | None = None,
     ) -> Float64[Tensor, "b n lanes"]:
-        """Return uniforms at these code numbers: lane r is for the r-th sibling tested there.
+        """Return uniforms at these token numbers: lane r is for the r-th sibling tested there.
 
-        `iterations` give other uniforms in every step, for codes that are tested repeatedly. The iteration of an image
-        is the number of its first undecided code, so that its n positions are all less than n ahead of it.
+        `iterations` give other uniforms in every step, for tokens that are tested repeatedly. The iteration of an image
+        is the number of its first undecided token, so that its n positions are all less than n ahead of it.
         """
         if iterations is not None:
             width = positions.shape[1]
@@ -188,14 +188,14 @@ class Noise:
         return self._uniform[name][self._rows, positions.clamp(0, self.positions - 1)]
 
     def _uniforms(self, purpose: int, lanes: int, width: int | None = None) -> Float64[Tensor, "b p ..."]:
-        """Return uniforms of every code number, or of `width` codes in the step that begins at each."""
+        """Return uniforms of every token number, or of `width` tokens in the step that begins at each."""
         if width is not None:
             return self._step_table(Purpose(purpose), width, lanes)
         where = torch.arange(self.positions, device=self.device)
         return to_uniform(random_words(self._keys[:, 0], self._keys[:, 1], Purpose(purpose), where, lanes))
 
     def _step_table(self, purpose: Purpose, width: int, lanes: int) -> Float64[Tensor, "b p n lanes"]:
-        """Return a table: row t is for codes t .. t + width - 1 in the step that begins at code t."""
+        """Return a table: row t is for tokens t .. t + width - 1 in the step that begins at token t."""
         iterations = torch.arange(self.positions, device=self.device).repeat(len(self._keys))
         seeds, images = self._keys.repeat_interleave(self.positions, 0).unbind(1)
         ahead = torch.arange(width, device=self.device)

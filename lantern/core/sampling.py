@@ -20,8 +20,8 @@ class Sampling:
 
     `guidance` s maps conditional c and unconditional u to u + s (c - u); at 1 or below only the conditional row is
     computed. `temperature` 0 is greedy: the arg-max has probability 1, the lowest index among equals. `top_k` 0 keeps
-    all codes, and codes equal to the k-th are kept with it; `top_p` 1 keeps all. With `guidance_interval` k >= 0 only
-    codes 0 .. k + 1 are guided, as in LlamaGen. ValueError names the option that is out of range.
+    all tokens, and tokens equal to the k-th are kept with it; `top_p` 1 keeps all. With `guidance_interval` k >= 0 only
+    tokens 0 .. k + 1 are guided, as in LlamaGen. ValueError names the option that is out of range.
     """
 
     guidance: float | int = 3.0
@@ -37,7 +37,7 @@ class Sampling:
             raise ValueError(f"temperature is {self.temperature}, wanted 0 (greedy) or at least {MIN_TEMPERATURE}")
         _check_number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0:
-            raise ValueError("top_p is 0, wanted above 0 and at most 1 (1 keeps all codes)")
+            raise ValueError("top_p is 0, wanted above 0 and at most 1 (1 keeps all tokens)")
         _check_count("top_k", self.top_k, 0)
         _check_count("guidance_interval", self.guidance_interval, -1)
 
@@ -48,7 +48,7 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every distribution is a single code."""
+        """Whether every distribution is a single token."""
         return self.temperature == 0
 
     def untruncated(self) -> "Sampling":
@@ -56,7 +56,7 @@ class Sampling:
         return dataclasses.replace(self, temperature=1.0, top_k=0, top_p=1.0)
 
     def scales(self, positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """Return the guidance scale at each code number: `guidance`, or 1 outside the interval."""
+        """Return the guidance scale at each token number: `guidance`, or 1 outside the interval."""
         scale = float(self.guidance) if self.rows == 2 else 1.0
         full = torch.full(positions.shape, scale, device=positions.device)
         if self.guidance_interval < 0:
@@ -82,13 +82,13 @@ class Sampling:
     def log_probs(
         self, logits: Float[Tensor, "b r n v"], positions: Int[Tensor, "b n"], may_look: bool = False
     ) -> Float[Tensor, "b n v"]:
-        """Return log-probabilities at each code number in `positions`; with `may_look` the host may look at values."""
+        """Return log-probabilities at each token number in `positions`; with `may_look` the host may look at values."""
         return self.filtered(self.guide(logits, positions), may_look)
 
     def scores(
         self, logits: Float[Tensor, "b r n v"], positions: Int[Tensor, "b n"], may_look: bool = False
     ) -> Float[Tensor, "b n v"]:
-        """Return `log_probs` up to a constant per code number, which is enough to sample by argmax(log p + g)."""
+        """Return `log_probs` up to a constant per token number, which is enough to sample by argmax(log p + g)."""
         return self._kept(self.guide(logits, positions), may_look)
 
     def filtered(self, guided: Float[Tensor, "*n v"], may_look: bool = False) -> Float[Tensor, "*n v"]:
@@ -117,13 +117,13 @@ def largest(values: Float[Tensor, "*n v"], may_look: bool = False) -> Int[Tensor
 
 
 def greedy_distribution(logits: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
-    """Return log-probabilities of 0 for the arg-max, the lowest index among equals, and -inf for all other codes."""
+    """Return log-probabilities of 0 for the arg-max, the lowest index among equals, and -inf for all other tokens."""
     best = logits.argmax(-1, keepdim=True)
     return torch.full_like(logits, -torch.inf).scatter_(-1, best, 0.0)
 
 
 def keep_largest(logits: Float[Tensor, "*n v"], k: int, may_look: bool = False) -> Float[Tensor, "*n v"]:
-    """Mask all codes below the k-th largest logit; with `may_look`, on a CPU, the host selects it."""
+    """Mask all tokens below the k-th largest logit; with `may_look`, on a CPU, the host selects it."""
     if may_look and logits.device.type == "cpu":
         # NumPy's vectorised selection takes about a tenth of the time of `topk`.
         values = logits.numpy()
@@ -134,7 +134,7 @@ def keep_largest(logits: Float[Tensor, "*n v"], k: int, may_look: bool = False) 
 
 
 def keep_nucleus(logits: Float[Tensor, "*n v"], top_p: float) -> Float[Tensor, "*n v"]:
-    """Mask all codes after the first whose cumulative probability exceeds top_p (arXiv:1904.09751)."""
+    """Mask all tokens after the first whose cumulative probability exceeds top_p (arXiv:1904.09751)."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
     before[..., 0] = 0.0
@@ -145,7 +145,7 @@ def keep_nucleus(logits: Float[Tensor, "*n v"], top_p: float) -> Float[Tensor, "
 def logs(distribution: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
     """Return log p, with the logarithm of the smallest normal number (-87 in fp32) where p is 0.
 
-    No code of such a probability wins an arg-max of log p + g. CPU libraries compute the logarithm of 0 much slower.
+    No token of such a probability wins an arg-max of log p + g. CPU libraries compute the logarithm of 0 much slower.
     """
     return distribution.clamp(min=torch.finfo(distribution.dtype).tiny).log()
 
@@ -159,13 +159,13 @@ def probabilities(log_p: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
 
 
 def pick(distribution: Float[Tensor, "*n v"], uniforms: Float64[Tensor, "*n"]) -> Int[Tensor, "*n"]:
-    """Return the code at which the cumulative sum of a distribution exceeds u times its total; never one of mass 0.
+    """Return the token at which the cumulative sum of a distribution exceeds u times its total; never one of mass 0.
 
     The distribution need not be normalised.
     """
     sums = distribution.cumsum(-1, dtype=torch.float64)
     found = torch.searchsorted(sums, uniforms[..., None] * sums[..., -1:], right=True)[..., 0]
-    # NaN gives an index past the last code, which on a GPU would abort the process without an error message.
+    # NaN gives an index past the last token, which on a GPU would abort the process without an error message.
     return found.clamp(max=distribution.shape[-1] - 1)
 
 

@@ -14,7 +14,7 @@ if sys.platform != "win32":  # where a terminal that is closed sends no signal
 
 
 class Stopped(KeyboardInterrupt):
-    """Ends a command because of a signal; `code` is the exit code."""
+    """Ends a command because of a signal; `token` is the exit code."""
 
     def __init__(self, number: int) -> None:
         super().__init__(WORDS[signal.Signals(number)])
@@ -63,7 +63,7 @@ class Stopping:
         self.check()
 
     def check(self) -> None:
-        """Raise Stopped if a signal was delayed, or if foreign code swallowed its exception."""
+        """Raise Stopped if a signal was delayed, or if foreign token swallowed its exception."""
         if self._pending and self._raises and not self._shields:
             raise Stopped(self._pending)
 

@@ -14,23 +14,23 @@ from lantern.core.types import Prompt
 class StaticCache:
     """Keys and values of all layers in one buffer, in three regions of slots.
 
-        [ prefix: the prompt | codes: committed, slot i = code i | stage: nodes of the pass under way ]
+        [ prefix: the prompt | tokens: committed, slot i = token i | stage: nodes of the pass under way ]
 
     A pass writes its n nodes to the first n stage slots of every row, whatever the lengths of the images. Slots are
     therefore the same for all rows, and the ancestor part of the mask is constant. `commit` then copies the accepted
-    nodes to the slots of their codes:
+    nodes to the slots of their tokens:
 
-        stage  [a b c d]  path of image 0: a, c   codes 5.. -> [.. a c]
-                          path of image 1: a, b   codes 7.. -> [.. a b]
+        stage  [a b c d]  path of image 0: a, c   tokens 5.. -> [.. a c]
+                          path of image 1: a, b   tokens 7.. -> [.. a b]
 
     Memory starts as zeros: values that a pass reads and masks must be finite. The last
-    code's slot is never read (nothing follows the last code), so writes past the end of the image go there. A target
+    token's slot is never read (nothing follows the last token), so writes past the end of the image go there. A target
     pads its passes to `least_rows`.
 
-    With `columns` a row of codes is followed by a newline, which the loop does not see: behind the `slots` of masks
-    lies one slot for the newline of each row of codes, and one for a newline behind each staged node. `commit` copies
+    With `columns` a row of tokens is followed by a newline, which the loop does not see: behind the `slots` of masks
+    lies one slot for the newline of each row of tokens, and one for a newline behind each staged node. `commit` copies
     the newline of an accepted node with it. The slot of the last row's newline is never read, so that writes which are
-    not needed go there. `first` is the position of code 0 in each row: the number of its prompt's tokens.
+    not needed go there. `first` is the position of token 0 in each row: the number of its prompt's tokens.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class StaticCache:
         heads: int,
         head_dim: int,
         prefix: int,
-        codes: int,
+        tokens: int,
         stage: int,
         dtype: torch.dtype,
         device: torch.device | str,
@@ -51,20 +51,20 @@ class StaticCache:
     ) -> None:
         self.least_rows = least_rows
         self.images, self.rows = images, rows
-        self.prefix, self.codes, self.stage = prefix, codes, stage
-        self.columns, lines = columns, codes // columns if columns else 0
-        self._slots, self._first_staged_newline = prefix + codes + stage, prefix + codes + stage + lines
+        self.prefix, self.tokens, self.stage = prefix, tokens, stage
+        self.columns, lines = columns, tokens // columns if columns else 0
+        self._slots, self._first_staged_newline = prefix + tokens + stage, prefix + tokens + stage + lines
         size = (2 * layers, images * rows, heads, self._slots + (lines + stage if columns else 0), head_dim)
         first = torch.zeros(images * rows, 1, dtype=torch.long, device=device)
         self._hold(torch.zeros(size, dtype=dtype, device=device), slice(None), first)
         ends = torch.arange(1, lines + 1, device=device) * columns - 1 + prefix
         # the slot that each newline follows
-        self._ahead = torch.cat([ends, torch.arange(stage if columns else 0, device=device) + prefix + codes])
+        self._ahead = torch.cat([ends, torch.arange(stage if columns else 0, device=device) + prefix + tokens])
 
     def _hold(self, memory: Float[Tensor, "2l r h s d"], rows: slice, first: Int[Tensor, "rows 1"]) -> None:
         self._memory, self.first = memory, first
         self.buffer = buffer = memory[:, rows]
-        # which slots are seen with a newline behind them: of codes those that end a row, of nodes those last staged
+        # which slots are seen with a newline behind them: of tokens those that end a row, of nodes those last staged
         self._ends = torch.zeros(len(first), self._slots, dtype=torch.bool, device=first.device)
         self._ends[:, : self.first_stage_slot] = True
         self._layers = [buffer[layer : layer + 2] for layer in range(0, len(buffer), 2)]
@@ -102,7 +102,7 @@ class StaticCache:
     def of(cls, earlier: "Self | None", **sizes: Any) -> "Self":
         """Return an earlier cache if it has the given sizes, else a new one; the arguments are those of the class."""
         device = torch.device(sizes["device"])
-        names = ("images", "rows", "prefix", "codes", "stage")
+        names = ("images", "rows", "prefix", "tokens", "stage")
         wanted = ([sizes[name] for name in names], sizes["dtype"], device)
         if earlier is None:
             return cls(**sizes)
@@ -112,7 +112,7 @@ class StaticCache:
     @property
     def form(self) -> tuple[object, ...]:
         """What caches must have in common to be joined."""
-        sizes = (self.rows, self.prefix, self.codes, self.stage, self.columns, self.least_rows)
+        sizes = (self.rows, self.prefix, self.tokens, self.stage, self.columns, self.least_rows)
         return (*sizes, self.buffer.dtype, self.buffer.device)
 
     @property
@@ -123,7 +123,7 @@ class StaticCache:
     @property
     def first_stage_slot(self) -> int:
         """Index of the first stage slot."""
-        return self.prefix + self.codes
+        return self.prefix + self.tokens
 
     def write(
         self, layer: int, slots: Int[Tensor, "b n"], fresh: Float[Tensor, "b n 2 h d"]
@@ -145,7 +145,7 @@ class StaticCache:
     def newline_mask(
         self, mask: Float[Tensor, "rows n s"], slots: Int[Tensor, "rows n"], is_end: Bool[Tensor, "rows n"]
     ) -> Float[Tensor, "rows n m"]:
-        """Return the mask of newlines: seen with the code that they follow, if it ends a row (`is_end` if staged).
+        """Return the mask of newlines: seen with the token that they follow, if it ends a row (`is_end` if staged).
 
         Nodes that were staged by earlier passes keep their newlines.
 
@@ -170,17 +170,17 @@ class StaticCache:
         return self._layers[number]
 
     def commit(self, nodes: Int[Tensor, "b m"], start: Int[Tensor, " b"]) -> None:
-        """Copy staged node `nodes[:, j]` to the slot of code `start + j`; past the end, to the last slot.
+        """Copy staged node `nodes[:, j]` to the slot of token `start + j`; past the end, to the last slot.
 
         Entries that were not accepted may be copied too: the mask hides them until they are overwritten.
         """
         steps = torch.arange(nodes.shape[1], device=nodes.device)
         self.move(nodes, start[:, None] + steps)
 
-    def move(self, nodes: Int[Tensor, "b m"], codes: Int[Tensor, "b m"]) -> None:
-        """Copy staged node `nodes[:, j]` to the slot of code `codes[:, j]`; past the end, to the last slot."""
+    def move(self, nodes: Int[Tensor, "b m"], tokens: Int[Tensor, "b m"]) -> None:
+        """Copy staged node `nodes[:, j]` to the slot of token `tokens[:, j]`; past the end, to the last slot."""
         source = nodes + self.first_stage_slot
-        places = codes.clamp(max=self.codes - 1) + self.prefix
+        places = tokens.clamp(max=self.tokens - 1) + self.prefix
         if self.columns:
             newlines = self._first_staged_newline + nodes
             is_end = (places - self.prefix + 1) % self.columns == 0
@@ -204,9 +204,9 @@ def by_row(scores: Float[Tensor, "*b t"]) -> Float[Tensor, "b r 1 t"]:
 class TreeMask:
     """Mask `(images x rows, nodes, slots)` of a pass over staged nodes, added to attention scores: 0 or -inf.
 
-    Each node sees the prompt, the committed codes and its own ancestors. `prefix` holds the values added at the slots
+    Each node sees the prompt, the committed tokens and its own ancestors. `prefix` holds the values added at the slots
     of the prompt, or which of them are seen, of each image or of each of its rows. For prompt "p", two
-    committed codes of four, and the tree a(b c(d)), with 0 shown as 1 and -inf as a dot:
+    committed tokens of four, and the tree a(b c(d)), with 0 shown as 1 and -inf as a dot:
 
               p | 0 1 2 3 | a b c d
         a     1 | 1 1 . . | 1 . . .
@@ -220,7 +220,7 @@ class TreeMask:
         size = (cache.images, cache.rows, nodes, cache.slots)
         self._buffer = torch.full(size, -torch.inf, dtype=dtype, device=device)
         self._shown, self._hidden = torch.tensor([0.0, -torch.inf], dtype=dtype, device=device).unbind()
-        self._codes = torch.arange(cache.codes, device=device)
+        self._tokens = torch.arange(cache.tokens, device=device)
         self._last: Tensor | None = None
         self._show(prefix)
 
@@ -243,11 +243,11 @@ class TreeMask:
         self._buffer[..., : self._cache.prefix] = by_row(scores)
 
     def update(self, lengths: Int[Tensor, " b"], ancestors: Bool[Tensor, "*b n m"]) -> Float[Tensor, "rows n s"]:
-        """Return the mask of n nodes, which see `lengths` committed codes and `ancestors` among m stage slots."""
+        """Return the mask of n nodes, which see `lengths` committed tokens and `ancestors` among m stage slots."""
         nodes, width = ancestors.shape[-2:]
         view = self._buffer[:, :, :nodes]
         first = self._cache.first_stage_slot
-        view[..., self._cache.prefix : first] = self._scores(self._codes < lengths[:, None])[:, None, None]
+        view[..., self._cache.prefix : first] = self._scores(self._tokens < lengths[:, None])[:, None, None]
         if ancestors is not self._last:  # a static tree is written once
             seen = self._scores(ancestors)
             view[..., first : first + width] = seen if seen.ndim == 2 else seen[:, None]

@@ -1,6 +1,6 @@
 """The decoding loop: draft a tree, score it with the target, verify it, keep the accepted path.
 
-    state.start(...)                     # the prompt gives code 0
+    state.start(...)                     # the prompt gives token 0
     while not state.is_done():
         state.take()                     # draft -> score -> verify -> commit, in one round
 
@@ -34,8 +34,8 @@ from lantern.core.types import (
     Verifier,
 )
 from lantern.decoding.cache import StaticCache, TreeMask
-from lantern.decoding.forced import ForcedCodes, PassScores
-from lantern.decoding.prompt import PromptCache, Start, read_codes, start
+from lantern.decoding.forced import ForcedTokens, PassScores
+from lantern.decoding.prompt import PromptCache, Start, read_tokens, start
 from lantern.decoding.rows import LogitRows, logits_at
 from lantern.decoding.statistics import Readback, Statistics, Stopwatch, is_finite
 from lantern.engines.prepared import original
@@ -46,7 +46,7 @@ NO_SCORES: Any = None  # of steps that are kept
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments of the target's pass in a step, and the code number of each node."""
+    """The arguments of the target's pass in a step, and the token number of each node."""
 
     inputs: Float[Tensor, "rows n c"]
     positions: Int[Tensor, "rows n"]
@@ -62,7 +62,7 @@ class Inputs:
 
 
 class State:
-    """A generation under way: `codes` of each image, of which `known` are decided and the last is not yet cached.
+    """A generation under way: `tokens` of each image, of which `known` are decided and the last is not yet cached.
 
     Every tensor that a round replaces is in `held` or written in place. `may_look`: the host may look at values between
     the operations of a round, so that a verifier reads only the nodes that it visits.
@@ -80,20 +80,20 @@ class State:
         self.target, self.drafter, self.verifier = target, drafter, verifier
         self.sampling, self.count, self.may_look = sampling, target.config.block_size, True
         self.held = Buffers()
-        self.forced: ForcedCodes | None = None
+        self.forced: ForcedTokens | None = None
         self.index = self._age = self._left = 0
         self.has_begun = False
 
     def start(self, begun: Start, condition: Condition, watch: Stopwatch) -> Step:
-        """Take over the pass over the prompt; return the step that gives code 0 and the given codes behind it."""
+        """Take over the pass over the prompt; return the step that gives token 0 and the given tokens behind it."""
         has_begun = self._take_over(begun, watch)
         images, device, nodes = len(begun.mask), begun.mask.device, self.drafter.max_nodes
         self.mask = TreeMask.of(self.mask if has_begun else None, self.cache, begun.prefix, nodes)
         self.held.slots = torch.arange(nodes, device=device) + self.cache.first_stage_slot
         self.statistics = Statistics(images, self.drafter.depth, self.count, device)
         self.readback, self._left, self._age = Readback(device), self.count - 1, 0
-        # `codes` has room past the end of the image.
-        self.held.codes = torch.zeros(images, self.count + nodes, dtype=torch.long, device=device)
+        # `tokens` has room past the end of the image.
+        self.held.tokens = torch.zeros(images, self.count + nodes, dtype=torch.long, device=device)
         self.held.known = torch.zeros(images, dtype=torch.long, device=device)
         self.held.finite = torch.ones(images, dtype=torch.bool, device=device)
         self.drafter.begin(Prefill(begun.features, begun.mask, condition, begun.fused), self.noise)
@@ -101,7 +101,7 @@ class State:
         self.drafter.observe(first)
         for step in self._given():
             self.drafter.observe(step)
-            first = replace(first, counts=first.counts + step.counts, codes=torch.cat([first.codes, step.codes], 1))
+            first = replace(first, counts=first.counts + step.counts, tokens=torch.cat([first.tokens, step.tokens], 1))
         self.step = first
         self.watch.lap("prefill")
         return first
@@ -112,13 +112,13 @@ class State:
         self.noise = self.noise.take_keys(begun.noise) if self.has_begun else begun.noise
         self.forced = begun.forced
         if begun.forced is not None:
-            self.held.forced = begun.forced.codes
-            self.forced = ForcedCodes(self.held.forced)
+            self.held.forced = begun.forced.tokens
+            self.forced = ForcedTokens(self.held.forced)
         had_begun, self.has_begun = self.has_begun, True
         return had_begun
 
     def draft(self) -> Inputs:
-        """Propose a tree; return the pass that scores it. All guidance rows of an image see the same codes."""
+        """Propose a tree; return the pass that scores it. All guidance rows of an image see the same tokens."""
         tree, rows = self.drafter.propose(), self.cache.rows
         self.tree = tree if self.forced is None else self.forced.tree(tree, self.known)
         self.watch.lap("propose")
@@ -132,7 +132,7 @@ class State:
     def finish(self, found: Scores) -> Step:
         """Verify the tree by the scores of its pass, keep the accepted path, and let the drafter observe it.
 
-        Codes past the end of the image are dropped.
+        Tokens past the end of the image are dropped.
         """
         self.watch.lap("score")
         tree, places = self.tree, self.places_of(self.tree, 0)
@@ -143,7 +143,7 @@ class State:
         start, ahead = self.known.clone(), torch.arange(walked.shape[1], device=walked.device)
         drafted = torch.nn.functional.pad(tree.tokens.gather(1, verdict.path), (0, 1))
         fresh = drafted.scatter(1, verdict.length[:, None], verdict.next_token[:, None])
-        self.codes.scatter_(1, start[:, None] + ahead, fresh)
+        self.tokens.scatter_(1, start[:, None] + ahead, fresh)
         counts = torch.minimum(verdict.length + 1, self.count - start)
         self.known.add_(counts)
         self._check(scores.logits, verdict, walked, counts)
@@ -168,7 +168,7 @@ class State:
         self.record(self.round())
 
     def advance(self, known: int) -> None:
-        """Count a step of which the host knows how many codes the slowest image has now."""
+        """Count a step of which the host knows how many tokens the slowest image has now."""
         self.index, self._left, self._age = self.index + 1, self.count - known, 0
 
     def is_done(self) -> bool:
@@ -187,8 +187,8 @@ class State:
         sums = self.statistics
         sums.add()
         return Generation(
-            codes=self.codes[:, : self.count].clone(),
-            passes=sums.passes,
+            tokens=self.tokens[:, : self.count].clone(),
+            steps=sums.steps,
             accepted=sums.accepted,
             reached=sums.reached,
             relaxed=sums.relaxed,
@@ -201,13 +201,13 @@ class State:
         )
 
     @property
-    def codes(self) -> Int[Tensor, "b room"]:
-        """Codes of each image; what is past `known` and past the end of the image is undefined."""
-        return self.held.codes
+    def tokens(self) -> Int[Tensor, "b room"]:
+        """Tokens of each image; what is past `known` and past the end of the image is undefined."""
+        return self.held.tokens
 
     @property
     def known(self) -> Int[Tensor, " b"]:
-        """Number of decided codes of each image."""
+        """Number of decided tokens of each image."""
         return self.held.known
 
     @property
@@ -221,11 +221,11 @@ class State:
         return (type(self), id(original(self.target)), self.cache.form, self.drafter.taps)
 
     def places_of(self, tree: DraftTree, ahead: int) -> Int[Tensor, "b n"]:
-        """Return the numbers of the codes of a tree's nodes (ahead -1), or of what follows them (0)."""
+        """Return the numbers of the tokens of a tree's nodes (ahead -1), or of what follows them (0)."""
         return (self.known[:, None] + ahead + tree.shape.depths).clamp(max=self.count - 1)
 
     def by_image(self, found: Scores, places: Int[Tensor, "b n"]) -> PassScores:
-        """Return scores with a leading image axis; codes that are given have all mass."""
+        """Return scores with a leading image axis; tokens that are given have all mass."""
         images = len(self.known)
         features = found.features.unflatten(0, (images, -1))
         fused = None if found.fused is None else found.fused.unflatten(0, (images, -1))
@@ -241,23 +241,23 @@ class State:
         return self.verifier.verify(tree, rows, self.noise)
 
     def _first(self, begun: Start) -> Step:
-        """Return step 0: code 0 follows the prompt, as it would follow a tree of one node."""
+        """Return step 0: token 0 follows the prompt, as it would follow a tree of one node."""
         node = torch.zeros_like(self.known)[:, None]
         verdict = self.verify(DraftTree(node, TreeShape.chain(0, node.device), self.drafter.mode), begun.logits, node)
-        self.codes[:, :1] = verdict.next_token[:, None]
+        self.tokens[:, :1] = verdict.next_token[:, None]
         self.known.fill_(1)
         self.held.finite = is_finite(begun.logits).all(1)
         fused = None if begun.fused is None else begun.fused[:, :, -1:]
         scores = PassScores(begun.logits, begun.features[:, :, -1:], fused)
-        return Step(0, node[:, 0], torch.ones_like(self.known), self.codes[:, :1].clone(), scores)
+        return Step(0, node[:, 0], torch.ones_like(self.known), self.tokens[:, :1].clone(), scores)
 
     def _given(self) -> Iterator[Step]:
-        """Read the codes that all images keep from the start, but code 0, in few passes; yield them as steps."""
+        """Read the tokens that all images keep from the start, but token 0, in few passes; yield them as steps."""
         if self.forced is None or (kept := self.forced.kept) == 1:
             return
-        codes = self.forced.codes[:, :kept]
-        read = read_codes(self.target, self.cache, self.prefix, codes[:, :-1], taps=self.drafter.taps)
-        self.statistics.passes += read.passes
+        tokens = self.forced.tokens[:, :kept]
+        read = read_tokens(self.target, self.cache, self.prefix, tokens[:, :-1], taps=self.drafter.taps)
+        self.statistics.steps += read.steps
         size = self.drafter.depth + 1
         for first in range(1, kept, size):
             these = slice(first, min(first + size, kept))
@@ -265,13 +265,13 @@ class State:
             features = read.features[:, :, first - 1 : these.stop - 1]
             scores = PassScores(features[..., :0], features, fused)  # no logits were computed
             counts = torch.full_like(self.known, these.stop - first)
-            self.codes[:, these] = codes[:, these]
-            yield Step(0, self.known.clone(), counts, codes[:, these], scores)
+            self.tokens[:, these] = tokens[:, these]
+            yield Step(0, self.known.clone(), counts, tokens[:, these], scores)
             self.known.add_(counts)
         self._left = self.count - kept
 
     def _check(self, logits: Float[Tensor, "b r n v"], verdict: Verdict, walked: Tensor, counts: Tensor) -> None:
-        """Note images with a NaN or an infinite number among the logits that a code was sampled from.
+        """Note images with a NaN or an infinite number among the logits that a token was sampled from.
 
         The drafts of a window keep the distributions that they were sampled from for the next step.
         """
@@ -295,11 +295,11 @@ def begin(
     is_wide: bool = False,
     is_timed: bool = False,
 ) -> State:
-    """Begin a generation: read the prompt; return the state after code 0, which is its `step`.
+    """Begin a generation: read the prompt; return the state after token 0, which is its `step`.
 
-    `keys` are the (seed, image number) of each image's noise. `forced` are codes that are given, -1 where a code is
+    `keys` are the (seed, image number) of each image's noise. `forced` are tokens that are given, -1 where a token is
     sampled: no method changes them. Those that all images keep from the start are read in few passes and reported with
-    code 0; the others count as drafted codes that were accepted. `prompts` keeps prompts between calls, `cache` is
+    token 0; the others count as drafted tokens that were accepted. `prompts` keeps prompts between calls, `cache` is
     reused if it fits, `is_wide` is as for `decoding.prompt.start`.
     """
     device, drafter = state.target.tok_embeddings.weight.device, state.drafter
@@ -358,7 +358,7 @@ def run(
 def kept(step: Step) -> Step:
     """Return a step without its large parts: scores, and samples with their log q."""
     verdict = None if step.verdict is None else replace(step.verdict, samples=None, log_q=None)
-    return replace(step, scores=NO_SCORES, codes=step.codes.clone(), verdict=verdict)
+    return replace(step, scores=NO_SCORES, tokens=step.tokens.clone(), verdict=verdict)
 
 
 def check_modes(drafter: Drafter, verifier: Verifier) -> None:

@@ -1,7 +1,7 @@
-"""Plain decoding, one code per pass: the baseline of speedups and the reference of tests.
+"""Plain decoding, one token per step: the baseline of speedups and the reference of tests.
 
-Code j of each image is argmax(log p_j + g_j), with the noise g of its key (seed, image number). Up to rounding, an
-image's codes do not depend on its batch.
+Token j of each image is argmax(log p_j + g_j), with the noise g of its key (seed, image number). Up to rounding, an
+image's tokens do not depend on its batch.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from lantern.core.types import (
 from lantern.decoding.cache import by_row
 from lantern.decoding.forced import PassScores
 from lantern.decoding.loop import Inputs, State, begin, run
-from lantern.decoding.prompt import Start, read_codes
+from lantern.decoding.prompt import Start, read_tokens
 from lantern.decoding.rows import LogitRows
 from lantern.decoding.statistics import Statistics, Stopwatch, is_finite
 from lantern.verifiers.gumbel import GumbelVerifier
@@ -37,7 +37,7 @@ from lantern.verifiers.gumbel import GumbelVerifier
 class NoDrafts(Drafter):
     """A drafter of trees without drafts: with Gumbel match a step is one of plain decoding.
 
-    `Plain` itself writes keys and values to the slots of their codes, which generations that began at different times
+    `Plain` itself writes keys and values to the slots of their tokens, which generations that began at different times
     do not have in common.
     """
 
@@ -49,26 +49,26 @@ class NoDrafts(Drafter):
         self.held = Buffers()
 
     def observe(self, step: Step) -> None:
-        """Keep the last code."""
-        self.held.last = step.codes.gather(1, (step.counts - 1).clamp(min=0)[:, None])
+        """Keep the last token."""
+        self.held.last = step.tokens.gather(1, (step.counts - 1).clamp(min=0)[:, None])
 
     def propose(self) -> DraftTree:
-        """Return the last code."""
+        """Return the last token."""
         return DraftTree(self.held.last.clone(), TreeShape.chain(0, self.held.last.device), self.mode)
 
 
 class Plain(State):
-    """A generation without drafts, whose images all have as many codes. The cache needs no stage."""
+    """A generation without drafts, whose images all have as many tokens. The cache needs no stage."""
 
     def __init__(self, target: Target, sampling: Sampling) -> None:
         super().__init__(target, sampling, NoDrafts(), GumbelVerifier())
 
     def start(self, begun: Start, condition: Condition, watch: Stopwatch) -> Step:
-        """Take over the pass over the prompt; return the step that gives code 0 and the given codes behind it."""
+        """Take over the pass over the prompt; return the step that gives token 0 and the given tokens behind it."""
         self._take_over(begun, watch)
         cache, images, device, held = begun.cache, len(begun.mask), begun.mask.device, self.held
         self.statistics = Statistics(images, 0, self.count, device)
-        held.codes = torch.zeros(images, self.count, dtype=torch.long, device=device)
+        held.tokens = torch.zeros(images, self.count, dtype=torch.long, device=device)
         held.finite = torch.ones(images, dtype=torch.bool, device=device)
         held.known = torch.zeros(images, dtype=torch.long, device=device)
         mask = cache.buffer.new_full((images, cache.rows, 1, cache.slots), -torch.inf)
@@ -77,58 +77,58 @@ class Plain(State):
         scores = PassScores(begun.logits, begun.features[:, :, -1:])
         first, self.kept = self._sample(scores), 1
         if self.forced is not None and (kept := self.forced.kept) > 1:
-            codes = self.forced.codes[:, :kept]
-            self.statistics.passes += read_codes(self.target, cache, begun.prefix, codes[:, :-1]).passes
+            tokens = self.forced.tokens[:, :kept]
+            self.statistics.steps += read_tokens(self.target, cache, begun.prefix, tokens[:, :-1]).steps
             held.shown[..., cache.prefix : cache.prefix + kept - 1] = 0.0
-            held.codes[:, :kept] = codes
+            held.tokens[:, :kept] = tokens
             held.known, self.kept = held.known + (kept - 1), kept
-            first = replace(first, counts=first.counts + (kept - 1), codes=codes)
+            first = replace(first, counts=first.counts + (kept - 1), tokens=tokens)
         self.step = first
         self.watch.lap("prefill")
         return first
 
     def draft(self) -> Inputs:
-        """Return the pass that scores the last code of each image."""
+        """Return the pass that scores the last token of each image."""
         cache, rows = self.cache, self.cache.rows
         place = self.known[:, None] - 1
         slots = (place[:1] + cache.prefix).expand(len(self.held.shown), -1)
         self.held.shown.index_fill_(-1, slots[0], 0.0)
-        embedded = self.target.tok_embeddings(self.codes.gather(1, place)).repeat_interleave(rows, 0)
+        embedded = self.target.tok_embeddings(self.tokens.gather(1, place)).repeat_interleave(rows, 0)
         positions = (place[:1] + self.target.config.cls_token_num).expand(len(slots), -1)
         return Inputs(embedded, positions, self.held.shown, cache, slots, place)
 
     def finish(self, found: Scores) -> Step:
-        """Sample the next code."""
+        """Sample the next token."""
         self.watch.lap("score")
         return self._sample(self.by_image(found, self.known[:, None]))
 
     def _sample(self, scores: Scores) -> Step:
         place = self.known[:, None]
         sampler = self.target.sampler(self.sampling, self.noise)
-        code = LogitRows(self.sampling, scores.logits, place, self.noise, sampler).sample()
-        self.codes.scatter_(1, place, code)
+        token = LogitRows(self.sampling, scores.logits, place, self.noise, sampler).sample()
+        self.tokens.scatter_(1, place, token)
         start = self.known.clone()
         self.known.add_(1)
         self.held.finite.logical_and_(is_finite(scores.logits).all(1))
         self.watch.lap("draw")
-        return Step(0, start, torch.ones_like(start), code, scores)
+        return Step(0, start, torch.ones_like(start), token, scores)
 
     @property
     def stage(self) -> int:
-        """No slots: keys and values are written to the slots of their codes."""
+        """No slots: keys and values are written to the slots of their tokens."""
         return 0
 
     def advance(self, known: int) -> None:
-        """Count the steps up to `known` codes."""
+        """Count the steps up to `known` tokens."""
         self.index = known - self.kept
 
     def is_done(self) -> bool:
-        """Return whether all codes are decided, which the host counts."""
+        """Return whether all tokens are decided, which the host counts."""
         return self.index + self.kept >= self.count
 
     def result(self) -> Generation:
         """Return the finished grids."""
-        self.statistics.passes += self.index
+        self.statistics.steps += self.index
         return super().result()
 
 

@@ -14,16 +14,16 @@ from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Prompt, Target
 from lantern.decoding.cache import StaticCache, by_row
-from lantern.decoding.forced import ForcedCodes
+from lantern.decoding.forced import ForcedTokens
 from lantern.engines.prepared import original, weights_of
 
-READ_CODES = 64  # known codes of a pass
+READ_TOKENS = 64  # known tokens of a pass
 FP32_ROWS = 16  # measured: fp32 products of this many rows or more round in the same way
 
 
 @dataclass(frozen=True)
 class Start:
-    """Results of the pass over the prompt: a filled cache, its mask, the logits of the first code, and forced codes.
+    """Results of the pass over the prompt: a filled cache, its mask, the logits of the first token, and forced tokens.
 
     `prefix` is added to the attention scores of the prompt's slots.
     """
@@ -35,16 +35,16 @@ class Start:
     features: Float[Tensor, "b r t c"]
     logits: Float[Tensor, "b r 1 v"]
     fused: Float[Tensor, "b r t k"] | None = None
-    forced: ForcedCodes | None = None
+    forced: ForcedTokens | None = None
 
 
 @dataclass(frozen=True)
-class CodesRead:
-    """Results of `passes` over known codes: the features of each, and the inputs of tapped layers side by side."""
+class TokensRead:
+    """Results of `passes` over known tokens: the features of each, and the inputs of tapped layers side by side."""
 
     features: Float[Tensor, "b r m c"]
     fused: Float[Tensor, "b r m k"] | None
-    passes: int
+    steps: int
 
 
 class PromptCache:
@@ -112,7 +112,7 @@ def start(
 ) -> Start:
     """Score the prompt, or take its state from `prompts`; `cache` is reused if it has the right size.
 
-    `forced` are given codes, -1 where codes are sampled (`ForcedCodes`).
+    `forced` are given tokens, -1 where tokens are sampled (`ForcedTokens`).
 
     With `reproducible` prompts are read one by one, and the cache is that of reproducible decoding (`make_cache`).
     ValueError for a target in training mode and for another number of noise keys.
@@ -136,30 +136,30 @@ def start(
     )
     given, logits = None, prompt.logits
     if forced is not None:
-        given = ForcedCodes(forced.to(logits.device))
-        given.checked(images=len(keys), codes=config.block_size, vocab_size=config.vocab_size)
+        given = ForcedTokens(forced.to(logits.device))
+        given.checked(images=len(keys), tokens=config.block_size, vocab_size=config.vocab_size)
         logits = given.logits(logits, forced.new_zeros(len(keys), 1).to(logits.device))
     return Start(cache, noise, prompt.mask, prefix, prompt.features, logits, prompt.fused, given)
 
 
 @torch.no_grad()
-def read_codes(
-    target: Target, cache: StaticCache, prefix: Tensor, codes: Int[Tensor, "b m"], *, taps: tuple[int, ...] = ()
-) -> CodesRead:
-    """Write keys and values of the first m codes to the cache, READ_CODES in a pass; return their features.
+def read_tokens(
+    target: Target, cache: StaticCache, prefix: Tensor, tokens: Int[Tensor, "b m"], *, taps: tuple[int, ...] = ()
+) -> TokensRead:
+    """Write keys and values of the first m tokens to the cache, READ_TOKENS in a pass; return their features.
 
     `prefix` is added to the attention scores of the prompt's slots (`Start`).
     An engine runs them only if it need not compile their size (`Target.features`), or for taps.
     """
-    images, rows, count = len(codes), cache.rows, codes.shape[1]
-    numbers = torch.arange(count, device=codes.device)
+    images, rows, count = len(tokens), cache.rows, tokens.shape[1]
+    numbers = torch.arange(count, device=tokens.device)
     found, entered = list[Tensor](), list[Tensor]()
-    for block in numbers.split(READ_CODES):
+    for block in numbers.split(READ_TOKENS):
         mask = cache.buffer.new_full((images, rows, len(block), cache.slots), -torch.inf)
         mask[..., : cache.prefix] = by_row(prefix)
         mask[..., cache.prefix : cache.prefix + count].masked_fill_(numbers <= block[:, None], 0.0)
         places = block.expand(images * rows, -1)
-        inputs = target.tok_embeddings(codes[:, block]).repeat_interleave(rows, 0)
+        inputs = target.tok_embeddings(tokens[:, block]).repeat_interleave(rows, 0)
         positions, slots = places + target.config.cls_token_num, places + cache.prefix
         how: dict[str, Any] = {"cache": cache, "slots": slots}
         if taps:
@@ -170,7 +170,7 @@ def read_codes(
             found.append(target.features(inputs, positions, mask.flatten(0, 1), **how))
     features = torch.cat(found, 1).unflatten(0, (images, rows))
     fused = torch.cat(entered, 1).unflatten(0, (images, rows)) if taps else None
-    return CodesRead(features, fused, len(found))
+    return TokensRead(features, fused, len(found))
 
 
 def make_cache(
@@ -182,8 +182,8 @@ def make_cache(
 ) -> StaticCache:
     """Return a cache of the size that these prompts need: `used` if it fits, else a new one.
 
-    With `reproducible` it is fp64: codes are at other slots in a tree than in plain decoding, so attention sums them in
-    another order, and in fp64 the difference vanishes when the result is rounded to the model's precision. For fp32
+    With `reproducible` it is fp64: tokens are at other slots in a tree than in plain decoding, so attention sums them
+    in another order, and in fp64 the difference vanishes when the result is rounded to the model's precision. For fp32
     models passes then have at least FP32_ROWS rows too, since a matrix product of fewer rows sums in another order.
     """
     config, weights = target.config, target.tok_embeddings.weight
@@ -191,7 +191,7 @@ def make_cache(
     images, _, _, rows, heads, prefix, head_dim = prompt.entries.shape
     columns = config.raster.columns if config.raster.newlines else 0
     expected = {"images": images, "rows": rows, "prefix": prefix, "stage": stage, "columns": columns}
-    expected["codes"] = config.block_size
+    expected["tokens"] = config.block_size
     expected["least_rows"] = FP32_ROWS if reproducible and weights.dtype == torch.float32 else 0
     if used is not None and {name: getattr(used, name) for name in expected} == expected and used.buffer.dtype == dtype:
         return used

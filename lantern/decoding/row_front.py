@@ -1,6 +1,6 @@
-"""Decoding of several rows of codes at once: a row begins before the row above it is finished (ZipAR, PJD).
+"""Decoding of several rows of tokens at once: a row begins before the row above it is finished (ZipAR, PJD).
 
-A code is sampled from the target's distribution given the codes that exist by then: those of the rows above as far as
+A token is sampled from the target's distribution given the tokens that exist by then: those of the rows above as far as
 they were decoded, and those of its own row. Its distribution is therefore not that of plain decoding, and the total
 variation between both is measured at the end, in passes over the finished image.
 """
@@ -18,7 +18,7 @@ from lantern.decoding.cache import by_row
 from lantern.decoding.forced import PassScores
 from lantern.decoding.loop import State
 from lantern.decoding.plain import NoDrafts
-from lantern.decoding.prompt import Start, read_codes
+from lantern.decoding.prompt import Start, read_tokens
 from lantern.decoding.statistics import Readback, Statistics, Stopwatch, is_finite
 from lantern.decoding.variation import total_variation
 from lantern.engines.prepared import original
@@ -37,15 +37,15 @@ class Layout:
 
     @classmethod
     def of(cls, target: Target, lead: int, drafts: int) -> "Layout":
-        """Return the layout for a target: as many lines as rows can be unfinished when each adds one code a pass."""
+        """Return the layout for a target: as many lines as rows can be unfinished when each adds one token a pass."""
         raster = target.config.raster
         lead = min(lead, raster.columns)
         lines = min(math.ceil((raster.columns + 1) / lead), raster.rows)
         return cls(raster.rows, raster.columns, lead, lines, 1 + min(drafts, raster.columns - 1))
 
     @property
-    def codes(self) -> int:
-        """Codes of an image."""
+    def tokens(self) -> int:
+        """Tokens of an image."""
         return self.rows * self.columns
 
     @property
@@ -58,9 +58,10 @@ class Layout:
 class Front:
     """The lines of a pass: their rows, and the number of each line's first node, its head.
 
-    A head is the last code of its row. A row without codes has none yet: its head is a copy of the last code of the row
-    above, at the end of that row (`is_copy`), and its keys are not kept. `free` is how many codes a line may commit: 0
-    for rows that wait or are finished. A finished row stays until the keys of its last code are in the cache.
+    A head is the last token of its row. A row without tokens has none yet: its head is a copy of the last token of the
+    row above, at the end of that row (`is_copy`), and its keys are not kept. `free` is how many tokens a line may
+    commit: 0 for rows that wait or are finished. A finished row stays until the keys of its last token are in the
+    cache.
     """
 
     rows: Int[Tensor, "b l"]
@@ -72,12 +73,13 @@ class Front:
 
 
 class RowFront(State):
-    """A generation whose rows are decoded in parallel, each once the row above it has `lead` codes.
+    """A generation whose rows are decoded in parallel, each once the row above it has `lead` tokens.
 
-    Codes have the noise of plain decoding. Each row commits at least one code per pass, and with `drafts` the codes
-    behind it that its own samples of the last pass predicted. With `lead` at least the number of columns the codes are
-    plain decoding's. Steps report codes in raster order, as soon as all codes before them exist. The total variation is
-    NaN unless it is `measured`. `counts` are the codes of each row; `grid` holds them, then guesses of those behind.
+    Tokens have the noise of plain decoding. Each row commits at least one token per step, and with `drafts` the tokens
+    behind it that its own samples of the last pass predicted. With `lead` at least the number of columns the tokens are
+    plain decoding's. Steps report tokens in raster order, as soon as all tokens before them exist. The total variation
+    is NaN unless it is `measured`. `counts` are the tokens of each row; `grid` holds them, then guesses of those
+    behind.
 
     ValueError for a lead below 1, and for a target with newline tokens, which the rows below would lack.
     """
@@ -91,7 +93,7 @@ class RowFront(State):
             raise ValueError(
                 "this model ends its rows with newline tokens, which parallel rows lack: use another method"
             )
-        target = target if target.follows_masks else original(target)  # lines see other codes than those before a node
+        target = target if target.follows_masks else original(target)  # lines see other tokens than those before a node
         super().__init__(target, sampling, NoDrafts(), GumbelVerifier())
         self.layout, self.is_measured = Layout.of(target, lead, drafts), measured
 
@@ -106,21 +108,21 @@ class RowFront(State):
         return self.layout.nodes
 
     def start(self, begun: Start, condition: Condition, watch: Stopwatch) -> Step:
-        """Take over the pass over the prompt; return the step that gives code 0 and the given codes behind it."""
+        """Take over the pass over the prompt; return the step that gives token 0 and the given tokens behind it."""
         self._take_over(begun, watch)
         self.begun, layout = begun, self.layout
         images, device, width = len(begun.mask), begun.mask.device, layout.width
         self.images = torch.arange(images, device=device)[:, None]
         self.steps = torch.arange(width, device=device)
         self.lines = torch.arange(layout.lines, device=device)
-        self.places = torch.arange(layout.codes, device=device)
+        self.places = torch.arange(layout.tokens, device=device)
         # Behind each row lies room for guesses past its end; one row more takes what is not kept.
         self.grid = torch.zeros(images, layout.rows + 1, layout.columns + 2 * width, dtype=torch.long, device=device)
         self.counts = torch.zeros(images, layout.rows, dtype=torch.long, device=device)
-        self.is_cached = torch.zeros(images, layout.codes, dtype=torch.bool, device=device)
-        self.statistics = Statistics(images, width - 1, layout.codes, device)
+        self.is_cached = torch.zeros(images, layout.tokens, dtype=torch.bool, device=device)
+        self.statistics = Statistics(images, width - 1, layout.tokens, device)
         self.readback = Readback(device)
-        size = (images, layout.codes + 1, self.target.config.vocab_size)
+        size = (images, layout.tokens + 1, self.target.config.vocab_size)
         self.log_p = torch.zeros(size, device=device) if self.is_measured else None
         place = torch.zeros_like(self.images)
         self.held.finite = is_finite(begun.logits).all(1)
@@ -136,20 +138,20 @@ class RowFront(State):
     def round(self) -> Step:
         """Score the lines and commit what they sample."""
         layout, known, sums = self.layout, self.known, self.statistics
-        sums.passes += self.counts.sum(1) < layout.codes
+        sums.steps += self.counts.sum(1) < layout.tokens
         front = self._front()
         tokens = self._tokens(front)
-        places = (front.heads[..., None] + self.steps).clamp(max=layout.codes - 1)
+        places = (front.heads[..., None] + self.steps).clamp(max=layout.tokens - 1)
         scores = self._score(front, tokens, places.flatten(1))
-        ahead = (places + 1).clamp(max=layout.codes - 1).flatten(1)
+        ahead = (places + 1).clamp(max=layout.tokens - 1).flatten(1)
         logits, log_p = self._distributions(scores, ahead)
         sampled = (log_p + self.begun.noise.gumbel(ahead)).argmax(-1).view(tokens.shape)
-        # A sample counts if the codes before it in its row were drafted as they were sampled.
+        # A sample counts if the tokens before it in its row were drafted as they were sampled.
         is_match = (tokens[..., 1:] == sampled[..., :-1]).cumprod(-1)
         length = torch.minimum(1 + is_match.sum(-1), front.free)
         is_new = self.steps < length[..., None]
         self.held.finite.logical_and_((is_finite(logits) | ~is_new.flatten(1)).all(1))
-        self._record(torch.where(is_new, front.heads[..., None] + 1 + self.steps, layout.codes).flatten(1), log_p)
+        self._record(torch.where(is_new, front.heads[..., None] + 1 + self.steps, layout.tokens).flatten(1), log_p)
         self._keep(front, length)
         self._write(front, sampled)
         can_draft = (front.free[..., None] > 1 + self.steps[:-1]) & is_new[..., :-1]
@@ -160,12 +162,12 @@ class RowFront(State):
         return self._reported(known, PassScores(logits, scores.features.unflatten(0, (len(known), -1))))
 
     def is_done(self) -> bool:
-        """Return whether all codes exist."""
-        return self.readback.read(self.counts.sum(1)) == self.layout.codes
+        """Return whether all tokens exist."""
+        return self.readback.read(self.counts.sum(1)) == self.layout.tokens
 
     @property
     def known(self) -> Int[Tensor, " b"]:
-        """How many codes exist before the first that does not, in raster order."""
+        """How many tokens exist before the first that does not, in raster order."""
         return (
             (self.places % self.layout.columns < self.counts.repeat_interleave(self.layout.columns, 1))
             .cumprod(1)
@@ -173,13 +175,13 @@ class RowFront(State):
         )
 
     def _reported(self, known: Int[Tensor, " b"], scores: Scores) -> Step:
-        """Return the step that found `known` codes in raster order, with those that follow them now."""
-        codes = self.codes.gather(1, (known[:, None] + self.places).clamp(max=self.layout.codes - 1))
-        return Step(0, known, self.known - known, codes, scores)
+        """Return the step that found `known` tokens in raster order, with those that follow them now."""
+        tokens = self.tokens.gather(1, (known[:, None] + self.places).clamp(max=self.layout.tokens - 1))
+        return Step(0, known, self.known - known, tokens, scores)
 
     @property
-    def codes(self) -> Int[Tensor, "b n"]:
-        """The codes in raster order; undefined where they do not exist yet."""
+    def tokens(self) -> Int[Tensor, "b n"]:
+        """The tokens in raster order; undefined where they do not exist yet."""
         return self.grid[:, :-1, : self.layout.columns].flatten(1)
 
     def result(self) -> Generation:
@@ -187,27 +189,27 @@ class RowFront(State):
         if self.log_p is None:
             spent = torch.full_like(self.counts[:, :1], torch.nan, dtype=torch.float)
         else:
-            spent = total_variation(self.target, self.begun, self.sampling, self.codes, self.log_p)
+            spent = total_variation(self.target, self.begun, self.sampling, self.tokens, self.log_p)
         self.watch.lap("variation")
         self.statistics.variation, self.statistics.largest = spent.sum(1), spent.amax(1)
         return super().result()
 
     def _read_kept(self) -> None:
-        """Fill the cache with the codes that all images keep from the start but the last."""
+        """Fill the cache with the tokens that all images keep from the start but the last."""
         forced = self.begun.forced
         if forced is None or (kept := forced.kept) == 1:
             return
-        codes, columns = forced.codes[:, :kept], self.layout.columns
-        self.statistics.passes += read_codes(self.target, self.begun.cache, self.begun.prefix, codes[:, :-1]).passes
+        tokens, columns = forced.tokens[:, :kept], self.layout.columns
+        self.statistics.steps += read_tokens(self.target, self.begun.cache, self.begun.prefix, tokens[:, :-1]).steps
         self.is_cached[:, : kept - 1] = True
-        places = self.places[None, :kept].expand(len(codes), -1)
-        self.grid[self.images, places // columns, places % columns] = codes
-        self.counts[:] = (kept - columns * torch.arange(self.layout.rows, device=codes.device)).clamp(0, columns)
+        places = self.places[None, :kept].expand(len(tokens), -1)
+        self.grid[self.images, places // columns, places % columns] = tokens
+        self.counts[:] = (kept - columns * torch.arange(self.layout.rows, device=tokens.device)).clamp(0, columns)
         zeros = self.begun.logits.new_zeros(*self.begun.logits.shape[:2], kept, self.begun.logits.shape[-1])
         self._record(places, self.sampling.log_probs(forced.logits(zeros, places), places))
 
     def _front(self) -> Front:
-        """Return the lines of the next pass: the first rows whose codes are not all in the cache."""
+        """Return the lines of the next pass: the first rows whose tokens are not all in the cache."""
         layout = self.layout
         is_cached = self.is_cached.view(-1, layout.rows, layout.columns)[..., -1]
         first = is_cached.cumprod(1).sum(1)
@@ -222,7 +224,7 @@ class RowFront(State):
         return Front(rows, counts, heads, free, is_shown, is_shown & (counts == 0))
 
     def _tokens(self, front: Front) -> Int[Tensor, "b l w"]:
-        """Return the code of each node: heads, then the guesses behind them."""
+        """Return the token of each node: heads, then the guesses behind them."""
         row, columns = front.rows, (front.counts[..., None] - 1 + self.steps).clamp(min=0)
         tokens = self.grid[self.images[..., None], row[..., None], columns]
         above = (row - 1).clamp(min=0)
@@ -230,10 +232,10 @@ class RowFront(State):
         return torch.where(front.is_copy[..., None], last[..., None], tokens)
 
     def _score(self, front: Front, tokens: Int[Tensor, "b l w"], places: Int[Tensor, "b n"]) -> Scores:
-        """Run the target over all nodes. A line sees codes before its head, the heads of other lines, and itself."""
+        """Run the target over all nodes. A line sees tokens before its head, the heads of other lines, and itself."""
         cache, width = self.begun.cache, self.layout.width
         is_cached = self.is_cached[:, None] & (self.places < front.heads[..., None])
-        heads = torch.where(front.is_shown & ~front.is_copy, front.heads, self.layout.codes)
+        heads = torch.where(front.is_shown & ~front.is_copy, front.heads, self.layout.tokens)
         is_other = heads[:, None] < front.heads[..., None]
         lines, nodes = len(self.lines), self.layout.nodes
         staged = torch.zeros(len(tokens), lines, width, lines, width, dtype=torch.bool, device=tokens.device)
@@ -250,7 +252,7 @@ class RowFront(State):
         return self.target(inputs, positions, mask.flatten(0, 1), cache=cache, slots=slots)
 
     def _distributions(self, scores: Scores, places: Int[Tensor, "b n"]) -> tuple[Tensor, Float[Tensor, "b n v"]]:
-        """Return logits `(b r n v)` and log-probabilities of these code numbers, from the first rows of a pass."""
+        """Return logits `(b r n v)` and log-probabilities of these token numbers, from the first rows of a pass."""
         logits = scores.logits.unflatten(0, (len(places), -1))[:, :, : places.shape[1]]
         if self.begun.forced is not None:
             logits = self.begun.forced.logits(logits, places)
@@ -260,7 +262,7 @@ class RowFront(State):
         """Copy keys and values of heads and accepted drafts into the cache; those of others to its last slot."""
         is_head = (self.steps == 0) & (front.is_shown & ~front.is_copy)[..., None]
         is_kept = is_head | ((self.steps > 0) & (self.steps < length[..., None]))
-        places = torch.where(is_kept, front.heads[..., None] + self.steps, self.layout.codes - 1).flatten(1)
+        places = torch.where(is_kept, front.heads[..., None] + self.steps, self.layout.tokens - 1).flatten(1)
         nodes = torch.arange(self.layout.nodes, device=places.device).expand_as(places)
         self.begun.cache.move(nodes, places)
         self.is_cached = self.is_cached.scatter_reduce(1, places, is_kept.flatten(1), "amax")
@@ -273,6 +275,6 @@ class RowFront(State):
         self.grid[self.images[..., None], rows, columns] = both
 
     def _record(self, places: Int[Tensor, "b n"], log_p: Float[Tensor, "b n v"]) -> None:
-        """Keep the distributions of committed codes; those of others go to the row past the end."""
+        """Keep the distributions of committed tokens; those of others go to the row past the end."""
         if self.log_p is not None:
             self.log_p[self.images, places] = log_p

@@ -14,12 +14,12 @@ class Statistics:
     """Sums over the steps of each image; the fields are those of `Generation`.
 
     Verdicts are kept, a few numbers each, and added at the end; an engine that runs whole steps adds to the sums
-    itself. Codes past the end of the image are not counted.
+    itself. Tokens past the end of the image are not counted.
     """
 
-    def __init__(self, images: int, depth: int, codes: int, device: torch.device) -> None:
-        self.codes = codes
-        self.passes = torch.ones(images, dtype=torch.long, device=device)  # that over the prompt
+    def __init__(self, images: int, depth: int, tokens: int, device: torch.device) -> None:
+        self.tokens = tokens
+        self.steps = torch.ones(images, dtype=torch.long, device=device)  # that over the prompt
         self.accepted, self.reached = torch.zeros(2, images, depth, dtype=torch.long, device=device).unbind()
         self.relaxed, self.variation, self.largest, self.distance, self.excess = torch.zeros(
             5, images, device=device
@@ -28,7 +28,7 @@ class Statistics:
         self._entries: list[tuple[TreeShape, Verdict, Tensor]] = []
 
     def enter(self, shape: TreeShape, verdict: Verdict, start: Int[Tensor, " b"]) -> None:
-        """Record a step whose first new code is number `start` of its image."""
+        """Record a step whose first new token is number `start` of its image."""
         # Samples and log q of a window are large, and only the drafter reads them.
         self._entries.append((shape, replace(verdict, samples=None, log_q=None), start))
 
@@ -45,12 +45,12 @@ class Statistics:
         length = torch.stack([verdict.length for verdict, _ in entries])[..., None]
         start = torch.stack([start for _, start in entries])[..., None]
         steps = torch.arange(path.shape[-1] + 1, device=path.device)
-        is_inside = start + steps < self.codes
+        is_inside = start + steps < self.tokens
         is_committed = is_inside & (steps <= length)
         is_accepted = (is_inside & (steps < length))[..., :-1]
         visited = torch.nn.functional.pad(path, (1, 0))
         can_descend = shape.has_children.expand(*visited.shape[:2], -1).gather(-1, visited)
-        self.passes.add_(is_inside[..., 0].sum(0))
+        self.steps.add_(is_inside[..., 0].sum(0))
         self.accepted[:, : path.shape[-1]].add_(is_accepted.sum(0))
         self.reached[:, : path.shape[-1]].add_((is_committed & can_descend)[..., :-1].sum(0))
         costs = [verdict.cost for verdict, _ in entries if verdict.cost is not None]

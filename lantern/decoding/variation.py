@@ -12,17 +12,17 @@ from lantern.decoding.prompt import Start
 
 @torch.no_grad()
 def total_variation(
-    target: Target, begun: Start, sampling: Sampling, codes: Int[Tensor, "b n"], log_p: Float[Tensor, "b n+ v"]
+    target: Target, begun: Start, sampling: Sampling, tokens: Int[Tensor, "b n"], log_p: Float[Tensor, "b n+ v"]
 ) -> Float[Tensor, "b n"]:
-    """Return TV between the distributions that codes were sampled from, `log_p`, and those of plain decoding.
+    """Return TV between the distributions that tokens were sampled from, `log_p`, and those of plain decoding.
 
-    Both follow the same codes. The rows of a grid are scored again, each in a pass over its codes, with all codes
-    before them. `begun` holds a cache of all codes, which is overwritten.
+    Both follow the same tokens. The rows of a grid are scored again, each in a pass over its tokens, with all tokens
+    before them. `begun` holds a cache of all tokens, which is overwritten.
     """
     cache, config = begun.cache, target.config
-    images, columns = len(codes), config.raster.columns
-    numbers = torch.arange(config.block_size, device=codes.device)
-    mask = torch.full((images, cache.rows, columns, cache.slots), -torch.inf, device=codes.device)
+    images, columns = len(tokens), config.raster.columns
+    numbers = torch.arange(config.block_size, device=tokens.device)
+    mask = torch.full((images, cache.rows, columns, cache.slots), -torch.inf, device=tokens.device)
     mask = mask.to(cache.buffer.dtype)
     mask[..., : cache.prefix] = by_row(begun.prefix)
 
@@ -34,7 +34,7 @@ def total_variation(
         places = numbers[row * columns : (row + 1) * columns]
         seen = numbers <= places[:, None]
         mask[..., cache.prefix : cache.first_stage_slot] = torch.where(seen, 0.0, -torch.inf)
-        inputs = target.tok_embeddings(codes[:, places]).repeat_interleave(cache.rows, 0)
+        inputs = target.tok_embeddings(tokens[:, places]).repeat_interleave(cache.rows, 0)
         at = places.expand(len(inputs), -1)
         scores = target(inputs, at + config.cls_token_num, mask.flatten(0, 1), cache=cache, slots=at + cache.prefix)
         after = numbers[row * columns + 1 : (row + 1) * columns + 1].expand(images, -1)

@@ -1,4 +1,4 @@
-"""Shared by several families of drafters: guesses behind windows, inputs for codes, logits of drafted features."""
+"""Shared by several families of drafters: guesses behind windows, inputs for tokens, logits of drafted features."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,18 +12,18 @@ from lantern.core.types import Target
 
 @dataclass(frozen=True)
 class Guesses:
-    """Codes in order of their places, and row by row the log q that they were sampled from (None: not recorded)."""
+    """Tokens in order of their places, and row by row the log q that they were sampled from (None: not recorded)."""
 
     tokens: Int[Tensor, "b n"]
     log_q: Float[Tensor, "b n v"] | None = None
 
 
-def code_embeddings(target: Any, codes: int) -> Float[Tensor, "v c"]:
-    """Return the fp32 inputs that a target has for its codes, from which drafters start."""
-    numbers = torch.arange(codes, device=target.tok_embeddings.weight.device)
+def token_embeddings(target: Any, tokens: int) -> Float[Tensor, "v c"]:
+    """Return the fp32 inputs that a target has for its tokens, from which drafters start."""
+    numbers = torch.arange(tokens, device=target.tok_embeddings.weight.device)
     return target.tok_embeddings(numbers).detach().float()
 
 
 def target_logits(target: Target, features: Float[Tensor, "*b c"]) -> Float[Tensor, "*b v"]:
-    """Return the fp32 logits of the next code from features, by the target's head."""
+    """Return the fp32 logits of the next token from features, by the target's head."""
     return target.head(features.to(target.tok_embeddings.weight.dtype))

@@ -17,15 +17,15 @@ def fused_layers(count: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Examples:
-    """Codes of images that the target made, with its features. Entry i of a feature axis predicts code i.
+    """Tokens of images that the target made, with its features. Entry i of a feature axis predicts token i.
 
     `rows` are features after the final norm, conditional and unconditional; `scales` is the guidance of each image.
     `words` and `mask` are its caption's features, padded on the left. Only for modules whose `reads` names them:
-    `prompt`, features of the caption's slots before the one that predicts code 0; `layers`, the inputs of the layers
+    `prompt`, features of the caption's slots before the one that predicts token 0; `layers`, the inputs of the layers
     that `fused_layers` names.
     """
 
-    codes: Int[Tensor, "b n"]
+    tokens: Int[Tensor, "b n"]
     rows: Float[Tensor, "b 2 n c"]
     scales: Float[Tensor, " b"]
     words: Float[Tensor, "b t e"] | None = None
@@ -51,10 +51,10 @@ class Examples:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predictions at one depth: entry j is for code `places[j]`, drafted `depth` codes past the known ones.
+    """Predictions at one depth: entry j is for token `places[j]`, drafted `depth` tokens past the known ones.
 
     Depth 1 is the first draft. Set one of: `features`, estimates of F*, which the target's head maps to logits;
-    `rows`, the same for both guidance rows; `logits` of the module's own head, -inf for codes that it never drafts
+    `rows`, the same for both guidance rows; `logits` of the module's own head, -inf for tokens that it never drafts
     (with `features` as well if they are regressed too). `weights` multiply the loss of the entries.
     """
 
@@ -91,5 +91,5 @@ class Trainee(Protocol):
         ...
 
     def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
-        """Return its drafts at depths 1 .. `depths` from true codes, with gradients; inputs are as in drafting."""
+        """Return its drafts at depths 1 .. `depths` from true tokens, with gradients; inputs are as in drafting."""
         ...

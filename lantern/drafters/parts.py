@@ -23,7 +23,7 @@ class AddOn:
 
     `training` is the stage of `lantern train` that makes it, "drafter" or "policy", else a command line. `task` is the
     "module:class" of a policy's training task, `toy` fields of the config at the size of tests. `limits_depth`: it
-    drafts at most `config.depths` codes ahead. `is_target`: it is a target itself, of the same family; the others name
+    drafts at most `config.depths` tokens ahead. `is_target`: it is a target itself, of the same family; the others name
     the target that they were trained for, by its digest in `config.target`.
     """
 

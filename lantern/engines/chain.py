@@ -31,7 +31,7 @@ class Chain:
             heads=config.n_head,
             head_dim=config.head_dim,
             prefix=1,
-            codes=config.block_size,
+            tokens=config.block_size,
             stage=nodes,
             dtype=config.cache_dtype(device, weight.dtype),
             device=device,
@@ -70,6 +70,6 @@ class Chain:
 
 
 def passes_of(target: Target, rows: int, nodes: Sequence[int]) -> dict[int, Callable[[], Scores]]:
-    """Return passes over chains of n codes, with half of the image in the cache."""
+    """Return passes over chains of n tokens, with half of the image in the cache."""
     chain = Chain(target, rows, max(nodes))
     return {n: partial(chain.run, target, n) for n in nodes}

@@ -22,7 +22,7 @@ ENGINES = {
     "graph": "lantern.engines.cuda.engine:GraphEngine",
     "cpu": "lantern.engines.cpu.engine:CpuEngine",
 }
-# Most codes of a pass of the engine `wide`: linears were measured to round in the same way up to it.
+# Most tokens of a pass of the engine `wide`: linears were measured to round in the same way up to it.
 MOST_WIDE = 16
 
 
@@ -89,10 +89,10 @@ class Engine(ABC):
         return TorchRounds(states, earlier)
 
     def keeps_bits(self, target: "Target", nodes: int, lines: int) -> bool:
-        """Return whether the bits of a code's logits are the same in a pass over `nodes` nodes as alone.
+        """Return whether the bits of a token's logits are the same in a pass over `nodes` nodes as alone.
 
-        Exact methods then give plain decoding's codes. `target` is prepared; `lines` are the guidance rows of all
-        images. Otherwise codes may differ where two are equal within rounding.
+        Exact methods then give plain decoding's tokens. `target` is prepared; `lines` are the guidance rows of all
+        images. Otherwise tokens may differ where two are equal within rounding.
         """
         return False
 
@@ -142,7 +142,7 @@ class EagerEngine(Engine):
 class WideEngine(Engine):
     """Passes as torch runs them on a CPU, with keys and values in fp64, so that they do not round by their size.
 
-    The bits of a code's logits do not depend on the number of codes scored with it, in fp32 and bf16, at most
+    The bits of a token's logits do not depend on the number of tokens scored with it, in fp32 and bf16, at most
     MOST_WIDE. It is for LlamaGen's layers.
     """
 
@@ -157,7 +157,7 @@ class WideEngine(Engine):
             return "the wide engine runs on CPUs only: use --engine eager, or move the model"
         if drafter is not None and drafter.max_nodes > MOST_WIDE:
             return (
-                f"the drafter scores {drafter.max_nodes} codes in a pass, the wide engine at most {MOST_WIDE}: "
+                f"the drafter scores {drafter.max_nodes} tokens in a pass, the wide engine at most {MOST_WIDE}: "
                 "choose a smaller tree or window, or another engine"
             )
         return None

@@ -1,7 +1,7 @@
-"""T(n), the time of a target pass over n codes: measured in about 50 ms, and remembered between processes.
+"""T(n), the time of a target pass over n tokens: measured in about 50 ms, and remembered between processes.
 
-A pass over n codes costs little more than one over a single code where it waits for weights, and up to n times as much
-where it is bound by arithmetic. The best window, and whether drafting is faster at all, depend on that.
+A pass over n tokens costs little more than one over a single token where it waits for weights, and up to n times as
+much where it is bound by arithmetic. The best window, and whether drafting is faster at all, depend on that.
 """
 
 import dataclasses
@@ -26,18 +26,18 @@ LOG = logging.getLogger("lantern")
 NODES = (1, 2, 4, 8, 16)
 LEAST = 3  # sizes that are measured whatever they take
 BUDGET = 0.05  # seconds
-WARM_PASSES = 3  # over each number of codes: the first ones of the C++ engine use one thread (`ThreadPolicy`)
+WARM_PASSES = 3  # over each number of tokens: the first ones of the C++ engine use one thread (`ThreadPolicy`)
 WARM_BUDGET = 1.5  # seconds of passes that are not measured
 TRIALS = 3
-EXCESS = 2.0  # most growth of the time of a pass, as a multiple of that of its codes
-NOISE = 1.1  # most time of a pass, as a multiple of that of a pass over more codes
-# Codes per pass of `gumbel-jacobi` by window, assumed for models that do not record their own (`lantern tune
+EXCESS = 2.0  # most growth of the time of a pass, as a multiple of that of its tokens
+NOISE = 1.1  # most time of a pass, as a multiple of that of a pass over more tokens
+# Tokens per step of `gumbel-jacobi` by window, assumed for models that do not record their own (`lantern tune
 # --write-model`): few, as where distributions are flat. Earlier weights of the embedded model committed as many.
-CODES = {1: 1.0, 2: 1.42, 3: 1.66, 4: 1.83, 8: 2.3, 16: 2.7}
+TOKENS = {1: 1.0, 2: 1.42, 3: 1.66, 4: 1.83, 8: 2.3, 16: 2.7}
 
 
 def pass_times(engine: Engine, target: Target, *, rows: int = 2, budget: float = BUDGET) -> dict[int, float]:
-    """Return T(n): seconds of a pass over n codes of one image, for n of NODES, as far as `budget` seconds allow.
+    """Return T(n): seconds of a pass over n tokens of one image, for n of NODES, as far as `budget` seconds allow.
 
     `rows` are the guidance rows of the image. Sizes that the budget does not reach are missing; the first three are
     always there, so that large models take longer than the budget once, with the C++ engine by up to WARM_BUDGET.
@@ -66,17 +66,19 @@ def pass_times(engine: Engine, target: Target, *, rows: int = 2, budget: float =
 def is_steady(times: Mapping[int, float]) -> bool:
     """Return whether the times grow as they do while no other program computes.
 
-    A pass takes at most NOISE times as long as one over more codes, and one over k times as many codes at most
+    A pass takes at most NOISE times as long as one over more tokens, and one over k times as many tokens at most
     EXCESS * k times as long.
     """
     pairs = [(n, more) for n in times for more in times if n < more]
     return all(times[n] <= NOISE * times[more] <= NOISE * EXCESS * more / n * times[n] for n, more in pairs)
 
 
-def best_window(times: Mapping[int, float], codes: Mapping[int, float] = CODES) -> int:
-    """Return the window, 2 or longer, with the most codes per second; `codes` are the codes per pass of each window."""
-    lengths = [n for n in codes if 2 <= n <= max(times)]
-    return max(lengths, key=lambda n: codes[n] / time_of(times, n))
+def best_window(times: Mapping[int, float], tokens: Mapping[int, float] = TOKENS) -> int:
+    """Return the window, 2 or longer, with the most tokens per second; `tokens` are the tokens per step of each
+    window.
+    """
+    lengths = [n for n in tokens if 2 <= n <= max(times)]
+    return max(lengths, key=lambda n: tokens[n] / time_of(times, n))
 
 
 def time_of(times: Mapping[int, float], nodes: int) -> float:
@@ -98,7 +100,7 @@ def _measure(target: Target, rows: int, budget: float) -> dict[int, float]:
     passes = passes_of(target, rows, [n for n in NODES if n <= target.config.block_size])
     begun = time.perf_counter()
     next(iter(passes.values()))()  # the first pass allocates memory
-    # In ascending order: where time runs out, passes over more codes seem slower, and plain decoding is chosen.
+    # In ascending order: where time runs out, passes over more tokens seem slower, and plain decoding is chosen.
     for run in list(passes.values())[:LEAST]:
         for _ in range(WARM_PASSES):
             if time.perf_counter() - begun < WARM_BUDGET:

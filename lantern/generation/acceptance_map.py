@@ -1,6 +1,6 @@
-"""Acceptance maps: for each cell of an image, the length of its run, and whether its code was relaxed.
+"""Acceptance maps: for each cell of an image, the length of its run, and whether its token was relaxed.
 
-A run is the codes that one pass of the target committed: accepted drafts and the code that follows them.
+A run is the tokens that one pass of the target committed: accepted drafts and the token that follows them.
 """
 
 import base64
@@ -17,7 +17,7 @@ from torch import Tensor
 from lantern.core.types import Step
 from lantern.generation.images import to_image
 
-RELAXED = 0.5  # a cell is marked if the probability that only the relaxation accepted its code is at least this
+RELAXED = 0.5  # a cell is marked if the probability that only the relaxation accepted its token is at least this
 CELL = 10  # SVG units per cell
 WEBP_QUALITY = 90
 URI = "data:image/webp;base64,"
@@ -25,7 +25,7 @@ URI = "data:image/webp;base64,"
 
 @dataclass(frozen=True)
 class Shade:
-    """Colour and legend text of runs of `least` or more codes."""
+    """Colour and legend text of runs of `least` or more tokens."""
 
     least: int
     colour: str
@@ -35,10 +35,10 @@ class Shade:
 
 # Okabe and Ito's palette, from light to dark: the order is visible without distinguishing hues
 SHADES = (
-    Shade(1, "#ffffff", 0.0, "one code in its pass"),
-    Shade(2, "#f0e442", 0.60, "run of 2 or 3 codes"),
-    Shade(4, "#56b4e9", 0.65, "run of 4 to 7 codes"),
-    Shade(8, "#0072b2", 0.75, "run of 8 or more codes"),
+    Shade(1, "#ffffff", 0.0, "one token in its pass"),
+    Shade(2, "#f0e442", 0.60, "run of 2 or 3 tokens"),
+    Shade(4, "#56b4e9", 0.65, "run of 4 to 7 tokens"),
+    Shade(8, "#0072b2", 0.75, "run of 8 or more tokens"),
 )
 MARK = "#d55e00"
 MARK_WORDS = "dot: relaxed, accepted only because of the relaxation"
@@ -46,7 +46,7 @@ MARK_WORDS = "dot: relaxed, accepted only because of the relaxation"
 
 @dataclass(frozen=True)
 class AcceptanceMap:
-    """The map of one image: `runs` are the codes of each pass in raster order, `relaxed` (cell, probability) pairs.
+    """The map of one image: `runs` are the tokens of each pass in raster order, `relaxed` (cell, probability) pairs.
 
     ValueError for runs that do not fill complete rows of `columns` cells.
     """
@@ -62,7 +62,7 @@ class AcceptanceMap:
 
     @property
     def cells(self) -> int:
-        """Number of codes of the image."""
+        """Number of tokens of the image."""
         return sum(self.runs)
 
     @property
@@ -71,7 +71,7 @@ class AcceptanceMap:
         return [cell for cell, chance in self.relaxed if chance >= RELAXED]
 
     def share(self, least: int) -> float:
-        """Return the share of cells in runs of `least` or more codes."""
+        """Return the share of cells in runs of `least` or more tokens."""
         return sum(run for run in self.runs if run >= least) / self.cells
 
     def as_dict(self) -> dict[str, Any]:
@@ -87,12 +87,12 @@ class AcceptanceMap:
         return cls(tuple(map(int, found["runs"].split())), relaxed, found["columns"])
 
 
-def read_map(steps: Sequence[Step], image: int, codes: int, *, columns: int | None = None) -> AcceptanceMap:
+def read_map(steps: Sequence[Step], image: int, tokens: int, *, columns: int | None = None) -> AcceptanceMap:
     """Return the map of one image of a generation with `keep_history=True`; a square grid unless `columns` is given.
 
-        start 5, counts 3, verdict of length 2:     cells 5 and 6 are accepted drafts, 7 is the target's own code
+        start 5, counts 3, verdict of length 2:     cells 5 and 6 are accepted drafts, 7 is the target's own token
 
-    ValueError if the steps do not add up to the `codes` codes of one image.
+    ValueError if the steps do not add up to the `tokens` tokens of one image.
     """
     runs: list[int] = []
     relaxed: list[tuple[int, float]] = []
@@ -102,16 +102,18 @@ def read_map(steps: Sequence[Step], image: int, codes: int, *, columns: int | No
             continue
         start = int(step.start[image])
         if start != sum(runs):
-            raise ValueError(f"a step begins at code {start}, expected {sum(runs)}: give all steps of one generation")
+            raise ValueError(f"a step begins at token {start}, expected {sum(runs)}: give all steps of one generation")
         runs.append(count)
         if step.verdict is None or step.verdict.cost is None:
             continue
         drafts = min(count, int(step.verdict.length[image]))
         chances = step.verdict.cost.relaxed[image, :drafts].float().cpu()
         relaxed += [(start + j, round(float(p), 3)) for j, p in enumerate(chances) if p > 0]
-    if sum(runs) != codes:
-        raise ValueError(f"steps make {sum(runs)} of {codes} codes: generate with keep_history=True and give all steps")
-    return AcceptanceMap(tuple(runs), tuple(relaxed), columns or isqrt(codes))
+    if sum(runs) != tokens:
+        raise ValueError(
+            f"steps make {sum(runs)} of {tokens} tokens: generate with keep_history=True and give all steps"
+        )
+    return AcceptanceMap(tuple(runs), tuple(relaxed), columns or isqrt(tokens))
 
 
 def shade_of(run: int) -> Shade:
@@ -174,7 +176,7 @@ def legend() -> str:
 
 
 def mean_share(maps: Sequence[AcceptanceMap], least: int) -> float:
-    """Return the share of cells of several images in runs of `least` or more codes."""
+    """Return the share of cells of several images in runs of `least` or more tokens."""
     return sum(one.share(least) for one in maps) / len(maps)
 
 

@@ -6,11 +6,11 @@ from lantern.methods import METHODS, PROMISES
 from lantern.models.folder import Model
 
 HEADING = {
-    "transformer": "the autoregressive model over codes",
-    "vqvae": "pixels from codes",
+    "transformer": "the autoregressive model over tokens",
+    "vqvae": "pixels from tokens",
     "text_encoder": "prompts to embeddings",
     "tokenizer": "the text encoder's tokenizer",
-    "drafter": "proposes codes, for the methods that use EAGLE-1",
+    "drafter": "proposes tokens, for the methods that use EAGLE-1",
 }
 
 
@@ -35,7 +35,7 @@ def model_card(
     subject = ('"a red apple"', '--prompt "a red apple"') if prompted else ("class_labels=0", "--class-label 0")
     methods = (
         "The default method is `auto`, the one that `lantern tune` found fastest on the machine; where nothing was"
-        " measured, one that gives the codes of plain decoding."
+        " measured, one that gives the tokens of plain decoding."
         if method == "auto"
         else f"The default method is `{method}`: {METHODS[method].summary}. It gives"
         f" {PROMISES[METHODS[method].promise]}."
@@ -47,7 +47,7 @@ def model_card(
         f"# {repository.split('/')[-1]}",
         "",
         f"An autoregressive image model of {parameters / 1e6:,.4g} million parameters. An image is {rows} rows of"
-        f" {columns} codes out of {config.vocab_size:,}, made from {'a prompt' if prompted else 'a class label'}.",
+        f" {columns} tokens out of {config.vocab_size:,}, made from {'a prompt' if prompted else 'a class label'}.",
         "",
         "## How to use",
         "",
@@ -63,7 +63,7 @@ def model_card(
         "",
         "## Method",
         "",
-        "Codes are decoded speculatively: a drafter or a window proposes codes, one pass of the model scores them,"
+        "Tokens are decoded speculatively: a drafter or a window proposes tokens, one pass of the model scores them,"
         " and a verifier keeps those that its rule accepts.",
         methods,
         "",
@@ -74,7 +74,7 @@ def model_card(
         "",
         "## What was checked",
         "",
-        "- Names, shapes and dtypes of all tensors are those of their classes, and one code went through transformer,"
+        "- Names, shapes and dtypes of all tensors are those of their classes, and one token went through transformer,"
         " VQ tokenizer and drafter, on the meta device (without values).",
         "- The sizes of the components fit each other.",
         "- `SHA256SUMS` beside weights lists their checksums, which are verified when they are loaded.",

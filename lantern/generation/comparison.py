@@ -33,12 +33,12 @@ class Comparison:
 
     @property
     def differing(self) -> int:
-        """Number of codes that differ from plain decoding's."""
-        return int((self.plain.codes != self.other.codes).sum())
+        """Number of tokens that differ from plain decoding's."""
+        return int((self.plain.tokens != self.other.tokens).sum())
 
     @property
     def is_identical(self) -> bool:
-        """Whether all codes equal plain decoding's."""
+        """Whether all tokens equal plain decoding's."""
         return self.differing == 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -49,30 +49,30 @@ class Comparison:
             "label": self.plain.request.label,
             "seed": self.plain.request.seed,
             "image": self.plain.request.number,
-            "plain": self.plain.statistics.as_dict() | {"tokens_sha256": self.plain.tokens_sha256},
-            "method": self.other.statistics.as_dict() | {"tokens_sha256": self.other.tokens_sha256},
+            "plain": self.plain.statistics.as_dict() | {"prompt_sha256": self.plain.prompt_sha256},
+            "method": self.other.statistics.as_dict() | {"prompt_sha256": self.other.prompt_sha256},
             "seconds": [round(self.plain_seconds, 4), round(self.other_seconds, 4)],
             "speedup": round(self.speedup, 4),
             "identical": self.is_identical,
-            "differing_codes": self.differing,
+            "differing_tokens": self.differing,
         }
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return the comparison as a table: what is measured, of plain decoding, of the method."""
         plain, other = self.plain.statistics, self.other.statistics
         distance = other.latent_distance
-        same = "identical" if self.is_identical else f"{self.differing} of {other.codes} differ"
+        same = "identical" if self.is_identical else f"{self.differing} of {other.tokens} differ"
         return [
             ("", "plain", other.method),
             ("seconds of decoding", f"{self.plain_seconds:.2f}", f"{self.other_seconds:.2f}"),
-            ("passes", str(plain.passes), str(other.passes)),
-            ("step compression", f"{plain.step_compression:.2f}", f"{other.step_compression:.2f}"),
+            ("steps", str(plain.steps), str(other.steps)),
+            ("tokens per step", f"{plain.tokens_per_step:.2f}", f"{other.tokens_per_step:.2f}"),
             ("speedup", "1.00x", f"{self.speedup:.2f}x"),
-            ("relaxed codes", "0.0 %", f"{100 * other.relaxed:.1f} %"),
-            ("total variation per code", "0.000", f"{other.total_variation:.3f}"),
-            ("largest of a code", "0.000", f"{other.total_variation_max:.3f}"),
-            ("latent distance per code", "0.000", "unknown" if distance is None else f"{distance:.3f}"),
-            ("codes", "", same),
+            ("relaxed tokens", "0.0 %", f"{100 * other.relaxed:.1f} %"),
+            ("total variation per token", "0.000", f"{other.total_variation:.3f}"),
+            ("largest of a token", "0.000", f"{other.total_variation_max:.3f}"),
+            ("latent distance per token", "0.000", "unknown" if distance is None else f"{distance:.3f}"),
+            ("tokens", "", same),
         ]
 
     def lines(self) -> list[str]:
@@ -93,7 +93,7 @@ def compare(
 ) -> Iterator[Comparison]:
     """Make each image by plain decoding and by `method`, alternately, `repeats` times, after a warm-up of both.
 
-    All runs of a method give the same codes; only their times differ. ValueError for plain decoding against itself.
+    All runs of a method give the same tokens; only their times differ. ValueError for plain decoding against itself.
     """
     sampling = sampling or model.sampling()
     chosen = choose_method(model, method, settings, sampling=sampling)

@@ -99,13 +99,13 @@ class Decoder:
         """Return what the images of a batch have in common with plain decoding's, as this engine keeps it."""
         promise = self.method.promise
         if (
-            promise == "codes" and self.target.config.family != "llamagen" and self.target.config.processes > 1
+            promise == "tokens" and self.target.config.family != "llamagen" and self.target.config.processes > 1
         ):  # sums round in another order
             return "distribution"
-        if promise != "codes" or self.drafter is None:
+        if promise != "tokens" or self.drafter is None:
             return promise
         keeps = self.engine.keeps_bits(self.target, self.drafter.max_nodes, images * self.sampling.rows)
-        return "codes" if keeps else "distribution"
+        return "tokens" if keeps else "distribution"
 
 
 def build_decoder(
@@ -124,7 +124,7 @@ def build_decoder(
 
     `drafter_module` is the model's own drafter, `add_ons` its other trained networks by name, as
     `lantern.models.folder` reads them. Relaxations need `neighbours`, the proximity table, or `codebook`, the vectors
-    of the codes; with the codebook they also report the latent distance that they moved.
+    of the tokens; with the codebook they also report the latent distance that they moved.
 
     ValueError for an unknown name, for what the method needs and the model lacks, and for components that do not fit.
     """

@@ -54,26 +54,26 @@ class Mark(NamedTuple):
 
     seconds: float
     known: int
-    passes: int
+    steps: int
 
 
 class Track:
     """Callback of one image: what was decoded after which seconds.
 
-    `marks` holds (seconds since the first code, known codes, passes) of each pass, without the seconds that callbacks
+    `marks` holds (seconds since the first token, known tokens, passes) of each pass, without the seconds that callbacks
     took; these are `spent`. `look` is called with the track after each pass that completes a row.
     """
 
     def __init__(self, generator: Generator, stop: threading.Event, look: "Callable[[Track], None]") -> None:
         self.generator, self.stop, self.look = generator, stop, look
         raster = generator.model.target.config.raster
-        self.columns, self.size = raster.columns, raster.codes
+        self.columns, self.size = raster.columns, raster.tokens
         self._begin()
 
     def _begin(self) -> None:
         self.marks: list[Mark] = []
         self.steps: list[Step] = []
-        self.codes = torch.full((self.size,), -1)
+        self.tokens = torch.full((self.size,), -1)
         self.spent, self._first = 0.0, 0.0
 
     def __call__(self, step: Step) -> None:
@@ -86,7 +86,7 @@ class Track:
             self._begin()
             self._first = now
         self.steps.append(kept(step))
-        self.codes[start : start + count] = step.codes[0, :count].cpu()
+        self.tokens[start : start + count] = step.tokens[0, :count].cpu()
         self.marks.append(Mark(now - self._first - self.spent, start + count, step.index + 1))
         if start // self.columns < (start + count) // self.columns:
             self.look(self)
@@ -98,13 +98,13 @@ class Track:
 
     def view(self, mark: Mark) -> "View":
         """Return the image as it was at a mark."""
-        codes = torch.where(torch.arange(self.size) < mark.known, self.codes, -1).to(self.generator.model.device)
-        return View(mark, partial_pixels(self.generator, codes))
+        tokens = torch.where(torch.arange(self.size) < mark.known, self.tokens, -1).to(self.generator.model.device)
+        return View(mark, partial_pixels(self.generator, tokens))
 
 
 @dataclass(frozen=True)
 class View:
-    """An image under way: its mark and its pixels, grey where no code is known."""
+    """An image under way: its mark and its pixels, grey where no token is known."""
 
     mark: Mark
     pixels: UInt8[Tensor, "h w 3"]
@@ -112,8 +112,8 @@ class View:
     @property
     def caption(self) -> str:
         """The numbers as text."""
-        seconds, known, passes = self.mark
-        return f"{seconds:.2f} s, {known} codes, {known / passes:.2f} codes per pass"
+        seconds, known, steps = self.mark
+        return f"{seconds:.2f} s, {known} tokens, {known / steps:.2f} tokens per step"
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class SideBySide:
 
     def __init__(self, model: Model) -> None:
         if model.vq is None:
-            raise ValueError(f"model {model.name} has no vqvae/ folder: it can make codes but no images")
+            raise ValueError(f"model {model.name} has no vqvae/ folder: it can make tokens but no images")
         self.model = model
         self._thread = ThreadPoolExecutor(1, "lantern-model")
         self._generator = lru_cache(4)(self._new_generator)

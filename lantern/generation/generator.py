@@ -22,7 +22,7 @@ from lantern.core.types import Callback, Condition, Generation, Step
 from lantern.decoding.loop import State
 from lantern.decoding.statistics import Stopwatch
 from lantern.engines.engine import engine as make_engine
-from lantern.engines.pass_times import CODES, best_window, is_steady, pass_times
+from lantern.engines.pass_times import TOKENS, best_window, is_steady, pass_times
 from lantern.generation.decoder import build_decoder
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.init_image import with_init_image
@@ -44,7 +44,7 @@ Made = TypeVar("Made")
 # torch raises RuntimeError for all of these, so only the text identifies them
 SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
 LOG = logging.getLogger("lantern")
-FLAT = 1.1  # most seconds of a pass over a window, as a multiple of those of a pass over one code
+FLAT = 1.1  # most seconds of a pass over a window, as a multiple of those of a pass over one token
 GAIN = 1.1  # least predicted speedup over plain decoding at which a window is chosen; less is noise
 
 
@@ -158,7 +158,7 @@ def generate(
     A request may be a prompt or a class label, whose images then have the noise of `seed`.
     `method` is a name of the registry or a method, None the model's default; `settings` are options of the method, see
     `choose_method`. All arguments are checked before the first image: ValueError. `record` receives the drafts of
-    every step. Images keep the first `keep_rows` rows of codes of `init_image`, or what `mask_image` does not cover
+    every step. Images keep the first `keep_rows` rows of tokens of `init_image`, or what `mask_image` does not cover
     (`with_init_image`).
 
     UnknownPromptWarning for a prompt without a known word; the statistics of its images have the message too.
@@ -179,7 +179,7 @@ def generate(
         requested = with_init_image(model, requested, **kept)  # type: ignore[arg-type]
     if with_pixels and model.vq is None:
         place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
-        raise ValueError(f"model {model.name} has no VQ decoder: it can make codes but no images{place}")
+        raise ValueError(f"model {model.name} has no VQ decoder: it can make tokens but no images{place}")
     sampling = sampling or model.sampling()
     size = BatchSize(batch, on_halved)
     chosen = choose_method(model, method, settings, sampling=sampling, batch=min(batch, len(requested)))
@@ -221,12 +221,12 @@ def suited(model: Model, method: Method) -> Method:
     """Return the method with the window that is fastest with the model's engine, if its window depends on the engine.
 
     A long window saves passes. With passes dispatched one by one each of them has an overhead, which fused steps lack:
-    there a pass takes as long as its codes, unless the processor computes faster than it reads weights. The engine
+    there a pass takes as long as its tokens, unless the processor computes faster than it reads weights. The engine
     measures which is the case (`lantern.engines.pass_times`).
     """
     if not (model.engine.fits_windows and any(one.fits for one in method.options.values())):
         return method
-    window = best_window(pass_times(model.engine, model.target), model.codes_per_pass or CODES)
+    window = best_window(pass_times(model.engine, model.target), model.tokens_per_step or TOKENS)
     return method.with_options(window=window)
 
 
@@ -309,7 +309,7 @@ class Generator:
     def decode(
         self, condition: Condition, requested: Sequence[Request], callback: Callback | None = None
     ) -> Generation:
-        """Decode the codes of each request; in debug mode NotFiniteError names the first layer that gives NaN."""
+        """Decode the tokens of each request; in debug mode NotFiniteError names the first layer that gives NaN."""
         keys = [(request.seed, request.number) for request in requested]
         forced = forced_of(requested, self.model.target.config.block_size)
         watching = [one for one in (callback, self.record) if one is not None]
@@ -327,22 +327,22 @@ class Generator:
             return self.parts.generate(condition, keys=keys, callback=call if watching else None, forced=forced)
 
     def begin(self, request: Request) -> State:
-        """Begin an image whose rounds are joined with those of others; its `step` is that of code 0."""
+        """Begin an image whose rounds are joined with those of others; its `step` is that of token 0."""
         keys, forced = [(request.seed, request.number)], forced_of([request], self.model.target.config.block_size)
         return self.parts.begin(self.condition([request]), keys=keys, forced=forced, is_joined=True)
 
-    def pixels(self, codes: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
-        """Decode codes to pixels; where memory runs out the batch is decoded in halves."""
+    def pixels(self, tokens: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
+        """Decode tokens to pixels; where memory runs out the batch is decoded in halves."""
         try:
             with torch.inference_mode():
-                return self.model.pictures(codes)
+                return self.model.pictures(tokens)
         except Exception as error:  # other errors are raised again
             if not is_out_of_memory(error):
                 raise
-            self.size.halve(len(codes), error)
+            self.size.halve(len(tokens), error)
         release_memory()
-        half = len(codes) // 2
-        return torch.cat([self.pixels(codes[:half]), self.pixels(codes[half:])])
+        half = len(tokens) // 2
+        return torch.cat([self.pixels(tokens[:half]), self.pixels(tokens[half:])])
 
 
 def make_batches(
@@ -374,21 +374,21 @@ def finish_batch(
     with_pixels: bool,
     images: int | None = None,
 ) -> list[Picture]:
-    """Decode the codes of a batch to pixels and add statistics.
+    """Decode the tokens of a batch to pixels and add statistics.
 
     `seconds` are those spent so far, by phase; `images` is the largest number decoded together, None: those requested.
     NotFiniteError, which holds the finite images, if some are not finite.
     """
     images = images or len(requested)
     clock = Stopwatch(generator.model.device, True)
-    pixels = generator.pixels(generation.codes) if with_pixels else None
+    pixels = generator.pixels(generation.tokens) if with_pixels else None
     clock.lap("vq")
     shares = {phase: value / len(requested) for phase, value in (dict(seconds) | clock.seconds).items()}
     promise, columns = generator.parts.promise(images), generator.model.target.config.raster.columns
     pictures = [
         Picture(
             request=request,
-            codes=generation.codes[i],
+            tokens=generation.tokens[i],
             pixels=None if pixels is None else pixels[i],
             statistics=_statistics(generator.method, request, generation, i, shares, promise),
             columns=columns,
@@ -437,45 +437,45 @@ def quick_choice(model: Model, sampling: Sampling, *, batch: int = 1) -> Method:
     lines = sampling.rows * batch
     times, most = pass_times(model.engine, model.target, rows=lines), model.engine.free_nodes(lines)
     allowed = {n: seconds for n, seconds in times.items() if most is None or n <= max(most, 2)}
-    return choose(allowed, model.codes_per_pass, can_shrink=not model.engine.keeps_state)
+    return choose(allowed, model.tokens_per_step, can_shrink=not model.engine.keeps_state)
 
 
-def choose(times: Mapping[int, float], codes: Mapping[int, float] | None = None, *, can_shrink: bool = True) -> Method:
-    """Return the method for T(n) by number of codes n, with its reason; plain decoding if the times are not steady.
+def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None, *, can_shrink: bool = True) -> Method:
+    """Return the method for T(n) by number of tokens n, with its reason; plain decoding if the times are not steady.
 
-    `codes` are the codes per pass that windows of n codes commit. The window with the most codes per second is chosen
-    if it is GAIN times as fast as plain decoding. Without `codes`, a window of n codes commits at least one code per
-    pass, so it is at most T(n) / T(1) times as slow as plain decoding, whatever the model: the longest window whose
-    factor is at most FLAT is chosen. A window by `codes` that is not as good as free gets the setting `least`, if the
-    engine's passes can shrink.
+    `tokens` are the tokens per step that windows of n tokens commit. The window with the most tokens per second is
+    chosen if it is GAIN times as fast as plain decoding. Without `tokens`, a window of n tokens commits at least one
+    token per pass, so it is at most T(n) / T(1) times as slow as plain decoding, whatever the model: the longest window
+    whose factor is at most FLAT is chosen. A window by `tokens` that is not as good as free gets the setting `least`,
+    if the engine's passes can shrink.
     """
     if not is_steady(times):
         reason = "other programs took part of the time in which passes were measured"
         return dataclasses.replace(METHODS["plain"], reason=reason)
     windows = [n for n in times if n > 1]
-    if known := [n for n in windows if n in (codes or {})]:
-        return _fastest(times, {n: codes[n] for n in known if codes}, can_shrink)
+    if known := [n for n in windows if n in (tokens or {})]:
+        return _fastest(times, {n: tokens[n] for n in known if tokens}, can_shrink)
     flat = [n for n in windows if times[n] <= FLAT * times[1]]
     shown = max(flat, default=min(windows, default=1))
     reason = (
-        f"a pass over {shown} codes takes {times[shown] / times[1]:.2f} times a pass over one "
+        f"a pass over {shown} tokens takes {times[shown] / times[1]:.2f} times a pass over one "
         f"({1e3 * times[1]:.1f} ms), and windows of up to {FLAT:g} times are chosen"
     )
     method = METHODS["gumbel-jacobi"].with_options(window=shown) if flat else METHODS["plain"]
     return dataclasses.replace(method, reason=reason)
 
 
-def _fastest(times: Mapping[int, float], codes: Mapping[int, float], can_shrink: bool) -> Method:
-    """Return the window with the most codes per second, or plain decoding where it is faster or nearly as fast."""
-    best = max(codes, key=lambda n: codes[n] / times[n])
-    gain = codes[best] * times[1] / times[best]
+def _fastest(times: Mapping[int, float], tokens: Mapping[int, float], can_shrink: bool) -> Method:
+    """Return the window with the most tokens per second, or plain decoding where it is faster or nearly as fast."""
+    best = max(tokens, key=lambda n: tokens[n] / times[n])
+    gain = tokens[best] * times[1] / times[best]
     reason = (
-        f"a pass over {best} codes takes {times[best] / times[1]:.2f} times a pass over one ({1e3 * times[1]:.1f} ms) "
-        f"and commits {codes[best]:.2f} codes"
+        f"a pass over {best} tokens takes {times[best] / times[1]:.2f} times a pass over one ({1e3 * times[1]:.1f} ms) "
+        f"and commits {tokens[best]:.2f} tokens"
     )
     if gain < GAIN:
         return dataclasses.replace(METHODS["plain"], reason=reason)
-    # The picture at hand may commit fewer codes than those that were recorded.
+    # The picture at hand may commit fewer tokens than those that were recorded.
     least = GAIN * times[best] / times[1]
     options = {"window": best} | ({"least": round(least, 2)} if can_shrink and least > GAIN * FLAT else {})
     return dataclasses.replace(METHODS["gumbel-jacobi"].with_options(**options), reason=reason)
@@ -490,20 +490,20 @@ def _statistics(
     method: Method, request: Request, generation: Generation, i: int, seconds: Mapping[str, float], promise: Promise
 ) -> Statistics:
     """Return the statistics of image `i` of a batch."""
-    codes, exact, excess = generation.codes.shape[1], method.exact, generation.excess
+    tokens, exact, excess = generation.tokens.shape[1], method.exact, generation.excess
     largest, distance = generation.total_variation_max, generation.latent_distance
     return Statistics(
         method=method.name,
         is_exact=exact,
-        codes=codes,
-        passes=int(generation.passes[i]),
+        tokens=tokens,
+        steps=int(generation.steps[i]),
         accepted=tuple(generation.accepted[i].tolist()),
         reached=tuple(generation.reached[i].tolist()),
-        relaxed=float(generation.relaxed[i]) / codes,
-        total_variation=float(generation.total_variation[i]) / codes,
+        relaxed=float(generation.relaxed[i]) / tokens,
+        total_variation=float(generation.total_variation[i]) / tokens,
         total_variation_max=0.0 if largest is None else float(largest[i]),
-        latent_distance=(None if distance is None else float(distance[i]) / codes) if not exact else 0.0,
-        excess=None if excess is None else float(excess[i]) / codes,
+        latent_distance=(None if distance is None else float(distance[i]) / tokens) if not exact else 0.0,
+        excess=None if excess is None else float(excess[i]) / tokens,
         seconds=seconds,
         method_reason=method.reason,
         promise=promise,
@@ -511,8 +511,8 @@ def _statistics(
     )
 
 
-def forced_of(requested: Sequence[Request], codes: int) -> Int[Tensor, "b n"] | None:
-    """Return the codes that images keep, -1 where they are generated; None if no request keeps any."""
-    free = torch.full((codes,), -1)
+def forced_of(requested: Sequence[Request], tokens: int) -> Int[Tensor, "b n"] | None:
+    """Return the tokens that images keep, -1 where they are generated; None if no request keeps any."""
+    free = torch.full((tokens,), -1)
     given = [request.forced for request in requested]
     return None if all(one is None for one in given) else torch.stack([free if one is None else one for one in given])

@@ -63,22 +63,22 @@ def measured(value: float) -> float | None:
 class Statistics:
     """Statistics of one image.
 
-    `accepted[d]` of `reached[d]` steps accepted a drafted code at depth d + 1. `relaxed` is the share of codes that
-    only a relaxation accepted, `total_variation` what it spent per code, `total_variation_max` the most that it spent
-    on one code; both are NaN (null in JSON) if they were not measured. `latent_distance` is the probability mass it
-    moved times the L2 distance between the codes' vectors, per code; None where the model has no codebook. `excess` is
-    the mean over codes of max(total variation - bound, 0) where the rule has a bound, such as LANTERN's delta; else
+    `accepted[d]` of `reached[d]` steps accepted a drafted token at depth d + 1. `relaxed` is the share of tokens that
+    only a relaxation accepted, `total_variation` what it spent per token, `total_variation_max` the most that it spent
+    on one token; both are NaN (null in JSON) if they were not measured. `latent_distance` is the probability mass it
+    moved times the L2 distance between the tokens' vectors, per token; None where the model has no codebook. `excess`
+    is the mean over tokens of max(total variation - bound, 0) where the rule has a bound, such as LANTERN's delta; else
     None. `seconds` are by phase; each image of a batch has an equal share.
     `method_reason` is why method "auto" chose this method; empty if it was given. `promise` is what the image has
     in common with plain decoding's of the same batch (`lantern.methods.PROMISES`), as far as the engine keeps it.
-    It is None for an interrupted image: `codes` then counts the decoded ones, and what was not measured is NaN.
-    `forced` of the codes were kept of an init image; they count as drafted codes that were accepted.
+    It is None for an interrupted image: `tokens` then counts the decoded ones, and what was not measured is NaN.
+    `forced` of the tokens were kept of an init image; they count as drafted tokens that were accepted.
     """
 
     method: str
     is_exact: bool
-    codes: int
-    passes: int
+    tokens: int
+    steps: int
     accepted: tuple[int, ...]
     reached: tuple[int, ...]
     relaxed: float
@@ -92,26 +92,26 @@ class Statistics:
     forced: int = 0
 
     @property
-    def step_compression(self) -> float:
-        """Codes per pass of the target."""
-        return self.codes / max(self.passes, 1)
+    def tokens_per_step(self) -> float:
+        """Tokens per step of the target."""
+        return self.tokens / max(self.steps, 1)
 
-    def interrupted(self, codes: int) -> "Statistics":
-        """Return the statistics of an image that was stopped after `codes` codes, without what was not measured."""
+    def interrupted(self, tokens: int) -> "Statistics":
+        """Return the statistics of an image that was stopped after `tokens` tokens, without what was not measured."""
         unknown = 0.0 if self.is_exact else math.nan
         spent = {"relaxed": unknown, "total_variation": unknown, "total_variation_max": unknown}
-        return replace(self, codes=codes, promise=None, latent_distance=0.0 if self.is_exact else None, **spent)
+        return replace(self, tokens=tokens, promise=None, latent_distance=0.0 if self.is_exact else None, **spent)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the statistics as JSON values; "forced_codes" only where there are any."""
+        """Return the statistics as JSON values; "forced_tokens" only where there are any."""
         return {
             "method": self.method,
             "method_reason": self.method_reason or None,
             "exact": self.is_exact,
             "promise": self.promise,
-            "codes": self.codes,
-            "passes": self.passes,
-            "step_compression": round(self.step_compression, 4),
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "tokens_per_step": round(self.tokens_per_step, 4),
             "accepted_by_depth": acceptance(self.accepted, self.reached),
             "relaxed_share": measured(self.relaxed),
             "total_variation": measured(self.total_variation),
@@ -119,19 +119,19 @@ class Statistics:
             "latent_distance": None if self.latent_distance is None else round(self.latent_distance, 6),
             "total_variation_excess": None if self.excess is None else round(self.excess, 6),
             "seconds": {phase: round(value, 4) for phase, value in self.seconds.items()},
-            **({"forced_codes": self.forced} if self.forced else {}),
+            **({"forced_tokens": self.forced} if self.forced else {}),
         }
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A finished image: its request, codes in raster order, pixels if they were requested, and statistics.
+    """A finished image: its request, tokens in raster order, pixels if they were requested, and statistics.
 
-    `columns` is the number of codes in a row, `batch` that of images that were made at once.
+    `columns` is the number of tokens in a row, `batch` that of images that were made at once.
     """
 
     request: Request
-    codes: Int[Tensor, " n"]
+    tokens: Int[Tensor, " n"]
     pixels: UInt8[Tensor, "h w 3"] | None
     statistics: Statistics
     columns: int
@@ -139,8 +139,8 @@ class Picture:
 
     @property
     def grid(self) -> list[list[int]]:
-        """The codes as rows."""
-        return self.codes.view(-1, self.columns).tolist()
+        """The tokens as rows."""
+        return self.tokens.view(-1, self.columns).tolist()
 
     @property
     def latency(self) -> float:
@@ -157,7 +157,7 @@ class Picture:
                 "label": self.request.label,
                 "seed": self.request.seed,
                 "image": self.request.number,
-                "tokens_sha256": self.tokens_sha256,
+                "prompt_sha256": self.prompt_sha256,
                 "batch": self.batch,
                 "latency": round(self.latency, 4),
             }
@@ -165,42 +165,42 @@ class Picture:
         )
 
     @property
-    def tokens_sha256(self) -> str:
-        """SHA-256 of the codes as little-endian 32-bit integers."""
-        return hashlib.sha256(self.codes.cpu().to(torch.int32).numpy().astype("<i4").tobytes()).hexdigest()
+    def prompt_sha256(self) -> str:
+        """SHA-256 of the tokens as little-endian 32-bit integers."""
+        return hashlib.sha256(self.tokens.cpu().to(torch.int32).numpy().astype("<i4").tobytes()).hexdigest()
 
 
 def acceptance(accepted: Sequence[int], reached: Sequence[int]) -> list[float | None]:
-    """Return the share of steps that accepted a drafted code, by depth; None at a depth that no step reached."""
+    """Return the share of steps that accepted a drafted token, by depth; None at a depth that no step reached."""
     return [round(yes / all_, 4) if all_ else None for yes, all_ in zip(accepted, reached, strict=True)]
 
 
 def totals(done: Sequence[Statistics]) -> dict[str, Any]:
     """Return the statistics of several images of one method together."""
-    codes, passes = sum(one.codes for one in done), sum(one.passes for one in done)
+    tokens, steps = sum(one.tokens for one in done), sum(one.steps for one in done)
     depth = max(len(one.reached) for one in done)
     accepted = [sum(one.accepted[d] for one in done) for d in range(depth)]
     reached = [sum(one.reached[d] for one in done) for d in range(depth)]
     promises = [one.promise for one in done if one.promise is not None]
     phases, forced = done[0].seconds, sum(one.forced for one in done)
     moved, over = (
-        [value * one.codes for one in done if (value := getter(one)) is not None]
+        [value * one.tokens for one in done if (value := getter(one)) is not None]
         for getter in (attrgetter("latent_distance"), attrgetter("excess"))
     )
     return {
         "exact": all(one.is_exact for one in done),
         "promise": max(promises, key=list(PROMISES).index) if len(promises) == len(done) else None,
-        "codes": codes,
-        "passes": passes,
-        "step_compression": round(codes / max(passes, 1), 4),
+        "tokens": tokens,
+        "steps": steps,
+        "tokens_per_step": round(tokens / max(steps, 1), 4),
         "accepted_by_depth": acceptance(accepted, reached),
-        "relaxed_share": measured(sum(one.relaxed * one.codes for one in done) / codes),
-        "total_variation": measured(sum(one.total_variation * one.codes for one in done) / codes),
+        "relaxed_share": measured(sum(one.relaxed * one.tokens for one in done) / tokens),
+        "total_variation": measured(sum(one.total_variation * one.tokens for one in done) / tokens),
         "total_variation_max": measured(max(one.total_variation_max for one in done)),
-        "latent_distance": None if len(moved) < len(done) else round(sum(moved) / codes, 6),
-        "total_variation_excess": None if len(over) < len(done) else round(sum(over) / codes, 6),
+        "latent_distance": None if len(moved) < len(done) else round(sum(moved) / tokens, 6),
+        "total_variation_excess": None if len(over) < len(done) else round(sum(over) / tokens, 6),
         "seconds": {phase: round(sum(one.seconds[phase] for one in done), 4) for phase in phases},
-        **({"forced_codes": forced} if forced else {}),
+        **({"forced_tokens": forced} if forced else {}),
     }
 
 

@@ -1,4 +1,4 @@
-"""Pictures that keep a part of another: its first rows, or what a mask does not cover, as codes of the VQ encoder."""
+"""Pictures that keep a part of another: its first rows, or what a mask does not cover, as tokens of the VQ encoder."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,13 +38,13 @@ def with_init_image(
     keep_rows: int | None = None,
     mask_image: "str | Path | Image | None" = None,
 ) -> list[Request]:
-    """Return the requests with the codes that their images keep of `init_image`, a file or a PIL image.
+    """Return the requests with the tokens that their images keep of `init_image`, a file or a PIL image.
 
-    `keep_rows` keeps the first rows of codes. `mask_image`, as large as the image, is white where codes are generated:
-    a code is kept if all its pixels are darker than MASKED. Codes are made in raster order: a generated code depends on
-    kept codes before it, not on those behind it. What is kept are codes, that is the VQ reconstruction of the image.
-    Without an image the requests are returned as they are. ValueError for a model without a VQ encoder, an image of
-    another size than the model's images, and for rows or a mask that do not fit.
+    `keep_rows` keeps the first rows of tokens. `mask_image`, as large as the image, is white where tokens are
+    generated: a token is kept if all its pixels are darker than MASKED. Tokens are made in raster order: a generated
+    token depends on kept tokens before it, not on those behind it. What is kept are tokens, that is the VQ
+    reconstruction of the image. Without an image the requests are returned as they are. ValueError for a model without
+    a VQ encoder, an image of another size than the model's images, and for rows or a mask that do not fit.
     """
     check_init_image(init_image, keep_rows, mask_image)
     if init_image is None:
@@ -61,15 +61,15 @@ def with_init_image(
         mask = _read(mask_image, "L", size, "mask")
         is_kept = (mask.view(raster.rows, side, raster.columns, side) < MASKED).all(3).all(1)
         if bool(is_kept.all()):
-            raise ValueError("the mask has no white pixel, wanted white where codes are generated")
+            raise ValueError("the mask has no white pixel, wanted white where tokens are generated")
     else:
         is_whole = isinstance(keep_rows, int) and not isinstance(keep_rows, bool)
         if not is_whole or not 1 <= keep_rows < raster.rows:  # type: ignore[operator]
             raise ValueError(f"rows to keep are {keep_rows}, wanted a whole number from 1 to {raster.rows - 1}")
         is_kept[:keep_rows] = True
     with torch.inference_mode():
-        codes = vq.encode(to_pixels(pixels.permute(2, 0, 1)[None].to(model.device)))[0].cpu()
-    forced = codes.where(is_kept.flatten(), -1)
+        tokens = vq.encode(to_pixels(pixels.permute(2, 0, 1)[None].to(model.device)))[0].cpu()
+    forced = tokens.where(is_kept.flatten(), -1)
     return [replace(request, forced=forced) for request in requested]
 
 

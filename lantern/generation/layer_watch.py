@@ -49,7 +49,7 @@ class LayerWatch:
     def record_positions(self, target: nn.Module) -> list[Any]:
         """Add hooks that record the rotary positions of a pass, None for the prompt; return their handles.
 
-        A prompt begins at its embedding, a pass over codes where the target looks up its rotary factors.
+        A prompt begins at its embedding, a pass over tokens where the target looks up its rotary factors.
         """
         return [
             part.register_forward_pre_hook(self._record if name == ROTARY else self._forget)
@@ -77,14 +77,14 @@ class LayerWatch:
             return " at the prompt"
         if output.ndim != 3 or output.shape[:2] != self._positions.shape:
             return ""
-        code = int(self._positions[~torch.isfinite(output).all(-1)].min()) - self._prefix
-        return f" at code {code}" if code >= 0 else " at the prompt"
+        token = int(self._positions[~torch.isfinite(output).all(-1)].min()) - self._prefix
+        return f" at token {token}" if token >= 0 else " at the prompt"
 
 
 ROTARY, PROMPT = "rotary", "cls_embedding"  # children of a target
 EMBEDDINGS = {
     PROMPT: "the prompt's embedding",
-    "tok_embeddings": "the codes' embedding",
+    "tok_embeddings": "the tokens' embedding",
     "embed_tokens": "embedding",
 }
 ENDS = {"fc": "first projection", "norm": "the last norm", "output": "the head"}

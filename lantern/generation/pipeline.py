@@ -68,9 +68,9 @@ from lantern.models.folder import (
     WORDS_NAME,
     AddOns,
     Model,
-    check_codes_per_pass,
     check_generation,
     check_sizes,
+    check_tokens_per_step,
     check_weights,
     describe,
     is_transformers_folder,
@@ -122,12 +122,12 @@ class LanternTransformer(Transformer, Component):
     """The target as a diffusers component.
 
     `generation` holds the defaults of a call of the model that it was loaded with, for pipelines built of components,
-    and `codes_per_pass` what that model records for the choice of "auto".
+    and `tokens_per_step` what that model records for the choice of "auto".
     """
 
     config_class = TransformerConfig
     generation: Mapping[str, Any] | None = None
-    codes_per_pass: Mapping[int, float] | None = None
+    tokens_per_step: Mapping[int, float] | None = None
 
 
 class LanternDrafter(Eagle, Component):
@@ -137,7 +137,7 @@ class LanternDrafter(Eagle, Component):
 
 
 class LanternVQ(VQVAE, Component):
-    """The VQ tokenizer as a diffusers component, with the proximity table of its codes if it has one."""
+    """The VQ tokenizer as a diffusers component, with the proximity table of its tokens if it has one."""
 
     config_class = VQConfig
     neighbours: Tensor | None
@@ -164,7 +164,7 @@ class LanternVQ(VQVAE, Component):
 
 @dataclass
 class LanternOutput(BaseOutput):
-    """Pictures in the requested form, their code grids `(b rows columns)`, and statistics of each."""
+    """Pictures in the requested form, their token grids `(b rows columns)`, and statistics of each."""
 
     images: Any
     tokens: Tensor
@@ -174,7 +174,7 @@ class LanternOutput(BaseOutput):
 class LanternPipeline(DiffusionPipeline):
     """Text or class to image by speculative decoding.
 
-    `method` is how codes are decoded: "plain", "eagle1", "lantern", "lantern++" or another method of the registry, or
+    `method` is how tokens are decoded: "plain", "eagle1", "lantern", "lantern++" or another method of the registry, or
     "auto", the one that `lantern tune` found fastest here. `engine` is how passes are run: a
     name or an Engine of `lantern.engines`, such as "eager" or "graph" (then call `pipe.warmup()`). `generation` holds
     defaults of calls, registered in `pipe.config`: fields of `Sampling`, "method" and "scale". None: those of the
@@ -253,7 +253,7 @@ class LanternPipeline(DiffusionPipeline):
         if has_own_target:
             found = read_index(folder).get(WINDOWS_KEY) or {}
             pipe.transformer.generation = dict(pipe.config["generation"])
-            pipe.transformer.codes_per_pass = check_codes_per_pass(found, source=folder / INDEX_NAME)
+            pipe.transformer.tokens_per_step = check_tokens_per_step(found, source=folder / INDEX_NAME)
         if pipe.drafter is not None:
             names = {"drafter_name": f"drafter {folder / 'drafter'}", "model_name": shown_name(name, folder)}
             check_sizes(pipe.drafter.config, pipe.transformer.config, **names)
@@ -317,7 +317,7 @@ class LanternPipeline(DiffusionPipeline):
             self.register_to_config(generation=defaults)
         self._save_add_ons(Path(save_directory))
         index = read_json_object(Path(save_directory) / INDEX_NAME)
-        recorded = {str(window): codes for window, codes in self._codes_per_pass.items()}
+        recorded = {str(window): tokens for window, tokens in self._tokens_per_step.items()}
         index |= {WINDOWS_KEY: recorded} if recorded else {}
         write_json(Path(save_directory) / INDEX_NAME, index | describe(Path(save_directory)))
         for component in COMPONENTS:
@@ -427,12 +427,12 @@ class LanternPipeline(DiffusionPipeline):
             engine=engine,
             folder=folder if is_loaded else None,
             add_ons=parts if is_loaded else {},
-            codes_per_pass=self._codes_per_pass,
+            tokens_per_step=self._tokens_per_step,
         )
 
     @property
-    def _codes_per_pass(self) -> Mapping[int, float]:
-        return getattr(self.transformer, "codes_per_pass", None) or {}
+    def _tokens_per_step(self) -> Mapping[int, float]:
+        return getattr(self.transformer, "tokens_per_step", None) or {}
 
     @torch.no_grad()
     def tune(self, **how: Any) -> dict[str, Any]:
@@ -470,7 +470,7 @@ class LanternPipeline(DiffusionPipeline):
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: Callable[..., Any] | None = None,
-        callback_on_step_end_tensor_inputs: Sequence[str] = ("codes", "known"),
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("tokens", "known"),
         method: str | None = None,
         settings: Mapping[str, Any] | None = None,
         batch_size: int | None = None,
@@ -495,9 +495,9 @@ class LanternPipeline(DiffusionPipeline):
         Arguments that are None take the model's default. `generator` is a torch.Generator or a seed, and image i of a
         prompt has the noise of (seed, i); or a list with one of these per image. Only `initial_seed()` is read, so a
         generator always gives the same images, in any batch. `output_type` is "pil", "pt" (b 3 h w in [0, 1]),
-        "np" (b h w 3 in [0, 1]) or "latent" (code grids). `settings` are options of the method, such as {"delta": 0.1}.
-        `callback_on_step_end(pipe, step, timestep, {"codes": grids, "known": counts})` is called after every pass:
-        timestep is the number of codes that every image of the batch has, `known` that of each image, and codes
+        "np" (b h w 3 in [0, 1]) or "latent" (token grids). `settings` are options of the method, such as {"delta":
+        0.1}. `callback_on_step_end(pipe, step, timestep, {"tokens": grids, "known": counts})` is called after every
+        pass: timestep is the number of tokens that every image of the batch has, `known` that of each image, and tokens
         still unknown are -1. `batch_size` limits how many images run at once; where memory runs out it is halved with
         a warning and the batch is repeated. With `debug` NotFiniteError names the layer that gave NaN.
         `scale` enlarges the images by `resample` ("lanczos" or "nearest"), 1 is the raw size, `pipe.size`; `height` and
@@ -508,8 +508,8 @@ class LanternPipeline(DiffusionPipeline):
         unconditional caption in guidance; an empty one is that caption. `negative_prompt_embeds` are its embeddings.
         `engine` and `weights` replace `pipe.engine` and its weights ("full", "int8", "int4") for this call.
 
-        `init_image`, a PIL image or a file of the raw size, gives the codes of the first `keep_rows` rows, or those
-        that `mask_image`, white where codes are generated, does not cover (`generation.init_image`).
+        `init_image`, a PIL image or a file of the raw size, gives the tokens of the first `keep_rows` rows, or those
+        that `mask_image`, white where tokens are generated, does not cover (`generation.init_image`).
         """
         scale = self._scale(scale, resample, height, width)
         watching = callback_on_step_end, callback_on_step_end_tensor_inputs
@@ -545,7 +545,7 @@ class LanternPipeline(DiffusionPipeline):
             watcher = Watcher(self, bar, *watching)
             pictures = make_watched(maker, requested, watcher, with_pixels=output_type != "latent")
         shape = (-1, pictures[0].columns)
-        tokens: Int[Tensor, "b h w"] = torch.stack([picture.codes for picture in pictures]).unflatten(1, shape)
+        tokens: Int[Tensor, "b h w"] = torch.stack([picture.tokens for picture in pictures]).unflatten(1, shape)
         pixels = [picture.pixels for picture in pictures if picture.pixels is not None]
         is_latent = output_type == "latent"
         images = tokens if is_latent else convert(enlarge(torch.stack(pixels), scale, resample), output_type)
@@ -554,16 +554,16 @@ class LanternPipeline(DiffusionPipeline):
 
     @property
     def size(self) -> int:
-        """Height of an image in pixels, as the model was trained; 16 pixels a code where there is no VQ tokenizer."""
-        return self.transformer.config.raster.rows * self._code_side
+        """Height of an image in pixels, as the model was trained; 16 pixels a token where there is no VQ tokenizer."""
+        return self.transformer.config.raster.rows * self._token_side
 
     @property
-    def _code_side(self) -> int:
+    def _token_side(self) -> int:
         return 16 if self.vqvae is None else self.vqvae.config.downsample
 
     def _scale(self, scale: int | None, resample: str, height: int | None = None, width: int | None = None) -> int:
         """Return the scale of the images; ValueError for an invalid scale, filter, height or width."""
-        raw_width = self.transformer.config.raster.columns * self._code_side
+        raw_width = self.transformer.config.raster.columns * self._token_side
         for name, side, raw in (("height", height, self.size), ("width", width, raw_width)):
             if side is None:
                 continue
@@ -577,7 +577,9 @@ class LanternPipeline(DiffusionPipeline):
         return scale
 
     def enable_model_cpu_offload(self, *_: Any, **__: Any) -> None:
-        """Raise ValueError: decoding calls parts of the transformer for every code, so it has to stay on the device."""
+        """Raise ValueError: decoding calls parts of the transformer for every token, so it has to stay on the
+        device.
+        """
         raise ValueError(
             "enable_model_cpu_offload is not supported: decoding needs the transformer on the device throughout; to "
             "free the text encoder, keep encode_prompt's result and pass it as prompt_embeds"
@@ -586,7 +588,7 @@ class LanternPipeline(DiffusionPipeline):
     def enable_sequential_cpu_offload(self, *_: Any, **__: Any) -> None:
         """Raise ValueError: as `enable_model_cpu_offload`."""
         raise ValueError(
-            "enable_sequential_cpu_offload is not supported: every code needs all layers, and each would be copied"
+            "enable_sequential_cpu_offload is not supported: every token needs all layers, and each would be copied"
         )
 
     @torch.no_grad()
@@ -605,24 +607,24 @@ class LanternPipeline(DiffusionPipeline):
 
     @torch.no_grad()
     def decode_latents(
-        self, codes: Tensor, output_type: str = "pil", *, scale: int | None = None, resample: str = "lanczos"
+        self, tokens: Tensor, output_type: str = "pil", *, scale: int | None = None, resample: str = "lanczos"
     ) -> Any:
-        """Return the images of code grids (b rows columns), as `output_type="latent"` gives them.
+        """Return the images of token grids (b rows columns), as `output_type="latent"` gives them.
 
         `output_type`: "pil", "pt" (b 3 h w in [0, 1]) or "np" (b h w 3 in [0, 1]). `scale` and `resample` are those of
-        a call. ValueError for codes out of range and for grids of another size than the model's; TypeError for what is
+        a call. ValueError for tokens out of range and for grids of another size than the model's; TypeError for what is
         no tensor of whole numbers.
         """
         scale = self._scale(scale, resample)
         if self.vqvae is None:
-            raise ValueError("the pipeline has no vqvae, without which codes are not decoded")
+            raise ValueError("the pipeline has no vqvae, without which tokens are not decoded")
         if output_type not in ("pil", "pt", "np"):
             raise ValueError(f"output_type is {output_type!r}, wanted pil, pt or np")
         raster = self.transformer.config.raster
-        if not isinstance(codes, Tensor) or codes.is_floating_point() or codes.is_complex():
-            got = str(codes.dtype) if isinstance(codes, Tensor) else type(codes).__name__
-            raise TypeError(f"codes are {got}, wanted a tensor of whole numbers")
-        if codes.ndim != 3 or codes.shape[1:] != (raster.rows, raster.columns):
-            raise ValueError(f"codes have shape {list(codes.shape)}, wanted [b, {raster.rows}, {raster.columns}]")
-        pixels = self.model.pictures(codes.flatten(1).to(self.vqvae.device))
+        if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.is_complex():
+            got = str(tokens.dtype) if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise TypeError(f"tokens are {got}, wanted a tensor of whole numbers")
+        if tokens.ndim != 3 or tokens.shape[1:] != (raster.rows, raster.columns):
+            raise ValueError(f"tokens have shape {list(tokens.shape)}, wanted [b, {raster.rows}, {raster.columns}]")
+        pixels = self.model.pictures(tokens.flatten(1).to(self.vqvae.device))
         return convert(enlarge(pixels, scale, resample), output_type)

@@ -1,4 +1,4 @@
-"""Progress of a generation: a bar on stderr, and the code grids while they fill."""
+"""Progress of a generation: a bar on stderr, and the token grids while they fill."""
 
 import sys
 import time
@@ -18,29 +18,29 @@ from lantern.generation.requests import Request
 INTERVAL = 0.1  # seconds between two reads from the device
 
 
-def describe_progress(known: Sequence[int], codes: int, passes: int) -> str:
-    """Return the progress of a batch as text: codes per pass of one image, finished and slowest of several."""
+def describe_progress(known: Sequence[int], tokens: int, steps: int) -> str:
+    """Return the progress of a batch as text: tokens per step of one image, finished and slowest of several."""
     if len(known) == 1:
-        return f"{known[0] / max(passes, 1):.2f} codes per pass"
-    return f"{sum(count >= codes for count in known)}/{len(known)} done, slowest {min(known)}/{codes}"
+        return f"{known[0] / max(steps, 1):.2f} tokens per step"
+    return f"{sum(count >= tokens for count in known)}/{len(known)} done, slowest {min(known)}/{tokens}"
 
 
 class Progress:
-    """A bar over the codes of a run, shown only where stderr is a terminal.
+    """A bar over the tokens of a run, shown only where stderr is a terminal.
 
-    It is a context manager and the callback of a generation of `pictures` images of `codes` codes each. Codes of a
+    It is a context manager and the callback of a generation of `pictures` images of `tokens` tokens each. Tokens of a
     batch that ran out of memory are subtracted when the next batch begins. Counts are read from the device at most ten
     times a second.
     """
 
-    def __init__(self, pictures: int, codes: int, *, is_quiet: bool = False) -> None:
+    def __init__(self, pictures: int, tokens: int, *, is_quiet: bool = False) -> None:
         from tqdm import tqdm
 
         # with disable=None tqdm shows the bar only if stderr is a terminal
         self._bar: Any = tqdm(
-            total=pictures * codes, unit=" codes", disable=True if is_quiet else None, leave=False, dynamic_ncols=True
+            total=pictures * tokens, unit=" tokens", disable=True if is_quiet else None, leave=False, dynamic_ncols=True
         )
-        self._codes, self._done = codes, 0
+        self._tokens, self._done = tokens, 0
         self._known: Int[Tensor, " b"] | None = None
         self._next = 0.0
 
@@ -66,12 +66,12 @@ class Progress:
 
     def _begin(self) -> None:
         """Count the images of the previous batch, if it was finished."""
-        if self._known is not None and int(self._known.min()) >= self._codes:  # sync
-            self._done += len(self._known) * self._codes
+        if self._known is not None and int(self._known.min()) >= self._tokens:  # sync
+            self._done += len(self._known) * self._tokens
         self._known, self._next = None, 0.0
 
-    def _show(self, known: list[int], passes: int) -> None:
-        self._bar.set_postfix_str(describe_progress(known, self._codes, passes), refresh=False)
+    def _show(self, known: list[int], steps: int) -> None:
+        self._bar.set_postfix_str(describe_progress(known, self._tokens, steps), refresh=False)
         self._bar.update(self._done + sum(known) - self._bar.n)
 
     def __enter__(self) -> "Progress":
@@ -82,45 +82,45 @@ class Progress:
 
 
 class Canvas:
-    """The code grids of a batch while they fill: `codes` (b n), -1 where no code is known yet."""
+    """The token grids of a batch while they fill: `tokens` (b n), -1 where no token is known yet."""
 
-    codes: Int[Tensor, "b n"]
+    tokens: Int[Tensor, "b n"]
 
-    def __init__(self, codes: int) -> None:
-        self._size, self.passes_made = codes, 0
-        self.codes = torch.empty(0, codes, dtype=torch.long)
-        self._passes = torch.empty(0, dtype=torch.long)
+    def __init__(self, tokens: int) -> None:
+        self._size, self.steps_made = tokens, 0
+        self.tokens = torch.empty(0, tokens, dtype=torch.long)
+        self._steps = torch.empty(0, dtype=torch.long)
 
     def add(self, step: Step) -> None:
-        """Add the codes of one pass; the first pass of a batch starts new grids."""
+        """Add the tokens of one pass; the first pass of a batch starts new grids."""
         if step.index == 0:
-            self.codes = torch.full((len(step.start), self._size), -1, device=step.codes.device)
-            self._passes = torch.zeros_like(step.start)
-        ahead = torch.arange(step.codes.shape[1], device=step.codes.device)
+            self.tokens = torch.full((len(step.start), self._size), -1, device=step.tokens.device)
+            self._steps = torch.zeros_like(step.start)
+        ahead = torch.arange(step.tokens.shape[1], device=step.tokens.device)
         is_good = ahead < step.counts[:, None]
         image, place = is_good.nonzero(as_tuple=True)
-        self.codes[image, (step.start[:, None] + ahead)[image, place]] = step.codes[image, place]
-        self._passes += step.counts > 0
-        self.passes_made = step.index + 1
+        self.tokens[image, (step.start[:, None] + ahead)[image, place]] = step.tokens[image, place]
+        self._steps += step.counts > 0
+        self.steps_made = step.index + 1
 
     @property
     def known(self) -> Int[Tensor, " b"]:
-        """Number of known codes of each image."""
-        return (self.codes >= 0).sum(1)
+        """Number of known tokens of each image."""
+        return (self.tokens >= 0).sum(1)
 
     def generation(self) -> Generation:
-        """Return the known codes as a finished generation, with code 0 in place of missing ones."""
-        none = torch.zeros(len(self.codes), 0, dtype=torch.long)
-        free = torch.zeros(len(self.codes))
-        return Generation(self.codes.clamp(min=0), self._passes, none, none, free, free, free, free == 0)
+        """Return the known tokens as a finished generation, with token 0 in place of missing ones."""
+        none = torch.zeros(len(self.tokens), 0, dtype=torch.long)
+        free = torch.zeros(len(self.tokens))
+        return Generation(self.tokens.clamp(min=0), self._steps, none, none, free, free, free, free == 0)
 
 
-def partial_pixels(generator: Generator, codes: Int[Tensor, " n"]) -> UInt8[Tensor, "h w 3"]:
-    """Return the image of a grid in which some codes are still -1: the rows below the last known code are grey."""
+def partial_pixels(generator: Generator, tokens: Int[Tensor, " n"]) -> UInt8[Tensor, "h w 3"]:
+    """Return the image of a grid in which some tokens are still -1: the rows below the last known token are grey."""
     raster = generator.model.target.config.raster
-    known = int((codes >= 0).sum())
-    last = codes[max(known - 1, 0)].clamp(min=0)
-    pixels = generator.pixels(torch.where(codes >= 0, codes, last)[None])[0].clone()
+    known = int((tokens >= 0).sum())
+    last = tokens[max(known - 1, 0)].clamp(min=0)
+    pixels = generator.pixels(torch.where(tokens >= 0, tokens, last)[None])[0].clone()
     rows = -(-known // raster.columns) * (pixels.shape[0] // raster.rows)
     pixels[rows:] = 128
     return pixels
@@ -135,8 +135,8 @@ class Watcher:
 
     def __init__(self, pipe: Any, bar: Any, callback: Callable[..., Any] | None, names: Sequence[str]) -> None:
         self._pipe, self._bar, self._callback, self._names = pipe, bar, callback, names
-        self._codes, self._done = pipe.transformer.config.block_size, 0
-        self.canvas = Canvas(self._codes)
+        self._tokens, self._done = pipe.transformer.config.block_size, 0
+        self.canvas = Canvas(self._tokens)
 
     @property
     def is_stopped(self) -> bool:
@@ -145,28 +145,28 @@ class Watcher:
 
     def finish(self, pictures: int) -> None:
         """Count finished images."""
-        self._done += pictures * self._codes
+        self._done += pictures * self._tokens
 
     def __call__(self, step: Step) -> None:
         """Add one pass; raise Interrupted if the call is to stop before the batch is done."""
         self.canvas.add(step)
         known = self.canvas.known
         counts = known.tolist()  # sync
-        self._bar.set_postfix_str(describe_progress(counts, self._codes, self.canvas.passes_made), refresh=False)
+        self._bar.set_postfix_str(describe_progress(counts, self._tokens, self.canvas.steps_made), refresh=False)
         self._bar.update(self._done + sum(counts) - self._bar.n)
         if self._callback is not None:
-            seen = {"codes": self.canvas.codes, "known": known}
+            seen = {"tokens": self.canvas.tokens, "known": known}
             self._callback(self._pipe, step.index, min(counts), {name: seen[name] for name in self._names})
-        if self.is_stopped and min(counts) < self._codes:
+        if self.is_stopped and min(counts) < self._tokens:
             raise Interrupted
 
 
 def make_watched(
     generator: Generator, requested: Sequence[Request], watcher: Watcher, *, with_pixels: bool
 ) -> list[Picture]:
-    """Make all images; after an interruption those of the last batch have code 0 in place of missing codes.
+    """Make all images; after an interruption those of the last batch have token 0 in place of missing tokens.
 
-    Their statistics promise nothing, and count the codes that were decoded, as does a warning.
+    Their statistics promise nothing, and count the tokens that were decoded, as does a warning.
     """
     pictures: list[Picture] = []
     try:
@@ -177,9 +177,9 @@ def make_watched(
                 break
     except Interrupted:
         grids = watcher.canvas.generation()
-        cut = requested[len(pictures) : len(pictures) + len(grids.codes)]
+        cut = requested[len(pictures) : len(pictures) + len(grids.tokens)]
         counts, total = watcher.canvas.known.tolist(), generator.model.target.config.block_size
-        warnings = [f"interrupted: {count} of {total} codes were decoded, the others are 0" for count in counts]
+        warnings = [f"interrupted: {count} of {total} tokens were decoded, the others are 0" for count in counts]
         started = [replace(one, warning=text) for one, text in zip(cut, warnings, strict=True)]
         made = finish_batch(generator, started, grids, seconds={}, with_pixels=with_pixels)
         pictures += [

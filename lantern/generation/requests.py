@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lantern.models.folder import Model
 
 OUTPUT_TYPES = ("pil", "pt", "np", "latent")
-CALLBACK_TENSORS = ("codes", "known")
+CALLBACK_TENSORS = ("tokens", "known")
 MAX_SEED = 2**53  # random seeds stay below it, since integers up to it are exact in every JSON reader
 MAX_PROMPT = 2000
 MAX_FILE_BYTES = 64 << 20
@@ -36,7 +36,7 @@ class Request:
     warning: why the image will not be of its prompt, as `with_warnings` finds; the image's statistics have it.
     condition: conditioning of one image in place of what the text encoder makes of the prompt, which may then be None.
     negative_prompt: the text of the condition's negative caption, for the image's metadata.
-    forced: codes (n) that the image keeps of another, -1 where they are generated, as `with_init_image` adds them.
+    forced: tokens (n) that the image keeps of another, -1 where they are generated, as `with_init_image` adds them.
     """
 
     prompt: str | None = None

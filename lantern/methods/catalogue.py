@@ -54,42 +54,42 @@ GROWTH = dict(
 ADAPTIVE = dict(adaptive=opt(True, help="whether the policy chooses the size of the next tree; CUDA graphs need false"))
 INITS = ("random", "repeat-left", "drafter")
 WINDOWS = dict(
-    window=opt(16, 2, 10**6, "codes scored in one pass; longer windows are cut to the image"),
-    init=opt("repeat-left", help="first codes of the window's new places", choices=INITS),
+    window=opt(16, 2, 10**6, "tokens scored in one pass; longer windows are cut to the image"),
+    init=opt("repeat-left", help="first tokens of the window's new places", choices=INITS),
 )
-LEAST = "codes a step, on average over the first 10 steps, below which the rest of the image is decoded plainly"
-MATCH = "how contexts are compared: codes left and above, or the longest common suffix"
+LEAST = "tokens a step, on average over the first 10 steps, below which the rest of the image is decoded plainly"
+MATCH = "how contexts are compared: tokens left and above, or the longest common suffix"
 SAM = dict(
-    match=opt("grid", help=MATCH, choices=("grid", "super", "codes")),
+    match=opt("grid", help=MATCH, choices=("grid", "super", "tokens")),
     sharp=opt(2.0, 0, None, "exponent of the weight of longer matches"),
-    least=opt(2, 1, None, "codes that must match"),
-    reach=opt(8, 1, None, "codes that are compared at most"),
-    smooth=opt(0.2, 0, 1, "probability given to codes that look like those found"),
+    least=opt(2, 1, None, "tokens that must match"),
+    reach=opt(8, 1, None, "tokens that are compared at most"),
+    smooth=opt(0.2, 0, 1, "probability given to tokens that look like those found"),
 )
 FLOW = dict(
-    k=opt(50, 0, 1024, "nearest codes that count as alike; 0 is exact"),
-    delta=opt(0.2, 0, 1, "largest total variation per code; 0 is exact", sweep=(0.05, 0.1, 0.2)),
-    cap=opt(4.0, 1, 1e6, "largest factor by which a code's probability grows; 1 is exact"),
+    k=opt(50, 0, 1024, "nearest tokens that count as alike; 0 is exact"),
+    delta=opt(0.2, 0, 1, "largest total variation per token; 0 is exact", sweep=(0.05, 0.1, 0.2)),
+    cap=opt(4.0, 1, 1e6, "largest factor by which a token's probability grows; 1 is exact"),
     rounds=opt(2, 1, 100, "rounds in which mass is moved"),
-    width=opt(64, 1, 10**6, "codes that can receive mass"),
+    width=opt(64, 1, 10**6, "tokens that can receive mass"),
 )
 GROUPS = dict(
-    group=opt(14, 0, 10**6, "codes of a group beside the draft, an even number; 0 is exact", sweep=(4, 8, 14)),
+    group=opt(14, 0, 10**6, "tokens of a group beside the draft, an even number; 0 is exact", sweep=(4, 8, 14)),
     p_radius=opt(0.15, 0, 1, "largest difference of probabilities within a group"),
-    d_radius=opt(0.5, 0, 1e6, "largest distance of code vectors within a group"),
+    d_radius=opt(0.5, 0, 1e6, "largest distance of codebook vectors within a group"),
 )
-REFUSED = "distribution after a refusal: the paper's, or that of the authors' code"
+REFUSED = "distribution after a refusal: the paper's, or that of the authors' token"
 CLAIMS = dict(
     residual=opt("paper", help=REFUSED, choices=("paper", "released")),
     shared=opt(False, help="whether the siblings of a node share one delta; as published each has its own"),
 )
-ALIKE = "nearest codes that count as alike; 0 is exact"
+ALIKE = "nearest tokens that count as alike; 0 is exact"
 GAIN = "largest factor by which a draft's probability grows; 1 is exact"
 CLAIM = "largest probability that a draft claims from others"
-SAMPLES = opt(2, 1, 10**6, "samples of the target per code; 1 is exact", sweep=(2, 3))
+SAMPLES = opt(2, 1, 10**6, "samples of the target per token; 1 is exact", sweep=(2, 3))
 MEASURED = opt(True, help="measure the total variation in passes over the finished image; else it is NaN")
-LEAD = "codes of the row above before a row begins; a whole row is exact"
-PASSES = "passes of the small model per pass of the target; 0 is until all codes of the chain are its own"
+LEAD = "tokens of the row above before a row begins; a whole row is exact"
+PASSES = "passes of the small model per step of the target; 0 is until all tokens of the chain are its own"
 
 
 def tree_of(name: str) -> Any:
@@ -106,7 +106,7 @@ def published(nodes: int, width: int, depth: int) -> dict[str, Any]:
 
 
 def drafting(m: Parts, mode: str, relaxed: bool = False) -> dict[str, Any]:
-    """What all drafters of trees take. At temperature 0 a sampled draft is the most likely code."""
+    """What all drafters of trees take. At temperature 0 a sampled draft is the most likely token."""
     mode = "point" if m.greedy and mode == "sampled" else mode
     return dict(mode=mode, sampling=m.sampling, records_log_q=relaxed and mode == "gumbel" and not m.greedy)
 
@@ -139,7 +139,7 @@ def grown(
 
 
 def windowed(m: Parts, window: int, init: str, keeps: bool = True, least: float = 0.0) -> Call:
-    """A Jacobi window; with init "drafter" the model's own drafter guesses 3 codes, as a step rarely frees more."""
+    """A Jacobi window; with init "drafter" the model's own drafter guesses 3 tokens, as a step rarely frees more."""
     behind = None
     if init == "drafter":
         behind = EagleChain(m.drafter, m.target, window=window, length=3, is_gumbel=not keeps, sampling=m.sampling)
@@ -164,7 +164,7 @@ def moved(m: Parts, rule: Call, inner: Call) -> Call:
 
 @method(page="")
 def plain(m: Parts):
-    """one code per pass; the baseline"""
+    """one token per step; the baseline"""
     return Made()
 
 
@@ -313,7 +313,7 @@ def adt_tree_paper(m: Parts, rate: float = opt(0.5, 0, 1, RATE), **growth: Any):
 
 @method(paper="2401.10774")
 def medusa(m: Parts, tree: str = TREE):
-    """Medusa heads: codes ahead are guessed from the last feature alone"""
+    """Medusa heads: tokens ahead are guessed from the last feature alone"""
     return head(m, MedusaDrafter, "medusa", tree), Gumbel()
 
 
@@ -355,7 +355,7 @@ BESIDE = opt(0.25, 0, 1, "weight of the guesses from the row above")
 
 @method(paper="2510.25739")
 def vertical(m: Parts, tree: str = TREE, share: float = BESIDE):
-    """Hawk: heads along the row, and one for the code below whose guesses wait in a pool"""
+    """Hawk: heads along the row, and one for the token below whose guesses wait in a pool"""
     return head(m, VerticalDrafter, "vertical", tree, share=share), Gumbel()
 
 
@@ -363,20 +363,20 @@ def vertical(m: Parts, tree: str = TREE, share: float = BESIDE):
 def fr_spec(
     m: Parts,
     tree: str = TREE,
-    vocabulary: int = opt(512, 1, None, "number of most frequent codes that the head scores"),
-    near: int = opt(0, 0, None, "codes near the left and upper codes that it scores as well, of each"),
+    vocabulary: int = opt(512, 1, None, "number of most frequent tokens that the head scores"),
+    near: int = opt(0, 0, None, "tokens near the left and upper tokens that it scores as well, of each"),
 ):
-    """FR-Spec: EAGLE-1 with a head over frequent codes and those near the neighbours"""
+    """FR-Spec: EAGLE-1 with a head over frequent tokens and those near the neighbours"""
     how = dict(vocabulary=vocabulary, near=near, tree=named(tree), mode="gumbel", sampling=m.sampling)
     return FrSpec(m.drafter, m.target, m.part("fr-spec"), m.neighbours(near) if near else None, **how), Gumbel()
 
 
-SHARE = opt(0.25, 0, 1, "share of the codes that the head scores")
+SHARE = opt(0.25, 0, 1, "share of the tokens that the head scores")
 
 
 @method(paper="2502.14856", page="fr-spec")
 def fr_spec_paper(m: Parts, tree: str = tree_of("eagle2_59_10_6"), share: float = SHARE):
-    """FR-Spec as published: EAGLE-2's 59 nodes, a head over a quarter of the codes"""
+    """FR-Spec as published: EAGLE-2's 59 nodes, a head over a quarter of the tokens"""
     growing = partial(GrowingFrSpec, table=m.part("fr-spec"), share=share)
     return eagle(m, tree, "point", makes=(None, growing)), Rejection()
 
@@ -387,8 +387,8 @@ def sam(m: Parts, tree: str = TREE, **matching: Any):
     return Sam(m.part("sam"), m.target, tree=named(tree), **matching), Gumbel()
 
 
-SUFFIX = dict(tree="chain_40", match="codes", least=5, reach=40, smooth=0.0)
-preset("sam-paper", "sam", "SAM decoding as published: 40 codes behind the longest suffix of five or more", **SUFFIX)
+SUFFIX = dict(tree="chain_40", match="tokens", least=5, reach=40, smooth=0.0)
+preset("sam-paper", "sam", "SAM decoding as published: 40 tokens behind the longest suffix of five or more", **SUFFIX)
 
 COPIES = opt("chain_4", help="tree that is drafted from similar contexts")
 
@@ -409,8 +409,8 @@ def self_cascade(m: Parts, tree: str = tree_of("chain_4")):
 @method(paper="2505.22179")
 def specmquant(
     m: Parts,
-    length: int = opt(6, 2, None, "codes of the chain that the target scores"),
-    width: int = opt(2, 1, None, "codes tried at each place of the chain"),
+    length: int = opt(6, 2, None, "tokens of the chain that the target scores"),
+    width: int = opt(2, 1, None, "tokens tried at each place of the chain"),
     steps: int = opt(2, 0, None, PASSES),
     small_bits: int = opt(0, help="bits of the small model's weights; 0 leaves them as they are", choices=(0, 4)),
 ):
@@ -431,20 +431,20 @@ def sjd(m: Parts, **window: Any):
 
 @method(WINDOWS, paper="2510.24211")
 def scd(m: Parts, **window: Any):
-    """no drafter: as sjd, but codes of the window are kept wherever they can be (coupled)"""
+    """no drafter: as sjd, but tokens of the window are kept wherever they can be (coupled)"""
     return windowed(m, **window), Coupling()
 
 
 OF_16, OF_64 = dict(window=16, init="random"), dict(window=64, init="random")
-preset("sjd-paper", "sjd", "speculative Jacobi as published: windows of 16 codes that begin with random ones", **OF_16)
-preset("scd-paper", "scd", "coupled Jacobi as published: windows of 64 codes that begin with random ones", **OF_64)
+preset("sjd-paper", "sjd", "speculative Jacobi as published: windows of 16 tokens that begin with random ones", **OF_16)
+preset("scd-paper", "scd", "coupled Jacobi as published: windows of 64 tokens that begin with random ones", **OF_64)
 
-REUSE = opt(0.5, 0, 10**6, "least ratio p(x) / q(x) with which a code stays in the window")
+REUSE = opt(0.5, 0, 10**6, "least ratio p(x) / q(x) with which a token stays in the window")
 
 
 @method(WINDOWS, name="sjd++", paper="2512.07503", page="sjd-pp")
 def sjd_pp(m: Parts, reuse: float = REUSE, **window: Any):
-    """no drafter: as sjd, but codes whose probability did not fall much stay (SJD++, reconstructed)"""
+    """no drafter: as sjd, but tokens whose probability did not fall much stay (SJD++, reconstructed)"""
     return windowed(m, **window), Coupling(redraw="reuse", reuse=reuse)
 
 
@@ -457,8 +457,8 @@ def gumbel_jacobi(m: Parts, least: float = opt(0.0, 0, 10**6, LEAST), **window: 
 @method(paper="2603.18599")
 def sjd_pac(
     m: Parts,
-    window: int = opt(16, 2, None, "codes scored in one pass"),
-    width: int = opt(3, 1, None, "codes tried at each place of the front"),
+    window: int = opt(16, 2, None, "tokens scored in one pass"),
+    width: int = opt(3, 1, None, "tokens tried at each place of the front"),
     levels: int = opt(2, 1, None, "depth of the front"),
 ):
     """no drafter: gumbel-jacobi with a tree of runners-up at the window's front"""
@@ -473,20 +473,20 @@ def bounded_window(m: Parts, window: int, init: str, k: int, **flow: Any):
 
 @method(FLOW)
 def bounded(m: Parts, k: int, tree: str = TREE, **flow: Any):
-    """the distribution moves toward the draft between similar codes, by at most delta; verified exactly"""
+    """the distribution moves toward the draft between similar tokens, by at most delta; verified exactly"""
     rule = Bounded(m.neighbours(k), k, m.distances(k), **flow)
     return eagle(m, tree, relaxed=True), Greedy(rule) if m.greedy else Relaxed(rule, Gumbel())
 
 
 @method(WINDOWS | dict(init=replace(WINDOWS["init"], default="random")), GROUPS, paper="2508.07747", page="grouped")
 def gsd(m: Parts, window: int, init: str, **radii: Any):
-    """GSD as published: no drafter, codes of a Jacobi window are tested as groups"""
+    """GSD as published: no drafter, tokens of a Jacobi window are tested as groups"""
     return windowed(m, window, init), Coupling(redraw="independent", relaxation=Grouped(m.vectors(), **radii))
 
 
 @method(GROUPS, paper="2508.07747")
 def grouped(m: Parts, tree: str = TREE, **radii: Any):
-    """GSD's test on EAGLE's tree: a draft counts as a group of codes that are alike and as probable"""
+    """GSD's test on EAGLE's tree: a draft counts as a group of tokens that are alike and as probable"""
     return eagle(m, tree, "sampled"), Rejection(relaxation=Grouped(m.vectors(), **radii))
 
 
@@ -500,7 +500,7 @@ def lantern(
     delta: float = opt(0.1, 0, 1, CLAIM, sweep=(0.05, 0.1, 0.2)),
     mode: str = "sampled",
 ):
-    """LANTERN: a draft may claim its k nearest codes' probability up to delta"""
+    """LANTERN: a draft may claim its k nearest tokens' probability up to delta"""
     table = m.neighbours(k + (residual == "released"))
     return eagle(m, tree, mode), claimed(m, Lantern(table, k, m.distances(k), residual, shared, delta=delta))
 
@@ -520,7 +520,7 @@ def lantern_pp(
     k: int = opt(10, 0, 1024, ALIKE),
     lambda_: float = opt(2.0, 1, 1e6, GAIN, sweep=(1.5, 2.0, 3.0, 5.0)),
 ):
-    """LANTERN++: a draft may claim its k nearest codes' probability up to (lambda - 1) times its own"""
+    """LANTERN++: a draft may claim its k nearest tokens' probability up to (lambda - 1) times its own"""
     table = m.neighbours(k + (residual == "released"))
     return eagle(m, tree, "sampled"), claimed(m, LanternPP(table, k, m.distances(k), residual, shared, lambda_=lambda_))
 
@@ -540,20 +540,20 @@ def cool(
     return eagle(m, tree, "sampled"), moved(m, Cool(omega, nu, m.codebook()), Rejection())
 
 
-preset("cool-paper", "cool", "COOL-SD as published: a chain of five codes", tree="chain_5")
+preset("cool-paper", "cool", "COOL-SD as published: a chain of five tokens", tree="chain_5")
 
-SKIP = opt(1, 0, 32, "codes of a step that are not verified; 0 is exact", sweep=(1, 2))
+SKIP = opt(1, 0, 32, "tokens of a step that are not verified; 0 is exact", sweep=(1, 2))
 
 
 @method(paper="2511.13587")
 def vvs(m: Parts, tree: str = tree_of("spine_1_8_2"), skip: int = SKIP):
-    """verification skipping, after VVS: the first codes of each step are not verified, those behind are"""
+    """verification skipping, after VVS: the first tokens of each step are not verified, those behind are"""
     return eagle(m, tree, relaxed=True), moved(m, Vvs(skip, m.codebook()), Gumbel())
 
 
 @method(paper="2412.04062")
 def zipar(m: Parts, lead: int = opt(4, 1, None, LEAD, sweep=(8, 4)), measured: bool = MEASURED):
-    """ZipAR: no drafter: a row begins when the row above has `lead` codes; all rows add a code per pass"""
+    """ZipAR: no drafter: a row begins when the row above has `lead` tokens; all rows add a token per step"""
     return Made(driver=RowFront(lead=lead, measured=measured))
 
 
@@ -561,7 +561,7 @@ def zipar(m: Parts, lead: int = opt(4, 1, None, LEAD, sweep=(8, 4)), measured: b
 def pjd(
     m: Parts,
     lead: int = opt(6, 1, None, LEAD, sweep=(12, 6)),
-    drafts: int = opt(3, 0, None, "codes behind the last one that each row drafts"),
+    drafts: int = opt(3, 0, None, "tokens behind the last one that each row drafts"),
     measured: bool = MEASURED,
 ):
     """PJD (reconstructed): as zipar, and each row also drafts by Jacobi iteration of its own samples"""

@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from lantern.drafters.parts import ADD_ONS, DRAFTER, resolved
 
-Promise = Literal["codes", "distribution", "relaxed"]
+Promise = Literal["tokens", "distribution", "relaxed"]
 PROMISES: dict[str, str] = {
-    "codes": "the codes of plain decoding, except for rounding where the engine does not keep the bits",
-    "distribution": "other codes than plain decoding, from the same distribution",
-    "relaxed": "another distribution; the total variation per code is reported",
+    "tokens": "the tokens of plain decoding, except for rounding where the engine does not keep the bits",
+    "distribution": "other tokens than plain decoding, from the same distribution",
+    "relaxed": "another distribution; the total variation per token is reported",
 }
 MAX_NEIGHBOURS = 1024  # columns of a proximity table
 
@@ -29,7 +29,7 @@ class Option:
     """A value of a method that a user can change. `low` and `high` are inclusive bounds of numbers.
 
     The type is that of `default`. `sweep` are the values that tuning tries, gentlest first; a relaxed method has one
-    option with a sweep. `fits`: codes do not depend on it, and it is chosen for the engine unless the user sets it.
+    option with a sweep. `fits`: tokens do not depend on it, and it is chosen for the engine unless the user sets it.
     """
 
     default: Any
@@ -157,19 +157,19 @@ class Parts:
     def neighbours(self, k: int) -> Any:
         """The proximity table with at least k columns; ValueError for more than it can have."""
         if k > MAX_NEIGHBOURS:
-            raise ValueError(f"k asks for {k} nearest codes, wanted at most {MAX_NEIGHBOURS}, one less if released")
+            raise ValueError(f"k asks for {k} nearest tokens, wanted at most {MAX_NEIGHBOURS}, one less if released")
         return Ask("neighbours", max(k, 1))
 
     def distances(self, k: int) -> Any:
-        """The distances to the k nearest codes; None without a codebook."""
+        """The distances to the k nearest tokens; None without a codebook."""
         return Ask("distances", k)
 
     def codebook(self) -> Any:
-        """The vectors of the codes, to report distances; None if the model has none."""
+        """The vectors of the tokens, to report distances; None if the model has none."""
         return Ask("codebook")
 
     def vectors(self) -> Any:
-        """The vectors of the codes, which the method cannot do without."""
+        """The vectors of the tokens, which the method cannot do without."""
         return Ask("vectors")
 
 
@@ -200,7 +200,7 @@ class Made:
         inside = [one.path for one in self.verifier.walk() if isinstance(one, Call)] if self.verifier else []
         if self.driver or any(".relaxations." in path for path in inside):
             return "relaxed"
-        return "codes" if all(path.endswith(":GumbelVerifier") for path in inside) else "distribution"
+        return "tokens" if all(path.endswith(":GumbelVerifier") for path in inside) else "distribution"
 
     @property
     def family(self) -> str:
@@ -291,8 +291,8 @@ class Method:
 
     @property
     def is_identical(self) -> bool:
-        """Whether it drafts and gives the codes of plain decoding."""
-        return self.promise == "codes" and not self.is_plain
+        """Whether it drafts and gives the tokens of plain decoding."""
+        return self.promise == "tokens" and not self.is_plain
 
     @property
     def label(self) -> str:
@@ -325,7 +325,7 @@ class Method:
         return {(one := self.option(name)).name: one.parse(text) for name, text in texts.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return as JSON what the codes depend on."""
+        """Return as JSON what the tokens depend on."""
         made = {name: None if call is None else str(call) for name, call in vars(self.made).items()}
         return {"name": self.name, **made, "settings": dict(self.settings)}
 
@@ -422,5 +422,5 @@ def _lacking(ask: Ask, name: str) -> str:
     return {
         "drafter": 'a drafter and this model has none: use "plain" or "auto"',
         "neighbours": "the proximity table of the codebook: build it with `neighbours`",
-        "vectors": "the vectors of the codes: build it with `codebook`",
+        "vectors": "the vectors of the tokens: build it with `codebook`",
     }[ask.what]

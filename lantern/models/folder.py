@@ -2,7 +2,7 @@
 
     model_index.json    the components, and under "generation" the defaults of a call
     transformer/        the target
-    vqvae/              images from codes; neighbours.safetensors beside it
+    vqvae/              images from tokens; neighbours.safetensors beside it
     text_encoder/ tokenizer/    for models that take prompts
     drafter/            EAGLE-1, which most methods use
     words.txt           the words of the training captions, if they are recorded
@@ -62,7 +62,7 @@ from lantern.models.names import SHORT, WORD, Names
 from lantern.models.transformers.components import Components, Pixels, Prompts
 from lantern.models.transformers.target import TargetConfig, TransformersTarget
 
-WINDOWS_KEY = "codes_per_pass"  # in the index
+WINDOWS_KEY = "tokens_per_step"  # in the index
 INDEX_NAME = "model_index.json"
 PROFILE_NAME = "profile.json"  # what `lantern tune` measured
 NEIGHBOURS_NAME = "neighbours.safetensors"
@@ -106,7 +106,7 @@ class Model:
     """The components of one model. Components that were not requested or that the model lacks are None.
 
     `generation` holds the model's defaults: fields of Sampling, "method" and "scale". `add_ons` holds other drafters
-    and policies by name. `codes_per_pass` are the mean codes per pass of `gumbel-jacobi` by window, {} if unknown.
+    and policies by name. `tokens_per_step` are the mean tokens per step of `gumbel-jacobi` by window, {} if unknown.
     ValueError for components that do not fit each other.
     """
 
@@ -121,14 +121,14 @@ class Model:
     prompts: PromptCache = field(default_factory=PromptCache)
     engine: Engine = EAGER
     add_ons: Mapping[str, nn.Module] = field(default_factory=dict)
-    codes_per_pass: Mapping[int, float] = field(default_factory=dict)
+    tokens_per_step: Mapping[int, float] = field(default_factory=dict)
     stored_digest: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "engine", self.engine.resolve(self.target))  # of auto
         config, drafter = self.target.config, self.drafter and self.drafter.config
         if self.vq is not None and self.vq.config.codebook_size != config.vocab_size:
-            raise ValueError(f"the VQ has {self.vq.config.codebook_size} codes, the transformer {config.vocab_size}")
+            raise ValueError(f"the VQ has {self.vq.config.codebook_size} tokens, the transformer {config.vocab_size}")
         if self.text is not None and self.takes_prompts and self.text.width != config.caption_dim:
             raise ValueError(f"the text encoder is {self.text.width} wide, the transformer needs {config.caption_dim}")
         if drafter is not None:
@@ -161,14 +161,14 @@ class Model:
         }
         return ", ".join(word for word, holds in words.items() if holds) or "as torch runs them"
 
-    def pictures(self, codes: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
-        """Return the images of codes, decoded as the engine runs the VQ tokenizer; ValueError as `VQVAE.decode`."""
+    def pictures(self, tokens: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
+        """Return the images of tokens, decoded as the engine runs the VQ tokenizer; ValueError as `VQVAE.decode`."""
         assert self.vq is not None
-        return to_uint8(self.engine.prepare_part(self.vq).decode(codes))
+        return to_uint8(self.engine.prepare_part(self.vq).decode(tokens))
 
     @property
     def codebook(self) -> Float[Tensor, "v d"] | None:
-        """The codes' vectors as the VQ decoder uses them; read from the folder if the VQ tokenizer was not loaded."""
+        """The tokens' vectors as the VQ decoder uses them; read from the folder if the VQ tokenizer was not loaded."""
         vq = self.vq
         if vq is None and self.folder is not None and (self.folder / "vqvae").is_dir():
             vq = load_component(VQVAE, VQConfig, self.folder / "vqvae")
@@ -266,7 +266,7 @@ def load_model(
 
     `parts` restricts the components to read beside the target, and may be a function of the name of the model's default
     method; those that the model lacks are None. Device "auto" is a GPU if there is one; dtype "auto" is fp32 on a CPU,
-    where exact methods guarantee equal codes, and bf16 on a GPU.
+    where exact methods guarantee equal tokens, and bf16 on a GPU.
     `engine` is how passes are run: an engine or its name; "auto" is the fastest one that is ready. `verify` compares
     weight files with their SHA-256 where the folder lists it, which reads every file once more. `size` is (height,
     width) in pixels, for models of transformers that make images of several sizes. With
@@ -316,7 +316,7 @@ def load_model(
         engine=chosen,
         add_ons=AddOns(folder, target, model_name=shown, verify=verify, digest=digest.hexdigest()),
         stored_digest=digest.hexdigest(),
-        codes_per_pass=check_codes_per_pass(index.get(WINDOWS_KEY) or {}, source=folder / INDEX_NAME),
+        tokens_per_step=check_tokens_per_step(index.get(WINDOWS_KEY) or {}, source=folder / INDEX_NAME),
     )
 
 
@@ -386,8 +386,8 @@ def load_neighbours(folder: Path, device: torch.device, *, verify: bool = True) 
 
     if verify:
         verify_files(folder, [NEIGHBOURS_NAME])
-    codes = load_config(VQConfig, folder / CONFIG_NAME).codebook_size
-    return load_table(path, codes).to(device)
+    tokens = load_config(VQConfig, folder / CONFIG_NAME).codebook_size
+    return load_table(path, tokens).to(device)
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -465,29 +465,29 @@ def write_index(folder: str | Path, *, generation: Mapping[str, Any] | None = No
     write_door(folder)
 
 
-def check_codes_per_pass(values: Any, *, source: str | Path) -> dict[int, float]:
-    """Return codes per pass by window from their JSON form, {"4": 2.4}; ValueError for other keys and values."""
+def check_tokens_per_step(values: Any, *, source: str | Path) -> dict[int, float]:
+    """Return tokens per step by window from their JSON form, {"4": 2.4}; ValueError for other keys and values."""
     if not isinstance(values, Mapping):
         raise ValueError(f'{source}: "{WINDOWS_KEY}" is a {type(values).__name__}, wanted an object')
-    for window, codes in values.items():
+    for window, tokens in values.items():
         is_window = str(window).isdecimal() and int(window) >= 2
-        if not is_window or not isinstance(codes, int | float) or not 1 <= codes <= int(window):
+        if not is_window or not isinstance(tokens, int | float) or not 1 <= tokens <= int(window):
             raise ValueError(
-                f'{source}: "{WINDOWS_KEY}" holds {str(window)[:20]!r}: {str(codes)[:20]}, wanted a window of at least'
-                " 2 codes and the mean number that it commits, from 1 to all"
+                f'{source}: "{WINDOWS_KEY}" holds {str(window)[:20]!r}: {str(tokens)[:20]}, wanted a window of at least'
+                " 2 tokens and the mean number that it commits, from 1 to all"
             )
-    return {int(window): float(codes) for window, codes in values.items()}
+    return {int(window): float(tokens) for window, tokens in values.items()}
 
 
-def record_codes_per_pass(folder: Path, codes: Mapping[int, float]) -> None:
-    """Write the codes per pass by window into a model's index, for the choice of "auto" on any machine."""
-    found = {str(window): round(value, 3) for window, value in sorted(codes.items())}
-    check_codes_per_pass(found, source=folder / INDEX_NAME)
+def record_tokens_per_step(folder: Path, tokens: Mapping[int, float]) -> None:
+    """Write the tokens per step by window into a model's index, for the choice of "auto" on any machine."""
+    found = {str(window): round(value, 3) for window, value in sorted(tokens.items())}
+    check_tokens_per_step(found, source=folder / INDEX_NAME)
     write_json(folder / INDEX_NAME, read_index(folder) | {WINDOWS_KEY: found})
 
 
 def write_door(folder: str | Path) -> None:
-    """Write `pipeline.py`, through which diffusers loads a folder as remote code."""
+    """Write `pipeline.py`, through which diffusers loads a folder as remote token."""
     with atomic_write(Path(folder) / DOOR_NAME) as temporary:
         temporary.write_text(DOOR, encoding="utf-8")
 
@@ -618,7 +618,7 @@ def check_sizes(
 ) -> None:
     """Raise ValueError if the drafter has another codebook, width or grid than the target."""
     got, expected = (
-        f"{sizes.vocab_size} codes of width {sizes.dim}, {sizes.block_size} per image" for sizes in (drafter, target)
+        f"{sizes.vocab_size} tokens of width {sizes.dim}, {sizes.block_size} per image" for sizes in (drafter, target)
     )
     if got != expected:
         raise ValueError(

@@ -25,7 +25,7 @@ class Prediction:
     """Sizes of a model in a dtype, in bytes, and the work of its passes.
 
     `weights` are those of the target, of which a pass reads `read`; `pixels` those of the VQ tokenizer in fp32. `cache`
-    and `noise` are of one image at guidance. `products` are multiplications and additions of one code. `target` has
+    and `noise` are of one image at guidance. `products` are multiplications and additions of one token. `target` has
     no values.
     """
 
@@ -37,7 +37,7 @@ class Prediction:
     cache: int
     noise: int
     products: int
-    codes: int
+    tokens: int
     grid: tuple[int, int]
     target: Any
 
@@ -46,7 +46,7 @@ class Prediction:
         return self.weights + self.pixels + images * (self.cache + self.noise)
 
     def seconds(self, images: int, nodes: int, *, bandwidth: float, rate: float) -> float:
-        """Return the shortest time of a pass over `nodes` codes of each image.
+        """Return the shortest time of a pass over `nodes` tokens of each image.
 
         It is bound by reading weights and cache at `bandwidth` bytes per second, or by arithmetic at `rate` per second.
         """
@@ -66,7 +66,7 @@ def predict(folder: Path, dtype: torch.dtype, *, size: tuple[int, int] | None = 
     own = [weight for weight in target.parameters() if id(weight) not in others]
     tables = {id(weight) for weight in _tables(target)}
     read = sum(weight.numel() for weight in own if id(weight) not in tables)
-    slots = raster.codes + raster.newlines + (1 if config.family == "llamagen" else PROMPT)
+    slots = raster.tokens + raster.newlines + (1 if config.family == "llamagen" else PROMPT)
     parameters = sum(weight.numel() for weight in own)
     return Prediction(
         name=config.family,
@@ -75,9 +75,9 @@ def predict(folder: Path, dtype: torch.dtype, *, size: tuple[int, int] | None = 
         pixels=sum(weight.numel() for weight in pixels) * torch.float32.itemsize,
         read=read * width,
         cache=2 * 2 * config.n_layer * config.n_head * slots * config.head_dim * width,
-        noise=raster.codes * config.vocab_size * torch.float32.itemsize,
+        noise=raster.tokens * config.vocab_size * torch.float32.itemsize,
         products=2 * 2 * read,
-        codes=raster.codes,
+        tokens=raster.tokens,
         grid=(raster.rows, raster.columns),
         target=target,
     )

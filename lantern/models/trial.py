@@ -1,4 +1,4 @@
-"""Trial run of components on the meta device: they load, and one code goes through them.
+"""Trial run of components on the meta device: they load, and one token goes through them.
 
 Nothing of the size of the weights is allocated, so that a model of many gigabytes is tried in seconds.
 """
@@ -23,7 +23,7 @@ KINDS: Mapping[str, Kind] = {"transformer": "target", "vqvae": "vq", "drafter": 
 
 
 def try_component(folder: Path, kind: Kind) -> nn.Module:
-    """Load a component on the meta device, compute one code with it, and return it.
+    """Load a component on the meta device, compute one token with it, and return it.
 
     ValueError names the file that does not fit.
     """
@@ -38,7 +38,7 @@ def try_component(folder: Path, kind: Kind) -> nn.Module:
     except (RuntimeError, TypeError, IndexError) as error:
         raise ValueError(f"{source}: the component does not run: {one_line(error)}") from error
     if got != expected:
-        raise ValueError(f"{source}: one code became {list(got)} values, wanted {list(expected)}")
+        raise ValueError(f"{source}: one token became {list(got)} values, wanted {list(expected)}")
     return module
 
 
@@ -59,8 +59,8 @@ def try_components(folders: Mapping[str, Path], *, name: str) -> None:
         drafter = f"drafter {folders['drafter']}"
         check_sizes(tried["drafter"].config, target.config, drafter_name=drafter, model_name=name)
     if "vqvae" in tried and tried["vqvae"].config.codebook_size != target.config.vocab_size:
-        codes = tried["vqvae"].config.codebook_size
-        raise ValueError(f"{folders['vqvae']} has {codes} codes, {folders['transformer']} {target.config.vocab_size}")
+        tokens = tried["vqvae"].config.codebook_size
+        raise ValueError(f"{folders['vqvae']} has {tokens} tokens, {folders['transformer']} {target.config.vocab_size}")
 
 
 def _run_target(target: Transformer) -> tuple[torch.Size, torch.Size]:

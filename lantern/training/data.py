@@ -134,7 +134,7 @@ class Prepared:
     def _decode(self) -> UInt8[Tensor, "n 3 h w"]:
         """Decode all images on all cores; Pillow releases Python's lock meanwhile."""
         if not (self.folder / PICTURES).is_file():
-            raise ValueError(f"{self.folder} has no {PICTURES}, and no codes of its images by this tokenizer")
+            raise ValueError(f"{self.folder} has no {PICTURES}, and no tokens of its images by this tokenizer")
         with tarfile.open(self.folder / PICTURES) as tar:
             files = [file.read() for member in tar if (file := tar.extractfile(member)) is not None]
         with ThreadPoolExecutor(os.cpu_count()) as threads:

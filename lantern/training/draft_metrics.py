@@ -11,12 +11,12 @@ from lantern.drafters.examples import Examples
 from lantern.training.losses import acceptance
 
 WIDTHS = (1, 4, 8)
-PIXELS = 8  # side of a code in a map
+PIXELS = 8  # side of a token in a map
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Distributions at one depth: entry j is that of code `places[j]`, p the target's, q the drafter's."""
+    """Distributions at one depth: entry j is that of token `places[j]`, p the target's, q the drafter's."""
 
     depth: int
     places: Int[Tensor, " m"]
@@ -34,13 +34,13 @@ class HeldOutDrafts:
         self._examples, self._distributions = examples, distributions
 
     def _drafts(self) -> Iterator[tuple[Draft, Float[Tensor, "b m v"], Examples]]:
-        """Yield drafts with the Gumbel noise of their codes, the same at each depth."""
+        """Yield drafts with the Gumbel noise of their tokens, the same at each depth."""
         generator = torch.Generator().manual_seed(0)
         for examples in self._examples:
             drafts = self._distributions(examples)
-            images, _, codes = drafts[0].p.shape
-            u = torch.rand(images, examples.codes.shape[1], codes, generator=generator, dtype=torch.float64)
-            noise = -torch.log(-torch.log(u.clamp(1e-12, 1 - 1e-12))).float().to(examples.codes.device)
+            images, _, tokens = drafts[0].p.shape
+            u = torch.rand(images, examples.tokens.shape[1], tokens, generator=generator, dtype=torch.float64)
+            noise = -torch.log(-torch.log(u.clamp(1e-12, 1 - 1e-12))).float().to(examples.tokens.device)
             for draft in drafts:
                 yield draft, noise[:, draft.places], examples
 
@@ -60,10 +60,10 @@ class HeldOutDrafts:
 
     @torch.no_grad()
     def maps(self, columns: int) -> UInt8[Tensor, "d 3 h w"]:
-        """Return acceptance over the grid, one image per depth: white is 1, codes without a draft are black."""
+        """Return acceptance over the grid, one image per depth: white is 1, tokens without a draft are black."""
         grids: dict[int, list[Tensor]] = {}
         for draft, _, examples in self._drafts():
-            grid = torch.zeros(examples.codes.shape, device=examples.codes.device)
+            grid = torch.zeros(examples.tokens.shape, device=examples.tokens.device)
             grid[:, draft.places] = acceptance(draft.p, draft.log_q)
             grids.setdefault(draft.depth, []).append(grid)
         means = torch.stack([torch.cat(parts).mean(0) for _, parts in sorted(grids.items())])

@@ -122,12 +122,12 @@ class DrafterTask(Task):
     def _examples(self, numbers: list[int], scales: Tensor, device: torch.device) -> Examples:
         read = {name: x.to(device) for name, x in self._source.read(numbers).items()}
         whole = {name: x.float() if x.is_floating_point() else x for name, x in read.items()}
-        return Examples(scales=scales.to(device), **{**whole, "codes": read["codes"].long()})
+        return Examples(scales=scales.to(device), **{**whole, "tokens": read["tokens"].long()})
 
     def _draft(self, examples: Examples) -> list[tuple[Draft, Prediction]]:
         """Return the target's and the drafter's distributions at every depth."""
         # guided logits rounded to bf16 would be another distribution
-        with torch.no_grad(), torch.autocast(examples.codes.device.type, enabled=False):
+        with torch.no_grad(), torch.autocast(examples.tokens.device.type, enabled=False):
             p = self.sampling.filtered(self._logits(examples.rows, examples)).exp()
         made = []
         for predicted in self.trainee.training_predictions(examples, self.config.unroll):

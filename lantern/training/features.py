@@ -1,8 +1,8 @@
-"""Inputs of the target, computed once and cached on disk: codes of images and features of captions.
+"""Inputs of the target, computed once and cached on disk: tokens of images and features of captions.
 
-The tokenizer's norms and attention see the whole image, so its codes for a white background differ from image to
-image: six nats of noise per code on a third of all codes. A target learns to recognise a training image by that
-noise and then ignores the caption. `unify_background` removes it: background patches get the one code that they have
+The tokenizer's norms and attention see the whole image, so its tokens for a white background differ from image to
+image: six nats of noise per token on a third of all tokens. A target learns to recognise a training image by that
+noise and then ignores the caption. `unify_background` removes it: background patches get the one token that they have
 most often.
 """
 
@@ -45,31 +45,32 @@ def training_device() -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def picture_codes(
+def picture_tokens(
     vq: VQVAE, prepared: Prepared, *, vq_folder: Path, cache: Path, unify: bool
-) -> Int[Tensor, "n codes"]:
-    """Return the codes of all prepared images as int16, optionally with one code for the background.
+) -> Int[Tensor, "n tokens"]:
+    """Return the tokens of all prepared images as int16, optionally with one token for the background.
 
     They are cached in one file in `cache`, whose name depends on the tokenizer's weights and on the images; one in the
-    prepared folder is used as well, and with it no images are needed. Code c of a background patch is stored as -1 - c.
+    prepared folder is used as well, and with it no images are needed. Token c of a background patch is stored as -1 -
+    c.
     """
     weights = hashlib.sha256((vq_folder / "model.safetensors").read_bytes()).hexdigest()[:16]
     about = hashlib.sha256(f"{weights} {prepared.digest} signed".encode())
-    name = f"codes-{about.hexdigest()[:16]}.safetensors"
+    name = f"tokens-{about.hexdigest()[:16]}.safetensors"
 
     @torch.no_grad()
     def compute() -> dict[str, Tensor]:
         images, device = prepared.images().split(64), training_device()
         patches = torch.cat([background_patches(some, vq.config.downsample) for some in images])
         vq.to(device)
-        codes = torch.cat([vq.encode(to_pixels(some).to(device)).short().cpu() for some in images])
-        return {"codes": torch.where(patches, -1 - codes, codes)}
+        tokens = torch.cat([vq.encode(to_pixels(some).to(device)).short().cpu() for some in images])
+        return {"tokens": torch.where(patches, -1 - tokens, tokens)}
 
     copied = prepared.folder / name
-    stored = cached(copied if copied.is_file() else cache / name, compute)["codes"]
+    stored = cached(copied if copied.is_file() else cache / name, compute)["tokens"]
     is_background = stored < 0
-    codes = torch.where(is_background, -1 - stored, stored)
-    return codes.masked_fill(is_background, background_code(codes, is_background)) if unify else codes
+    tokens = torch.where(is_background, -1 - stored, stored)
+    return tokens.masked_fill(is_background, background_token(tokens, is_background)) if unify else tokens
 
 
 def captions_name(text_encoder: Path, prepared: Prepared) -> str:
@@ -136,8 +137,8 @@ def background_patches(pictures: UInt8[Tensor, "b 3 h w"], patch: int) -> Bool[T
     return (seen == 0).flatten(1)
 
 
-def background_code(codes: Int[Tensor, "b n"], is_background: Bool[Tensor, "b n"]) -> int:
-    """Return the most frequent code of background patches; ValueError if there are none."""
+def background_token(tokens: Int[Tensor, "b n"], is_background: Bool[Tensor, "b n"]) -> int:
+    """Return the most frequent token of background patches; ValueError if there are none."""
     if not bool(is_background.any()):
         raise ValueError("no image has a white background: set unify_background to false in the config")
-    return int(codes[is_background].long().bincount().argmax())
+    return int(tokens[is_background].long().bincount().argmax())

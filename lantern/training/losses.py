@@ -21,7 +21,7 @@ def feature_regression(predicted: Float[Tensor, "*n c"], expected: Float[Tensor,
 
 
 def soft_cross_entropy(p: Float[Tensor, "*n v"], log_q: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:
-    """Return -sum p log q over the codes with q > 0."""
+    """Return -sum p log q over the tokens with q > 0."""
     return -(p * log_q.masked_fill(log_q == -torch.inf, 0.0)).sum(-1)
 
 
@@ -40,7 +40,7 @@ def lk_lambda(
 ) -> Float[Tensor, "*n"]:
     """Return w KL(p | q) + (1 - w) (1 - a), w = scale exp(-decay a): the divergence dominates at low acceptance.
 
-    The divergence is summed over codes with q > 0; w has no gradient.
+    The divergence is summed over tokens with q > 0; w has no gradient.
     """
     accepted = acceptance(p, log_q)
     share = scale * (-decay * accepted.detach()).exp()

@@ -162,9 +162,9 @@ class RadarTask(PolicyTask):
     """RADAR: when another draft pass is worth its time, by REINFORCE on the measured time of steps.
 
     An episode is one recorded draft: after each pass the network continues or stops. Stopping after pass k commits
-    min(accepted, k) + 1 codes in the time T of a step with k passes. Speed is not the mean of codes / T over steps but
-    the ratio of their means, so the reward is codes - c T with c the codes per second of the best constant depth: a
-    mean above 0 is faster than that. ValueError for records with fewer beams than the network reads.
+    min(accepted, k) + 1 tokens in the time T of a step with k passes. Speed is not the mean of tokens / T over steps
+    but the ratio of their means, so the reward is tokens - c T with c the tokens per second of the best constant depth:
+    a mean above 0 is faster than that. ValueError for records with fewer beams than the network reads.
     """
 
     def __init__(self, config: PolicyConfig, records: Records, costs: Costs | AssumedCosts) -> None:
@@ -176,9 +176,9 @@ class RadarTask(PolicyTask):
         depths = torch.arange(1, self._beams.shape[1] + 2)
         times = [costs.step(nodes=config.nodes, depth=int(d), inner=config.nodes // 2) for d in depths]
         self._times = torch.tensor(times)
-        self._codes = torch.minimum(records.length[:, None], depths) + 1.0
+        self._tokens = torch.minimum(records.length[:, None], depths) + 1.0
         self._is_held = held_out(records)
-        self.rate = float((self._codes[~self._is_held].mean(0) / self._times).max())
+        self.rate = float((self._tokens[~self._is_held].mean(0) / self._times).max())
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return some drafts and the uniforms that decide where they stop."""
@@ -186,22 +186,22 @@ class RadarTask(PolicyTask):
         seen = (~self._is_held).nonzero()[:, 0]
         chosen = seen[torch.randint(0, len(seen), (self.config.batch,), generator=generator)]
         uniforms = torch.rand(len(chosen), self._beams.shape[1], generator=generator)
-        return tuple(x.to(device) for x in (self._beams[chosen], self._sides[chosen], self._codes[chosen], uniforms))
+        return tuple(x.to(device) for x in (self._beams[chosen], self._sides[chosen], self._tokens[chosen], uniforms))
 
-    def forward(self, beams: Tensor, near: Tensor, codes: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
+    def forward(self, beams: Tensor, near: Tensor, tokens: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
         """Return minus the log-probability of the decisions times their advantage over the mean reward."""
         logits = self.decisions(beams, near)
         stops = uniforms < torch.sigmoid(-logits)
         depth = first_stop(stops)
-        times = self._times.to(codes.device)
-        rewards = (codes - self.rate * times).gather(1, depth[:, None])[:, 0]
+        times = self._times.to(tokens.device)
+        rewards = (tokens - self.rate * times).gather(1, depth[:, None])[:, 0]
         advantage = rewards - rewards.mean()
-        made = torch.arange(stops.shape[1], device=codes.device) <= depth[:, None]
+        made = torch.arange(stops.shape[1], device=tokens.device) <= depth[:, None]
         log_probs = F.logsigmoid(torch.where(stops, -logits, logits))
         # the entropy of a decision; gradients through entr(p) are not finite once a decision is certain
         entropy = F.softplus(logits) - logits * torch.sigmoid(logits)
         loss = -(log_probs * made).sum(1) * advantage - self.config.curiosity * (entropy * made).sum(1)
-        return {"loss": loss.mean(), "reward": rewards.mean(), "passes": depth.float().mean() + 1}
+        return {"loss": loss.mean(), "reward": rewards.mean(), "steps": depth.float().mean() + 1}
 
     def decisions(self, beams: Float[Tensor, "b d w"], near: Float[Tensor, "b d 3"]) -> Float[Tensor, "b d"]:
         """Return the logit of continuing after each pass but the last."""
@@ -214,19 +214,19 @@ class RadarTask(PolicyTask):
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Return codes per unit of time of its likelier decisions, of the best constant depth and of the deepest."""
+        """Return tokens per unit of time of its likelier decisions, of the best constant depth and of the deepest."""
         device = self.part.second.weight.device
-        beams, near, codes = (x[self._is_held].to(device) for x in (self._beams, self._sides, self._codes))
+        beams, near, tokens = (x[self._is_held].to(device) for x in (self._beams, self._sides, self._tokens))
         depth = first_stop(self.decisions(beams, near) < 0)
         times = self._times.to(device)
-        constant = codes.mean(0) / times
-        speed = codes.gather(1, depth[:, None]).mean() / times[depth].mean()
+        constant = tokens.mean(0) / times
+        speed = tokens.gather(1, depth[:, None]).mean() / times[depth].mean()
         return {
             "speed": float(speed),
             "speed_of_best_depth": float(constant.max()),
             "speed_of_all_depths": float(constant[-1]),
-            "passes": float(depth.float().mean() + 1),
-            "passes_of_best_depth": float(constant.argmax() + 1),
+            "steps": float(depth.float().mean() + 1),
+            "steps_of_best_depth": float(constant.argmax() + 1),
         }
 
 

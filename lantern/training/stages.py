@@ -66,17 +66,17 @@ HOME, TEXT = "lantern.training", "text_encoder tokenizer"
 STAGES = {
     "data": Stage(f"{HOME}.sources:prepare", "read captioned images into prepared data", "", "path", False),
     "tokenizer": Stage(
-        f"{HOME}.tokenizer:train", "train a VQ tokenizer: images to codes and back", "data", "packages init"
+        f"{HOME}.tokenizer:train", "train a VQ tokenizer: images to tokens and back", "data", "packages init"
     ),
     "decoder": Stage(
         f"{HOME}.tokenizer:train_decoder", "train the decoder of a VQ tokenizer on", "data vq", "packages"
     ),
-    "target": Stage(f"{HOME}.target:train", "train a target: captions or classes to codes", "data vq", f"{TEXT} init"),
+    "target": Stage(f"{HOME}.target:train", "train a target: captions or classes to tokens", "data vq", f"{TEXT} init"),
     "drafter": Stage(
         f"{HOME}.drafter:train", "train a drafter for a target", "data target", f"{TEXT} size kind init cache"
     ),
     "policy": Stage(f"{HOME}.policy:train", "train a tree policy on recorded drafts", "records", "kind profile"),
-    "tables": Stage(f"{HOME}.tables:make", "count codes that a model samples", "prompts", "kind model", False),
+    "tables": Stage(f"{HOME}.tables:make", "count tokens that a model samples", "prompts", "kind model", False),
 }
 # stage "all" runs the others and is no stage of its own
 ALL = "all"

@@ -1,4 +1,4 @@
-"""Add-ons that are tables of codes which the target samples: FR-Spec's frequencies and SAM's corpus."""
+"""Add-ons that are tables of tokens which the target samples: FR-Spec's frequencies and SAM's corpus."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from lantern.models.folder import Model, load_model
 
 @dataclass(frozen=True)
 class TablesConfig:
-    """Settings of a table: the first `limit` prompts are sampled once each. `groups` are SAM's super-codes.
+    """Settings of a table: the first `limit` prompts are sampled once each. `groups` are SAM's super-tokens.
 
     ValueError for values out of range.
     """
@@ -35,14 +35,14 @@ class TablesConfig:
             raise ValueError(f"limit {self.limit}, groups {self.groups}, batch {self.batch}: wanted at least 1")
 
 
-def sampled_codes(model: Model, prompts: list[str], *, seed: int, batch: int) -> Int[Tensor, "n codes"]:
+def sampled_tokens(model: Model, prompts: list[str], *, seed: int, batch: int) -> Int[Tensor, "n tokens"]:
     """Sample one image per prompt by plain decoding."""
     from tqdm import tqdm
 
     found = []
     for numbers in tqdm(torch.arange(len(prompts)).split(batch), desc="images", disable=None):
         condition, keys = condition_of(model, prompts, numbers.tolist()), [(seed, n) for n in numbers.tolist()]
-        found.append(generate(model.target, condition, sampling=model.sampling(), keys=keys).codes.cpu())
+        found.append(generate(model.target, condition, sampling=model.sampling(), keys=keys).tokens.cpu())
     return torch.cat(found)
 
 
@@ -56,12 +56,12 @@ def make(config: TablesConfig, *, out: Path, prompts: Path, model: Path | None =
         raise ValueError(f"the config makes kind {config.kind}, got --kind {kind}: give a config of that kind")
     loaded = load_model(model or embedded_model(), parts=("vq", "text"))
     if config.kind == "sam" and loaded.codebook is None:
-        raise ValueError(f"model {loaded.name} has no vqvae/ folder, without which there are no super-codes")
+        raise ValueError(f"model {loaded.name} has no vqvae/ folder, without which there are no super-tokens")
     chosen, digest = read_prompts(str(prompts))[: config.limit], weights_digest(loaded.target.state_dict())
-    codes = sampled_codes(loaded, chosen, seed=config.seed, batch=config.batch)
+    tokens = sampled_tokens(loaded, chosen, seed=config.seed, batch=config.batch)
     if config.kind == "fr-spec":
-        table = FrequencyTable.of_codes(codes, loaded.target.config.vocab_size, digest)
+        table = FrequencyTable.of_tokens(tokens, loaded.target.config.vocab_size, digest)
     else:
         assert loaded.codebook is not None
-        table = SamTables.of_codes(codes, loaded.codebook.cpu().float(), groups=config.groups, target=digest)
+        table = SamTables.of_tokens(tokens, loaded.codebook.cpu().float(), groups=config.groups, target=digest)
     save_component(table.state_dict(), table.config, out / config.kind)

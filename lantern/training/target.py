@@ -1,4 +1,4 @@
-"""Training of the target: a LlamaGen transformer on codes of images with captions or classes (arXiv:2406.06525)."""
+"""Training of the target: a LlamaGen transformer on tokens of images with captions or classes (arXiv:2406.06525)."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,7 +19,7 @@ from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from lantern.training.data import Prepared
-from lantern.training.features import Conditions, captions_name, encode_captions, number_classes, picture_codes
+from lantern.training.features import Conditions, captions_name, encode_captions, number_classes, picture_tokens
 from lantern.training.log import save_sheet
 from lantern.training.loop import LoopConfig, Task, step_generator
 from lantern.training.loop import train as run_loop
@@ -36,11 +36,11 @@ class TargetConfig:
     A model of type t2i is conditioned on captions. One of type c2i is conditioned on classes: each image's concept;
     its `num_classes` is set to their number.
 
-    `unify_background` gives white background one code. `corruption` is input noise: up to this share of an image's
-    input codes, never the codes to be predicted, is replaced: each by one of its `corruption_neighbours` nearest codes,
-    or, with probability `corruption_others`, by the code at the same place of another image of the batch. The target
-    so learns to continue from sampled codes, which differ from those of training images, and to rely on the caption.
-    ValueError for values out of range.
+    `unify_background` gives white background one token. `corruption` is input noise: up to this share of an image's
+    input tokens, never the tokens to be predicted, is replaced: each by one of its `corruption_neighbours` nearest
+    tokens, or, with probability `corruption_others`, by the token at the same place of another image of the batch. The
+    target so learns to continue from sampled tokens, which differ from those of training images, and to rely on the
+    caption. ValueError for values out of range.
     """
 
     model: TransformerConfig
@@ -82,10 +82,10 @@ def bf16_products() -> Iterator[None]:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
-def prefix_mask(valid: Bool[Tensor, "b t"], codes: int) -> Bool[Tensor, "b n n"]:
-    """Return the causal mask over t conditioning slots and `codes` codes; padding is visible to itself alone."""
-    count = valid.shape[1] + codes
-    seen = F.pad(valid, (0, codes), value=True)
+def prefix_mask(valid: Bool[Tensor, "b t"], tokens: int) -> Bool[Tensor, "b n n"]:
+    """Return the causal mask over t conditioning slots and `tokens` tokens; padding is visible to itself alone."""
+    count = valid.shape[1] + tokens
+    seen = F.pad(valid, (0, tokens), value=True)
     mask = torch.ones(count, count, dtype=torch.bool, device=valid.device).tril() & seen[:, None]
     return mask | torch.eye(count, dtype=torch.bool, device=valid.device)
 
@@ -111,13 +111,13 @@ def grow(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
 
 
 class TargetTask(Task):
-    """Next-code cross-entropy; `class_dropout_prob` of the conditions are replaced by the unconditional one.
+    """Next-token cross-entropy; `class_dropout_prob` of the conditions are replaced by the unconditional one.
 
     ValueError for a kind without prepared images.
     """
 
     def __init__(
-        self, config: TargetConfig, prepared: Prepared, codes: Tensor, captions: Conditions, vq: VQVAE
+        self, config: TargetConfig, prepared: Prepared, tokens: Tensor, captions: Conditions, vq: VQVAE
     ) -> None:
         super().__init__()
         self.config = config
@@ -127,10 +127,10 @@ class TargetTask(Task):
         for block in self.target.layers:
             block.attention.wo.weight.data.zero_()
             block.feed_forward.w2.weight.data.zero_()
-        self._codes, self._captions, self.frozen = codes, captions, (vq.eval(),)
-        self.batch_tokens = config.batch * codes.shape[1]
+        self._tokens, self._captions, self.frozen = tokens, captions, (vq.eval(),)
+        self.batch_tokens = config.batch * tokens.shape[1]
         columns = min(config.corruption_neighbours, config.model.vocab_size - 1)
-        self._near = proximity_table(vq.quantize.codes().detach(), columns).long()
+        self._near = proximity_table(vq.quantize.tokens().detach(), columns).long()
         records = prepared.records
         pools = [[i for i, r in enumerate(records) if r.kind == kind and r.split == "train"] for kind in config.kinds]
         if empty := [kind for kind, pool in zip(config.kinds, pools, strict=True) if not pool]:
@@ -162,7 +162,7 @@ class TargetTask(Task):
     def _examples(
         self, records: Int[Tensor, " b"], uniforms: Float[Tensor, " b"] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features, mask and codes of records: of their first captions, or of those that uniforms select.
+        """Return features, mask and tokens of records: of their first captions, or of those that uniforms select.
 
         Features of captions are in fp32; those of classes are their numbers.
         """
@@ -172,12 +172,12 @@ class TargetTask(Task):
             chosen = torch.searchsorted(self._caption_edges, records + uniforms.double(), right=True)
             chosen = chosen.clamp(min=self._first_caption[records], max=last)
         rows = self._caption_rows[chosen]
-        codes = self._codes[self._images[records]].long()
+        tokens = self._tokens[self._images[records]].long()
         features = self._captions.features[rows]
-        return features.float() if features.is_floating_point() else features, self._captions.mask[rows], codes
+        return features.float() if features.is_floating_point() else features, self._captions.mask[rows], tokens
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
-        """Return caption features, their mask, codes, input codes, and which captions are dropped."""
+        """Return caption features, their mask, tokens, input tokens, and which captions are dropped."""
         generator = step_generator(self.config.loop.seed, step, rank)
         size, weights = self.config.batch, torch.tensor(list(self.config.kinds.values()))
         kinds = torch.multinomial(weights, size, replacement=True, generator=generator)
@@ -185,23 +185,23 @@ class TargetTask(Task):
         before = self._pool_sizes.cumsum(0) - self._pool_sizes
         records = self._pool[before[kinds] + (uniforms[0] * self._pool_sizes[kinds]).long()]
         is_dropped = uniforms[1] < self.config.model.class_dropout_prob
-        features, mask, codes = self._examples(records, uniforms[3])
-        given = self._corrupt(codes, uniforms[2] * self.config.corruption, generator)
-        return tuple(t.to(device) for t in (features, mask, codes, given, is_dropped))
+        features, mask, tokens = self._examples(records, uniforms[3])
+        given = self._corrupt(tokens, uniforms[2] * self.config.corruption, generator)
+        return tuple(t.to(device) for t in (features, mask, tokens, given, is_dropped))
 
-    def _corrupt(self, codes: Int[Tensor, "b n"], shares: Float[Tensor, " b"], generator: torch.Generator) -> Tensor:
-        """Return the codes with a share of each image's replaced by near ones or by those of the next image."""
-        place = torch.rand(codes.shape, generator=generator)
-        column = torch.randint(0, self._near.shape[1], codes.shape, generator=generator)
+    def _corrupt(self, tokens: Int[Tensor, "b n"], shares: Float[Tensor, " b"], generator: torch.Generator) -> Tensor:
+        """Return the tokens with a share of each image's replaced by near ones or by those of the next image."""
+        place = torch.rand(tokens.shape, generator=generator)
+        column = torch.randint(0, self._near.shape[1], tokens.shape, generator=generator)
         others = self.config.corruption_others
-        replaced = torch.where(place < shares[:, None] * others, codes.roll(1, 0), self._near[codes, column])
-        return torch.where(place < shares[:, None], replaced, codes)
+        replaced = torch.where(place < shares[:, None] * others, tokens.roll(1, 0), self._near[tokens, column])
+        return torch.where(place < shares[:, None], replaced, tokens)
 
     def _token_loss(
         self,
         features: Float[Tensor, "b t c"] | Int[Tensor, " b"],
         mask: Bool[Tensor, "b t"],
-        codes: Int[Tensor, "b n"],
+        tokens: Int[Tensor, "b n"],
         given: Int[Tensor, "b n"],
         is_dropped: Bool[Tensor, " b"],
     ) -> Float[Tensor, "b n"]:
@@ -210,42 +210,42 @@ class TargetTask(Task):
         prefix = torch.where(is_dropped[:, None, None], embed.unconditional(features), embed(features))
         inputs = torch.cat([prefix, target.tok_embeddings(given[:, :-1])], dim=1)
         first = self.config.model.cls_token_num - slots
-        positions = torch.arange(first, first + inputs.shape[1], device=codes.device)[None]
+        positions = torch.arange(first, first + inputs.shape[1], device=tokens.device)[None]
         with training_attention(inputs):
-            out = target.features(inputs, positions, prefix_mask(mask, codes.shape[1] - 1))
+            out = target.features(inputs, positions, prefix_mask(mask, tokens.shape[1] - 1))
         logits = target.output(out[:, slots - 1 :])
-        return F.cross_entropy(logits.flatten(0, 1).float(), codes.flatten(), reduction="none").view(codes.shape)
+        return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten(), reduction="none").view(tokens.shape)
 
     def forward(
-        self, features: Tensor, mask: Tensor, codes: Tensor, given: Tensor, is_dropped: Tensor
+        self, features: Tensor, mask: Tensor, tokens: Tensor, given: Tensor, is_dropped: Tensor
     ) -> dict[str, Tensor]:
-        """Return the mean cross-entropy in nats per code."""
+        """Return the mean cross-entropy in nats per token."""
         with bf16_products():
-            return {"loss": self._loss(features, mask, codes, given, is_dropped).mean()}
+            return {"loss": self._loss(features, mask, tokens, given, is_dropped).mean()}
 
     def evaluate(self) -> dict[str, float]:
-        """Return the cross-entropy on held-out images (nats per code) and the gain by captions (nats per image)."""
+        """Return the cross-entropy on held-out images (nats per token) and the gain by captions (nats per image)."""
         losses = {}
         device = self.target.norm.weight.device
-        features, mask, codes = (t.to(device) for t in self._examples(self._held))
+        features, mask, tokens = (t.to(device) for t in self._examples(self._held))
         for name, flag in (("loss", False), ("loss_without_caption", True)):
-            dropped = torch.full((len(codes),), flag, device=device)
+            dropped = torch.full((len(tokens),), flag, device=device)
             with torch.autocast(device.type, torch.bfloat16, enabled=self.config.loop.precision == "bf16"):
-                losses[name] = float(self._token_loss(features, mask, codes, codes, dropped).mean())
-        gain = (losses["loss_without_caption"] - losses["loss"]) * codes.shape[1]
+                losses[name] = float(self._token_loss(features, mask, tokens, tokens, dropped).mean())
+        gain = (losses["loss_without_caption"] - losses["loss"]) * tokens.shape[1]
         return {**losses, "caption_nats_per_picture": gain}
 
     def sample(self, path: Path) -> None:
         """Write images sampled for sixteen training captions, above the images of these captions."""
         pool = self._pool[: int(self._pool_sizes[0])]
         records = pool[:: max(1, len(pool) // 16)][:16]
-        features, mask, codes = self._examples(records)
+        features, mask, tokens = self._examples(records)
         device, vq = self.target.norm.weight.device, cast(VQVAE, self.frozen[0])
         condition = self._captions.condition(features.to(device), mask.to(device))
         keys = [(0, i) for i in range(len(records))]
         made = generate(self.target, condition, sampling=Sampling(guidance=2.0), keys=keys)
         with torch.no_grad():
-            pictures = [to_uint8(vq.decode(c)).permute(0, 3, 1, 2) for c in (made.codes, codes.to(device))]
+            pictures = [to_uint8(vq.decode(c)).permute(0, 3, 1, 2) for c in (made.tokens, tokens.to(device))]
         save_sheet(torch.cat(pictures), path, columns=16)
 
     def export(self, folder: Path) -> None:
@@ -279,8 +279,8 @@ def train(
     else:
         cache, encoder = captions_name(text_encoder, prepared), TextEncoder.from_pretrained(text_encoder, tokenizer)
         captions = encode_captions(encoder, prepared, out / cache, slots=config.slots)
-    codes = picture_codes(pictures, prepared, vq_folder=vq, cache=out, unify=config.unify_background)
-    task = TargetTask(config, prepared, codes, captions, pictures)
+    tokens = picture_tokens(pictures, prepared, vq_folder=vq, cache=out, unify=config.unify_background)
+    task = TargetTask(config, prepared, tokens, captions, pictures)
     if init is not None:
         task.target.load_state_dict(grow(load_state(init), config.model.n_layer))
     run_loop(task, config.loop, out=out)

@@ -15,7 +15,7 @@ from lantern.core.io import atomic_write
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.plain import generate
-from lantern.decoding.prompt import read_codes, start
+from lantern.decoding.prompt import read_tokens, start
 from lantern.drafters.examples import fused_layers
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.transformers.components import Prompts
@@ -31,7 +31,7 @@ class Source(Protocol):
     """A source of images by number; image i is the same from every source of one teacher."""
 
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Return codes, rows and other fields of `Examples` of these images."""
+        """Return tokens, rows and other fields of `Examples` of these images."""
         ...
 
 
@@ -40,22 +40,22 @@ def read_pictures(
     target: Transformer,
     words: Float[Tensor, "m t e"],
     mask: Bool[Tensor, "m t"],
-    codes: Int[Tensor, "m n"],
+    tokens: Int[Tensor, "m n"],
     *,
     reads: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    """Return the features that predict each code, conditional and unconditional: `rows`, and the extras in `reads`.
+    """Return the features that predict each token, conditional and unconditional: `rows`, and the extras in `reads`.
 
     Padding attends to padding alone, as in the prefill of decoding.
     """
     slots, layers = words.shape[1], fused_layers(target.config.n_layer)
-    valid = pad(mask, (0, codes.shape[1] - 1), value=True)
+    valid = pad(mask, (0, tokens.shape[1] - 1), value=True)
     seen = torch.tril(valid[:, None] | ~valid[:, :, None])
     first = target.config.cls_token_num - slots
-    positions = torch.arange(first, first + valid.shape[1], device=codes.device)[None]
+    positions = torch.arange(first, first + valid.shape[1], device=tokens.device)[None]
     parts: dict[str, list[Tensor]] = {"rows": [], "prompt": [], "layers": []}
     for embed in (target.cls_embedding, target.cls_embedding.unconditional):
-        inputs = torch.cat([embed(words), target.tok_embeddings(codes[:, :-1])], dim=1)
+        inputs = torch.cat([embed(words), target.tok_embeddings(tokens[:, :-1])], dim=1)
         entered = dict.fromkeys(layers, inputs)
         out = target.features(inputs, positions, seen, entered=entered)
         parts["rows"].append(out[:, slots - 1 :])
@@ -96,12 +96,12 @@ class TokenTeacher:
         texts = [self.texts[step_seed(self.seed, number, 0) % len(self.texts)] for number in numbers]
         keys = [(self.seed, number) for number in numbers]
         condition = self.prompts.condition(texts)
-        codes = generate(self.target, condition, sampling=self.sampling, keys=keys).codes
+        tokens = generate(self.target, condition, sampling=self.sampling, keys=keys).tokens
         begun = start(
-            self.target, condition.to(codes.device), sampling=self.sampling, keys=keys, stage=0, taps=self._layers
+            self.target, condition.to(tokens.device), sampling=self.sampling, keys=keys, stage=0, taps=self._layers
         )
-        read = read_codes(self.target, begun.cache, begun.prefix, codes[:, :-1], taps=self._layers)
-        found = {"codes": codes.int(), "rows": torch.cat([begun.features[:, :, -1:], read.features], 2).bfloat16()}
+        read = read_tokens(self.target, begun.cache, begun.prefix, tokens[:, :-1], taps=self._layers)
+        found = {"tokens": tokens.int(), "rows": torch.cat([begun.features[:, :, -1:], read.features], 2).bfloat16()}
         if read.fused is not None and begun.fused is not None:
             fused = torch.cat([begun.fused[:, :, -1:], read.fused], 2)
             found["layers"] = fused.unflatten(-1, (len(self._layers), -1)).transpose(2, 3).bfloat16()
@@ -138,9 +138,9 @@ class Teacher:
         words = pad(self._captions.features[chosen].float(), (0, 0, missing, 0)).to(device)
         mask = pad(self._captions.mask[chosen], (missing, 0)).to(device)
         keys = [(self.seed, number) for number in numbers]
-        codes = generate(self.target, Condition(embeddings=words, mask=mask), sampling=self.sampling, keys=keys).codes
-        features = read_pictures(self.target, words, mask, codes, reads=self.reads) | {"words": words}
-        return {"codes": codes.int(), "mask": mask, **{name: x.bfloat16() for name, x in features.items()}}
+        tokens = generate(self.target, Condition(embeddings=words, mask=mask), sampling=self.sampling, keys=keys).tokens
+        features = read_pictures(self.target, words, mask, tokens, reads=self.reads) | {"words": words}
+        return {"tokens": tokens.int(), "mask": mask, **{name: x.bfloat16() for name, x in features.items()}}
 
 
 AnyTeacher = Teacher | TokenTeacher

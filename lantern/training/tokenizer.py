@@ -1,8 +1,8 @@
-"""Training of the VQ tokenizer, and of its decoder alone under fixed codes.
+"""Training of the VQ tokenizer, and of its decoder alone under fixed tokens.
 
-The tokenizer has a reconstruction and a perceptual loss, a codebook of moving averages, and unused codes are replaced.
-The decoder alone improves the images of a trained target: half the time it reads the codes as the encoder gives
-them, half the time with one code for the background, as a target with `unify_background` generates them.
+The tokenizer has a reconstruction and a perceptual loss, a codebook of moving averages, and unused tokens are replaced.
+The decoder alone improves the images of a trained target: half the time it reads the tokens as the encoder gives
+them, half the time with one token for the background, as a target with `unify_background` generates them.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from torch import Tensor
 from lantern.core.io import load_module, save_component
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels, to_uint8
 from lantern.training.data import Prepared
-from lantern.training.features import picture_codes
+from lantern.training.features import picture_tokens
 from lantern.training.log import save_sheet
 from lantern.training.loop import LoopConfig, Task, step_generator
 from lantern.training.loop import train as run_loop
@@ -99,15 +99,15 @@ class TokenizerTask(Task):
         return to_pixels(x).to(device), torch.tensor(step)
 
     def forward(self, pixels: Float[Tensor, "b 3 h w"], step: Int[Tensor, ""]) -> dict[str, Tensor]:
-        """Return the losses of the reconstruction from codes, during `free_steps` from unquantised vectors."""
+        """Return the losses of the reconstruction from tokens, during `free_steps` from unquantised vectors."""
         config = self.config
         z = F.normalize(self.vq.latents(pixels).float(), dim=1)
         flat = z.permute(0, 2, 3, 1).flatten(0, 2)
         with torch.no_grad():
-            codes = self.vq.quantize.nearest(flat)
-            quantised = self.vq.quantize.codes()[codes].view(z.shape[0], *z.shape[2:], -1).permute(0, 3, 1, 2)
+            tokens = self.vq.quantize.nearest(flat)
+            quantised = self.vq.quantize.tokens()[tokens].view(z.shape[0], *z.shape[2:], -1).permute(0, 3, 1, 2)
         is_free = bool(step < config.free_steps)
-        self._seen = (flat.detach(), codes)
+        self._seen = (flat.detach(), tokens)
         made = self.vq.decode_latents(z if is_free else z + (quantised - z).detach())
         commit = z.new_zeros(()) if is_free else (z - quantised).square().sum(1).mean()
         figures = self.reconstruction_loss(made, pixels)
@@ -124,26 +124,26 @@ class TokenizerTask(Task):
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
-        """Move the codebook toward the vectors assigned to it; unused codes become the vectors of largest error."""
+        """Move the codebook toward the vectors assigned to it; unused tokens become the vectors of largest error."""
         assert self._seen is not None
-        flat, codes = self._seen
+        flat, tokens = self._seen
         weight, decay = self.vq.quantize.embedding.weight, self.config.codebook_decay
         if step <= self.config.free_steps:
             if step == self.config.free_steps:
                 self._begin_codebook()
             return
-        self.counts.mul_(decay).index_add_(0, codes, torch.ones_like(codes, dtype=torch.float), alpha=1 - decay)
-        self.sums.mul_(decay).index_add_(0, codes, flat, alpha=1 - decay)
+        self.counts.mul_(decay).index_add_(0, tokens, torch.ones_like(tokens, dtype=torch.float), alpha=1 - decay)
+        self.sums.mul_(decay).index_add_(0, tokens, flat, alpha=1 - decay)
         dead = (self.counts < self.config.revive_below).nonzero()[:, 0]
         if len(dead):
-            worst = (flat * weight[codes]).sum(1).argsort()[: 4 * len(dead)]
+            worst = (flat * weight[tokens]).sum(1).argsort()[: 4 * len(dead)]
             order = torch.randperm(len(worst), generator=torch.Generator().manual_seed(step))[: len(dead)]
             dead = dead[: len(order)]
             self.sums[dead], self.counts[dead] = flat[worst[order]], 1.0
         weight.copy_(F.normalize(self.sums, dim=-1))
 
     def _begin_codebook(self) -> None:
-        """Set every code to a random encoded vector."""
+        """Set every token to a random encoded vector."""
         generator = torch.Generator().manual_seed(self.config.loop.seed)
         chosen = self._plain[torch.randperm(len(self._plain), generator=generator)[:512]]
         device = self.sums.device
@@ -176,8 +176,8 @@ class TokenizerTask(Task):
 
     def _rebuilt(self, images: UInt8[Tensor, "b 3 h w"]) -> UInt8[Tensor, "b 3 h w"]:
         """Return images after encoding and decoding."""
-        codes = self.vq.encode(to_pixels(images).to(self.sums.device))
-        return to_uint8(self.vq.decode(codes)).permute(0, 3, 1, 2).cpu()
+        tokens = self.vq.encode(to_pixels(images).to(self.sums.device))
+        return to_uint8(self.vq.decode(tokens)).permute(0, 3, 1, 2).cpu()
 
     def export(self, folder: Path) -> None:
         """Write the tokenizer to `folder/vqvae`."""
@@ -208,18 +208,18 @@ class DecoderTask(TokenizerTask):
         load_module(self.vq, vq)
         for module in (self.vq.encoder, self.vq.quant_conv):
             module.requires_grad_(False)
-        kinds = [picture_codes(self.vq, prepared, vq_folder=vq, cache=cache, unify=unify) for unify in (False, True)]
-        self._codes = torch.stack(kinds)
+        kinds = [picture_tokens(self.vq, prepared, vq_folder=vq, cache=cache, unify=unify) for unify in (False, True)]
+        self._tokens = torch.stack(kinds)
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
-        """Return images and their codes."""
+        """Return images and their tokens."""
         draw, chosen, _ = self._choice(step, rank)
-        codes = self._codes[(draw < 0.5).long(), chosen].long()
-        return to_pixels(self._images[chosen]).to(device), codes.to(device)
+        tokens = self._tokens[(draw < 0.5).long(), chosen].long()
+        return to_pixels(self._images[chosen]).to(device), tokens.to(device)
 
-    def forward(self, pixels: Float[Tensor, "b 3 h w"], codes: Int[Tensor, "b n"]) -> dict[str, Tensor]:
-        """Return the reconstruction loss of the decoded codes."""
-        return self.reconstruction_loss(self.vq.decode(codes), pixels)
+    def forward(self, pixels: Float[Tensor, "b 3 h w"], tokens: Int[Tensor, "b n"]) -> dict[str, Tensor]:
+        """Return the reconstruction loss of the decoded tokens."""
+        return self.reconstruction_loss(self.vq.decode(tokens), pixels)
 
     def after_step(self, step: int) -> None:
         """Leave the codebook as it is."""

@@ -1,4 +1,4 @@
-"""Jacobi coupling: every code of a window is resampled at each step, coupled so that it rarely changes."""
+"""Jacobi coupling: every token of a window is resampled at each step, coupled so that it rarely changes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,26 +16,27 @@ from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 
 @dataclass(frozen=True)
 class CouplingVerifier:
-    """Keep code x with probability min(1, p(x) / q(x)), else sample from norm(max(p - q, 0)), at all places at once.
+    """Keep token x with probability min(1, p(x) / q(x)), else sample from norm(max(p - q, 0)), at all places at once.
 
-    The result is a sample of p that differs from x with the smallest possible probability (maximal coupling). The codes
-    up to the first change are committed. The codes behind it are drafts for the next step, and their distribution is
-    now p, whether they changed or not. With `redraw` "coupled" they come from the same test (arXiv:2510.24211); with
-    "independent" they are sampled from p again, as in speculative Jacobi decoding (arXiv:2410.01699). With "reuse" a
-    code with p(x) > `reuse` q(x) stays, and others are sampled from p again (SJD++, arXiv:2512.07503). Their
-    distribution is then r = q where p > `reuse` q, plus p times the rest of q. It is recorded: the next test is exact.
+    The result is a sample of p that differs from x with the smallest possible probability (maximal coupling). The
+    tokens up to the first change are committed. The tokens behind it are drafts for the next step, and their
+    distribution is now p, whether they changed or not. With `redraw` "coupled" they come from the same test
+    (arXiv:2510.24211); with "independent" they are sampled from p again, as in speculative Jacobi decoding
+    (arXiv:2410.01699). With "reuse" a token with p(x) > `reuse` q(x) stays, and others are sampled from p again (SJD++,
+    arXiv:2512.07503). Their distribution is then r = q where p > `reuse` q, plus p times the rest of q. It is recorded:
+    the next test is exact.
 
         window  a b c d        p of what follows each, at the root and at a, b, c, d
         kept    a b . d        the tests at the root and at a pass, the test at b fails: x replaces c
         sampled a b x d e      committed: a b x; leftovers d (or its redraw) and e, sampled from the row of d
 
-    The test at a place reads no code behind it, and its uniforms are used in one step only. Given all codes before it
-    and their history, a code therefore follows its recorded distribution, as the next test requires. A tree must be a
+    The test at a place reads no token behind it, and its uniforms are used in one step only. Given all tokens before it
+    and their history, a token therefore follows its recorded distribution, as the next test requires. A tree must be a
     chain in node order, with log q.
 
     `relaxation` replaces the test and what a rejection leaves, as in grouped speculative decoding (GSD,
-    arXiv:2508.07747). It needs `redraw` "independent": codes behind the first change are then samples of p itself,
-    which is the q of their next test. The reported total variation of a code is that of its test,
+    arXiv:2508.07747). It needs `redraw` "independent": tokens behind the first change are then samples of p itself,
+    which is the q of their next test. The reported total variation of a token is that of its test,
     `lantern.verifiers.rejection.cost_of`. ValueError for a relaxation that it cannot test.
     """
 
@@ -57,7 +58,7 @@ class CouplingVerifier:
 
     @property
     def is_exact(self) -> bool:
-        """Whether codes follow the target's own distribution."""
+        """Whether tokens follow the target's own distribution."""
         return self.relaxation is None
 
     def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
@@ -66,17 +67,17 @@ class CouplingVerifier:
         ValueError for a window without log q.
         """
         log_p = rows.log_p()
-        p, codes = probabilities(log_p), tree.tokens[:, 1:]
-        # Every step decides at least one code, so the number of the first undecided code identifies the step.
+        p, tokens = probabilities(log_p), tree.tokens[:, 1:]
+        # Every step decides at least one token, so the number of the first undecided token identifies the step.
         uniforms = noise.uniform(rows.places, 2, iterations=rows.places[:, 0])
         if tree.log_q is None and tree.shape.depth > 0:
             raise ValueError("the window has no log q, which coupling reads: set keeps_distributions=True")
         q = p if tree.log_q is None else probabilities(tree.log_q)
-        trial = Trial(p[:, :-1].flatten(0, 1), q[:, :-1].flatten(0, 1), codes.flatten(), is_point=False)
-        threshold = uniforms[:, :-1, 0] * trial.own_q.view(codes.shape)
+        trial = Trial(p[:, :-1].flatten(0, 1), q[:, :-1].flatten(0, 1), tokens.flatten(), is_point=False)
+        threshold = uniforms[:, :-1, 0] * trial.own_q.view(tokens.shape)
         ruling = self.relaxation.judge(trial) if self.relaxation is not None else None
         mass = trial.own_p if ruling is None else ruling.mass
-        is_kept = threshold < mass.view(codes.shape)
+        is_kept = threshold < mass.view(tokens.shape)
         is_before = is_kept.cumprod(1).bool()
         length = is_before.sum(1)
         steps = torch.arange(p.shape[1], device=length.device)
@@ -90,10 +91,10 @@ class CouplingVerifier:
         sampled = pick(self.left(p, above, is_fresh), uniforms[..., 1])
         if self.redraw == "reuse":
             log_p = self.reused(p, q, log_p, is_behind & (steps < steps[-1]))
-            stays = (trial.own_p > self.reuse * trial.own_q).view(codes.shape)
+            stays = (trial.own_p > self.reuse * trial.own_q).view(tokens.shape)
             is_kept = is_before | (stays & is_behind[:, :-1])
         is_kept = is_before if self.redraw == "independent" else is_kept
-        sampled[:, :-1] = torch.where(is_kept, codes, sampled[:, :-1])
+        sampled[:, :-1] = torch.where(is_kept, tokens, sampled[:, :-1])
         path = torch.where(is_before, steps[1:], 0)
         return Verdict(path, length, sampled.gather(1, length[:, None])[:, 0], sampled, log_p, cost)
 
@@ -104,7 +105,7 @@ class CouplingVerifier:
         log_p: Float[Tensor, "b n v"],
         is_behind: Bool[Tensor, "b n"],
     ) -> Float[Tensor, "b n v"]:
-        """Return log r of the codes behind the first change that stay or are sampled again, log p at other places."""
+        """Return log r of the tokens behind the first change that stay or are sampled again, log p at other places."""
         stays = torch.where(p > self.reuse * q, q, 0.0)
         rest = (q - stays).sum(-1, keepdim=True)
         return torch.where(is_behind[..., None], (stays + rest * p).log(), log_p)

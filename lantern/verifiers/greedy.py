@@ -18,7 +18,7 @@ class GreedyVerifier:
     """LANTERN at temperature 0 (arXiv:2410.03355): all nodes are tested at once and the deepest path is kept.
 
     Mass is measured on the distribution at temperature 1 without filters. The reported total variation is the mass
-    claimed from neighbours under it. Neighbours keep their own mass, which cannot change which code is the largest.
+    claimed from neighbours under it. Neighbours keep their own mass, which cannot change which token is the largest.
     Several siblings may match; the test is deterministic, so the one that leads deepest is taken.
     ValueError for a relaxation without a greedy form.
     """
@@ -33,7 +33,9 @@ class GreedyVerifier:
             raise ValueError(f"{name} has no greedy form: use bounded, lantern or lantern++, or a temperature above 0")
 
     def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
-        """Keep the deepest path of children that are the most likely code, or become it with their neighbours' mass."""
+        """Keep the deepest path of children that are the most likely token, or become it with their neighbours'
+        mass.
+        """
         tests = Tests(self.relaxation, tree, rows.untruncated())
         if rows.may_stop:
             visit(tree.shape, tests.read, len(tree.tokens))

@@ -40,7 +40,7 @@ def rows_of_parents(tree: DraftTree, nodes: Int[Tensor, "b m"]) -> tuple[Bool[Te
 def deepest_path(matches: Bool[Tensor, "b n"], shape: TreeShape) -> Path:
     """Return the longest path from the root on which every node matches; among equals the one with the lowest end node.
 
-    Nodes with the same codes from the root on are interchangeable, so the choice among them does not matter.
+    Nodes with the same tokens from the root on are interchangeable, so the choice among them does not matter.
     """
     depths = shape.depths.expand(matches.shape)
     is_broken = (shape.ancestors & ~matches[:, None, :]).any(-1)
@@ -74,8 +74,8 @@ def visit(shape: TreeShape, read: Callable[[Int[Tensor, "b m"]], Bool[Tensor, "b
 class GumbelVerifier:
     """Take the target's argmax(log p + g) at each node and descend if it is one of the children.
 
-    g is the noise with which plain decoding samples that code. The codes are therefore those of plain decoding for any
-    drafter, tree, pruning and order. Prior art on chains and lists: arXiv:2408.07978, arXiv:2506.05632.
+    g is the noise with which plain decoding samples that token. The tokens are therefore those of plain decoding for
+    any drafter, tree, pruning and order. Prior art on chains and lists: arXiv:2408.07978, arXiv:2506.05632.
     """
 
     modes: frozenset[str] = frozenset({"gumbel", "point", "sampled", "iid", "jacobi"})

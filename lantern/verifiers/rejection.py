@@ -66,7 +66,7 @@ class Outcome:
     """The result of testing a node's children: the child `taken`, 0 for none, and the distribution `left`.
 
     `is_relaxed` is whether it was accepted only because of the relaxation, `spent` the sum of the tests' total
-    variation (None without one) and `distance` of mass times L2 distance (None without code vectors).
+    variation (None without one) and `distance` of mass times L2 distance (None without codebook vectors).
     """
 
     taken: Any
@@ -84,13 +84,13 @@ class RejectionVerifier:
     replacement as EAGLE tests them, arXiv:2401.15077. Siblings are tested in sampling order, each only after the one
     before it was rejected. With q a point mass ("point") a rejection sets p(x) to 0; samples without replacement
     ("sampled") remove x from q; independent samples ("iid") leave q unchanged. If all children are rejected, the next
-    code is sampled from what is left, with noise that drafting does not use.
+    token is sampled from what is left, with noise that drafting does not use.
 
     `relaxation` (LANTERN, LANTERN++, GSD, tolerance) defines its own acceptance probability and its own distribution
     after a rejection. The distribution of its output has a closed form for one draft at most, so the reported total
     variation is a bound: per test, the probability that this test and an exact test from the same state differ, in
-    accepting x or in what they leave (`cost_of`). The expectation over drafts of the sum over the tests of a code is at
-    least the total variation between the output distribution and p. Single sums vary around it; each is capped at 1.
+    accepting x or in what they leave (`cost_of`). The expectation over drafts of the sum over the tests of a token is
+    at least the total variation between the output distribution and p. Single sums vary around it; each is capped at 1.
     ValueError for a relaxation of distributions.
     """
 
@@ -107,7 +107,7 @@ class RejectionVerifier:
 
     @property
     def is_exact(self) -> bool:
-        """Whether codes follow the target's own distribution."""
+        """Whether tokens follow the target's own distribution."""
         return self.relaxation is None
 
     def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
@@ -169,22 +169,22 @@ class RejectionVerifier:
         """
         left, taken, is_relaxed, before = p, numbers.full(0), numbers.full(False), None
         spent = distance = None if self.relaxation is None else torch.zeros_like(p[:, 0])
-        codes, lanes = tree.tokens.gather(1, children), numbers.columns(uniforms)
+        tokens, lanes = tree.tokens.gather(1, children), numbers.columns(uniforms)
         for rank, child in enumerate(numbers.columns(children)):
             # Ranks may have gaps: a dynamic tree keeps the best children of all nodes.
             is_tested = is_open & (child > 0)
             if numbers.are_none(is_tested):
                 continue
-            code = codes[:, rank : rank + 1]
+            token = tokens[:, rank : rank + 1]
             if q is not None and before is not None and tree.mode == "sampled":
                 q = normalised(q.scatter(1, before, 0.0), q, numbers.is_one)
-            before = code
-            proposal = torch.zeros_like(p).scatter_(1, code, 1.0) if q is None else q
-            own, own_q = numbers.read(left.gather(1, code)), numbers.read(proposal.gather(1, code))
-            is_tested = is_tested & (own_q > 0)  # a code with q = 0 marks "no child"
+            before = token
+            proposal = torch.zeros_like(p).scatter_(1, token, 1.0) if q is None else q
+            own, own_q = numbers.read(left.gather(1, token)), numbers.read(proposal.gather(1, token))
+            is_tested = is_tested & (own_q > 0)  # a token with q = 0 marks "no child"
             threshold, mass, after = lanes[rank] * own_q, own, None
             if self.relaxation is not None:
-                trial = Trial(left, proposal, code[:, 0], tree.mode == "point", spent)
+                trial = Trial(left, proposal, token[:, 0], tree.mode == "point", spent)
                 ruling = self.relaxation.judge(trial)
                 mass, after = numbers.read(ruling.mass[:, None]), normalised(ruling.left, left, numbers.is_one)
                 cost, moved = cost_of(trial, ruling, after, numbers.is_one)
@@ -220,7 +220,7 @@ def cost_of(
 
     `left` is what the test leaves after a rejection, normalised. The tests differ by |a - a'| in accepting and, where
     both reject, by the total variation between what they leave. The second number is mass times distance, for accepted
-    mass only: the mass gained by x times the rule's reach (None without code vectors).
+    mass only: the mass gained by x times the rule's reach (None without codebook vectors).
     """
     exact_left = normalised((trial.p - trial.q).clamp_(min=0.0), trial.p, is_one)
     own_q = trial.own_q.clamp(min=torch.finfo(trial.q.dtype).tiny)

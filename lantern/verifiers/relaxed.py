@@ -18,12 +18,12 @@ from lantern.verifiers.relaxations.rule import Relaxation
 class RelaxedVerifier:
     """Run `inner`, an exact verifier, on the distribution r of a `relaxation` at every node that has children.
 
-    The codes then follow r, so the cost has a closed form before the walk: TV(r, p) at each node of the path, and the
-    relaxation's latent distance. A code x counts as relaxed with probability max(r(x) - p(x), 0) / r(x), the share of
-    r(x) that exceeds p(x). Leaves have no q: there r is p and the cost is 0. Codes that a window keeps for its next
+    The tokens then follow r, so the cost has a closed form before the walk: TV(r, p) at each node of the path, and the
+    relaxation's latent distance. A token x counts as relaxed with probability max(r(x) - p(x), 0) / r(x), the share of
+    r(x) that exceeds p(x). Leaves have no q: there r is p and the cost is 0. Tokens that a window keeps for its next
     step were sampled from r, so r is the q of that step.
 
-    ValueError for a relaxation that tests single codes, and for an inner verifier that is not exact.
+    ValueError for a relaxation that tests single tokens, and for an inner verifier that is not exact.
     """
 
     relaxation: Relaxation
@@ -33,7 +33,7 @@ class RelaxedVerifier:
     def __post_init__(self) -> None:
         if not isinstance(self.relaxation, Relaxation):
             name = type(self.relaxation).__name__
-            raise ValueError(f"{name} tests single codes: use RejectionVerifier({name}(...))")
+            raise ValueError(f"{name} tests single tokens: use RejectionVerifier({name}(...))")
         if not self.inner.is_exact:
             raise ValueError(
                 f"{type(self.inner).__name__} already has a relaxation, wanted GumbelVerifier() or RejectionVerifier()"
@@ -56,7 +56,7 @@ class RelaxedVerifier:
 class RelaxedRows(Rows):
     """Rows of r, made from rows of p as these are read; `untruncated` rows do not exist.
 
-    The cost at the nodes that were read and log(p / r) of the codes of their children are kept, 0 for all others.
+    The cost at the nodes that were read and log(p / r) of the tokens of their children are kept, 0 for all others.
     """
 
     def __init__(self, relaxation: Relaxation, tree: DraftTree, rows: Rows, noise: NoiseSource) -> None:

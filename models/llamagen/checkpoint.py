@@ -72,7 +72,7 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Read a released file, or a folder with `config.json` and `pytorch_model.bin` or `model.safetensors`.
 
-    `config` and `block_size` (codes per picture) complete and override what the file records. Raises ValueError, one
+    `config` and `block_size` (tokens per picture) complete and override what the file records. Raises ValueError, one
     line with the file's name, for anything that does not fit.
     """
     path = Path(path)
@@ -183,7 +183,7 @@ def _drafter(state: dict[str, Tensor], known: dict[str, Any]) -> Checkpoint:
     vocab_size, dim = _shape(state, "embed_tokens.weight", 2)
     hidden = _shape(state, "layers.0.feed_forward.w1.weight", 2)[0]
     fields = _complete({"dim": dim, "ffn_dim": hidden, "vocab_size": vocab_size} | _heads(dim) | known)
-    # the drafter pairs a feature with the code after it, hence one conditioning slot fewer than the target
+    # the drafter pairs a feature with the token after it, hence one conditioning slot fewer than the target
     fields["cls_token_num"] = fields.get("cls_token_num", 120) - 1
     fields["has_fc_bias"] = fields.pop("bias", True)
     irrelevant = ("n_layer", "n_kv_head", "caption_dim", "num_classes")

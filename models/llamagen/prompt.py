@@ -1,6 +1,6 @@
 """The pass of a LlamaGen transformer over captions or class labels.
 
-Rotary rows of conditioning slots are zero, and so are their queries and keys: attention is a mean of values, and codes
+Rotary rows of conditioning slots are zero, and so are their queries and keys: attention is a mean of values, and tokens
 see n words as one key of zeros, with log n added to its score and the mean as its value.
 """
 
@@ -20,9 +20,9 @@ def read(
     """Read the guidance rows of each prompt (`Target.read`); with `is_padded` in all of the model's slots.
 
     Otherwise padding that all prompts share is cut off, which changes nothing but the order of sums. This order must
-    not depend on the drafter, or codes would differ from plain decoding's where two are nearly equal: what a drafter
+    not depend on the drafter, or tokens would differ from plain decoding's where two are nearly equal: what a drafter
     reads of padding comes from a pass of its own, and only from there. A negative caption is read under its own mask;
-    codes attend to its mean with the weight of the prompt's n words, as they do to the unconditional caption.
+    tokens attend to its mean with the weight of the prompt's n words, as they do to the unconditional caption.
     """
     most, negative = target.config.cls_token_num, condition.negative if rows == 2 else None
     if condition.tokens is not None:
@@ -43,7 +43,7 @@ def read(
     elif missing := (most - longest if condition.labels is None and not is_padded else 0):
         inputs, mask = _embedded(target, condition, most, rows)
         padded, _, entered = _read_slots(target, inputs, mask[:, None].expand(-1, rows, -1), taps)
-        # padding sees padding; the last slot gives code 0, be it a word or not
+        # padding sees padding; the last slot gives token 0, be it a word or not
         is_own = pad(mask[:, :-1], (0, 1), value=True)[:, None, :, None]
         features = torch.where(is_own, pad(features, (0, 0, missing, 0)), padded)
         fused = (

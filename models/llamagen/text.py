@@ -229,10 +229,10 @@ def check_limits(path: Path) -> None:
         raise ValueError(f"{path} names code to run (auto_map), wanted a plain T5 encoder")
 
 
-def load_tokenizer(folder: Path, codes: int) -> Any:
+def load_tokenizer(folder: Path, tokens: int) -> Any:
     """Load a tokenizer of transformers from local files; ValueError names the file of a damaged one.
 
-    Its tokens are below `codes`, the vocabulary of the encoder, and it has a padding token, which batches need.
+    Its tokens are below `tokens`, the vocabulary of the encoder, and it has a padding token, which batches need.
     """
     from transformers import AutoTokenizer
 
@@ -244,8 +244,8 @@ def load_tokenizer(folder: Path, codes: int) -> Any:
         highest = max(tokenizer.get_vocab().values(), default=-1)
     except Exception as error:  # as above
         raise ValueError(f"{file} holds no tokenizer that loads: {one_line(error)}") from error
-    if highest >= codes:
-        raise ValueError(f"{file} has tokens up to {highest}, the text encoder {codes}: they do not fit")
+    if highest >= tokens:
+        raise ValueError(f"{file} has tokens up to {highest}, the text encoder {tokens}: they do not fit")
     return tokenizer
 
 

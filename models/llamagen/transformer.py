@@ -1,4 +1,4 @@
-"""The LlamaGen transformer: caption or class in, logits over VQ codes out (arXiv:2406.06525, section 3.2).
+"""The LlamaGen transformer: caption or class in, logits over VQ tokens out (arXiv:2406.06525, section 3.2).
 
 In this order: its shape and the sizes that were released, two-dimensional rotary positions, the embedders of classes
 and captions, the layers, the transformer.
@@ -54,16 +54,16 @@ def check_layer(dim: int, n_head: int, rope_base: float, norm_eps: float) -> Non
 
 
 def check_grid(block_size: int) -> None:
-    """Raise ValueError for a number of codes that is no square grid."""
+    """Raise ValueError for a number of tokens that is no square grid."""
     if block_size < 1 or math.isqrt(block_size) ** 2 != block_size:
-        raise ValueError(f"block_size is {block_size}, wanted a perfect square (grid x grid codes)")
+        raise ValueError(f"block_size is {block_size}, wanted a perfect square (grid x grid tokens)")
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
     """Shape of a LlamaGen transformer, in the reference's field names.
 
-    `block_size` is the number of codes of a picture, a perfect square; `cls_token_num` the number of
+    `block_size` is the number of tokens of a picture, a perfect square; `cls_token_num` the number of
     conditioning slots (1 for classes, the caption length for text). ValueError for a value out of range.
     """
 
@@ -101,12 +101,12 @@ class TransformerConfig:
 
     @property
     def grid(self) -> int:
-        """Side of the square code grid."""
+        """Side of the square token grid."""
         return math.isqrt(self.block_size)
 
     @property
     def raster(self) -> Raster:
-        """The square grid of codes, without newlines."""
+        """The square grid of tokens, without newlines."""
         return Raster(self.grid, self.grid)
 
     @property
@@ -194,7 +194,7 @@ def rotate(x: Float[Tensor, "b n k h d"], factors: Float[Tensor, "b n k 1 half 2
 class Rotary(nn.Module):
     """The rotary table as a module: `rope_factors` of positions. It stays in fp32 where weights are moved to less.
 
-    `table` has rows of zeros for conditioning slots, then one row per code.
+    `table` has rows of zeros for conditioning slots, then one row per token.
     """
 
     table: Tensor
@@ -337,7 +337,7 @@ class Attention(nn.Module):
     def read(self, x: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> tuple[Tensor, Float[Tensor, "b h d"]]:
         """Attention of conditioning slots, whose queries and keys are zero: the mean of the values seen so far.
 
-        Gives the output of every slot and the mean of all values, fp32, which is all that codes see of the prompt.
+        Gives the output of every slot and the mean of all values, fp32, which is all that tokens see of the prompt.
         """
         values = F.linear(x, self.wqkv.weight[2 * x.shape[-1] :]).float()
         means = running_mean(values, mask)
@@ -471,7 +471,7 @@ class Transformer(nn.Module, TargetDefaults):
         """Run the layers and the final norm over embedded inputs.
 
         `positions` are rows of the rotary table: conditioning slots first (cls_token_num of them), then the
-        codes in raster order. A boolean `mask` selects the cache slots (without a cache: the inputs)
+        tokens in raster order. A boolean `mask` selects the cache slots (without a cache: the inputs)
         that each input attends to; a float mask is added to the scores; None is causal.
         With a cache, keys and values go to `slots`. `entered` receives the inputs of the layers that are its keys.
         """
@@ -520,7 +520,7 @@ class Transformer(nn.Module, TargetDefaults):
         slots: Int[Tensor, "b n"] | None = None,
         taps: tuple[int, ...] = (),
     ) -> Scores:
-        """Run `features` and the head: row i of the logits is the distribution of the code that follows input i.
+        """Run `features` and the head: row i of the logits is the distribution of the token that follows input i.
 
         `taps` are layers whose inputs are returned, concatenated. If a cache needs more rows than there are
         (`least_rows`), the last input is repeated and its scores are dropped.

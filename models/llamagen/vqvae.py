@@ -1,4 +1,4 @@
-"""The LlamaGen VQ tokenizer: pictures to codes and back (arXiv:2406.06525, section 3.1)."""
+"""The LlamaGen VQ tokenizer: pictures to tokens and back (arXiv:2406.06525, section 3.1)."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class VQConfig:
 
     @property
     def downsample(self) -> int:
-        """Pixels along one side of one code."""
+        """Pixels along one side of one token."""
         return 2 ** (len(self.encoder_ch_mult) - 1)
 
     @classmethod
@@ -158,7 +158,7 @@ def middle(channels: int, dropout: float) -> nn.ModuleList:
 
 
 class Encoder(nn.Module):
-    """Encoder: picture to `z_channels` at the resolution of the code grid."""
+    """Encoder: picture to `z_channels` at the resolution of the token grid."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Decoder: latents at the resolution of the code grid to pixels; its first block has the lowest resolution."""
+    """Decoder: latents at the resolution of the token grid to pixels; its first block has the lowest resolution."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
@@ -233,16 +233,16 @@ class Codebook(nn.Module):
         # Usage diagnostics of the released files, always this long; kept so that their keys match.
         self.register_buffer("codebook_used", torch.zeros(65536))
 
-    def codes(self) -> Float[Tensor, "v c"]:
+    def tokens(self) -> Float[Tensor, "v c"]:
         """The codebook as used at run time."""
         weight = self.embedding.weight
         return F.normalize(weight, dim=-1) if self.has_l2_norm else weight
 
     def nearest(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
-        """Index of the code nearest to each (normalised) vector."""
-        codes = self.codes()
+        """Index of the token nearest to each (normalised) vector."""
+        tokens = self.tokens()
         z = F.normalize(z, dim=-1) if self.has_l2_norm else z
-        distance = z.square().sum(1, keepdim=True) + codes.square().sum(1) - 2 * z @ codes.T
+        distance = z.square().sum(1, keepdim=True) + tokens.square().sum(1) - 2 * z @ tokens.T
         return distance.argmin(dim=1)
 
 
@@ -260,15 +260,15 @@ class VQVAE(nn.Module):
 
     @property
     def codebook(self) -> Float[Tensor, "v c"]:
-        """The codes' vectors as the decoder uses them."""
-        return self.quantize.codes().detach()
+        """The tokens' vectors as the decoder uses them."""
+        return self.quantize.tokens().detach()
 
     def latents(self, pixels: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b c h2 w2"]:
         """Pixels in [-1, 1] to vectors before quantisation."""
         return self.quant_conv(self.encoder(pixels))
 
     def encode(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b n"]:
-        """Pixels in [-1, 1] to codes in raster order."""
+        """Pixels in [-1, 1] to tokens in raster order."""
         z = self.latents(pixels).permute(0, 2, 3, 1)
         return self.quantize.nearest(z.flatten(0, 2)).view(z.shape[0], -1)
 
@@ -276,15 +276,17 @@ class VQVAE(nn.Module):
         """Quantised vectors to pixels, nominally in [-1, 1]."""
         return self.decoder(self.post_quant_conv(quantised))
 
-    def decode(self, codes: Int[Tensor, "b n"]) -> Float[Tensor, "b 3 h w"]:
-        """Codes of a square grid, in raster order, to pixels; a code out of range or a ragged grid is a ValueError."""
-        side = round(codes.shape[1] ** 0.5)
-        if side * side != codes.shape[1]:
-            raise ValueError(f"got {codes.shape[1]} codes an image, wanted a square grid")
-        if not codes.is_meta and not 0 <= int(codes.min()) <= int(codes.max()) < self.config.codebook_size:
-            lowest, highest = int(codes.min()), int(codes.max())
-            raise ValueError(f"codes are from {lowest} to {highest}, wanted 0 to {self.config.codebook_size - 1}")
-        vectors = self.quantize.codes()[codes.long()].unflatten(1, (side, side)).permute(0, 3, 1, 2)
+    def decode(self, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b 3 h w"]:
+        """Tokens of a square grid, in raster order, to pixels; a token out of range or a ragged grid is a
+        ValueError.
+        """
+        side = round(tokens.shape[1] ** 0.5)
+        if side * side != tokens.shape[1]:
+            raise ValueError(f"got {tokens.shape[1]} tokens an image, wanted a square grid")
+        if not tokens.is_meta and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.config.codebook_size:
+            lowest, highest = int(tokens.min()), int(tokens.max())
+            raise ValueError(f"tokens are from {lowest} to {highest}, wanted 0 to {self.config.codebook_size - 1}")
+        vectors = self.quantize.tokens()[tokens.long()].unflatten(1, (side, side)).permute(0, 3, 1, 2)
         return self.decode_latents(vectors)
 
 

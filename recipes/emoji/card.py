@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         "images": {name: len(some) for name, some in chosen.items()},
         "parameters": {"target": count(model.target), "vq": count(vq)},
         "reconstruction": reconstruction(vq, pictures),
-        "nats_per_code": {name: losses(model, captions[name], encode(vq, pictures[name])) for name in pictures},
+        "nats_per_token": {name: losses(model, captions[name], encode(vq, pictures[name])) for name in pictures},
         "copies": {
             "generated": copies(vq, generated, pictures["train"]),
             "heldout": copies(vq, pictures["heldout"], pictures["train"]),
@@ -79,19 +79,19 @@ def count(module: Any) -> int:
 
 
 @torch.inference_mode()
-def encode(vq: "VQVAE", pictures: UInt8[Tensor, "n 3 h w"]) -> Int[Tensor, "n codes"]:
-    """Encode images to codes."""
+def encode(vq: "VQVAE", pictures: UInt8[Tensor, "n 3 h w"]) -> Int[Tensor, "n tokens"]:
+    """Encode images to tokens."""
     from lantern.models.llamagen.vqvae import to_pixels
 
     return torch.cat([vq.encode(to_pixels(block)) for block in pictures.split(BATCH)])
 
 
 @torch.inference_mode()
-def decode(vq: "VQVAE", codes: Int[Tensor, "n codes"]) -> UInt8[Tensor, "n 3 h w"]:
-    """Decode codes to images."""
+def decode(vq: "VQVAE", tokens: Int[Tensor, "n tokens"]) -> UInt8[Tensor, "n 3 h w"]:
+    """Decode tokens to images."""
     from lantern.models.llamagen.vqvae import to_uint8
 
-    return torch.cat([to_uint8(vq.decode(part)).permute(0, 3, 1, 2) for part in codes.split(BATCH)])
+    return torch.cat([to_uint8(vq.decode(part)).permute(0, 3, 1, 2) for part in tokens.split(BATCH)])
 
 
 def reconstruction(vq: "VQVAE", pictures: dict[str, UInt8[Tensor, "n 3 h w"]]) -> dict[str, float]:
@@ -108,18 +108,18 @@ def reconstruction(vq: "VQVAE", pictures: dict[str, UInt8[Tensor, "n 3 h w"]]) -
     }
 
 
-def losses(model: "Model", captions: Sequence[str], codes: Int[Tensor, "n codes"]) -> dict[str, float]:
-    """Return the mean loss in nats per code with the caption and without one."""
+def losses(model: "Model", captions: Sequence[str], tokens: Int[Tensor, "n tokens"]) -> dict[str, float]:
+    """Return the mean loss in nats per token with the caption and without one."""
     text: Any = model.text
     target: Any = model.target
     found = {}
     for name, has_caption in (("caption", True), ("none", False)):
         total = 0.0
-        for first in range(0, len(codes), BATCH):
+        for first in range(0, len(tokens), BATCH):
             part = slice(first, first + BATCH)
             condition = text.condition(captions[part], slots=target.config.cls_token_num)
-            total += float(nats(target, condition, codes[part], has_caption=has_caption).double().sum())
-        found[name] = total / codes.numel()
+            total += float(nats(target, condition, tokens[part], has_caption=has_caption).double().sum())
+        found[name] = total / tokens.numel()
     return found
 
 
@@ -132,28 +132,28 @@ def copies(vq: "VQVAE", pictures: UInt8[Tensor, "b 3 h w"], training: UInt8[Tens
     return float((distance < COPY_RATIO * error).double().mean())
 
 
-def teacher_mask(valid: Bool[Tensor, "b t"], codes: int) -> Bool[Tensor, "b n n"]:
-    """Return the causal mask over t conditioning slots and `codes` codes; only padding attends to padding."""
-    count = valid.shape[1] + codes
-    seen = F.pad(valid, (0, codes), value=True)
+def teacher_mask(valid: Bool[Tensor, "b t"], tokens: int) -> Bool[Tensor, "b n n"]:
+    """Return the causal mask over t conditioning slots and `tokens` tokens; only padding attends to padding."""
+    count = valid.shape[1] + tokens
+    seen = F.pad(valid, (0, tokens), value=True)
     causal = torch.ones(count, count, dtype=torch.bool, device=valid.device).tril() & seen[:, None]
     return causal | torch.eye(count, dtype=torch.bool, device=valid.device)
 
 
 @torch.inference_mode()
 def nats(
-    target: "Transformer", condition: "Condition", codes: Int[Tensor, "b n"], *, has_caption: bool
+    target: "Transformer", condition: "Condition", tokens: Int[Tensor, "b n"], *, has_caption: bool
 ) -> Float[Tensor, "b n"]:
-    """Return -log p of each code given the codes before it and the caption, or the unconditional caption."""
+    """Return -log p of each token given the tokens before it and the caption, or the unconditional caption."""
     assert condition.embeddings is not None and condition.mask is not None
     embed = target.cls_embedding if has_caption else target.cls_embedding.unconditional
     prefix = embed(condition.embeddings)
     slots = prefix.shape[1]
-    inputs = torch.cat([prefix, target.tok_embeddings(codes[:, :-1])], dim=1)
+    inputs = torch.cat([prefix, target.tok_embeddings(tokens[:, :-1])], dim=1)
     first = target.config.cls_token_num - slots
-    positions = torch.arange(first, first + inputs.shape[1], device=codes.device).expand(len(codes), -1)
-    features = target.features(inputs, positions, teacher_mask(condition.mask, codes.shape[1] - 1))
-    return F.cross_entropy(target.head(features[:, slots - 1 :]).transpose(1, 2), codes, reduction="none")
+    positions = torch.arange(first, first + inputs.shape[1], device=tokens.device).expand(len(tokens), -1)
+    features = target.features(inputs, positions, teacher_mask(condition.mask, tokens.shape[1] - 1))
+    return F.cross_entropy(target.head(features[:, slots - 1 :]).transpose(1, 2), tokens, reduction="none")
 
 
 COMMAND = Command("card", "Compute the figures of the embedded model's card.", add_arguments, run)

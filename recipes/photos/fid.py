@@ -102,8 +102,8 @@ def sample(model: Transformer, vq: VQVAE, labels: Int[Tensor, " n"], config: Fid
     for numbers in tqdm(torch.arange(len(labels)).split(config.batch), desc="batches", disable=None):
         condition = Condition(labels=labels[numbers].to(device))
         keys = [(config.seed, number) for number in numbers.tolist()]
-        codes = generate(model, condition, sampling=sampling, keys=keys).codes
-        found.append(channels_first(to_uint8(vq.decode(codes))))
+        tokens = generate(model, condition, sampling=sampling, keys=keys).tokens
+        found.append(channels_first(to_uint8(vq.decode(tokens))))
     return torch.cat(found)
 
 
@@ -111,8 +111,8 @@ def sample(model: Transformer, vq: VQVAE, labels: Int[Tensor, " n"], config: Fid
 def reconstruct(vq: VQVAE, pictures: UInt8[Tensor, "n 3 h w"], batch: int) -> UInt8[Tensor, "n 3 h w"]:
     """Return the pictures after encoding and decoding."""
     device = next(vq.parameters()).device
-    codes = (vq.encode(to_pixels(some).to(device)) for some in pictures.split(batch))
-    return torch.cat([channels_first(to_uint8(vq.decode(some))) for some in codes])
+    tokens = (vq.encode(to_pixels(some).to(device)) for some in pictures.split(batch))
+    return torch.cat([channels_first(to_uint8(vq.decode(some))) for some in tokens])
 
 
 def channels_first(pictures: UInt8[Tensor, "n h w 3"]) -> UInt8[Tensor, "n 3 h w"]:

@@ -16,7 +16,7 @@ def made(model: str, *arguments: str) -> int:
 
 
 def grid(model: str, *arguments: str) -> list[list[int]]:
-    """Return the written codes of a red apple."""
+    """Return the written tokens of a red apple."""
     assert made(model, "--tokens", "grid.json", *arguments) == 0
     return json.loads(Path("grid.json").read_text())
 

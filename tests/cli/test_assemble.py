@@ -39,7 +39,7 @@ def test_assembled_folder_loads_with_table_and_defaults(tmp_path: Path, componen
     model: Any = load_model(out, device="cpu")
     assert dict(model.generation) == {"guidance": 2.5, "method": "lantern++"}
     assert model.vq is not None and model.drafter is not None and model.neighbours is not None
-    assert torch.equal(model.neighbours, proximity_table(model.vq.quantize.codes(), 23))
+    assert torch.equal(model.neighbours, proximity_table(model.vq.quantize.tokens(), 23))
 
 
 def test_later_call_replaces_one_component_and_keeps_the_rest(tmp_path: Path, components: dict[str, Path]) -> None:
@@ -63,7 +63,7 @@ def test_component_without_checksums_replaces_one_with_them(tmp_path: Path, comp
     (tmp_path / "v2" / "SHA256SUMS").unlink()
     assert main(["assemble", str(out), "--vqvae", str(tmp_path / "v2")]) == 0
     model: Any = load_model(out, device="cpu")
-    assert torch.equal(model.neighbours, proximity_table(other.quantize.codes(), 23))
+    assert torch.equal(model.neighbours, proximity_table(other.quantize.tokens(), 23))
     assert set(read_checksums(out / "vqvae")) == {"model.safetensors", "neighbours.safetensors"}
 
 
@@ -74,8 +74,8 @@ def test_drafter_of_another_size_is_refused_before_anything_is_copied(
     save_component(drafter.state_dict(), drafter.config, tmp_path / "d2")
     assert main(["assemble", str(tmp_path / "model"), *options({**components, "drafter": tmp_path / "d2"})]) == 2
     error = capsys.readouterr().err.strip()
-    assert f"drafter {tmp_path / 'd2'} drafts 30 codes of width 48, 16 per image" in error
-    assert "but model model has 24 codes of width 32, 16 per image" in error and "--method plain" in error
+    assert f"drafter {tmp_path / 'd2'} drafts 30 tokens of width 48, 16 per image" in error
+    assert "but model model has 24 tokens of width 32, 16 per image" in error and "--method plain" in error
     assert not (tmp_path / "model").exists()
     assert "\n" not in error
 

@@ -44,14 +44,14 @@ def test_without_json_only_the_table_is_printed(folder: Path, capsys: pytest.Cap
     assert "plain" in output.out and "{" not in output.out and output.err == ""
 
 
-def test_codes_that_differ_from_plain_give_exit_code_1(
+def test_tokens_that_differ_from_plain_give_exit_token_1(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = race.Made.of
 
     def altered(generation: object) -> race.Made:
         made = kept(generation)  # type: ignore[arg-type]
-        made.codes[0, 3] += int(made.passes < made.codes.numel())
+        made.tokens[0, 3] += int(made.steps < made.tokens.numel())
         return made
 
     monkeypatch.setattr(race.Made, "of", altered)

@@ -26,10 +26,10 @@ def completions(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def
         given = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
         for name, value in (given | {"_ARGCOMPLETE_SUPPRESS_SPACE": "1", "_ARGCOMPLETE_SHELL": "bash"}).items():
             monkeypatch.setenv(name, value)
-        output, codes = io.StringIO(), list[int]()
+        output, tokens = io.StringIO(), list[int]()
         commands = SUMMARIES if line.startswith("lantern ") else None
-        complete(line.split()[0], commands, output=output, leave=codes.append)
-        assert codes == [0]
+        complete(line.split()[0], commands, output=output, leave=tokens.append)
+        assert tokens == [0]
         return set(output.getvalue().split())
 
     return complete_line

@@ -98,7 +98,7 @@ def fail(error: Exception) -> Callable[[Any], int]:
 
 
 @pytest.mark.parametrize("name", SUMMARIES)
-def test_failures_and_signals_have_their_codes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_and_signals_have_their_tokens(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = import_module(f"lantern.cli.{name}").COMMAND
     cases = [
         (stop(signal.SIGINT), 130, "interrupted"),
@@ -122,7 +122,7 @@ def test_a_signal_while_arguments_are_read_ends_in_one_line(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_process_that_computes_ends_with_the_code_of_its_signal(number: int, code: int) -> None:
+def test_a_process_that_computes_ends_with_the_token_of_its_signal(number: int, code: int) -> None:
     script = (
         "import dataclasses, sys, time; from lantern.cli import main as program, methods;"
         "run = lambda args: print('begun', flush=True) or time.sleep(100);"

@@ -53,7 +53,7 @@ def test_the_seed_determines_the_picture(model: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["eagle1", "auto"])
-def test_exact_methods_give_the_codes_of_plain_decoding(model: str, method: str) -> None:
+def test_exact_methods_give_the_tokens_of_plain_decoding(model: str, method: str) -> None:
     assert grid(model, "--method", method) == grid(model, "--method", "plain")
 
 
@@ -62,22 +62,22 @@ def test_options_replace_the_defaults_of_the_model(model: str) -> None:
     assert grid(model, "--method", "plain") != grid(model, "--method", "plain", "--guidance", "9", "--top-k", "0")
 
 
-def test_writing_codes_needs_no_vq_and_makes_no_picture(model: str, tmp_path: Path) -> None:
+def test_writing_tokens_needs_no_vq_and_makes_no_picture(model: str, tmp_path: Path) -> None:
     import shutil
 
     copy = shutil.copytree(model, tmp_path / "copy")
     shutil.rmtree(copy / "vqvae")
-    codes = grid(str(copy), "--method", "eagle1")
-    assert [len(row) for row in codes] == [4] * 4 and all(0 <= code < 24 for row in codes for code in row)
+    tokens = grid(str(copy), "--method", "eagle1")
+    assert [len(row) for row in tokens] == [4] * 4 and all(0 <= token < 24 for row in tokens for token in row)
     assert not list(Path().glob("*.png"))
 
 
-def test_codes_of_several_pictures_are_a_list_of_grids(model: str) -> None:
-    codes = grid(model, "-n", "3", "--batch", "2")
-    assert len(codes) == 3 and codes[0] == grid(model)
+def test_tokens_of_several_pictures_are_a_list_of_grids(model: str) -> None:
+    tokens = grid(model, "-n", "3", "--batch", "2")
+    assert len(tokens) == 3 and tokens[0] == grid(model)
 
 
-def test_codes_and_pictures_can_be_written_together(model: str) -> None:
+def test_tokens_and_pictures_can_be_written_together(model: str) -> None:
     assert made(model, "--tokens", "t.json", "--out", "pictures/") == 0
     assert Path("t.json").is_file() and len(list(Path("pictures").glob("*.png"))) == 1
 
@@ -88,14 +88,14 @@ def test_json_is_one_object_with_all_figures(model: str, capsys: Capture) -> Non
     found = json.loads(capsys.readouterr().out)
     assert (found["method"], found["exact"], found["seed"]) == ("lantern++", False, 3)
     assert found["settings"] == {"k": 4, "tree": "chain_5"}
-    assert found["codes"] == 32 and 2 <= found["passes"] <= 32
-    assert found["step_compression"] == pytest.approx(32 / found["passes"], abs=1e-3)
+    assert found["tokens"] == 32 and 2 <= found["steps"] <= 32
+    assert found["tokens_per_step"] == pytest.approx(32 / found["steps"], abs=1e-3)
     assert set(found["seconds"]) == {"text", "decode", "vq"} and 0 <= found["relaxed_share"] <= 1
     assert len(found["accepted_by_depth"]) == 5 and found["total_variation"] >= 0
     assert found["total_variation"] <= found["total_variation_max"] <= 1 and found["latent_distance"] >= 0
     assert all(one["total_variation_max"] <= found["total_variation_max"] for one in found["pictures"])
     assert [one["image"] for one in found["pictures"]] == [0, 1]
-    assert len(set(found["tokens_sha256"])) == 2 and all(Path(path).is_file() for path in found["paths"])
+    assert len(set(found["prompt_sha256"])) == 2 and all(Path(path).is_file() for path in found["paths"])
 
 
 def test_json_reports_latency_and_throughput_of_batches(model: str, capsys: Capture) -> None:
@@ -105,7 +105,7 @@ def test_json_reports_latency_and_throughput_of_batches(model: str, capsys: Capt
     assert (found["batch"], found["batch_halved"], found["asked"], found["stopped"]) == (3, None, 5, None)
     seconds = sum(found["seconds"].values())
     assert found["images_per_second"] == pytest.approx(5 / seconds, rel=0.02)
-    assert found["codes_per_second"] == pytest.approx(80 / seconds, rel=0.02)
+    assert found["tokens_per_second"] == pytest.approx(80 / seconds, rel=0.02)
     for one in found["pictures"]:
         assert one["latency"] == pytest.approx(one["batch"] * sum(one["seconds"].values()), rel=0.05, abs=1e-3)
     assert found["latency"] == found["pictures"][0]["latency"]
@@ -113,7 +113,7 @@ def test_json_reports_latency_and_throughput_of_batches(model: str, capsys: Capt
 
 def test_the_summary_reports_throughput(model: str, capsys: Capture) -> None:
     assert made(model, "-n", "2", "--batch", "2") == 0
-    assert re.search(r" s, [0-9.]+ images and [0-9]+ codes per second$", capsys.readouterr().err.strip())
+    assert re.search(r" s, [0-9.]+ images and [0-9]+ tokens per second$", capsys.readouterr().err.strip())
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].is_plain])
@@ -140,7 +140,7 @@ def test_comparison_reports_figures_and_saves_the_two_side_by_side(model: str, c
 
     assert made(model, "--compare", "--method", "eagle1", "--out", "pair.png", "--repeats", "2") == 0
     out = capsys.readouterr().out
-    for word in ("seconds", "passes", "step compression", "speedup", "relaxed codes", "total variation", "identical"):
+    for word in ("seconds", "steps", "tokens per step", "speedup", "relaxed tokens", "total variation", "identical"):
         assert word in out
     with Image.open("pair.png") as image:
         assert image.size == (8 + 8 + 8, 8)
@@ -150,8 +150,8 @@ def test_comparison_reports_figures_and_saves_the_two_side_by_side(model: str, c
 def test_comparison_as_json_reports_what_relaxation_costs(model: str, capsys: Capture) -> None:
     assert made(model, "--compare", "--json", "--method", "lantern", "--k", "8", "--delta", "0.5") == 0
     [found] = json.loads(capsys.readouterr().out)["comparisons"]
-    assert found["plain"]["passes"] == 16 and found["method"]["total_variation"] > 0
-    assert found["identical"] == (found["plain"]["tokens_sha256"] == found["method"]["tokens_sha256"])
+    assert found["plain"]["steps"] == 16 and found["method"]["total_variation"] > 0
+    assert found["identical"] == (found["plain"]["prompt_sha256"] == found["method"]["prompt_sha256"])
 
 
 def test_plain_decoding_is_not_compared_with_itself(model: str, capsys: Capture) -> None:
@@ -181,7 +181,7 @@ def test_negative_prompts_are_those_of_the_pipeline(model: str, capsys: Capture)
     for texts, more in ((["blue cat"], []), (negative, ["--compare"]), (negative, ["-n", "2"])):
         given = [word for text in texts for word in ("--negative-prompt", text)]
         comparing = "--compare" in more
-        where = ["--out", "pairs"] if comparing else ["--tokens", "codes.json"]
+        where = ["--out", "pairs"] if comparing else ["--tokens", "tokens.json"]
         tail = ["--method", "eagle1", "--json", "--seed", "5", *where, *more]
         assert main(["--model", model, *words, *given, *tail]) == 0
         report = json.loads(capsys.readouterr().out)
@@ -191,7 +191,7 @@ def test_negative_prompts_are_those_of_the_pipeline(model: str, capsys: Capture)
             call: Any = pipe(
                 prompts, negative_prompt=texts, generator=5, output_type="latent", num_images_per_prompt=len(made) // 2
             )
-            assert json.loads(Path("codes.json").read_text()) == call.tokens.tolist()
+            assert json.loads(Path("tokens.json").read_text()) == call.tokens.tolist()
 
 
 def test_prompts_with_equal_file_names_do_not_overwrite_each_other(model: str) -> None:

@@ -77,7 +77,7 @@ def _failing(error: BaseException) -> Command:
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
-def test_a_failure_is_one_line_and_a_code(
+def test_a_failure_is_one_line_and_a_token(
     capsys: pytest.CaptureFixture[str], error: BaseException, code: int, text: str
 ) -> None:
     assert run_command(_failing(error), []) == code
@@ -137,11 +137,11 @@ def test_every_text_gives_a_value_or_an_argparse_error(text: str) -> None:
 @given(
     st.lists(st.sampled_from(["--config", "--out", "target", "-", "--", "x", "--steps", "nan", "", "--help", "--no"]))
 )
-def test_random_arguments_give_an_exit_code(arguments: list[str]) -> None:
+def test_random_arguments_give_an_exit_token(arguments: list[str]) -> None:
     for name in ("convert", "train"):
         assert main([name, *arguments]) in (0, 1, 2)
 
 
-def test_errors_have_distinct_codes() -> None:
-    codes = (command_module.DONE, command_module.FAILED, command_module.REFUSED, command_module.INTERRUPTED)
-    assert codes == (0, 1, 2, 130)
+def test_errors_have_distinct_tokens() -> None:
+    tokens = (command_module.DONE, command_module.FAILED, command_module.REFUSED, command_module.INTERRUPTED)
+    assert tokens == (0, 1, 2, 130)

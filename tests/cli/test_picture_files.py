@@ -239,7 +239,7 @@ def test_a_sheet_of_several_prompts_has_labels(model: str, capsys: Capture) -> N
         assert len(image.crop((0, 17, 40, 40)).convert("L").getcolors() or []) > 1
 
 
-def test_codes_can_go_to_standard_output(model: str, capsys: Capture) -> None:
+def test_tokens_can_go_to_standard_output(model: str, capsys: Capture) -> None:
     assert made(model, "--tokens", "-", "--out", "x.png", "--quiet") == 0
     assert len(json.loads(capsys.readouterr().out)) == 4 and names() == ["x.png"]
 

@@ -16,7 +16,7 @@ from tests.tiny_folder import save_tiny_model
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A toy model with a peaked distribution over 256 codes, which a random drafter never predicts."""
+    """A toy model with a peaked distribution over 256 tokens, which a random drafter never predicts."""
     folder = tmp_path_factory.mktemp("models") / "toy"
     save_tiny_model(folder, generation={"guidance": 3.0, "temperature": 0.1}, vocab_size=256)
     shutil.rmtree(folder / "vqvae")
@@ -36,7 +36,7 @@ def test_with_random_drafter_weights_auto_is_plain(folder: Path, capsys: Capture
     assert main(["tune", "--model", str(folder), "--images", "2", "--json", "--quiet", *drafted]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["choice"]["method"] == "plain" and Path(found["path"]) == folder / "profile.json"
-    assert found["candidates"] and all(one["predicted"]["step_compression"] < 1.5 for one in found["candidates"])
+    assert found["candidates"] and all(one["predicted"]["tokens_per_step"] < 1.5 for one in found["candidates"])
     assert choose_method(load_model(folder), "auto").name == "plain"
     word = ["--model", str(folder), "--prompt", "a cat", "--tokens", "t.json", "--json"]
     assert main(["generate", "--method", "auto", *word]) == 0
@@ -44,12 +44,12 @@ def test_with_random_drafter_weights_auto_is_plain(folder: Path, capsys: Capture
     assert json.loads(seen.out)["method"] == "plain" and "profile" not in seen.err
 
 
-def test_codes_per_pass_of_windows_are_written_into_the_model_on_request(folder: Path, capsys: Capture) -> None:
+def test_tokens_per_pass_of_windows_are_written_into_the_model_on_request(folder: Path, capsys: Capture) -> None:
     words = ["tune", "--model", str(folder), "--images", "2", "--quiet", "--methods", "gumbel-jacobi"]
-    assert main(words) == 0 and load_model(folder).codes_per_pass == {}
+    assert main(words) == 0 and load_model(folder).tokens_per_step == {}
     assert main([*words, "--write-model"]) == 0
-    found = load_model(folder).codes_per_pass
-    assert {2, 4, 8, 16} <= set(found) and all(1 <= codes <= window for window, codes in found.items())
+    found = load_model(folder).tokens_per_step
+    assert {2, 4, 8, 16} <= set(found) and all(1 <= tokens <= window for window, tokens in found.items())
     assert found[2] <= found[16]
     capsys.readouterr()
     assert "default sampling" in refusal(capsys, main([*words, "--write-model", "--temperature", "0.5"]))
@@ -60,7 +60,7 @@ def test_the_profile_holds_the_measurements(folder: Path, capsys: Capture) -> No
     words = ["--images", "2", "--batch", "2", "--max-nodes", "8", "--max-depth", "3", "--methods", "eagle1", "scd"]
     assert main(["tune", "--model", str(folder), "--out", str(out), *words]) == 0
     seen = capsys.readouterr()
-    assert "ms/code" in seen.out and "*" in seen.out and "measuring: windows: scd" in seen.err
+    assert "ms/token" in seen.out and "*" in seen.out and "measuring: windows: scd" in seen.err
     found = json.loads(out.read_text())
     assert list(found) == sorted(found) and not (folder / "profile.json").exists()
     assert found["batch"] == 2 and found["sampling"]["temperature"] == 0.1

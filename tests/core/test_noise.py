@@ -47,7 +47,7 @@ def test_gumbel_argmax_matches_distribution(vocab: int) -> None:
         where = torch.arange(samples // blocks) + block * (samples // blocks)
         sampled = (to_gumbel(to_uniform(stream(3, 0, Purpose.TARGET, where, vocab))) + logits).argmax(-1)
         counts += torch.bincount(sampled, minlength=vocab)
-    bins = torch.argsort(distribution).chunk(8)  # rare codes are pooled, so that every bin has many expected samples
+    bins = torch.argsort(distribution).chunk(8)  # rare tokens are pooled, so that every bin has many expected samples
     observed = torch.stack([counts[chosen].sum() for chosen in bins])
     expected = torch.stack([distribution[chosen].sum() for chosen in bins]) * samples
     kept = expected > 5
@@ -67,8 +67,8 @@ def test_streams_are_uncorrelated() -> None:
     flat = torch.stack([to_uniform(words).flatten() for words in streams.values()])
     correlation = torch.corrcoef(flat) - torch.eye(len(flat))
     assert correlation.abs().max() < 5 / (64 * 256) ** 0.5
-    by_code = torch.corrcoef(to_uniform(streams["a"]).T)[0, 1:8]
-    assert by_code.abs().max() < 0.6
+    by_token = torch.corrcoef(to_uniform(streams["a"]).T)[0, 1:8]
+    assert by_token.abs().max() < 0.6
 
 
 def test_keys_of_purposes_differ() -> None:

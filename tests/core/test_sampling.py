@@ -24,7 +24,7 @@ def test_guidance_combines_the_rows() -> None:
 @pytest.mark.parametrize(
     "distribution", [Sampling(guidance=4, temperature=0.7), Sampling(top_k=2), Sampling(top_p=0.6)]
 )
-def test_scores_equal_log_probs_up_to_a_constant_per_code(distribution: Sampling) -> None:
+def test_scores_equal_log_probs_up_to_a_constant_per_token(distribution: Sampling) -> None:
     rows, where = torch.randn(2, 2, 3, 5, generator=torch.Generator().manual_seed(1)), torch.zeros(2, 3).long()
     scores, log_p = distribution.scores(rows, where), distribution.log_probs(rows, where)
     assert torch.allclose(scores.log_softmax(-1), log_p)
@@ -56,7 +56,7 @@ def test_temperature_divides_logits() -> None:
     assert torch.allclose(distribution(Sampling(guidance=1, temperature=0.5)), (LOGITS * 2).softmax(-1))
 
 
-def test_temperature_zero_takes_the_lowest_of_equal_codes() -> None:
+def test_temperature_zero_takes_the_lowest_of_equal_tokens() -> None:
     assert distribution(Sampling(guidance=1, temperature=0), torch.tensor([0.0, 3.0, 3.0])).tolist() == [0, 1, 0]
 
 
@@ -67,7 +67,7 @@ def test_top_k_keeps_ties_at_the_kth() -> None:
     assert torch.equal(distribution(Sampling(guidance=1, top_k=99)), distribution(Sampling(guidance=1)))
 
 
-def test_top_p_keeps_the_first_code_that_exceeds_it() -> None:
+def test_top_p_keeps_the_first_token_that_exceeds_it() -> None:
     logits = torch.tensor([0.1, 0.5, 0.15, 0.25]).log()
     assert (distribution(Sampling(guidance=1, top_p=0.4), logits) > 0).tolist() == [False, True, False, False]
     assert (distribution(Sampling(guidance=1, top_p=0.6), logits) > 0).tolist() == [False, True, False, True]
@@ -97,7 +97,7 @@ def test_error_names_the_option_out_of_range(name: str, bad: float) -> None:
 def test_pick_matches_distribution_and_skips_zero_mass() -> None:
     distribution = torch.tensor([0.0, 2.0, 0.0, 5.0, 1.0, 0.0])
     uniforms = (torch.arange(8000).double() + 0.5) / 8000
-    codes = pick(distribution.expand(8000, -1), uniforms)
-    assert torch.bincount(codes, minlength=6).tolist() == [0, 2000, 0, 5000, 1000, 0]
+    tokens = pick(distribution.expand(8000, -1), uniforms)
+    assert torch.bincount(tokens, minlength=6).tolist() == [0, 2000, 0, 5000, 1000, 0]
     ends = torch.tensor([2.0**-33, 1 - 2.0**-33], dtype=torch.float64)
     assert pick(distribution.expand(2, -1), ends).tolist() == [1, 4]

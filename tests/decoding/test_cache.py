@@ -8,12 +8,12 @@ from tests.tiny import tiny_cache
 
 
 def test_writes_past_the_end_go_to_the_unread_last_slot() -> None:
-    cache = tiny_cache(layers=2, images=2, heads=2, head_dim=16, prefix=6, codes=16, stage=4)
+    cache = tiny_cache(layers=2, images=2, heads=2, head_dim=16, prefix=6, tokens=16, stage=4)
     cache.buffer[..., cache.first_stage_slot :, :] = torch.arange(1, 5)[:, None].float()
     cache.commit(torch.tensor([[0, 1, 3], [2, 1, 0]]), torch.tensor([14, 5]))
-    codes = cache.buffer[0, :, 0, 6 : 6 + 16, 0]
-    assert codes[0, 14] == 1 and codes[0, :14].abs().sum() == 0
-    assert codes[1, 5:8].tolist() == [3, 2, 1] and codes[1].count_nonzero() == 3
+    tokens = cache.buffer[0, :, 0, 6 : 6 + 16, 0]
+    assert tokens[0, 14] == 1 and tokens[0, :14].abs().sum() == 0
+    assert tokens[1, 5:8].tolist() == [3, 2, 1] and tokens[1].count_nonzero() == 3
 
 
 def test_tree_mask_matches_its_docstring() -> None:

@@ -1,4 +1,4 @@
-"""Detection of logits that are not finite, if codes were sampled from them."""
+"""Detection of logits that are not finite, if tokens were sampled from them."""
 
 from typing import Any
 
@@ -48,12 +48,12 @@ class Spoilt:
 def test_only_visited_nodes_count(node: int, at: int) -> None:
     target = tiny_target()
     parts = tiny_decoder("eagle1", target, tree="chain_3")
-    expected = parts.generate(CONDITION, keys=KEYS).codes
+    expected = parts.generate(CONDITION, keys=KEYS).tokens
     spoilt = Spoilt(target, node, at)
     made = parts.generate(CONDITION, keys=KEYS, callback=spoilt.watch)
     is_used = spoilt.counts[at] > node
     assert made.is_finite.tolist() == [not is_used, True, True]
-    assert torch.equal(made.codes[1:], expected[1:]) and (is_used or torch.equal(made.codes, expected))
+    assert torch.equal(made.tokens[1:], expected[1:]) and (is_used or torch.equal(made.tokens, expected))
 
 
 @pytest.mark.parametrize("name", WINDOWS)

@@ -34,7 +34,7 @@ def test_later_steps_leave_what_a_step_reported(name: str) -> None:
         keys=KEYS,
         callback=lambda step: seen.append((step, {name: entry.clone() for name, entry in reported(step)})),
     )
-    assert len(seen) > 2 and "step.codes" in seen[1][1]
+    assert len(seen) > 2 and "step.tokens" in seen[1][1]
     for step, before in seen:
         changed = [name for name, entry in reported(step) if not torch.equal(entry, before[name])]
         assert changed == []
@@ -42,7 +42,7 @@ def test_later_steps_leave_what_a_step_reported(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("plain", "zipar")])
 def test_a_step_reports_the_tree_that_was_verified(name: str) -> None:
-    """The codes of a step are those of its tree's path, and the one behind it."""
+    """The tokens of a step are those of its tree's path, and the one behind it."""
     steps = list[Step]()
     made = tiny_decoder(name).generate(CONDITION, keys=KEYS, callback=steps.append)
     for step in steps[1:]:
@@ -50,6 +50,6 @@ def test_a_step_reports_the_tree_that_was_verified(name: str) -> None:
         for image, (start, length) in enumerate(zip(step.start.tolist(), step.verdict.length.tolist(), strict=True)):
             path, known = (
                 [0, *step.verdict.path[image, :length].tolist()],
-                made.codes[image, start - 1 : start + length],
+                made.tokens[image, start - 1 : start + length],
             )
             assert start == 16 or torch.equal(step.tree.tokens[image, path][: len(known)], known)

@@ -1,4 +1,4 @@
-"""Joined decoding: a generation has the codes that it has alone, whenever it begins and whatever shares its passes."""
+"""Joined decoding: a generation has the tokens that it has alone, whenever it begins and whatever shares its passes."""
 
 import gc
 import shutil
@@ -46,7 +46,7 @@ def alone(made: Decoder, i: int) -> Tensor:
     joint, state = joined(made), begun(made, i)
     while not state.is_done():
         joint.take([state])
-    return state.result().codes[0]
+    return state.result().tokens[0]
 
 
 def staggered(
@@ -62,21 +62,21 @@ def staggered(
         if running:
             joint.take(list(running.values()), patience)
         for i in [i for i, state in running.items() if state.is_done()]:
-            made[i] = running.pop(i).result().codes[0]
+            made[i] = running.pop(i).result().tokens[0]
         number += 1
     return made
 
 
 @pytest.mark.parametrize("kind", ["eager", CPU])
 @pytest.mark.parametrize("name", NAMES)
-def test_codes_are_those_of_the_generation_alone(name: str, kind: str) -> None:
+def test_tokens_are_those_of_the_generation_alone(name: str, kind: str) -> None:
     made = staggered({i: decoder(name, kind=kind) for i in range(4)}, dropped=1)
     assert sorted(made) == [0, 2, 3]
-    for i, codes in made.items():
+    for i, tokens in made.items():
         one = decoder(name, kind=kind)
-        assert torch.equal(codes, alone(one, i))
+        assert torch.equal(tokens, alone(one, i))
         whole = one.generate(select(CONDITION, [i % 3]), keys=[KEYS[i]])
-        assert torch.equal(codes, whole.codes[0])
+        assert torch.equal(tokens, whole.tokens[0])
 
 
 @pytest.mark.parametrize("kind", ["eager", CPU])
@@ -105,7 +105,7 @@ def test_methods_and_samplings_share_passes(monkeypatch: pytest.MonkeyPatch) -> 
         type(TARGET), "forward", lambda self, x, *given, **how: (rows.add(len(x)), call(self, x, *given, **how))[1]
     )
     made = staggered({i: decoder(*kind) for i, kind in enumerate(kinds)}, every=1)
-    assert all(torch.equal(made[i], codes) for i, codes in enumerate(expected))
+    assert all(torch.equal(made[i], tokens) for i, tokens in enumerate(expected))
     assert 4 in rows  # both guidance rows of both plain pictures
 
 
@@ -152,7 +152,7 @@ def test_fused_pictures_of_other_samplings_share_a_pass(monkeypatch: pytest.Monk
         FusedRounds, "__call__", lambda self, *how: (shared.add(self.cache.images), call(self, *how))[1]
     )
     made = staggered({i: decoder(*kind, kind="cpu") for i, kind in enumerate(kinds)}, every=1)
-    assert all(torch.equal(made[i], codes) for i, codes in enumerate(expected)) and shared == {1, 2}
+    assert all(torch.equal(made[i], tokens) for i, tokens in enumerate(expected)) and shared == {1, 2}
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -169,7 +169,7 @@ def test_steps_of_one_call_end_when_a_generation_is_complete(options: dict[str, 
         ended = [i for i, state in running.items() if state.is_done()]
         for i in ended:
             found = running.pop(i).result()
-            assert torch.equal(found.codes, whole[i].codes) and torch.equal(found.passes, whole[i].passes)
+            assert torch.equal(found.tokens, whole[i].tokens) and torch.equal(found.steps, whole[i].steps)
     assert calls <= 3 + (TRIAL if options is not None and "least" in options else 0)
 
 
@@ -181,11 +181,11 @@ def test_a_generation_takes_the_place_of_one_that_ended() -> None:
     running[0] = begun(decoder("plain"), waiting.pop(0))  # the first one has left
     while running:
         joint.take(running)
-        ended += [one.result().codes[0] for one in running if one.is_done()]
+        ended += [one.result().tokens[0] for one in running if one.is_done()]
         running = [one for one in running if not one.is_done()]
         if waiting and len(running) < 2:
             running.append(begun(decoder("plain"), waiting.pop(0)))
-    assert [codes.tolist() for codes in ended] == [alone(decoder("plain"), i).tolist() for i in (1, 2, 3)]
+    assert [tokens.tolist() for tokens in ended] == [alone(decoder("plain"), i).tolist() for i in (1, 2, 3)]
 
 
 def test_a_mutant_that_mixes_up_the_parts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_a_mutant_that_mixes_up_the_parts_is_found(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1"])
-def test_a_generation_that_keeps_codes_joins_one_without(name: str) -> None:
+def test_a_generation_that_keeps_tokens_joins_one_without(name: str) -> None:
     built, forced = decoder(name), torch.full((1, 36), -1)
     joint = joined(built)
     forced[:, :31] = torch.arange(31)
@@ -206,13 +206,13 @@ def test_a_generation_that_keeps_codes_joins_one_without(name: str) -> None:
     joint.take([free])
     again = decoder(name)
     kept = again.begin(condition, keys=KEYS[1:2], forced=forced, is_joined=True)
-    assert kept.step.counts.tolist() == [31] and torch.equal(kept.step.codes, forced[:, :31])
+    assert kept.step.counts.tolist() == [31] and torch.equal(kept.step.tokens, forced[:, :31])
     running = [free, kept]
     while running:
         joint.take(running)
         running = [one for one in running if not one.is_done()]
     made = kept.result()
-    expected = decoder("plain").generate(condition, keys=KEYS[1:2], forced=forced).codes
-    # the prompt, the first 30 codes, and at most one for each of the last five
-    assert torch.equal(made.codes, expected) and int(made.passes) <= 7
-    assert torch.equal(free.result().codes[0], alone(decoder(name), 0))
+    expected = decoder("plain").generate(condition, keys=KEYS[1:2], forced=forced).tokens
+    # the prompt, the first 30 tokens, and at most one for each of the last five
+    assert torch.equal(made.tokens, expected) and int(made.steps) <= 7
+    assert torch.equal(free.result().tokens[0], alone(decoder(name), 0))

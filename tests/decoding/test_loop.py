@@ -41,24 +41,24 @@ def decode(
 
 
 def plainly(target: Transformer = TARGET, sampling: Sampling = SAMPLING) -> torch.Tensor:
-    return plain.generate(target, CONDITION, sampling=sampling, keys=KEYS).codes
+    return plain.generate(target, CONDITION, sampling=sampling, keys=KEYS).tokens
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0, 7.5])
-def test_codes_of_64_seeds_equal_plain_decoding(guidance: float) -> None:
+def test_tokens_of_64_seeds_equal_plain_decoding(guidance: float) -> None:
     sampling = Sampling(guidance=guidance)
     for first in range(0, 64, 16):
         keys = [(seed, 0) for seed in range(first, first + 16)]
         condition = select(CONDITION, [seed % 3 for seed in range(first, first + 16)])
-        expected = plain.generate(TARGET, condition, sampling=sampling, keys=keys).codes
-        assert torch.equal(decode(TARGET, condition, sampling=sampling, keys=keys).codes, expected)
+        expected = plain.generate(TARGET, condition, sampling=sampling, keys=keys).tokens
+        assert torch.equal(decode(TARGET, condition, sampling=sampling, keys=keys).tokens, expected)
 
 
 @pytest.mark.parametrize("form", ["guided", "rows"])
 @pytest.mark.parametrize("mode", ["gumbel", "sampled", "point"])
 @pytest.mark.parametrize("tree", ["chain_1", "chain_4", "mc_sim_7b_63", "naive_extend_57"])
-def test_codes_do_not_depend_on_drafter_or_tree(form: str, mode: str, tree: str) -> None:
-    assert torch.equal(decode(form=form, mode=mode, tree=tree).codes, plainly())
+def test_tokens_do_not_depend_on_drafter_or_tree(form: str, mode: str, tree: str) -> None:
+    assert torch.equal(decode(form=form, mode=mode, tree=tree).tokens, plainly())
 
 
 @pytest.mark.parametrize(
@@ -71,25 +71,25 @@ def test_codes_do_not_depend_on_drafter_or_tree(form: str, mode: str, tree: str)
         Sampling(guidance=4, guidance_interval=5),
     ],
 )
-def test_codes_equal_plain_decoding_with_all_sampling_options(sampling: Sampling) -> None:
+def test_tokens_equal_plain_decoding_with_all_sampling_options(sampling: Sampling) -> None:
     for form in ("guided", "rows"):
-        assert torch.equal(decode(sampling=sampling, form=form).codes, plainly(sampling=sampling))
+        assert torch.equal(decode(sampling=sampling, form=form).tokens, plainly(sampling=sampling))
 
 
 def test_class_labels_are_a_condition() -> None:
     target = tiny_target(model_type="c2i", cls_token_num=1, num_classes=3)
     condition, how = Condition(labels=torch.tensor([0, 2])), {"sampling": Sampling(guidance=2), "keys": KEYS[:2]}
-    expected = plain.generate(target, condition, **how).codes  # type: ignore[arg-type]
+    expected = plain.generate(target, condition, **how).tokens  # type: ignore[arg-type]
     for form in ("guided", "rows"):
-        assert torch.equal(decode(target, condition, form=form, **how).codes, expected)  # type: ignore[arg-type]
+        assert torch.equal(decode(target, condition, form=form, **how).tokens, expected)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_trees_deeper_than_the_grid_are_cut(block_size: int) -> None:
     target = tiny_target(block_size=block_size)
     made = decode(target, sampling=Sampling(), tree="naive_extend_57")
-    assert torch.equal(made.codes, plainly(target, Sampling()))
-    assert (made.passes <= block_size).all() and (made.passes >= 1).all()
+    assert torch.equal(made.tokens, plainly(target, Sampling()))
+    assert (made.steps <= block_size).all() and (made.steps >= 1).all()
 
 
 def test_statistics_are_consistent() -> None:
@@ -97,24 +97,24 @@ def test_statistics_are_consistent() -> None:
     made = decode(tree="mc_sim_7b_63", callback=seen.append, keep_history=True, is_timed=True)
     counts = torch.stack([step.counts for step in seen])
     assert (counts.sum(0) == 16).all()
-    assert torch.equal((counts > 0).sum(0), made.passes)
-    # every pass gives one code and the accepted ones, except for a path that ends one past the end
-    assert ((made.passes + made.accepted.sum(1)) - 16 <= 1).all() and (made.passes + made.accepted.sum(1) >= 16).all()
+    assert torch.equal((counts > 0).sum(0), made.steps)
+    # every pass gives one token and the accepted ones, except for a path that ends one past the end
+    assert ((made.steps + made.accepted.sum(1)) - 16 <= 1).all() and (made.steps + made.accepted.sum(1) >= 16).all()
     assert (made.accepted <= made.reached).all()
-    assert torch.equal(made.step_compression, 16 / made.passes.float())
+    assert torch.equal(made.tokens_per_step, 16 / made.steps.float())
     assert set(made.seconds) == {"prefill", "propose", "score", "walk"}
     assert len(made.history) == len(seen) and made.history[0].scores is None
     written = torch.zeros(4, 24, dtype=torch.long)
     for step in seen:
         for image in range(4):
             start, count = int(step.start[image]), int(step.counts[image])
-            written[image, start : start + count] = step.codes[image, :count]
-    assert torch.equal(written[:, :16], made.codes)
+            written[image, start : start + count] = step.tokens[image, :count]
+    assert torch.equal(written[:, :16], made.tokens)
 
 
 def test_perfect_drafts_are_all_accepted() -> None:
     class Oracle(EagleDrafter):
-        """Proposes the final codes."""
+        """Proposes the final tokens."""
 
         def propose(self):  # type: ignore[no-untyped-def]
             tree = super().propose()
@@ -124,8 +124,8 @@ def test_perfect_drafts_are_all_accepted() -> None:
 
     ANSWER = plainly()
     made = decode(kind=Oracle, tree="chain_4")
-    assert torch.equal(made.codes, ANSWER)
-    assert made.passes.tolist() == [4] * 4  # the prompt, then three steps of five codes
+    assert torch.equal(made.tokens, ANSWER)
+    assert made.steps.tolist() == [4] * 4  # the prompt, then three steps of five tokens
     assert torch.equal(made.accepted, made.reached)
 
 
@@ -150,7 +150,7 @@ class Batched(EagleDrafter):
 def test_shapes_may_have_an_image_axis(verifier: GumbelVerifier | RejectionVerifier) -> None:
     how: dict[str, Any] = {"tree": "mc_sim_7b_63", "mode": "sampled", "verifier": verifier}
     made = [decode(kind=kind, **how) for kind in (EagleDrafter, Batched)]
-    assert torch.equal(made[0].codes, made[1].codes)
+    assert torch.equal(made[0].tokens, made[1].tokens)
     assert torch.equal(made[0].accepted, made[1].accepted) and torch.equal(made[0].reached, made[1].reached)
 
 
@@ -158,15 +158,15 @@ def test_half_precision_decodes() -> None:
     target = tiny_target().bfloat16()
     for dtype in (torch.bfloat16, torch.float32):
         made = decode(target, module=tiny_eagle(target).to(dtype))
-        assert made.codes.shape == (4, 16) and (made.step_compression > 1).all()
+        assert made.tokens.shape == (4, 16) and (made.tokens_per_step > 1).all()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_gives_the_same_codes() -> None:
+def test_cuda_gives_the_same_tokens() -> None:
     target = tiny_target().cuda()
     made = decode(target, module=tiny_eagle(target).cuda())
-    assert torch.equal(made.codes.cpu(), plainly())
+    assert torch.equal(made.tokens.cpu(), plainly())
 
 
 def test_verifier_of_another_mode_is_refused() -> None:

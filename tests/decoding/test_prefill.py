@@ -23,15 +23,15 @@ TARGET = tiny_target()
 CONDITION = tiny_condition((4, 1, 6, 2))
 
 
-def collapsed(target: Transformer, condition: Condition, codes: torch.Tensor, rows: int) -> torch.Tensor:
-    """Logits after the prompt and after each code, in one pass over the codes with the prompt in its slot."""
+def collapsed(target: Transformer, condition: Condition, tokens: torch.Tensor, rows: int) -> torch.Tensor:
+    """Logits after the prompt and after each token, in one pass over the tokens with the prompt in its slot."""
     prompt = target.read(condition, rows)
-    count = codes.shape[1]
+    count = tokens.shape[1]
     cache = make_cache(target, prompt, count)
     causal = torch.ones(count, count, dtype=torch.bool).tril()
-    mask = TreeMask(cache, cache.fill(prompt), count).update(torch.zeros(len(codes)), causal)
-    positions = torch.arange(count).expand(len(codes) * rows, -1)
-    inputs = target.tok_embeddings(codes).repeat_interleave(rows, 0)
+    mask = TreeMask(cache, cache.fill(prompt), count).update(torch.zeros(len(tokens)), causal)
+    positions = torch.arange(count).expand(len(tokens) * rows, -1)
+    inputs = target.tok_embeddings(tokens).repeat_interleave(rows, 0)
     slots = positions + cache.first_stage_slot
     scores = target(inputs, positions + target.config.cls_token_num, mask, cache=cache, slots=slots)
     return torch.cat([prompt.logits.flatten(0, 1), scores.logits], dim=1)
@@ -41,9 +41,9 @@ def collapsed(target: Transformer, condition: Condition, codes: torch.Tensor, ro
 @pytest.mark.parametrize("lengths", [(4, 1, 6, 2), (6,), (1,), (3, 3)])
 def test_prompt_slot_equals_uncollapsed_attention(lengths: tuple[int, ...]) -> None:
     condition = tiny_condition(lengths)
-    codes = torch.randint(0, 24, (len(lengths), 15), generator=torch.Generator().manual_seed(1))
-    expected = uncached(TARGET, condition, codes)[:, :, 5:].flatten(0, 1)
-    assert (collapsed(TARGET, condition, codes, 2) - expected).abs().max() <= TOLERANCE
+    tokens = torch.randint(0, 24, (len(lengths), 15), generator=torch.Generator().manual_seed(1))
+    expected = uncached(TARGET, condition, tokens)[:, :, 5:].flatten(0, 1)
+    assert (collapsed(TARGET, condition, tokens, 2) - expected).abs().max() <= TOLERANCE
 
 
 @torch.no_grad()

@@ -22,14 +22,14 @@ from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate
 def drafted(
     drafter: Any, target: Transformer = TARGET, condition: Condition = CONDITION, sampling: Sampling = SAMPLING
 ) -> tuple[Tensor, list[tuple[Tensor, Any, Any]]]:
-    """Return the codes of a generation; and for each draft the numbers of known codes, the tree, and its step."""
+    """Return the tokens of a generation; and for each draft the numbers of known tokens, the tree, and its step."""
     steps, keys = list[Step](), KEYS[: condition.batch]
     made = generate(drafter, target=target, condition=condition, sampling=sampling, keys=keys, callback=steps.append)
-    return made.codes, [(step.start, step.tree, step) for step in steps if step.tree is not None]
+    return made.tokens, [(step.start, step.tree, step) for step in steps if step.tree is not None]
 
 
 def begin_after(drafter: Drafter, first: Tensor, features: Tensor, noise: Noise) -> None:
-    """Begin a generation of `CONDITION` whose prompt has these features, and whose code 0 is given."""
+    """Begin a generation of `CONDITION` whose prompt has these features, and whose token 0 is given."""
     is_used = torch.ones(features.shape[0], features.shape[2], dtype=torch.bool)
     drafter.begin(Prefill(features, is_used, CONDITION), noise)
     logits = torch.zeros(*features.shape[:2], 1, 24)
@@ -68,17 +68,17 @@ def check_paths(
 ) -> None:
     """Check log q behind every drafted path of the first steps against passes without a cache.
 
-    `features` (b n c) are true up to what is committed. `run` takes features, codes and the number of drafts among
+    `features` (b n c) are true up to what is committed. `run` takes features, tokens and the number of drafts among
     them, and its outputs follow as the features of drafts.
     """
-    drafter, codes, steps = drafts
+    drafter, tokens, steps = drafts
     checked = 0
     for known, tree, _ in steps[:3]:
         for image, length in enumerate(known.tolist()):
             for node, way in ways(tree).items():
-                if length + len(way) > codes.shape[1]:
+                if length + len(way) > tokens.shape[1]:
                     continue
-                inputs, read = features[image : image + 1, :length], codes[image : image + 1, :length]
+                inputs, read = features[image : image + 1, :length], tokens[image : image + 1, :length]
                 out = run(inputs, read, 0)
                 for step, above in enumerate(way, 1):
                     inputs = torch.cat([inputs, out[:, -1:]], 1)

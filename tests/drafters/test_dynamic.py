@@ -20,7 +20,7 @@ from lantern.engines.cuda.engine import GraphEngine
 from lantern.methods import METHODS
 from lantern.methods.method import Call, Parts
 from tests.tiny import tiny_eagle
-from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, made_of, plain_codes, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, made_of, plain_tokens, tiny_decoder
 
 DYNAMIC = [name for name, method in METHODS.items() if method.made.calls("Growth") and method.exact]
 RATES = (0.43, 0.17, 0.08, 0.05, 0.03, 0.02, 0.013, 0.007)
@@ -55,7 +55,7 @@ def test_trees_are_closed_ordered_and_within_the_budget(name: str) -> None:
         assert (shape.parents[:, 1:] < order[1:]).all() and (shape.parents[:, 0] == 0).all()
         assert torch.equal(shape.depths[:, 1:], shape.depths.gather(1, shape.parents)[:, 1:] + 1)
         assert int(shape.depths.max()) <= shape.depth
-        # Siblings have different codes and ranks.
+        # Siblings have different tokens and ranks.
         for image in range(3):
             for key in (step.tree.tokens, shape.ranks):
                 seen = list(zip(shape.parents[image, 1:].tolist(), key[image, 1:].tolist(), strict=True))
@@ -73,9 +73,9 @@ EAGER_TO_STOP = {
 
 
 @pytest.mark.parametrize("name", EAGER_TO_STOP)
-def test_adaptive_sizes_change_no_code(name: str) -> None:
+def test_adaptive_sizes_change_no_token(name: str) -> None:
     runs = [made(name, adaptive=adaptive, depth=3, **EAGER_TO_STOP[name]) for adaptive in (False, True)]
-    assert torch.equal(runs[0].codes, runs[1].codes)
+    assert torch.equal(runs[0].tokens, runs[1].tokens)
     sizes = [[(s.tree.shape.num_nodes, s.tree.shape.depth) for s in drafted(run) if s.tree] for run in runs]
     assert set(sizes[0]) == {(16, 3)}
     # The first tree has the largest size, because no step was observed.
@@ -142,7 +142,7 @@ def test_a_policy_that_never_stops_is_eagle2(name: str, options: dict[str, float
     plain = made("eagle2", value="match", depth=3)
     other = made(name, adaptive=False, depth=3, **options)
     if name == "adt-tree":  # narrow trees of unreachable depth: only the width differs
-        assert torch.equal(other.codes, plain.codes)
+        assert torch.equal(other.tokens, plain.tokens)
         return
     for one, two in zip(drafted(plain), drafted(other), strict=True):
         assert one.tree is not None and two.tree is not None
@@ -152,7 +152,7 @@ def test_a_policy_that_never_stops_is_eagle2(name: str, options: dict[str, float
 
 def test_q_and_match_give_the_same_order_at_temperature_zero() -> None:
     one, two = (made("eagle2", value=value, spread=1.0, temperature=0.0) for value in ("q", "match"))
-    assert torch.equal(one.codes, two.codes) and torch.equal(one.passes, two.passes)
+    assert torch.equal(one.tokens, two.tokens) and torch.equal(one.steps, two.steps)
     assert torch.equal(one.accepted, two.accepted)
 
 
@@ -161,8 +161,8 @@ def test_nodes_past_the_end_of_the_picture_are_stopped() -> None:
     seen: list[tuple[Tensor, Tensor]] = []
     expected = drafter._add
 
-    def spied(found, front, layer, codes, chances):
-        found, front, pick = expected(found, front, layer, codes, chances)
+    def spied(found, front, layer, tokens, chances):
+        found, front, pick = expected(found, front, layer, tokens, chances)
         seen.append((drafter.known + layer.depth, front.reach))
         return found, front, pick
 
@@ -174,7 +174,7 @@ def test_nodes_past_the_end_of_the_picture_are_stopped() -> None:
 
 
 def test_policies_that_read_samples_raise_with_rejection() -> None:
-    with pytest.raises(ValueError, match="Eagle2 chooses the tested codes after they are sampled"):
+    with pytest.raises(ValueError, match="Eagle2 chooses the tested tokens after they are sampled"):
         growing(Eagle2(), Growth(), mode="sampled")
 
 
@@ -191,7 +191,7 @@ def test_predictable_trees_have_equal_depth_sizes_in_all_images() -> None:
 
 
 def test_log_q_of_nodes_gives_their_children() -> None:
-    """The k children of a node are the k best codes of its recorded log q plus the drafter's noise."""
+    """The k children of a node are the k best tokens of its recorded log q plus the drafter's noise."""
     from lantern.core.noise import Noise, Purpose
 
     noise = Noise(KEYS, positions=16, vocab_size=24)
@@ -213,7 +213,7 @@ def test_relaxations_read_each_images_own_tree() -> None:
     for delta, is_exact in ((0.0, True), (0.5, False)):
         relaxed = METHODS["bounded"].with_options(k=10, delta=delta).made
         run = tiny_decoder(made_of("eagle2", records, relaxed.verifier)).generate(CONDITION, keys=KEYS)
-        assert torch.equal(run.codes, made("eagle2").codes) == is_exact
+        assert torch.equal(run.tokens, made("eagle2").tokens) == is_exact
         assert (run.total_variation > 0).any() != is_exact
 
 
@@ -223,7 +223,7 @@ def test_trees_grow_on_other_eagle_modules(part: str) -> None:
     assert grown is not None
     on_part = replace(grown, args=(Parts().part(part), *grown.args[1:]))
     parts = tiny_decoder(made_of("eagle2", on_part, METHODS["eagle2"].made.verifier))
-    assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, plain_codes())
+    assert torch.equal(parts.generate(CONDITION, keys=KEYS).tokens, plain_tokens())
 
 
 def test_graphs_with_adaptive_sizes_raise() -> None:

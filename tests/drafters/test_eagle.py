@@ -16,9 +16,9 @@ from tests.uncached import uncached
 CONDITION = tiny_condition((4, 2))
 
 
-def true_features(codes: Tensor, sampling: Sampling) -> Tensor:
-    """Features (b r n c) that predict codes 0 .. 15, without a cache, after the prompt's six slots."""
-    return uncached(TARGET, CONDITION, codes, "features", rows=sampling.rows)
+def true_features(tokens: Tensor, sampling: Sampling) -> Tensor:
+    """Features (b r n c) that predict tokens 0 .. 15, without a cache, after the prompt's six slots."""
+    return uncached(TARGET, CONDITION, tokens, "features", rows=sampling.rows)
 
 
 @torch.no_grad()
@@ -30,8 +30,8 @@ def test_drafts_follow_the_teacher_forced_pass(form: str, guidance: float) -> No
     module = tiny_eagle(TARGET, form=form)
     if form == "guided":
         module.guidance.data.normal_(generator=torch.Generator().manual_seed(5))
-    _, codes, drafts = eagle_drafts(module, TARGET, CONDITION, sampling=sampling)
-    features = true_features(codes, sampling)[:, :, :21]
+    _, tokens, drafts = eagle_drafts(module, TARGET, CONDITION, sampling=sampling)
+    features = true_features(tokens, sampling)[:, :, :21]
     if form == "guided":
         features = sampling.guide(features[:, :, 5:], torch.arange(16).expand(2, -1))[:, None]
     prefix, rows = module.config.cls_token_num, features.shape[1]
@@ -41,7 +41,7 @@ def test_drafts_follow_the_teacher_forced_pass(form: str, guidance: float) -> No
                 continue
             for node, path in ways(tree).items():
                 inputs = features[image, :, : prefix + length]
-                read = torch.cat([torch.zeros(prefix, dtype=torch.long), codes[image, :length]])
+                read = torch.cat([torch.zeros(prefix, dtype=torch.long), tokens[image, :length]])
                 for step in range(len(path) + 1):
                     positions = torch.arange(len(read)).expand(rows, -1)
                     scales = sampling.scales(positions)
@@ -56,8 +56,8 @@ def test_drafts_follow_the_teacher_forced_pass(form: str, guidance: float) -> No
 
 
 def test_guided_features_give_guided_logits() -> None:
-    sampling, codes = Sampling(guidance=3), torch.zeros(2, 16, dtype=torch.long)
-    features, where = true_features(codes, sampling)[:, :, 5:21], torch.arange(16).expand(2, -1)
+    sampling, tokens = Sampling(guidance=3), torch.zeros(2, 16, dtype=torch.long)
+    features, where = true_features(tokens, sampling)[:, :, 5:21], torch.arange(16).expand(2, -1)
     logits = TARGET.head(features.flatten(0, 1)).unflatten(0, (2, 2))
     guided = sampling.filtered(TARGET.head(sampling.guide(features, where)))
     assert (sampling.log_probs(logits, where) - guided).abs().max() < 1e-4

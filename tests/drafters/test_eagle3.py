@@ -79,20 +79,20 @@ def test_a_fresh_drafter_says_what_the_target_says_of_the_last_tapped_layer() ->
 
 def examples() -> Examples:
     generator = torch.Generator().manual_seed(1)
-    codes = torch.randint(24, (2, 16), generator=generator)
+    tokens = torch.randint(24, (2, 16), generator=generator)
     rows, layers = (torch.randn(2, 2, *more, 16, 32, generator=generator) for more in ((), (3,)))
-    return Examples(codes, rows, torch.tensor([2.0, 3.0]), layers=layers)
+    return Examples(tokens, rows, torch.tensor([2.0, 3.0]), layers=layers)
 
 
 def test_training_feeds_on_its_own_outputs_as_drafting_does() -> None:
     module, given = tiny_part("eagle3", TARGET), examples()
     made = module.training_predictions(given, 3)
     assert [p.places[0].item() for p in made] == [1, 2, 3] and all(p.features is None for p in made)
-    # code 6 as a third draft: true layers up to pair 3, own outputs for pairs 4 and 5
+    # token 6 as a third draft: true layers up to pair 3, own outputs for pairs 4 and 5
     feed = module.enter(module.inputs(given)[:, 0, :4])
     for length in (4, 5, 6):
         places = torch.arange(length).expand(2, -1)
-        out = module(feed, given.codes[:, :length], places, scales=given.scales[:, None].expand(2, length))
+        out = module(feed, given.tokens[:, :length], places, scales=given.scales[:, None].expand(2, length))
         feed = torch.cat([feed, out[:, -1:]], 1)
     logits = made[2].logits
     assert logits is not None

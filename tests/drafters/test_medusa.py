@@ -19,14 +19,14 @@ from tests.tiny_parts import randomised
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("reads_code", [True, False])
-def test_drafts_match_training(reads_code: bool) -> None:
-    module = Medusa(MedusaConfig.for_target(TARGET.config, reads_code=reads_code))
+@pytest.mark.parametrize("reads_token", [True, False])
+def test_drafts_match_training(reads_token: bool) -> None:
+    module = Medusa(MedusaConfig.for_target(TARGET.config, reads_token=reads_token))
     randomised(module)
     shape = named("0 1 2 0.0 1.0 0.0.0")
     drafter = MedusaDrafter(module, TARGET, tree=shape, mode="gumbel", sampling=SAMPLING, records_log_q=True)
-    codes, drafts = drafted(drafter)
-    expected = module.training_predictions(whole_pictures(TARGET, CONDITION, codes), 3)
+    tokens, drafts = drafted(drafter)
+    expected = module.training_predictions(whole_pictures(TARGET, CONDITION, tokens), 3)
     compared = 0
     for known, tree, _ in drafts:
         for image, count in enumerate(known.tolist()):
@@ -55,22 +55,22 @@ def test_children_of_one_depth_are_the_best_of_one_distribution() -> None:
 
 
 @torch.no_grad()
-def test_heads_without_the_code_do_not_read_it() -> None:
-    codes = torch.randint(0, 24, (3, 16), generator=torch.Generator().manual_seed(0))
-    given = whole_pictures(TARGET, CONDITION, codes)
-    for reads_code in (True, False):
-        module = Medusa(MedusaConfig.for_target(TARGET.config, reads_code=reads_code))
+def test_heads_without_the_token_do_not_read_it() -> None:
+    tokens = torch.randint(0, 24, (3, 16), generator=torch.Generator().manual_seed(0))
+    given = whole_pictures(TARGET, CONDITION, tokens)
+    for reads_token in (True, False):
+        module = Medusa(MedusaConfig.for_target(TARGET.config, reads_token=reads_token))
         randomised(module)
-        output = [module(given.guided, c, given.scales[:, None].expand(3, 16)) for c in (codes, codes.roll(1, 0))]
-        assert torch.equal(*output) != reads_code
+        output = [module(given.guided, c, given.scales[:, None].expand(3, 16)) for c in (tokens, tokens.roll(1, 0))]
+        assert torch.equal(*output) != reads_token
 
 
 @torch.no_grad()
 def test_untrained_heads_repeat_the_feature() -> None:
     module = Medusa(MedusaConfig.for_target(TARGET.config))
     module.init_for(TARGET, torch.Generator())
-    features, codes = torch.randn(2, 5, 32), torch.zeros(2, 5, dtype=torch.long)
-    output = module(features, codes, torch.full((2, 5), 3.0))
+    features, tokens = torch.randn(2, 5, 32), torch.zeros(2, 5, dtype=torch.long)
+    output = module(features, tokens, torch.full((2, 5), 3.0))
     assert torch.equal(output, features[:, :, None].expand(-1, -1, 4, -1))
     assert module.heads.embed_tokens is not None
     assert torch.equal(module.heads.embed_tokens.weight, TARGET.tok_embeddings.weight)
@@ -78,7 +78,7 @@ def test_untrained_heads_repeat_the_feature() -> None:
 
 def test_shallow_heads_and_invalid_modes_raise() -> None:
     module = Medusa(MedusaConfig.for_target(TARGET.config, depths=2))
-    for tree, mode, reported in (("chain_3", "gumbel", "guesses 2 codes"), ("chain_2", "jacobi", "draft mode")):
+    for tree, mode, reported in (("chain_3", "gumbel", "guesses 2 tokens"), ("chain_2", "jacobi", "draft mode")):
         with pytest.raises(ValueError, match=reported):
             MedusaDrafter(module, TARGET, tree=named(tree), mode=mode, sampling=Sampling())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="train one for it"):

@@ -35,7 +35,7 @@ DRAWING = """
 
 
 class Watched(ParallelDrafter):
-    """Records the known codes and the guesses."""
+    """Records the known tokens and the guesses."""
 
     def begin(self, prefill, noise) -> None:  # type: ignore[no-untyped-def]
         self.seen: list[tuple[Tensor, Tensor]] = []
@@ -51,10 +51,10 @@ class Watched(ParallelDrafter):
 @pytest.mark.parametrize("tree", ["chain_5", "grown_8_3"])
 def test_drafts_match_training(tree: str) -> None:
     module = tiny_part("parallelspec", TARGET)
-    module.config = replace(module.config, anchors=99)  # behind every code
+    module.config = replace(module.config, anchors=99)  # behind every token
     drafter = Watched(module, TARGET, tree=named(tree), mode="gumbel", sampling=SAMPLING)
-    codes, _ = drafted(drafter)
-    required = module.training_predictions(whole_pictures(TARGET, CONDITION, codes), drafter.depth)
+    tokens, _ = drafted(drafter)
+    required = module.training_predictions(whole_pictures(TARGET, CONDITION, tokens), drafter.depth)
     compared = 0
     for known, guesses in drafter.seen:
         for image, count in enumerate(known.tolist()):
@@ -75,7 +75,7 @@ def test_each_step_runs_one_drafter_pass(monkeypatch: pytest.MonkeyPatch) -> Non
         ParallelSpec, "guess", lambda self, *given, **named: calls.append(1) or guess(self, *given, **named)
     )
     made = tiny_decoder("parallelspec").generate(select(CONDITION, [0]), keys=KEYS[:1])
-    assert len(calls) == int(made.passes) - 1
+    assert len(calls) == int(made.steps) - 1
 
 
 def test_group_mask_matches_the_drawing() -> None:
@@ -87,11 +87,11 @@ def test_group_mask_matches_the_drawing() -> None:
 def test_guesses_read_nothing_behind_their_anchor() -> None:
     module = tiny_part("parallelspec", TARGET)
     module.config = replace(module.config, anchors=99)
-    codes = torch.randint(0, 24, (3, 16), generator=torch.Generator().manual_seed(0))
-    before = whole_pictures(TARGET, CONDITION, codes)
-    changed = codes.clone()
+    tokens = torch.randint(0, 24, (3, 16), generator=torch.Generator().manual_seed(0))
+    before = whole_pictures(TARGET, CONDITION, tokens)
+    changed = tokens.clone()
     changed[:, 8] = (changed[:, 8] + 1) % 24
-    after = replace(before, codes=changed, rows=before.rows.index_fill(2, torch.tensor([8]), 1.0))
+    after = replace(before, tokens=changed, rows=before.rows.index_fill(2, torch.tensor([8]), 1.0))
     for old, new in zip(*(module.training_predictions(given, 4) for given in (before, after)), strict=True):
         assert old.features is not None and new.features is not None
         is_same = (old.features - new.features).abs().amax(-1).amax(0) < 1e-5
@@ -114,10 +114,10 @@ def test_anchors_are_random_in_training_and_fixed_in_evaluation() -> None:
 def test_sampled_trees_with_rejection_match_the_target_distribution(tree: str) -> None:
     method = METHODS["parallelspec-paper"].with_options(tree=tree)
     made = pictures(tiny_decoder(method, SMALL, DISTRIBUTION), 5000, seed=7)
-    assert p_value(made.codes) > 1e-4 and made.passes.float().mean() < 4
+    assert p_value(made.tokens) > 1e-4 and made.steps.float().mean() < 4
 
 
 def test_too_deep_trees_raise() -> None:
     module = ParallelSpec(ParallelSpecConfig.for_target(TARGET.config, depths=2))
-    with pytest.raises(ValueError, match="guesses 2 codes"):
+    with pytest.raises(ValueError, match="guesses 2 tokens"):
         ParallelDrafter(module, TARGET, tree=named("chain_3"), mode="gumbel", sampling=Sampling())

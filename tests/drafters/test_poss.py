@@ -51,17 +51,17 @@ def test_drafts_follow_specialists_without_a_cache(per_layer: int) -> None:
 
 def examples() -> Examples:
     generator = torch.Generator().manual_seed(1)
-    codes = torch.randint(24, (2, 16), generator=generator)
-    return Examples(codes, torch.randn(2, 2, 16, 32, generator=generator), torch.tensor([3.0, 3.0]))
+    tokens = torch.randint(24, (2, 16), generator=generator)
+    return Examples(tokens, torch.randn(2, 2, 16, 32, generator=generator), torch.tensor([3.0, 3.0]))
 
 
 def test_training_runs_the_specialist_of_each_depth() -> None:
     module, given = tiny_part("poss", TARGET, depths=3, per_layer=1), examples()
     made = module.training_predictions(given, 3)
-    # code 6 as a third draft: true features up to pair 3, then the outputs of the first two specialists
+    # token 6 as a third draft: true features up to pair 3, then the outputs of the first two specialists
     features = given.guided[:, :4]
     for depth, length in enumerate((4, 5, 6)):
-        out = by_hand(module, features, given.codes[:, :length], depth)
+        out = by_hand(module, features, given.tokens[:, :length], depth)
         features = torch.cat([features, out[:, -1:]], 1)
     output = made[2].features
     assert output is not None

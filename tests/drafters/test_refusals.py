@@ -47,9 +47,9 @@ def test_invalid_configs_raise(config: Any, fields: dict[str, Any], message: str
     ("method", "settings", "message"),
     [
         ("fr-spec", {"vocabulary": 0}, "vocabulary is 0, wanted a whole number of at least 1"),
-        ("fr-spec", {"vocabulary": 2, "tree": "narrow_10"}, "vocabulary has 2 codes, wanted at least 3 for this tree"),
+        ("fr-spec", {"vocabulary": 2, "tree": "narrow_10"}, "vocabulary has 2 tokens, wanted at least 3 for this tree"),
         ("fr-spec", {"near": 25}, "near is 25, wanted from 0 to 24"),
-        ("sam", {"match": "words"}, 'match is "words", wanted one of grid, super, codes'),
+        ("sam", {"match": "words"}, 'match is "words", wanted one of grid, super, tokens'),
         ("sam", {"smooth": 2.0}, "smooth is 2.0, wanted a number from 0 to 1"),
         ("sam", {"least": 0}, "least is 0"),
         ("sam", {"reach": 1}, "reach 1"),

@@ -10,49 +10,49 @@ from lantern.core.sampling import Sampling
 from lantern.drafters.combined.sam_eagle import joined
 from lantern.drafters.lookup.matchers import ContextTable, GridMatcher, Past, SuffixMatcher, around
 from lantern.drafters.lookup.suffix_automaton import SuffixAutomaton
-from lantern.drafters.lookup.tables import SamTables, super_codes
+from lantern.drafters.lookup.tables import SamTables, super_tokens
 from lantern.drafters.trees.static import named
 from tests.tiny import tiny_target
-from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_codes, tiny_decoder
-from tests.tiny_parts import tiny_codes
+from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder
+from tests.tiny_parts import tiny_tokens
 
 
-def random_codes(images: int, count: int, codes: int, seed: int) -> Tensor:
-    return torch.randint(0, codes, (images, count), generator=torch.Generator().manual_seed(seed))
+def random_tokens(images: int, count: int, tokens: int, seed: int) -> Tensor:
+    return torch.randint(0, tokens, (images, count), generator=torch.Generator().manual_seed(seed))
 
 
-def tables_of(codes: int, groups: int, corpus: Tensor) -> SamTables:
-    codebook = torch.randn(codes, 3, generator=torch.Generator().manual_seed(1))
-    return SamTables.of_codes(corpus, codebook, groups=groups)
+def tables_of(tokens: int, groups: int, corpus: Tensor) -> SamTables:
+    codebook = torch.randn(tokens, 3, generator=torch.Generator().manual_seed(1))
+    return SamTables.of_tokens(corpus, codebook, groups=groups)
 
 
-def past_of(codes: Tensor, known: list[int]) -> Past:
-    return Past(torch.nn.functional.pad(codes, (0, 4)), torch.tensor(known))
+def past_of(tokens: Tensor, known: list[int]) -> Past:
+    return Past(torch.nn.functional.pad(tokens, (0, 4)), torch.tensor(known))
 
 
-def test_super_codes_are_clusters_of_near_codes() -> None:
+def test_super_tokens_are_clusters_of_near_tokens() -> None:
     centres = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
     points = torch.cat(
         [c + 0.1 * torch.randn(8, 2, generator=torch.Generator().manual_seed(i)) for i, c in enumerate(centres)]
     )
-    found = super_codes(points, 3, seed=4).view(3, 8)
+    found = super_tokens(points, 3, seed=4).view(3, 8)
     assert (found == found[:, :1]).all() and len(set(found[:, 0].tolist())) == 3
-    assert super_codes(points, 24).unique().numel() == 24
+    assert super_tokens(points, 24).unique().numel() == 24
 
 
 @pytest.mark.parametrize("is_super", [False, True])
 def test_suffix_lengths_match_brute_force(is_super: bool) -> None:
-    tables = tables_of(5, 2, random_codes(2, 16, 5, seed=0))
+    tables = tables_of(5, 2, random_tokens(2, 16, 5, seed=0))
     matcher = SuffixMatcher(tables, is_super=is_super, sharp=1.0, least=1, reach=6)
-    codes, known = random_codes(3, 16, 5, seed=7), [1, 9, 16]
-    matcher.begin(3, codes.device)
-    context = matcher.root(past_of(codes, known), 16)
+    tokens, known = random_tokens(3, 16, 5, seed=7), [1, 9, 16]
+    matcher.begin(3, tokens.device)
+    context = matcher.root(past_of(tokens, known), 16)
     drafted = torch.tensor([[0, 3], [1, 2], [4, 4]])
     deeper = matcher.extend(context, torch.tensor([0, 0]), drafted)
     symbols = matcher.symbol_of
     for image, count in enumerate(known):
         for node in (None, 0, 1):
-            output = symbols[codes[image, :count]].tolist()
+            output = symbols[tokens[image, :count]].tolist()
             ending = output if node is None else [*output, int(symbols[drafted[image, node]])]
             found = context if node is None else deeper
             assert found.lengths is not None
@@ -64,57 +64,57 @@ def test_suffix_lengths_match_brute_force(is_super: bool) -> None:
 
 
 def test_longest_match_equals_the_automaton() -> None:
-    codes = random_codes(1, 16, 3, seed=2)
-    tables = tables_of(3, 3, codes)
+    tokens = random_tokens(1, 16, 3, seed=2)
+    tables = tables_of(3, 3, tokens)
     matcher = SuffixMatcher(tables, is_super=False, sharp=1.0, least=1, reach=15)
-    matcher.begin(1, codes.device)
+    matcher.begin(1, tokens.device)
     for known in range(2, 17):
-        context = matcher.root(past_of(codes, [known]), 16)
+        context = matcher.root(past_of(tokens, [known]), 16)
         assert context.lengths is not None
-        found = SuffixAutomaton(codes[0, :known].tolist()).repeat()
+        found = SuffixAutomaton(tokens[0, :known].tolist()).repeat()
         lengths = context.lengths[0, 0, :known]
         assert int(lengths.max()) == found[0]
         assert found[0] == 0 or int((lengths == found[0]).long().argmax()) == found[1] + 1
 
 
-def test_committed_codes_advance_the_automaton() -> None:
-    corpus = random_codes(3, 16, 6, seed=3)
+def test_committed_tokens_advance_the_automaton() -> None:
+    corpus = random_tokens(3, 16, 6, seed=3)
     tables = tables_of(6, 3, corpus)
     matcher = SuffixMatcher(tables, is_super=True, sharp=1.0, least=1, reach=8)
     groups = tables.group_of.long()
     output = [symbol for row in groups[corpus].tolist() for symbol in [*row, 3]]
     automaton = SuffixAutomaton(output)
-    codes, counts = random_codes(2, 4, 6, seed=5), [3, 2]
-    matcher.begin(2, codes.device)
-    matcher.read(codes, torch.tensor(counts))
-    context = matcher.root(past_of(torch.nn.functional.pad(codes, (0, 12)), counts), 16)
+    tokens, counts = random_tokens(2, 4, 6, seed=5), [3, 2]
+    matcher.begin(2, tokens.device)
+    matcher.read(tokens, torch.tensor(counts))
+    context = matcher.root(past_of(torch.nn.functional.pad(tokens, (0, 12)), counts), 16)
     found = matcher.evidence(context)
     assert context.matched is not None
     for image, count in enumerate(counts):
-        length, end = automaton.match(groups[codes[image, :count]].tolist())
+        length, end = automaton.match(groups[tokens[image, :count]].tolist())
         assert int(context.matched[image, 0]) == length
-        follows = [code for row in corpus.tolist() for code in [*row, -1]][end + 1]
-        assert follows < 0 or int(found.codes[image, 0, 0]) == follows
+        follows = [token for row in corpus.tolist() for token in [*row, -1]][end + 1]
+        assert follows < 0 or int(found.tokens[image, 0, 0]) == follows
         weight = torch.tensor(float(length)).exp() if follows >= 0 and length else torch.tensor(0.0)
         torch.testing.assert_close(found.weights[image, 0, 0], weight)
 
 
 def test_grid_contexts_match_brute_force() -> None:
-    tables = tables_of(5, 2, random_codes(0, 16, 5, seed=0))
+    tables = tables_of(5, 2, random_tokens(0, 16, 5, seed=0))
     matcher = GridMatcher(tables, sharp=1.0, least=1)
-    codes, known = random_codes(2, 16, 5, seed=8), [7, 12]
+    tokens, known = random_tokens(2, 16, 5, seed=8), [7, 12]
     context = matcher.extend(
-        matcher.root(past_of(codes, known), 16), torch.tensor([0, 0]), torch.tensor([[1, 2], [3, 0]])
+        matcher.root(past_of(tokens, known), 16), torch.tensor([0, 0]), torch.tensor([[1, 2], [3, 0]])
     )
     found, near = matcher.evidence(context), around(4).tolist()
     groups = [*tables.group_of.tolist(), 2]
     for image, count in enumerate(known):
-        output = [*codes[image, :count].tolist(), *[5] * (16 - count)]
+        output = [*tokens[image, :count].tolist(), *[5] * (16 - count)]
 
         def fields(place: int, left: int | None = None, output: list[int] = output) -> list[int]:
-            codes = [output[n] if n >= 0 else 5 for n in near[place]]
-            codes[0] = left if left is not None and near[place][0] >= 0 else codes[0]
-            return [groups[code] for code in codes] + codes[:2]
+            tokens = [output[n] if n >= 0 else 5 for n in near[place]]
+            tokens[0] = left if left is not None and near[place][0] >= 0 else tokens[0]
+            return [groups[token] for token in tokens] + tokens[:2]
 
         for node in range(2):
             key = fields(count + 1, int(context.left[image, node]))
@@ -124,36 +124,36 @@ def test_grid_contexts_match_brute_force() -> None:
                 torch.testing.assert_close(found.past[image, node, place], weight)
 
 
-def test_context_table_keeps_the_most_frequent_codes() -> None:
+def test_context_table_keeps_the_most_frequent_tokens() -> None:
     corpus = torch.zeros(1, 16, dtype=torch.long)
     corpus[0, 5:8] = torch.tensor([1, 1, 2])
     tables = tables_of(3, 3, corpus)
     table = ContextTable(tables, (0, 1))
     groups = tables.group_of.long()
     key = torch.cat([groups[torch.tensor([0, 0, 0, 0])], torch.tensor([0, 0])])[None, None]
-    codes, weights = table.look_up(key, sharp=0.0)
+    tokens, weights = table.look_up(key, sharp=0.0)
     expected = [int(corpus[0, p]) for p in range(16) if p % 4 and p >= 4 and corpus[0, p - 1] == 0 == corpus[0, p - 4]]
-    counts = {code: expected.count(code) for code in set(expected)}
-    found = {int(c): float(w) for c, w in zip(codes[0, 0], weights[0, 0], strict=True) if w > 0}
-    assert found == {code: float(count) for code, count in counts.items()}
+    counts = {token: expected.count(token) for token in set(expected)}
+    found = {int(c): float(w) for c, w in zip(tokens[0, 0], weights[0, 0], strict=True) if w > 0}
+    assert found == {token: float(count) for token, count in counts.items()}
 
 
 @pytest.mark.parametrize("name", ["sam", "sam-eagle1"])
-@pytest.mark.parametrize("match", ["grid", "super", "codes"])
+@pytest.mark.parametrize("match", ["grid", "super", "tokens"])
 @pytest.mark.parametrize("pictures", [0, 2])
 def test_pictures_equal_plain_decoding_for_every_matcher(name: str, match: str, pictures: int) -> None:
     sampling = Sampling(guidance=3, temperature=0.8)
-    tables = tables_of(24, 6, tiny_codes(TARGET, pictures) if pictures else torch.zeros(0, 16, dtype=torch.long))
+    tables = tables_of(24, 6, tiny_tokens(TARGET, pictures) if pictures else torch.zeros(0, 16, dtype=torch.long))
     parts = tiny_decoder(name, sampling=sampling, add_ons={"sam": tables}, match=match, least=1)
-    assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, plain_codes(sampling=sampling))
+    assert torch.equal(parts.generate(CONDITION, keys=KEYS).tokens, plain_tokens(sampling=sampling))
 
 
 def test_repetitive_pictures_take_fewer_passes() -> None:
     target = tiny_target()
-    # Every code is followed by its nearest code, independent of the rest.
+    # Every token is followed by its nearest token, independent of the rest.
     target.tok_embeddings.weight.data.mul_(0.02)
     parts = tiny_decoder("sam", target, Sampling(temperature=0, guidance=1))
-    assert (parts.generate(CONDITION, keys=KEYS).passes < 12).all()
+    assert (parts.generate(CONDITION, keys=KEYS).steps < 12).all()
 
 
 def test_joined_trees_hold_both_trees() -> None:
@@ -174,7 +174,7 @@ def test_joined_trees_hold_both_trees() -> None:
 
 
 def test_tables_of_another_model_raise() -> None:
-    other = tables_of(25, 3, random_codes(1, 16, 25, seed=0))
+    other = tables_of(25, 3, random_tokens(1, 16, 25, seed=0))
     with pytest.raises(ValueError, match=r"tables are of \(vocab_size, block_size\) \(25, 16\)"):
         tiny_decoder("sam", add_ons={"sam": other})
     with pytest.raises(ValueError, match="groups is 0"):

@@ -10,7 +10,7 @@ from lantern.drafters.combined.small_model import SmallModel
 from lantern.drafters.trees.static import chain, named
 from tests.drafters.sampled_trees import begin_after, drafted
 from tests.tiny import select, tiny_target
-from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_codes, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder
 from tests.uncached import uncached
 
 SMALL = tiny_target(seed=5, n_layer=1)
@@ -21,7 +21,7 @@ SMALL = tiny_target(seed=5, n_layer=1)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_first_chain_equals_the_small_models_picture(guidance: float, temperature: float) -> None:
     sampling = Sampling(guidance=guidance, temperature=temperature)
-    own = plain_codes(SMALL, sampling)
+    own = plain_tokens(SMALL, sampling)
     drafter = SelfCascadeDrafter(SMALL, TARGET, tree=chain(15), sampling=sampling)
     noise = Noise(KEYS, positions=16, vocab_size=24, is_silent=sampling.is_greedy)
     begin_after(drafter, own[:, 0], torch.zeros(3, 1, 1, 1), noise)
@@ -31,19 +31,19 @@ def test_first_chain_equals_the_small_models_picture(guidance: float, temperatur
 @pytest.mark.parametrize("tree", ["chain_4", "narrow_10", "wide_15"])
 def test_copy_of_the_target_is_always_accepted(tree: str) -> None:
     made = tiny_decoder("self-cascade", tree=tree, add_ons={"small": TARGET}).generate(CONDITION, keys=KEYS)
-    assert torch.equal(made.codes, plain_codes())
+    assert torch.equal(made.tokens, plain_tokens())
     depth = named(tree).depth
-    assert made.passes.tolist() == [1 + -(-15 // (depth + 1))] * 3
+    assert made.steps.tolist() == [1 + -(-15 // (depth + 1))] * 3
 
 
 def test_recorded_log_q_is_the_small_models() -> None:
     sampling = Sampling(guidance=2)
     drafter = SelfCascadeDrafter(SMALL, TARGET, tree=named("0 1 0.0 1.0"), sampling=sampling, records_log_q=True)
-    codes, drafts = drafted(drafter, sampling=sampling)
+    tokens, drafts = drafted(drafter, sampling=sampling)
     known, tree, _ = drafts[1]
     for image in range(3):
         for node, path in ((0, []), (1, [1]), (2, [2])):
-            output = torch.cat([codes[image, : known[image]], tree.tokens[image, path]])[None]
+            output = torch.cat([tokens[image, : known[image]], tree.tokens[image, path]])[None]
             logits = uncached(SMALL, select(CONDITION, [image]), output)[:, :, -1:]
             expected = sampling.log_probs(logits, torch.tensor([[output.shape[1]]]))[0, 0]
             torch.testing.assert_close(tree.log_q[image, node], expected, atol=1e-4, rtol=1e-4)

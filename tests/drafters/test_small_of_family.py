@@ -13,7 +13,7 @@ import torch
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding import cache as decoding_cache
-from lantern.decoding.forced import ForcedCodes
+from lantern.decoding.forced import ForcedTokens
 from lantern.drafters.combined.small_model import SmallModel
 from lantern.generation.decoder import build_decoder
 from lantern.generation.generator import generate
@@ -65,20 +65,20 @@ def built(name: str, method: str, sampling: Sampling, **more: Any) -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["sampled", "greedy", "filtered"])
-def test_codes_are_those_of_plain_decoding(name: str, sampling: Sampling) -> None:
+def test_tokens_are_those_of_plain_decoding(name: str, sampling: Sampling) -> None:
     plain = built(name, "plain", sampling).generate(condition(name), keys=KEYS)
     found = built(name, "self-cascade", sampling).generate(condition(name), keys=KEYS)
-    assert torch.equal(found.codes, plain.codes)
+    assert torch.equal(found.tokens, plain.tokens)
 
 
 @pytest.mark.parametrize("name", ["janus", "emu3"])
-def test_a_cascade_of_three_models_gives_the_codes_of_plain_decoding(name: str) -> None:
+def test_a_cascade_of_three_models_gives_the_tokens_of_plain_decoding(name: str) -> None:
     target, sampling = parts(name).target, SAMPLINGS[0]
     eagle: Any = new_module("eagle1", target, {"form": "rows"}, seed=0).eval()
-    plain = built(name, "plain", sampling).generate(condition(name), keys=KEYS).codes
+    plain = built(name, "plain", sampling).generate(condition(name), keys=KEYS).tokens
     for method in ("specmquant", "specmquant-paper"):
         found = built(name, method, sampling, drafter_module=eagle).generate(condition(name), keys=KEYS)
-        assert torch.equal(found.codes, plain)
+        assert torch.equal(found.tokens, plain)
     with pytest.raises(ValueError, match="small_bits=4 quantizes LlamaGen's layers only"):
         build_decoder(
             METHODS["specmquant"].with_options(small_bits=4),
@@ -92,10 +92,12 @@ def test_a_cascade_of_three_models_gives_the_codes_of_plain_decoding(name: str) 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=["sampled", "greedy"])
 def test_drafts_of_the_target_itself_are_all_accepted(name: str, sampling: Sampling) -> None:
-    """Its prompts, positions and newlines are those of the target: a pass gives a chain of four and the code behind."""
-    codes = parts(name).target.config.block_size
+    """Its prompts, positions and newlines are those of the target: a pass gives a chain of four and the token
+    behind.
+    """
+    tokens = parts(name).target.config.block_size
     made = built(name, "self-cascade", sampling, add_ons={"small": parts(name).target})
-    assert made.generate(condition(name), keys=KEYS).passes.tolist() == [1 + -(-(codes - 1) // 5)] * 2
+    assert made.generate(condition(name), keys=KEYS).steps.tolist() == [1 + -(-(tokens - 1) // 5)] * 2
 
 
 def test_newlines_of_earlier_staged_nodes_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,27 +114,27 @@ def test_newlines_of_earlier_staged_nodes_are_read(monkeypatch: pytest.MonkeyPat
     keys = [(3, i) for i in range(16)]
     text = parts(name).text
     assert text is not None
-    passes = made.generate(text.condition(PROMPTS * 8), keys=keys).passes
-    codes = parts(name).target.config.block_size
-    assert (passes > 1 + -(-(codes - 1) // 5)).any()
+    steps = made.generate(text.condition(PROMPTS * 8), keys=keys).steps
+    tokens = parts(name).target.config.block_size
+    assert (steps > 1 + -(-(tokens - 1) // 5)).any()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_kept_codes_are_read_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_tokens_are_read_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = parts(name).target
-    codes, columns = target.config.block_size, target.config.raster.columns
-    kept = codes - columns
-    forced = torch.where(torch.arange(codes) < kept, torch.arange(2 * codes).view(2, -1) % 24, -1)
+    tokens, columns = target.config.block_size, target.config.raster.columns
+    kept = tokens - columns
+    forced = torch.where(torch.arange(tokens) < kept, torch.arange(2 * tokens).view(2, -1) % 24, -1)
     found = {}
     for method in ("plain", "self-cascade", "gumbel-jacobi"):
         found[method] = built(name, method, SAMPLINGS[0]).generate(condition(name), keys=KEYS, forced=forced)
-        assert (found[method].passes <= 2 + columns).all()
+        assert (found[method].steps <= 2 + columns).all()
     same = built(name, "self-cascade", SAMPLINGS[0], add_ons={"small": target})
     itself = same.generate(condition(name), keys=KEYS, forced=forced)
-    assert itself.passes.tolist() == [2 + -(-columns // 5)] * 2
-    monkeypatch.setattr(ForcedCodes, "kept", 1)
+    assert itself.steps.tolist() == [2 + -(-columns // 5)] * 2
+    monkeypatch.setattr(ForcedTokens, "kept", 1)
     slow = built(name, "plain", SAMPLINGS[0]).generate(condition(name), keys=KEYS, forced=forced)
-    assert all(torch.equal(one.codes, slow.codes) for one in (*found.values(), itself))
+    assert all(torch.equal(one.tokens, slow.tokens) for one in (*found.values(), itself))
 
 
 def test_a_model_of_another_family_or_vocabulary_is_refused() -> None:
@@ -158,7 +160,7 @@ def test_the_add_on_is_a_folder_of_transformers(name: str, tmp_path: Path) -> No
     how: dict[str, Any] = {"with_pixels": False, "batch": 2}
     plain = list(generate(model, PROMPTS, method="plain", **how))
     found = list(generate(model, PROMPTS, method="self-cascade", **how))
-    assert [one.codes.tolist() for one in found] == [one.codes.tolist() for one in plain]
+    assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in plain]
     small: Any = model.add_ons["small"]
     assert small.config.n_layer == 1 and small.config.raster == model.target.config.raster
     assert model.add_ons["small"] is small

@@ -18,7 +18,7 @@ from lantern.engines.engine import EagerEngine
 from lantern.engines.prepared import quantized
 from tests.drafters.sampled_trees import begin_after
 from tests.tiny import tiny_eagle, tiny_target
-from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_codes, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder
 
 SMALL = tiny_target(seed=5, n_layer=1)
 SAMPLING = Sampling(guidance=3, temperature=0.8)
@@ -26,7 +26,7 @@ SAMPLING = Sampling(guidance=3, temperature=0.8)
 
 @torch.no_grad()
 def first_tree(length: int, rounds: int, first: Tensor, sampling: Sampling = SAMPLING) -> tuple[DraftTree, Tensor]:
-    """Return the first tree of a cascade behind these first codes, and the codes of its chain."""
+    """Return the first tree of a cascade behind these first tokens, and the tokens of its chain."""
     inner = EagleDrafter(tiny_eagle(TARGET), TARGET, tree=chain(length - 1), mode="gumbel", sampling=sampling)
     small = SmallModel(SMALL, TARGET, sampling=sampling, stage=length + 1)
     drafter = CascadeDrafter(inner, small, length=length, width=3, rounds=rounds)
@@ -39,14 +39,14 @@ def first_tree(length: int, rounds: int, first: Tensor, sampling: Sampling = SAM
 
 @pytest.mark.parametrize("sampling", [SAMPLING, Sampling(guidance=3, temperature=0)], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("rounds", [1, 3, 7])
-def test_first_codes_after_as_many_rounds_equal_the_small_models_own(rounds: int, sampling: Sampling) -> None:
-    own = plain_codes(SMALL, sampling)
+def test_first_tokens_after_as_many_rounds_equal_the_small_models_own(rounds: int, sampling: Sampling) -> None:
+    own = plain_tokens(SMALL, sampling)
     tree, drafted = first_tree(7, rounds, own[:, 0], sampling)
     assert torch.equal(drafted[:, : 1 + rounds], own[:, : 1 + rounds])
     assert tree.log_q is not None and tree.shape.widths == (3,) * 7
 
 
-def test_codes_are_the_best_of_log_q_plus_noise() -> None:
+def test_tokens_are_the_best_of_log_q_plus_noise() -> None:
     tree, _ = first_tree(5, 2, torch.tensor([3, 1, 8]))
     assert tree.log_q is not None
     torch.testing.assert_close(tree.log_q.exp().sum(-1), torch.ones(3, 16))
@@ -60,7 +60,7 @@ def test_codes_are_the_best_of_log_q_plus_noise() -> None:
 def test_copy_of_the_target_is_accepted_with_any_drafter() -> None:
     parts = tiny_decoder("specmquant", sampling=SAMPLING, add_ons={"small": TARGET}, length=5, steps=5, width=1)
     made = parts.generate(CONDITION, keys=KEYS)
-    assert made.passes.tolist() == [1 + -(-15 // 6)] * 3
+    assert made.steps.tolist() == [1 + -(-15 // 6)] * 3
 
 
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed: extra eval or dev")
@@ -72,13 +72,13 @@ def test_methods_are_exact_with_respect_to_a_quantised_target(name: str) -> None
     own: Any = quantized(TARGET)
     parts = tiny_decoder(name, sampling=SAMPLING, add_ons={"small": SMALL}, engine=EagerEngine(weights="int4"))
     assert parts.target is own
-    assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, plain_codes(own, SAMPLING))
+    assert torch.equal(parts.generate(CONDITION, keys=KEYS).tokens, plain_tokens(own, SAMPLING))
 
 
 @needs_torchao
 def test_a_quantised_small_model_drafts_as_well() -> None:
     parts = tiny_decoder("specmquant", sampling=SAMPLING, add_ons={"small": SMALL}, small_bits=4)
-    assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, plain_codes(sampling=SAMPLING))
+    assert torch.equal(parts.generate(CONDITION, keys=KEYS).tokens, plain_tokens(sampling=SAMPLING))
 
 
 @needs_torchao
@@ -115,6 +115,6 @@ def test_brush_is_a_chain_with_siblings() -> None:
 
 
 def test_inner_verification_ends_when_the_chain_is_the_small_models_own() -> None:
-    own = plain_codes(SMALL, SAMPLING)
+    own = plain_tokens(SMALL, SAMPLING)
     chains = [first_tree(7, rounds, own[:, 0])[1] for rounds in (0, 1)]
     assert torch.equal(chains[0], own[:, :8]) and not torch.equal(chains[1], own[:, :8])

@@ -25,14 +25,14 @@ def test_vadusa_is_medusa_heads_with_tolerance() -> None:
 def test_one_sample_costs_nothing_and_matches_plain_decoding() -> None:
     one = made(1)
     assert one.total_variation.abs().max() < 1e-5 and one.relaxed.sum() == 0
-    assert p_value(one.codes) > 1e-4
+    assert p_value(one.tokens) > 1e-4
 
 
 def test_more_samples_accept_more_at_a_higher_cost() -> None:
     found = [made(samples) for samples in (1, 2, 4)]
-    passes, costs = ([float(getattr(g, name).float().mean()) for g in found] for name in ("passes", "total_variation"))
-    assert passes == sorted(passes, reverse=True) and costs == sorted(costs)
-    assert passes[2] < passes[0] and costs[1] > 0.01 and float(found[2].relaxed.sum()) > 0
+    steps, costs = ([float(getattr(g, name).float().mean()) for g in found] for name in ("steps", "total_variation"))
+    assert steps == sorted(steps, reverse=True) and costs == sorted(costs)
+    assert steps[2] < steps[0] and costs[1] > 0.01 and float(found[2].relaxed.sum()) > 0
 
 
 def test_missing_heads_are_named() -> None:

@@ -1,4 +1,4 @@
-"""Vertical heads: the pool holds outputs of committed codes only, and the share does not change the image."""
+"""Vertical heads: the pool holds outputs of committed tokens only, and the share does not change the image."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from lantern.drafters.trees.static import named
 from tests.drafters.sampled_trees import drafted
 from tests.drafters.whole import whole_pictures
 from tests.tiny import loose_target
-from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, plain_codes, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, plain_tokens, tiny_decoder
 from tests.tiny_parts import tiny_part
 
 
@@ -35,12 +35,12 @@ def watch(share: float) -> tuple[Watched, list[Any], list[Any]]:
     module, shape = tiny_part("vertical", TARGET), named("0 1 2 0.0 1.0 0.0.0")
     how: dict[str, Any] = {"mode": "gumbel", "sampling": SAMPLING, "records_log_q": True}
     drafter = Watched(module, TARGET, tree=shape, share=share, **how)
-    codes, drafts = drafted(drafter)
-    return drafter, drafts, module.training_predictions(whole_pictures(TARGET, CONDITION, codes), 3)
+    tokens, drafts = drafted(drafter)
+    return drafter, drafts, module.training_predictions(whole_pictures(TARGET, CONDITION, tokens), 3)
 
 
 @torch.no_grad()
-def test_pool_holds_outputs_of_committed_codes_only() -> None:
+def test_pool_holds_outputs_of_committed_tokens_only() -> None:
     drafter, drafts, (*_, output) = watch(0.5)
     assert output.depth == 4 and output.places.tolist() == list(range(4, 16))
     for (known, *_), (pool, is_filled) in zip(drafts, drafter.pools, strict=True):
@@ -76,7 +76,7 @@ def test_distributions_are_mixtures_below_the_first_row(share: float) -> None:
 def test_share_does_not_change_the_picture(share: float, sampling: Sampling) -> None:
     tree = "0 1 2 3 0.0 0.1 1.0 0.0.0 0.0.0.0 0.0.0.0.0"
     made = tiny_decoder("vertical", sampling=sampling, share=share, tree=tree).generate(CONDITION, keys=KEYS)
-    assert torch.equal(made.codes, plain_codes(sampling=sampling))
+    assert torch.equal(made.tokens, plain_tokens(sampling=sampling))
 
 
 @torch.no_grad()
@@ -86,18 +86,18 @@ def test_correct_pools_are_accepted() -> None:
     module = Vertical(VerticalConfig.for_target(target.config))
     module.init_for(target, torch.Generator())
     module.heads.fc.bias.data[: 4 * 32].normal_(0.0, 5.0, generator=torch.Generator().manual_seed(1))
-    passes, how = [], {"sampling": Sampling(guidance=2), "add_ons": {"vertical": module}, "tree": "chain_4"}
+    steps, how = [], {"sampling": Sampling(guidance=2), "add_ons": {"vertical": module}, "tree": "chain_4"}
     for share in (0.0, 0.9):
         parts = tiny_decoder("vertical", target, share=share, **how)  # type: ignore[arg-type]
-        passes.append(float(parts.generate(CONDITION, keys=KEYS).passes.float().mean()))
-    assert passes[1] < passes[0] - 2
+        steps.append(float(parts.generate(CONDITION, keys=KEYS).steps.float().mean()))
+    assert steps[1] < steps[0] - 2
 
 
 @torch.no_grad()
-def test_training_reads_nothing_behind_the_code_above() -> None:
+def test_training_reads_nothing_behind_the_token_above() -> None:
     module = tiny_part("vertical", TARGET)
-    codes = torch.randint(0, 24, (3, 16), generator=torch.Generator().manual_seed(0))
-    given, other = (whole_pictures(TARGET, CONDITION, c) for c in (codes, codes.index_fill(1, torch.tensor([9]), 3)))
+    tokens = torch.randint(0, 24, (3, 16), generator=torch.Generator().manual_seed(0))
+    given, other = (whole_pictures(TARGET, CONDITION, c) for c in (tokens, tokens.index_fill(1, torch.tensor([9]), 3)))
     for old, new, reach in zip(*(module.training_predictions(e, 2) for e in (given, other)), (1, 2, 4), strict=True):
         assert old.features is not None and new.features is not None
         is_same = (old.features - new.features).abs().amax((0, 2)) < 1e-5

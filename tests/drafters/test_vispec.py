@@ -50,8 +50,8 @@ def watch(module: ViSpec, tree: str) -> tuple[Watched, Tensor, list[Any]]:
 )
 def test_first_drafts_match_training(changes: dict[str, object]) -> None:
     module = made_of(**changes)
-    _, codes, drafts = watch(module, "grown_8_3")
-    output = module.training_predictions(whole_pictures(TARGET, CONDITION, codes), 1)[0]
+    _, tokens, drafts = watch(module, "grown_8_3")
+    output = module.training_predictions(whole_pictures(TARGET, CONDITION, tokens), 1)[0]
     assert output.features is not None
     distributions = SAMPLING.filtered(TARGET.head(output.features))
     compared = 0
@@ -66,10 +66,10 @@ def test_first_drafts_match_training(changes: dict[str, object]) -> None:
 @torch.no_grad()
 def test_deeper_drafts_match_training_on_the_drafted_path() -> None:
     module = made_of(recent=1)
-    _, codes, drafts = watch(module, "chain_3")
+    _, tokens, drafts = watch(module, "chain_3")
     compared = [0, 0, 0]
     for known, tree, _ in drafts[::4]:
-        as_drafted = as_if_drafted(codes, known, tree)
+        as_drafted = as_if_drafted(tokens, known, tree)
         expected = module.training_predictions(whole_pictures(TARGET, CONDITION, as_drafted), 3)
         for image, count in enumerate(known.tolist()):
             for output in expected:
@@ -80,9 +80,9 @@ def test_deeper_drafts_match_training_on_the_drafted_path() -> None:
     assert min(compared) > 10
 
 
-def as_if_drafted(codes: Tensor, known: Tensor, tree: DraftTree) -> Tensor:
-    """Return the images with a chain's codes at their places, because training reads true codes only."""
-    changed = codes.clone()
+def as_if_drafted(tokens: Tensor, known: Tensor, tree: DraftTree) -> Tensor:
+    """Return the images with a chain's tokens at their places, because training reads true tokens only."""
+    changed = tokens.clone()
     for image, count in enumerate(known.tolist()):
         path = tree.tokens[image, 1:][: 36 - count]
         changed[image, count : count + len(path)] = path
@@ -99,12 +99,12 @@ def test_context_has_the_reported_length() -> None:
 @torch.no_grad()
 def test_old_rows_are_seen_only_through_their_tokens() -> None:
     module = made_of(recent=1)
-    codes = torch.randint(0, 24, (3, 36), generator=torch.Generator().manual_seed(0))
-    given = whole_pictures(TARGET, CONDITION, codes)
+    tokens = torch.randint(0, 24, (3, 36), generator=torch.Generator().manual_seed(0))
+    given = whole_pictures(TARGET, CONDITION, tokens)
     # Two pairs of row 0 are swapped: a row's token is a sum, which does not depend on their order.
     swapped = list(range(36))
     swapped[1], swapped[2] = 2, 1
-    other = replace(given, codes=codes[:, swapped], rows=given.rows[:, :, swapped])
+    other = replace(given, tokens=tokens[:, swapped], rows=given.rows[:, :, swapped])
     old, new = (module.training_predictions(e, 1)[0].features for e in (given, other))
     assert old is not None and new is not None
     differs = (old - new).abs().amax((0, 2)) > 1e-4
@@ -114,8 +114,8 @@ def test_old_rows_are_seen_only_through_their_tokens() -> None:
 
 @torch.no_grad()
 def test_caption_enters_through_tokens_and_the_global_vector() -> None:
-    codes = torch.randint(0, 24, (3, 36), generator=torch.Generator().manual_seed(0))
-    given = whole_pictures(TARGET, CONDITION, codes)
+    tokens = torch.randint(0, 24, (3, 36), generator=torch.Generator().manual_seed(0))
+    given = whole_pictures(TARGET, CONDITION, tokens)
     assert given.prompt is not None
     other = replace(given, prompt=given.prompt + 1.0)
     for summaries, has_globe in ((0, True), (2, False), (0, False)):
@@ -136,16 +136,16 @@ def test_untrained_module_equals_eagle_without_compression() -> None:
     for layer, twin in zip(module.layers, plain.layers, strict=True):
         layer.attention.wo.weight.data.normal_(generator=torch.Generator().manual_seed(1))
         twin.attention.wo.weight.data.copy_(layer.attention.wo.weight)
-    codes = torch.randint(0, 24, (3, 36), generator=torch.Generator().manual_seed(0))
-    given = whole_pictures(TARGET, CONDITION, codes)
+    tokens = torch.randint(0, 24, (3, 36), generator=torch.Generator().manual_seed(0))
+    given = whole_pictures(TARGET, CONDITION, tokens)
     for ours, theirs in zip(module.training_predictions(given, 3), plain.training_predictions(given, 3), strict=True):
         assert ours.features is not None and theirs.features is not None
         torch.testing.assert_close(ours.features, theirs.features, atol=1e-4, rtol=1e-4)
 
 
-def test_ring_reports_its_codes() -> None:
+def test_ring_reports_its_tokens() -> None:
     size = {"layers": 1, "images": 2, "rows": 1, "heads": 1, "head_dim": 1, "dtype": torch.float32, "device": "cpu"}
-    ring = RingCache(prefix=1, codes=5, stage=3, **size)  # type: ignore[arg-type]
+    ring = RingCache(prefix=1, tokens=5, stage=3, **size)  # type: ignore[arg-type]
     written, known = [[-1] * 5 for _ in range(2)], torch.zeros(2, dtype=torch.long)
     for counts in ([1, 1], [3, 2], [3, 1], [2, 3], [3, 3]):
         numbers = known[:, None] + torch.arange(3)
@@ -153,11 +153,11 @@ def test_ring_reports_its_codes() -> None:
         ring.commit(torch.arange(3).expand(2, -1), known)
         known = known + torch.tensor(counts)
         for image in range(2):
-            for code in range(int(known[image])):
-                written[image][code % 5] = code
+            for token in range(int(known[image])):
+                written[image][token % 5] = token
         held, slots = ring.held(known), ring.buffer[0, :, 0, 1:6, 0]
         for image in range(2):
-            assert [max(code, -1) for code in held[image].tolist()] == written[image]
-            # The three slots before the known codes may hold staged pairs that were not committed.
-            safe = [i for i, code in enumerate(written[image]) if code >= int(known[image]) - 2 and code >= 0]
+            assert [max(token, -1) for token in held[image].tolist()] == written[image]
+            # The three slots before the known tokens may hold staged pairs that were not committed.
+            safe = [i for i, token in enumerate(written[image]) if token >= int(known[image]) - 2 and token >= 0]
             assert all(int(slots[image, i]) == written[image][i] for i in safe)

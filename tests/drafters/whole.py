@@ -9,9 +9,9 @@ from lantern.models.llamagen.transformer import Transformer
 from tests.uncached import uncached
 
 
-def whole_pictures(target: Transformer, condition: Condition, codes: Tensor, guidance: float = 3.0) -> Examples:
-    """Examples of finished images: both rows' features that predict each code, and the prompt's."""
-    features = uncached(target, condition, codes[:, :-1], "features")
-    prompts, rows = features.split([features.shape[2] - codes.shape[1], codes.shape[1]], 2)
-    scales = torch.full((len(codes),), guidance)
-    return Examples(codes, rows, scales, condition.embeddings, condition.mask, prompts)
+def whole_pictures(target: Transformer, condition: Condition, tokens: Tensor, guidance: float = 3.0) -> Examples:
+    """Examples of finished images: both rows' features that predict each token, and the prompt's."""
+    features = uncached(target, condition, tokens[:, :-1], "features")
+    prompts, rows = features.split([features.shape[2] - tokens.shape[1], tokens.shape[1]], 2)
+    scales = torch.full((len(tokens),), guidance)
+    return Examples(tokens, rows, scales, condition.embeddings, condition.mask, prompts)

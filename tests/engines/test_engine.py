@@ -1,4 +1,4 @@
-"""Engines run the same steps: none changes the codes."""
+"""Engines run the same steps: none changes the tokens."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from lantern.engines.prepared import weights_of
 from lantern.methods import METHODS, Method
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_target
-from tests.tiny_decoder import CONDITION, KEYS, plain_codes, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, plain_tokens, tiny_decoder
 
 EXACT = [name for name, method in METHODS.items() if method.is_identical]
 
@@ -23,35 +23,35 @@ def target_in(dtype: torch.dtype, seed: int = 0) -> Transformer:
 
 
 def narrow(method: Method) -> Method:
-    """The method with passes of no more codes than the wide engine can score."""
+    """The method with passes of no more tokens than the wide engine can score."""
     small = {"tree": "chain_3", "window": 6, "nodes": 12, "length": 4}
     needs = {} if "window" in method.settings or "nodes" in method.settings or method.tree == "chain_40" else {"tree"}
     return method.with_options(**{name: small[name] for name in method.options if name in small and name not in needs})
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_wide_bf16_gives_the_codes_of_plain_decoding(name: str) -> None:
+def test_wide_bf16_gives_the_tokens_of_plain_decoding(name: str) -> None:
     for seed, guidance in enumerate((1.0, 3.0, 3.0)):
         how = target_in(torch.bfloat16, seed), Sampling(guidance=guidance)
         decoders = (
             tiny_decoder(method, *how, engine=WideEngine()) for method in (METHODS["plain"], narrow(METHODS[name]))
         )
-        assert torch.equal(*(decoder.generate(CONDITION, keys=KEYS).codes for decoder in decoders))
+        assert torch.equal(*(decoder.generate(CONDITION, keys=KEYS).tokens for decoder in decoders))
 
 
 def test_wide_fp32_pads_small_passes_and_scores_the_same() -> None:
     target, sampling = target_in(torch.float32), Sampling(guidance=7.5)
-    plain = plain_codes(target, sampling)
+    plain = plain_tokens(target, sampling)
     seen: list[int] = []
     hook = target.norm.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[0] * inputs[0].shape[1]))
     padded = tiny_decoder("plain", target, sampling, engine=WideEngine()).generate(CONDITION, keys=KEYS)
     hook.remove()
-    of_codes = seen[len(KEYS) :]  # after one pass per prompt
-    assert torch.equal(padded.codes, plain) and min(of_codes) >= FP32_ROWS > 2 * len(KEYS)
+    of_tokens = seen[len(KEYS) :]  # after one pass per prompt
+    assert torch.equal(padded.tokens, plain) and min(of_tokens) >= FP32_ROWS > 2 * len(KEYS)
 
 
 def test_the_wide_engine_refuses_large_trees() -> None:
-    with pytest.raises(ValueError, match="17 codes in a pass, the wide engine at most 16"):
+    with pytest.raises(ValueError, match="17 tokens in a pass, the wide engine at most 16"):
         tiny_decoder("gumbel-jacobi", target_in(torch.bfloat16), engine=WideEngine(), window=MOST_WIDE + 1)
 
 

@@ -15,7 +15,9 @@ from tests.tiny import tiny_target
 
 
 class Slow(TargetDefaults):
-    """A target whose clock advances by 10 + n ms with every pass over n codes; other programs take part of the time."""
+    """A target whose clock advances by 10 + n ms with every pass over n tokens; other programs take part of the
+    time.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         target = tiny_target(block_size=64)
@@ -59,7 +61,7 @@ def test_slower_first_passes_are_not_measured(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_real_passes_are_timed() -> None:
-    found = measure(tiny_target(), budget=0.01)  # 16 codes
+    found = measure(tiny_target(), budget=0.01)  # 16 tokens
     assert {1, 2, 4} <= set(found) <= set(NODES) and min(found.values()) > 0
 
 
@@ -97,7 +99,7 @@ def test_times_between_and_past_measured_sizes_are_linear() -> None:
     assert [time_of(times, n) for n in (1, 2, 3, 4, 6)] == [1.0, 2.0, 2.5, 3.0, 4.0]
 
 
-def test_the_window_is_long_where_passes_cost_the_same_and_short_where_codes_do() -> None:
+def test_the_window_is_long_where_passes_cost_the_same_and_short_where_tokens_do() -> None:
     assert best_window(dict.fromkeys(NODES, 1.0)) == 16
     assert best_window({n: float(n) for n in NODES}) == 2
     assert best_window({1: 1.0, 2: 1.02, 4: 1.05}) == 4  # no longer than what was measured

@@ -21,10 +21,10 @@ def decoder_of(name: str, engine: Engine, dtype: torch.dtype = torch.bfloat16) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("engine", "expected"), [(EagerEngine(), "distribution"), (WideEngine(), "codes")])
-def test_torch_promises_codes_only_if_wide(engine: Engine, expected: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("engine", "expected"), [(EagerEngine(), "distribution"), (WideEngine(), "tokens")])
+def test_torch_promises_tokens_only_if_wide(engine: Engine, expected: str, dtype: torch.dtype) -> None:
     assert decoder_of("eagle1", engine, dtype).promise(1) == expected
-    assert decoder_of("plain", engine, dtype).promise(1) == "codes"
+    assert decoder_of("plain", engine, dtype).promise(1) == "tokens"
 
 
 @pytest.mark.parametrize("engine", [EagerEngine(), WideEngine(), GraphEngine()])
@@ -34,28 +34,28 @@ def test_no_engine_promises_more_than_the_method(engine: Engine) -> None:
     assert decoder_of("cool", engine).promise(1) == "relaxed"
 
 
-def test_graphs_promise_codes_while_the_tree_fits_the_rows_of_plain_decoding() -> None:
+def test_graphs_promise_tokens_while_the_tree_fits_the_rows_of_plain_decoding() -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     made = decoder_of("gumbel-jacobi", GraphEngine())
     assert made.drafter is not None and made.drafter.max_nodes == 16
     # 16 rows per line in a batch of 8, eight in a batch of 16
-    assert [made.promise(images) for images in (1, 8, 16)] == ["codes", "codes", "distribution"]
-    assert decoder_of("gumbel-jacobi", GraphEngine(rows=16)).promise(1) == "codes"
+    assert [made.promise(images) for images in (1, 8, 16)] == ["tokens", "tokens", "distribution"]
+    assert decoder_of("gumbel-jacobi", GraphEngine(rows=16)).promise(1) == "tokens"
 
 
-def test_graphs_through_torch_do_not_promise_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_through_torch_do_not_promise_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     made = decoder_of("eagle1", EagerEngine())
     monkeypatch.setattr(GraphEngine, "without_kernels", lambda *_: "the model is another")
     assert dataclasses.replace(made, engine=GraphEngine()).promise(1) == "distribution"
 
 
-def test_the_cpu_engine_promises_codes() -> None:
+def test_the_cpu_engine_promises_tokens() -> None:
     made = decoder_of("eagle1", EagerEngine())
-    assert dataclasses.replace(made, engine=CpuEngine()).promise(64) == "codes"
+    assert dataclasses.replace(made, engine=CpuEngine()).promise(64) == "tokens"
 
 
 def test_totals_promise_what_every_picture_promises() -> None:
-    one = Statistics("eagle1", True, 16, 8, (), (), 0.0, 0.0, 0.0, None, {}, promise="codes")
+    one = Statistics("eagle1", True, 16, 8, (), (), 0.0, 0.0, 0.0, None, {}, promise="tokens")
     other = dataclasses.replace(one, promise="distribution")
-    assert one.as_dict()["promise"] == totals([one, one])["promise"] == "codes"
+    assert one.as_dict()["promise"] == totals([one, one])["promise"] == "tokens"
     assert totals([one, other])["promise"] == "distribution"

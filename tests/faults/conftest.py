@@ -22,7 +22,7 @@ def model(folder: Path) -> Model:
 
 @pytest.fixture
 def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run the command for red apples with these words; return its code, stdout and stderr."""
+    """Run the command for red apples with these words; return its token, stdout and stderr."""
 
     def command(*words: str | Path) -> tuple[int, str, str]:
         code = main(["--model", str(folder), "--prompt", "a red apple", *map(str, words)])

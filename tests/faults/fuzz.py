@@ -205,7 +205,7 @@ def places(root: Path) -> list[Place]:
     """Write all places below a folder."""
     whole = save_tiny_model(root / "whole")
     model: Any = load_model(whole)
-    save_table(proximity_table(model.vq.quantize.codes(), 12), whole / "vqvae" / "neighbours.safetensors")
+    save_table(proximity_table(model.vq.quantize.tokens(), 12), whole / "vqvae" / "neighbours.safetensors")
     bare = Path(shutil.copytree(whole, root / "bare"))
     for path in bare.rglob("SHA256SUMS"):
         path.unlink()

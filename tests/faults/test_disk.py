@@ -40,7 +40,7 @@ def test_a_full_disk_keeps_and_reports_earlier_pictures(
     assert len(json.loads(tokens.read_text())) == 2 and found["stopped"].endswith("No space left on device")
 
 
-def test_codes_that_cannot_be_written_leave_the_pictures(
+def test_tokens_that_cannot_be_written_leave_the_pictures(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path) -> Any:

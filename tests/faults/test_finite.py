@@ -31,19 +31,19 @@ def spoil_last_layer(target: Any) -> None:
     target.layers[1].feed_forward.w2.weight.data[0, 0] = torch.nan
 
 
-def spoil_fifth_code(target: Any) -> None:
+def spoil_fifth_token(target: Any) -> None:
     target.rotary.table[target.config.cls_token_num + 5] = torch.nan
 
 
 def spoil_third_picture(model: Model) -> None:
-    """Set the embedding of a code to NaN that only the third image has, before its last position."""
-    codes = [set(picture.codes[:-1].tolist()) for picture in make(model, with_pixels=False)]
-    only = codes[2] - codes[0] - codes[1]
+    """Set the embedding of a token to NaN that only the third image has, before its last position."""
+    tokens = [set(picture.tokens[:-1].tolist()) for picture in make(model, with_pixels=False)]
+    only = tokens[2] - tokens[0] - tokens[1]
     model.target.tok_embeddings.weight.data[min(only)] = torch.nan
 
 
 @pytest.mark.parametrize("method", ["plain", "eagle1", "eagle1-rejection", "lantern++", "sjd", "gumbel-jacobi"])
-@pytest.mark.parametrize("spoil", [spoil_last_layer, spoil_fifth_code])
+@pytest.mark.parametrize("spoil", [spoil_last_layer, spoil_fifth_token])
 def test_no_method_returns_a_picture_sampled_from_nan(model: Model, method: str, spoil: Callable[[Any], None]) -> None:
     settings = {"k": 4} if METHODS[method].settings.get("k") else None
     assert len(make(model, method=method, settings=settings)) == 3
@@ -55,22 +55,22 @@ def test_no_method_returns_a_picture_sampled_from_nan(model: Model, method: str,
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_finite_pictures_of_the_same_batch_are_returned(model: Model, batch: int) -> None:
-    expected = [picture.tokens_sha256 for picture in make(model)]
+    expected = [picture.prompt_sha256 for picture in make(model)]
     spoil_third_picture(model)
     made = []
     with pytest.raises(NotFiniteError, match="seed 0, image 2"):
         for picture in generate(model, APPLES, method="plain", batch=batch):
-            made.append(picture.tokens_sha256)
+            made.append(picture.prompt_sha256)
     assert made == expected[:2]
 
 
 def spoil_one_pass(model: Model, value: float, at: int = 2) -> None:
-    """Put `value` into the second image's distribution after the root, for one code in pass `at` only."""
-    forward, passes = model.target.forward, count()
+    """Put `value` into the second image's distribution after the root, for one token in pass `at` only."""
+    forward, steps = model.target.forward, count()
 
     def spoilt(*args: Any, **named: Any) -> Any:
         scores = forward(*args, **named)
-        if next(passes) != at:
+        if next(steps) != at:
             return scores
         logits = scores.logits.clone()
         logits.unflatten(0, (3, -1))[1, 0, 0, 5] = value
@@ -83,12 +83,12 @@ def spoil_one_pass(model: Model, value: float, at: int = 2) -> None:
 @pytest.mark.parametrize("method", ["plain", "eagle1", "eagle1-rejection", "lantern++", "sjd", "gumbel-jacobi"])
 def test_nan_in_one_pass_rejects_only_its_picture(model: Model, method: str, value: float) -> None:
     settings = {"k": 4} if METHODS[method].settings.get("k") else None
-    expected = [picture.tokens_sha256 for picture in make(model, method=method, settings=settings, batch=3)]
+    expected = [picture.prompt_sha256 for picture in make(model, method=method, settings=settings, batch=3)]
     spoil_one_pass(model, value)
     made = []
     with pytest.raises(NotFiniteError, match="seed 0, image 1"):
         for picture in generate(model, APPLES, method=method, settings=settings, batch=3):
-            made.append(picture.tokens_sha256)
+            made.append(picture.prompt_sha256)
     assert made == [expected[0], expected[2]]
 
 
@@ -141,19 +141,19 @@ def test_debug_mode_names_the_layer(
         make(model, method=method)
 
 
-def test_debug_mode_names_the_code(model: Model) -> None:
-    spoil_fifth_code(model.target)
-    with pytest.raises(NotFiniteError, match="^layer 0 attention gave NaN at code 5$"):
+def test_debug_mode_names_the_token(model: Model) -> None:
+    spoil_fifth_token(model.target)
+    with pytest.raises(NotFiniteError, match="^layer 0 attention gave NaN at token 5$"):
         make(model, debug=True)
-    with pytest.raises(NotFiniteError, match=r"^layer 0 attention gave NaN at code [1-5]$"):
+    with pytest.raises(NotFiniteError, match=r"^layer 0 attention gave NaN at token [1-5]$"):
         make(model, method="eagle1", debug=True)  # a pass over a tree that reaches so far
 
 
 def test_debug_mode_names_a_layer_of_the_drafter_without_which_exact_pictures_stay_the_same(model: Model) -> None:
-    expected = [picture.tokens_sha256 for picture in make(model)]
+    expected = [picture.prompt_sha256 for picture in make(model)]
     assert model.drafter is not None
     model.drafter.fc.weight.data[0, 0] = torch.nan
-    assert [picture.tokens_sha256 for picture in make(model, method="eagle1")] == expected
+    assert [picture.prompt_sha256 for picture in make(model, method="eagle1")] == expected
     with pytest.raises(NotFiniteError, match="the drafter's first projection gave NaN"):
         make(model, method="eagle1", debug=True)
 
@@ -168,7 +168,7 @@ def test_layers_are_watched_only_in_debug_mode_and_during_a_generation(model: Mo
     counts: list[int] = []
     make(model, debug=debug, method="eagle1", callback=lambda step: counts.append(hooks(model)))
     assert (min(counts) > 10 if debug else max(counts) == 0) and hooks(model) == 0
-    spoil_fifth_code(model.target)
+    spoil_fifth_token(model.target)
     with pytest.raises(NotFiniteError):
         make(model, debug=debug)
     assert hooks(model) == 0
@@ -176,17 +176,17 @@ def test_layers_are_watched_only_in_debug_mode_and_during_a_generation(model: Mo
 
 def test_pictures_are_the_same_in_debug_mode(model: Model) -> None:
     for method in ("plain", "eagle1"):
-        codes = [[p.tokens_sha256 for p in make(model, method=method, debug=debug)] for debug in (False, True)]
-        assert codes[0] == codes[1]
+        tokens = [[p.prompt_sha256 for p in make(model, method=method, debug=debug)] for debug in (False, True)]
+        assert tokens[0] == tokens[1]
 
 
 def test_the_command_s_debug_mode_names_the_layer_behind_a_traceback(
     run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    load_spoilt(lambda model: spoil_fifth_code(model.target), monkeypatch)
+    load_spoilt(lambda model: spoil_fifth_token(model.target), monkeypatch)
     code, _, error = run("--tokens", tmp_path / "t.json", "--method", "plain", "--debug")
     lines = error.splitlines()
-    assert (code, lines[-1]) == (1, "lantern: error: layer 0 attention gave NaN at code 5")
+    assert (code, lines[-1]) == (1, "lantern: error: layer 0 attention gave NaN at token 5")
     assert lines[0].startswith("Traceback")
     assert not (tmp_path / "t.json").exists()
 
@@ -198,7 +198,7 @@ def test_the_pipeline_error_holds_finite_pictures_and_names_the_layer_in_debug_m
     with pytest.raises(NotFiniteError, match="image 2") as refused:
         pipe("a red apple", generator=0, num_images_per_prompt=3, method="plain", batch_size=1)
     assert [picture.request.number for picture in refused.value.sound] == [0, 1]
-    with pytest.raises(NotFiniteError, match="the codes' embedding gave NaN"):
+    with pytest.raises(NotFiniteError, match="the tokens' embedding gave NaN"):
         pipe("a red apple", generator=0, num_images_per_prompt=3, method="plain", debug=True)
 
 
@@ -206,4 +206,4 @@ def test_every_layer_of_a_target_has_a_name(model: Model) -> None:
     names = {layer_name(name) for name, _ in model.target.named_modules()} - {""}
     per_layer = {"", " attention", " attention norm", " feed-forward", " feed-forward norm"}
     layers = {f"layer {i}{part}" for i in range(2) for part in per_layer}
-    assert names == layers | {"the prompt's embedding", "the codes' embedding", "the last norm", "the head"}
+    assert names == layers | {"the prompt's embedding", "the tokens' embedding", "the last norm", "the head"}

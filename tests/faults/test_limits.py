@@ -1,4 +1,4 @@
-"""Small grids, of one code and with trees and windows past the end, for every method."""
+"""Small grids, of one token and with trees and windows past the end, for every method."""
 
 import itertools
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ SAMPLINGS = {"sampled": Sampling(guidance=3, top_k=12), "greedy": Sampling(guida
 
 
 def variants() -> Iterator[tuple[str, Method]]:
-    """Return every method, also with a chain of 12 or with windows of 2, 4, 5 and 64 codes where it has them."""
+    """Return every method, also with a chain of 12 or with windows of 2, 4, 5 and 64 tokens where it has them."""
     for name, small in METHODS.items():
         yield name, small
         if small.tree:
@@ -43,39 +43,39 @@ def variants() -> Iterator[tuple[str, Method]]:
 VARIANTS = dict(variants())
 
 
-def parts(method: Method, codes: int, sampling: Sampling, form: str = "guided") -> Decoder:
-    return tiny_decoder(method, tiny_target(block_size=codes), sampling, form=form)
+def parts(method: Method, tokens: int, sampling: Sampling, form: str = "guided") -> Decoder:
+    return tiny_decoder(method, tiny_target(block_size=tokens), sampling, form=form)
 
 
 PAIRS = {("sampled", 1), ("greedy", 4), ("sampled", 9)}  # of the default run
 
 
 @pytest.mark.parametrize(
-    ("distribution", "codes"),
+    ("distribution", "tokens"),
     [
         pytest.param(*pair, marks=[] if pair in PAIRS else [pytest.mark.slow])
         for pair in itertools.product(SAMPLINGS, SIZES)
     ],
 )
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_method_fills_a_small_grid(name: str, distribution: str, codes: int) -> None:
+def test_every_method_fills_a_small_grid(name: str, distribution: str, tokens: int) -> None:
     method, sampling = VARIANTS[name], SAMPLINGS[distribution]
-    made = parts(method, codes, sampling).generate(CONDITION, keys=KEYS)
-    assert made.codes.shape == (2, codes) and (made.codes >= 0).all() and (made.codes < 24).all()
-    assert (made.passes >= 1).all() and (made.passes <= codes).all()
-    assert (made.passes + made.accepted.sum(1) >= codes).all()
-    if method.exact and (method.promise == "codes" or distribution == "greedy"):
-        plain = parts(METHODS["plain"], codes, sampling).generate(CONDITION, keys=KEYS)
-        assert torch.equal(made.codes, plain.codes)
+    made = parts(method, tokens, sampling).generate(CONDITION, keys=KEYS)
+    assert made.tokens.shape == (2, tokens) and (made.tokens >= 0).all() and (made.tokens < 24).all()
+    assert (made.steps >= 1).all() and (made.steps <= tokens).all()
+    assert (made.steps + made.accepted.sum(1) >= tokens).all()
+    if method.exact and (method.promise == "tokens" or distribution == "greedy"):
+        plain = parts(METHODS["plain"], tokens, sampling).generate(CONDITION, keys=KEYS)
+        assert torch.equal(made.tokens, plain.tokens)
 
 
 EAGLES = [name for name, method in METHODS.items() if method.tree and method.made.needs == ("eagle1",)]
 
 
 @pytest.mark.parametrize("name", EAGLES)
-def test_a_drafter_in_rows_fills_a_grid_of_one_code(name: str) -> None:
+def test_a_drafter_in_rows_fills_a_grid_of_one_token(name: str) -> None:
     built = parts(VARIANTS[name], 1, SAMPLINGS["sampled"], form="rows")
-    assert built.generate(CONDITION, keys=KEYS).codes.shape == (2, 1)
+    assert built.generate(CONDITION, keys=KEYS).tokens.shape == (2, 1)
 
 
 def test_a_batch_of_pictures_that_end_at_different_steps_is_complete() -> None:
@@ -83,18 +83,18 @@ def test_a_batch_of_pictures_that_end_at_different_steps_is_complete() -> None:
     condition, keys = tiny_condition((4, 1, 6, 2, 3)), [(i, i) for i in range(5)]
     made = parts(method, 9, SAMPLINGS["sampled"]).generate(condition, keys=keys)
     plain = parts(METHODS["plain"], 9, SAMPLINGS["sampled"]).generate(condition, keys=keys)
-    assert torch.equal(made.codes, plain.codes) and len(set(made.passes.tolist())) > 1
+    assert torch.equal(made.tokens, plain.tokens) and len(set(made.steps.tolist())) > 1
 
 
-@pytest.mark.parametrize("codes", [1, 9])
-def test_command_and_pipeline_make_small_grids(codes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_command_and_pipeline_make_small_grids(tokens: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from PIL import Image
 
-    folder = save_tiny_model(tmp_path / "m", block_size=codes)
-    # group norm needs more than one value per channel group, also of a single code
+    folder = save_tiny_model(tmp_path / "m", block_size=tokens)
+    # group norm needs more than one value per channel group, also of a single token
     vq = VQVAE(replace(VQ, ch=64))
     save_component(vq.state_dict(), vq.config, folder / "vqvae")
-    side = 2 * round(codes**0.5)
+    side = 2 * round(tokens**0.5)
     for method in ("plain", "eagle1", "sjd"):
         out = tmp_path / f"{method}.png"
         assert main(["--model", str(folder), "--prompt", "a red apple", "--method", method, "--out", str(out)]) == 0

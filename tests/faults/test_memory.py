@@ -48,7 +48,7 @@ def make(model: Model, count: int, batch: int, **options: Any) -> list[Picture]:
 
 
 def digests(pictures: list[Picture]) -> list[str]:
-    return [picture.tokens_sha256 for picture in pictures]
+    return [picture.prompt_sha256 for picture in pictures]
 
 
 def test_a_failed_allocation_is_recognised() -> None:
@@ -113,15 +113,15 @@ def test_a_failed_attempt_leaves_no_references(model: Model) -> None:
     assert held and set(alive) == {0}
 
 
-def test_codes_are_kept_if_only_their_pixels_do_not_fit(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_kept_if_only_their_pixels_do_not_fit(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = make(model, 8, 4)
     assert model.vq is not None
     decode, reported, sizes = model.vq.decode, [], []
 
-    def tight(codes: torch.Tensor) -> torch.Tensor:
-        if len(codes) > 2:
+    def tight(tokens: torch.Tensor) -> torch.Tensor:
+        if len(tokens) > 2:
             raise CUDA
-        return decode(codes)
+        return decode(tokens)
 
     monkeypatch.setattr(model.vq, "decode", tight)
     with room_for(4, model.target) as seen:
@@ -198,7 +198,7 @@ def test_the_command_reports_a_halving_once(run: Any, tmp_path: Path, tight: lis
     found = json.loads(out)
     assert (code, error) == (0, "lantern: out of memory with 8 images at once: continuing with 2\n")
     assert (whole["batch_halved"], found["batch_halved"], found["batch"]) == (None, 2, 8)
-    assert found["tokens_sha256"] == whole["tokens_sha256"] and len(set(found["paths"])) == 8
+    assert found["prompt_sha256"] == whole["prompt_sha256"] and len(set(found["paths"])) == 8
     assert run(*EIGHT, "--json", "--out", tmp_path / "c", "--quiet")[::2] == (0, "")
 
 

@@ -35,9 +35,9 @@ def put_drafter(folder: Path, **changes: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "output"),
     [
-        ({"vocab_size": 30}, "drafts 30 codes of width 32, 16 per image"),
-        ({"dim": 48}, "drafts 24 codes of width 48, 16 per image"),
-        ({"block_size": 4}, "drafts 24 codes of width 32, 4 per image"),
+        ({"vocab_size": 30}, "drafts 30 tokens of width 32, 16 per image"),
+        ({"dim": 48}, "drafts 24 tokens of width 48, 16 per image"),
+        ({"block_size": 4}, "drafts 24 tokens of width 32, 4 per image"),
     ],
 )
 def test_a_drafter_of_other_sizes_is_refused_by_name(folder: Path, changes: dict[str, int], output: str) -> None:
@@ -46,7 +46,9 @@ def test_a_drafter_of_other_sizes_is_refused_by_name(folder: Path, changes: dict
         with pytest.raises(ValueError, match="trained for another one") as refused:
             load(folder)
         text = str(refused.value)
-        assert text.startswith(f"drafter {folder / 'drafter'} {output}, but model toy has 24 codes of width 32, 16 per")
+        assert text.startswith(
+            f"drafter {folder / 'drafter'} {output}, but model toy has 24 tokens of width 32, 16 per"
+        )
         assert "lantern train drafter" in text and "--method plain" in text and "\n" not in text
 
 
@@ -58,7 +60,7 @@ def test_the_command_refuses_a_wrong_drafter_where_its_method_reads_one(
     assert main([*arguments, "--method", "eagle1"]) == 2
     output = capsys.readouterr().err
     assert (
-        output.startswith(f"lantern: error: drafter {folder / 'drafter'} drafts 30 codes") and output.count("\n") == 1
+        output.startswith(f"lantern: error: drafter {folder / 'drafter'} drafts 30 tokens") and output.count("\n") == 1
     )
     for method in ("plain", "auto"):  # without a profile, auto chooses among windows
         assert main([*arguments, "--method", method]) == 0

@@ -38,10 +38,10 @@ from lantern.generation.tuning import profile
 
 build.PACKAGED = Path("none")
 profile.PACKAGE = Path(sys.argv[1])
-code = main(sys.argv[2:])
+token = main(sys.argv[2:])
 print()
 print(json.dumps(sorted(made)))
-sys.exit(code)
+sys.exit(token)
 """
 
 
@@ -56,7 +56,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def run(home: Path, folder: Path, *words: str, package: str = "none") -> tuple[int, str, list[str]]:
-    """Run a command in `folder`/work; return its code, stdout and stderr, after checking what was written."""
+    """Run a command in `folder`/work; return its token, stdout and stderr, after checking what was written."""
     work, temporary = folder / "work", folder / "temporary"
     work.mkdir(exist_ok=True)
     temporary.mkdir(exist_ok=True)
@@ -87,7 +87,7 @@ def test_pictures_are_made_by_a_library_in_a_private_temporary_folder(home: Path
     code, out, errors = run(home, tmp_path, "generate", "--prompt", "a cat", "--engine", "cpu", "--out", "x.png")
     assert (code, out) == (0, "x.png") and (tmp_path / "work" / "x.png").stat().st_size > 1000
     # the window and the statistics of every call, and no warning
-    assert [line.split(":")[0] for line in errors] == ["lantern", "gumbel-jacobi (exact in codes)"]
+    assert [line.split(":")[0] for line in errors] == ["lantern", "gumbel-jacobi (exact in tokens)"]
     assert {path.name for path in private.iterdir()} == {built.name, building.record_of(built).name}
 
 

@@ -103,7 +103,7 @@ def test_the_previous_handlers_are_restored() -> None:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_signal_swallowed_by_foreign_code_is_remembered() -> None:
+def test_a_signal_swallowed_by_foreign_token_is_remembered() -> None:
     with pytest.raises(Stopped, match="interrupted"), Stopping() as stopping:
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)

@@ -144,10 +144,10 @@ def test_weights_of_a_foreign_dtype_are_refused(component: Path, kind: torch.dty
     refused(component, r"norm\.weight.* is \w+, wanted")
 
 
-def test_codes_out_of_range_are_refused_by_the_decoder() -> None:
+def test_tokens_out_of_range_are_refused_by_the_decoder() -> None:
     vq = VQVAE(VQConfig(codebook_size=16, encoder_ch_mult=(1,), decoder_ch_mult=(1,), z_channels=32, ch=32))
     for code in (-1, 16):
-        with pytest.raises(ValueError, match=r"codes are from .* wanted 0 to 15"):
+        with pytest.raises(ValueError, match=r"tokens are from .* wanted 0 to 15"):
             vq.decode(torch.full((1, 4), code))
 
 
@@ -259,7 +259,7 @@ def test_no_class_that_an_index_names_is_imported(copy: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("file", ["tokenizer/tokenizer_config.json", "text_encoder/config.json"])
-def test_a_config_that_names_code_is_refused(copy: Path, file: str) -> None:
+def test_a_config_that_names_token_is_refused(copy: Path, file: str) -> None:
     path = copy / file
     change(path, auto_map={"AutoTokenizer": ["hostile.T", None]})
     for load in (load_model, LanternPipeline.from_pretrained):

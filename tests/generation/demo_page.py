@@ -29,7 +29,7 @@ def check_function(sides: SideBySide) -> None:
     assert function.fn is not None and function.concurrency_limit == 1
     outputs = list(function.fn("a red apple", "eagle1", 3.0, 5, []))
     plain, other, numbers, accepted, gallery, past = outputs[-1]
-    assert "data:image/webp" in plain and "codes per pass" in other and "step compression" in numbers
+    assert "data:image/webp" in plain and "tokens per step" in other and "tokens per step" in numbers
     assert "<svg" in accepted and "swatch" in accepted and gallery == past and past[0][1].endswith("seed 5")
     assert all(one[3] == "" for one in outputs[:-1])
     again = list(function.fn("a red apple", "eagle1", 3.0, 6, past))[-1][-1]
@@ -69,12 +69,12 @@ def check_browser(sides: SideBySide, shots: Path | None) -> None:
         slider, most = find("#guidance").rect, find("#guidance .max_value")
         assert most.text == "20" and most.rect["x"] + most.rect["width"] <= slider["x"] + slider["width"]
         find("#generate").click()
-        wait.until(lambda found: "codes" in found.find_element("id", "plain").text)
+        wait.until(lambda found: "tokens" in found.find_element("id", "plain").text)
         time.sleep(1.0 if shots else 0)
         shoot("filling.png")
         assert find("#accepted svg path") and find("#gallery img")
         text = driver.find_element("tag name", "body").text
-        assert "step compression" in text and "codes per pass" in text and "run of 2 or 3 codes" in text
+        assert "tokens per step" in text and "tokens per step" in text and "run of 2 or 3 tokens" in text
         others = [name for name in driver.execute_script(LOADED) if not name.startswith((url, "data:", "blob:"))]
         assert others == [], others
         shoot("done.png")

@@ -68,7 +68,7 @@ def test_runs_fill_every_picture_of_a_batch(method: str) -> None:
     made = generation(method, images=2)
     for image in range(2):
         found = read_map(made.history, image, 16)
-        assert found.cells == 16 and len(found.runs) == int(made.passes[image]) and found.columns == 4
+        assert found.cells == 16 and len(found.runs) == int(made.steps[image]) and found.columns == 4
 
 
 def test_relaxed_cells_match_the_generation_count() -> None:
@@ -78,7 +78,7 @@ def test_relaxed_cells_match_the_generation_count() -> None:
 
 
 def test_only_accepted_drafts_are_relaxed() -> None:
-    # the second step commits two drafts and the target's own code; nodes after the path were not accepted
+    # the second step commits two drafts and the target's own token; nodes after the path were not accepted
     steps = [step(0, 1), step(1, 3, [0.0, 0.9, 1.0])]
     assert read_map(steps, 0, 4, columns=2).relaxed == ((2, 0.9),)
 

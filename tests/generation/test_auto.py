@@ -31,7 +31,7 @@ def linear(n: int) -> float:
 
 
 def bent(n: int) -> float:
-    """Flat up to four codes, as passes that wait for weights are."""
+    """Flat up to four tokens, as passes that wait for weights are."""
     return 0.004 * max(1.0, n / 4)
 
 
@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def script(monkeypatch: pytest.MonkeyPatch, seconds: Curve) -> list[int]:
-    """Let passes over n codes take `seconds(n)`; return the list of the rows that T(n) is read for."""
+    """Let passes over n tokens take `seconds(n)`; return the list of the rows that T(n) is read for."""
     rows_read: list[int] = []
 
     def times(engine: Engine, target: object, *, rows: int) -> dict[int, float]:
@@ -85,26 +85,26 @@ def test_the_choice_is_never_slower_than_plain_by_more_than_its_bound(slope: flo
     assert window == {0.0: 16, 0.006: 16, 0.01: 8, 0.05: 2, 0.3: 1, 1.0: 1}[slope]
 
 
-CODES = {2: 1.5, 4: 2.4, 8: 3.6, 16: 5.5}
+TOKENS = {2: 1.5, 4: 2.4, 8: 3.6, 16: 5.5}
 
 
 @pytest.mark.parametrize(("slope", "window"), [(0.0, 16), (0.1, 16), (0.3, 4), (0.4, 1), (1.0, 1)])
-def test_known_codes_per_pass_give_the_window_of_most_codes_per_second(slope: float, window: int) -> None:
+def test_known_tokens_per_pass_give_the_window_of_most_tokens_per_second(slope: float, window: int) -> None:
     times = {n: 0.01 * (1 + slope * (n - 1)) for n in NODES}
-    method = choose(times, CODES | {64: 9.0})
+    method = choose(times, TOKENS | {64: 9.0})
     assert method.settings.get("window", 1) == window
-    speed = {n: (CODES | {1: 1.0})[n] * times[1] / times[n] for n in NODES}
+    speed = {n: (TOKENS | {1: 1.0})[n] * times[1] / times[n] for n in NODES}
     assert speed[window] == max(speed.values()) or (method.is_plain and max(speed.values()) < GAIN)
     # a picture for which such a window is slower than plain decoding gives it up
     assert method.settings.get("least", 0.0) == pytest.approx(
         0.0 if slope == 0.0 or window == 1 else GAIN * times[window] / times[1], abs=0.005
     )
-    assert choose(times, CODES, can_shrink=False).settings.get("least", 0.0) == 0.0
-    shown = max(CODES, key=lambda n: speed[n])
-    assert f"a pass over {shown} codes" in method.reason and f"commits {CODES[shown]:.2f} codes" in method.reason
+    assert choose(times, TOKENS, can_shrink=False).settings.get("least", 0.0) == 0.0
+    shown = max(TOKENS, key=lambda n: speed[n])
+    assert f"a pass over {shown} tokens" in method.reason and f"commits {TOKENS[shown]:.2f} tokens" in method.reason
 
 
-def test_windows_without_known_codes_per_pass_must_be_nearly_free() -> None:
+def test_windows_without_known_tokens_per_pass_must_be_nearly_free() -> None:
     assert choose({n: 0.01 * (1 + 0.1 * (n - 1)) for n in NODES}, {32: 6.0}).settings["window"] == 2
 
 
@@ -125,9 +125,9 @@ def test_statistics_say_what_was_chosen_and_why(model: Model, monkeypatch: pytes
     script(monkeypatch, bent)
     [picture] = generate(model, ["a red apple"], method="auto", with_pixels=False)
     found = picture.statistics.as_dict()
-    assert found["method"] == "gumbel-jacobi" and "a pass over 4 codes takes 1.00 times" in found["method_reason"]
+    assert found["method"] == "gumbel-jacobi" and "a pass over 4 tokens takes 1.00 times" in found["method_reason"]
     [other] = generate(model, ["a red apple"], method="gumbel-jacobi", with_pixels=False)
-    assert other.statistics.as_dict()["method_reason"] is None and torch.equal(picture.codes, other.codes)
+    assert other.statistics.as_dict()["method_reason"] is None and torch.equal(picture.tokens, other.tokens)
 
 
 def test_the_log_warns_once(model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

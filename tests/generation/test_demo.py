@@ -45,14 +45,12 @@ def test_both_sides_end_with_the_pictures_of_the_generator(sides: SideBySide, me
     assert result is not None and all(moment.result is None for moment in filling)
     (plain,) = generate(model, [sides.request(PROMPT, 3)], method="plain")
     assert plain.pixels is not None
-    assert torch.equal(last.plain.pixels, plain.pixels) and torch.equal(result.comparison.plain.codes, plain.codes)
+    assert torch.equal(last.plain.pixels, plain.pixels) and torch.equal(result.comparison.plain.tokens, plain.tokens)
     other = result.comparison.other
     assert other.pixels is not None and torch.equal(last.other.pixels, other.pixels)
-    assert (
-        result.accepted.cells == 16 and len(result.accepted.runs) == other.statistics.passes == last.other.mark.passes
-    )
+    assert result.accepted.cells == 16 and len(result.accepted.runs) == other.statistics.steps == last.other.mark.steps
     assert result.comparison.is_identical or method == "tolerance"
-    assert "passes" in table(result.comparison)
+    assert "steps" in table(result.comparison)
 
 
 def test_rows_appear_in_order_and_later_rows_are_grey(sides: SideBySide) -> None:
@@ -74,7 +72,7 @@ def test_time_of_callbacks_is_not_time_of_decoding(sides: SideBySide, monkeypatc
     monkeypatch.setattr("lantern.generation.demo.time.perf_counter", lambda: float(next(ticks)))
     *_, last = moments(sides, "eagle1")
     # each callback looks twice: one tick passes outside of it, one inside
-    assert last.plain.mark.seconds == 15.0 and last.other.mark.seconds == last.other.mark.passes - 1
+    assert last.plain.mark.seconds == 15.0 and last.other.mark.seconds == last.other.mark.steps - 1
 
 
 def test_a_closed_page_ends_the_decoding_and_the_next_one_starts(sides: SideBySide) -> None:
@@ -109,7 +107,7 @@ def test_tracks_start_again_with_the_first_step(model: Model) -> None:
     track = Track(generator, threading.Event(), lambda track: seen.append(track.marks[-1].known))
     request = SideBySide(model).request(PROMPT, 0)
     one, other = decode(generator, request, track)[0], decode(generator, request, track)[0]
-    assert torch.equal(one.codes, other.codes) and torch.equal(track.codes, one.codes)
+    assert torch.equal(one.tokens, other.tokens) and torch.equal(track.tokens, one.tokens)
     assert seen == [4, 8, 12, 16] * 2 and len(track.steps) == 16
 
 

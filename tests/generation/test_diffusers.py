@@ -27,7 +27,7 @@ print(type(pipe).__name__, made.tokens.flatten().tolist())
 """
 
 
-def codes(pipe: Any) -> list[int]:
+def tokens(pipe: Any) -> list[int]:
     made = pipe("a red apple", generator=torch.Generator().manual_seed(3), output_type="latent")
     return made.tokens.flatten().tolist()
 
@@ -41,7 +41,7 @@ def loaded_by_diffusers(folder: Path) -> str:
 
 def test_diffusers_loads_what_was_assembled_and_what_was_saved(folder: Path, tmp_path: Path) -> None:
     pipe = LanternPipeline.from_pretrained(folder)
-    expected = f"LanternPipeline {codes(pipe)}"
+    expected = f"LanternPipeline {tokens(pipe)}"
     assert loaded_by_diffusers(folder) == expected
     pipe.save_pretrained(tmp_path / "saved")
     assert loaded_by_diffusers(tmp_path / "saved") == expected
@@ -59,7 +59,7 @@ def test_a_saved_pipeline_keeps_its_method_and_lists_checksums(folder: Path, tmp
 def test_a_pipeline_of_rounded_weights_can_be_saved_and_loaded(folder: Path, tmp_path: Path) -> None:
     pipe = LanternPipeline.from_pretrained(folder).to(torch.bfloat16).to(torch.float32)
     pipe.save_pretrained(tmp_path / "saved")
-    assert codes(LanternPipeline.from_pretrained(tmp_path / "saved")) == codes(pipe)
+    assert tokens(LanternPipeline.from_pretrained(tmp_path / "saved")) == tokens(pipe)
 
 
 class Hub:
@@ -105,7 +105,7 @@ def test_a_pushed_folder_has_a_model_card(
     for heading in ("# apples", "## How to use", "## Method", "## What was checked"):
         assert heading in card.text.splitlines()
     assert 'LanternPipeline.from_pretrained("somebody/apples")' in card.text
-    assert "the codes of plain decoding" in card.text and "| parts/medusa |" in card.text
+    assert "the tokens of plain decoding" in card.text and "| parts/medusa |" in card.text
     assert "| guidance | 3.0 |" in card.text
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from lantern.cli import generate as command
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
-from lantern.decoding.forced import ForcedCodes
+from lantern.decoding.forced import ForcedTokens
 from lantern.generation.generator import generate
 from lantern.generation.pipeline import LanternPipeline
 from lantern.models.folder import Model, load_model
@@ -33,7 +33,7 @@ def model(folder: Path) -> Model:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    """An image of 8 x 8 pixels, and a mask whose one white pixel is in row 1, column 2 of the 4 x 4 codes."""
+    """An image of 8 x 8 pixels, and a mask whose one white pixel is in row 1, column 2 of the 4 x 4 tokens."""
     colours = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     mask = np.zeros((8, 8), np.uint8)
     mask[3, 4] = 255
@@ -43,7 +43,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return {path.stem: path for path in tmp_path.glob("*.png")}
 
 
-def codes_of(model: Model, path: Path) -> list[int]:
+def tokens_of(model: Model, path: Path) -> list[int]:
     assert model.vq is not None
     with torch.no_grad(), Image.open(path) as picture:
         return model.vq.encode(to_pixels(torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]))[0].tolist()
@@ -54,40 +54,40 @@ def test_kept_rows_are_those_of_the_picture(model: Model, files: dict[str, Path]
     how: dict[str, Any] = {"init_image": files["picture"], "keep_rows": 3}
     (expected,) = generate(model, ["a red apple"], method="plain", **how)
     (found,) = generate(model, ["a red apple"], method=method, **how)
-    assert found.codes.tolist() == expected.codes.tolist()
-    assert found.codes[:12].tolist() == codes_of(model, files["picture"])[:12]
-    assert found.statistics.forced == 12 and found.as_dict()["forced_codes"] == 12
+    assert found.tokens.tolist() == expected.tokens.tolist()
+    assert found.tokens[:12].tolist() == tokens_of(model, files["picture"])[:12]
+    assert found.statistics.forced == 12 and found.as_dict()["forced_tokens"] == 12
     (other,) = generate(model, ["a red apple"], method="plain")
-    assert other.codes[12:].tolist() != found.codes[12:].tolist() and "forced_codes" not in other.as_dict()
+    assert other.tokens[12:].tolist() != found.tokens[12:].tolist() and "forced_tokens" not in other.as_dict()
 
 
 def test_kept_rows_are_read_in_few_passes(
     model: Model, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the codes of steps of one code each; steps report every code once."""
+    """With the tokens of steps of one token each; steps report every token once."""
     steps = list[Step]()
     for options in ({"batch": 2}, {"batch": 2, "sampling": Sampling(guidance=1.0)}):
         how: dict[str, Any] = {"method": "plain", "init_image": files["picture"], "keep_rows": 3, **options}
         found = list(generate(model, ["a red apple", "a blue ring"], callback=steps.append, **how))
         with monkeypatch.context() as patch:
-            patch.setattr(ForcedCodes, "kept", 1)
+            patch.setattr(ForcedTokens, "kept", 1)
             expected = list(generate(model, ["a red apple", "a blue ring"], **how))
-        assert [picture.codes.tolist() for picture in found] == [picture.codes.tolist() for picture in expected]
-        # the prompt, the first 11 codes, and codes 11 to 14, each of which gives the next
-        assert [picture.statistics.passes for picture in (*found, *expected)] == [6, 6, 16, 16]
-    reported = [torch.cat([step.codes[i] for step in steps[5:]]).tolist() for i in range(2)]
-    assert reported == [picture.codes.tolist() for picture in found]
+        assert [picture.tokens.tolist() for picture in found] == [picture.tokens.tolist() for picture in expected]
+        # the prompt, the first 11 tokens, and tokens 11 to 14, each of which gives the next
+        assert [picture.statistics.steps for picture in (*found, *expected)] == [6, 6, 16, 16]
+    reported = [torch.cat([step.tokens[i] for step in steps[5:]]).tolist() for i in range(2)]
+    assert reported == [picture.tokens.tolist() for picture in found]
     assert [step.start[0].item() for step in steps[5:]] == [0, 12, 13, 14, 15]
 
 
 def test_a_cell_is_generated_if_the_mask_has_a_white_pixel_in_it(model: Model, files: dict[str, Path]) -> None:
-    expected = codes_of(model, files["picture"])
+    expected = tokens_of(model, files["picture"])
     pictures = generate(
         model, ["a red apple"] * 8, method="sjd-pac", init_image=files["picture"], mask_image=files["mask"], batch=3
     )
-    found = [picture.codes.tolist() for picture in pictures]
-    assert all(codes[:6] + codes[7:] == expected[:6] + expected[7:] for codes in found)
-    assert len({codes[6] for codes in found}) > 1
+    found = [picture.tokens.tolist() for picture in pictures]
+    assert all(tokens[:6] + tokens[7:] == expected[:6] + expected[7:] for tokens in found)
+    assert len({tokens[6] for tokens in found}) > 1
 
 
 def test_the_pipeline_takes_pictures(folder: Path, model: Model, files: dict[str, Path]) -> None:
@@ -98,8 +98,8 @@ def test_the_pipeline_takes_pictures(folder: Path, model: Model, files: dict[str
     (expected,) = generate(
         model, ["a red apple"], method="plain", init_image=files["picture"], mask_image=files["mask"]
     )
-    assert found.tokens[0].flatten().tolist() == expected.codes.tolist()
-    assert found.stats[0]["forced_codes"] == 15
+    assert found.tokens[0].flatten().tolist() == expected.tokens.tolist()
+    assert found.stats[0]["forced_tokens"] == 15
     with pytest.raises(TypeError, match="the init image is of type int, wanted a file or a PIL image"):
         pipe("a red apple", init_image=3, keep_rows=1)
 
@@ -111,11 +111,11 @@ def test_the_command_keeps_rows(
     arguments += ["--keep-rows", "2", "--method", "gumbel-jacobi", "--json", "--tokens", str(tmp_path / "grid.json")]
     assert command.main([*arguments, "--out", str(tmp_path / "made.png")]) == 0
     reported = json.loads(capsys.readouterr().out)
-    assert reported["forced_codes"] == 8 and reported["pictures"][0]["forced_codes"] == 8
+    assert reported["forced_tokens"] == 8 and reported["pictures"][0]["forced_tokens"] == 8
     grid = json.loads((tmp_path / "grid.json").read_text())
-    assert grid[0] + grid[1] == codes_of(model, files["picture"])[:8]
+    assert grid[0] + grid[1] == tokens_of(model, files["picture"])[:8]
     with Image.open(tmp_path / "made.png") as picture:
-        assert picture.info["forced_codes"] == "8"
+        assert picture.info["forced_tokens"] == "8"
 
 
 def test_arguments_that_do_not_fit_are_refused(folder: Path, files: dict[str, Path], capsys: Capture) -> None:

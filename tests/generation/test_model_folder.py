@@ -17,7 +17,7 @@ from lantern.engines.pass_times import NODES
 from lantern.generation.generator import choose_method, generate
 from lantern.generation.requests import requests
 from lantern.methods import METHODS
-from lantern.models.folder import load_model, pick_device, record_codes_per_pass, write_index
+from lantern.models.folder import load_model, pick_device, record_tokens_per_step, write_index
 from lantern.verifiers.relaxations.neighbours import proximity_table, save_table
 from tests.tiny_folder import forget_what_for, save_tiny_model
 
@@ -33,7 +33,7 @@ from lantern.models.folder import load_model
 from lantern.generation.requests import requests
 [picture] = generate(load_model({str(folder)!r}), requests(prompts=["a red apple"]), method="lantern++",
     settings={{"k": 4}})
-print(picture.statistics.passes)
+print(picture.statistics.steps)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -74,10 +74,10 @@ def test_a_window_that_nobody_chose_suits_the_engine(
     assert choose_method(fused, settings={"window": 5}).settings["window"] == 5
     assert choose_method(fused, "gumbel-jacobi").settings["window"] == suits
     assert choose_method(fused, METHODS["gumbel-jacobi"]).settings["window"] == usual
-    known = replace(fused, codes_per_pass={2: 1.2, 8: 8.0})
+    known = replace(fused, tokens_per_step={2: 1.2, 8: 8.0})
     assert choose_method(known, "gumbel-jacobi").settings["window"] == 8
     assert choose_method(replace(fused, generation={"method": "eagle1"})) == METHODS["eagle1"]
-    relaxed = METHODS["bounded-window"]  # its codes depend on the window, so that no measurement may choose it
+    relaxed = METHODS["bounded-window"]  # its tokens depend on the window, so that no measurement may choose it
     assert choose_method(fused, "bounded-window") == relaxed
 
 
@@ -85,12 +85,12 @@ def test_the_shipped_table_equals_a_computed_one(folder: Path, tmp_path: Path) -
 
     copy = shutil.copytree(folder, tmp_path / "copy")
     model: Any = load_model(folder)
-    save_table(proximity_table(model.vq.quantize.codes(), 12), copy / "vqvae" / "neighbours.safetensors")
+    save_table(proximity_table(model.vq.quantize.tokens(), 12), copy / "vqvae" / "neighbours.safetensors")
     sampled = [
         next(iter(generate(load_model(path), requests(prompts=["blue cat"]), method="lantern", settings={"k": 8})))
         for path in (folder, copy)
     ]
-    assert sampled[0].tokens_sha256 == sampled[1].tokens_sha256
+    assert sampled[0].prompt_sha256 == sampled[1].prompt_sha256
     assert load_model(copy).fingerprint != model.fingerprint == load_model(folder).fingerprint
 
 
@@ -131,25 +131,27 @@ def test_a_written_index_names_the_classes_of_diffusers_and_transformers(folder:
         write_index(folder, generation={"steps": 50})
 
 
-def test_codes_per_pass_of_windows_are_kept_in_the_index(tmp_path: Path) -> None:
+def test_tokens_per_pass_of_windows_are_kept_in_the_index(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "m")
-    assert load_model(folder).codes_per_pass == {}
+    assert load_model(folder).tokens_per_step == {}
     before = json.loads((folder / "model_index.json").read_text())
-    record_codes_per_pass(folder, {8: 3.66149, 2: 1.55})
-    assert load_model(folder).codes_per_pass == {2: 1.55, 8: 3.661}
-    assert json.loads((folder / "model_index.json").read_text()) == before | {"codes_per_pass": {"2": 1.55, "8": 3.661}}
-    write_index(folder)  # other components may commit other numbers of codes
-    assert load_model(folder).codes_per_pass == {}
-    with pytest.raises(ValueError, match=r'model_index.json: "codes_per_pass" holds \'4\': 4.5, wanted a window'):
-        record_codes_per_pass(folder, {4: 4.5})
+    record_tokens_per_step(folder, {8: 3.66149, 2: 1.55})
+    assert load_model(folder).tokens_per_step == {2: 1.55, 8: 3.661}
+    assert json.loads((folder / "model_index.json").read_text()) == before | {
+        "tokens_per_step": {"2": 1.55, "8": 3.661}
+    }
+    write_index(folder)  # other components may commit other numbers of tokens
+    assert load_model(folder).tokens_per_step == {}
+    with pytest.raises(ValueError, match=r'model_index.json: "tokens_per_step" holds \'4\': 4.5, wanted a window'):
+        record_tokens_per_step(folder, {4: 4.5})
 
 
 @pytest.mark.parametrize("found", [[2], {"x": 1.5}, {"1": 1.0}, {"2": "1.5"}, {"2": 0.5}])
-def test_invalid_codes_per_pass_are_refused_by_file(folder: Path, tmp_path: Path, found: object) -> None:
+def test_invalid_tokens_per_pass_are_refused_by_file(folder: Path, tmp_path: Path, found: object) -> None:
     shutil.copytree(folder, tmp_path / "m")
     path = tmp_path / "m" / "model_index.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"codes_per_pass": found}))
-    with pytest.raises(ValueError, match=r'model_index.json: "codes_per_pass"') as refused:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokens_per_step": found}))
+    with pytest.raises(ValueError, match=r'model_index.json: "tokens_per_step"') as refused:
         load_model(tmp_path / "m")
     assert "wanted" in str(refused.value)
 
@@ -160,7 +162,7 @@ def test_components_of_another_model_are_refused(tmp_path: Path) -> None:
     other = save_tiny_model(tmp_path / "other", vocab_size=25, dim=64)
     shutil.rmtree(folder / "transformer")
     shutil.copytree(other / "transformer", folder / "transformer")
-    with pytest.raises(ValueError, match="the VQ has 24 codes, the transformer 25"):
+    with pytest.raises(ValueError, match="the VQ has 24 tokens, the transformer 25"):
         load_model(folder, parts=("vq",))
     with pytest.raises(ValueError, match="trained for another one"):
         load_model(folder, parts=("drafter",))

@@ -14,7 +14,7 @@ from lantern.cli.generate import main
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EagerEngine
 from lantern.generation.pipeline import LanternDrafter, LanternOutput, LanternTransformer, LanternVQ
-from lantern.models.folder import load_model, record_codes_per_pass
+from lantern.models.folder import load_model, record_tokens_per_step
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny_folder import save_tiny_model
@@ -43,11 +43,11 @@ def test_it_is_a_diffusers_pipeline(pipe: LanternPipeline) -> None:
     assert kinds == (LanternTransformer, LanternVQ, LanternDrafter)
 
 
-def test_a_prompt_gives_picture_codes_and_statistics(pipe: LanternPipeline) -> None:
+def test_a_prompt_gives_picture_tokens_and_statistics(pipe: LanternPipeline) -> None:
     found = call(pipe)
     assert found.images[0].size == (8, 8) and found.tokens.shape == (1, 4, 4)
     [figures] = found.stats
-    assert figures["seed"] == 5 and figures["codes"] == 16 and figures["passes"] <= 16 and figures["exact"]
+    assert figures["seed"] == 5 and figures["tokens"] == 16 and figures["steps"] <= 16 and figures["exact"]
     assert figures["promise"] == "distribution"
 
 
@@ -74,20 +74,20 @@ def test_a_relaxed_picture_reports_its_total_variation(pipe: LanternPipeline) ->
 
 
 def test_warming_up_caches_the_prompt_for_later_calls(pipe: LanternPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, passes = Transformer.read, list[int]()
+    read, steps = Transformer.read, list[int]()
 
     def counted(target: Any, condition: Any, rows: int, **how: Any) -> Any:
-        passes.append(condition.batch)
+        steps.append(condition.batch)
         return read(target, condition, rows, **how)
 
     monkeypatch.setattr(Transformer, "read", counted)
     pipe.warmup("a red apple")
-    assert passes == [1]
+    assert steps == [1]
     call(pipe, "a red apple", generator=6)
     call(pipe, ["a red apple", "a red apple"], generator=[1, 2])
-    assert passes == [1]
+    assert steps == [1]
     call(pipe, ["a cat", "a red apple"], generator=[1, 2])
-    assert passes == [1, 1]
+    assert steps == [1, 1]
 
 
 def test_the_engine_is_that_of_the_next_call(pipe: LanternPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +100,8 @@ def test_the_engine_is_that_of_the_next_call(pipe: LanternPipeline, monkeypatch:
 
 
 def test_a_saved_pipeline_reloads_to_the_same_picture(pipe: LanternPipeline, tmp_path: Path) -> None:
-    codes = pipe.vqvae.quantize.codes()
-    pipe.vqvae.neighbours = proximity_table(codes, 10)
+    tokens = pipe.vqvae.quantize.tokens()
+    pipe.vqvae.neighbours = proximity_table(tokens, 10)
     pipe.save_pretrained(tmp_path / "saved")
     again = LanternPipeline.from_pretrained(tmp_path / "saved")
     again.set_progress_bar_config(disable=True)
@@ -124,15 +124,15 @@ def test_a_saved_pipeline_has_the_words_of_the_training_captions(folder: Path, t
         assert read_words(place) == ["a", "apple", "red"]
 
 
-def test_codes_per_pass_of_windows_are_those_of_the_folder(folder: Path, tmp_path: Path) -> None:
+def test_tokens_per_pass_of_windows_are_those_of_the_folder(folder: Path, tmp_path: Path) -> None:
     known = {2: 1.5, 4: 2.25}
-    record_codes_per_pass(Path(shutil.copytree(folder, tmp_path / "model")), known)
+    record_tokens_per_step(Path(shutil.copytree(folder, tmp_path / "model")), known)
     pipe = LanternPipeline.from_pretrained(tmp_path / "model")
     pipe.save_pretrained(tmp_path / "saved")
-    assert pipe.model.codes_per_pass == load_model(tmp_path / "saved").codes_per_pass == known
-    assert LanternPipeline(**pipe.components).model.codes_per_pass == known
+    assert pipe.model.tokens_per_step == load_model(tmp_path / "saved").tokens_per_step == known
+    assert LanternPipeline(**pipe.components).model.tokens_per_step == known
     pipe.transformer = LanternPipeline.from_pretrained(folder).transformer
-    assert pipe.model.codes_per_pass == {}
+    assert pipe.model.tokens_per_step == {}
 
 
 def test_the_command_reads_a_saved_pipeline(pipe: LanternPipeline, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_list_of_generators_gives_one_seed_per_picture(pipe: LanternPipeline) 
 
 def test_pictures_of_a_prompt_differ_and_do_not_depend_on_the_batch(pipe: LanternPipeline) -> None:
     many = call(pipe, ["a red apple", "blue cat"], num_images_per_prompt=2).tokens
-    assert len({tuple(codes.flatten().tolist()) for codes in many}) == 4
+    assert len({tuple(tokens.flatten().tolist()) for tokens in many}) == 4
     assert torch.equal(many, call(pipe, ["a red apple", "blue cat"], num_images_per_prompt=2, batch_size=1).tokens)
     assert torch.equal(many[:2], call(pipe, num_images_per_prompt=2).tokens)
 
@@ -204,11 +204,11 @@ def test_the_callback_sees_the_grid_fill(pipe: LanternPipeline, method: str) -> 
 
     def watch(given: LanternPipeline, step: int, timestep: int, tensors: dict[str, Any]) -> dict[str, Any]:
         assert given is pipe
-        seen.append((step, timestep, int((tensors["codes"] >= 0).sum())))
+        seen.append((step, timestep, int((tensors["tokens"] >= 0).sum())))
         return tensors
 
     found = call(pipe, method=method, callback_on_step_end=watch)
-    assert [step for step, _, _ in seen] == list(range(found.stats[0]["passes"]))
+    assert [step for step, _, _ in seen] == list(range(found.stats[0]["steps"]))
     assert seen[-1][1:] == (16, 16) and all(timestep == known for _, timestep, known in seen)
 
 
@@ -220,8 +220,8 @@ def test_an_interrupted_call_returns_partial_pictures(pipe: LanternPipeline) -> 
     whole = call(pipe, method="plain").tokens.flatten()
     part = call(pipe, method="plain", callback_on_step_end=stop)
     assert torch.equal(part.tokens.flatten()[:4], whole[:4]) and not part.tokens.flatten()[4:].any()
-    assert [part.stats[0][name] for name in ("passes", "codes", "promise", "step_compression")] == [4, 4, None, 1.0]
-    assert part.stats[0]["warning"] == "interrupted: 4 of 16 codes were decoded, the others are 0"
+    assert [part.stats[0][name] for name in ("steps", "tokens", "promise", "tokens_per_step")] == [4, 4, None, 1.0]
+    assert part.stats[0]["warning"] == "interrupted: 4 of 16 tokens were decoded, the others are 0"
     assert torch.equal(call(pipe, method="plain").tokens.flatten(), whole)
 
 
@@ -232,10 +232,10 @@ def test_an_interrupted_picture_of_a_relaxed_method_has_no_total_variation(pipe:
 
     stats = call(pipe, method="lantern", settings={"k": 4}, callback_on_step_end=stop).stats[0]
     unknown = ("promise", "relaxed_share", "total_variation", "total_variation_max", "latent_distance")
-    assert [stats[name] for name in unknown] == [None] * 5 and 0 < stats["codes"] < 16
+    assert [stats[name] for name in unknown] == [None] * 5 and 0 < stats["tokens"] < 16
 
 
-def test_the_progress_bar_counts_codes(pipe: LanternPipeline, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_bar_counts_tokens(pipe: LanternPipeline, capsys: pytest.CaptureFixture[str]) -> None:
     pipe.set_progress_bar_config(disable=False)
     call(pipe)
     assert "16/16" in capsys.readouterr().err

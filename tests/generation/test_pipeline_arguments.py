@@ -44,7 +44,7 @@ def test_a_folder_without_a_target_is_refused_by_name(tmp_path: Path) -> None:
         LanternPipeline.from_pretrained(folder)
 
 
-def codes(pipe: LanternPipeline, prompt: Any = "a red apple", **options: Any) -> torch.Tensor:
+def tokens(pipe: LanternPipeline, prompt: Any = "a red apple", **options: Any) -> torch.Tensor:
     merged: dict[str, Any] = {"generator": 5, "output_type": "latent"} | options
     found: Any = pipe(prompt, **merged)
     return found.tokens
@@ -53,30 +53,30 @@ def codes(pipe: LanternPipeline, prompt: Any = "a red apple", **options: Any) ->
 def test_embeddings_take_the_place_of_a_prompt(pipe: LanternPipeline) -> None:
     embeddings, mask = pipe.encode_prompt(["a red apple", "blue cat"])
     given = {"prompt_embeds": embeddings, "prompt_attention_mask": mask}
-    expected = codes(pipe, ["a red apple", "blue cat"], num_images_per_prompt=2)
-    assert torch.equal(codes(pipe, None, **given, num_images_per_prompt=2), expected)
+    expected = tokens(pipe, ["a red apple", "blue cat"], num_images_per_prompt=2)
+    assert torch.equal(tokens(pipe, None, **given, num_images_per_prompt=2), expected)
     words = int(mask[0].sum())  # without its padding a prompt needs no mask
-    assert torch.equal(codes(pipe, None, prompt_embeds=embeddings[:1, -words:]), expected[:1])
+    assert torch.equal(tokens(pipe, None, prompt_embeds=embeddings[:1, -words:]), expected[:1])
     text, pipe.text_encoder = pipe.text_encoder, None
     try:
-        assert torch.equal(codes(pipe, None, **given), codes(pipe, None, **given, method="eagle1"))
+        assert torch.equal(tokens(pipe, None, **given), tokens(pipe, None, **given, method="eagle1"))
     finally:
         pipe.text_encoder = text
 
 
 def test_a_prompt_as_its_own_negative_is_the_prompt_without_guidance(pipe: LanternPipeline) -> None:
-    same = codes(pipe, negative_prompt="a red apple", guidance_scale=7.0)
-    assert torch.equal(same, codes(pipe, guidance_scale=1.0))
-    assert not torch.equal(same, codes(pipe, guidance_scale=7.0))
+    same = tokens(pipe, negative_prompt="a red apple", guidance_scale=7.0)
+    assert torch.equal(same, tokens(pipe, guidance_scale=1.0))
+    assert not torch.equal(same, tokens(pipe, guidance_scale=7.0))
 
 
 @pytest.mark.parametrize("method", ["eagle1", "gumbel-jacobi", "eagle3", "medusa", "self-cascade"])
 def test_exact_methods_follow_a_negative_prompt(pipe: LanternPipeline, method: str) -> None:
     negative = {"negative_prompt": ["blue cat and dog", "two"], "prompt": ["a red apple", "a dog"]}
-    expected = codes(pipe, **negative)
-    assert torch.equal(codes(pipe, **negative, method=method), expected)
-    assert not torch.equal(expected, codes(pipe, negative["prompt"]))
-    alone = codes(pipe, "a red apple", negative_prompt="blue cat and dog")
+    expected = tokens(pipe, **negative)
+    assert torch.equal(tokens(pipe, **negative, method=method), expected)
+    assert not torch.equal(expected, tokens(pipe, negative["prompt"]))
+    alone = tokens(pipe, "a red apple", negative_prompt="blue cat and dog")
     assert torch.equal(alone, expected[:1])
 
 
@@ -102,10 +102,10 @@ def test_a_negative_row_is_that_of_its_caption(folder: Path) -> None:
 def test_negative_embeddings_equal_their_text(pipe: LanternPipeline) -> None:
     embeddings, mask = pipe.encode_prompt("blue cat")
     given = {"negative_prompt_embeds": embeddings, "negative_prompt_attention_mask": mask}
-    assert torch.equal(codes(pipe, **given), codes(pipe, negative_prompt="blue cat"))
+    assert torch.equal(tokens(pipe, **given), tokens(pipe, negative_prompt="blue cat"))
     positive, seen = pipe.encode_prompt("a red apple")
-    alone = codes(pipe, None, prompt_embeds=positive, prompt_attention_mask=seen, **given)
-    assert torch.equal(alone, codes(pipe, negative_prompt="blue cat"))
+    alone = tokens(pipe, None, prompt_embeds=positive, prompt_attention_mask=seen, **given)
+    assert torch.equal(alone, tokens(pipe, negative_prompt="blue cat"))
 
 
 def test_statistics_name_the_negative_prompt(pipe: LanternPipeline) -> None:
@@ -139,7 +139,7 @@ VALUES: list[tuple[dict[str, Any], str]] = [
     ({"class_labels": 1}, "give one of them"),
     ({"method": "lantren"}, 'did you mean "lantern"?'),
     ({"method": "lantern++", "settings": {"delta": 0.1}}, "no setting delta"),
-    ({"callback_on_step_end_tensor_inputs": ["latents"]}, "'latents', wanted some of codes"),
+    ({"callback_on_step_end_tensor_inputs": ["latents"]}, "'latents', wanted some of tokens"),
 ]
 TYPES: list[tuple[dict[str, Any], str]] = [
     ({"prompt": 3}, "prompt is int '3', wanted a text or a list of texts"),
@@ -163,7 +163,7 @@ def test_arguments_that_do_not_fit_are_refused_by_name(
     pipe: LanternPipeline, error: type[Exception], options: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(error) as refused:
-        codes(pipe, **options)
+        tokens(pipe, **options)
     assert text in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -171,26 +171,26 @@ def test_a_mask_with_padding_behind_words_is_refused(pipe: LanternPipeline) -> N
     embeddings = torch.ones(1, 2, 8)
     for mask in ([[True, False]], [[False, False]]):
         with pytest.raises(ValueError, match="padding behind words, or no word"):
-            codes(pipe, None, prompt_embeds=embeddings, prompt_attention_mask=torch.tensor(mask))
+            tokens(pipe, None, prompt_embeds=embeddings, prompt_attention_mask=torch.tensor(mask))
     with pytest.raises(ValueError, match=r"mask of prompt_embeds is \[1, 3\], wanted \[1, 2\]"):
-        codes(pipe, None, prompt_embeds=embeddings, prompt_attention_mask=torch.ones(1, 3))
+        tokens(pipe, None, prompt_embeds=embeddings, prompt_attention_mask=torch.ones(1, 3))
 
 
 def test_models_of_classes_refuse_captions_by_name(tmp_path: Path) -> None:
     pipe = LanternPipeline.from_pretrained(save_tiny_model(tmp_path / "c", model_type="c2i", cls_token_num=1))
     for options in ({"prompt_embeds": torch.ones(1, 1, 8)}, {"class_labels": 1, "negative_prompt": "blue"}):
         with pytest.raises(ValueError, match=r"is not supported: model c takes class labels"):
-            codes(pipe, None, **options)
+            tokens(pipe, None, **options)
 
 
 def test_engine_and_weights_are_those_of_the_call(pipe: LanternPipeline, folder: Path) -> None:
-    full, eight = codes(pipe, guidance_scale=1), codes(pipe, guidance_scale=1, weights="int8")
-    assert torch.equal(codes(pipe, guidance_scale=1), full)  # of the call alone
+    full, eight = tokens(pipe, guidance_scale=1), tokens(pipe, guidance_scale=1, weights="int8")
+    assert torch.equal(tokens(pipe, guidance_scale=1), full)  # of the call alone
     given = LanternPipeline.from_pretrained(folder, engine="eager", weights="int8")
     given.set_progress_bar_config(disable=True)
-    assert torch.equal(codes(given, guidance_scale=1), eight) and given.engine == EagerEngine(weights="int8")
-    assert torch.equal(codes(given, guidance_scale=1, weights="full"), full)
-    assert torch.equal(codes(pipe, guidance_scale=1, engine=EagerEngine(weights="int8")), eight)
+    assert torch.equal(tokens(given, guidance_scale=1), eight) and given.engine == EagerEngine(weights="int8")
+    assert torch.equal(tokens(given, guidance_scale=1, weights="full"), full)
+    assert torch.equal(tokens(pipe, guidance_scale=1, engine=EagerEngine(weights="int8")), eight)
     with pytest.raises(ValueError, match="engine is 'x'"):
         LanternPipeline.from_pretrained(folder, engine="x")
 
@@ -204,18 +204,18 @@ def test_offloading_is_refused_by_name(pipe: LanternPipeline, name: str) -> None
 
 def test_latents_have_a_way_back(pipe: LanternPipeline) -> None:
     made: Any = pipe("a red apple", generator=5, output_type="pt")
-    assert torch.equal(pipe.decode_latents(codes(pipe), output_type="pt"), made.images)
-    with pytest.raises(ValueError, match="codes are from 99 to 99, wanted 0 to 23"):
+    assert torch.equal(pipe.decode_latents(tokens(pipe), output_type="pt"), made.images)
+    with pytest.raises(ValueError, match="tokens are from 99 to 99, wanted 0 to 23"):
         pipe.decode_latents(torch.full((1, 4, 4), 99))
 
 
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ([1, 2], TypeError, "codes are list, wanted a tensor of whole numbers"),
-        (torch.zeros(1, 4, 4), TypeError, "codes are torch.float32, wanted a tensor of whole numbers"),
-        (torch.zeros(4, 4, dtype=torch.int64), ValueError, r"codes have shape \[4, 4\], wanted \[b, 4, 4\]"),
-        (torch.zeros(1, 2, 2, dtype=torch.int64), ValueError, r"codes have shape \[1, 2, 2\], wanted \[b, 4, 4\]"),
+        ([1, 2], TypeError, "tokens are list, wanted a tensor of whole numbers"),
+        (torch.zeros(1, 4, 4), TypeError, "tokens are torch.float32, wanted a tensor of whole numbers"),
+        (torch.zeros(4, 4, dtype=torch.int64), ValueError, r"tokens have shape \[4, 4\], wanted \[b, 4, 4\]"),
+        (torch.zeros(1, 2, 2, dtype=torch.int64), ValueError, r"tokens have shape \[1, 2, 2\], wanted \[b, 4, 4\]"),
     ],
 )
 def test_latents_of_another_form_are_refused(
@@ -230,7 +230,7 @@ def test_a_pipeline_of_another_has_its_add_ons_method_and_engine(pipe: LanternPi
     other = LanternPipeline.from_pipe(pipe)
     other.set_progress_bar_config(disable=True)
     assert (other.method, other.engine) == ("eagle1", "eager") and set(other.model.add_ons) == set(pipe.model.add_ons)
-    assert torch.equal(codes(other, method="sam"), codes(pipe, method="sam"))
+    assert torch.equal(tokens(other, method="sam"), tokens(pipe, method="sam"))
 
 
 def test_a_pipeline_of_components_has_the_defaults_of_the_model(folder: Path, pipe: LanternPipeline) -> None:
@@ -238,7 +238,7 @@ def test_a_pipeline_of_components_has_the_defaults_of_the_model(folder: Path, pi
     assert other.config["generation"] == {"method": "plain", "guidance": 3.5} and other.method == "plain"
     other.set_progress_bar_config(disable=True)
     other.engine = "eager"
-    assert torch.equal(codes(other), codes(pipe))
+    assert torch.equal(tokens(other), tokens(pipe))
     given = LanternPipeline(**pipe.components, generation={})
     assert (given.method, given.model.sampling()) == ("auto", Sampling())
     target: Any = LanternTransformer.from_pretrained(folder / "transformer")
@@ -252,7 +252,7 @@ def test_a_prompt_to_encode_is_a_text(pipe: LanternPipeline) -> None:
 
 
 def test_a_seed_of_numpy_is_a_seed(pipe: LanternPipeline) -> None:
-    assert torch.equal(codes(pipe, generator=numpy.int64(5)), codes(pipe, generator=5))
+    assert torch.equal(tokens(pipe, generator=numpy.int64(5)), tokens(pipe, generator=5))
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "bf16", torch.bfloat16])
@@ -292,7 +292,7 @@ def test_a_batch_of_no_images_is_refused_before_passes_are_measured(folder: Path
 def test_a_number_in_quotes_is_shown_in_quotes(pipe: LanternPipeline) -> None:
     for name in ("scale", "guidance_scale", "temperature", "top_k"):
         with pytest.raises(ValueError, match="is '2', wanted a"):
-            codes(pipe, **{name: "2"})
+            tokens(pipe, **{name: "2"})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -29,24 +29,24 @@ def step(index: int, start: list[int], counts: list[int]) -> Step:
     return Step(index, *places, torch.zeros(len(start), max(max(counts), 1), dtype=torch.long), NO_SCORES)
 
 
-def run(progress: Any, images: int, *, passes: int = 4) -> None:
-    for index in range(passes):
+def run(progress: Any, images: int, *, steps: int = 4) -> None:
+    for index in range(steps):
         progress(step(index, [4 * index] * images, [4] * images))
 
 
 def test_a_batch_is_reported_by_finished_and_slowest_pictures() -> None:
     assert describe_progress([16, 9, 16, 3], 16, 5) == "2/4 done, slowest 3/16"
-    assert describe_progress([10], 16, 4) == "2.50 codes per pass"
+    assert describe_progress([10], 16, 4) == "2.50 tokens per step"
 
 
 def test_the_bar_counts_pictures_of_all_batches(progress: Progress) -> None:
     run(progress, 3)
-    run(progress, 1, passes=2)
-    assert "56/64" in progress.text and "4.00 codes per pass" in progress.text
+    run(progress, 1, steps=2)
+    assert "56/64" in progress.text and "4.00 tokens per step" in progress.text
 
 
-def test_codes_of_an_unfinished_batch_are_subtracted(progress: Progress) -> None:
-    run(progress, 4, passes=3)
+def test_tokens_of_an_unfinished_batch_are_subtracted(progress: Progress) -> None:
+    run(progress, 4, steps=3)
     assert "48/64" in progress.text and "0/4 done, slowest 12/16" in progress.text
     progress(step(0, [0, 0], [4, 2]))
     assert " 6/64" in progress.text and "0/2 done, slowest 2/16" in progress.text
@@ -71,7 +71,7 @@ def test_nothing_is_shown_if_stderr_is_not_a_terminal(monkeypatch: pytest.Monkey
 
 def test_a_canvas_is_reset_by_a_new_batch() -> None:
     canvas = Canvas(16)
-    run(type("See", (), {"__call__": lambda _, seen: canvas.add(seen)})(), 4, passes=2)
+    run(type("See", (), {"__call__": lambda _, seen: canvas.add(seen)})(), 4, steps=2)
     assert canvas.known.tolist() == [8] * 4
     canvas.add(step(0, [0, 0], [3, 1]))
-    assert canvas.known.tolist() == [3, 1] and canvas.generation().passes.tolist() == [1, 1]
+    assert canvas.known.tolist() == [3, 1] and canvas.generation().steps.tolist() == [1, 1]

@@ -52,7 +52,7 @@ def test_the_command_warns_in_one_line_and_in_its_statistics(
 ) -> None:
     command = ["--model", str(folder), "--prompt", prompt, "--prompt", "a red apple", "-n", "2"]
     command += ["--method", "plain"]
-    assert main([*command, "--tokens", str(tmp_path / "codes.json"), "--json"]) == 0
+    assert main([*command, "--tokens", str(tmp_path / "tokens.json"), "--json"]) == 0
     seen = capsys.readouterr()
     found = json.loads(seen.out)
     assert [line.removeprefix("lantern: ") for line in seen.err.splitlines()] == found["warnings"]
@@ -64,13 +64,13 @@ def test_the_command_warns_in_one_line_and_in_its_statistics(
 
 
 def test_an_emoji_character_is_known_by_its_name(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    codes = []
+    tokens = []
     for prompt in ("\U0001f34e\ufe0f", "red apple"):
         assert main(["--model", str(folder), "--prompt", prompt, "--tokens", "-", "--quiet"]) == 0
         seen = capsys.readouterr()
-        codes.append(seen.out)
+        tokens.append(seen.out)
         assert seen.err == ""
-    assert codes[0] == codes[1]
+    assert tokens[0] == tokens[1]
 
 
 def test_pipeline_and_generate_give_a_python_warning(folder: Path) -> None:
@@ -105,9 +105,9 @@ def test_images_are_enlarged_by_scale_or_size(tmp_path: Path) -> None:
     assert pipe("a red apple", generator=1).images[0].size == (16, 16)
     near = pipe("a red apple", generator=1, height=24, width=24, resample="nearest", output_type="np").images
     assert (near[:, ::3, ::3] == raw).all()
-    codes = pipe("a red apple", generator=1, output_type="latent").tokens
-    assert (pipe.decode_latents(codes, "np", scale=1) == raw).all()
-    assert pipe.decode_latents(codes)[0].size == (16, 16)
+    tokens = pipe("a red apple", generator=1, output_type="latent").tokens
+    assert (pipe.decode_latents(tokens, "np", scale=1) == raw).all()
+    assert pipe.decode_latents(tokens)[0].size == (16, 16)
     for given in ({"scale": 0}, {"scale": 2, "height": 8}, {"height": 8, "width": 16}, {"resample": "cubic"}):
         with pytest.raises(ValueError, match="scale|width|height|resample"):
             pipe("a red apple", generator=1, **given)

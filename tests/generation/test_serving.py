@@ -290,7 +290,7 @@ def test_a_picture_that_joins_others_is_the_picture_alone(model: Model, method: 
         alone.submit([one])
         while i not in expected:
             alone.step()
-        assert np.array_equal(found[i].codes, expected[i].codes)
+        assert np.array_equal(found[i].tokens, expected[i].tokens)
         assert np.array_equal(found[i].pixels, expected[i].pixels)
 
 

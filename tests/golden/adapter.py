@@ -63,14 +63,14 @@ def decode(model: str, engine: str, method: str) -> list[dict[str, Any]]:
         settings["window"] = WINDOW
     with _one_thread():
         made: Any = pipe(PROMPTS, method=method, settings=settings, generator=SEED, output_type="latent")
-    return [_record(codes, stats) for codes, stats in zip(made.tokens, made.stats, strict=True)]
+    return [_record(tokens, stats) for tokens, stats in zip(made.tokens, made.stats, strict=True)]
 
 
-def _record(codes: torch.Tensor, stats: dict[str, Any]) -> dict[str, Any]:
-    """Returns the digest of the codes as little-endian int64, and what of the statistics no time or engine enters."""
-    digest = hashlib.sha256(codes.cpu().to(torch.int64).numpy().astype("<i8").tobytes()).hexdigest()
+def _record(tokens: torch.Tensor, stats: dict[str, Any]) -> dict[str, Any]:
+    """Returns the digest of the tokens as little-endian int64, and what of the statistics no time or engine enters."""
+    digest = hashlib.sha256(tokens.cpu().to(torch.int64).numpy().astype("<i8").tobytes()).hexdigest()
     left_out = ("seconds", "latency", "method_reason", "promise", "total_variation_excess")
-    return {"codes_sha256": digest} | {name: stats[name] for name in stats if name not in left_out}
+    return {"tokens_sha256": digest} | {name: stats[name] for name in stats if name not in left_out}
 
 
 @cache

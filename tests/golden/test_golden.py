@@ -1,4 +1,4 @@
-"""Codes and statistics of every method, compared with those recorded on a machine of the same kind."""
+"""Tokens and statistics of every method, compared with those recorded on a machine of the same kind."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def assert_same(found: Any, wanted: Any, where: str) -> None:
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.slow] if case.is_slow else [], id=str(case)) for case in cases()]
 )
-def test_codes_and_statistics_are_those_recorded(case: Case) -> None:
+def test_tokens_and_statistics_are_those_recorded(case: Case) -> None:
     if key() not in RECORDS:
         pytest.skip(f'{FILE.name} has no records for "{key()}": run {COMMAND} at a commit that is known to be right')
     if case.engine != "eager" and not adapter.has_compiler():

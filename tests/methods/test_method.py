@@ -65,7 +65,7 @@ def test_what_a_method_lacks_is_named() -> None:
         build_decoder("eagle1", TARGET, sampling=Sampling())
     with pytest.raises(ValueError, match="needs the proximity table"):
         build_decoder("lantern", TARGET, sampling=Sampling(), drafter_module=DRAFTER)
-    with pytest.raises(ValueError, match="needs the vectors of the codes"):
+    with pytest.raises(ValueError, match="needs the vectors of the tokens"):
         build_decoder("grouped", TARGET, sampling=Sampling(), drafter_module=DRAFTER)
     with pytest.raises(ValueError, match='needs the trained part "medusa".* as parts/medusa'):
         build_decoder("medusa", TARGET, sampling=Sampling())
@@ -93,7 +93,7 @@ def test_a_table_is_only_read_up_to_k() -> None:
     both = [
         build_decoder(method, TARGET, sampling=Sampling(), drafter_module=DRAFTER, neighbours=table)
         .generate(tiny_condition((4, 2)), keys=KEYS)
-        .codes
+        .tokens
         for table in (TABLE, TABLE[:, :5])
     ]
     assert torch.equal(both[0], both[1])
@@ -122,7 +122,7 @@ def test_a_bad_name_of_a_dynamic_tree_is_refused(name: str) -> None:
 
 
 def test_more_neighbours_than_a_table_holds_are_refused() -> None:
-    with pytest.raises(ValueError, match="k asks for 1025 nearest codes"):
+    with pytest.raises(ValueError, match="k asks for 1025 nearest tokens"):
         METHODS["lantern-paper"].with_options(k=1024).describe()
 
 
@@ -154,8 +154,8 @@ class SizeConfig:
 
 def window(target: Any, size: int | Size) -> JacobiDrafter:
     """Return a window of a size, or of the size that a network has learned."""
-    codes = size if isinstance(size, int) else size.config.size
-    return JacobiDrafter(target, window=codes, keeps_distributions=False)
+    tokens = size if isinstance(size, int) else size.config.size
+    return JacobiDrafter(target, window=tokens, keeps_distributions=False)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def _made_up() -> Iterator[None]:
     sized, match = lazy(__name__, "window"), lazy("lantern.verifiers.gumbel", "GumbelVerifier")
 
     @method()
-    def made_up(m: Parts, *, size: int = opt(4, 2, None, "codes scored in one pass")) -> Any:
+    def made_up(m: Parts, *, size: int = opt(4, 2, None, "tokens scored in one pass")) -> Any:
         """a window under another name"""
         return sized(m.target, size), match()
 
@@ -188,13 +188,13 @@ def test_an_untrained_method_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
         found.option("size").parse("1")
     decoder = build_decoder(found, TARGET, sampling=Sampling(guidance=3))
     plain = build_decoder("plain", TARGET, sampling=Sampling(guidance=3))
-    codes = [one.generate(tiny_condition((4, 2)), keys=KEYS).codes for one in (decoder, plain)]
-    assert torch.equal(codes[0], codes[1])
+    tokens = [one.generate(tiny_condition((4, 2)), keys=KEYS).tokens for one in (decoder, plain)]
+    assert torch.equal(tokens[0], tokens[1])
     monkeypatch.setitem(contracts.SPECS, "made-up", found)
     contracts.test_grids_are_whole_and_the_account_adds_up("made-up", contracts.SAMPLINGS[0], "guided")
     contracts.test_a_picture_depends_on_its_key_alone("made-up")
-    contracts.test_greedy_codes_of_exact_methods_are_those_of_plain_decoding("made-up")
-    contracts.test_gumbel_methods_give_the_codes_of_plain_decoding("made-up", contracts.SAMPLINGS[1])
+    contracts.test_greedy_tokens_of_exact_methods_are_those_of_plain_decoding("made-up")
+    contracts.test_gumbel_methods_give_the_tokens_of_plain_decoding("made-up", contracts.SAMPLINGS[1])
 
 
 @pytest.mark.usefixtures("_made_up")

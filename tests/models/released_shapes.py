@@ -26,7 +26,7 @@ def emu3() -> Any:
     """Emu3-Gen."""
     from transformers import Emu3Config, Emu3TextConfig, Emu3VQVAEConfig
 
-    words = {f"<|visual token {code:06d}|>": 151854 + code for code in range(32768)}
+    words = {f"<|visual token {token:06d}|>": 151854 + token for token in range(32768)}
     words |= {"<image>": 151859, "<|extra_200|>": 151846}
     return Emu3Config(text_config=Emu3TextConfig(), vq_config=Emu3VQVAEConfig(), vocabulary_map=words)
 
@@ -36,7 +36,7 @@ def chameleon(positions: int) -> Any:
     from transformers import ChameleonConfig
 
     letters = str.maketrans("0123456789", "ABCDEFGHIJ")
-    words = {f"IMGIMG{str(code).translate(letters)}Z": 4 + code for code in range(8192)}
+    words = {f"IMGIMG{str(token).translate(letters)}Z": 4 + token for token in range(8192)}
     words |= {"<image>": 8711, "<reserved08799>": 8803}
     return ChameleonConfig(vocabulary_map=words, max_position_embeddings=positions)
 

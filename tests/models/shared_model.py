@@ -17,7 +17,7 @@ PROMPTS = ["a red apple", "the sky"]
 
 
 def found_by(folder: Path, name: str, processes: int) -> dict[str, Any]:
-    """Logits behind a prompt, greedy and sampled codes of each method, and what the images promise."""
+    """Logits behind a prompt, greedy and sampled tokens of each method, and what the images promise."""
     how: Any = {"device": "cpu", "engine": "eager", "parts": ("text",)}
     model = load_model(folder, size=SIZES.get(name), processes=processes, **how)
     target: Any = model.target
@@ -30,7 +30,7 @@ def found_by(folder: Path, name: str, processes: int) -> dict[str, Any]:
         for temperature in (0.0, 1.0):
             sampling = Sampling(guidance=3.0, temperature=temperature)
             made = list(generate(model, PROMPTS, method=method, sampling=sampling, with_pixels=False, seed=3))
-            found[f"{method} {temperature}"] = torch.stack([picture.codes for picture in made])
+            found[f"{method} {temperature}"] = torch.stack([picture.tokens for picture in made])
             found[f"{method} promise"] = made[0].statistics.promise
     return found
 

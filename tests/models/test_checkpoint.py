@@ -142,7 +142,7 @@ def test_a_text_is_refused_as_a_damaged_pickle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_zip", [True, False])
-def test_pickle_with_code_is_refused(tmp_path: Path, is_zip: bool) -> None:
+def test_pickle_with_token_is_refused(tmp_path: Path, is_zip: bool) -> None:
     canary = tmp_path / "canary"
     value = {"model": table("gpt_c2i"), "args": _Bomb(canary)}
     torch.save(value, tmp_path / "x.pt", _use_new_zipfile_serialization=is_zip)

@@ -76,7 +76,7 @@ def test_images_are_those_of_the_reading(model: Model) -> None:
     with pytest.warns(UnknownPromptWarning, match="not trained on the words of the prompt 'hound': 'dog' is used"):
         made = generate(model, requests(prompts=["hound", "dog"], seed=3), method="plain")
     read, plain = made
-    assert torch.equal(read.codes, plain.codes)
+    assert torch.equal(read.tokens, plain.tokens)
     assert read.as_dict()["prompt"] == "hound" and "'dog' is used" in read.as_dict()["warning"]
     assert "warning" not in plain.as_dict()
 

@@ -48,7 +48,7 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_logits_and_codes_of_one(tmp_path: Path) -> None:
+def test_two_processes_give_the_logits_and_tokens_of_one(tmp_path: Path) -> None:
     for name, (model, processor) in MODELS.items():
         tiny.save(name, model(), processor(), tmp_path / "models" / name)
     done = torchrun("-m", "tests.models.shared_model", str(tmp_path))
@@ -68,7 +68,7 @@ def test_two_processes_give_the_logits_and_codes_of_one(tmp_path: Path) -> None:
         for temperature in (0.0, 1.0):
             one, another = (shared[f"{method} {temperature}"] for method in METHODS)
             assert torch.equal(one, another), name
-        assert alone["plain promise"] == "codes"
+        assert alone["plain promise"] == "tokens"
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_rank_0_alone_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFi
     shared = json.loads(done.stdout)
     assert main(["generate", *what, "--out", str(tmp_path / "one.png")]) == 0
     alone = json.loads(capsys.readouterr().out)
-    assert shared["tokens_sha256"] == alone["tokens_sha256"]
+    assert shared["prompt_sha256"] == alone["prompt_sha256"]
     assert shared["pictures"][0]["promise"] == "distribution"
     assert {path.name for path in tmp_path.iterdir()} == {"janus", "one.png", "two.png"}
 

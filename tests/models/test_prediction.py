@@ -68,13 +68,13 @@ def test_sizes_of_causal_models_are_those_that_are_loaded(
     loaded: Any = load_model(tmp_path, parts=parts, size=size)
     assert found.weights == sum(weight.nbytes for weight in loaded.target.parameters())
     assert found.pixels == sum(weight.nbytes for weight in loaded.vq.parameters())
-    assert found.codes == loaded.target.config.block_size
+    assert found.tokens == loaded.target.config.block_size
 
 
 def test_the_embedded_model_is_predicted() -> None:
     found, model = predict(embedded_model(), torch.float32), load_model(parts=())
     assert found.parameters == sum(weight.numel() for weight in model.target.parameters())
-    assert found.codes == 256 and found.grid == (16, 16)
+    assert found.tokens == 256 and found.grid == (16, 16)
     memory = found.seconds(1, 1, bandwidth=1e9, rate=1e18)
     assert memory == pytest.approx((found.read + found.cache) / 1e9)
     assert found.seconds(8, 16, bandwidth=1e18, rate=1e9) == pytest.approx(128 * found.products / 1e9)
@@ -90,7 +90,7 @@ def test_a_shape_of_seven_billion_parameters_needs_its_config_only(
     config.save_pretrained(tmp_path)
     assert main(["doctor", "--model", str(tmp_path), "--dtype", "bf16", "--batch", "2"]) == 0
     out = capsys.readouterr().out
-    assert "janus: 6.52 billion parameters, 4 rows of 4 codes" in out and "12.2 GiB for the target" in out
+    assert "janus: 6.52 billion parameters, 4 rows of 4 tokens" in out and "12.2 GiB for the target" in out
     assert "ok      engine auto: eager (cpu is not available: the cpu engine runs LlamaGen's layers, not this" in out
     for name, words in (
         ("graph", "CUDA graphs need a CUDA device" if find_spec("triton") is None else "available, but the kernels"),
@@ -98,23 +98,23 @@ def test_a_shape_of_seven_billion_parameters_needs_its_config_only(
     ):
         (line,) = (line for line in out.splitlines() if line.startswith(f"ok      engine {name}: "))
         assert words in line
-    assert "plain decoding" in out and "a pass over 16 of each image's codes: at least" in out
+    assert "plain decoding" in out and "a pass over 16 of each image's tokens: at least" in out
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_released_shapes_are_those_of_the_table(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Parameters, grid, codes and memory in docs/models.md are what doctor predicts from the configs alone."""
+    """Parameters, grid, tokens and memory in docs/models.md are what doctor predicts from the configs alone."""
     assert main(["doctor", "--model", str(save(name, tmp_path)), "--dtype", "bf16"]) == 0
     out = capsys.readouterr().out
-    assert "plain decoding" in out and "a pass over 16 of each image's codes: at least" in out
+    assert "plain decoding" in out and "a pass over 16 of each image's tokens: at least" in out
     found = predict(tmp_path, torch.bfloat16)
     lines = DOCS.read_text(encoding="utf-8").splitlines()
     (row,) = (line for line in lines if line.startswith(f"| {ROWS.get(name, name)}") and "GiB" in line)
-    _, _, _, parameters, grid, codes, _, memory, _ = row.split("|")
+    _, _, _, parameters, grid, tokens, _, memory, _ = row.split("|")
     number = 1 if name == "SimpleAR 1.5B" else 0
     assert float(parameters.replace("billion", "").split(",")[number]) == round(found.parameters / 1e9, 1)
     assert grid.split(",")[0].strip() == f"{found.grid[0]} x {found.grid[1]}"
-    assert int(codes.replace(",", "")) == found.target.config.vocab_size
+    assert int(tokens.replace(",", "")) == found.target.config.vocab_size
     assert float(memory.replace("GiB", "").split(",")[number]) == round(found.memory() / 2**30, 1)
 
 
@@ -134,7 +134,7 @@ def test_a_large_vocabulary_in_a_config_is_read(tmp_path: Path) -> None:
     config["vocabulary_map"] |= {f"word-{i}" * 8: 70 + i for i in range(20_000)}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert (tmp_path / "config.json").stat().st_size > 1 << 20
-    assert predict(tmp_path, torch.float32, size=(24, 32)).codes == 12
+    assert predict(tmp_path, torch.float32, size=(24, 32)).tokens == 12
 
 
 def test_passes_with_newlines_are_timed() -> None:

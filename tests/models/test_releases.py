@@ -182,9 +182,9 @@ def convert(source: Path, out: Path, *options: str) -> Path:
     return out
 
 
-def codes_and_pixels(model: Model) -> tuple[Any, Any]:
+def tokens_and_pixels(model: Model) -> tuple[Any, Any]:
     (picture,) = generate(model, ["a red apple"], method="plain", sampling=Sampling(guidance=3.0, temperature=0))
-    return picture.codes, picture.pixels
+    return picture.tokens, picture.pixels
 
 
 @torch.no_grad()
@@ -200,14 +200,14 @@ def test_janus_becomes_the_same_model(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not state
     original = tiny.assemble("janus", model, None)
     assert_same_logits(made.target, original.target)
-    codes = torch.arange(16)[None]
-    assert torch.equal(made.vq.decode(codes), original.vq.decode(codes))
+    tokens = torch.arange(16)[None]
+    assert torch.equal(made.vq.decode(tokens), original.vq.decode(tokens))
     assert made.text is not None
     words = {word: i for i, word in enumerate(tiny.WORDS)}
     prompt = [words[word] for word in ("<bos>", "User:", "a", "red", "apple", "Assistant:", "<boi>")]
     assert made.text.rows("a red apple")[0] == prompt
     assert made.text.rows("a red apple")[1] == [1, *[2] * 5, 4]
-    assert len(codes_and_pixels(loaded)[0]) == 16
+    assert len(tokens_and_pixels(loaded)[0]) == 16
 
 
 def assert_same_logits(found: Any, expected: Any) -> None:
@@ -236,12 +236,12 @@ def test_chameleon_becomes_the_same_model(tmp_path: Path) -> None:
     assert not state
     made = loading.load(out, torch.device("cpu"), torch.float32, parts=("vq", "text"))
     assert_same_logits(made.target, tiny.assemble("chameleon", model, None).target)
-    codes = torch.arange(16)[None]
-    grid = made.vq.codebook[codes].unflatten(1, (4, 4)).permute(0, 3, 1, 2)
-    assert torch.equal(made.vq.decode(codes), decoder(grid))
+    tokens = torch.arange(16)[None]
+    grid = made.vq.codebook[tokens].unflatten(1, (4, 4)).permute(0, 3, 1, 2)
+    assert torch.equal(made.vq.decode(tokens), decoder(grid))
     assert made.text is not None
     assert made.text.rows("a red apple") == ([1, 9, 10, 12, 19, 17], [1, 17])
-    assert len(codes_and_pixels(load_model(out))[0]) == 16
+    assert len(tokens_and_pixels(load_model(out))[0]) == 16
 
 
 def test_rotary_pairs_are_adjacent_as_released() -> None:
@@ -269,12 +269,12 @@ def test_rotary_pairs_are_adjacent_as_released() -> None:
 def test_a_vqgan_becomes_the_decoder_of_lumina(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny.tiny_chameleon()
     folder = tiny.save("lumina", model, tiny.chameleon_tokenizer(), tmp_path / "lumina")
-    expected = codes_and_pixels(load_model(folder, size=(4, 8)))
+    expected = tokens_and_pixels(load_model(folder, size=(4, 8)))
     (folder / "vqgan.ckpt").rename(tmp_path / "vqgan.ckpt")
     with pytest.raises(ValueError, match="holds no VQ decoder"):
         load_model(folder, size=(4, 8))
     convert(tmp_path / "vqgan.ckpt", folder)
-    found = codes_and_pixels(load_model(folder, size=(4, 8)))
+    found = tokens_and_pixels(load_model(folder, size=(4, 8)))
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     for arguments, message in (
         ([str(folder)], "already holds a component"),

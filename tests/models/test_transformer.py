@@ -39,8 +39,8 @@ def decode(target: Transformer, vectors: dict, sampling: Sampling) -> tuple[Gene
 
 
 def teacher_forced(target: Transformer, vectors: dict, captions: Tensor, mask: Tensor | None) -> Tensor:
-    codes = target.tok_embeddings(vectors["idx"][:, :-1])
-    inputs = torch.cat([captions, codes], 1)
+    tokens = target.tok_embeddings(vectors["idx"][:, :-1])
+    inputs = torch.cat([captions, tokens], 1)
     positions = torch.arange(inputs.shape[1]).expand(2, -1)
     seen = None if mask is None else mask[:, 0, : inputs.shape[1], : inputs.shape[1]]
     return target(inputs, positions, seen).logits[:, captions.shape[1] - 1 :]
@@ -59,17 +59,17 @@ def test_teacher_forced_logits_equal_the_reference(target: Transformer, vectors:
 
 
 @pytest.mark.parametrize(("name", "guidance"), [("greedy_cfg1", 1.0), ("greedy_cfg75", 7.5)])
-def test_greedy_codes_equal_the_reference(target: Transformer, vectors: dict, name: str, guidance: float) -> None:
+def test_greedy_tokens_equal_the_reference(target: Transformer, vectors: dict, name: str, guidance: float) -> None:
     made, logits = decode(target, vectors, Sampling(guidance=guidance, temperature=0))
-    assert torch.equal(made.codes, vectors[f"{name}_tokens"].long())
+    assert torch.equal(made.tokens, vectors[f"{name}_tokens"].long())
     assert (logits - vectors[f"{name}_logits"]).abs().max() <= TOLERANCE * max(guidance, 1.0)
 
 
 @torch.no_grad()
-def test_logits_of_sampled_codes_equal_the_reference(target: Transformer, vectors: dict) -> None:
+def test_logits_of_sampled_tokens_equal_the_reference(target: Transformer, vectors: dict) -> None:
     sampling = Sampling(guidance=7.5, top_k=20)
-    codes = vectors["sample_cfg75_k20_tokens"].long()
-    forced = {**vectors, "idx": codes}
+    tokens = vectors["sample_cfg75_k20_tokens"].long()
+    forced = {**vectors, "idx": tokens}
     rows = [
         teacher_forced(target, forced, captions, vectors["attn_mask"])
         for captions in (
@@ -82,7 +82,7 @@ def test_logits_of_sampled_codes_equal_the_reference(target: Transformer, vector
     assert (guided - vectors["sample_cfg75_k20_logits"]).abs().max() <= TOLERANCE * 7.5
     distribution = sampling.filtered(vectors["sample_cfg75_k20_logits"])
     assert (distribution.isfinite().sum(-1) == 20).all()
-    assert distribution.gather(-1, codes[..., None]).isfinite().all()
+    assert distribution.gather(-1, tokens[..., None]).isfinite().all()
 
 
 def test_prefix_rows_of_the_rotary_table_are_zero(target: Transformer, vectors: dict) -> None:

@@ -18,7 +18,7 @@ from lantern.cli import generate as command
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, DraftTree, TreeShape
 from lantern.decoding import prompt as prefill
-from lantern.decoding.forced import ForcedCodes
+from lantern.decoding.forced import ForcedTokens
 from lantern.decoding.loop import State
 from lantern.decoding.plain import NoDrafts
 from lantern.decoding.prompt import PromptCache
@@ -52,12 +52,12 @@ class Case:
 
 
 CASES = {
-    "janus": Case(tiny.tiny_janus, tiny.janus_processor, tiny.janus_codes, 5.0),
-    "emu3": Case(tiny.tiny_emu3, tiny.emu3_processor, tiny.emu3_codes, 3.0, size=(24, 32)),
-    "chameleon": Case(tiny.tiny_chameleon, tiny.chameleon_processor, tiny.chameleon_codes, 3.0),
-    "lumina": Case(tiny.tiny_chameleon, tiny.chameleon_tokenizer, tiny.lumina_codes, 4.0, size=(4, 8)),
-    "liquid": Case(tiny.tiny_liquid, tiny.liquid_tokenizer, tiny.liquid_codes, 7.0),
-    "simplear": Case(tiny.tiny_simplear, tiny.simplear_tokenizer, tiny.simplear_codes, 6.0, size=(48, 64)),
+    "janus": Case(tiny.tiny_janus, tiny.janus_processor, tiny.janus_tokens, 5.0),
+    "emu3": Case(tiny.tiny_emu3, tiny.emu3_processor, tiny.emu3_tokens, 3.0, size=(24, 32)),
+    "chameleon": Case(tiny.tiny_chameleon, tiny.chameleon_processor, tiny.chameleon_tokens, 3.0),
+    "lumina": Case(tiny.tiny_chameleon, tiny.chameleon_tokenizer, tiny.lumina_tokens, 4.0, size=(4, 8)),
+    "liquid": Case(tiny.tiny_liquid, tiny.liquid_tokenizer, tiny.liquid_tokens, 7.0),
+    "simplear": Case(tiny.tiny_simplear, tiny.simplear_tokenizer, tiny.simplear_tokens, 6.0, size=(48, 64)),
 }
 PAINTED = [name for name in CASES if name != "simplear"]  # whose pixels are made here
 
@@ -81,8 +81,8 @@ def parts(name: str) -> Components:
 
 
 @cache
-def plain_codes(name: str, sampling: Sampling) -> torch.Tensor:
-    return codes_of(name, "plain", sampling)
+def plain_tokens(name: str, sampling: Sampling) -> torch.Tensor:
+    return tokens_of(name, "plain", sampling)
 
 
 @cache
@@ -101,15 +101,17 @@ def condition_of(name: str, prompts: list[str] = PROMPTS) -> Condition:
     return text.condition(prompts)
 
 
-def codes_of(name: str, method: str, sampling: Sampling, prompts: list[str] = PROMPTS, **settings: Any) -> torch.Tensor:
+def tokens_of(
+    name: str, method: str, sampling: Sampling, prompts: list[str] = PROMPTS, **settings: Any
+) -> torch.Tensor:
     built = build_decoder(METHODS[method].with_options(**settings), parts(name).target, sampling=sampling)
-    return built.generate(condition_of(name, prompts), keys=[(3, i) for i in range(len(prompts))]).codes
+    return built.generate(condition_of(name, prompts), keys=[(3, i) for i in range(len(prompts))]).tokens
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_greedy_codes_are_those_of_the_library(name: str) -> None:
+def test_greedy_tokens_are_those_of_the_library(name: str) -> None:
     case, greedy = CASES[name], Sampling(guidance=CASES[name].guidance, temperature=0)
-    together = codes_of(name, "plain", greedy)
+    together = tokens_of(name, "plain", greedy)
     for prompt, found in zip(PROMPTS, together, strict=True):
         assert found.tolist() == case.library(model(name), processor(name), prompt).tolist()
     assert len(set(together[0].tolist())) >= 3
@@ -117,8 +119,8 @@ def test_greedy_codes_are_those_of_the_library(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_picture_does_not_depend_on_prompts_beside_it(name: str) -> None:
-    together = codes_of(name, "plain", Sampling(guidance=CASES[name].guidance))
-    assert torch.equal(codes_of(name, "plain", Sampling(guidance=CASES[name].guidance), PROMPTS[:1]), together[:1])
+    together = tokens_of(name, "plain", Sampling(guidance=CASES[name].guidance))
+    assert torch.equal(tokens_of(name, "plain", Sampling(guidance=CASES[name].guidance), PROMPTS[:1]), together[:1])
 
 
 def test_states_of_prompts_of_other_lengths_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +132,9 @@ def test_states_of_prompts_of_other_lengths_are_joined(monkeypatch: pytest.Monke
     sampling, keys = Sampling(guidance=3.0), [(3, 0), (3, 1)]
     decoder = build_decoder("plain", target, sampling=sampling, prompts=prompts)
     decoder.generate(condition_of("emu3", PROMPTS[1:]), keys=keys[:1])
-    found = decoder.generate(condition_of("emu3"), keys=keys).codes
+    found = decoder.generate(condition_of("emu3"), keys=keys).tokens
     assert read == [1, 1]  # one prompt a call
-    assert torch.equal(found, plain_codes("emu3", sampling))
+    assert torch.equal(found, plain_tokens("emu3", sampling))
 
 
 def test_large_states_of_prompts_are_dropped() -> None:
@@ -169,13 +171,13 @@ def test_a_profile_does_not_change_the_fingerprint(root: Path) -> None:
     assert load_model(folder("janus", root), parts=()).fingerprint != before
 
 
-def sequential(name: str, condition: Condition, image: int, row: int, codes: list[int]) -> torch.Tensor:
-    """Logits of what follows these codes, by the decoder without a cache, mask or tree."""
+def sequential(name: str, condition: Condition, image: int, row: int, tokens: list[int]) -> torch.Tensor:
+    """Logits of what follows these tokens, by the decoder without a cache, mask or tree."""
     target, raster = parts(name).target, parts(name).target.config.raster
     assert condition.tokens is not None and condition.mask is not None
     inputs = [target.words(condition.tokens[image, row][condition.mask[image, row]])]
-    for place, code in enumerate(codes):
-        inputs.append(target.tok_embeddings(torch.tensor([code])))
+    for place, token in enumerate(tokens):
+        inputs.append(target.tok_embeddings(torch.tensor([token])))
         if raster.newlines and (place + 1) % raster.columns == 0:
             inputs.append(target.words(torch.tensor([raster.newline])))
     return target.head(target.body(inputs_embeds=torch.cat(inputs)[None]).last_hidden_state[0, -1])
@@ -197,11 +199,11 @@ class Given(NoDrafts):
 @pytest.mark.parametrize("known", [[1, 1], [3, 4], [5, 7]])
 @pytest.mark.parametrize("name", CASES)
 def test_logits_of_a_tree_are_those_of_its_paths(name: str, known: list[int]) -> None:
-    """Two images with different numbers of known codes, so that rows end at different nodes."""
+    """Two images with different numbers of known tokens, so that rows end at different nodes."""
     target, condition = parts(name).target, condition_of(name)
     shape = named("narrow_10").shape("cpu")
     generator = torch.Generator().manual_seed(0)
-    codes = torch.randint(target.config.vocab_size, (2, 8), generator=generator)
+    tokens = torch.randint(target.config.vocab_size, (2, 8), generator=generator)
     drafted = torch.randint(target.config.vocab_size, (2, shape.num_nodes), generator=generator)
     begun = prefill.start(target, condition, sampling=Sampling(), keys=[(0, 0), (0, 1)], stage=shape.num_nodes)
     drafter = Given(shape.num_nodes, shape.depth)
@@ -213,17 +215,17 @@ def test_logits_of_a_tree_are_those_of_its_paths(name: str, known: list[int]) ->
         drafter.tree = DraftTree(nodes, shape, "point")
         return state.draft().scores(target).logits.unflatten(0, (2, 2))
 
-    for place in range(1, max(known)):  # an image that has enough codes repeats its last step
+    for place in range(1, max(known)):  # an image that has enough tokens repeats its last step
         counts = [max(min(place, count - 1), 1) for count in known]
-        score(counts, codes.gather(1, torch.tensor(counts)[:, None] - 1), TreeShape.chain(0, torch.device("cpu")))
+        score(counts, tokens.gather(1, torch.tensor(counts)[:, None] - 1), TreeShape.chain(0, torch.device("cpu")))
         state.cache.commit(torch.zeros(2, 1, dtype=torch.long), state.known - 1)
-    drafted[:, 0] = codes.gather(1, torch.tensor(known)[:, None] - 1)[:, 0]
+    drafted[:, 0] = tokens.gather(1, torch.tensor(known)[:, None] - 1)[:, 0]
     found = score(known, drafted, shape)
     for image in range(2):
         for node in range(shape.num_nodes):
-            path = codes[image, : known[image]].tolist()
+            path = tokens[image, : known[image]].tolist()
             path += [int(drafted[image, i]) for i in shape.ancestors[node].nonzero()[1:, 0]]
-            if len(path) >= target.config.block_size:  # nothing follows the last code
+            if len(path) >= target.config.block_size:  # nothing follows the last token
                 continue
             for row in range(2):
                 expected = sequential(name, condition, image, row, path)
@@ -232,16 +234,16 @@ def test_logits_of_a_tree_are_those_of_its_paths(name: str, known: list[int]) ->
 
 @pytest.mark.parametrize("method", ["gumbel-jacobi", "sjd-pac"])
 @pytest.mark.parametrize("name", CASES)
-def test_windows_give_the_codes_of_plain_decoding(name: str, method: str) -> None:
+def test_windows_give_the_tokens_of_plain_decoding(name: str, method: str) -> None:
     for sampling in (Sampling(guidance=CASES[name].guidance), Sampling(guidance=1, top_k=8), Sampling(temperature=0)):
-        assert torch.equal(codes_of(name, method, sampling), plain_codes(name, sampling))
+        assert torch.equal(tokens_of(name, method, sampling), plain_tokens(name, sampling))
 
 
 @pytest.mark.parametrize("method", ["scd", "sjd", "sjd-pac", "gumbel-jacobi"])
 @pytest.mark.parametrize("name", CASES)
-def test_greedy_codes_do_not_depend_on_the_method(name: str, method: str) -> None:
+def test_greedy_tokens_do_not_depend_on_the_method(name: str, method: str) -> None:
     greedy = Sampling(guidance=CASES[name].guidance, temperature=0)
-    assert torch.equal(codes_of(name, method, greedy, window=6), plain_codes(name, greedy))
+    assert torch.equal(tokens_of(name, method, greedy, window=6), plain_tokens(name, greedy))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -257,14 +259,14 @@ def test_a_relaxed_method_runs_on_the_own_codebook(name: str) -> None:
 @pytest.mark.parametrize("name", ["janus", "emu3"])
 def test_pixels_undo_the_normalisation_of_the_processor(name: str) -> None:
     vq, images = parts(name).vq, processor(name).image_processor
-    codes = torch.arange(vq.raster.codes)[None]
-    painted = vq.paint(codes.unflatten(1, (vq.raster.rows, -1)))[0]
+    tokens = torch.arange(vq.raster.tokens)[None]
+    painted = vq.paint(tokens.unflatten(1, (vq.raster.rows, -1)))[0]
     expected = [channel * images.image_std[i] + images.image_mean[i] for i, channel in enumerate(painted)]
-    torch.testing.assert_close(vq.decode(codes)[0], 2 * torch.stack(expected) - 1)
-    with pytest.raises(ValueError, match=f"got 3 codes an image, wanted {vq.raster.rows} rows"):
-        vq.decode(codes[:, :3])
-    with pytest.raises(ValueError, match="codes are from 1 to 1000, wanted 0 to"):
-        vq.decode(torch.where(codes == 0, 1000, codes))
+    torch.testing.assert_close(vq.decode(tokens)[0], 2 * torch.stack(expected) - 1)
+    with pytest.raises(ValueError, match=f"got 3 tokens an image, wanted {vq.raster.rows} rows"):
+        vq.decode(tokens[:, :3])
+    with pytest.raises(ValueError, match="tokens are from 1 to 1000, wanted 0 to"):
+        vq.decode(torch.where(tokens == 0, 1000, tokens))
 
 
 @pytest.mark.parametrize("name", PAINTED)
@@ -279,7 +281,7 @@ def test_a_folder_in_the_released_layout_makes_pictures(
     reported = json.loads(capsys.readouterr().out)
     loaded = load_model(folder(name, root), size=size)
     (expected,) = generate(loaded, PROMPTS[:1], method="plain")
-    assert reported["tokens_sha256"] == [expected.tokens_sha256]
+    assert reported["prompt_sha256"] == [expected.prompt_sha256]
     assert expected.pixels is not None
     raster, side = loaded.target.config.raster, loaded.vq.config.downsample  # type: ignore[union-attr]
     with Image.open(tmp_path / "a.png") as picture:
@@ -294,7 +296,7 @@ def test_the_pipeline_gives_the_same_picture(name: str, root: Path) -> None:
     found: Any = pipe(PROMPTS[0], generator=0, method="sjd-pac", output_type="np")
     (expected,) = generate(load_model(folder(name, root), size=size), PROMPTS[:1], method="plain")
     assert found.tokens[0].tolist() == expected.grid
-    assert found.stats[0]["passes"] <= len(expected.codes)
+    assert found.stats[0]["steps"] <= len(expected.tokens)
 
 
 def test_unknown_kinds_and_damaged_folders_are_refused(root: Path, tmp_path: Path) -> None:
@@ -380,7 +382,9 @@ def test_decoders_of_chameleon_are_found_and_checked(tmp_path: Path) -> None:
 def test_sizes_that_a_model_cannot_make_are_refused() -> None:
     with pytest.raises(ValueError, match="the size is 30x24, wanted multiples of 8"):
         tiny.assemble("emu3", model("emu3"), None, (24, 30))
-    with pytest.raises(ValueError, match="128 rows of 128 codes are a sequence of 16511, the model has 9216 positions"):
+    with pytest.raises(
+        ValueError, match="128 rows of 128 tokens are a sequence of 16511, the model has 9216 positions"
+    ):
         tiny.assemble("emu3", model("emu3"), None, (1024, 1024))
     with pytest.raises(ValueError, match="the tokenizer has no tokens for images of 40x40"):
         tiny.assemble("lumina", model("lumina"), processor("lumina"), (40, 40))
@@ -430,20 +434,20 @@ def test_pictures_are_continued_from_their_first_rows(name: str, monkeypatch: py
     found = [
         next(generate(made, PROMPTS[:1], method=method, **how)) for method in ("plain", "gumbel-jacobi", "sjd-pac")
     ]
-    assert all(torch.equal(one.codes, found[0].codes) for one in found)
+    assert all(torch.equal(one.tokens, found[0].tokens) for one in found)
     assert found[0].statistics.forced == raster.columns
     # read in one pass, the newline of an inner row included, and step by step
     how["keep_rows"] = kept = min(2, raster.rows - 1)
     read = [next(generate(made, PROMPTS[:1], method=method, **how)) for method in ("plain", "gumbel-jacobi")]
     with monkeypatch.context() as patch:
-        patch.setattr(ForcedCodes, "kept", 1)
+        patch.setattr(ForcedTokens, "kept", 1)
         (stepped,) = generate(made, PROMPTS[:1], method="plain", **how)
-    assert all(torch.equal(one.codes, stepped.codes) for one in read)
-    passes = [stepped.statistics.passes - one.statistics.passes for one in read]
-    assert passes[0] == kept * raster.columns - 2 and passes[1] >= passes[0]
+    assert all(torch.equal(one.tokens, stepped.tokens) for one in read)
+    steps = [stepped.statistics.steps - one.statistics.steps for one in read]
+    assert steps[0] == kept * raster.columns - 2 and steps[1] >= steps[0]
 
 
-def test_codes_of_a_model_without_pixels_are_written(
+def test_tokens_of_a_model_without_pixels_are_written(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call = ["--model", str(folder("simplear", root)), "--prompt", PROMPTS[0], "--size", "64x48", "--quiet"]
@@ -452,12 +456,12 @@ def test_codes_of_a_model_without_pixels_are_written(
     written = [*call, "--tokens", str(tmp_path / "grid.json"), "--temperature", "0"]
     assert command.main([*written, "--method", "sjd-pac"]) == 0
     text: Any = load_model(folder("simplear", root), parts=("text",)).text
-    expected = tiny.simplear_codes(model("simplear"), text.tokenizer, PROMPTS[0])
+    expected = tiny.simplear_tokens(model("simplear"), text.tokenizer, PROMPTS[0])
     assert json.loads((tmp_path / "grid.json").read_text()) == expected.view(3, 4).tolist()
     assert command.main([*written, "--method", "bounded-window", "--temperature", "1", "--k", "8"]) == 0
     made = model_of(parts("simplear"), name="simplear")
     picture = Image.new("RGB", (64, 48))
-    with pytest.raises(ValueError, match="write the codes only"):
+    with pytest.raises(ValueError, match="write the tokens only"):
         generate(made, PROMPTS[:1], init_image=picture, keep_rows=1)
 
 
@@ -478,7 +482,7 @@ def test_a_causal_model_is_known_by_its_tokenizer_and_checked(root: Path, tmp_pa
     without = load_model(made, parts=("text",))
     with pytest.raises(ValueError, match="loaded without its VQ"):
         next(generate(without, PROMPTS[:1], method="plain"))
-    with pytest.raises(ValueError, match="the vocabulary has 53 tokens, wanted 40 of the tokenizer and 24 codes"):
+    with pytest.raises(ValueError, match="the vocabulary has 53 tokens, wanted 40 of the tokenizer and 24 tokens"):
         causal_target(model("liquid"), range(40), 24, family="liquid", raster=parts("liquid").target.config.raster)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (made / name).unlink()
@@ -503,4 +507,4 @@ def test_another_causal_model_takes_the_place_of_a_familys_own(tmp_path: Path) -
     assert made.target.config.family == "liquid" and type(made.target.body).__name__ == "Qwen2Model"
     greedy = Sampling(guidance=7.0, temperature=0)
     (found,) = generate(made, PROMPTS[:1], method="gumbel-jacobi", sampling=greedy, with_pixels=False)
-    assert found.codes.tolist() == tiny.liquid_codes(other, made.text.tokenizer, PROMPTS[0]).tolist()
+    assert found.tokens.tolist() == tiny.liquid_tokens(other, made.text.tokenizer, PROMPTS[0]).tolist()

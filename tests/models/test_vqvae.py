@@ -27,7 +27,7 @@ RENAMED = (
 
 @pytest.fixture(scope="module")
 def vq() -> VQVAE:
-    """A tokenizer with random weights, code vectors of any length, and outputs of the size of trained ones."""
+    """A tokenizer with random weights, codebook vectors of any length, and outputs of the size of trained ones."""
     model = VQVAE(VQConfig(encoder_ch_mult=MULTIPLES, decoder_ch_mult=MULTIPLES, **SIZES)).eval()
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
@@ -74,7 +74,7 @@ def test_encoder_agrees_with_transformers(vq: VQVAE, reference: Any, pixels: tor
 
 
 @torch.no_grad()
-def test_codes_are_those_with_the_largest_cosine(vq: VQVAE, reference: Any, pixels: torch.Tensor) -> None:
+def test_tokens_are_those_with_the_largest_cosine(vq: VQVAE, reference: Any, pixels: torch.Tensor) -> None:
     latents = reference.quant_conv(reference.encoder(pixels)).flatten(2).mT
     cosines = torch.cosine_similarity(latents[:, :, None], vq.quantize.embedding.weight, dim=-1)
     assert torch.equal(vq.encode(pixels), cosines.argmax(-1))
@@ -82,8 +82,8 @@ def test_codes_are_those_with_the_largest_cosine(vq: VQVAE, reference: Any, pixe
 
 @torch.no_grad()
 def test_decoded_bytes_are_those_of_transformers(vq: VQVAE, reference: Any) -> None:
-    codes = torch.randint(64, (3, 16), generator=torch.Generator().manual_seed(2))
-    expected, decoded = reference.decode(codes), vq.decode(codes)
+    tokens = torch.randint(64, (3, 16), generator=torch.Generator().manual_seed(2))
+    expected, decoded = reference.decode(tokens), vq.decode(tokens)
     assert expected.std() > 0.1
     torch.testing.assert_close(decoded, expected, atol=2e-5, rtol=1e-5)
     assert (to_uint8(decoded).int() - to_uint8(expected).int()).abs().max() <= 1
@@ -92,7 +92,7 @@ def test_decoded_bytes_are_those_of_transformers(vq: VQVAE, reference: Any) -> N
 def test_codebook_is_normalised_when_used_and_not_when_stored(vq: VQVAE) -> None:
     stored = vq.quantize.embedding.weight.norm(dim=1)
     assert (stored - 1).abs().max() > 0.1
-    torch.testing.assert_close(vq.quantize.codes().norm(dim=1), torch.ones_like(stored))
+    torch.testing.assert_close(vq.quantize.tokens().norm(dim=1), torch.ones_like(stored))
 
 
 @pytest.mark.parametrize(("name", "count"), [("VQ-16", 71_883_403), ("VQ-8", 70_109_835)])
@@ -105,8 +105,8 @@ def test_released_sizes_have_the_released_shapes(name: str, count: int) -> None:
     assert {k: list(t.shape) for k, t in model.state_dict().items()} == expected
 
 
-def test_number_of_codes_that_is_no_square_is_refused(vq: VQVAE) -> None:
-    with pytest.raises(ValueError, match="got 15 codes an image, wanted a square grid"):
+def test_number_of_tokens_that_is_no_square_is_refused(vq: VQVAE) -> None:
+    with pytest.raises(ValueError, match="got 15 tokens an image, wanted a square grid"):
         vq.decode(torch.zeros(1, 15, dtype=torch.long))
 
 

@@ -1,7 +1,7 @@
 """Whole images of a toy world, sampled by the hundred thousand along the batch axis with the real classes.
 
-Each run has its own noise for each purpose and code number. The noise is used as in the decoding loop: a code number
-that a step leaves open has the same noise in the next step, and positions past the end use the noise of the last code.
+Each run has its own noise for each purpose and token number. The noise is used as in the decoding loop: a token number
+that a step leaves open has the same noise in the next step, and positions past the end use the noise of the last token.
 """
 
 import copy
@@ -30,20 +30,20 @@ FEW = 10  # expected counts below this are pooled
 class BulkNoise:
     """Independent noise of many runs. Each table is made at first use, by its own generator."""
 
-    def __init__(self, runs: int, places: int, codes: int, seed: int) -> None:
-        self.runs, self.places, self.codes, self.seed = runs, places, codes, seed
+    def __init__(self, runs: int, places: int, tokens: int, seed: int) -> None:
+        self.runs, self.places, self.tokens, self.seed = runs, places, tokens, seed
         self._rows = torch.arange(runs)[:, None]
         self._tables: dict[tuple[Any, ...], Tensor] = {}
 
     def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = Purpose.TARGET) -> Float[Tensor, "b n v"]:
-        """Return a row for each code number; past the end, the row of the last one."""
+        """Return a row for each token number; past the end, the row of the last one."""
         name = ("gumbel", int(purpose))
         if name not in self._tables:
-            table = torch.empty(self.runs, self.places, self.codes)
+            table = torch.empty(self.runs, self.places, self.tokens)
             self._tables[name] = table.exponential_(generator=self.generator(int(purpose))).log_().neg_()
         places = self._rows * self.places + positions.clamp(0, self.places - 1)
-        rows = self._tables[name].view(-1, self.codes).index_select(0, places.flatten())
-        return rows.view(*positions.shape, self.codes)
+        rows = self._tables[name].view(-1, self.tokens).index_select(0, places.flatten())
+        return rows.view(*positions.shape, self.tokens)
 
     def uniform(
         self,
@@ -53,7 +53,7 @@ class BulkNoise:
         purpose: int = Purpose.TEST,
         iterations: Int[Tensor, " b"] | None = None,
     ) -> Float64[Tensor, "b n lanes"]:
-        """Return lanes of each code number, past the end those of the last one. They differ between iterations."""
+        """Return lanes of each token number, past the end those of the last one. They differ between iterations."""
         name = ("uniform", int(purpose), iterations is None)
         if name not in self._tables:
             size = (self.runs, 1 if iterations is None else self.places, self.places, LANES)
@@ -122,12 +122,12 @@ def draw_windows(world: World, verifier: Verifier, window: int, init: str, *, ru
 def chunks(world: World, runs: int) -> Iterator[BulkNoise]:
     """Yield the noise of all runs, in pieces that fit into the cache."""
     for first in range(0, runs, CHUNK):
-        yield bulk_noise(min(CHUNK, runs - first), world.count, world.codes, first // CHUNK)
+        yield bulk_noise(min(CHUNK, runs - first), world.count, world.tokens, first // CHUNK)
 
 
 def tally(world: World, made: Iterator[tuple[BulkNoise, Int[Tensor, " b"]]]) -> Sampled:
     """Count strings, and those that differ from plain decoding."""
-    counts, unlike = torch.zeros(world.codes**world.count, dtype=torch.long), 0
+    counts, unlike = torch.zeros(world.tokens**world.count, dtype=torch.long), 0
     for noise, strings in made:
         unlike += int((strings != plain(world, noise)).sum())
         counts += torch.bincount(strings - world.first_whole, minlength=len(counts))
@@ -140,13 +140,13 @@ def plain(world: World, noise: BulkNoise) -> Int[Tensor, " b"]:
     strings = torch.zeros(noise.runs, dtype=torch.long)
     for place in range(world.count):
         log_p = world.look_up(world.single.logs.p, strings)
-        code = (log_p + noise.gumbel(torch.full((len(strings), 1), place))[:, 0]).argmax(-1)
-        strings = strings * world.codes + 1 + code
+        token = (log_p + noise.gumbel(torch.full((len(strings), 1), place))[:, 0]).argmax(-1)
+        strings = strings * world.tokens + 1 + token
     return strings
 
 
 class Progress:
-    """Incomplete strings, and the number of known codes of each."""
+    """Incomplete strings, and the number of known tokens of each."""
 
     def __init__(self, world: World, runs: int) -> None:
         self.world = world
@@ -165,20 +165,20 @@ class Progress:
         rows = GivenRows(self.world.single.log_p(strings, draft.shape), places, noise)
         return verifier.verify(draft, rows, noise)
 
-    def take(self, codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-        """Append the first `counts` codes that fit; return how many did."""
+    def take(self, tokens: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+        """Append the first `counts` tokens that fit; return how many did."""
         before = self.known
-        for step in range(codes.shape[1]):
+        for step in range(tokens.shape[1]):
             is_new = (step < counts) & (self.known < self.world.count)
-            self.strings = torch.where(is_new, self.strings * self.world.codes + 1 + codes[:, step], self.strings)
+            self.strings = torch.where(is_new, self.strings * self.world.tokens + 1 + tokens[:, step], self.strings)
             self.known = self.known + is_new
         return self.known - before
 
 
 def committed(draft: DraftTree, verdict: Verdict) -> Int[Tensor, "b m"]:
-    """Return the codes of the path and the next code."""
-    codes = torch.nn.functional.pad(draft.tokens.gather(1, verdict.path), (0, 1))
-    return codes.scatter(1, verdict.length[:, None], verdict.next_token[:, None])
+    """Return the tokens of the path and the next token."""
+    tokens = torch.nn.functional.pad(draft.tokens.gather(1, verdict.path), (0, 1))
+    return tokens.scatter(1, verdict.length[:, None], verdict.next_token[:, None])
 
 
 def decode(
@@ -200,9 +200,9 @@ def decode(
 
 
 def decode_windows(world: World, verifier: Verifier, window: int, init: str, noise: BulkNoise) -> Int[Tensor, " b"]:
-    """Decode with a Jacobi window: the first code without a draft, then step by step."""
+    """Decode with a Jacobi window: the first token without a draft, then step by step."""
     progress = Progress(world, noise.runs)
-    config: Any = SimpleNamespace(config=SimpleNamespace(block_size=world.count, vocab_size=world.codes))
+    config: Any = SimpleNamespace(config=SimpleNamespace(block_size=world.count, vocab_size=world.tokens))
     drafter = JacobiDrafter(config, window=window, init=init, keeps_distributions="jacobi" in verifier.modes)
     root = DraftTree(torch.zeros(noise.runs, 1, dtype=torch.long), TreeShape.chain(0, torch.device("cpu")), "jacobi")
     first = progress.verify(verifier, root, noise).next_token
@@ -213,19 +213,19 @@ def decode_windows(world: World, verifier: Verifier, window: int, init: str, noi
     while not progress.is_done:
         draft, known = drafter.propose(), progress.known
         verdict = progress.verify(verifier, draft, noise)
-        codes = committed(draft, verdict)
-        counts = progress.take(codes, verdict.length + 1)
-        drafter.observe(Step(0, known, counts, codes, none, draft, verdict))
+        tokens = committed(draft, verdict)
+        counts = progress.take(tokens, verdict.length + 1)
+        drafter.observe(Step(0, known, counts, tokens, none, draft, verdict))
     return progress.strings
 
 
 def drafted(
     world: World, mode: DraftMode, tree: StaticTree, noise: BulkNoise, progress: Progress, private: torch.Generator
 ) -> DraftTree:
-    """Return trees below the strings. Nodes of one depth share the noise of their code number, as in drafters."""
+    """Return trees below the strings. Nodes of one depth share the noise of their token number, as in drafters."""
     shape, runs = tree.shape(), len(progress.strings)
     tokens = torch.zeros(runs, shape.num_nodes, dtype=torch.long)
-    distributions = torch.zeros(runs, shape.num_nodes, world.codes)
+    distributions = torch.zeros(runs, shape.num_nodes, world.tokens)
     for node in range(shape.num_nodes):
         children = [i for i in range(1, shape.num_nodes) if int(shape.parents[i]) == node]
         if not children:
@@ -245,7 +245,7 @@ def siblings(
     count: int,
     private: torch.Generator,
 ) -> Int[Tensor, "b k"]:
-    """Return children in sampling order. "point" takes the best codes of q; its third sibling repeats the first."""
+    """Return children in sampling order. "point" takes the best tokens of q; its third sibling repeats the first."""
     if mode == "iid":
         fresh = torch.empty(len(log_q), count, log_q.shape[1]).exponential_(generator=private).log_()
         return (log_q[:, None] - fresh).argmax(-1)

@@ -2,15 +2,15 @@
 
 There are three sources of randomness. Each is integrated exactly:
 
-1. The draft. All assignments of codes to nodes are listed with their probabilities under the draft mode.
+1. The draft. All assignments of tokens to nodes are listed with their probabilities under the draft mode.
 2. The uniforms. The verifier accepts a child if its uniform is below a threshold that depends on earlier refusals. One
    number per child describes this: the probability of acceptance after its ancestors were accepted and its elder
    siblings refused. It is found by bisecting the uniform, with 0 for nodes to accept and 1 for nodes to refuse. This
    description is checked: every possible end of a walk must be reached when its uniforms are forced, and walks with
    random uniforms must end where these numbers predict.
-3. The last code. The distribution passed to `draw` is recorded where the verifier calls it.
+3. The last token. The distribution passed to `draw` is recorded where the verifier calls it.
 
-Codes that the step leaves open are sampled from p, so the outcome has the target's distribution if the step is exact.
+Tokens that the step leaves open are sampled from p, so the outcome has the target's distribution if the step is exact.
 By induction over steps the same holds for whole images, since every string of a world is a world.
 """
 
@@ -45,7 +45,7 @@ class Assignments:
 
 @dataclass(frozen=True)
 class Walked:
-    """The node at which each walk ended, and the distribution of its next code."""
+    """The node at which each walk ended, and the distribution of its next token."""
 
     end: Int[Tensor, "*a"]
     distribution: Float64[Tensor, "*a v"]
@@ -72,7 +72,7 @@ class Forced:
 
     def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = 1) -> Tensor:
         """Fail: nothing may use Gumbel noise."""
-        raise AssertionError("the distribution of the last code is recorded, so nothing needs Gumbel noise")
+        raise AssertionError("the distribution of the last token is recorded, so nothing needs Gumbel noise")
 
 
 def distance(
@@ -107,7 +107,7 @@ def assignments(world: World, mode: DraftMode, tree: StaticTree) -> Assignments:
         if not children:
             continue
         q = world.look_up(world.q, node_strings(world, tokens, shape)[:, node])
-        tuples = torch.tensor(list(product(range(world.codes), repeat=len(children))))
+        tuples = torch.tensor(list(product(range(world.tokens), repeat=len(children))))
         chances = chance(q, tuples, mode) * weights[:, None]
         which, sampled = (chances > 0).nonzero(as_tuple=True)
         weights = chances[which, sampled]
@@ -116,9 +116,9 @@ def assignments(world: World, mode: DraftMode, tree: StaticTree) -> Assignments:
 
 
 def chance(q: Float64[Tensor, "a v"], tuples: Int[Tensor, "t k"], mode: DraftMode) -> Float64[Tensor, "a t"]:
-    """The chance of each tuple of siblings. "point" takes the best codes of q, and of three siblings the last again.
+    """The chance of each tuple of siblings. "point" takes the best tokens of q, and of three siblings the last again.
 
-    Where draws without replacement run out of codes that q can draw, the lowest that are left follow.
+    Where draws without replacement run out of tokens that q can draw, the lowest that are left follow.
     """
     if mode == "point":
         best = q.sort(dim=-1, descending=True, stable=True).indices[:, : tuples.shape[1]]
@@ -128,15 +128,15 @@ def chance(q: Float64[Tensor, "a v"], tuples: Int[Tensor, "t k"], mode: DraftMod
     undrawn = torch.ones_like(distribution, dtype=torch.bool)
     total = torch.ones(distribution.shape[:2], dtype=torch.float64)
     for rank in range(tuples.shape[1]):
-        code = tuples[:, rank].expand(len(q), -1)[..., None]
+        token = tuples[:, rank].expand(len(q), -1)[..., None]
         if mode == "sampled":
             distribution = torch.where(undrawn, distribution, 0.0)
             lowest = torch.nn.functional.one_hot(undrawn.long().argmax(-1), q.shape[1]).double()
             distribution = torch.where(
                 distribution.sum(-1, keepdim=True) > 0, distribution / distribution.sum(-1, keepdim=True), lowest
             )
-            undrawn = undrawn.scatter(-1, code, False)
-        total = total * distribution.gather(-1, code)[..., 0]
+            undrawn = undrawn.scatter(-1, token, False)
+        total = total * distribution.gather(-1, token)[..., 0]
     return total
 
 
@@ -145,7 +145,7 @@ def node_strings(world: World, tokens: Int[Tensor, "a n"], shape: TreeShape, sta
     strings = [torch.zeros_like(tokens[:, 0]) + start]
     for node in range(1, shape.num_nodes):
         parent = strings[int(shape.parents[node])]
-        strings.append(parent * world.codes + 1 + tokens[:, node])
+        strings.append(parent * world.tokens + 1 + tokens[:, node])
     return torch.stack(strings, 1)
 
 
@@ -165,13 +165,13 @@ def outcome(
     came = walked.end == torch.arange(shape.num_nodes)
     assert float(ends[~came].sum()) < SLACK, "an end of the walk that has a chance does not come about"
     inside = node_strings(world, draft.tokens, shape)
-    for node in range(1, shape.num_nodes):  # codes past the end are dropped
+    for node in range(1, shape.num_nodes):  # tokens past the end are dropped
         if int(shape.depths[node]) > world.count:
             inside[:, node] = inside[:, int(shape.parents[node])]
-    mass = torch.zeros(world.first_whole + world.codes**world.count, dtype=torch.float64)
+    mass = torch.zeros(world.first_whole + world.tokens**world.count, dtype=torch.float64)
     is_whole = inside >= world.first_whole
     mass.index_add_(0, inside[is_whole], ends[is_whole])
-    below = inside[~is_whole][:, None] * world.codes + 1 + torch.arange(world.codes)
+    below = inside[~is_whole][:, None] * world.tokens + 1 + torch.arange(world.tokens)
     mass.index_add_(0, below.flatten(), (ends[~is_whole][:, None] * walked.distribution[~is_whole]).flatten())
     return world.completed(mass)
 

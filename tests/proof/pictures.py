@@ -1,4 +1,4 @@
-"""A target so small that the distribution of whole images is enumerated: four codes out of five."""
+"""A target so small that the distribution of whole images is enumerated: four tokens out of five."""
 
 import itertools
 import math
@@ -19,21 +19,21 @@ SMALL = tiny_target(block_size=4, vocab_size=5)
 DISTRIBUTION = Sampling(guidance=2)
 
 
-def teacher_forced(target: Transformer, condition: Condition, codes: Tensor, sampling: Sampling) -> Tensor:
-    """Return log p of every code given those before it, without a cache."""
-    logits = uncached(target, condition, codes[:, :-1], rows=sampling.rows)[:, :, -codes.shape[1] :]
-    return sampling.log_probs(logits, torch.arange(codes.shape[1]).expand(len(codes), -1))
+def teacher_forced(target: Transformer, condition: Condition, tokens: Tensor, sampling: Sampling) -> Tensor:
+    """Return log p of every token given those before it, without a cache."""
+    logits = uncached(target, condition, tokens[:, :-1], rows=sampling.rows)[:, :, -tokens.shape[1] :]
+    return sampling.log_probs(logits, torch.arange(tokens.shape[1]).expand(len(tokens), -1))
 
 
 @lru_cache(maxsize=4)
 @torch.no_grad()
 def enumerated(forced: tuple[int, ...] = (-1, -1, -1, -1)) -> Tensor:
-    """Return the probabilities of all 625 images, where the codes are sampled that are not forced (-1)."""
-    codes = torch.tensor(list(itertools.product(range(5), repeat=4)))
-    distributions = teacher_forced(SMALL, select(tiny_condition((3,)), [0] * len(codes)), codes, DISTRIBUTION)
+    """Return the probabilities of all 625 images, where the tokens are sampled that are not forced (-1)."""
+    tokens = torch.tensor(list(itertools.product(range(5), repeat=4)))
+    distributions = teacher_forced(SMALL, select(tiny_condition((3,)), [0] * len(tokens)), tokens, DISTRIBUTION)
     is_free = torch.tensor(forced) < 0
-    is_possible = (is_free | (codes == torch.tensor(forced))).all(1)
-    sampled = distributions.gather(-1, codes[..., None])[..., 0].masked_fill(~is_free, 0.0)
+    is_possible = (is_free | (tokens == torch.tensor(forced))).all(1)
+    sampled = distributions.gather(-1, tokens[..., None])[..., 0].masked_fill(~is_free, 0.0)
     return sampled.sum(1).double().exp() * is_possible
 
 
@@ -43,11 +43,11 @@ def pictures(decoder: Decoder, count: int, seed: int = 0, **how: Any) -> Generat
     return decoder.generate(select(tiny_condition((3,)), [0] * count), keys=keys, **how)
 
 
-def p_value(codes: Tensor, forced: tuple[int, ...] = (-1, -1, -1, -1)) -> float:
+def p_value(tokens: Tensor, forced: tuple[int, ...] = (-1, -1, -1, -1)) -> float:
     """Return the p-value of a chi-square test of images. Images expected less than eight times are pooled."""
     distribution = enumerated(forced)
-    number = (codes * torch.tensor([125, 25, 5, 1])).sum(1)
-    expected, got = distribution * len(codes), torch.bincount(number, minlength=625).double()
+    number = (tokens * torch.tensor([125, 25, 5, 1])).sum(1)
+    expected, got = distribution * len(tokens), torch.bincount(number, minlength=625).double()
     is_rare = expected < 8
     expected = torch.cat([expected[~is_rare], expected[is_rare].sum()[None]])
     got = torch.cat([got[~is_rare], got[is_rare].sum()[None]])
@@ -55,9 +55,9 @@ def p_value(codes: Tensor, forced: tuple[int, ...] = (-1, -1, -1, -1)) -> float:
     return float(torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2.0).double(), statistic / 2))
 
 
-def distance(codes: Tensor) -> tuple[float, float]:
+def distance(tokens: Tensor) -> tuple[float, float]:
     """Return the distance between these images and the enumerated distribution, and what chance makes of it."""
-    number = (codes * torch.tensor([125, 25, 5, 1])).sum(1)
-    exact, got = enumerated(), torch.bincount(number, minlength=625).double() / len(codes)
-    chance = (exact * (1 - exact) * 2 / (math.pi * len(codes))).sqrt().sum() / 2
+    number = (tokens * torch.tensor([125, 25, 5, 1])).sum(1)
+    exact, got = enumerated(), torch.bincount(number, minlength=625).double() / len(tokens)
+    chance = (exact * (1 - exact) * 2 / (math.pi * len(tokens))).sqrt().sum() / 2
     return float((got - exact).abs().sum() / 2), float(chance)

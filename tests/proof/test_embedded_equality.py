@@ -1,4 +1,4 @@
-"""The first rows of the embedded model by every method that promises the codes of plain decoding, code for code."""
+"""The first rows of the embedded model by every method that promises the tokens of plain decoding, token for token."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,30 +16,30 @@ from lantern.models.folder import Model, load_model
 
 REQUESTED = [Request(prompt=prompt, seed=seed) for seed in (0, 7) for prompt in ("a red apple", "a fox")]
 # A row of the grid. tests/test_embedded.py compares whole pictures.
-CODES = 16
+TOKENS = 16
 
 
 def promising(model: Model) -> list[str]:
-    """Methods that promise plain decoding's codes and whose trained parts the model has, without "auto"."""
+    """Methods that promise plain decoding's tokens and whose trained parts the model has, without "auto"."""
     exact = [method for method in METHODS.values() if method.is_identical and method.name != "auto"]
     return [method.name for method in exact if all(part in model.add_ons for part in method.made.parts)]
 
 
 class Enough(Exception):
-    """All images have the codes to compare."""
+    """All images have the tokens to compare."""
 
 
-class FirstCodes:
-    """Collects the first codes of each image and then stops the generation."""
+class FirstTokens:
+    """Collects the first tokens of each image and then stops the generation."""
 
     def __init__(self, images: int) -> None:
-        self.codes = torch.full((images, 2 * CODES), -1)
+        self.tokens = torch.full((images, 2 * TOKENS), -1)
 
     def __call__(self, step: Step) -> None:
         for image, (start, count) in enumerate(zip(step.start.tolist(), step.counts.tolist(), strict=True)):
-            if start < CODES:
-                self.codes[image, start : start + count] = step.codes[image, :count]
-        if bool((self.codes[:, :CODES] >= 0).all()):
+            if start < TOKENS:
+                self.tokens[image, start : start + count] = step.tokens[image, :count]
+        if bool((self.tokens[:, :TOKENS] >= 0).all()):
             raise Enough
 
 
@@ -51,16 +51,16 @@ def model() -> Iterator[Model]:
     torch.set_num_threads(threads)
 
 
-def first_codes(
+def first_tokens(
     model: Model, method: Method, guidance: float, batch: int, requested_for: Sequence[Request] = REQUESTED
 ) -> Int[Tensor, "b n"]:
     decoder, made = Generator(model, method, Sampling(guidance=guidance)), list[Tensor]()
     for start in range(0, len(requested_for), batch):
         requested = requested_for[start : start + batch]
-        found = FirstCodes(len(requested))
+        found = FirstTokens(len(requested))
         with pytest.raises(Enough):
             decoder.decode(decoder.condition(requested), requested, found)
-        made.append(found.codes[:, :CODES])
+        made.append(found.tokens[:, :TOKENS])
     return torch.cat(made)
 
 
@@ -68,9 +68,9 @@ def first_codes(
     "guidance", [pytest.param(1.0, marks=pytest.mark.slow), 3.0, pytest.param(7.5, marks=pytest.mark.slow)]
 )
 def test_exact_methods_equal_plain_decoding_alone_and_in_batches(model: Model, guidance: float) -> None:
-    expected = first_codes(model, METHODS["plain"], guidance, len(REQUESTED))
+    expected = first_tokens(model, METHODS["plain"], guidance, len(REQUESTED))
     for name in promising(model):
-        made = first_codes(model, METHODS[name], guidance, 3)
+        made = first_tokens(model, METHODS[name], guidance, 3)
         assert torch.equal(made, expected), f"{name} in batches of 3 and 1"
-        made = first_codes(model, METHODS[name], guidance, 1, REQUESTED[:2])
+        made = first_tokens(model, METHODS[name], guidance, 1, REQUESTED[:2])
         assert torch.equal(made, expected[:2]), f"{name} one by one"

@@ -14,8 +14,8 @@ from tests.proof.worlds import KINDS, TREES, world
 
 MOST_DISTANCE, LEAST_P_VALUE = 1e-9, 1e-4
 REJECTED: list[DraftMode] = ["point", "sampled", "iid"]
-RUNS = 50_000  # where every run is compared with plain decoding, code for code
-CODES_OF = {"disjoint": 4}  # p is positive on half of them
+RUNS = 50_000  # where every run is compared with plain decoding, token for token
+TOKENS_OF = {"disjoint": 4}  # p is positive on half of them
 
 
 @pytest.mark.parametrize("mode", REJECTED)
@@ -26,8 +26,8 @@ def test_rejection_matches_target_distribution(mode: DraftMode, tree: str) -> No
 
 
 @pytest.mark.parametrize("mode", REJECTED)
-def test_rejection_matches_target_distribution_with_three_or_six_codes(mode: DraftMode) -> None:
-    three, six = world("zeros", codes=3, count=3), world("generic", codes=6)
+def test_rejection_matches_target_distribution_with_three_or_six_tokens(mode: DraftMode) -> None:
+    three, six = world("zeros", tokens=3, count=3), world("generic", tokens=6)
     assert enumeration.distance(three, RejectionVerifier(), mode, StaticTree(((0,), (1,), (0, 0), (0, 0, 0)))) < 1e-9
     assert enumeration.distance(six, RejectionVerifier(), mode, TREES["fan"]) < MOST_DISTANCE
 
@@ -47,12 +47,12 @@ def grow(sizes: list[tuple[int, int]]) -> StaticTree:
     mode=st.sampled_from(REJECTED),
     kinds=st.sampled_from(KINDS),
     seed=st.integers(0, 10**6),
-    codes=st.sampled_from([4, 5]),
+    tokens=st.sampled_from([4, 5]),
 )
 def test_rejection_matches_target_distribution_on_random_trees(
-    lots: list[tuple[int, int]], mode: DraftMode, kinds: str, seed: int, codes: int
+    lots: list[tuple[int, int]], mode: DraftMode, kinds: str, seed: int, tokens: int
 ) -> None:
-    made = enumeration.distance(world(kinds, seed, codes=codes), RejectionVerifier(), mode, grow(lots))
+    made = enumeration.distance(world(kinds, seed, tokens=tokens), RejectionVerifier(), mode, grow(lots))
     assert made < MOST_DISTANCE
 
 
@@ -77,7 +77,7 @@ def test_gumbel_match_equals_plain_decoding_and_matches_target_distribution(mode
 @pytest.mark.parametrize("init", ["random", "repeat-left"])
 @pytest.mark.parametrize("redraw", ["coupled", "independent"])
 def test_coupling_matches_target_distribution(redraw: str, init: str, kind: str) -> None:
-    toy = world(kind, 1, codes=CODES_OF.get(kind, 3), count=4)
+    toy = world(kind, 1, tokens=TOKENS_OF.get(kind, 3), count=4)
     sampled = draws.draw_windows(toy, CouplingVerifier(redraw), 3, init)  # type: ignore[arg-type]
     assert sampled.unlike_plain > 0
     assert sampled.p_value(toy.distribution()) > LEAST_P_VALUE
@@ -86,7 +86,7 @@ def test_coupling_matches_target_distribution(redraw: str, init: str, kind: str)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("init", ["random", "repeat-left"])
 def test_gumbel_windows_equal_plain_decoding(init: str, kind: str) -> None:
-    toy = world(kind, 1, codes=CODES_OF.get(kind, 3), count=4)
+    toy = world(kind, 1, tokens=TOKENS_OF.get(kind, 3), count=4)
     sampled = draws.draw_windows(toy, GumbelVerifier(), 3, init, runs=RUNS)
     assert sampled.unlike_plain == 0
     assert sampled.p_value(toy.distribution()) > LEAST_P_VALUE

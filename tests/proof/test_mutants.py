@@ -22,7 +22,7 @@ PLAUSIBLE, IMPOSSIBLE = 1e-4, 1e-9  # of p-values, sampled
 FAN, PAIR = StaticTree(((0,), (1,), (2,))), StaticTree(((0,), (1,)))
 TREE = StaticTree(((0,), (1,), (0, 0), (0, 1)))
 RUNS = 200_000
-TOY = world("generic", 7, codes=5)
+TOY = world("generic", 7, tokens=5)
 
 
 def sharpened(draft: DraftTree) -> DraftTree:
@@ -112,30 +112,30 @@ class Ungated(RejectionVerifier):
     def test_children(
         self, tree: DraftTree, numbers: Numbers, children: Tensor, p: Tensor, q: Tensor, uniforms: Tensor, is_open: Any
     ) -> Outcome:
-        found, codes = Outcome(numbers.full(0), p, numbers.full(False), None, None), tree.tokens
+        found, tokens = Outcome(numbers.full(0), p, numbers.full(False), None, None), tree.tokens
         for child, uniform in zip(children.split(1, 1), uniforms.split(1, 1), strict=True):
             one = super().test_children(tree, numbers, child, found.left, q, uniform, is_open)
             found = replace(one, taken=torch.where(one.taken > 0, one.taken, found.taken))
-            q = normalised(q.scatter(1, codes.gather(1, child), 0.0), q)
+            q = normalised(q.scatter(1, tokens.gather(1, child), 0.0), q)
         return found
 
 
 class RefusalForgotten(RejectionVerifier):
-    """Samples the next code from p instead of from the residual distribution."""
+    """Samples the next token from p instead of from the residual distribution."""
 
     def test_children(self, tree: DraftTree, numbers: Numbers, children: Tensor, p: Tensor, *others: Any) -> Outcome:
         return replace(super().test_children(tree, numbers, children, p, *others), left=p)
 
 
 class DraftersNoise(RejectionVerifier):
-    """Samples the residual with the noise that chose the refused codes."""
+    """Samples the residual with the noise that chose the refused tokens."""
 
     def draw(self, log_p: Tensor, places: Tensor, noise: NoiseSource, may_stop: bool = False) -> Tensor:
         return (log_p + noise.gumbel(places, Purpose.DRAFT)).argmax(-1)
 
 
 class RootsRow(RejectionVerifier):
-    """Samples the bonus code at a leaf from the root's distribution."""
+    """Samples the bonus token at a leaf from the root's distribution."""
 
     def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
         verdict = super().verify(tree, rows, noise)
@@ -145,7 +145,7 @@ class RootsRow(RejectionVerifier):
 
 
 class GumbelOfRootsRow(GumbelVerifier):
-    """Returns the root's sample as the bonus code."""
+    """Returns the root's sample as the bonus token."""
 
     def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
         return replace(super().verify(tree, rows, noise), next_token=rows.sample()[:, 0])
@@ -168,7 +168,7 @@ def test_gumbel_bonus_from_the_wrong_row_is_detected() -> None:
 
 
 class OldDistribution(CouplingVerifier):
-    """Records for kept codes the distribution that they were first sampled from, as released code does."""
+    """Records for kept tokens the distribution that they were first sampled from, as released token does."""
 
     def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
         verdict = super().verify(tree, rows, noise)
@@ -180,7 +180,7 @@ class OldDistribution(CouplingVerifier):
 
 
 class SameUniforms(CouplingVerifier):
-    """Tests a code with the same uniforms in every step."""
+    """Tests a token with the same uniforms in every step."""
 
     def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
         class Still:
@@ -194,7 +194,7 @@ class SameUniforms(CouplingVerifier):
 
 @pytest.mark.parametrize("mutant", [OldDistribution(), SameUniforms()])
 def test_faulty_coupling_is_detected(mutant: CouplingVerifier) -> None:
-    toy = world("generic", 1, codes=3, count=4)
+    toy = world("generic", 1, tokens=3, count=4)
     for verifier, is_exact in ((CouplingVerifier(), True), (mutant, False)):
         found = draws.draw_windows(toy, verifier, 3, "random", runs=RUNS).p_value(toy.distribution())
         assert found > PLAUSIBLE if is_exact else found < IMPOSSIBLE

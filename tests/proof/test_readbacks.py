@@ -113,7 +113,7 @@ def test_host_reads_once_between_steps_and_never_within(name: str, monkeypatch: 
     # Where the size of a tree changes, drafting starts by reading the result of the last step.
     reads = 1 + getattr(parts.drafter, "needs_host", False)
     assert all(after - before <= reads for before, after in pairwise(watch.marks))
-    assert len(watch.marks) == int(made.passes.max()) if parts.drafter is None else watch.requested >= 1
+    assert len(watch.marks) == int(made.steps.max()) if parts.drafter is None else watch.requested >= 1
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_gpu_is_never_waited_for_within_a_step(name: str, strict_gpu: None) -> N
     parts = parts_of(name, "cuda")
     for _ in range(2):
         made = parts.generate(CONDITION, keys=KEYS)
-    assert made.codes.shape == (4, 16)
+    assert made.tokens.shape == (4, 16)
 
 
 @pytest.mark.gpu

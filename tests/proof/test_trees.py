@@ -1,6 +1,6 @@
 """On random trees, scoring a tree equals scoring each path alone, and committing a path equals feeding it.
 
-The oracle is one causal pass over prompt and codes without cache, tree or collapsed prompt.
+The oracle is one causal pass over prompt and tokens without cache, tree or collapsed prompt.
 """
 
 import pytest
@@ -19,7 +19,7 @@ from tests.tiny import select
 from tests.tiny_decoder import CONDITION, TARGET
 from tests.uncached import uncached
 
-COUNT, SLOTS, CODES = 16, 6, 24
+COUNT, SLOTS, TOKENS = 16, 6, 24
 CLOSE = 1e-5
 
 parents_of_nodes = st.integers(1, 9).flatmap(lambda n: st.tuples(*[st.integers(0, max(i - 1, 0)) for i in range(n)]))
@@ -52,12 +52,12 @@ class Given(NoDrafts):
         return self.tree
 
 
-def state_with(codes: Int[Tensor, "b n"], known: Int[Tensor, " b"], sampling: Sampling) -> State:
-    """Return a generation in which `known` codes of each image are decided. All codes were fed as one path."""
-    images = len(codes)
+def state_with(tokens: Int[Tensor, "b n"], known: Int[Tensor, " b"], sampling: Sampling) -> State:
+    """Return a generation in which `known` tokens of each image are decided. All tokens were fed as one path."""
+    images = len(tokens)
     state = State(TARGET, sampling, Given(COUNT), GumbelVerifier())
     begin(state, select(CONDITION, list(range(images))), keys=[(0, i) for i in range(images)])
-    score(state, DraftTree(codes, TreeShape.chain(COUNT - 1, codes.device), "point"))
+    score(state, DraftTree(tokens, TreeShape.chain(COUNT - 1, tokens.device), "point"))
     state.cache.commit(torch.arange(COUNT).expand(images, -1), torch.zeros(images, dtype=torch.long))
     state.known.copy_(known)
     return state
@@ -70,9 +70,9 @@ def score(state: State, tree: DraftTree) -> Float[Tensor, "b r n v"]:
     return state.draft().scores(TARGET).logits.unflatten(0, (len(tree.tokens), -1))
 
 
-def oracle(image: int, codes: Int[Tensor, " n"], sampling: Sampling) -> Float[Tensor, "r n v"]:
-    """Return the logits after each code of an image, for both guidance rows."""
-    return uncached(TARGET, select(CONDITION, [image]), codes[None], rows=sampling.rows)[0, :, SLOTS:]
+def oracle(image: int, tokens: Int[Tensor, " n"], sampling: Sampling) -> Float[Tensor, "r n v"]:
+    """Return the logits after each token of an image, for both guidance rows."""
+    return uncached(TARGET, select(CONDITION, [image]), tokens[None], rows=sampling.rows)[0, :, SLOTS:]
 
 
 def path_to(node: int, parents: tuple[int, ...]) -> list[int]:
@@ -82,26 +82,30 @@ def path_to(node: int, parents: tuple[int, ...]) -> list[int]:
 
 @st.composite
 def drafts(draw: st.DrawFn) -> tuple[list[tuple[int, ...]], Tensor, Tensor, Sampling]:
-    """Return trees (one for all images or one for each), whole images, the number of known codes and the sampling."""
+    """Return trees (one for all images or one for each), whole images, the number of known tokens and the sampling."""
     images, first = draw(st.integers(1, 3)), draw(parents_of_nodes)
     trees = [first]
     if draw(st.booleans()):
         nodes = [st.integers(0, max(i - 1, 0)) for i in range(len(first))]
         trees += [draw(st.tuples(*nodes)) for _ in range(images - 1)]
     known = torch.tensor(draw(st.lists(st.integers(1, COUNT), min_size=images, max_size=images)))
-    codes = torch.randint(CODES, (images, COUNT), generator=torch.Generator().manual_seed(draw(st.integers(0, 10**6))))
-    return trees, codes, known, Sampling(guidance=draw(st.sampled_from([1.0, 3.0])))
+    tokens = torch.randint(
+        TOKENS, (images, COUNT), generator=torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    )
+    return trees, tokens, known, Sampling(guidance=draw(st.sampled_from([1.0, 3.0])))
 
 
 Draft = tuple[list[tuple[int, ...]], Tensor, Tensor, Sampling]
 
 
 def scored(draft: Draft) -> tuple[State, DraftTree, Float[Tensor, "b r n v"]]:
-    """Return a generation with a tree below the last code of each image, the tree, and the logits of its nodes."""
-    trees, codes, known, sampling = draft
-    state = state_with(codes, known, sampling)
-    nodes = torch.randint(CODES, (len(codes), len(trees[0])), generator=torch.Generator().manual_seed(int(codes.sum())))
-    nodes[:, 0] = codes.gather(1, known[:, None] - 1)[:, 0]
+    """Return a generation with a tree below the last token of each image, the tree, and the logits of its nodes."""
+    trees, tokens, known, sampling = draft
+    state = state_with(tokens, known, sampling)
+    nodes = torch.randint(
+        TOKENS, (len(tokens), len(trees[0])), generator=torch.Generator().manual_seed(int(tokens.sum()))
+    )
+    nodes[:, 0] = tokens.gather(1, known[:, None] - 1)[:, 0]
     tree = DraftTree(nodes, shape_of(trees), "point")
     return state, tree, score(state, tree)
 
@@ -110,7 +114,7 @@ def scored(draft: Draft) -> tuple[State, DraftTree, Float[Tensor, "b r n v"]]:
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(drafts())
 def test_scores_of_a_tree_equal_scores_of_its_paths(draft: Draft) -> None:
-    trees, codes, known, sampling = draft
+    trees, tokens, known, sampling = draft
     _, tree, logits = scored(draft)
     compared = 0
     for image, length in enumerate(known.tolist()):
@@ -118,7 +122,7 @@ def test_scores_of_a_tree_equal_scores_of_its_paths(draft: Draft) -> None:
         for node in range(len(parents)):
             path = path_to(node, parents)
             if length + len(path) <= COUNT:  # nodes past the end have no meaning
-                alone = oracle(image, torch.cat([codes[image, :length], tree.tokens[image, path]]), sampling)
+                alone = oracle(image, torch.cat([tokens[image, :length], tree.tokens[image, path]]), sampling)
                 assert (alone[:, -1] - logits[image, :, node]).abs().max() <= CLOSE
                 compared += 1
     assert compared >= len(known)  # the root at least
@@ -128,7 +132,7 @@ def test_scores_of_a_tree_equal_scores_of_its_paths(draft: Draft) -> None:
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(drafts(), st.integers(0, 10**6))
 def test_committing_a_path_equals_feeding_it(draft: Draft, seed: int) -> None:
-    trees, codes, known, sampling = draft
+    trees, tokens, known, sampling = draft
     state, tree, _ = scored(draft)
     generator = torch.Generator().manual_seed(seed)
     ends = torch.randint(len(trees[0]), (len(known),), generator=generator).tolist()
@@ -136,11 +140,11 @@ def test_committing_a_path_equals_feeding_it(draft: Draft, seed: int) -> None:
     depth = max(len(path) for path in paths)
     state.cache.commit(torch.tensor([[0, *path, *[0] * (depth - len(path))] for path in paths]), known - 1)
     state.known.copy_((known + torch.tensor([len(path) + 1 for path in paths])).clamp(max=COUNT))
-    after = torch.randint(CODES, (len(known), 1), generator=generator)
+    after = torch.randint(TOKENS, (len(known), 1), generator=generator)
     logits = score(state, DraftTree(after, TreeShape.chain(0, after.device), "point"))
     for image, (length, path) in enumerate(zip(known.tolist(), paths, strict=True)):
         if length + len(path) < COUNT:
-            fed = torch.cat([codes[image, :length], tree.tokens[image, path], after[image]])
+            fed = torch.cat([tokens[image, :length], tree.tokens[image, path], after[image]])
             assert (oracle(image, fed, sampling)[:, -1] - logits[image, :, 0]).abs().max() <= CLOSE
 
 
@@ -148,10 +152,10 @@ def test_committing_a_path_equals_feeding_it(draft: Draft, seed: int) -> None:
 @pytest.mark.parametrize("wrong", ["ancestors", "positions", "slots"])
 def test_wrong_mask_position_or_slot_is_detected(wrong: str) -> None:
     trees, known = [(0, 0, 0, 1, 2)], torch.tensor([5, 9])
-    codes = torch.randint(CODES, (2, COUNT), generator=torch.Generator().manual_seed(0))
-    draft: Draft = (trees, codes, known, Sampling(guidance=3.0))
+    tokens = torch.randint(TOKENS, (2, COUNT), generator=torch.Generator().manual_seed(0))
+    draft: Draft = (trees, tokens, known, Sampling(guidance=3.0))
     _, tree, right = scored(draft)
-    state = state_with(codes, known, draft[3])
+    state = state_with(tokens, known, draft[3])
     shape = tree.shape
     if wrong == "ancestors":
         shape = TreeShape(

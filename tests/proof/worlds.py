@@ -1,6 +1,6 @@
-"""Toy worlds: a few codes out of at most six. Each distribution is a row of a table.
+"""Toy worlds: a few tokens out of at most six. Each distribution is a row of a table.
 
-Strings of codes are numbered as a heap: the empty string is 0, and string s followed by code x is s * v + 1 + x.
+Strings of tokens are numbered as a heap: the empty string is 0, and string s followed by token x is s * v + 1 + x.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from lantern.core.types import NoiseSource, Rows, TreeShape
 from lantern.core.types.verifier import rows_at
 from lantern.drafters.trees.static import StaticTree
 
-# A chain, siblings only, branches of different depth, and a tree deeper than the codes that are left.
+# A chain, siblings only, branches of different depth, and a tree deeper than the tokens that are left.
 TREES = {
     "chain": StaticTree(((0,), (0, 0))),
     "fan": StaticTree(((0,), (1,), (2,))),
@@ -46,14 +46,14 @@ class GivenRows(Rows):
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """p and q of the code that follows each string shorter than `count`; the last row is for strings past the end."""
+    """p and q of the token that follows each string shorter than `count`; the last row is for strings past the end."""
 
     p: Float[Tensor, "s v"]
     q: Float[Tensor, "s v"]
     count: int
 
     @property
-    def codes(self) -> int:
+    def tokens(self) -> int:
         """The size of the codebook."""
         return self.p.shape[1]
 
@@ -75,7 +75,7 @@ class World:
     def look_up(self, table: Float[Tensor, "s v"], strings: Int[Tensor, "*n"]) -> Float[Tensor, "*n v"]:
         """Return the rows of these strings."""
         rows = table.index_select(0, strings.clamp(max=self.first_whole).flatten())
-        return rows.view(*strings.shape, self.codes)
+        return rows.view(*strings.shape, self.tokens)
 
     def log_p(self, strings: Int[Tensor, "b n"], shape: TreeShape) -> Float[Tensor, "b n v"]:
         """Return log-probabilities of the target at each node of a tree."""
@@ -89,28 +89,28 @@ class World:
         """Return the distribution of whole strings if the strings under `mass` are continued by p."""
         mass = mass.clone()
         for string in range(self.first_whole):
-            below = string * self.codes + 1
-            mass[below : below + self.codes] += mass[string] * self.p[string]
+            below = string * self.tokens + 1
+            mass[below : below + self.tokens] += mass[string] * self.p[string]
         return mass[self.first_whole :]
 
     def distribution(self) -> Float64[Tensor, " w"]:
         """Return the distribution of whole strings."""
-        mass = torch.zeros(self.first_whole + self.codes**self.count, dtype=torch.float64)
+        mass = torch.zeros(self.first_whole + self.tokens**self.count, dtype=torch.float64)
         mass[0] = 1.0
         return self.completed(mass)
 
 
 @lru_cache
-def world(kind: str, seed: int = 0, *, codes: int = 4, count: int = 2) -> World:
+def world(kind: str, seed: int = 0, *, tokens: int = 4, count: int = 2) -> World:
     """Return random tables of one of `KINDS`."""
     generator = torch.Generator().manual_seed(seed)
-    rows = sum(codes**length for length in range(count)) + 1
-    scores = torch.randn(rows, codes, dtype=torch.float64, generator=generator) * 1.3
+    rows = sum(tokens**length for length in range(count)) + 1
+    scores = torch.randn(rows, tokens, dtype=torch.float64, generator=generator) * 1.3
     p = scores.softmax(-1)
-    q = (scores + torch.randn(rows, codes, dtype=torch.float64, generator=generator)).softmax(-1)
+    q = (scores + torch.randn(rows, tokens, dtype=torch.float64, generator=generator)).softmax(-1)
     if kind == "zeros":
         p, q = (
-            keep(distribution, 1 + torch.randint(codes, (rows,), generator=generator), generator)
+            keep(distribution, 1 + torch.randint(tokens, (rows,), generator=generator), generator)
             for distribution in (p, q)
         )
     if kind == "one-hot":
@@ -118,10 +118,10 @@ def world(kind: str, seed: int = 0, *, codes: int = 4, count: int = 2) -> World:
         p = torch.where(lonely != 1, keep(p, torch.ones(rows, dtype=torch.long), generator), p)
         q = torch.where(lonely != 0, keep(q, torch.ones(rows, dtype=torch.long), generator), q)
     if kind == "disjoint":
-        is_first = torch.arange(codes) < codes // 2
+        is_first = torch.arange(tokens) < tokens // 2
         p, q = normal(p * is_first), normal(q * ~is_first)
     if kind == "equal":
-        p = torch.where(torch.arange(rows)[:, None] % 2 == 0, p, torch.full_like(p, 1 / codes))
+        p = torch.where(torch.arange(rows)[:, None] % 2 == 0, p, torch.full_like(p, 1 / tokens))
         q = p.clone()
     return World(p, q, count)
 
@@ -129,7 +129,7 @@ def world(kind: str, seed: int = 0, *, codes: int = 4, count: int = 2) -> World:
 def keep(
     distribution: Float64[Tensor, "r v"], counts: Int[Tensor, " r"], generator: torch.Generator
 ) -> Float64[Tensor, "r v"]:
-    """Each row with that many of its codes, by lot."""
+    """Each row with that many of its tokens, by lot."""
     order = torch.rand(distribution.shape, generator=generator).argsort(-1).argsort(-1)
     return normal(distribution * (order < counts[:, None]))
 
@@ -146,11 +146,11 @@ class ProcessedWorld(World):
     raw: Float[Tensor, "s v"]
 
 
-def processed_world(seed: int = 0, *, codes: int = 5) -> ProcessedWorld:
-    """Return a world of two codes: two rows of logits with guidance 2, temperature 0.7 and top-k 3."""
-    plain = world("generic", seed, codes=codes)
+def processed_world(seed: int = 0, *, tokens: int = 5) -> ProcessedWorld:
+    """Return a world of two tokens: two rows of logits with guidance 2, temperature 0.7 and top-k 3."""
+    plain = world("generic", seed, tokens=tokens)
     generator = torch.Generator().manual_seed(seed + 1)
-    logits = torch.randn(1, 2, len(plain.p), codes, generator=generator)
+    logits = torch.randn(1, 2, len(plain.p), tokens, generator=generator)
     places = torch.zeros(1, len(plain.p), dtype=torch.long)
     distribution = Sampling(guidance=2.0, temperature=0.7, top_k=3).log_probs(logits, places)[0].double().exp()
     raw = logits[0, 0].double().softmax(-1)

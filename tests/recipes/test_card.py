@@ -1,4 +1,4 @@
-"""The card's loss is that of decoding code by code."""
+"""The card's loss is that of decoding token by token."""
 
 from typing import Any
 
@@ -17,18 +17,20 @@ def test_the_teacher_mask_is_as_sampled() -> None:
     assert teacher_mask(torch.tensor([[False, True]]), 2)[0].int().tolist() == sampled
 
 
-def test_the_loss_of_more_probable_codes_is_smaller() -> None:
+def test_the_loss_of_more_probable_tokens_is_smaller() -> None:
     target, condition = tiny_target(), tiny_condition((4, 2))
     made = generate(target, condition, sampling=Sampling(temperature=0.0), keys=[(0, 0), (0, 1)])
-    greedy, other = (nats(target, condition, codes, has_caption=True) for codes in (made.codes, (made.codes + 1) % 24))
+    greedy, other = (
+        nats(target, condition, tokens, has_caption=True) for tokens in (made.tokens, (made.tokens + 1) % 24)
+    )
     assert greedy.mean() < other.mean()
-    without = nats(target, condition, made.codes, has_caption=False)
+    without = nats(target, condition, made.tokens, has_caption=False)
     assert without.shape == greedy.shape and not torch.equal(without, greedy)
 
 
 def test_a_copy_is_nearer_than_one_and_a_half_times_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card, "encode", lambda vq, pictures: pictures)
-    monkeypatch.setattr(card, "decode", lambda vq, codes: codes + 2)  # an error of 2 in every byte
+    monkeypatch.setattr(card, "decode", lambda vq, tokens: tokens + 2)  # an error of 2 in every byte
     training = torch.randint(100, 200, (3, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     near, far = training[:2] + 2, training[2:] + 4
     vq: Any = None

@@ -39,7 +39,7 @@ class Kept:
 def examples(pictures: int, *reads: str, scale: float = 3.0) -> Examples:
     made = tiny_teacher(tiny_target(), reads).read(list(range(pictures)))
     whole = {name: x.float() if x.is_floating_point() else x for name, x in made.items()}
-    return Examples(scales=torch.full((pictures,), scale), **{**whole, "codes": made["codes"].long()})
+    return Examples(scales=torch.full((pictures,), scale), **{**whole, "tokens": made["tokens"].long()})
 
 
 def test_training_raises_acceptance_at_every_depth(tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ def test_teacher_returns_the_inputs_of_the_tapped_layers() -> None:
     condition = tiny_condition((4, 2))
     words, mask = condition.embeddings, condition.mask
     assert words is not None and mask is not None
-    codes = torch.randint(0, 24, (2, 16), generator=torch.Generator().manual_seed(0))
-    teacher_features = read_pictures(target, words, mask, codes, reads=("layers",))
+    tokens = torch.randint(0, 24, (2, 16), generator=torch.Generator().manual_seed(0))
+    teacher_features = read_pictures(target, words, mask, tokens, reads=("layers",))
     assert teacher_features["layers"].shape == (2, 2, 3, 16, 32) and "prompt" not in teacher_features
-    x = torch.cat([target.cls_embedding(words), target.tok_embeddings(codes[:, :-1])], dim=1)
+    x = torch.cat([target.cls_embedding(words), target.tok_embeddings(tokens[:, :-1])], dim=1)
     valid = torch.nn.functional.pad(mask, (0, 15), value=True)
     seen = torch.tril(valid[:, None] | ~valid[:, :, None])
     stepper, entered = target.rotary(torch.arange(21)[None]), []
@@ -123,7 +123,7 @@ def test_teacher_reads_a_prompt_as_decoding_does() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("form", ["guided", "rows"])
 def test_training_draft_uses_only_inputs_of_drafting(form: str) -> None:
-    """Depth d of code j rests on codes before j and on true features up to j - d."""
+    """Depth d of token j rests on tokens before j and on true features up to j - d."""
     some, target = examples(1, "prompt"), tiny_target()
     module = tiny_eagle(target, form=form)
 
@@ -135,10 +135,10 @@ def test_training_draft_uses_only_inputs_of_drafting(form: str) -> None:
     rows[:, :, 7] += 1.0
     for depth, (was, now) in enumerate(zip(output(some), output(replace(some, rows=rows)), strict=True), start=1):
         moved = (was - now).abs().amax(-1)[0]
-        assert moved[:7].max() < 1e-6 and moved[7] > 1e-3, depth  # entry 7 is about code 7 + depth
-    codes = some.codes.clone()
-    codes[:, 7] = (codes[:, 7] + 1) % 24
-    for depth, (was, now) in enumerate(zip(output(some), output(replace(some, codes=codes)), strict=True), start=1):
+        assert moved[:7].max() < 1e-6 and moved[7] > 1e-3, depth  # entry 7 is about token 7 + depth
+    tokens = some.tokens.clone()
+    tokens[:, 7] = (tokens[:, 7] + 1) % 24
+    for depth, (was, now) in enumerate(zip(output(some), output(replace(some, tokens=tokens)), strict=True), start=1):
         moved = (was - now).abs().amax(-1)[0]
         assert moved[: 8 - depth].max() < 1e-6 and moved[8 - depth] > 1e-3
 
@@ -147,7 +147,7 @@ def test_training_draft_uses_only_inputs_of_drafting(form: str) -> None:
 def test_unrolled_pass_uses_only_inputs_of_drafting() -> None:
     """Pass 2 at pair j must not depend on the true feature of pair j, which drafting does not have."""
     module, some = tiny_eagle(tiny_target()), examples(1)
-    tokens, features = some.codes, some.rows[:, 0]
+    tokens, features = some.tokens, some.rows[:, 0]
 
     def second(given: Tensor) -> Tensor:
         cache = Unroll()

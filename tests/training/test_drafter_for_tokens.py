@@ -14,7 +14,7 @@ from PIL import Image
 
 from lantern.cli.main import main
 from lantern.core.sampling import Sampling
-from lantern.decoding.prompt import read_codes, start
+from lantern.decoding.prompt import read_tokens, start
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.drafters.eagle.fr_spec import FrequencyConfig, FrequencyTable
 from lantern.drafters.examples import fused_layers
@@ -76,22 +76,22 @@ def trained(name: str, place: Path, kinds: Sequence[str], *, steps: int) -> Path
     return folder
 
 
-def check_codes(model: Model, methods: Sequence[str]) -> None:
-    """Compare codes of methods with those of plain decoding, guided, filtered and greedy."""
+def check_tokens(model: Model, methods: Sequence[str]) -> None:
+    """Compare tokens of methods with those of plain decoding, guided, filtered and greedy."""
     for sampling in (Sampling(guidance=4.0), Sampling(guidance=1.0, top_k=8), Sampling(guidance=4.0, temperature=0)):
         how: dict[str, Any] = {"sampling": sampling, "with_pixels": False, "batch": 2}
-        expected = [picture.codes.tolist() for picture in generate(model, PROMPTS, method="plain", **how)]
+        expected = [picture.tokens.tolist() for picture in generate(model, PROMPTS, method="plain", **how)]
         for method in methods:
-            found = [picture.codes.tolist() for picture in generate(model, PROMPTS, method=method, **how)]
+            found = [picture.tokens.tolist() for picture in generate(model, PROMPTS, method=method, **how)]
             assert found == expected, method
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_trained_drafter_gives_the_codes_of_plain_decoding(name: str, tmp_path: Path) -> None:
+def test_a_trained_drafter_gives_the_tokens_of_plain_decoding(name: str, tmp_path: Path) -> None:
     size = CASES[name][2]
     model = load_model(trained(name, tmp_path, ["eagle1"], steps=12), size=size)
     assert model.drafter is not None and model.drafter.config.form == "rows" and model.drafter.config.target is None
-    check_codes(model, ("eagle1", "eagle2"))
+    check_tokens(model, ("eagle1", "eagle2"))
     for method in ("lantern", "lantern++"):  # on the proximity table of the model's own codebook
         how: dict[str, Any] = {"sampling": Sampling(guidance=4.0), "settings": {"k": 8}, "with_pixels": False}
         (found,) = generate(model, PROMPTS[:1], method=method, **how)
@@ -99,7 +99,7 @@ def test_a_trained_drafter_gives_the_codes_of_plain_decoding(name: str, tmp_path
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_other_kinds_of_drafters_are_trained_and_give_the_codes_of_plain_decoding(name: str, tmp_path: Path) -> None:
+def test_other_kinds_of_drafters_are_trained_and_give_the_tokens_of_plain_decoding(name: str, tmp_path: Path) -> None:
     """A head that is not linear, and one that is."""
     kinds = ("eagle3", "poss", "medusa", "parallelspec", "vertical")
     folder = trained(name, tmp_path, kinds, steps=3)
@@ -107,12 +107,12 @@ def test_other_kinds_of_drafters_are_trained_and_give_the_codes_of_plain_decodin
     add_ons: Any = model.add_ons
     assert [add_ons[kind].config.kind for kind in kinds] == list(kinds)
     assert add_ons["poss"].config.form == "rows"
-    check_codes(model, kinds)
+    check_tokens(model, kinds)
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3", "poss", "medusa", "parallelspec", "vertical"])
 @pytest.mark.parametrize("name", SQUARE)
-def test_new_drafters_give_the_codes_of_plain_decoding(name: str, kind: str) -> None:
+def test_new_drafters_give_the_tokens_of_plain_decoding(name: str, kind: str) -> None:
     """Every family, every kind, with weights that were not trained; in trees, and by rejection greedily."""
     make, processor, size = SQUARE[name]
     parts = tiny.assemble(name, make(), processor(), size)
@@ -123,8 +123,8 @@ def test_new_drafters_give_the_codes_of_plain_decoding(name: str, kind: str) -> 
     condition, keys = parts.text.condition(PROMPTS), [(5, 0), (5, 1)]
     for sampling in (Sampling(guidance=4.0), Sampling(guidance=4.0, temperature=0)):
         decoders = [build_decoder(name, parts.target, sampling=sampling, **given) for name in ("plain", kind)]
-        codes = [decoder.generate(condition, keys=keys).codes for decoder in decoders]
-        assert torch.equal(*codes)
+        tokens = [decoder.generate(condition, keys=keys).tokens for decoder in decoders]
+        assert torch.equal(*tokens)
 
 
 def test_heads_are_trained_for_grids_that_are_not_square(tmp_path: Path) -> None:
@@ -156,22 +156,22 @@ def test_drafters_that_read_what_the_target_lacks_are_refused() -> None:
 
 
 def test_tapped_layers_are_those_of_sequential_passes() -> None:
-    """Of a prompt, of codes and of newlines behind them, against the library's hidden states without a cache."""
+    """Of a prompt, of tokens and of newlines behind them, against the library's hidden states without a cache."""
     parts = tiny.assemble("emu3", tiny.tiny_emu3(), tiny.emu3_processor(), (24, 24))
     assert parts.text is not None
     target, taps = parts.target, fused_layers(2)
     condition = parts.text.condition(PROMPTS)
     assert condition.tokens is not None and condition.mask is not None
-    codes = torch.randint(24, (2, 8), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(24, (2, 8), generator=torch.Generator().manual_seed(0))
     sampling, keys = Sampling(guidance=4.0), [(0, 0), (0, 1)]
     begun = start(target, condition, sampling=sampling, keys=keys, stage=0, taps=taps)
-    read = read_codes(target, begun.cache, begun.prefix, codes, taps=taps)
+    read = read_tokens(target, begun.cache, begun.prefix, tokens, taps=taps)
     assert read.fused is not None and begun.fused is not None
     for image in range(2):
         for row in range(2):
             inputs, ends = [target.words(condition.tokens[image, row][condition.mask[image, row]])], []
-            for place, code in enumerate(codes[image]):
-                inputs.append(target.tok_embeddings(code[None]))
+            for place, token in enumerate(tokens[image]):
+                inputs.append(target.tok_embeddings(token[None]))
                 if (place + 1) % 3 == 0:
                     inputs.append(target.words(torch.tensor([target.config.raster.newline])))
                 ends.append(sum(map(len, inputs)) - 1)
@@ -187,7 +187,7 @@ def test_tapped_layers_are_those_of_sequential_passes() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_features_of_the_teacher_give_the_distribution_of_the_codes(name: str) -> None:
+def test_features_of_the_teacher_give_the_distribution_of_the_tokens(name: str) -> None:
     """Janus's head is not linear: guided features would have other logits."""
     make, processor, size = CASES[name]
     parts = tiny.assemble(name, make(), processor(), size)
@@ -198,14 +198,14 @@ def test_features_of_the_teacher_give_the_distribution_of_the_codes(name: str) -
     config = for_tokens(config, parts.target)
     task = DrafterTask(config, parts.target, teacher)
     examples = task._examples([0, 1], torch.full((2,), 4.0), torch.device("cpu"))
-    guided = sampling.guide(parts.target.head(examples.rows.flatten(0, 1)).unflatten(0, (2, 2)), examples.codes)
+    guided = sampling.guide(parts.target.head(examples.rows.flatten(0, 1)).unflatten(0, (2, 2)), examples.tokens)
     torch.testing.assert_close(task._logits(examples.rows, examples), guided)
     is_linear = torch.allclose(parts.target.head(examples.guided), guided, atol=1e-3)
     assert is_linear == (name == "emu3")
     assert isinstance(task.drafter, Eagle)
     (draft, _), *_ = task._draft(examples)
     torch.testing.assert_close(draft.p.sum(-1), torch.ones(2, draft.p.shape[1]))
-    found = sampling.log_probs(parts.target.head(examples.rows.flatten(0, 1)).unflatten(0, (2, 2)), examples.codes)
+    found = sampling.log_probs(parts.target.head(examples.rows.flatten(0, 1)).unflatten(0, (2, 2)), examples.tokens)
     torch.testing.assert_close(draft.p, found[:, 1:].exp())
 
 

@@ -14,7 +14,7 @@ LEARNING = replace(CONFIG, lr=4e-3, pictures=104, held_out=8)
 KINDS: dict[str, tuple[dict[str, Any], int]] = {
     "parallelspec": ({"depths": 4, "anchors": 6}, 3),
     "medusa": ({"depths": 3}, 3),
-    "medusa without the code": ({"depths": 3, "reads_code": False}, 3),
+    "medusa without the token": ({"depths": 3, "reads_token": False}, 3),
     "vertical": ({"depths": 3}, 4),
     "vispec": ({"recent": 1}, 3),
 }
@@ -39,6 +39,6 @@ def test_acceptance_rises_at_every_depth(name: str) -> None:
     task.eval()
     after = task.evaluate()
     rises = [after[f"accepted_{i + 1}"] - before[f"accepted_{i + 1}"] for i in range(depths)]
-    # Codes further ahead hardly follow from what is known, in a target of random weights.
+    # Tokens further ahead hardly follow from what is known, in a target of random weights.
     assert rises[0] > 0.06 and min(rises) > 0.02, rises
     assert all(p.grad is not None for p in task.drafter.parameters() if p.requires_grad and p.numel())

@@ -41,7 +41,7 @@ def test_lambda_moves_from_divergence_to_acceptance() -> None:
     torch.testing.assert_close(lk_lambda(P, Q.log(), scale=1.0, decay=0.0), torch.tensor(divergence))
 
 
-def test_codes_that_are_never_drafted_reduce_acceptance_alone() -> None:
+def test_tokens_that_are_never_drafted_reduce_acceptance_alone() -> None:
     logits = torch.tensor([1.0, 0.5, -torch.inf, -torch.inf], requires_grad=True)
     log_q = logits.log_softmax(-1)
     q = log_q.exp().detach()
@@ -52,7 +52,7 @@ def test_codes_that_are_never_drafted_reduce_acceptance_alone() -> None:
         assert torch.isfinite(grad).all() and grad[:2].abs().min() > 0
 
 
-def test_filtered_distributions_that_share_no_code_have_a_finite_loss() -> None:
+def test_filtered_distributions_that_share_no_token_have_a_finite_loss() -> None:
     p, log_q = torch.tensor([1.0, 0.0]), torch.tensor([-torch.inf, 0.0])
     for form in ("alpha", "lambda"):
         assert torch.isfinite(Objective(form=form).of_distributions(p, log_q))
@@ -89,7 +89,7 @@ def test_descent_raises_acceptance_of_distributions(objective: Objective) -> Non
     assert before < 0.6 and mean(logits.detach()) > 0.9
 
 
-def test_with_too_few_codes_the_lk_loss_has_higher_acceptance_than_cross_entropy() -> None:
+def test_with_too_few_tokens_the_lk_loss_has_higher_acceptance_than_cross_entropy() -> None:
     """Of two distributions of one parameter, the LK loss prefers the one of higher acceptance."""
     p = torch.tensor([0.4, 0.3, 0.2, 0.1])
     reach = torch.tensor([0.0, 0.6, -2.5, 3.0])

@@ -106,11 +106,11 @@ def test_radar_learns_to_stop_from_the_beam(tmp_path: Path) -> None:
 
 def test_best_depth_falls_with_the_cost_of_a_pass(tmp_path: Path) -> None:
     config = PolicyConfig(LOOP, kind="radar", model={"beam": 4, "hidden": 8}, nodes=4)
-    passes = []
+    steps = []
     for level in (0.0, 3.0):
         task = RadarTask(config, records(), AssumedCosts(node=0.0, level=level))
-        passes.append(task.evaluate()["passes_of_best_depth"])
-    assert passes == [3, 1]
+        steps.append(task.evaluate()["steps_of_best_depth"])
+    assert steps == [3, 1]
 
 
 def stopped(task: Any, number: int, at: int) -> Any:
@@ -188,7 +188,7 @@ def test_rewards_use_the_times_of_the_profile(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_command_returns_the_code_of_the_signal_and_prints_no_result(
+def test_interrupted_command_returns_the_token_of_the_signal_and_prints_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, code: int
 ) -> None:
     from lantern.training import policy

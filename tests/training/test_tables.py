@@ -1,4 +1,4 @@
-"""The command that writes tables of codes writes add-ons that the model reads."""
+"""The command that writes tables of tokens writes add-ons that the model reads."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from lantern.cli.main import main
 from lantern.drafters.eagle.fr_spec import FrequencyTable
 from lantern.drafters.lookup.tables import SamTables
 from lantern.models.folder import load_model
-from lantern.training.tables import sampled_codes
+from lantern.training.tables import sampled_tokens
 from tests.tiny_folder import save_tiny_model
 
 
-def test_tables_are_those_of_the_codes_that_the_model_samples(tmp_path: Path) -> None:
+def test_tables_are_those_of_the_tokens_that_the_model_samples(tmp_path: Path) -> None:
     folder, prompts, config = save_tiny_model(tmp_path / "tiny"), tmp_path / "prompts.txt", tmp_path / "sam.json"
     prompts.write_text("a red apple\na cat\ntwo dog\n")
     config.write_text('{"kind": "sam", "groups": 5, "limit": 2}')
@@ -23,9 +23,9 @@ def test_tables_are_those_of_the_codes_that_the_model_samples(tmp_path: Path) ->
     model = load_model(folder)
     frequent, sam = model.add_ons["fr-spec"], model.add_ons["sam"]
     assert isinstance(frequent, FrequencyTable) and isinstance(sam, SamTables)
-    codes = sampled_codes(model, ["a red apple", "a cat", "two dog"], seed=1000, batch=2)
-    assert torch.equal(frequent.counts.long(), codes.flatten().bincount(minlength=len(frequent.counts)))
-    assert torch.equal(sam.corpus.long(), codes[:2].long()) and int(sam.group_of.max()) < 5
+    tokens = sampled_tokens(model, ["a red apple", "a cat", "two dog"], seed=1000, batch=2)
+    assert torch.equal(frequent.counts.long(), tokens.flatten().bincount(minlength=len(frequent.counts)))
+    assert torch.equal(sam.corpus.long(), tokens[:2].long()) and int(sam.group_of.max()) < 5
 
 
 def test_wrong_tables_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from lantern.decoding.plain import generate
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.training.data import Prepared, Record, write_prepared
-from lantern.training.features import Conditions, background_code, background_patches, number_classes
+from lantern.training.features import Conditions, background_patches, background_token, number_classes
 from lantern.training.loop import LoopConfig, train
 from lantern.training.target import CLASSES_NAME, TargetConfig, TargetTask, grow, prefix_mask
 from lantern.training.target import train as train_target
@@ -40,15 +40,15 @@ def vq_of() -> VQVAE:
 
 
 def task_of(tmp_path: Path, steps: int) -> TargetTask:
-    """Three captions, each with its own constant image of codes; the last record is held out."""
+    """Three captions, each with its own constant image of tokens; the last record is held out."""
     generator = torch.Generator().manual_seed(0)
     mask = torch.tensor([[False, True, True, True], [True] * 4, [False, False, True, True]])
     features = torch.randn(3, SLOTS, MODEL.caption_dim, generator=generator) * mask[..., None]
     captions = Conditions({f"c{i}": i for i in range(3)}, features, mask)
-    codes = torch.stack([torch.full((16,), 3 + 5 * i) for i in range(3)]).short()
+    tokens = torch.stack([torch.full((16,), 3 + 5 * i) for i in range(3)]).short()
     loop = LoopConfig(steps=steps, warmup=2, precision="fp32", log_every=50, evaluate_every=steps)
     config = TargetConfig(model=MODEL, loop=loop, batch=8, slots=SLOTS)
-    return TargetTask(config, Prepared(tmp_path, records_of(), {}), codes, captions, vq_of())
+    return TargetTask(config, Prepared(tmp_path, records_of(), {}), tokens, captions, vq_of())
 
 
 def test_trained_target_generates_the_pictures_of_its_captions(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_trained_target_generates_the_pictures_of_its_captions(tmp_path: Path) -
     target = load_component(Transformer, TransformerConfig, tmp_path / "transformer")
     condition = Condition(embeddings=task._captions.features[:2], mask=task._captions.mask[:2])
     made = generate(target, condition, sampling=Sampling(guidance=1.0, temperature=0), keys=[(0, 0), (0, 1)])
-    assert torch.equal(made.codes, task._codes[:2].long())
+    assert torch.equal(made.tokens, task._tokens[:2].long())
     assert len(list((tmp_path / "samples").glob("*.png"))) == 1
 
 
@@ -81,7 +81,7 @@ def test_captions_are_chosen_by_their_weights(tmp_path: Path) -> None:
         replace(record, captions=((f"c{i}", 0.25), ("c2", 0.75)) if i < 2 else ((f"c{i}", 1.0),))
         for i, record in enumerate(records_of())
     ]
-    again = TargetTask(task.config, Prepared(tmp_path, records, {}), task._codes, task._captions, vq_of())
+    again = TargetTask(task.config, Prepared(tmp_path, records, {}), task._tokens, task._captions, vq_of())
     uniforms = torch.linspace(0, 0.999, 200)
     for record in (0, 1):
         features, _, _ = again._examples(torch.full((200,), record), uniforms)
@@ -89,24 +89,24 @@ def test_captions_are_chosen_by_their_weights(tmp_path: Path) -> None:
         assert share == pytest.approx(0.75, abs=0.02)
 
 
-def test_corruption_changes_input_codes_to_near_ones_and_never_the_predicted_ones(tmp_path: Path) -> None:
+def test_corruption_changes_input_tokens_to_near_ones_and_never_the_predicted_ones(tmp_path: Path) -> None:
     task = task_of(tmp_path, 10)
-    codes = torch.full((2, 16), 3)
-    given = task._corrupt(codes, torch.tensor([0.0, 1.0]), torch.Generator().manual_seed(0))
-    assert torch.equal(given[0], codes[0])
+    tokens = torch.full((2, 16), 3)
+    given = task._corrupt(tokens, torch.tensor([0.0, 1.0]), torch.Generator().manual_seed(0))
+    assert torch.equal(given[0], tokens[0])
     assert set(given[1].tolist()) <= set(task._near[3].tolist())
     assert torch.equal(task.batch(0, 0, torch.device("cpu"))[2], task.batch(0, 0, torch.device("cpu"))[3])
 
 
-def test_corruption_by_other_pictures_takes_the_code_at_the_same_place(tmp_path: Path) -> None:
+def test_corruption_by_other_pictures_takes_the_token_at_the_same_place(tmp_path: Path) -> None:
     task = task_of(tmp_path, 10)
     task.config = replace(task.config, corruption_others=0.5)
-    codes = torch.stack([torch.full((4000,), 3), torch.arange(4000) % task._near.shape[0]])
-    given = task._corrupt(codes, torch.tensor([1.0, 0.0]), torch.Generator().manual_seed(0))
-    assert torch.equal(given[1], codes[1])
-    is_near, is_other = torch.isin(given[0], task._near[3]), given[0] == codes[1]
+    tokens = torch.stack([torch.full((4000,), 3), torch.arange(4000) % task._near.shape[0]])
+    given = task._corrupt(tokens, torch.tensor([1.0, 0.0]), torch.Generator().manual_seed(0))
+    assert torch.equal(given[1], tokens[1])
+    is_near, is_other = torch.isin(given[0], task._near[3]), given[0] == tokens[1]
     assert (is_near | is_other).all()
-    is_distinct = ~torch.isin(codes[1], task._near[3])
+    is_distinct = ~torch.isin(tokens[1], task._near[3])
     assert is_other[is_distinct].float().mean() == pytest.approx(0.5, abs=0.05)
 
 
@@ -131,15 +131,15 @@ def test_the_switch_of_bf16_products_is_put_back(tmp_path: Path, monkeypatch: py
     assert seen == [True] and not allowed()
 
 
-def test_background_patches_are_white_with_their_margin_and_get_their_most_frequent_code() -> None:
+def test_background_patches_are_white_with_their_margin_and_get_their_most_frequent_token() -> None:
     picture = torch.full((1, 3, 16, 16), 255, dtype=torch.uint8)
     picture[:, :, 5, 5] = 0
     background = background_patches(picture, 4)
     assert background.sum() == 15 and not background[0, 5]
     picture[:, :, 8, 5] = 0  # the margin of patch (1, 1) and within patch (2, 1)
     assert background_patches(picture, 4).sum() == 14
-    codes = torch.tensor([[7, 7, 9, *range(10, 23)]])
-    assert background_code(codes, background) == 7
+    tokens = torch.tensor([[7, 7, 9, *range(10, 23)]])
+    assert background_token(tokens, background) == 7
 
 
 def test_padding_is_visible_to_itself_alone() -> None:
@@ -165,13 +165,13 @@ def test_a_class_conditional_target_generates_the_pictures_of_its_classes(tmp_pa
     loop = LoopConfig(steps=80, warmup=2, precision="fp32", log_every=50, evaluate_every=80)
     config = TargetConfig(model=model, loop=loop, batch=8)
     prepared = Prepared(tmp_path, records_of(), {})
-    codes = torch.stack([torch.full((16,), 3 + 5 * i) for i in range(3)]).short()
-    task = TargetTask(config, prepared, codes, number_classes(prepared), vq_of())
+    tokens = torch.stack([torch.full((16,), 3 + 5 * i) for i in range(3)]).short()
+    task = TargetTask(config, prepared, tokens, number_classes(prepared), vq_of())
     train(task, loop, out=tmp_path)
     target = load_component(Transformer, TransformerConfig, tmp_path / "transformer")
     condition = Condition(labels=torch.tensor([1, 0]))
     made = generate(target, condition, sampling=Sampling(guidance=2.0, temperature=0), keys=[(0, 0), (0, 1)])
-    assert torch.equal(made.codes, codes[[1, 0]].long())
+    assert torch.equal(made.tokens, tokens[[1, 0]].long())
     assert read_json_object(tmp_path / "transformer" / CLASSES_NAME) == {"classes": ["c0", "c1", "c2"]}
 
 

@@ -35,8 +35,8 @@ def test_cache_holds_the_output_of_the_teacher(tmp_path: Path, reads: tuple[str,
     cache = filled(tmp_path, teacher)
     numbers = [11, 0, 7, 7, 4]
     read, output = cache.read(numbers), teacher.read(numbers)
-    assert read.keys() == output.keys() == {"codes", "mask", "words", "rows", *reads}
-    assert torch.equal(read["codes"], output["codes"])
+    assert read.keys() == output.keys() == {"tokens", "mask", "words", "rows", *reads}
+    assert torch.equal(read["tokens"], output["tokens"])
     for name in output:
         assert read[name].shape == output[name].shape and read[name].dtype == output[name].dtype
         torch.testing.assert_close(read[name].float(), output[name].float(), atol=2e-2, rtol=2e-2)
@@ -45,7 +45,7 @@ def test_cache_holds_the_output_of_the_teacher(tmp_path: Path, reads: tuple[str,
 def test_a_picture_does_not_depend_on_its_shard(tmp_path: Path) -> None:
     teacher = tiny_teacher(tiny_target())
     one, other = (filled(tmp_path / str(shard), teacher, shard=shard) for shard in (3, 12))
-    assert torch.equal(one.read(list(range(12)))["codes"], other.read(list(range(12)))["codes"])
+    assert torch.equal(one.read(list(range(12)))["tokens"], other.read(list(range(12)))["tokens"])
 
 
 def test_files_are_as_large_as_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +83,7 @@ def test_a_stopped_build_continues_with_the_first_missing_shard(tmp_path: Path) 
     teacher.made = []  # type: ignore[attr-defined]
     cache = filled(tmp_path, teacher)
     assert teacher.made == [1, 2]  # type: ignore[attr-defined]
-    assert len(cache.read(list(range(12)))["codes"]) == 12
+    assert len(cache.read(list(range(12)))["tokens"]) == 12
 
 
 def test_offline_and_online_losses_are_equal(tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_online_batches_are_fresh_and_repeatable() -> None:
     task = DrafterTask(replace(CONFIG, source="online", pictures=0), target, tiny_teacher(target))
     first, again, second = (task.batch(step, 0, torch.device("cpu"))[0] for step in (0, 0, 1))
     other = task.batch(0, 1, torch.device("cpu"))[0]
-    assert torch.equal(first.codes, again.codes) and torch.equal(first.rows, again.rows)
-    assert not torch.equal(first.codes, second.codes) and not torch.equal(first.codes, other.codes)
+    assert torch.equal(first.tokens, again.tokens) and torch.equal(first.rows, again.rows)
+    assert not torch.equal(first.tokens, second.tokens) and not torch.equal(first.tokens, other.tokens)
 
 
 @pytest.mark.parametrize("source", ["offline", "online"])

@@ -14,7 +14,7 @@ from lantern.verifiers.relaxations.grouped import Grouped
 from lantern.verifiers.relaxations.rule import Trial
 from tests.proof.worlds import GivenRows
 
-CODES, GRID = 5, 200
+TOKENS, GRID = 5, 200
 
 
 class Gridded:
@@ -40,16 +40,16 @@ class Gridded:
 
 def distributions(nodes: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(nodes, CODES, generator=generator) * 1.5).softmax(-1)
+    return (torch.randn(nodes, TOKENS, generator=generator) * 1.5).softmax(-1)
 
 
 def walk(
-    p: Tensor, q: Tensor, codes: list[int], redraw: str = "coupled", rule: Grouped | None = None
+    p: Tensor, q: Tensor, tokens: list[int], redraw: str = "coupled", rule: Grouped | None = None
 ) -> tuple[Verdict, NoiseSource]:
-    """Walk GRID^2 images with the same window, whose root is code 0 and whose first code has number 7."""
+    """Walk GRID^2 images with the same window, whose root is token 0 and whose first token has number 7."""
     noise, runs = Gridded(), GRID * GRID
-    shape = chain(len(codes)).shape()
-    nodes = torch.tensor([0, *codes]).expand(runs, -1)
+    shape = chain(len(tokens)).shape()
+    nodes = torch.tensor([0, *tokens]).expand(runs, -1)
     tree = DraftTree(nodes, shape, "jacobi", q.log().expand(runs, -1, -1))
     positions = (7 + shape.depths).expand(runs, -1)
     verifier: Any = CouplingVerifier(redraw, rule)  # type: ignore[arg-type]
@@ -61,30 +61,30 @@ def sampled(verdict: Verdict) -> Tensor:
     return verdict.samples
 
 
-def distribution_of(codes: Tensor) -> Tensor:
-    return torch.bincount(codes, minlength=CODES) / len(codes)
+def distribution_of(tokens: Tensor) -> Tensor:
+    return torch.bincount(tokens, minlength=TOKENS) / len(tokens)
 
 
 def test_samples_follow_p_and_change_with_least_probability() -> None:
     p, q = distributions(3, 0), distributions(3, 1)
-    marginal, stays = torch.zeros(2, CODES), torch.zeros(2)
-    for code in range(CODES):
-        verdict, _ = walk(p, q, [code, code])
+    marginal, stays = torch.zeros(2, TOKENS), torch.zeros(2)
+    for token in range(TOKENS):
+        verdict, _ = walk(p, q, [token, token])
         for place in range(2):
-            marginal[place] += q[place, code] * distribution_of(sampled(verdict)[:, place])
-            stays[place] += q[place, code] * (sampled(verdict)[:, place] == code).float().mean()
+            marginal[place] += q[place, token] * distribution_of(sampled(verdict)[:, place])
+            stays[place] += q[place, token] * (sampled(verdict)[:, place] == token).float().mean()
     assert (marginal - p[:2]).abs().max() < 2 / GRID
     assert (stays - torch.minimum(p, q)[:2].sum(1)).abs().max() < 2 / GRID
 
 
-def test_codes_behind_the_last_node_follow_p() -> None:
+def test_tokens_behind_the_last_node_follow_p() -> None:
     p = distributions(3, 0)
     for redraw in ("coupled", "independent"):
         verdict, _ = walk(p, distributions(3, 1), [2, 4], redraw)
         assert (distribution_of(sampled(verdict)[:, 2]) - p[2]).abs().max() < 2 / GRID
 
 
-def test_unchanged_distributions_keep_every_code() -> None:
+def test_unchanged_distributions_keep_every_token() -> None:
     p = distributions(4, 0)
     for redraw in ("coupled", "independent"):
         verdict, _ = walk(p, p, [2, 0, 4], redraw)
@@ -93,10 +93,10 @@ def test_unchanged_distributions_keep_every_code() -> None:
         assert torch.equal(verdict.next_token, sampled(verdict)[:, 3])
 
 
-def test_coupling_keeps_codes_behind_a_change_and_independent_redraws_do_not() -> None:
+def test_coupling_keeps_tokens_behind_a_change_and_independent_redraws_do_not() -> None:
     p = distributions(3, 0)
     p[0] = torch.tensor([0.0, 0.4, 0.6, 0.0, 0.0])
-    q = torch.stack([torch.eye(CODES)[3], p[1], p[2]])
+    q = torch.stack([torch.eye(TOKENS)[3], p[1], p[2]])
     coupled, _ = walk(p, q, [3, 1])
     assert (coupled.length == 0).all() and (coupled.path == 0).all()
     assert (distribution_of(coupled.next_token) - p[0]).abs().max() < 2 / GRID
@@ -106,19 +106,19 @@ def test_coupling_keeps_codes_behind_a_change_and_independent_redraws_do_not() -
     assert (distribution_of(sampled(independent)[:, 1]) - p[1]).abs().max() < 2 / GRID
 
 
-def test_codes_without_probability_are_neither_kept_nor_sampled() -> None:
+def test_tokens_without_probability_are_neither_kept_nor_sampled() -> None:
     p, q = distributions(3, 0), distributions(3, 1)
     p[:, [0, 4]] = 0.0
     p = p / p.sum(-1, keepdim=True)
-    for codes in ([0, 4], [1, 2], [4, 4]):
+    for tokens in ([0, 4], [1, 2], [4, 4]):
         for redraw in ("coupled", "independent"):
-            verdict, _ = walk(p, q, codes, redraw)
+            verdict, _ = walk(p, q, tokens, redraw)
             assert not torch.isin(sampled(verdict), torch.tensor([0, 4])).any()
 
 
-def test_point_masses_give_their_code() -> None:
-    hot = torch.eye(CODES)
-    for q in (hot[[3, 3, 3]], torch.full((3, CODES), 0.2)):
+def test_point_masses_give_their_token() -> None:
+    hot = torch.eye(TOKENS)
+    for q in (hot[[3, 3, 3]], torch.full((3, TOKENS), 0.2)):
         for redraw in ("coupled", "independent"):
             verdict, _ = walk(hot[[3, 1, 4]], q, [3, 3], redraw)
             assert (sampled(verdict) == torch.tensor([3, 1, 4])).all() and (verdict.length == 1).all()
@@ -132,12 +132,12 @@ def test_recorded_distribution_is_p_and_uniforms_belong_to_the_step() -> None:
     assert torch.equal(noise.iterations, torch.full((GRID * GRID,), 7))  # type: ignore[attr-defined]
 
 
-def test_first_code_follows_p() -> None:
+def test_first_token_follows_p() -> None:
     p, runs = distributions(1, 3), GRID * GRID
     root = DraftTree(torch.zeros(runs, 1, dtype=torch.long), TreeShape.chain(0, p.device), "jacobi")
     rows = GivenRows(p.log().expand(runs, 1, -1), root.tokens, Gridded())
-    code = CouplingVerifier().verify(root, rows, Gridded()).next_token
-    assert (distribution_of(code) - p[0]).abs().max() < 2 / GRID
+    token = CouplingVerifier().verify(root, rows, Gridded()).next_token
+    assert (distribution_of(token) - p[0]).abs().max() < 2 / GRID
 
 
 def test_windows_without_log_q_raise() -> None:
@@ -155,7 +155,7 @@ def test_unknown_redraw_raises() -> None:
 
 
 def groups(size: int) -> Grouped:
-    vectors = torch.randn(CODES, 3, generator=torch.Generator().manual_seed(5))
+    vectors = torch.randn(TOKENS, 3, generator=torch.Generator().manual_seed(5))
     return Grouped(vectors, group=size, p_radius=1.0, d_radius=2.5)
 
 
@@ -170,19 +170,19 @@ def test_a_window_of_groups_of_one_is_speculative_jacobi_decoding() -> None:
 
 def test_a_relaxed_window_follows_its_rule_and_reports_no_less_than_it_moves() -> None:
     p, q, rule = distributions(3, 3), distributions(3, 4), groups(4)
-    output, reported = torch.zeros(CODES), 0.0
-    for code in range(CODES):
-        verdict, _ = walk(p, q, [code, 1], "independent", rule)
-        ruling = rule.judge(Trial(p[:1], q[:1], torch.tensor([code]), is_point=False))
-        chance = float((ruling.mass[0] / q[0, code]).clamp(max=1))
+    output, reported = torch.zeros(TOKENS), 0.0
+    for token in range(TOKENS):
+        verdict, _ = walk(p, q, [token, 1], "independent", rule)
+        ruling = rule.judge(Trial(p[:1], q[:1], torch.tensor([token]), is_point=False))
+        chance = float((ruling.mass[0] / q[0, token]).clamp(max=1))
         assert float((verdict.length > 0).float().mean()) == pytest.approx(chance, abs=2 / GRID)
         expected = (1 - chance) * ruling.left[0] / ruling.left[0].sum()
-        expected[code] += chance
+        expected[token] += chance
         first = distribution_of(sampled(verdict)[:, 0])
         assert torch.allclose(first, expected, atol=3 / GRID)
         assert verdict.cost is not None
-        output += q[0, code] * first
-        reported += float(q[0, code] * verdict.cost.total_variation[:, 0].mean())
+        output += q[0, token] * first
+        reported += float(q[0, token] * verdict.cost.total_variation[:, 0].mean())
     moved = float((output - p[0]).abs().sum() / 2)
     assert 0.02 < moved <= reported + 3 / GRID
 
@@ -192,18 +192,18 @@ def test_relaxed_windows_are_sampled_independently() -> None:
         CouplingVerifier("coupled", groups(2))
 
 
-def test_reused_codes_follow_the_distribution_that_is_recorded() -> None:
-    """Windows whose last code is sampled from q, and whose first is always rejected."""
+def test_reused_tokens_follow_the_distribution_that_is_recorded() -> None:
+    """Windows whose last token is sampled from q, and whose first is always rejected."""
     p, q = distributions(3, 1), distributions(3, 2)
-    p[0], q[0] = torch.eye(CODES)[1], torch.eye(CODES)[2]
-    emitted = torch.zeros(CODES)
-    for code in range(CODES):
-        verdict, _ = walk(p, q, [2, code], "reuse")
-        emitted += float(q[1, code]) * distribution_of(sampled(verdict)[:, 1])
+    p[0], q[0] = torch.eye(TOKENS)[1], torch.eye(TOKENS)[2]
+    emitted = torch.zeros(TOKENS)
+    for token in range(TOKENS):
+        verdict, _ = walk(p, q, [2, token], "reuse")
+        emitted += float(q[1, token]) * distribution_of(sampled(verdict)[:, 1])
     assert verdict.log_q is not None
     recorded = verdict.log_q[0, 1].exp()
     assert torch.allclose(emitted, recorded, atol=0.01) and abs(float(recorded.sum()) - 1) < 1e-5
     # To record p, as the paper does, is a mistake of this size.
     assert float((emitted - p[1]).abs().sum() / 2) > 0.05
-    # The window's last row has no code that could stay.
+    # The window's last row has no token that could stay.
     assert torch.allclose(verdict.log_q[0, 2].exp(), p[2], atol=1e-6)

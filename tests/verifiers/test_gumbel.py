@@ -1,4 +1,4 @@
-"""The path that Gumbel match keeps; tests/proof compares its codes with plain decoding's."""
+"""The path that Gumbel match keeps; tests/proof compares its tokens with plain decoding's."""
 
 import torch
 

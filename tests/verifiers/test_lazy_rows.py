@@ -27,9 +27,9 @@ from lantern.verifiers.relaxations.tolerance import Tolerance
 from lantern.verifiers.relaxed import RelaxedVerifier
 from tests.tiny_decoder import BLIND, CONDITION, KEYS, tiny_decoder
 
-CODES, IMAGES, STEPS = 48, 3, 12
+TOKENS, IMAGES, STEPS = 48, 3, 12
 TREE = named("0 1 2 0.0 0.1 1.0 0.0.0 0.0.1 0.0.0.0")
-VECTORS = torch.randn(CODES, 4, generator=torch.Generator().manual_seed(1))
+VECTORS = torch.randn(TOKENS, 4, generator=torch.Generator().manual_seed(1))
 TABLE = proximity_table(VECTORS, 12)
 DISTANCES = proximity_distances(VECTORS, TABLE)
 BOUNDED = Bounded(TABLE, k=8, delta=0.3, distances=DISTANCES)
@@ -62,16 +62,16 @@ class CountedRows(LogitRows):
 
 
 def step(mode: DraftMode, images: int, seed: int, sampling: Sampling) -> tuple[DraftTree, Tensor, Tensor, Noise]:
-    """Return a tree near the target, logits, code numbers and noise."""
+    """Return a tree near the target, logits, token numbers and noise."""
     generator = torch.Generator().manual_seed(seed)
     shape = TREE.shape()
     if mode == "point":  # ranks with gaps, as a dynamic tree leaves them
         shape = replace(shape, ranks=2 * shape.ranks, widths=tuple(2 * width for width in shape.widths))
-    logits = torch.randn(images, 2, shape.num_nodes, CODES, generator=generator) * 0.8
+    logits = torch.randn(images, 2, shape.num_nodes, TOKENS, generator=generator) * 0.8
     places = (3 + shape.depths).expand(images, -1)
     near = sampling.log_probs(logits, places) * 0.9
     log_q = (near.nan_to_num(neginf=-30.0) + torch.randn(near.shape, generator=generator)).log_softmax(-1)
-    noise = Noise([(seed, i) for i in range(images)], positions=16, vocab_size=CODES)
+    noise = Noise([(seed, i) for i in range(images)], positions=16, vocab_size=TOKENS)
     scores = log_q if mode == "point" else log_q + noise.gumbel(places, 1 if mode == "gumbel" else 2)
     order = scores.argsort(-1, descending=True)
     tokens = order[:, shape.parents, shape.ranks]
@@ -114,6 +114,6 @@ def test_decoding_with_lazy_rows_gives_the_same_pictures_and_statistics(name: st
     made = [
         tiny_decoder(name, sampling=sampling, engine=engine).generate(CONDITION, keys=KEYS) for engine in (EAGER, BLIND)
     ]
-    for field in ("codes", "passes", "accepted", "reached", "relaxed", "total_variation", "latent_distance", "excess"):
+    for field in ("tokens", "steps", "accepted", "reached", "relaxed", "total_variation", "latent_distance", "excess"):
         found = [getattr(one, field) for one in made]
         assert found[0] is found[1] is None or torch.equal(*found), field

@@ -17,7 +17,7 @@ from lantern.verifiers.relaxations.tolerance import Tolerance
 from tests.verifiers.toys import expected, outcome, toy
 
 
-def test_codes_of_zero_probability_are_never_accepted() -> None:
+def test_tokens_of_zero_probability_are_never_accepted() -> None:
     distributions = toy()
     distributions = replace(distributions, q_next=torch.eye(5)[[1, 0, 0, 0, 0]] * 0.9 + 0.02)
     assert distributions.p_next[0, 1] == 0

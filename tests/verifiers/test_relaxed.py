@@ -1,4 +1,4 @@
-"""Exact verification of a relaxed distribution: codes follow r, and the cost is TV(r, p)."""
+"""Exact verification of a relaxed distribution: tokens follow r, and the cost is TV(r, p)."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,12 +21,12 @@ from lantern.verifiers.relaxed import RelaxedVerifier
 from tests.proof.worlds import GivenRows
 from tests.tiny import tiny_condition
 from tests.tiny_decoder import BLIND, SAMPLING, tiny_codebook, tiny_decoder
-from tests.verifiers.toys import CODES, TREE, Toy, distance, draw_tree, outcome, spread_noise, target_distribution, toy
+from tests.verifiers.toys import TOKENS, TREE, Toy, distance, draw_tree, outcome, spread_noise, target_distribution, toy
 
 TOLERANCE = 0.015
 FLAT = StaticTree(((0,), (1,)))
-CODEBOOK = torch.randn(CODES, 2, generator=torch.Generator().manual_seed(1))
-LINE = proximity_table(CODEBOOK, CODES - 1)
+CODEBOOK = torch.randn(TOKENS, 2, generator=torch.Generator().manual_seed(1))
+LINE = proximity_table(CODEBOOK, TOKENS - 1)
 BOUNDED = Bounded(LINE, k=3, delta=0.3, distances=proximity_distances(CODEBOOK, LINE))
 PAIRS = [
     (GumbelVerifier(), "gumbel"),
@@ -51,7 +51,7 @@ def distribution(rule: Relaxation, p: Tensor, q: Tensor, depth: int) -> Tensor:
 
 @pytest.mark.parametrize(("inner", "mode"), PAIRS)
 @pytest.mark.parametrize("rule", [Halfway(), BOUNDED, Cool(omega=2.0, nu=0)])
-def test_the_first_code_follows_the_relaxed_distribution(rule: Relaxation, inner: Verifier, mode: DraftMode) -> None:
+def test_the_first_token_follows_the_relaxed_distribution(rule: Relaxation, inner: Verifier, mode: DraftMode) -> None:
     distributions = toy()
     made = outcome(distributions, RelaxedVerifier(rule, inner), mode, runs=20_000, shape=FLAT).sum(1)
     assert distance(made, distribution(rule, distributions.p, distributions.q, 0)) < TOLERANCE
@@ -93,8 +93,8 @@ def test_reported_total_variation_is_that_along_the_path(inner: Verifier, mode: 
             spent = float((r - p).abs().sum() / 2)
             assert float(cost.total_variation[i, j]) == pytest.approx(spent, abs=1e-6)
             if j < int(verdict.length[i]):
-                code = tree.tokens[i, verdict.path[i, j]]
-                owed = float((1 - p[code] / r[code]).clamp(min=0))
+                token = tree.tokens[i, verdict.path[i, j]]
+                owed = float((1 - p[token] / r[token]).clamp(min=0))
                 assert float(cost.relaxed[i, j]) == pytest.approx(owed, abs=1e-5)
         node = verdict.path[:, j] if j < 2 else node
 
@@ -132,7 +132,7 @@ def test_relaxed_inner_verifiers_raise() -> None:
 
 def test_drafts_without_log_q_raise() -> None:
     tree = DraftTree(torch.zeros(1, 9, dtype=torch.long), TREE.shape(), "point")
-    rows = GivenRows(torch.zeros(1, 9, CODES), torch.zeros(1, 9, dtype=torch.long), noise := spread_noise(2000, 3))
+    rows = GivenRows(torch.zeros(1, 9, TOKENS), torch.zeros(1, 9, dtype=torch.long), noise := spread_noise(2000, 3))
     with pytest.raises(ValueError, match="use a drafter that records it"):
         RelaxedVerifier(BOUNDED, GumbelVerifier()).verify(tree, rows, noise)
 
@@ -148,9 +148,9 @@ def decode(name: str, sampling: Sampling = SAMPLING, **how: Any) -> Generation:
 @pytest.mark.parametrize("sampling", [Sampling(guidance=3), Sampling(guidance=3, temperature=0)])
 @pytest.mark.parametrize("settings", [{"delta": 0.0}, {"k": 0}, {"cap": 1.0}])
 def test_zero_budget_equals_plain_decoding(sampling: Sampling, settings: dict[str, Any]) -> None:
-    plain = decode("plain", sampling).codes
+    plain = decode("plain", sampling).tokens
     made = decode("bounded", sampling, **settings)
-    assert torch.equal(made.codes, plain)
+    assert torch.equal(made.tokens, plain)
     assert made.total_variation.sum() == 0 and made.relaxed.sum() == 0
 
 
@@ -164,7 +164,7 @@ def test_reported_total_variation_is_within_delta() -> None:
         nearest, farthest = torch.cdist(VECTORS, VECTORS).fill_diagonal_(99).min(), torch.cdist(VECTORS, VECTORS).max()
         mean = made.latent_distance / made.total_variation
         assert (mean >= nearest).all() and (mean <= farthest).all()
-        assert made.passes.sum() < exact.passes.sum()
+        assert made.steps.sum() < exact.steps.sum()
 
 
 @pytest.mark.parametrize("name", ["bounded", "lantern", "cool", "tolerance"])
@@ -175,5 +175,5 @@ def test_without_a_codebook_no_distance_is_reported(name: str) -> None:
 
 
 def test_groups_need_a_codebook() -> None:
-    with pytest.raises(ValueError, match="needs the vectors of the codes"):
+    with pytest.raises(ValueError, match="needs the vectors of the tokens"):
         decode("grouped", has_codebook=False)

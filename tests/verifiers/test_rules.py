@@ -20,10 +20,10 @@ from lantern.verifiers.relaxations.lantern_pp import LanternPP
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from lantern.verifiers.relaxations.rule import Acceptance, Relaxation, Trial
 from lantern.verifiers.relaxations.tolerance import Tolerance
-from tests.verifiers.toys import CODES, distance, outcome, toy
+from tests.verifiers.toys import TOKENS, distance, outcome, toy
 
-CODEBOOK = torch.randn(CODES, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-TABLE = proximity_table(CODEBOOK, CODES - 1)
+CODEBOOK = torch.randn(TOKENS, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+TABLE = proximity_table(CODEBOOK, TOKENS - 1)
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,19 @@ class Emitted:
         return float((self.distribution - case.p).abs().sum() / 2)
 
 
-def random_case(seed: int, codes: int = 10, sharpness: float = 2.0) -> Case:
+def random_case(seed: int, tokens: int = 10, sharpness: float = 2.0) -> Case:
     """Return random p, q with noise on the logits, and a random unit codebook."""
     generator = torch.Generator().manual_seed(seed)
-    logits = sharpness * torch.randn(codes, generator=generator, dtype=torch.float64)
-    drafted = logits + torch.randn(codes, generator=generator, dtype=torch.float64)
-    codebook = torch.nn.functional.normalize(torch.randn(codes, 8, generator=generator, dtype=torch.float64), dim=1)
-    return Case(logits.softmax(0), drafted.softmax(0), codebook, proximity_table(codebook, codes - 1))
+    logits = sharpness * torch.randn(tokens, generator=generator, dtype=torch.float64)
+    drafted = logits + torch.randn(tokens, generator=generator, dtype=torch.float64)
+    codebook = torch.nn.functional.normalize(torch.randn(tokens, 8, generator=generator, dtype=torch.float64), dim=1)
+    return Case(logits.softmax(0), drafted.softmax(0), codebook, proximity_table(codebook, tokens - 1))
 
 
 def emitted(rule: Acceptance | Relaxation, case: Case, drafts: int) -> Emitted:
     """Enumerate the rejection verifier at one node with `drafts` siblings, sampled without replacement from q.
 
-    Rules for point drafts get the most probable codes of q instead.
+    Rules for point drafts get the most probable tokens of q instead.
     """
     if isinstance(rule, Relaxation):
         depths = torch.zeros(1, dtype=torch.long)
@@ -70,19 +70,19 @@ def emitted(rule: Acceptance | Relaxation, case: Case, drafts: int) -> Emitted:
     is_point = rule.modes == frozenset({"point"})
     best = case.q.argsort(descending=True)
     for rank in range(drafts):
-        codes = best[rank : rank + 1] if is_point else torch.arange(len(case.p))
-        code, each = codes.repeat(len(p)), len(codes)
+        tokens = best[rank : rank + 1] if is_point else torch.arange(len(case.p))
+        token, each = tokens.repeat(len(p)), len(tokens)
         p, q, weight = (rows.repeat_interleave(each, 0) for rows in (p, q, weight))
-        seen = torch.nn.functional.one_hot(code, len(case.p)).to(q) if is_point else q
-        trial = Trial(p, seen, code, is_point)
+        seen = torch.nn.functional.one_hot(token, len(case.p)).to(q) if is_point else q
+        trial = Trial(p, seen, token, is_point)
         weight = weight * trial.own_q
         ruling = rule.judge(trial)
         chance = (ruling.mass / trial.own_q.clamp(min=1e-300)).clamp(max=1.0)
-        distribution.scatter_add_(0, code, weight * chance)
+        distribution.scatter_add_(0, token, weight * chance)
         left = normalised(ruling.left, p)
         reported += float((weight * cost_of(trial, ruling, left)[0]).sum())
         weight = weight * (1.0 - chance)
-        p, q = left, normalised(q.scatter(1, code[:, None], 0.0), q)
+        p, q = left, normalised(q.scatter(1, token[:, None], 0.0), q)
     return Emitted(distribution + weight @ p, reported)
 
 
@@ -147,7 +147,7 @@ def test_rules_without_a_budget_emit_p(drafts: int) -> None:
 def test_lantern_realises_more_than_delta() -> None:
     """One test moves at most delta, the distribution moves by more."""
     for seed in range(2):
-        case = random_case(seed, codes=64, sharpness=0.8)
+        case = random_case(seed, tokens=64, sharpness=0.8)
         assert emitted(Lantern(case.table, k=8, delta=0.05), case, 1).moved(case) > 2 * 0.05
 
 

@@ -16,7 +16,7 @@ from lantern.verifiers.relaxations.neighbours import proximity_table
 from lantern.verifiers.relaxed import RelaxedVerifier
 from tests.proof.draws import BulkNoise
 from tests.proof.worlds import GivenRows
-from tests.verifiers.toys import CODES, draw_tree, target_distribution, toy
+from tests.verifiers.toys import TOKENS, draw_tree, target_distribution, toy
 
 # Trees with the same number of nodes and different shapes.
 TREES = (
@@ -31,14 +31,14 @@ VERIFIERS: list[tuple[Verifier, DraftMode]] = [
     (RejectionVerifier(), "point"),
     (
         RelaxedVerifier(
-            Bounded(proximity_table(torch.arange(2.0 * CODES).view(-1, 2), 3), k=3, delta=0.2), GumbelVerifier()
+            Bounded(proximity_table(torch.arange(2.0 * TOKENS).view(-1, 2), 3), k=3, delta=0.2), GumbelVerifier()
         ),
         "gumbel",
     ),
 ]
 
 
-NOISE = BulkNoise(COPIES * len(TREES), 8, CODES, 3)
+NOISE = BulkNoise(COPIES * len(TREES), 8, TOKENS, 3)
 
 
 def drafts(mode: DraftMode) -> list[DraftTree]:
@@ -95,7 +95,7 @@ def test_statistics_of_different_trees_match_those_of_each() -> None:
     found = counted(batch, NOISE, start)
     for rows, draft in zip(numbers, parts, strict=True):
         expected = counted(draft, NOISE.at(rows), start[rows])
-        for name in ("passes", "accepted", "reached"):
+        for name in ("steps", "accepted", "reached"):
             assert torch.equal(getattr(found, name)[rows], getattr(expected, name))
 
 

@@ -12,7 +12,7 @@ from lantern.core.types import DraftMode, DraftTree, NoiseSource, TreeShape, Ver
 from lantern.drafters.trees.static import StaticTree
 from tests.proof.worlds import GivenRows
 
-CODES = 5
+TOKENS = 5
 GUMBEL_ROWS = 3  # depths 0, 1 and 2
 UNIFORM_ROWS = 12  # rows 2 + node are for the samples of "iid" trees
 TREE = StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (2, 1)))
@@ -20,7 +20,7 @@ TREE = StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (2, 1)))
 
 @dataclass(frozen=True)
 class Toy:
-    """p and q of the first code `(v)`, and of the second given the first `(v v)`."""
+    """p and q of the first token `(v)`, and of the second given the first `(v v)`."""
 
     p: Tensor
     p_next: Tensor
@@ -30,11 +30,11 @@ class Toy:
 
 def toy(seed: int = 0) -> Toy:
     generator = torch.Generator().manual_seed(seed)
-    tables = [torch.randn(*size, generator=generator) * 1.3 for size in ((CODES,), (CODES, CODES))]
+    tables = [torch.randn(*size, generator=generator) * 1.3 for size in ((TOKENS,), (TOKENS, TOKENS))]
     drafts = [table + torch.randn(table.shape, generator=generator) for table in tables]
     p, p_next, q, q_next = (table.softmax(-1) for table in (*tables, *drafts))
     p_next = p_next.clone()
-    p_next[0, 1] = 0.0  # a code that the target never samples
+    p_next[0, 1] = 0.0  # a token that the target never samples
     return Toy(p, p_next / p_next.sum(-1, keepdim=True), q, q_next)
 
 
@@ -43,7 +43,7 @@ def draw_tree(toy: Toy, mode: DraftMode, noise: NoiseSource, runs: int, tree: St
     purpose = Purpose.TARGET if mode == "gumbel" else Purpose.DRAFT
     shape = tree.shape()
     tokens = torch.zeros(runs, shape.num_nodes, dtype=torch.long)
-    distributions = torch.zeros(runs, shape.num_nodes, CODES)
+    distributions = torch.zeros(runs, shape.num_nodes, TOKENS)
     for node in range(shape.num_nodes):
         depth = int(shape.depths[node])
         distributions[:, node] = (toy.q.expand(runs, -1) if depth == 0 else toy.q_next[tokens[:, node]]).log()
@@ -82,9 +82,9 @@ def outcome(
     shape: StaticTree = TREE,
     spoil: Callable[[DraftTree], DraftTree] | None = None,
 ) -> Tensor:
-    """Return the distribution `(v v)` of the first two codes that a verifier commits, estimated over many runs.
+    """Return the distribution `(v v)` of the first two tokens that a verifier commits, estimated over many runs.
 
-    Where a run commits only one code, the second is sampled in a second step whose tree is below the first.
+    Where a run commits only one token, the second is sampled in a second step whose tree is below the first.
     """
     noise = spread_noise(runs, seed)
     tree = draw_tree(toy, mode, noise, runs, shape)
@@ -97,19 +97,19 @@ def outcome(
     root = DraftTree(first[:, None], TreeShape.chain(0, first.device), mode)
     redrawn = verifier.verify(root, rest, noise).next_token
     second = torch.where(needs_more, redrawn, second)
-    counts = torch.bincount(first * CODES + second, minlength=CODES * CODES)
-    return counts.view(CODES, CODES) / runs
+    counts = torch.bincount(first * TOKENS + second, minlength=TOKENS * TOKENS)
+    return counts.view(TOKENS, TOKENS) / runs
 
 
 def committed(tree: DraftTree, verdict: Verdict) -> tuple[Tensor, Tensor]:
-    """Return the first two codes of each run; the second is undefined where only one was committed."""
-    codes = torch.cat([tree.tokens.gather(1, verdict.path), torch.zeros_like(verdict.next_token[:, None])], 1)
-    codes = codes.scatter(1, verdict.length[:, None], verdict.next_token[:, None])
-    return codes[:, 0], codes[:, 1]
+    """Return the first two tokens of each run; the second is undefined where only one was committed."""
+    tokens = torch.cat([tree.tokens.gather(1, verdict.path), torch.zeros_like(verdict.next_token[:, None])], 1)
+    tokens = tokens.scatter(1, verdict.length[:, None], verdict.next_token[:, None])
+    return tokens[:, 0], tokens[:, 1]
 
 
 def expected(toy: Toy) -> Tensor:
-    """Return the distribution `(v v)` of the first two codes of plain decoding."""
+    """Return the distribution `(v v)` of the first two tokens of plain decoding."""
     return toy.p[:, None] * toy.p_next
 
 
@@ -122,8 +122,8 @@ class SpreadNoise:
     """Long streams cut into runs, so that a hundred thousand images need one table."""
 
     def __init__(self, runs: int, seed: int) -> None:
-        self._gumbel = Noise([(seed, 0)], positions=runs * GUMBEL_ROWS, vocab_size=CODES)
-        self._uniform = Noise([(seed, 0)], positions=runs * UNIFORM_ROWS, vocab_size=CODES)
+        self._gumbel = Noise([(seed, 0)], positions=runs * GUMBEL_ROWS, vocab_size=TOKENS)
+        self._uniform = Noise([(seed, 0)], positions=runs * UNIFORM_ROWS, vocab_size=TOKENS)
         self._runs = torch.arange(runs)[:, None]
 
     def gumbel(self, positions: Tensor, purpose: int = Purpose.TARGET) -> Tensor:

@@ -27,7 +27,7 @@ class Prefill:
 
 
 class Drafter(ABC):
-    """Guesses the next codes of each image. One drafter serves one generation at a time.
+    """Guesses the next tokens of each image. One drafter serves one generation at a time.
 
     `mode` is how children are chosen. `max_nodes` counts the nodes of the largest tree, the root included, `depth` is
     that of the deepest tree. `taps` are layers of the target whose inputs it reads beside the features.
@@ -50,22 +50,22 @@ class Drafter(ABC):
 
     @abstractmethod
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
-        """Drop the state of the last generation and read the prompt of the next. Code 0 follows as the first step."""
+        """Drop the state of the last generation and read the prompt of the next. Token 0 follows as the first step."""
 
     @abstractmethod
     def observe(self, step: Step) -> None:
-        """Read which codes were committed, and the target's features at them: at most `depth` + 1 codes."""
+        """Read which tokens were committed, and the target's features at them: at most `depth` + 1 tokens."""
 
     @abstractmethod
     def propose(self) -> DraftTree:
-        """Return a tree below the last committed code of each image, in tensors that later steps leave as they are."""
+        """Return a tree below the last committed token of each image, in tensors that later steps leave as they are."""
 
 
 class SampleWindow(Drafter):
     """A drafter whose tree is a chain of the target's own samples of the step before, and `nodes` long now.
 
     If it `is_alone`, with no state beside `tokens`, an engine may shift the window itself, without calling `observe`.
-    New places are filled with `random` codes of these numbers if `fills_randomly`, else with the last sample.
+    New places are filled with `random` tokens of these numbers if `fills_randomly`, else with the last sample.
     While it `is_on_trial`, each step must be followed by `count_step`.
     """
 
@@ -77,13 +77,13 @@ class SampleWindow(Drafter):
     @property
     @abstractmethod
     def tokens(self) -> Int[Tensor, "b n"]:
-        """The window in fixed memory: the last committed code, and the drafts behind it."""
+        """The window in fixed memory: the last committed token, and the drafts behind it."""
 
     @property
     @abstractmethod
     def random(self) -> Int[Tensor, "b c"]:
-        """The random code of each code number."""
+        """The random token of each token number."""
 
     @abstractmethod
     def count_step(self, known: Int[Tensor, " b"]) -> None:
-        """Count a step after which so many codes of each image are decided; it may end the window."""
+        """Count a step after which so many tokens of each image are decided; it may end the window."""

@@ -12,10 +12,10 @@ from torch.nn.functional import pad
 
 @dataclass(frozen=True)
 class Prompt:
-    """All that codes and drafters see of the prompts of b images, as `Target.read` returns it.
+    """All that tokens and drafters see of the prompts of b images, as `Target.read` returns it.
 
     `entries` are the keys and values of each layer, in the cache's dtype; `scores` are added to the attention scores of
-    their p slots: 0, log n where a slot stands for n words, -inf for padding. `first` is the position of code 0 beyond
+    their p slots: 0, log n where a slot stands for n words, -inf for padding. `first` is the position of token 0 beyond
     `config.cls_token_num`, `logits` are its logits. `features` are those of the last slot, or of all slots with their
     `mask`, and `fused` the inputs of tapped layers there, side by side.
     """

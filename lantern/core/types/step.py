@@ -16,22 +16,22 @@ from lantern.core.types.verifier import Verdict
 class Step:
     """One pass of the target and its result, as callbacks, drafters and policies receive it.
 
-    `codes[:, j]` is code number `start + j` of its image, of which the first `counts` are valid. A finished image
+    `tokens[:, j]` is token number `start + j` of its image, of which the first `counts` are valid. A finished image
     idles with counts 0. Tensors of `scores` have a leading image axis, `(b r n ...)`: row i of a tree's scores is for
-    what follows node i. Step 0 is the pass over the prompt, and given codes are steps too: without a tree and a
-    verdict, as in plain decoding, and with one row of scores for each code, that which predicted it.
+    what follows node i. Step 0 is the pass over the prompt, and given tokens are steps too: without a tree and a
+    verdict, as in plain decoding, and with one row of scores for each token, that which predicted it.
     """
 
     index: int
     start: Int[Tensor, " b"]
     counts: Int[Tensor, " b"]
-    codes: Int[Tensor, "b m"]
+    tokens: Int[Tensor, "b m"]
     scores: Scores
     tree: DraftTree | None = None
     verdict: Verdict | None = None
 
-    def of_codes(self, values: Float[Tensor, "b r n c"]) -> Float[Tensor, "b r m c"]:
-        """Return for each code the row of `values`, such as the scores' features, that predicted it."""
+    def of_tokens(self, values: Float[Tensor, "b r n c"]) -> Float[Tensor, "b r m c"]:
+        """Return for each token the row of `values`, such as the scores' features, that predicted it."""
         if self.verdict is None:
             return values
         visited = torch.nn.functional.pad(self.verdict.path, (1, 0))
@@ -43,19 +43,19 @@ Callback = Callable[[Step], None]
 
 @dataclass(frozen=True)
 class Generation:
-    """Finished code grids and their statistics.
+    """Finished token grids and their statistics.
 
     `passes` counts target passes of each image, the one over the prompt included. `reached[:, d]` counts steps that
-    reached a node of depth d with children to test, `accepted[:, d]` those that accepted one. `relaxed` counts codes
-    accepted only because of a relaxation. `total_variation` is the sum of its total variation over codes,
-    `total_variation_max` the maximum over codes, and `latent_distance` the sum of moved mass times L2 distance (None
-    without code vectors). `excess` is the sum over codes of what their total variation exceeds the rule's bound by,
-    None for rules without one. `history` is filled only with `keep_history`, `seconds` by phase only if timed.
-    `is_finite`: whether the logits that the codes were sampled from were finite.
+    reached a node of depth d with children to test, `accepted[:, d]` those that accepted one. `relaxed` counts tokens
+    accepted only because of a relaxation. `total_variation` is the sum of its total variation over tokens,
+    `total_variation_max` the maximum over tokens, and `latent_distance` the sum of moved mass times L2 distance (None
+    without codebook vectors). `excess` is the sum over tokens of what their total variation exceeds the rule's bound
+    by, None for rules without one. `history` is filled only with `keep_history`, `seconds` by phase only if timed.
+    `is_finite`: whether the logits that the tokens were sampled from were finite.
     """
 
-    codes: Int[Tensor, "b n"]
-    passes: Int[Tensor, " b"]
+    tokens: Int[Tensor, "b n"]
+    steps: Int[Tensor, " b"]
     accepted: Int[Tensor, "b d"]
     reached: Int[Tensor, "b d"]
     relaxed: Float[Tensor, " b"]
@@ -68,6 +68,6 @@ class Generation:
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
-    def step_compression(self) -> Float[Tensor, " b"]:
-        """Codes committed per target pass (tau), bonus codes and the pass over the prompt included."""
-        return self.codes.shape[1] / self.passes.float()
+    def tokens_per_step(self) -> Float[Tensor, " b"]:
+        """Tokens committed per target pass (tau), bonus tokens and the pass over the prompt included."""
+        return self.tokens.shape[1] / self.steps.float()

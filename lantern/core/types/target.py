@@ -1,4 +1,4 @@
-"""The target of decoding: its raster of codes, the condition that it reads, and the scores that it returns."""
+"""The target of decoding: its raster of tokens, the condition that it reads, and the scores that it returns."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from lantern.core.sampling import Sampling
 
 
-# (logits (b r n v), code numbers (b n), width=, purpose=) -> the best codes (b n width)
+# (logits (b r n v), token numbers (b n), width=, purpose=) -> the best tokens (b n width)
 Sampler = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class Raster:
-    """A grid of codes in reading order, as decoding sees it, and what surrounds it in the target's token sequence.
+    """A grid of tokens in reading order, as decoding sees it, and what surrounds it in the target's token sequence.
 
-    `newline` is the token that follows each row of codes but the last, or None. The decoding loop counts codes only;
+    `newline` is the token that follows each row of tokens but the last, or None. The decoding loop counts tokens only;
     the target passes newlines itself, and the cache has slots for them. What follows the grid is not generated.
     """
 
@@ -31,8 +31,8 @@ class Raster:
     newline: int | None = None
 
     @property
-    def codes(self) -> int:
-        """Number of codes of an image."""
+    def tokens(self) -> int:
+        """Number of tokens of an image."""
         return self.rows * self.columns
 
     @property
@@ -124,7 +124,7 @@ class Scores(Protocol):
 
     @property
     def logits(self) -> Float[Tensor, "rows n v"]:
-        """Row i holds the logits of the code that follows input i, before guidance and filters."""
+        """Row i holds the logits of the token that follows input i, before guidance and filters."""
         ...
 
     @property
@@ -145,7 +145,7 @@ class TargetDefaults:
     make_uniforms: Callable[..., Tensor] | None = None
 
     def sampler(self, sampling: "Sampling", noise: Any) -> Sampler | None:
-        """Return None: codes are sampled by `Sampling.scores`."""
+        """Return None: tokens are sampled by `Sampling.scores`."""
         return None
 
     def refresh(self) -> None:
@@ -156,7 +156,7 @@ class TargetDefaults:
 class Target(Protocol):
     """The model whose distribution is sampled. It has no notion of trees, temperature or drafters.
 
-    A call scores embedded inputs `(rows n c)` at `positions`: `config.cls_token_num` plus the number of the code in
+    A call scores embedded inputs `(rows n c)` at `positions`: `config.cls_token_num` plus the number of the token in
     raster order; targets add the length of a prompt (`Prompt.first`) and newlines themselves. The mask is over cache
     slots. `Transformer` and `TransformersTarget` are targets, and so is what `Engine.prepare` makes of one.
     """
@@ -172,7 +172,7 @@ class Target(Protocol):
 
     @property
     def follows_masks(self) -> bool:
-        """Whether passes take any mask; if False, all nodes see the codes committed before node 0."""
+        """Whether passes take any mask; if False, all nodes see the tokens committed before node 0."""
         ...
 
     @property
@@ -223,10 +223,10 @@ class Target(Protocol):
         ...
 
     def sampler(self, sampling: "Sampling", noise: Any) -> Sampler | None:
-        """Return a function that samples the best codes by log p + g directly from logits, or None.
+        """Return a function that samples the best tokens by log p + g directly from logits, or None.
 
-        It takes logits `(b r n v)`, code numbers `(b n)`, `width` and the noise's `purpose`, and returns `(b n width)`,
-        best first. With one row of logits the logits count as guided. The best code is bit for bit
+        It takes logits `(b r n v)`, token numbers `(b n)`, `width` and the noise's `purpose`, and returns `(b n
+        width)`, best first. With one row of logits the logits count as guided. The best token is bit for bit
         `(sampling.scores(logits, places) + noise.gumbel(places)).argmax(-1)`.
         """
         ...

@@ -1,4 +1,4 @@
-"""The draft tree: its shape and its codes."""
+"""The draft tree: its shape and its tokens."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +13,7 @@ DraftMode = Literal["point", "sampled", "iid", "gumbel", "jacobi"]
 
 @dataclass(frozen=True)
 class TreeShape:
-    """Parents of the nodes of a tree: node 0 is the root (the last committed code), parents precede children.
+    """Parents of the nodes of a tree: node 0 is the root (the last committed token), parents precede children.
 
     `parents`, `ranks` (place among its siblings, in the order of sampling) and `depths` are `(n)`, or `(b n)` if images
     differ; the root is its own parent. `ancestors[i, j]`: j is i or an ancestor of i. `widths[d]` is the largest
@@ -65,11 +65,11 @@ class Traits:
 
 @dataclass(frozen=True)
 class DraftTree:
-    """A drafter's guess: a code for each node, and for rejection the distributions that they were sampled from.
+    """A drafter's guess: a token for each node, and for rejection the distributions that they were sampled from.
 
     `mode` is how children were chosen: "point" (without randomness), "sampled" (without replacement, in the order of
     sampling), "iid" (independently), "gumbel" (top-K of log q + the target's own noise), "jacobi" (a chain of which
-    each code was sampled from its recorded distribution, given the codes before it). Row i of `log_q` is the
+    each token was sampled from its recorded distribution, given the tokens before it). Row i of `log_q` is the
     distribution from which the children of node i were sampled; rows of leaves are undefined.
     """
 

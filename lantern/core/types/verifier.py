@@ -13,10 +13,10 @@ from lantern.core.types.tree import DraftTree
 
 @runtime_checkable
 class NoiseSource(Protocol):
-    """Noise that depends on (seed, image number, purpose, code number, code) only, as `lantern.core.noise.Noise`."""
+    """Noise that depends on (seed, image number, purpose, token number, token) only, as `lantern.core.noise.Noise`."""
 
     def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = 1) -> Float[Tensor, "b n v"]:
-        """Return standard Gumbel noise of every code at these code numbers."""
+        """Return standard Gumbel noise of every token at these token numbers."""
         ...
 
     def uniform(
@@ -32,7 +32,7 @@ class NoiseSource(Protocol):
 
 
 class Rows(ABC):
-    """The target's distribution p: row i is of what follows node i of a tree, which is code number `places[:, i]`.
+    """The target's distribution p: row i is of what follows node i of a tree, which is token number `places[:, i]`.
 
     With `may_stop` the host may look at values: a row is computed when it is read, so that a verifier reads only the
     nodes that it visits, and stops as soon as it is done. Otherwise all rows are computed once, and a verifier runs the
@@ -64,12 +64,12 @@ def rows_at(values: Float[Tensor, "b n v"], nodes: Int[Tensor, "b m"], may_look:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a relaxation cost on the accepted path, or in tests of one code each (without the axis d).
+    """What a relaxation cost on the accepted path, or in tests of one token each (without the axis d).
 
     `relaxed[:, j]` is the probability that path node j was accepted only because of the relaxation (0 or 1 where the
     test decides it). `total_variation[:, j]` is the total variation at the node before it (j = length: at the node that
-    gave the next code), and `latent_distance[:, j]` the sum of the mass moved there times its L2 distance, None where
-    the codes' vectors are not known. `bound` is what the rule is set to keep of the total variation, None without one.
+    gave the next token), and `latent_distance[:, j]` the sum of the mass moved there times its L2 distance, None where
+    the tokens' vectors are not known. `bound` is what the rule is set to keep of the total variation, None without one.
     """
 
     relaxed: Float[Tensor, "b d"]
@@ -83,8 +83,8 @@ class Verdict:
     """What a verifier keeps of a tree: the first `length` nodes of `path` (without the root), then `next_token`.
 
     Entries of `path` past `length` are 0. `cost` is None for exact verifiers. `samples` continue a Jacobi window: a
-    code sampled for what follows each node, of which the committed ones come first, and `log_q` the distributions that
-    they were sampled from. `samples` is None if not all nodes were read, `log_q` where codes were sampled with the
+    token sampled for what follows each node, of which the committed ones come first, and `log_q` the distributions that
+    they were sampled from. `samples` is None if not all nodes were read, `log_q` where tokens were sampled with the
     target's own noise, which needs no recorded distribution.
     """
 
@@ -107,11 +107,11 @@ class Verifier(Protocol):
 
     @property
     def is_exact(self) -> bool:
-        """Whether codes follow the target's own distribution."""
+        """Whether tokens follow the target's own distribution."""
         ...
 
     def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
-        """Keep a path of the tree, and sample the code behind it; a tree of one node gives that code only.
+        """Keep a path of the tree, and sample the token behind it; a tree of one node gives that token only.
 
         ValueError for a tree without the log q that it reads.
         """

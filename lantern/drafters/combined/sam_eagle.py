@@ -1,7 +1,7 @@
 """SAM and EAGLE-1 in one tree: the candidates of both drafters share a root.
 
 SAM decoding (arXiv:2411.10666) chooses between retrieval and a drafter by the length of the match. With Gumbel match no
-choice is needed: the codes are the target's for any tree, so both trees are joined at the root and the longer matching
+choice is needed: the tokens are the target's for any tree, so both trees are joined at the root and the longer matching
 path is taken. Nodes that both propose are scored twice; the result is the same.
 """
 
@@ -50,7 +50,7 @@ class RouterDrafter(Drafter):
         self._shape = joined(self.eagle.shape, self.sam.shape)
 
     def propose(self) -> DraftTree:
-        """Return both trees below the last committed code."""
+        """Return both trees below the last committed token."""
         tokens = torch.cat([self.eagle.propose().tokens, self.sam.propose().tokens[:, 1:]], 1)
         return DraftTree(tokens, self._shape, self.mode)
 

@@ -1,4 +1,4 @@
-"""Self-cascade: a smaller model of the same codes drafts with the target's noise.
+"""Self-cascade: a smaller model of the same tokens drafts with the target's noise.
 
 Both models sample argmax(log p + g) with the same g, so a draft is right wherever both distributions have the same
 arg-max. The acceptance is the Gumbel coupling of the two models (arXiv:2408.07978). Only the small model is trained.
@@ -17,7 +17,7 @@ from lantern.drafters.trees.static import StaticTree, TreeDrafter
 class SelfCascadeDrafter(SmallModel, TreeDrafter):
     """Grows a static tree of a small model's samples: the best of log q + g below each node, one small pass per depth.
 
-    Committed codes are read in the pass that gives the distribution of the first child, so a tree of depth d costs d
+    Committed tokens are read in the pass that gives the distribution of the first child, so a tree of depth d costs d
     small passes. With `records_log_q` trees carry the small model's log q.
     """
 
@@ -38,7 +38,7 @@ class SelfCascadeDrafter(SmallModel, TreeDrafter):
         self.held.depths = torch.arange(self.tree.depth + 1, device=device)
 
     def propose(self) -> DraftTree:
-        """Read the committed codes and grow the tree."""
+        """Read the committed tokens and grow the tree."""
         tokens, log_q, log_qs = [self.last], self.read(), []
         for depth, level in enumerate(self.levels):
             if depth > 0:
@@ -54,5 +54,5 @@ class SelfCascadeDrafter(SmallModel, TreeDrafter):
         return self.ranked(log_q, self.held.depths[depth : depth + 1], width)
 
     def observe(self, step: Step) -> None:
-        """Keep the committed codes for the next pass."""
+        """Keep the committed tokens for the next pass."""
         self.take(step)

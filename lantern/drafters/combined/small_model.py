@@ -1,6 +1,6 @@
-"""A smaller model of the same codes that drafts for the target.
+"""A smaller model of the same tokens that drafts for the target.
 
-It uses the target's noise: where both distributions have the same arg-max of log p + g, both sample the same code.
+It uses the target's noise: where both distributions have the same arg-max of log p + g, both sample the same token.
 Beside a LlamaGen target it is a LlamaGen transformer, beside a target of transformers one of the same family.
 """
 
@@ -20,10 +20,10 @@ TOKEN_SIZES = ("family", "words")  # of targets with token prompts
 
 
 class SmallModel:
-    """The small model's cache and passes. It has read `known` codes; committed codes wait for the next pass.
+    """The small model's cache and passes. It has read `known` tokens; committed tokens wait for the next pass.
 
     Its distributions use the target's `sampling`, guidance and filters included. ValueError for a model with other
-    codes, grids or prompts.
+    tokens, grids or prompts.
     """
 
     def __init__(self, model: Target, target: Target, *, sampling: Sampling, stage: int) -> None:
@@ -52,23 +52,23 @@ class SmallModel:
         self._is_read = True
 
     def take(self, step: Step) -> None:
-        """Keep the committed codes of a step for the next pass; of given codes there are several steps before it."""
+        """Keep the committed tokens of a step for the next pass; of given tokens there are several steps before it."""
         if not self._is_read:
             self.read()
-        self._is_read, self.held.waiting, self.held.counts = False, step.codes, step.counts
+        self._is_read, self.held.waiting, self.held.counts = False, step.tokens, step.counts
 
     @property
     def known(self) -> Int[Tensor, " b"]:
-        """Number of codes of each image that the small model has read."""
+        """Number of tokens of each image that the small model has read."""
         return self.held.known
 
     @property
     def last(self) -> Int[Tensor, "b 1"]:
-        """The last committed code."""
+        """The last committed token."""
         return self.held.waiting.gather(1, (self.held.counts - 1).clamp(min=0)[:, None])
 
     def read(self) -> Float[Tensor, "b 1 v"]:
-        """Read the waiting codes and return log q of what follows the last of them."""
+        """Read the waiting tokens and return log q of what follows the last of them."""
         count = self.held.waiting.shape[1]
         causal = torch.ones(count, count, dtype=torch.bool, device=self.known.device).tril()
         steps = torch.arange(count, device=self.known.device)
@@ -82,15 +82,15 @@ class SmallModel:
     def score(
         self, tokens: Int[Tensor, "b f"], ancestors: Bool[Tensor, "f m"], first: int, depths: Int[Tensor, " f"]
     ) -> Float[Tensor, "b f v"]:
-        """Return log q of what follows drafted codes `depths` behind the last committed one.
+        """Return log q of what follows drafted tokens `depths` behind the last committed one.
 
-        They are staged from slot `first` on and see the staged codes that `ancestors` selects.
+        They are staged from slot `first` on and see the staged tokens that `ancestors` selects.
         """
         logits = self._pass(tokens, self.known[:, None] + depths - 1, ancestors, first)
         return self._log_probs(logits, depths)
 
     def ranked(self, log_q: Float[Tensor, "b f v"], depths: Int[Tensor, " f"] | int, width: int) -> Tensor:
-        """Return the `width` best codes of log q + g at each node, best first, with the target's noise."""
+        """Return the `width` best tokens of log q + g at each node, best first, with the target's noise."""
         return (log_q + self.noise.gumbel(self._places(depths), Purpose.TARGET)).topk(width, dim=-1).indices
 
     def _pass(
@@ -111,5 +111,5 @@ class SmallModel:
         return self.draft_sampling.log_probs(logits, self._places(depths).expand(-1, logits.shape[2]))
 
     def _places(self, depths: Int[Tensor, " f"] | int) -> Int[Tensor, "b f"]:
-        """Return the numbers of the codes that follow nodes of these depths."""
+        """Return the numbers of the tokens that follow nodes of these depths."""
         return (self.known[:, None] + depths).clamp(max=self.count - 1)

@@ -1,8 +1,8 @@
 """A cascade: a drafter guesses for a small model, and that one for the target (SpecMQuant, arXiv:2505.22179).
 
-EAGLE-1 drafts a chain. The small model scores it in one pass and resamples every code of it with the target's
-noise. After t such rounds at least the first t codes, and all codes before the first that the last round changed, equal
-the small model's own samples. The target verifies the chain, with the next best codes as siblings at each place.
+EAGLE-1 drafts a chain. The small model scores it in one pass and resamples every token of it with the target's
+noise. After t such rounds at least the first t tokens, and all tokens before the first that the last round changed,
+equal the small model's own samples. The target verifies the chain, with the next best tokens as siblings at each place.
 """
 
 from typing import Any
@@ -18,16 +18,16 @@ from lantern.drafters.trees.static import StaticTree, TreeDrafter, chain
 
 
 def brush(length: int, width: int) -> StaticTree:
-    """Return a chain of `length` codes with `width` - 1 siblings at each."""
+    """Return a chain of `length` tokens with `width` - 1 siblings at each."""
     return StaticTree(tuple((0,) * depth + (rank,) for depth in range(length) for rank in range(width)))
 
 
 class CascadeDrafter(TreeDrafter):
-    """Drafter -> small model -> target, in chains of `length` codes with `width` candidates each.
+    """Drafter -> small model -> target, in chains of `length` tokens with `width` candidates each.
 
     The inner drafter grows a chain of length - 1, and the small model resamples it in `rounds` passes. With 0 rounds it
-    does so until a round changes no code, at most `length` times: all codes are then its own samples. Trees carry in
-    `log_q` the small model's distributions, given the codes of the round before.
+    does so until a round changes no token, at most `length` times: all tokens are then its own samples. Trees carry in
+    `log_q` the small model's distributions, given the tokens of the round before.
     ValueError for a width beyond the codebook and for a chain of another length.
     """
 
@@ -39,7 +39,7 @@ class CascadeDrafter(TreeDrafter):
         if inner.depth != length - 1:
             raise ValueError(f"the inner drafter's chain is {inner.depth} long, wanted {length - 1}: one less")
         if width > small.model.config.vocab_size:
-            raise ValueError(f"width is {width}, wanted at most {small.model.config.vocab_size}, the number of codes")
+            raise ValueError(f"width is {width}, wanted at most {small.model.config.vocab_size}, the number of tokens")
         self.inner, self.small = inner, small
         self.tree, self.width, self.rounds, self.held = brush(length, width), width, rounds, Buffers()
         self.needs_whole_prefix = inner.needs_whole_prefix
@@ -61,7 +61,7 @@ class CascadeDrafter(TreeDrafter):
         self.held.sees = torch.ones(self.depth - 1, self.depth - 1, dtype=torch.bool, device=device).tril()
 
     def propose(self) -> DraftTree:
-        """Draft a chain, resample it with the small model, and return its codes with their log q."""
+        """Draft a chain, resample it with the small model, and return its tokens with their log q."""
         root, first = self.small.last, self.small.read()
         log_q = first
         ranked = self.inner.propose().tokens[:, 1:, None]
@@ -76,7 +76,7 @@ class CascadeDrafter(TreeDrafter):
         return DraftTree(tokens, self._shape, self.mode, log_q[:, self._rows], self._inner_nodes)
 
     def observe(self, step: Step) -> None:
-        """Pass the step to the inner drafter and the committed codes to the small model."""
+        """Pass the step to the inner drafter and the committed tokens to the small model."""
         self.inner.observe(step)
         self.small.take(step)
 

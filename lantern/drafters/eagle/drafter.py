@@ -30,8 +30,8 @@ class EagleDrafter(TreeDrafter):
     """Drafts a static tree with an `Eagle` module and the target's head.
 
     Mode "gumbel" takes the top of log q + g with the target's noise; "sampled" samples without replacement with the
-    drafter's own noise (the same top-K trick); "point" takes the most likely codes. q uses the same `sampling` as the
-    target's p; at temperature 0 codes are ranked by their logits. Trees carry log q in mode "sampled", whose verifiers
+    drafter's own noise (the same top-K trick); "point" takes the most likely tokens. q uses the same `sampling` as the
+    target's p; at temperature 0 tokens are ranked by their logits. Trees carry log q in mode "sampled", whose verifiers
     read it, and with `records_log_q`, for relaxations that read it.
     ValueError for a tree that is wider than the codebook and for a drafter of other sizes.
     """
@@ -59,7 +59,7 @@ class EagleDrafter(TreeDrafter):
             raise ValueError(f"the drafter has {got} conditioning slots, wanted {slots} for this target")
         if max(level.width for level in tree.levels()) > target.config.vocab_size:
             most = target.config.vocab_size
-            raise ValueError(f"the tree is wider than the codebook of {most} codes: use a narrower one")
+            raise ValueError(f"the tree is wider than the codebook of {most} tokens: use a narrower one")
         self.module, self.target, self.tree = module, target, tree
         self.mode: DraftMode = mode
         self.records_log_q = records_log_q or mode == "sampled"
@@ -68,7 +68,7 @@ class EagleDrafter(TreeDrafter):
         self.rows = sampling.rows if module.config.form == "rows" else 1
         self.needs_whole_prefix = module.config.cls_token_num > 0
         self.taps = module.taps
-        self.most_committed = 0  # codes that a step may commit, if its tree is deeper than this drafter's
+        self.most_committed = 0  # tokens that a step may commit, if its tree is deeper than this drafter's
         self.held, self._has_begun, self._is_read = Buffers(), False, True
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
@@ -83,7 +83,7 @@ class EagleDrafter(TreeDrafter):
 
     @property
     def known(self) -> Int[Tensor, " b"]:
-        """Number of codes of each image whose pairs were run."""
+        """Number of tokens of each image whose pairs were run."""
         return self.held.known
 
     @property
@@ -103,7 +103,7 @@ class EagleDrafter(TreeDrafter):
             heads=config.n_head,
             head_dim=config.dim // config.n_head,
             prefix=prefix,
-            codes=self.count,
+            tokens=self.count,
             stage=stage,
             dtype=self.module.cache_dtype,
             device=device,
@@ -120,11 +120,11 @@ class EagleDrafter(TreeDrafter):
         return self._mask.update(self.known, ancestors)
 
     def observe(self, step: Step) -> None:
-        """Keep the committed codes, each with the target's feature that predicted it."""
-        if not self._is_read:  # of given codes there are several steps between proposals
+        """Keep the committed tokens, each with the target's feature that predicted it."""
+        if not self._is_read:  # of given tokens there are several steps between proposals
             self._read_pending()
         self._is_read = False
-        self._take(step.of_codes(self._read_features(step.scores)), step.codes, step.counts)
+        self._take(step.of_tokens(self._read_features(step.scores)), step.tokens, step.counts)
 
     def propose(self) -> DraftTree:
         """Grow the tree."""
@@ -133,7 +133,7 @@ class EagleDrafter(TreeDrafter):
         return DraftTree(torch.cat(tokens, 1), self.shape, self.mode, log_q, self._inner)
 
     def _grow(self) -> tuple[list[Int[Tensor, "b m"]], list[Float[Tensor, "b f v"]]]:
-        """Return the codes of every depth and log q below its inner nodes, with one pass per depth."""
+        """Return the tokens of every depth and log q below its inner nodes, with one pass per depth."""
         features = self._read_pending()
         tokens = [self.held.tokens.gather(1, self.held.last)]
         log_qs, sampler = list[Tensor](), self._sampler()
@@ -157,7 +157,7 @@ class EagleDrafter(TreeDrafter):
         return self.target.sampler(self.draft_sampling, self.noise)
 
     def _followed(self, depth: int) -> Int[Tensor, "b 1"]:
-        """Return the number of the code that follows nodes of a depth."""
+        """Return the number of the token that follows nodes of a depth."""
         return (self.known[:, None] + depth).clamp(max=self.count - 1)
 
     def _read_features(self, predicted: Scores) -> Float[Tensor, "*rows n k"]:
@@ -166,19 +166,19 @@ class EagleDrafter(TreeDrafter):
         assert features is not None, "the pass did not record the inputs of the tapped layers"
         return features
 
-    def _take(self, features: Float[Tensor, "b r m k"], codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
-        """Keep pairs that the next proposal reads: pair `known + j` is (features j, code j)."""
-        ahead = torch.arange(codes.shape[1], device=codes.device)
+    def _take(self, features: Float[Tensor, "b r m k"], tokens: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
+        """Keep pairs that the next proposal reads: pair `known + j` is (features j, token j)."""
+        ahead = torch.arange(tokens.shape[1], device=tokens.device)
         self.held.places = (self.known[:, None] + ahead).clamp(max=self.count - 1)
         if self.module.config.form == "guided":
             features = self.sampling.guide(features, self.held.places)[:, None]
         entered = self.module.enter(features.flatten(0, 1).to(self.module.dtype))
         self.held.features = entered.unflatten(0, features.shape[:2])
-        self.held.tokens, self.held.counts = codes, counts
+        self.held.tokens, self.held.counts = tokens, counts
         self.held.last = (counts - 1).clamp(min=0)[:, None]
 
     def _read_pending(self) -> Float[Tensor, "b r 1 c"]:
-        """Run the committed pairs, commit their keys, and return the feature that predicts the next code."""
+        """Run the committed pairs, commit their keys, and return the feature that predicts the next token."""
         pairs = self.held.places.shape[1]
         causal = torch.ones(pairs, pairs, dtype=torch.bool, device=self.known.device).tril()
         features = self._run(self.held.features, self.held.tokens, self.held.places, causal)
@@ -191,7 +191,7 @@ class EagleDrafter(TreeDrafter):
     def _extend(
         self, features: Float[Tensor, "b r f c"], tokens: Int[Tensor, "b f"], level: Level, depth: int
     ) -> Float[Tensor, "b r f c"]:
-        """Return features below the inner nodes of a depth, from their parents' features and their own codes."""
+        """Return features below the inner nodes of a depth, from their parents' features and their own tokens."""
         places = (self.known[:, None] + (depth - 1)).clamp(max=self.count - 1).expand_as(tokens)
         return self._run(features, tokens, places, level.ancestors, first=level.first, depth=depth)
 
@@ -237,7 +237,7 @@ class EagleDrafter(TreeDrafter):
         return log_q.topk(level.width, dim=-1).indices
 
     def _read_prefix(self, prefill: Prefill, sees: Bool[Tensor, "b t"]) -> None:
-        """Fill the prompt's slots: each slot's feature is paired with the embedding of code 0."""
+        """Fill the prompt's slots: each slot's feature is paired with the embedding of token 0."""
         features = prefill.features[:, :, :-1].to(self.module.dtype)
         images, rows, length, _ = features.shape
         slots = torch.arange(length, device=features.device).expand(images * rows, -1)
@@ -254,12 +254,12 @@ class EagleDrafter(TreeDrafter):
 
 
 class EagleChain(EagleDrafter):
-    """Guesses the next `length` codes behind windows of up to `window` codes (a `Continuation` of Jacobi windows).
+    """Guesses the next `length` tokens behind windows of up to `window` tokens (a `Continuation` of Jacobi windows).
 
-    The target's pass over a window returns a feature for each of its codes. One pass over all these pairs and one for
-    each further code are enough for any window. With `is_gumbel` codes are argmax(log q + g) with the target's noise;
+    The target's pass over a window returns a feature for each of its tokens. One pass over all these pairs and one for
+    each further token are enough for any window. With `is_gumbel` tokens are argmax(log q + g) with the target's noise;
     otherwise they are sampled from q with the drafter's own noise, and q is returned. At temperature 0 q is one
-    code.
+    token.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class EagleChain(EagleDrafter):
     def extend(
         self, features: Float[Tensor, "b r n c"], tokens: Int[Tensor, "b n"], counts: Int[Tensor, " b"]
     ) -> Guesses:
-        """Guess behind n codes, each given with the feature that predicts it; the first `counts` are committed."""
+        """Guess behind n tokens, each given with the feature that predicts it; the first `counts` are committed."""
         self._take(features, tokens, counts)
         return self._continue()
 
@@ -283,26 +283,26 @@ class EagleChain(EagleDrafter):
         sees = torch.ones(pairs + self.length, pairs + self.length, dtype=torch.bool, device=self.known.device).tril()
         features = self._run(self.held.features, self.held.tokens, self.held.places, sees[:pairs, :pairs])[:, :, -1:]
         self.cache.commit(torch.arange(pairs, device=self.known.device).expand_as(self.held.places), self.known)
-        codes, log_qs = [], []
+        tokens, log_qs = [], []
         for last in range(pairs - 1, pairs - 1 + self.length):
-            if codes:
+            if tokens:
                 places = (self.known[:, None] + last).clamp(max=self.count - 1)
                 seen = sees[last : last + 1, : last + 1]
-                features = self._run(features, codes[-1], places, seen, first=last, depth=len(codes))
-            log_q, code = self._sample(features, (self.known[:, None] + last + 1).clamp(max=self.count - 1))
-            codes.append(code)
+                features = self._run(features, tokens[-1], places, seen, first=last, depth=len(tokens))
+            log_q, token = self._sample(features, (self.known[:, None] + last + 1).clamp(max=self.count - 1))
+            tokens.append(token)
             log_qs.append(log_q)
         self.known.add_(self.held.counts)
-        return Guesses(torch.cat(codes, 1), torch.cat(log_qs, 1))
+        return Guesses(torch.cat(tokens, 1), torch.cat(log_qs, 1))
 
     def _sample(
         self, features: Float[Tensor, "b r 1 c"], places: Int[Tensor, "b 1"]
     ) -> tuple[Float[Tensor, "b 1 v"], Int[Tensor, "b 1"]]:
-        """Return log q of a feature, and a code sampled from it."""
+        """Return log q of a feature, and a token sampled from it."""
         logits = self.module.logits(features.flatten(0, 1), self.target).unflatten(0, features.shape[:2])
         is_guided = self.module.config.form == "guided"
         log_q = self.sampling.filtered(logits[:, 0]) if is_guided else self.sampling.log_probs(logits, places)
         if self.mode == "gumbel":
             return log_q, (log_q + self.noise.gumbel(places, Purpose.TARGET)).argmax(-1)
-        # Lane 0 is used by random initial codes.
+        # Lane 0 is used by random initial tokens.
         return log_q, pick(log_q.exp(), self.noise.uniform(places, 2, purpose=Purpose.DRAFT)[..., 1])

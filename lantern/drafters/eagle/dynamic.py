@@ -65,9 +65,9 @@ class GrowingDrafter(EagleDrafter):
     """Drafts trees whose shape a policy chooses for each image and step.
 
     At each depth the policy gives every candidate, `width` children of `width` nodes, its log probability given the
-    parent. The best candidates are extended, and the best of all are verified. In mode "sampled" no sampled code may
+    parent. The best candidates are extended, and the best of all are verified. In mode "sampled" no sampled token may
     be dropped, so the number of nodes of each depth is fixed, and their parents are chosen before they are sampled.
-    ValueError for a policy that reads sampled codes in that mode.
+    ValueError for a policy that reads sampled tokens in that mode.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class GrowingDrafter(EagleDrafter):
         super().__init__(module, target, tree=outline, mode=mode, sampling=sampling, records_log_q=records_log_q)
         if mode == "sampled" and not policy.is_predictable:
             raise ValueError(
-                f"{type(policy).__name__} chooses the tested codes after they are sampled, which rejection does not "
+                f"{type(policy).__name__} chooses the tested tokens after they are sampled, which rejection does not "
                 'allow: use verifier "gumbel"'
             )
         self.policy, self.records_traits = policy, False
@@ -122,9 +122,9 @@ class GrowingDrafter(EagleDrafter):
         self._size, self._wanted, self._readback = (self.growth.nodes, self.depth), None, Readback(device)
 
     def observe(self, step: Step) -> None:
-        """Keep the committed codes, and update the policy with what was accepted."""
+        """Keep the committed tokens, and update the policy with what was accepted."""
         super().observe(step)
-        if step.verdict is None:  # given codes
+        if step.verdict is None:  # given tokens
             return
         self.held.state = self.policy.observe(self.held.state, step, self.held.chances)
         if self.policy.reads_neighbours or self.records_traits:
@@ -141,12 +141,12 @@ class GrowingDrafter(EagleDrafter):
             if depth > 0:
                 features = self._extend_front(features, front, depth)
             log_qs.append(self._log_q(features, depth))
-            layer, codes = self._look(log_qs[-1], front, depth)
+            layer, tokens = self._look(log_qs[-1], front, depth)
             shown = layer if not self.policy.is_predictable else dataclasses.replace(layer, log_q=None, match=None)
             chances, state = self.policy.chances(shown, state)
             fronts.append(front)
             layers.append(layer)
-            found, front, pick = self._add(found, front, layer, codes, chances)
+            found, front, pick = self._add(found, front, layer, tokens, chances)
             picks.append(pick)
         self.held.state = state
         kept = found.best_nodes(nodes if self.sizes is None else found.count)
@@ -161,19 +161,19 @@ class GrowingDrafter(EagleDrafter):
     def _extend_front(
         self, features: Float[Tensor, "b r f c"], front: Frontier, depth: int
     ) -> Float[Tensor, "b r g c"]:
-        """Return features below the frontier, from its parents' features and its own codes."""
+        """Return features below the frontier, from its parents' features and its own tokens."""
         index = front.parents[:, None, :, None].expand(-1, features.shape[1], -1, features.shape[-1])
         places = (self.known[:, None] + (depth - 1)).clamp(max=self.count - 1).expand_as(front.tokens)
         first = front.seen.shape[2] - front.seen.shape[1]
         return self._run(features.gather(2, index), front.tokens, places, front.seen, first=first, depth=depth)
 
     def _look(self, log_q: Float[Tensor, "b f v"], front: Frontier, depth: int) -> tuple[Layer, Int[Tensor, "b f k"]]:
-        """Return what is known of a frontier and its candidates, and their codes in sampling order."""
+        """Return what is known of a frontier and its candidates, and their tokens in sampling order."""
         places = (self.known[:, None] + depth).clamp(max=self.count - 1)
         scores = log_q
         if self.mode != "point":
             scores = scores + self.noise.gumbel(places, PURPOSE_OF_MODE[self.mode])
-        codes = scores.topk(self.growth.width, dim=-1).indices
+        tokens = scores.topk(self.growth.width, dim=-1).indices
         q = log_q.exp()
         near = self.held.seen[:, :3]
         if self.policy.reads_neighbours or self.records_traits:
@@ -188,17 +188,17 @@ class GrowingDrafter(EagleDrafter):
             collision=q.square().sum(-1),
             near=near,
             width=self.growth.width,
-            log_q=log_q.gather(-1, codes),
-            match=match_chances(scores, self.growth.spread).gather(-1, codes),
+            log_q=log_q.gather(-1, tokens),
+            match=match_chances(scores, self.growth.spread).gather(-1, tokens),
         )
-        return layer, codes
+        return layer, tokens
 
     def _add(
         self,
         found: Candidates,
         front: Frontier,
         layer: Layer,
-        codes: Int[Tensor, "b f k"],
+        tokens: Int[Tensor, "b f k"],
         chances: Float[Tensor, "b f k"],
     ) -> tuple[Candidates, Frontier, Int[Tensor, "b m"]]:
         """Return the candidates with those of a further depth, the next frontier, and the indices of the new ones."""
@@ -211,7 +211,7 @@ class GrowingDrafter(EagleDrafter):
         joint = (front.joint[..., None] + layer.match.clamp(min=MIN_LOG)).flatten(1).gather(1, pick)
         slots = pick // self.growth.width
         more = Candidates(
-            codes.flatten(1).gather(1, pick),
+            tokens.flatten(1).gather(1, pick),
             front.numbers.gather(1, slots),
             pick % self.growth.width,
             torch.full_like(pick, layer.depth + 1),

@@ -1,12 +1,12 @@
 """EAGLE-1: one decoder layer that predicts the target's next feature (arXiv:2401.15077).
 
-Pair j = (feature that predicts code j, code j) gives an estimate of the feature that predicts code j + 1, and the
+Pair j = (feature that predicts token j, token j) gives an estimate of the feature that predicts token j + 1, and the
 target's head maps it to a distribution. Two forms:
 
     guided  one row, on the guidance-combined feature F* = f_u + s (f_c - f_u), whose head logits are the guided
             logits. It starts at pair 0: the prompt enters only through features.
     rows    as released with LANTERN: both guidance rows, logits combined, and before pair 0 the features of the
-            prompt, each paired with code 0's embedding. For targets of transformers, whose head need not be linear and
+            prompt, each paired with token 0's embedding. For targets of transformers, whose head need not be linear and
             whose prompts have no slots, it starts at pair 0.
 
 Other drafters that grow trees in the same way (`drafters/eagle/drafter.py`) derive from `Eagle` and override what is
@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.drafters.base import code_embeddings, target_logits
+from lantern.drafters.base import target_logits, token_embeddings
 from lantern.drafters.eagle.unroll import Unroll
 from lantern.drafters.examples import Examples, Prediction
 from lantern.models.llamagen.transformer import (
@@ -184,16 +184,18 @@ class Eagle(nn.Module):
         return [self.fc]
 
     def enter(self, features: Float[Tensor, "b n k"]) -> Float[Tensor, "b n c"]:
-        """Return the feature that is paired with a code, from the target's features at the prediction of that code."""
+        """Return the feature that is paired with a token, from the target's features at the prediction of that
+        token.
+        """
         return features.to(self.dtype)
 
     def logits(self, features: Float[Tensor, "b n c"], target: Any) -> Float[Tensor, "b n v"]:
-        """Return the fp32 logits of the next code, by the target's head."""
+        """Return the fp32 logits of the next token, by the target's head."""
         return target_logits(target, features)
 
     def init_for(self, target: Any, generator: torch.Generator) -> None:
         """Run `init_weights` with the target's embeddings."""
-        self.init_weights(code_embeddings(target, self.config.vocab_size), generator)
+        self.init_weights(token_embeddings(target, self.config.vocab_size), generator)
 
     def init_weights(self, embeddings: Float[Tensor, "v c"], generator: torch.Generator) -> None:
         """Start at "the next feature equals this one": fc = [0.05 I | I], output projections zero.
@@ -232,7 +234,7 @@ class Eagle(nn.Module):
         """Return the next features of n pairs; the last `depth` pairs before each have drafted features.
 
         `positions` are rows of the rotary table: cls_token_num conditioning slots, then the grid cell of the pair's
-        code. No mask means causal. `scales` is the guidance scale at each pair's feature, in form "guided";
+        token. No mask means causal. `scales` is the guidance scale at each pair's feature, in form "guided";
         None is 1.
         """
         factors = self.rotary(positions)
@@ -271,7 +273,7 @@ class Eagle(nn.Module):
         scales: Float[Tensor, "b n"] | None = None,
         unroll: Unroll | None = None,
     ) -> Float[Tensor, "b n c"]:
-        """Run a teacher-forced pass over pairs 0 .. n - 1: output j estimates the feature that predicts code j + 1.
+        """Run a teacher-forced pass over pairs 0 .. n - 1: output j estimates the feature that predicts token j + 1.
 
         For training-time test (EAGLE-3, arXiv:2503.01840) pass the same `unroll` to every pass over a batch: pass i
         reads the outputs of pass i - 1, shifted, as features, and sees true features only up to where drafting would
@@ -290,10 +292,10 @@ class Eagle(nn.Module):
         return 1
 
     def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
-        """Return drafts of every code but the first; pass i reads the outputs of pass i - 1 as features."""
-        inputs, count = self.inputs(examples), examples.codes.shape[1]
+        """Return drafts of every token but the first; pass i reads the outputs of pass i - 1 as features."""
+        inputs, count = self.inputs(examples), examples.tokens.shape[1]
         rows, is_guided = inputs.shape[1], self.config.form == "guided"
-        tokens = examples.codes[:, :-1].repeat_interleave(rows, 0)
+        tokens = examples.tokens[:, :-1].repeat_interleave(rows, 0)
         scales = examples.scales[:, None].expand(-1, count - 1) if is_guided else None
         unroll = self._read_prompt(examples) if "prompt" in self.reads else Unroll()
         features, made = self.enter(inputs[:, :, :-1].flatten(0, 1)), []
@@ -305,7 +307,7 @@ class Eagle(nn.Module):
         return made
 
     def inputs(self, examples: Examples) -> Float[Tensor, "b r n k"]:
-        """Return the target's features at the prediction of each code, as `enter` reads them."""
+        """Return the target's features at the prediction of each token, as `enter` reads them."""
         return examples.guided[:, None] if self.config.form == "guided" else examples.rows
 
     def feed_back(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
@@ -319,7 +321,7 @@ class Eagle(nn.Module):
         return Prediction(depth, places, rows=predicted)
 
     def _read_prompt(self, examples: Examples) -> Unroll:
-        """Run the prompt's features, each paired with code 0's embedding, as drafting does before its first pair."""
+        """Run the prompt's features, each paired with token 0's embedding, as drafting does before its first pair."""
         assert examples.prompt is not None and examples.mask is not None
         features, words = examples.prompt.flatten(0, 1), examples.mask[:, :-1].repeat_interleave(2, 0)
         sees = torch.ones_like(words) if self.config.sees_padding else words

@@ -1,6 +1,6 @@
 """EAGLE-3: reads three layers of the target, feeds on its own outputs, has a head of its own (arXiv:2503.01840).
 
-The inputs of the layers 2, L/2 and L - 3 of the target at the prediction of code j are guided like logits,
+The inputs of the layers 2, L/2 and L - 3 of the target at the prediction of token j are guided like logits,
 F*_l = u_l + s (c_l - u_l), concatenated and mapped to one feature. One decoder layer, whose attention reads
 [norm(embedding) | norm(feature)], predicts the next feature, which is fed back as the feature of the next draft. Its
 features need not be near the target's: its own norm and head give distributions, and the loss is on distributions only,
@@ -15,7 +15,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lantern.drafters.base import code_embeddings
+from lantern.drafters.base import token_embeddings
 from lantern.drafters.eagle.eagle1 import DraftLayer, Eagle, EagleConfig, EagleLayer
 from lantern.drafters.examples import Examples, Prediction, fused_layers
 from lantern.models.llamagen.transformer import Attention, FeedForward, RMSNorm, TransformerConfig
@@ -107,7 +107,7 @@ class Eagle3(Eagle):
         self.init_linears(generator)
         self.fc.weight.data.zero_()
         self.fc.weight.data[:, -self.config.dim :] = torch.eye(self.config.dim)
-        self.embed_tokens.weight.data.copy_(code_embeddings(target, self.config.vocab_size))
+        self.embed_tokens.weight.data.copy_(token_embeddings(target, self.config.vocab_size))
         with torch.no_grad():  # some norms store their scale less 1; eps is nothing beside 1024 squared
             scale = target.norm(target.tok_embeddings.weight.new_full((self.config.dim,), 1024.0))
         self.norm.weight.data.copy_(scale)
@@ -131,7 +131,7 @@ class Eagle3(Eagle):
         return x
 
     def inputs(self, examples: Examples) -> Float[Tensor, "b 1 n k"]:
-        """Return the guided layers at each code, concatenated: the last ones of `fused_layers`, one for each tap."""
+        """Return the guided layers at each token, concatenated: the last ones of `fused_layers`, one for each tap."""
         assert examples.layers is not None
         return rearrange(examples.guide(examples.layers)[:, -len(self.taps) :], "b l n c -> b 1 n (l c)")
 

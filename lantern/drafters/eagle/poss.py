@@ -2,7 +2,7 @@
 
 EAGLE's single layer must handle true features and features that it drafted itself, which get worse with every depth.
 Here draft number i is made by specialist i // n ("PosS-n"), trained on features as inaccurate as in drafting. All
-specialists read the true features of committed codes, so each has its own keys and values: a pass runs the specialist
+specialists read the true features of committed tokens, so each has its own keys and values: a pass runs the specialist
 of its depth and computes only keys and values for the later ones.
 """
 

@@ -15,7 +15,7 @@ class Unroll:
         j = 1             | 1 . .  | . 1 .
         j = 2             | 1 1 .  | . . 1
 
-    A drafter that reads a prompt sets `prompt`, the mask of its slots that the codes see, and runs the prompt through
+    A drafter that reads a prompt sets `prompt`, the mask of its slots that the tokens see, and runs the prompt through
     this cache before the first pass. Every pass then sees the prompt, to the left of the columns above.
     """
 

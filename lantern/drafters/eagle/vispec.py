@@ -55,7 +55,7 @@ class ViSpecConfig(EagleConfig):
 
     @property
     def grid(self) -> int:
-        """Rows of an image, and codes per row."""
+        """Rows of an image, and tokens per row."""
         return math.isqrt(self.block_size)
 
     @classmethod
@@ -129,7 +129,7 @@ class ViSpec(Eagle):
     def context_keys(
         self, caption: Float[Tensor, "b p c"], rows: Float[Tensor, "b r c"]
     ) -> Float[Tensor, "b p+r 2 h d"]:
-        """Return keys and values of the compressed context; a row is at its last code, the caption has no rotation."""
+        """Return keys and values of the compressed context; a row is at its last token, the caption has no rotation."""
         grid, tokens = self.config.grid, torch.cat([caption, rows], 1)
         ends = torch.arange(rows.shape[1], device=rows.device) * grid + grid - 1
         places = torch.cat([ends.new_zeros(caption.shape[1]), ends]).expand(len(tokens), -1)
@@ -140,8 +140,8 @@ class ViSpec(Eagle):
     def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
         """Run EAGLE's training-time test; a pair sees its own row and recent rows whole, other rows as tokens."""
         assert examples.prompt is not None and examples.mask is not None
-        guided, tokens, pairs = examples.guided, examples.codes[:, :-1], examples.codes.shape[1] - 1
-        # The slot that predicts code 0 is the caption's last.
+        guided, tokens, pairs = examples.guided, examples.tokens[:, :-1], examples.tokens.shape[1] - 1
+        # The slot that predicts token 0 is the caption's last.
         slots = torch.cat([examples.guide(examples.prompt), guided[:, :1]], 1)
         caption = self.read_caption(slots, examples.mask)
         scales = examples.scales[:, None].expand(-1, pairs)
@@ -162,7 +162,7 @@ class ViSpec(Eagle):
         return made
 
     def _rows(self, inputs: Float[Tensor, "b n c"]) -> Float[Tensor, "b r c"]:
-        """Return the tokens of all rows; the last row lacks the last code's pair and is never seen."""
+        """Return the tokens of all rows; the last row lacks the last token's pair and is never seen."""
         weights, pad = self.row_weights(inputs), torch.nn.functional.pad
         whole = [pad(x, (0, 0, 0, 1)).unflatten(1, (self.config.grid, -1)).sum(2) for x in (weights * inputs, weights)]
         return self.row_tokens(whole[0], whole[1])
@@ -179,27 +179,27 @@ class ViSpec(Eagle):
 
 
 class RingCache(StaticCache):
-    """A cache of the last `codes` codes: code i is in slot i modulo `codes`."""
+    """A cache of the last `tokens` tokens: token i is in slot i modulo `tokens`."""
 
     def commit(self, nodes: Int[Tensor, "b m"], start: Int[Tensor, " b"]) -> None:
-        """Copy staged node `nodes[:, j]` to the slot of code `start + j`."""
+        """Copy staged node `nodes[:, j]` to the slot of token `start + j`."""
         steps = torch.arange(nodes.shape[1], device=nodes.device)
-        slots = (start[:, None] + steps) % self.codes + self.prefix
+        slots = (start[:, None] + steps) % self.tokens + self.prefix
         rows = torch.arange(self.images * self.rows, device=nodes.device)[:, None]
         source = (nodes + self.first_stage_slot).repeat_interleave(self.rows, 0)
         self.buffer[:, rows, :, slots.repeat_interleave(self.rows, 0)] = self.buffer[:, rows, :, source]
 
     def held(self, known: Int[Tensor, " b"]) -> Int[Tensor, "b s"]:
-        """Return the code in each slot when codes up to `known` are committed, below 0 where there is none."""
-        slots = torch.arange(self.codes, device=known.device)
-        return known[:, None] - 1 - (known[:, None] - 1 - slots) % self.codes
+        """Return the token in each slot when tokens up to `known` are committed, below 0 where there is none."""
+        slots = torch.arange(self.tokens, device=known.device)
+        return known[:, None] - 1 - (known[:, None] - 1 - slots) % self.tokens
 
 
 class ViSpecDrafter(EagleDrafter):
     """Drafts EAGLE's trees with a `ViSpec` module.
 
-    It keeps keys of the caption's tokens, of one token per row, and of the codes of `recent` rows and the current row,
-    in a ring: `kv_length` of them, where EAGLE has one per code.
+    It keeps keys of the caption's tokens, of one token per row, and of the tokens of `recent` rows and the current row,
+    in a ring: `kv_length` of them, where EAGLE has one per token.
     """
 
     module: ViSpec
@@ -211,7 +211,7 @@ class ViSpecDrafter(EagleDrafter):
 
     @property
     def _ring(self) -> int:
-        """Slots for codes: a pass must not overwrite a slot that a pair in the oldest current row still sees."""
+        """Slots for tokens: a pass must not overwrite a slot that a pair in the oldest current row still sees."""
         config = self.module.config
         return min((config.recent + 1) * config.grid, config.block_size) + self.stage
 
@@ -226,7 +226,7 @@ class ViSpecDrafter(EagleDrafter):
             heads=config.n_head,
             head_dim=config.dim // config.n_head,
             prefix=config.summaries + config.grid,
-            codes=self._ring,
+            tokens=self._ring,
             stage=self.stage,
             dtype=self.module.cache_dtype,
             device=device,
@@ -260,7 +260,7 @@ class ViSpecDrafter(EagleDrafter):
         return super()._run(features + self.held.globe[:, None], tokens, places, ancestors, first=first, depth=depth)
 
     def _sees(self, places: Int[Tensor, "b n"], ancestors: Bool[Tensor, "*b n m"]) -> Bool[Tensor, "b n s"]:
-        """Return the mask: all of the caption, tokens of old rows, codes of recent rows, and staged ancestors."""
+        """Return the mask: all of the caption, tokens of old rows, tokens of recent rows, and staged ancestors."""
         grid, (images, pairs) = self.module.config.grid, places.shape
         oldest = (places // grid - self.module.config.recent)[..., None]
         held = self.cache.held(self.known)[:, None]

@@ -19,10 +19,10 @@ PURPOSE_OF_MODE = {"gumbel": Purpose.TARGET, "sampled": Purpose.DRAFT}
 
 
 class Marginals:
-    """Grows a static tree over independent marginals: q_d is the distribution of the d-th code to come.
+    """Grows a static tree over independent marginals: q_d is the distribution of the d-th token to come.
 
-    q_d does not depend on the codes before, so the k-th child of every node of a depth is the same code, the k-th best
-    of log q_d + g, and a tree costs one top-k over a matrix. In mode "gumbel" g is the target's noise; in mode
+    q_d does not depend on the tokens before, so the k-th child of every node of a depth is the same token, the k-th
+    best of log q_d + g, and a tree costs one top-k over a matrix. In mode "gumbel" g is the target's noise; in mode
     "sampled" it is the drafter's own noise (samples without replacement, one set per depth, independent of the depths
     above); in mode "point" it is zero. ValueError for an unknown mode and for a tree wider than the codebook.
     """
@@ -39,7 +39,7 @@ class Marginals:
         self.tree, self.target, self.held = tree, target, Buffers()
         self.mode: DraftMode = mode
         self.records_log_q = records_log_q or mode == "sampled"
-        # At temperature 0 codes are ranked by their logits.
+        # At temperature 0 tokens are ranked by their logits.
         self.draft_sampling = sampling.untruncated() if sampling.is_greedy else sampling
         self.count = target.config.block_size
 
@@ -51,7 +51,7 @@ class Marginals:
         self.held.log_q_rows = self.shape.depths.clamp(max=self.tree.depth - 1)
 
     def places(self, known: Int[Tensor, " b"]) -> Int[Tensor, "b d"]:
-        """Return the numbers of the codes to come, one per depth."""
+        """Return the numbers of the tokens to come, one per depth."""
         return (known[:, None] + self.held.ahead).clamp(max=self.count - 1)
 
     def log_q(self, features: Float[Tensor, "b d c"]) -> Float[Tensor, "b d v"]:
@@ -59,7 +59,7 @@ class Marginals:
         return self.draft_sampling.filtered(target_logits(self.target, features))
 
     def draft(self, root: Int[Tensor, "b 1"], features: Float[Tensor, "b d c"], known: Int[Tensor, " b"]) -> DraftTree:
-        """Return the tree below the last of `known` codes, from guided features that predict the codes to come."""
+        """Return the tree below the last of `known` tokens, from guided features that predict the tokens to come."""
         sampler = self._sampler()
         if sampler is None:
             return self.grow(root, self.log_q(features), known)
@@ -67,7 +67,7 @@ class Marginals:
         return self._tree(root, sampler(logits, self.places(known), width=self.width, purpose=purpose))
 
     def grow(self, root: Int[Tensor, "b 1"], log_q: Float[Tensor, "b d v"], known: Int[Tensor, " b"]) -> DraftTree:
-        """Return the tree below the last of `known` codes, from log q of each depth."""
+        """Return the tree below the last of `known` tokens, from log q of each depth."""
         recorded = log_q[:, self.held.log_q_rows] if self.records_log_q else None
         return self._tree(root, self._best(log_q, known), recorded)
 
@@ -89,7 +89,7 @@ class Marginals:
 
 
 class HeadsConfig(Protocol):
-    """Sizes of a module that guesses `depths` codes at once."""
+    """Sizes of a module that guesses `depths` tokens at once."""
 
     @property
     def dim(self) -> int:
@@ -98,17 +98,17 @@ class HeadsConfig(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Codes of the codebook."""
+        """Tokens of the codebook."""
         ...
 
     @property
     def block_size(self) -> int:
-        """Codes of an image."""
+        """Tokens of an image."""
         ...
 
     @property
     def depths(self) -> int:
-        """Codes that it guesses at once."""
+        """Tokens that it guesses at once."""
         ...
 
 
@@ -116,15 +116,15 @@ def check_fit(config: HeadsConfig, target: Target, tree: StaticTree) -> None:
     """Raise ValueError if the sizes of a module and its target differ, or if the tree is deeper than its guesses."""
     got, wanted = ((sizes.dim, sizes.vocab_size, sizes.block_size) for sizes in (config, target.config))
     if got != wanted:
-        raise ValueError(f"the drafter has (dim, codes, block_size) {got}, its target {wanted}: train one for it")
+        raise ValueError(f"the drafter has (dim, tokens, block_size) {got}, its target {wanted}: train one for it")
     if tree.depth > config.depths:
         raise ValueError(
-            f"the tree is {tree.depth} deep and the drafter guesses {config.depths} codes: use a shallower one"
+            f"the tree is {tree.depth} deep and the drafter guesses {config.depths} tokens: use a shallower one"
         )
 
 
 class MarginalDrafter(Drafter):
-    """Drafts trees from independent guesses for the codes ahead, with one pass for all depths.
+    """Drafts trees from independent guesses for the tokens ahead, with one pass for all depths.
 
     `module` has a HeadsConfig. Subclasses define `propose`, and `begin` and `take` if they keep more than the last
     pairs.
@@ -152,7 +152,7 @@ class MarginalDrafter(Drafter):
         self.marginals.begin(noise, prefill.mask.device)
 
     def observe(self, step: Step) -> None:
-        """Take the committed codes with their features."""
+        """Take the committed tokens with their features."""
         self.take(Pairs.of_step(step, self.sampling, self.module.config.block_size))
 
     def take(self, pairs: Pairs) -> None:

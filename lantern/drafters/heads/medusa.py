@@ -1,4 +1,4 @@
-"""Medusa heads: the d-th code to come is guessed from the last feature alone (arXiv:2401.10774; VADUSA, speech).
+"""Medusa heads: the d-th token to come is guessed from the last feature alone (arXiv:2401.10774; VADUSA, speech).
 
 There is no context and no cache, and a step costs one matrix product: this is the cheapest trained drafter. The heads
 return guidance-combined features, which the target's head maps to distributions.
@@ -28,12 +28,12 @@ class Medusa(ResidualHeads):
     config: MedusaConfig
 
     def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
-        """Return the heads' predictions at every code."""
-        guided, codes = examples.guided, examples.codes
-        scales = examples.scales[:, None].expand(codes.shape)
-        predicted, count = self(guided, codes, scales), codes.shape[1]
+        """Return the heads' predictions at every token."""
+        guided, tokens = examples.guided, examples.tokens
+        scales = examples.scales[:, None].expand(tokens.shape)
+        predicted, count = self(guided, tokens, scales), tokens.shape[1]
         return [
-            Prediction(depth, torch.arange(depth, count, device=codes.device), predicted[:, :-depth, depth - 1])
+            Prediction(depth, torch.arange(depth, count, device=tokens.device), predicted[:, :-depth, depth - 1])
             for depth in range(1, min(depths, self.config.depths, count - 1) + 1)
         ]
 

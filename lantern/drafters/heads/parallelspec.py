@@ -1,4 +1,4 @@
-"""ParallelSpec: mask tokens behind the last pair guess all codes to come in one pass (arXiv:2410.05589).
+"""ParallelSpec: mask tokens behind the last pair guess all tokens to come in one pass (arXiv:2410.05589).
 
 An EAGLE module in the guided form. Its input is the committed pairs and, behind the last of them, one mask token per
 further depth:
@@ -6,8 +6,8 @@ further depth:
     pairs    (f0 x0) (f1 x1) (f2 x2)   masks   m2   m3   m4
     guess              x3 <- (f2 x2)           x4   x5   x6
 
-A mask has the position of its code, one before the code that it predicts, and sees the committed pairs and the masks
-before it. Guessed codes are not read, so the guesses are independent of each other: a draft costs one pass, but later
+A mask has the position of its token, one before the token that it predicts, and sees the committed pairs and the masks
+before it. Guessed tokens are not read, so the guesses are independent of each other: a draft costs one pass, but later
 guesses do not depend on earlier ones as they do in a chain of drafter passes.
 """
 
@@ -33,9 +33,9 @@ MAX_DEPTHS = 64
 
 @dataclass(frozen=True)
 class ParallelSpecConfig(EagleConfig):
-    """Sizes of a guided EAGLE module with `depths` guesses per pass, and so `depths` - 1 masks.
+    """Sizes of a guided EAGLE module with `depths` guesses per step, and so `depths` - 1 masks.
 
-    `anchors` is the number of codes of an image behind which a training step guesses, chosen anew in every step.
+    `anchors` is the number of tokens of an image behind which a training step guesses, chosen anew in every step.
     ValueError for a value out of range.
     """
 
@@ -90,7 +90,7 @@ class ParallelSpec(Eagle):
         """Run one pass over m pairs and the masks behind the pairs numbered `anchors`, group after group.
 
         `positions` and `mask` cover the pairs, then the masks, of which each anchor has (n - m) / a. Output j of the
-        pairs predicts code j + 1; mask d behind anchor i predicts code i + d.
+        pairs predicts token j + 1; mask d behind anchor i predicts token i + d.
         """
         pairs = self.add_scale(self.fc(self.pair(features, tokens)), scales)
         masks = (positions.shape[1] - tokens.shape[1]) // anchors.shape[1]
@@ -102,22 +102,22 @@ class ParallelSpec(Eagle):
         return x
 
     def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
-        """Return guesses behind all codes at depth 1, and behind random anchors at the other depths.
+        """Return guesses behind all tokens at depth 1, and behind random anchors at the other depths.
 
         One pass holds all groups of masks; each group sees the pairs up to its anchor and itself.
         """
-        codes, pairs = examples.codes, examples.codes.shape[1] - 1
+        tokens, pairs = examples.tokens, examples.tokens.shape[1] - 1
         depths = min(depths, self.config.depths, pairs)
-        anchors = self._choose_anchors(pairs, codes.device)
-        after = torch.arange(1, depths, device=codes.device)
-        there = torch.arange(pairs, device=codes.device)
+        anchors = self._choose_anchors(pairs, tokens.device)
+        after = torch.arange(1, depths, device=tokens.device)
+        there = torch.arange(pairs, device=tokens.device)
         places = torch.cat([there, (anchors[:, None] + after).clamp(max=pairs - 1).flatten()])
         out = self.guess(
             examples.guided[:, :-1],
-            codes[:, :-1],
-            places.expand(len(codes), -1),
-            anchors.expand(len(codes), -1),
-            group_mask(pairs, anchors, depths - 1).expand(len(codes), -1, -1),
+            tokens[:, :-1],
+            places.expand(len(tokens), -1),
+            anchors.expand(len(tokens), -1),
+            group_mask(pairs, anchors, depths - 1).expand(len(tokens), -1, -1),
             scales=examples.scales[:, None].expand(-1, pairs),
         )
         made = [Prediction(1, there + 1, out[:, :pairs])]
@@ -128,7 +128,7 @@ class ParallelSpec(Eagle):
         return made
 
     def _choose_anchors(self, pairs: int, device: torch.device) -> Int[Tensor, " a"]:
-        """Return codes in raster order, random in training. Code 0 is one of them, so every depth has an anchor."""
+        """Return tokens in raster order, random in training. Token 0 is one of them, so every depth has an anchor."""
         count = min(self.config.anchors, pairs)
         if self.training:
             others = torch.randperm(pairs - 1, device=device)[: count - 1] + 1
@@ -160,7 +160,7 @@ def group_mask(pairs: int, anchors: Int[Tensor, " a"], masks: int) -> Bool[Tenso
 class ParallelContext:
     """The cache of a parallel drafter, and its one pass per step.
 
-    `pairs` is the largest number of pairs of a pass, `depths` the number of codes that it guesses.
+    `pairs` is the largest number of pairs of a pass, `depths` the number of tokens that it guesses.
     """
 
     def __init__(self, module: ParallelSpec, sampling: Sampling, *, pairs: int, depths: int) -> None:
@@ -178,7 +178,7 @@ class ParallelContext:
             heads=config.n_head,
             head_dim=config.dim // config.n_head,
             prefix=0,
-            codes=config.block_size,
+            tokens=config.block_size,
             stage=self.stage,
             dtype=self.module.cache_dtype,
             device=device,
@@ -190,11 +190,11 @@ class ParallelContext:
         self.held.steps = torch.arange(self.stage, device=device)
 
     def guess(self, pairs: Pairs, anchor: Int[Tensor, "b 1"]) -> Float[Tensor, "b d c"]:
-        """Return features that predict the codes behind pair `anchor`; write all pairs to the cache.
+        """Return features that predict the tokens behind pair `anchor`; write all pairs to the cache.
 
         Only the first pairs are committed. Masks see the pairs up to their anchor.
         """
-        images, count = pairs.codes.shape
+        images, count = pairs.tokens.shape
         known, size = pairs.start, count + self.depths - 1
         steps = self.held.steps[:size]
         ahead = anchor + (steps[count:] - count + 1)
@@ -205,8 +205,8 @@ class ParallelContext:
         sees = (steps <= limit[..., None]) | (is_mask & is_mask[:, None] & (steps <= steps[:, None]))
         out = self.module.guess(
             pairs.features.to(self.module.fc.weight.dtype),
-            pairs.codes,
-            places.clamp(max=self.cache.codes - 1),
+            pairs.tokens,
+            places.clamp(max=self.cache.tokens - 1),
             anchor,
             self._mask.update(known, sees),
             scales=self.sampling.scales(pairs.places),
@@ -232,7 +232,7 @@ class ParallelDrafter(MarginalDrafter):
         self._is_read = True
 
     def take(self, pairs: Pairs) -> None:
-        """Keep the pairs of a step, which the next pass runs; of given codes there are several steps before it."""
+        """Keep the pairs of a step, which the next pass runs; of given tokens there are several steps before it."""
         if not self._is_read:
             self.context.guess(self.pairs, self.pairs.last)
         self._is_read = False

@@ -1,4 +1,4 @@
-"""Residual heads on one feature, each for a code further ahead: f + silu(W_d f) (arXiv:2401.10774)."""
+"""Residual heads on one feature, each for a token further ahead: f + silu(W_d f) (arXiv:2401.10774)."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lantern.drafters.base import code_embeddings
+from lantern.drafters.base import token_embeddings
 from lantern.models.llamagen.transformer import TransformerConfig, check_limits
 
 MAX_DEPTHS = 64
@@ -16,7 +16,7 @@ MAX_DEPTHS = 64
 class FeatureHeads(nn.Module):
     """`count` residual heads as one matrix; at the start each returns its input.
 
-    With `vocab_size` they also read the embedding of the code that followed (as Hydra's first head does,
+    With `vocab_size` they also read the embedding of the token that followed (as Hydra's first head does,
     arXiv:2402.05109); without it they read the feature alone. `guidance` times log s encodes the guidance scale of f.
     """
 
@@ -46,7 +46,8 @@ class FeatureHeads(nn.Module):
 
 @dataclass(frozen=True)
 class ResidualConfig:
-    """Sizes of `depths` heads for the codes ahead. With `reads_code` they read the last code and the feature before it.
+    """Sizes of `depths` heads for the tokens ahead. With `reads_token` they read the last token and the feature before
+    it.
 
     `target` is the digest of the weights for which they were trained, None if unknown.
     ValueError for a value out of range.
@@ -56,7 +57,7 @@ class ResidualConfig:
     vocab_size: int
     block_size: int
     depths: int = 4
-    reads_code: bool = True
+    reads_token: bool = True
     kind: str = ""
     target: str | None = None
 
@@ -73,7 +74,7 @@ class ResidualConfig:
 
 
 class ResidualHeads(nn.Module):
-    """A module of feature heads: one for each of the `depths` codes ahead, then `extra_heads` others."""
+    """A module of feature heads: one for each of the `depths` tokens ahead, then `extra_heads` others."""
 
     extra_heads: ClassVar[int] = 0
 
@@ -81,7 +82,7 @@ class ResidualHeads(nn.Module):
         super().__init__()
         self.config = config
         self.heads = FeatureHeads(
-            config.dim, config.depths + self.extra_heads, vocab_size=config.vocab_size if config.reads_code else None
+            config.dim, config.depths + self.extra_heads, vocab_size=config.vocab_size if config.reads_token else None
         )
 
     @property
@@ -96,10 +97,10 @@ class ResidualHeads(nn.Module):
 
     def init_for(self, target: Any, generator: torch.Generator) -> None:
         """Start every head at "the predicted feature equals this one"."""
-        self.heads.init_weights(code_embeddings(target, self.config.vocab_size))
+        self.heads.init_weights(token_embeddings(target, self.config.vocab_size))
 
     def forward(
         self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], scales: Float[Tensor, "b n"]
     ) -> Float[Tensor, "b n h c"]:
-        """Estimate the features that predict codes j + 1 .. j + depths from the one that predicted code j."""
+        """Estimate the features that predict tokens j + 1 .. j + depths from the one that predicted token j."""
         return self.heads(features, tokens, scales)

@@ -1,7 +1,7 @@
-"""Vertical heads: every committed code also predicts the code below it, kept in a pool (Hawk, NeurIPS 2025).
+"""Vertical heads: every committed token also predicts the token below it, kept in a pool (Hawk, NeurIPS 2025).
 
-Horizontal heads guess the next codes of the row as Medusa's do. When decoding reaches the row below, its places hold
-guesses made one row earlier. The distributions of both are mixed there, and the tree takes the best codes of the
+Horizontal heads guess the next tokens of the row as Medusa's do. When decoding reaches the row below, its places hold
+guesses made one row earlier. The distributions of both are mixed there, and the tree takes the best tokens of the
 mixture. The target still decides in raster order, so the pool does not affect exactness.
 """
 
@@ -21,7 +21,7 @@ from lantern.models.llamagen.transformer import check_grid
 
 @dataclass(frozen=True)
 class VerticalConfig(ResidualConfig):
-    """Sizes: `depths` horizontal heads, and one for the code below."""
+    """Sizes: `depths` horizontal heads, and one for the token below."""
 
     kind: Literal["vertical"] = "vertical"
 
@@ -31,7 +31,7 @@ class VerticalConfig(ResidualConfig):
 
     @property
     def grid(self) -> int:
-        """Codes per row."""
+        """Tokens per row."""
         return math.isqrt(self.block_size)
 
 
@@ -42,13 +42,13 @@ class Vertical(ResidualHeads):
     extra_heads = 1
 
     def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
-        """Return the horizontal heads' predictions at every code, and as one more depth the vertical head's."""
-        guided, codes, grid = examples.guided, examples.codes, self.config.grid
-        predicted = self(guided, codes, examples.scales[:, None].expand(codes.shape))
-        count, levels = codes.shape[1], min(depths, self.config.depths, codes.shape[1] - 1)
+        """Return the horizontal heads' predictions at every token, and as one more depth the vertical head's."""
+        guided, tokens, grid = examples.guided, examples.tokens, self.config.grid
+        predicted = self(guided, tokens, examples.scales[:, None].expand(tokens.shape))
+        count, levels = tokens.shape[1], min(depths, self.config.depths, tokens.shape[1] - 1)
         ahead = [(depth, depth, depth - 1) for depth in range(1, levels + 1)] + [(levels + 1, grid, -1)]
         return [
-            Prediction(depth, torch.arange(reach, count, device=codes.device), predicted[:, :-reach, head])
+            Prediction(depth, torch.arange(reach, count, device=tokens.device), predicted[:, :-reach, head])
             for depth, reach, head in ahead
         ]
 
@@ -56,7 +56,7 @@ class Vertical(ResidualHeads):
 class VerticalDrafter(MarginalDrafter):
     """Drafts trees from (1 - share) q_horizontal + share q_vertical, the latter where the pool has a guess.
 
-    The pool holds a feature for each place of the image, guessed when the code above it was committed. ValueError
+    The pool holds a feature for each place of the image, guessed when the token above it was committed. ValueError
     unless `share` is from 0 to 1.
     """
 
@@ -70,7 +70,7 @@ class VerticalDrafter(MarginalDrafter):
         """Empty the pool."""
         super().begin(prefill, noise)
         config, device, images = self.module.config, prefill.mask.device, len(prefill.mask)
-        # Predictions of codes that were not committed, or below the last row, go to one place past the picture.
+        # Predictions of tokens that were not committed, or below the last row, go to one place past the picture.
         dtype = self.module.heads.fc.weight.dtype
         self.held.pool = torch.zeros(images, config.block_size + 1, config.dim, dtype=dtype, device=device)
         self.held.is_filled = torch.zeros(images, config.block_size + 1, dtype=torch.bool, device=device)
@@ -86,10 +86,10 @@ class VerticalDrafter(MarginalDrafter):
         return self.marginals.grow(self.pairs.root, log_q, self.pairs.known)
 
     def take(self, pairs: Pairs) -> None:
-        """Run all heads on the committed codes and put the vertical guesses into the pool."""
-        predicted = self.module(pairs.features, pairs.codes, self.sampling.scales(pairs.places))
+        """Run all heads on the committed tokens and put the vertical guesses into the pool."""
+        predicted = self.module(pairs.features, pairs.tokens, self.sampling.scales(pairs.places))
         outside = self.held.pool.shape[1]
-        steps = torch.arange(pairs.codes.shape[1], device=pairs.codes.device)
+        steps = torch.arange(pairs.tokens.shape[1], device=pairs.tokens.device)
         below = pairs.places + self.module.config.grid
         below = torch.where(steps < pairs.counts[:, None], below, outside).clamp(max=outside - 1)
         self.held.pool.scatter_(1, below[..., None].expand(-1, -1, predicted.shape[-1]), predicted[:, :, -1])

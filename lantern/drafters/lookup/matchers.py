@@ -1,6 +1,6 @@
 """Matchers of SAM decoding: they find earlier places whose context is like that of a draft node.
 
-One matcher compares suffixes of the code sequence, the other compares neighbourhoods on the grid. Both run on the
+One matcher compares suffixes of the token sequence, the other compares neighbourhoods on the grid. Both run on the
 device, without the host.
 """
 
@@ -17,15 +17,15 @@ from lantern.drafters.lookup.tables import SamTables
 
 FIELDS = ((0, -1), (-1, 0), (-1, -1), (-1, 1))  # (row, column) of the left, upper, upper left, upper right neighbour
 SLOTS = 1 << 15  # of a hashed table of contexts
-KEPT = 8  # codes that a context of the corpus remembers
+KEPT = 8  # tokens that a context of the corpus remembers
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What followed similar places: `past` weights the image's places, `weights` the corpus's `codes`."""
+    """What followed similar places: `past` weights the image's places, `weights` the corpus's `tokens`."""
 
     past: Float[Tensor, "b f n"]
-    codes: Int[Tensor, "b f m"]
+    tokens: Int[Tensor, "b f m"]
     weights: Float[Tensor, "b f m"]
 
 
@@ -42,17 +42,17 @@ class Context:
 
 @dataclass(frozen=True)
 class Past:
-    """The committed codes of each image, of which the first `known` are valid; free room follows them."""
+    """The committed tokens of each image, of which the first `known` are valid; free room follows them."""
 
-    codes: Int[Tensor, "b room"]
+    tokens: Int[Tensor, "b room"]
     known: Int[Tensor, " b"]
 
 
 class SuffixMatcher:
     """Weights places by e^(sharp x length) of the suffix that matches before them, from `least` to `reach` symbols.
 
-    With `is_super` it compares super-codes and also walks the corpus's automaton. Codes are compared in the image's
-    own past only, because a look-up table of an automaton over thousands of codes is too large.
+    With `is_super` it compares super-tokens and also walks the corpus's automaton. Tokens are compared in the image's
+    own past only, because a look-up table of an automaton over thousands of tokens is too large.
     """
 
     def __init__(self, tables: SamTables, *, is_super: bool, sharp: float, least: int, reach: int) -> None:
@@ -73,19 +73,19 @@ class SuffixMatcher:
         self.held.state = torch.zeros(images, dtype=torch.long, device=device)
         self.held.matched = torch.zeros_like(self.held.state)
 
-    def read(self, codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
-        """Advance the automaton by the committed codes."""
+    def read(self, tokens: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
+        """Advance the automaton by the committed tokens."""
         if self.table is None:
             return
-        for j, symbols in enumerate(self.symbol_of[codes].unbind(1)):
+        for j, symbols in enumerate(self.symbol_of[tokens].unbind(1)):
             state, matched = self.table.step(self.held.state, self.held.matched, symbols)
             self.held.state = torch.where(j < counts, state, self.held.state)
             self.held.matched = torch.where(j < counts, matched, self.held.matched)
 
     def root(self, past: Past, count: int) -> Context:
-        """Return the context of the last committed code."""
-        self._symbols, self._known, self._count = self.symbol_of[past.codes], past.known, count
-        places = torch.arange(count, device=past.codes.device)
+        """Return the context of the last committed token."""
+        self._symbols, self._known, self._count = self.symbol_of[past.tokens], past.known, count
+        places = torch.arange(count, device=past.tokens.device)
         runs, lengths = torch.ones_like(self._symbols[:, :count], dtype=torch.bool), 0
         for back in range(1, self.reach + 1):
             tail = self._symbols.gather(1, (past.known - back).clamp(min=0)[:, None])
@@ -93,20 +93,20 @@ class SuffixMatcher:
             runs = runs & (before == tail) & (places >= back) & (past.known >= back)[:, None]
             lengths = lengths + runs.long()
         assert isinstance(lengths, Tensor)
-        left = past.codes.gather(1, (past.known - 1).clamp(min=0)[:, None])
+        left = past.tokens.gather(1, (past.known - 1).clamp(min=0)[:, None])
         return Context(left, 0, lengths[:, None], self.held.state[:, None], self.held.matched[:, None])
 
-    def extend(self, context: Context, parents: Int[Tensor, " f"], codes: Int[Tensor, "b f"]) -> Context:
-        """Return the context of nodes with these codes below their parents."""
+    def extend(self, context: Context, parents: Int[Tensor, " f"], tokens: Int[Tensor, "b f"]) -> Context:
+        """Return the context of nodes with these tokens below their parents."""
         assert context.lengths is not None and context.state is not None and context.matched is not None
-        symbols = self.symbol_of[codes]
+        symbols = self.symbol_of[tokens]
         before = torch.nn.functional.pad(self._symbols[:, : self._count - 1], (1, 0), value=-1)
         longer = torch.nn.functional.pad(context.lengths[:, parents, :-1], (1, 0)) + 1
         lengths = torch.where(before[:, None] == symbols[..., None], longer.clamp(max=self.reach), 0)
         state, matched = context.state[:, parents], context.matched[:, parents]
         if self.table is not None:
             state, matched = self.table.step(state, matched, symbols)
-        return Context(codes, context.depth + 1, lengths, state, matched)
+        return Context(tokens, context.depth + 1, lengths, state, matched)
 
     def evidence(self, context: Context) -> Evidence:
         """Return what followed the matching places."""
@@ -119,23 +119,23 @@ class SuffixMatcher:
             none = context.left[..., None][..., :0]
             return Evidence(past, none, none.float())
         ends = self.table.ends[context.state].long()
-        codes = self.follows[(ends + 1).clamp(max=len(self.follows) - 1)]
+        tokens = self.follows[(ends + 1).clamp(max=len(self.follows) - 1)]
         matched = context.matched.clamp(max=self.reach)
-        is_good = (matched >= self.least) & (codes >= 0)
+        is_good = (matched >= self.least) & (tokens >= 0)
         weights = torch.where(is_good, (self.sharp * matched).exp(), 0.0)
-        return Evidence(past, codes.clamp(min=0)[..., None], weights[..., None])
+        return Evidence(past, tokens.clamp(min=0)[..., None], weights[..., None])
 
 
 class GridMatcher:
     """Weights places by e^(sharp x n), where n of six fields of the context agree and n is at least `least`.
 
-    The fields are the super-codes of the four neighbours, and the codes of the left and the upper one.
+    The fields are the super-tokens of the four neighbours, and the tokens of the left and the upper one.
     """
 
     def __init__(self, tables: SamTables, *, sharp: float, least: int) -> None:
         config, device = tables.config, tables.corpus.device
         self.sharp, self.least, self.groups = sharp, least, config.groups
-        # One code past the codebook marks places outside the picture and unknown places; it has its own super-code.
+        # One token past the codebook marks places outside the picture and unknown places; it has its own super-token.
         self.outside = config.vocab_size
         self.group_of = torch.nn.functional.pad(tables.group_of.long(), (0, 1), value=config.groups)
         self.around = around(math.isqrt(config.block_size)).to(device)
@@ -144,30 +144,30 @@ class GridMatcher:
     def begin(self, images: int, device: torch.device) -> None:
         """Do nothing: there is no state."""
 
-    def read(self, codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
+    def read(self, tokens: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
         """Do nothing: contexts are looked up in `root`."""
 
     def root(self, past: Past, count: int) -> Context:
-        """Return the context of the last committed code."""
-        places = torch.arange(count, device=past.codes.device)
-        codes = torch.where(places < past.known[:, None], past.codes[:, :count], self.outside)
+        """Return the context of the last committed token."""
+        places = torch.arange(count, device=past.tokens.device)
+        tokens = torch.where(places < past.known[:, None], past.tokens[:, :count], self.outside)
         # Entry -1 is for places outside the picture.
-        self._codes = torch.nn.functional.pad(codes, (0, 1), value=self.outside)
+        self._tokens = torch.nn.functional.pad(tokens, (0, 1), value=self.outside)
         self._known, self._count = past.known, count
-        self._seen = fields_of(self._codes[:, self.around], self.group_of)
-        left = past.codes.gather(1, (past.known - 1).clamp(min=0)[:, None])
+        self._seen = fields_of(self._tokens[:, self.around], self.group_of)
+        left = past.tokens.gather(1, (past.known - 1).clamp(min=0)[:, None])
         return Context(left, 0)
 
-    def extend(self, context: Context, parents: Int[Tensor, " f"], codes: Int[Tensor, "b f"]) -> Context:
-        """Return the context of nodes with these codes below their parents."""
-        return Context(codes, context.depth + 1)
+    def extend(self, context: Context, parents: Int[Tensor, " f"], tokens: Int[Tensor, "b f"]) -> Context:
+        """Return the context of nodes with these tokens below their parents."""
+        return Context(tokens, context.depth + 1)
 
     def evidence(self, context: Context) -> Evidence:
-        """Return the codes of similar contexts."""
+        """Return the tokens of similar contexts."""
         place = (self._known + context.depth).clamp(max=self._count - 1)
-        near = self._codes.gather(1, self.around[place] % self._codes.shape[1])[:, None]
+        near = self._tokens.gather(1, self.around[place] % self._tokens.shape[1])[:, None]
         near = near.expand(-1, context.left.shape[1], -1)
-        # The left neighbour is the node's own code, except at the start of a row.
+        # The left neighbour is the node's own token, except at the start of a row.
         is_begin = (self.around[place, 0] < 0)[:, None]
         left = torch.where(is_begin, near[..., 0], context.left)
         key = fields_of(torch.cat([left[..., None], near[..., 1:]], -1), self.group_of)
@@ -179,11 +179,11 @@ class GridMatcher:
         if not found:
             none = context.left[..., None][..., :0]
             return Evidence(past, none, none.float())
-        return Evidence(past, torch.cat([codes for codes, _ in found], -1), torch.cat([w for _, w in found], -1))
+        return Evidence(past, torch.cat([tokens for tokens, _ in found], -1), torch.cat([w for _, w in found], -1))
 
 
 class ContextTable:
-    """The most frequent codes of a corpus by context, in a hash table; contexts that collide share a row."""
+    """The most frequent tokens of a corpus by context, in a hash table; contexts that collide share a row."""
 
     def __init__(self, tables: SamTables, fields: tuple[int, ...]) -> None:
         config, device = tables.config, tables.corpus.device
@@ -193,12 +193,12 @@ class ContextTable:
         group_of = torch.nn.functional.pad(tables.group_of.long(), (0, 1), value=config.groups)
         near = outside[:, around(math.isqrt(config.block_size)).to(device)]
         slots = self._slots(fields_of(near, group_of)).flatten()
-        self.codes, self.counts = most_frequent(slots, tables.corpus.long().flatten(), config.vocab_size)
+        self.tokens, self.counts = most_frequent(slots, tables.corpus.long().flatten(), config.vocab_size)
 
     def look_up(self, key: Int[Tensor, "b f 6"], sharp: float) -> tuple[Int[Tensor, "b f m"], Float[Tensor, "b f m"]]:
-        """Return codes, and their counts times e^(sharp x the number of fields of this table)."""
+        """Return tokens, and their counts times e^(sharp x the number of fields of this table)."""
         slots = self._slots(key)
-        return self.codes[slots], self.counts[slots] * math.exp(sharp * len(self.fields))
+        return self.tokens[slots], self.counts[slots] * math.exp(sharp * len(self.fields))
 
     def _slots(self, key: Int[Tensor, "*n 6"]) -> Int[Tensor, "*n"]:
         return (key[..., self.fields] * self.scales).sum(-1) % SLOTS
@@ -216,15 +216,15 @@ def around(grid: int) -> Int[Tensor, "n 4"]:
 
 
 def fields_of(near: Int[Tensor, "*n 4"], group_of: Int[Tensor, " v1"]) -> Int[Tensor, "*n 6"]:
-    """Return the super-codes of the four neighbours, and the codes of the first two."""
+    """Return the super-tokens of the four neighbours, and the tokens of the first two."""
     return torch.cat([group_of[near], near[..., :2]], -1)
 
 
 def most_frequent(
-    slots: Int[Tensor, " n"], codes: Int[Tensor, " n"], vocab_size: int
+    slots: Int[Tensor, " n"], tokens: Int[Tensor, " n"], vocab_size: int
 ) -> tuple[Int[Tensor, "slots kept"], Float[Tensor, "slots kept"]]:
-    """Return the KEPT most frequent codes of each slot with their counts, 0 where there are fewer."""
-    pairs, counts = torch.unique(slots * vocab_size + codes, return_counts=True)
+    """Return the KEPT most frequent tokens of each slot with their counts, 0 where there are fewer."""
+    pairs, counts = torch.unique(slots * vocab_size + tokens, return_counts=True)
     order = counts.sort(descending=True, stable=True).indices
     order = order[(pairs[order] // vocab_size).sort(stable=True).indices]
     pairs, counts = pairs[order], counts[order]

@@ -1,12 +1,12 @@
 """SAM decoding: drafts are copied from places with a similar context (arXiv:2411.10666).
 
-The paper copies what followed the longest suffix of a text that occurred before. Exact repeats are rare among codes, so
-contexts are also compared by super-codes (k-means of the codebook) and on the grid (`matchers.py`):
+The paper copies what followed the longest suffix of a text that occurred before. Exact repeats are rare among tokens,
+so contexts are also compared by super-tokens (k-means of the codebook) and on the grid (`matchers.py`):
 
-    suffix   the codes or super-codes that end here, in the image's own past and, by automaton, in a corpus
-    grid     the super-codes at the left, above, upper left and upper right, and the codes at the left and above
+    suffix   the tokens or super-tokens that end here, in the image's own past and, by automaton, in a corpus
+    grid     the super-tokens at the left, above, upper left and upper right, and the tokens at the left and above
 
-Nothing is trained by gradients: the add-on (`tables.py`) holds the super-codes and the corpus.
+Nothing is trained by gradients: the add-on (`tables.py`) holds the super-tokens and the corpus.
 """
 
 import torch
@@ -20,14 +20,14 @@ from lantern.drafters.lookup.matchers import Evidence, GridMatcher, Past, Suffix
 from lantern.drafters.lookup.tables import SamTables
 from lantern.drafters.trees.static import StaticTree, TreeDrafter
 
-FLOOR = 1e-4  # share of q that is spread evenly over all codes
+FLOOR = 1e-4  # share of q that is spread evenly over all tokens
 
 
 class SamDrafter(TreeDrafter):
-    """Grows a static tree from the codes of similar contexts, with the target's noise.
+    """Grows a static tree from the tokens of similar contexts, with the target's noise.
 
-    q is proportional to the weights that `matcher` finds; a share `smooth` of it goes to all codes of the same
-    super-code. ValueError for a share outside [0, 1], tables of another model, and a tree wider than the codebook.
+    q is proportional to the weights that `matcher` finds; a share `smooth` of it goes to all tokens of the same
+    super-token. ValueError for a share outside [0, 1], tables of another model, and a tree wider than the codebook.
     """
 
     mode: DraftMode = "gumbel"
@@ -51,13 +51,13 @@ class SamDrafter(TreeDrafter):
         if not 0 <= smooth <= 1:
             raise ValueError(f"smooth is {smooth}, wanted from 0 to 1")
         if max(level.width for level in tree.levels()) > config.vocab_size:
-            raise ValueError(f"the tree is wider than the codebook of {config.vocab_size} codes: use a narrower one")
+            raise ValueError(f"the tree is wider than the codebook of {config.vocab_size} tokens: use a narrower one")
         self.tables, self.matcher, self.tree, self.held = tables, matcher, tree, Buffers()
         self.smooth, self.count, self.vocab_size = smooth, config.block_size, config.vocab_size
         self.room = self.count + max(most_committed, tree.depth + 1)
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
-        """Reset the past and start from the first code."""
+        """Reset the past and start from the first token."""
         device, images = prefill.mask.device, len(prefill.mask)
         self.noise, self.shape, self.levels = noise, self.tree.shape(device), self.tree.levels(device)
         self.held.group_of = self.tables.group_of.long().to(device)
@@ -65,20 +65,20 @@ class SamDrafter(TreeDrafter):
         self.held.sizes = torch.zeros(groups, device=device).index_add_(
             0, self.held.group_of, torch.ones(self.vocab_size, device=device)
         )
-        self.held.codes = torch.zeros(images, self.room, dtype=torch.long, device=device)
+        self.held.tokens = torch.zeros(images, self.room, dtype=torch.long, device=device)
         self.held.known = torch.zeros(images, dtype=torch.long, device=device)
         self.matcher.begin(images, device)
 
     def observe(self, step: Step) -> None:
-        """Append the committed codes to the past."""
-        steps = torch.arange(step.codes.shape[1], device=step.codes.device)
-        self.held.codes.scatter_(1, self.held.known[:, None] + steps, step.codes)
+        """Append the committed tokens to the past."""
+        steps = torch.arange(step.tokens.shape[1], device=step.tokens.device)
+        self.held.tokens.scatter_(1, self.held.known[:, None] + steps, step.tokens)
         self.held.known.add_(step.counts)
-        self.matcher.read(step.codes, step.counts)
+        self.matcher.read(step.tokens, step.counts)
 
     def propose(self) -> DraftTree:
         """Grow the tree, with one search of the past per depth that has children."""
-        context = self.matcher.root(Past(self.held.codes, self.held.known), self.count)
+        context = self.matcher.root(Past(self.held.tokens, self.held.known), self.count)
         tokens = [context.left]
         for depth, level in enumerate(self.levels):
             if depth > 0:
@@ -96,8 +96,8 @@ class SamDrafter(TreeDrafter):
         """Return log q of what was found."""
         images, nodes, _ = found.past.shape
         q = found.past.new_zeros(images, nodes, self.vocab_size)
-        own = self.held.codes[:, None, : self.count].expand(-1, nodes, -1)
-        q = q.scatter_add(-1, own, found.past).scatter_add(-1, found.codes, found.weights)
+        own = self.held.tokens[:, None, : self.count].expand(-1, nodes, -1)
+        q = q.scatter_add(-1, own, found.past).scatter_add(-1, found.tokens, found.weights)
         q = q / q.sum(-1, keepdim=True).clamp(min=1e-30)
         mass = q.new_zeros(images, nodes, len(self.held.sizes)).scatter_add(-1, self.held.group_of.expand_as(q), q)
         similar = (mass / self.held.sizes.clamp(min=1.0))[..., self.held.group_of]
@@ -116,7 +116,7 @@ def sam(
     smooth: float,
     beside: StaticTree | None = None,
 ) -> SamDrafter:
-    """Return the drafter of tables with the matcher `match`; a step may also commit codes of a tree `beside` its own.
+    """Return the drafter of tables with the matcher `match`; a step may also commit tokens of a tree `beside` its own.
 
     ValueError for `least` above `reach`.
     """

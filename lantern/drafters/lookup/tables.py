@@ -1,4 +1,4 @@
-"""Trained tables of SAM decoding: the super-code of each code, and a small corpus of images (arXiv:2411.10666)."""
+"""Trained tables of SAM decoding: the super-token of each token, and a small corpus of images (arXiv:2411.10666)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +15,7 @@ MAX_PICTURES = 1 << 16
 
 @dataclass(frozen=True)
 class SamConfig:
-    """Codes of the model and of an image, super-codes, images in the corpus, digest of the target that made them.
+    """Tokens of the model and of an image, super-tokens, images in the corpus, digest of the target that made them.
 
     ValueError for a value out of range.
     """
@@ -37,7 +37,7 @@ class SamConfig:
 
 
 class SamTables(nn.Module):
-    """The super-code of each code, and the codes of some images that the target made."""
+    """The super-token of each token, and the tokens of some images that the target made."""
 
     group_of: Tensor
     corpus: Tensor
@@ -49,18 +49,18 @@ class SamTables(nn.Module):
         self.register_buffer("corpus", torch.zeros(config.pictures, config.block_size, dtype=torch.int32))
 
     @classmethod
-    def of_codes(
-        cls, codes: Int[Tensor, "p n"], codebook: Float[Tensor, "v d"], *, groups: int, target: str | None = None
+    def of_tokens(
+        cls, tokens: Int[Tensor, "p n"], codebook: Float[Tensor, "v d"], *, groups: int, target: str | None = None
     ) -> "SamTables":
         """Cluster the codebook and keep the images."""
-        made = cls(SamConfig(len(codebook), codes.shape[1], groups, len(codes), target=target))
-        made.group_of.copy_(super_codes(codebook, groups))
-        made.corpus.copy_(codes)
+        made = cls(SamConfig(len(codebook), tokens.shape[1], groups, len(tokens), target=target))
+        made.group_of.copy_(super_tokens(codebook, groups))
+        made.corpus.copy_(tokens)
         return made
 
 
-def super_codes(codebook: Float[Tensor, "v d"], groups: int, seed: int = 0) -> Int[Tensor, " v"]:
-    """Return the cluster of each code by k-means; the centre of an empty cluster does not move."""
+def super_tokens(codebook: Float[Tensor, "v d"], groups: int, seed: int = 0) -> Int[Tensor, " v"]:
+    """Return the cluster of each token by k-means; the centre of an empty cluster does not move."""
     generator = torch.Generator().manual_seed(seed)
     points = codebook.detach().double().cpu()
     centres = points[torch.randperm(len(points), generator=generator)[:groups]].clone()

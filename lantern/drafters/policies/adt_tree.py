@@ -22,14 +22,14 @@ LEAST, MOST = 0.05, 0.95  # bounds of the acceptance at neighbours
 
 @dataclass(frozen=True)
 class AdtTree(PolicyDefaults):
-    """Sets depth and width of a tree of constant size by the acceptance at the left, upper and upper right codes.
+    """Sets depth and width of a tree of constant size by the acceptance at the left, upper and upper right tokens.
 
     If these accepted the share a of their drafts, a path of depth d is accepted with probability a^d. The depth is
     where that falls to `end`, and the width is the budget divided by the depth:
 
         d = round(log(end) / log(a)),  k = budget / d
 
-    Only decided codes are read. ValueError for `end` outside (0, 1).
+    Only decided tokens are read. ValueError for `end` outside (0, 1).
     """
 
     end: float = 0.1
@@ -42,7 +42,7 @@ class AdtTree(PolicyDefaults):
     def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
         """Return log probabilities to match, -inf beyond the depth and width given by the neighbours."""
         assert layer.match is not None
-        # At the first depth all three are decided, so depth and width follow from the tree's first code.
+        # At the first depth all three are decided, so depth and width follow from the tree's first token.
         predicted = layer.near.mean(1).clamp(LEAST, MOST)
         depth = (math.log(self.end) / predicted.log()).round().clamp(min=1.0)
         width = (self.nodes / depth).ceil()
@@ -53,14 +53,14 @@ class AdtTree(PolicyDefaults):
 
 @dataclass(frozen=True)
 class AdtBisection(PolicyDefaults):
-    """Inherits depth d and width k of the tree from the codes before, and moves both after each step by bisection.
+    """Inherits depth d and width k of the tree from the tokens before, and moves both after each step by bisection.
 
     With a the share of the depth d that was accepted,
 
         a >= `rate`:  d = ceil((d + depth) / 2),  k = floor((k + 1) / 2)          deeper and narrower
         a <  `rate`:  d = floor((d + 1) / 2),     k = ceil((k + width) / 2)       shallower and wider
 
-    Images start with d = `depth` / 2 and k = `width` / 2. Only decided codes are read. ValueError for a rate outside
+    Images start with d = `depth` / 2 and k = `width` / 2. Only decided tokens are read. ValueError for a rate outside
     (0, 1].
     """
 

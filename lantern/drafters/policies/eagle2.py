@@ -18,7 +18,7 @@ class Eagle2(PolicyDefaults):
     """The value of a node is the product of q along its path; the candidates of highest value are verified.
 
     With `value` "match" the product is of the probabilities to be the target's own sample, estimated from scores
-    log q + noise. This is the confidence where codes are sampled with the target's noise; without noise both give the
+    log q + noise. This is the confidence where tokens are sampled with the target's noise; without noise both give the
     same order. ValueError for another value.
     """
 

@@ -1,4 +1,4 @@
-"""The acceptance of drafts at decided codes, as an estimate of the acceptance at their neighbours."""
+"""The acceptance of drafts at decided tokens, as an estimate of the acceptance at their neighbours."""
 
 from dataclasses import dataclass
 
@@ -33,15 +33,15 @@ def outcome(step: Step) -> Tested:
     return Tested(nodes, is_visited & has_children, depth < step.verdict.length[:, None])
 
 
-def empty_map(images: int, codes: int, device: torch.device) -> Float[Tensor, "b m"]:
+def empty_map(images: int, tokens: int, device: torch.device) -> Float[Tensor, "b m"]:
     """Return the map before the first step; the last cell is for neighbours outside the image."""
-    return torch.full((images, codes + 1), PRIOR, device=device)
+    return torch.full((images, tokens + 1), PRIOR, device=device)
 
 
 def updated_map(seen: Float[Tensor, "b m"], step: Step, side: int, *, decay: float = 0.5) -> Float[Tensor, "b m"]:
-    """Return the map after a step: a tested code gets the weighted mean of its neighbours and its own result.
+    """Return the map after a step: a tested token gets the weighted mean of its neighbours and its own result.
 
-    Codes without drafts get the mean of their neighbours.
+    Tokens without drafts get the mean of their neighbours.
     """
     made, last = outcome(step), seen.shape[1] - 1
     ahead = torch.arange(made.nodes.shape[1], device=seen.device)
@@ -56,7 +56,7 @@ def updated_map(seen: Float[Tensor, "b m"], step: Step, side: int, *, decay: flo
 def neighbours(
     seen: Float[Tensor, "b m"], places: Int[Tensor, "b n"], known: Int[Tensor, " b"], side: int
 ) -> Float[Tensor, "b n 3"]:
-    """Return the acceptance at the left, upper and upper right neighbours; at the left the last known code."""
+    """Return the acceptance at the left, upper and upper right neighbours; at the left the last known token."""
     none = seen.shape[1] - 1
     column = places % side
     left = torch.where(column > 0, torch.minimum(places, known[:, None]) - 1, none)

@@ -43,11 +43,11 @@ TRAITS = (
 class Layer:
     """Nodes of one depth, f per image, whose children are chosen out of k candidates each, in sampling order.
 
-    `places` is the number of the code that the children predict, `side` the codes per row. `reach` is the log
+    `places` is the number of the token that the children predict, `side` the tokens per row. `reach` is the log
     probability of reaching a node by the policy, `joint` by the scores alone. `entropy` (nats) and `collision` (sum of
     q squared) describe the distribution of the children. `near` is the acceptance at the left, upper and upper right
     neighbours, from 0 to 1. `log_q` and `match` of a candidate are its log q and the log probability that it is the
-    target's own sample, by its score log q plus noise; both are None where a policy must not read sampled codes.
+    target's own sample, by its score log q plus noise; both are None where a policy must not read sampled tokens.
     """
 
     depth: int
@@ -105,7 +105,7 @@ class Policy(Protocol):
 
     @property
     def is_predictable(self) -> bool:
-        """Whether it chooses the number of children of a node without reading their sampled codes."""
+        """Whether it chooses the number of children of a node without reading their sampled tokens."""
         ...
 
     @property
@@ -170,7 +170,7 @@ def check_share(name: str, share: float) -> None:
 
 
 def match_chances(scores: Float[Tensor, "*n v"], spread: float) -> Float[Tensor, "*n v"]:
-    """Return the log probability that each code is the target's own sample, given the drafter's scores log q + g.
+    """Return the log probability that each token is the target's own sample, given the drafter's scores log q + g.
 
     The target samples the arg-max of log p + g = scores + (log p - log q). If log p - log q is distributed like
     `spread` times Gumbel noise, this is the softmax of scores / spread; without noise and with spread 1 it is q.

@@ -28,7 +28,7 @@ class Records:
     """s drafts with up to n nodes and their results, the root first and parents before children.
 
     `parents` is -1 where there is no node. `is_tested`: the node's parent was on the accepted path, so the node could
-    be accepted; `is_taken`: it was. `start` is the number of the first drafted code, `picture` numbers the images of
+    be accepted; `is_taken`: it was. `start` is the number of the first drafted token, `picture` numbers the images of
     the file. `traits` are the numbers that TRAITS names, and `beams` the best log probabilities of the nodes extended
     at depth 1 and below; None where the drafter has none.
     """

@@ -15,7 +15,7 @@ class Svip(PolicyDefaults):
 
     By Pinsker's inequality acceptance is at least 1 - sqrt(KL(p, q) / 2), and KL is estimated as a multiple of H(q).
     The constants for text (c 0.15, threshold 0.3) stop at 0.6 nats, below the entropy of most distributions of image
-    codes, so the threshold was refitted. The root is always extended. ValueError unless both are positive.
+    tokens, so the threshold was refitted. The root is always extended. ValueError unless both are positive.
     """
 
     c: float = 0.15

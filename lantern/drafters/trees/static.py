@@ -25,7 +25,7 @@ class Level:
     """The plan of one depth: which `f` inner nodes are extended, and where their children go.
 
     Inner nodes other than the root are numbered in node order; a drafter stages them. `picks` is the index of each node
-    of the next depth among the `f x width` best codes of these nodes. `pairs` are the indices of these nodes among all
+    of the next depth among the `f x width` best tokens of these nodes. `pairs` are the indices of these nodes among all
     nodes of their depth, `parents` those of their parents among the inner nodes of the depth above. `ancestors` marks
     the staged nodes that each sees, itself included. `first` is the number of the first of these nodes.
     """
@@ -167,7 +167,7 @@ def named(name: str) -> StaticTree:
         return spine(int(found[1]), grown(int(found[2]), int(found[3])))
     if name in NOT_INCLUDED:
         raise ValueError(
-            f'tree "{name}" ({NOT_INCLUDED[name]} nodes in LANTERN++\'s code) is not included: spell its nodes as '
+            f'tree "{name}" ({NOT_INCLUDED[name]} nodes in LANTERN++\'s token) is not included: spell its nodes as '
             f'"0 1 0.0 ...", or take one of {", ".join(TREES)}, chain_N, grown_N_D, spine_S_N_D'
         )
     near = difflib.get_close_matches(name, TREES, n=1)
@@ -195,7 +195,7 @@ TREES = {
     "narrow_10": from_widths((3, 3, 2, 1, 1)),
     "wide_15": from_widths((6, 5, 3, 1)),
 }
-# Trees of LANTERN++'s code whose nodes are not published elsewhere, with their number of drafted nodes.
+# Trees of LANTERN++'s token whose nodes are not published elsewhere, with their number of drafted nodes.
 NOT_INCLUDED = {"mc_sim_7b_63_balanced": 25, "medusa_2_7b_63": 63, "reverse_balanced_25": 25}
 
 

@@ -21,13 +21,13 @@ from lantern.core.types import (
 )
 from lantern.drafters.base import Guesses
 
-CONTINUED = 3  # codes that a drafter guesses behind a window; a step rarely frees more places
-TRIAL = 10  # steps after which a window that commits fewer than `least` codes a step is given up
+CONTINUED = 3  # tokens that a drafter guesses behind a window; a step rarely frees more places
+TRIAL = 10  # steps after which a window that commits fewer than `least` tokens a step is given up
 INITS = ("random", "repeat-left", "drafter")
 
 
 class Continuation(Protocol):
-    """Guesses the codes behind a window, a few at a time."""
+    """Guesses the tokens behind a window, a few at a time."""
 
     @property
     def needs_whole_prefix(self) -> bool:
@@ -41,26 +41,26 @@ class Continuation(Protocol):
     def extend(
         self, features: Float[Tensor, "b r n c"], tokens: Int[Tensor, "b n"], counts: Int[Tensor, " b"]
     ) -> Guesses:
-        """Guess behind n codes, each given with the feature that predicts it; the first `counts` are committed."""
+        """Guess behind n tokens, each given with the feature that predicts it; the first `counts` are committed."""
         ...
 
 
 class JacobiDrafter(SampleWindow):
-    """Drafts a chain of `window` nodes: the last committed code and drafts of those that follow it.
+    """Drafts a chain of `window` nodes: the last committed token and drafts of those that follow it.
 
-    Every pass of the target samples all codes of the window. Those that are not committed become the next window
-    (arXiv:2410.01699, arXiv:2510.24211), followed by the code sampled behind the last node:
+    Every pass of the target samples all tokens of the window. Those that are not committed become the next window
+    (arXiv:2410.01699, arXiv:2510.24211), followed by the token sampled behind the last node:
 
-        drafted    a b c d       counts 2, sampled a x y z w: the code that follows the root, a, b, c, d
+        drafted    a b c d       counts 2, sampled a x y z w: the token that follows the root, a, b, c, d
         drafted    y z w .       a x are committed, x is the root; "." is new
 
-    `init` selects how new places are filled: "random", uniform over all codes; "repeat-left", the code before;
-    "drafter", the codes of `continuation`, the last of them repeated. `keeps_distributions` records the distribution
-    from which each code was sampled, which coupling needs; without it the drafts are for Gumbel match only. A window is
-    at most as long as the image; nodes past the image's end have no effect. ValueError for less than two nodes and
+    `init` selects how new places are filled: "random", uniform over all tokens; "repeat-left", the token before;
+    "drafter", the tokens of `continuation`, the last of them repeated. `keeps_distributions` records the distribution
+    from which each token was sampled, which coupling needs; without it the drafts are for Gumbel match only. A window
+    is at most as long as the image; nodes past the image's end have no effect. ValueError for less than two nodes and
     for an unknown init.
 
-    If the first TRIAL steps commit fewer than `least` codes each, on average over the images, later trees have no
+    If the first TRIAL steps commit fewer than `least` tokens each, on average over the images, later trees have no
     drafts, as in plain decoding: such steps are faster than those of a window that is seldom right.
     """
 
@@ -77,7 +77,7 @@ class JacobiDrafter(SampleWindow):
         least: float = 0.0,
     ) -> None:
         if window < 2:
-            raise ValueError(f"the window is {window}, wanted at least 2: the last code and one draft")
+            raise ValueError(f"the window is {window}, wanted at least 2: the last token and one draft")
         if init not in INITS:
             raise ValueError(f'init is "{init}", wanted one of {", ".join(INITS)}')
         if (init == "drafter") != (continuation is not None):
@@ -95,12 +95,12 @@ class JacobiDrafter(SampleWindow):
 
     @property
     def tokens(self) -> Int[Tensor, "b n"]:
-        """The window in fixed memory: the last committed code, and the drafts behind it."""
+        """The window in fixed memory: the last committed token, and the drafts behind it."""
         return self.held.tokens
 
     @property
     def random(self) -> Int[Tensor, "b c"]:
-        """The random code of each code number."""
+        """The random token of each token number."""
         return self.held.random
 
     @property
@@ -115,7 +115,7 @@ class JacobiDrafter(SampleWindow):
         self.held.images = torch.arange(images, device=device)[:, None]
         self.held.known = torch.zeros(images, dtype=torch.long, device=device)
         where = torch.arange(self.count, device=device).expand(images, -1)
-        self.held.random = random_codes(noise, where, self.vocab_size)
+        self.held.random = random_tokens(noise, where, self.vocab_size)
         if self.continuation is not None:
             self.continuation.begin(prefill, noise)
 
@@ -126,8 +126,8 @@ class JacobiDrafter(SampleWindow):
         return DraftTree(self.tokens.clone(), shape, self.mode, log_q)  # a step outlives the window
 
     def observe(self, step: Step) -> None:
-        """Shift the window by the committed codes and fill its end, or fill all of it behind given codes."""
-        sampled, log_q, counts = step.codes[:, -1:], None, torch.ones_like(step.counts)
+        """Shift the window by the committed tokens and fill its end, or fill all of it behind given tokens."""
+        sampled, log_q, counts = step.tokens[:, -1:], None, torch.ones_like(step.counts)
         if step.verdict is not None:
             assert step.verdict.samples is not None, "the verifier returned no samples for a window"
             sampled, log_q, counts = step.verdict.samples, step.verdict.log_q, step.counts
@@ -135,15 +135,15 @@ class JacobiDrafter(SampleWindow):
             log_q = torch.zeros(len(counts), 1, self.vocab_size, device=counts.device)
         ahead = None
         if self.continuation is not None:
-            codes = step.codes if step.verdict is None else sampled
-            ahead = self.continuation.extend(step.scores.features, codes, step.counts)
+            tokens = step.tokens if step.verdict is None else sampled
+            ahead = self.continuation.extend(step.scores.features, tokens, step.counts)
         self.held.known.add_(step.counts)
         if step.verdict is not None:
             self.count_step(self.held.known)
         self._shift(sampled, log_q, counts, ahead)
 
     def count_step(self, known: Int[Tensor, " b"]) -> None:
-        """Count a step after which so many codes of each image are decided; it may end the window."""
+        """Count a step after which so many tokens of each image are decided; it may end the window."""
         self._taken += 1
         if self.least > 0 and self._taken == TRIAL and float((known - 1).double().mean()) < self.least * TRIAL:
             self.nodes = 1
@@ -155,40 +155,40 @@ class JacobiDrafter(SampleWindow):
         counts: Int[Tensor, " b"],
         ahead: Guesses | None,
     ) -> None:
-        """Move what is left to the front; row i of log q is for code i of the window, the last row for none."""
+        """Move what is left to the front; row i of log q is for token i of the window, the last row for none."""
         steps, size = torch.arange(self.nodes, device=sampled.device), sampled.shape[1]
         index = counts[:, None] + steps
         is_new, source = index >= size, index.clamp(max=size - 1)
-        codes = sampled.gather(1, source)
+        tokens = sampled.gather(1, source)
         if self.fills_randomly:
             places = (self.held.known[:, None] + steps).clamp(max=self.count - 1)
-            codes = torch.where(is_new, self.random.gather(1, places), codes)
+            tokens = torch.where(is_new, self.random.gather(1, places), tokens)
         # Guesses for places that are not free, or past the window, go to the row of the leaf.
         slots = None
         if ahead is not None:
-            codes = torch.where(is_new, ahead.tokens[:, -1:], codes)
-            guessed = torch.arange(ahead.tokens.shape[1], device=codes.device)
+            tokens = torch.where(is_new, ahead.tokens[:, -1:], tokens)
+            guessed = torch.arange(ahead.tokens.shape[1], device=tokens.device)
             slots = ((size - counts)[:, None] + guessed).clamp(max=self.nodes - 1)
-            codes = codes.scatter(1, slots, ahead.tokens)
+            tokens = tokens.scatter(1, slots, ahead.tokens)
         if log_q is not None:
-            log_q = self._initial_log_q(log_q[self.held.images, source], codes, is_new)
+            log_q = self._initial_log_q(log_q[self.held.images, source], tokens, is_new)
             if ahead is not None and slots is not None and ahead.log_q is not None:
                 log_q[self.held.images, slots] = ahead.log_q
             self.held.log_q = log_q
         root = sampled.gather(1, (counts - 1).clamp(min=0)[:, None])
-        self.held.tokens = torch.cat([root, codes[:, :-1]], 1)
+        self.held.tokens = torch.cat([root, tokens[:, :-1]], 1)
 
     def _initial_log_q(
-        self, log_q: Float[Tensor, "b n v"], codes: Int[Tensor, "b n"], is_new: Bool[Tensor, "b n"]
+        self, log_q: Float[Tensor, "b n v"], tokens: Int[Tensor, "b n"], is_new: Bool[Tensor, "b n"]
     ) -> Float[Tensor, "b n v"]:
-        """Write in place, for new codes, the distribution they were sampled from: uniform, or the code itself."""
+        """Write in place, for new tokens, the distribution they were sampled from: uniform, or the token itself."""
         if self.init == "random":
             return log_q.masked_fill_(is_new[..., None], -math.log(self.vocab_size))
         log_q.masked_fill_(is_new[..., None], -torch.inf)
-        own = log_q.gather(-1, codes[..., None])
-        return log_q.scatter_(-1, codes[..., None], own.masked_fill(is_new[..., None], 0.0))
+        own = log_q.gather(-1, tokens[..., None])
+        return log_q.scatter_(-1, tokens[..., None], own.masked_fill(is_new[..., None], 0.0))
 
 
-def random_codes(noise: NoiseSource, where: Int[Tensor, "b n"], vocab_size: int) -> Int[Tensor, "b n"]:
-    """Return initial codes at these places, uniform over all codes."""
+def random_tokens(noise: NoiseSource, where: Int[Tensor, "b n"], vocab_size: int) -> Int[Tensor, "b n"]:
+    """Return initial tokens at these places, uniform over all tokens."""
     return (noise.uniform(where, 1, purpose=Purpose.DRAFT)[..., 0] * vocab_size).long()

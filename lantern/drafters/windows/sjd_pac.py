@@ -1,13 +1,13 @@
 """SJD-PAC: a small tree at the front of a Jacobi window, where it is least certain (arXiv:2603.18599).
 
-The codes right behind the last committed one were sampled with another code in its place, so they are the most likely
+The tokens right behind the last committed one were sampled with another token in its place, so they are the most likely
 to be wrong. The paper puts a K-ary tree of samples from these stale distributions there, continues with one chain, and
-couples what is not committed. In the released code the row that is accepted longest is taken even where an earlier
+couples what is not committed. In the released token the row that is accepted longest is taken even where an earlier
 sibling was not rejected, which changes the distribution. Here the target's arg-max of log p + g decides at every node,
 and the image is that of plain decoding.
 
     root - 1 - 1 - x - x - x ...    the window, the target's last samples
-         |   `- 2                   front: `width` codes per node, `levels` deep, the best of stale log p + g
+         |   `- 2                   front: `width` tokens per node, `levels` deep, the best of stale log p + g
          `- 2 - 1
               `- 2
 """
@@ -35,7 +35,7 @@ def fronted(window: int, width: int, levels: int) -> StaticTree:
 class SjdPacDrafter(TreeDrafter):
     """Windows of the target's own samples with a tree at the front.
 
-    New places repeat the code before them. A window is at most as long as the image. ValueError for a window of less
+    New places repeat the token before them. A window is at most as long as the image. ValueError for a window of less
     than two, for a front wider than the codebook, and for a front without nodes.
     """
 
@@ -46,7 +46,7 @@ class SjdPacDrafter(TreeDrafter):
         self, target: Target, *, sampling: Sampling, window: int = 16, width: int = 3, levels: int = 2
     ) -> None:
         if window < 2:
-            raise ValueError(f"the window is {window}, wanted at least 2: the last code and one draft")
+            raise ValueError(f"the window is {window}, wanted at least 2: the last token and one draft")
         if not 1 <= width <= target.config.vocab_size or levels < 1:
             raise ValueError(
                 f"the front is {width} wide, {levels} deep: wanted 1 to {target.config.vocab_size}, and at least 1"
@@ -63,7 +63,7 @@ class SjdPacDrafter(TreeDrafter):
         choices = ((), *self.tree.choices)
         chain = [i for i, choice in enumerate(choices) if not any(choice)]
         self.held.chain = torch.tensor(chain, device=device)
-        # For each node its column in [root, window, second and further codes of the front].
+        # For each node its column in [root, window, second and further tokens of the front].
         self.held.sources = torch.tensor([self._source(choice) for choice in choices], device=device)
         self.held.known = torch.zeros(len(prefill.mask), dtype=torch.long, device=device)
         self.held.steps = torch.arange(self.depth, device=device)
@@ -73,18 +73,18 @@ class SjdPacDrafter(TreeDrafter):
         return DraftTree(self.held.tokens.clone(), self._shape, self.mode)  # a step outlives the window
 
     def observe(self, step: Step) -> None:
-        """Shift the window by the committed codes; the distributions behind it give the front.
+        """Shift the window by the committed tokens; the distributions behind it give the front.
 
-        Behind given codes the whole window repeats the last of them.
+        Behind given tokens the whole window repeats the last of them.
         """
         counts = step.counts
         self.held.known.add_(counts)
-        root = step.codes.gather(1, (counts - 1).clamp(min=0)[:, None])
+        root = step.tokens.gather(1, (counts - 1).clamp(min=0)[:, None])
         if step.verdict is None:
             self._build(root, root.expand(-1, self.depth), root[..., None].expand(-1, self.levels, self.width))
             return
         assert step.verdict.samples is not None, "the verifier returned no samples for a window"
-        # Row e of the chain is the distribution of code start + e in this pass.
+        # Row e of the chain is the distribution of token start + e in this pass.
         sampled = step.verdict.samples[:, self.held.chain]
         index = counts[:, None] + self.held.steps
         window = sampled.gather(1, index.clamp(max=self.depth))
@@ -94,7 +94,7 @@ class SjdPacDrafter(TreeDrafter):
         self._build(root, window, self._front(step, index[:, : self.levels]))
 
     def _front(self, step: Step, index: Int[Tensor, "b l"]) -> Int[Tensor, "b l k"]:
-        """Return the best codes by these rows of the chain, with the noise of their new places."""
+        """Return the best tokens by these rows of the chain, with the noise of their new places."""
         logits = step.scores.logits
         rows = self.held.chain[index.clamp(max=self.depth)]
         logits = logits.gather(2, rows[:, None, :, None].expand(-1, logits.shape[1], -1, logits.shape[3]))
@@ -104,14 +104,14 @@ class SjdPacDrafter(TreeDrafter):
         )
 
     def _build(self, root: Int[Tensor, "b 1"], window: Int[Tensor, "b d"], front: Int[Tensor, "b l k"]) -> None:
-        """Arrange codes as a tree; a code that the window already holds is replaced by the next best."""
+        """Arrange tokens as a tree; a token that the window already holds is replaced by the next best."""
         own = window[:, : self.levels, None]
         others = torch.arange(self.width, device=root.device).expand_as(front)
-        # The window's own code is sorted to the end of the candidates and dropped.
+        # The window's own token is sorted to the end of the candidates and dropped.
         order = torch.where(front == own, self.width, others).argsort(-1)
         others = front.gather(2, order)[..., : self.width - 1]
-        codes = torch.cat([root, window, others.flatten(1)], 1)
-        self.held.tokens = codes[:, self.held.sources]
+        tokens = torch.cat([root, window, others.flatten(1)], 1)
+        self.held.tokens = tokens[:, self.held.sources]
 
     def _source(self, choice: Choice) -> int:
         depth = len(choice)

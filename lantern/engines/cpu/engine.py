@@ -1,6 +1,6 @@
 """The engine `cpu`: targets whose passes run in C++ (`pass.cpp`), and fused steps (`steps.cpp`).
 
-A fused step of plain decoding, or of a window of samples, is one C++ program. Codes and statistics are those of
+A fused step of plain decoding, or of a window of samples, is one C++ program. Tokens and statistics are those of
 `decoding.plain` and `decoding.loop`.
 """
 
@@ -190,7 +190,7 @@ class ImageArgs(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("top_k", "interval")),
         *((name, ctypes.c_float) for name in ("guidance", "temperature")),
         *((name, ctypes.c_void_p) for name in ("noise", "random", "known", "window", "grid", "start", "counts")),
-        *((name, ctypes.c_void_p) for name in ("sampled", "passes", "accepted", "reached", "finite")),
+        *((name, ctypes.c_void_p) for name in ("sampled", "steps", "accepted", "reached", "finite")),
     ]
 
 
@@ -198,7 +198,7 @@ class StepArgs(ctypes.Structure):
     """`StepArgs` of steps.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("images", "nodes", "codes", "prefix", "conditioning")),
+        *((name, ctypes.c_int32) for name in ("images", "nodes", "tokens", "prefix", "conditioning")),
         *((name, ctypes.c_int32) for name in ("is_staged", "is_half")),
         *((name, ctypes.c_void_p) for name in ("embeddings", "of")),
         ("seconds", ctypes.c_double),
@@ -208,7 +208,7 @@ class StepArgs(ctypes.Structure):
 def is_fused(state: State) -> bool:
     """Return whether the rounds of a generation are one C++ program: plain decoding and windows of samples alone.
 
-    Not with top-p, with given codes, and for targets whose passes do not run in C++.
+    Not with top-p, with given tokens, and for targets whose passes do not run in C++.
     """
     is_plain = isinstance(state, Plain)
     drafter = state.drafter
@@ -233,13 +233,13 @@ class FusedImages:
         self.start, self.counts, scratch = torch.zeros(3, images, dtype=torch.long).unbind()
         self.sampled = torch.zeros(images, nodes, dtype=torch.long)
         if self.window is None:
-            self.tokens, passes, random = state.codes.gather(1, state.known[:, None] - 1), scratch, None
+            self.tokens, steps, random = state.tokens.gather(1, state.known[:, None] - 1), scratch, None
         else:
-            self.tokens, passes = self.window.tokens, sums.passes
+            self.tokens, steps = self.window.tokens, sums.steps
             random = self.window.random if self.window.fills_randomly else None
         table, sampling = state.noise.gumbel_table(), state.sampling
-        rows = (state.known, self.tokens, held.codes, self.start, self.counts, self.sampled)
-        self.kept = (table, random, *rows, passes, sums.accepted, sums.reached, held.finite)  # C++ has addresses only
+        rows = (state.known, self.tokens, held.tokens, self.start, self.counts, self.sampled)
+        self.kept = (table, random, *rows, steps, sums.accepted, sums.reached, held.finite)  # C++ has addresses only
         self.args = [
             ImageArgs(
                 *(min(sampling.top_k, state.target.config.vocab_size), min(sampling.guidance_interval, state.count)),
@@ -259,22 +259,22 @@ class FusedImages:
         images, nodes = len(self.start), scored.shape[1]
         dtype = self.state.target.tok_embeddings.weight.dtype
         scores = PassScores(logits.unflatten(0, (images, -1)), features.to(dtype).unflatten(0, (images, -1)))
-        codes = self.sampled[:, :nodes].clone()
+        tokens = self.sampled[:, :nodes].clone()
         start, counts = self.start.clone(), self.counts.clone()
         if nodes == 1:
-            return Step(self.state.index, start, counts, codes, scores)
-        length = (scored[:, 1:] == codes[:, :-1]).long().cumprod(1).sum(1)
+            return Step(self.state.index, start, counts, tokens, scores)
+        length = (scored[:, 1:] == tokens[:, :-1]).long().cumprod(1).sum(1)
         drafts = torch.arange(1, nodes)
         path = torch.where(drafts <= length[:, None], drafts, 0)
-        verdict = Verdict(path, length, codes.gather(1, length[:, None])[:, 0])
+        verdict = Verdict(path, length, tokens.gather(1, length[:, None])[:, 0])
         tree = DraftTree(scored, TreeShape.chain(nodes - 1, scored.device), "gumbel")
-        return Step(self.state.index, start, counts, codes, scores, tree, verdict)
+        return Step(self.state.index, start, counts, tokens, scores, tree, verdict)
 
 
 class FusedRounds:
     """Rounds of generations with passes of one size in C++; their caches become views of `cache`.
 
-    Generations have settings and numbers of known codes of their own.
+    Generations have settings and numbers of known tokens of their own.
     """
 
     def __init__(self, states: Sequence[State], earlier: Rounds | None = None) -> None:
@@ -344,7 +344,7 @@ class FusedRounds:
 class CpuEngine(Engine):
     """Runs a pass as one C++ program, and whole rounds of plain decoding and windows of samples.
 
-    The bits of a code's logits depend on nothing that is scored with it.
+    The bits of a token's logits depend on nothing that is scored with it.
     """
 
     name: ClassVar[str] = "cpu"

@@ -83,7 +83,7 @@ class SampleArgs(ctypes.Structure):
     """`SampleArgs` of sampling.h."""
 
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("images", "rows", "nodes", "vocab", "codes")),
+        *((name, ctypes.c_int32) for name in ("images", "rows", "nodes", "vocab", "tokens")),
         *((name, ctypes.c_int32) for name in ("top_k", "interval", "width", "threads")),
         *((name, ctypes.c_float) for name in ("guidance", "temperature")),
         *((name, ctypes.c_void_p) for name in ("logits", "places", "noise", "sampled")),
@@ -282,7 +282,7 @@ def _(
 
 
 def sampler_of(sampling: Sampling, noise: Any) -> Sampler | None:
-    """Return the sampler of `Target.sampler`, whose codes have the noise of `noise.gumbel_table`; None for top-p."""
+    """Return the sampler of `Target.sampler`, whose tokens have the noise of `noise.gumbel_table`; None for top-p."""
     if sampling.top_p < 1:
         return None
     last = 1 << 30  # interval and top-k are 32-bit integers in C++
@@ -321,14 +321,14 @@ def _sample(
 ) -> Tensor:
     images, rows, nodes, vocab = logits.shape
     logits, places = logits.float().contiguous(), places.contiguous()
-    assert vocab % LANES == 0, f"{vocab} codes, expected a multiple of {LANES}"
-    codes = 0
+    assert vocab % LANES == 0, f"{vocab} tokens, expected a multiple of {LANES}"
+    tokens = 0
     if noise is not None:
-        assert noise.is_contiguous() and noise.shape[::2] == (images, vocab), "noise of other images or codes"
-        codes = noise.shape[1]
-        places = places.clamp(0, codes - 1)
+        assert noise.is_contiguous() and noise.shape[::2] == (images, vocab), "noise of other images or tokens"
+        tokens = noise.shape[1]
+        places = places.clamp(0, tokens - 1)
     sampled = places.new_empty(images, nodes, width)
-    sizes = (images, rows, nodes, vocab, codes, top_k, interval, width, torch.get_num_threads())
+    sizes = (images, rows, nodes, vocab, tokens, top_k, interval, width, torch.get_num_threads())
     tensors = (logits, places, noise, sampled)
     arguments = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
     library().lantern_sample(ctypes.byref(SampleArgs(*sizes, guidance, temperature, *arguments)))

@@ -3,7 +3,7 @@
 //
 // The bits of a row's result depend on that row only. Products are summed along k in order, with AMX in the order of its
 // instructions, whatever the number of rows; with int8 weights they are summed as integers, exactly. A node's attention is
-// summed over the slots that it sees, in their order, and a masked slot adds exactly zero. The logits of a code therefore
+// summed over the slots that it sees, in their order, and a masked slot adds exactly zero. The logits of a token therefore
 // have the same bits in plain decoding, in any window or tree and in any batch.
 //
 //   panel    32 outputs of a linear with all inputs: the unit of work of a thread, stored contiguously

@@ -1,4 +1,4 @@
-// Sampling of codes: `Sampling.scores` and the argmax of score and noise, in the same order of operations as
+// Sampling of tokens: `Sampling.scores` and the argmax of score and noise, in the same order of operations as
 // lantern/core/sampling.py, so that the bits are equal.
 
 #pragma once
@@ -13,9 +13,9 @@ inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
 // Maps rows of logits to log-probabilities, up to a constant per row.
 struct Distribution {
     int vocab, top_k, interval;
-    float guidance, temperature; // temperature 0: the most likely code
+    float guidance, temperature; // temperature 0: the most likely token
 
-    // Writes the sum of score and noise of every code. u is null without guidance, noise is null for none; `room` is a
+    // Writes the sum of score and noise of every token. u is null without guidance, noise is null for none; `room` is a
     // buffer of the same size.
     void score(const float *c, const float *u, int64_t where, const float *noise, float *out, float *room) const {
         const bool is_guided = u && (interval < 0 || where <= interval + 1);
@@ -87,11 +87,11 @@ struct Distribution {
 extern "C" {
 
 struct SampleArgs {
-    int32_t images, rows, nodes, vocab, codes, top_k, interval, width, threads;
+    int32_t images, rows, nodes, vocab, tokens, top_k, interval, width, threads;
     float guidance, temperature;
     const float *logits;   // (images, rows, nodes, vocab)
-    const int64_t *places; // (images, nodes): the numbers of the codes
-    const float *noise;    // (images, codes, vocab); null: none
+    const int64_t *places; // (images, nodes): the numbers of the tokens
+    const float *noise;    // (images, tokens, vocab); null: none
     int64_t *sampled;      // (images, nodes, width): the best first
 };
 }
@@ -109,7 +109,7 @@ extern "C" int64_t lantern_sample(const SampleArgs *args) {
             const size_t mine = size_t(omp_get_thread_num()) * of.vocab, row = size_t(of.nodes) * of.vocab;
             const float *c = of.logits + image * of.rows * row + size_t(node) * of.vocab;
             const float *noise =
-                of.noise ? of.noise + (size_t(image) * of.codes + of.places[task]) * of.vocab : nullptr;
+                of.noise ? of.noise + (size_t(image) * of.tokens + of.places[task]) * of.vocab : nullptr;
             distribution.score(c, of.rows == 2 ? c + row : nullptr, of.places[task], noise, &numbers[mine], &room[mine]);
             distribution.take(&numbers[mine], of.width, of.sampled + size_t(task) * of.width);
         }

@@ -1,5 +1,5 @@
 // Whole steps of plain decoding, or of a Jacobi window under fixed noise, in one call: the inputs of the pass, the pass,
-// the samples (`sampling.h`), the match, and the commit. Plain decoding is a window of one code.
+// the samples (`sampling.h`), the match, and the commit. Plain decoding is a window of one token.
 
 #include "convolution.h"
 #include "sampling.h"
@@ -9,25 +9,25 @@ extern "C" {
 // ABI number of this library. Increase it together with `ABI` of build.py when a structure or function changes.
 int32_t lantern_abi() { return 6; }
 
-// An image, in memory of its own: images with other settings and other numbers of known codes share a step.
+// An image, in memory of its own: images with other settings and other numbers of known tokens share a step.
 struct ImageArgs {
     int32_t top_k, interval;
-    float guidance, temperature; // temperature 0: the most likely code
-    const float *noise;          // (codes, vocab); null: none
-    const int64_t *random;       // (codes): initial codes; null: repeat the last one
-    int64_t *known;              // known codes; the last of them is not in the cache
-    int64_t *window;             // (nodes): the last known code and the drafts of those that follow it
-    int64_t *grid;               // (codes)
-    int64_t *start, *counts;     // number of the first new code of the last step, and how many were new
-    int64_t *sampled;            // (nodes): the code sampled after each node
+    float guidance, temperature; // temperature 0: the most likely token
+    const float *noise;          // (tokens, vocab); null: none
+    const int64_t *random;       // (tokens): initial tokens; null: repeat the last one
+    int64_t *known;              // known tokens; the last of them is not in the cache
+    int64_t *window;             // (nodes): the last known token and the drafts of those that follow it
+    int64_t *grid;               // (tokens)
+    int64_t *start, *counts;     // number of the first new token of the last step, and how many were new
+    int64_t *sampled;            // (nodes): the token sampled after each node
     int64_t *passes;
     int64_t *accepted, *reached; // (nodes - 1)
     uint8_t *finite;
 };
 
 struct StepArgs {
-    // With `is_staged`, keys and values are written to the stage first; else to the slot of the one code of a pass.
-    int32_t images, nodes, codes, prefix, conditioning, is_staged, is_half;
+    // With `is_staged`, keys and values are written to the stage first; else to the slot of the one token of a pass.
+    int32_t images, nodes, tokens, prefix, conditioning, is_staged, is_half;
     const void *embeddings; // (vocab, dim), in bf16 if `is_half`, else in fp32
     const ImageArgs *of;    // (images)
     double seconds;         // spent in passes
@@ -46,9 +46,9 @@ struct Stepper {
     Stepper(const Model &model, const PassArgs &pass, StepArgs &state)
         : model(model), pass(pass), state(state), scores(pass.threads, std::vector<float>(model.vocab)), room(scores) {}
 
-    int64_t place(const ImageArgs &of, int node) const { return std::min<int64_t>(*of.known + node, state.codes - 1); }
+    int64_t place(const ImageArgs &of, int node) const { return std::min<int64_t>(*of.known + node, state.tokens - 1); }
 
-    // Writes the inputs of the pass: embeddings, positions, and the mask of committed codes.
+    // Writes the inputs of the pass: embeddings, positions, and the mask of committed tokens.
     void fill() const {
         float *inputs = const_cast<float *>(pass.inputs), *mask = const_cast<float *>(pass.mask);
         for (int m = 0; m < pass.rows; m++) {
@@ -57,7 +57,7 @@ struct Stepper {
             for (int i = 0; i < state.nodes; i++) {
                 const size_t at = size_t(m) * state.nodes + i;
                 embed(of.window[i], inputs + at * model.dim);
-                const int64_t where = std::min<int64_t>(known - 1 + i, state.codes - 1);
+                const int64_t where = std::min<int64_t>(known - 1 + i, state.tokens - 1);
                 const_cast<int64_t *>(pass.positions)[at] = where + state.conditioning;
                 if (!state.is_staged) const_cast<int64_t *>(pass.places)[at] = where + state.prefix;
                 float *seen = mask + m * pass.mask_row + i * pass.mask_node + state.prefix;
@@ -66,8 +66,8 @@ struct Stepper {
         }
     }
 
-    void embed(int64_t code, float *to) const {
-        const size_t from = size_t(code) * model.dim;
+    void embed(int64_t token, float *to) const {
+        const size_t from = size_t(token) * model.dim;
         for (int c = 0; c < model.dim; c++)
             to[c] = state.is_half ? wide(((const uint16_t *)state.embeddings)[from + c])
                                   : ((const float *)state.embeddings)[from + c];
@@ -77,7 +77,7 @@ struct Stepper {
         return pass.logits + ((size_t(image) * rows + row) * state.nodes + node) * model.vocab;
     }
 
-    // Samples the code that follows a node.
+    // Samples the token that follows a node.
     int64_t sample(int image, int node, int thread) {
         const ImageArgs &of = state.of[image];
         const Distribution distribution = {model.vocab, of.top_k, of.interval, of.guidance, of.temperature};
@@ -101,7 +101,7 @@ struct Stepper {
         return true;
     }
 
-    // Threads that share so many tasks over the codes' vocabulary.
+    // Threads that share so many tasks over the tokens' vocabulary.
     int threads_for(int tasks) const {
         return int64_t(tasks) * model.vocab < SINGLE_THREAD ? 1 : std::min(tasks, pass.threads);
     }
@@ -121,16 +121,16 @@ struct Stepper {
         const int64_t known = *of.known;
         *of.start = known;
         *of.counts = 0;
-        if (known >= state.codes) return;
+        if (known >= state.tokens) return;
         int length = 0;
         while (length + 1 < state.nodes && of.window[length + 1] == of.sampled[length]) length++;
-        const int64_t count = std::min<int64_t>(length + 1, state.codes - known);
+        const int64_t count = std::min<int64_t>(length + 1, state.tokens - known);
         for (int64_t i = 0; i < count; i++) {
             of.grid[known + i] = of.sampled[i];
             if (!is_finite(image, int(i))) *of.finite = 0;
         }
         ++*of.passes;
-        for (int d = 0; d + 1 < state.nodes && known + d < state.codes; d++) {
+        for (int d = 0; d + 1 < state.nodes && known + d < state.tokens; d++) {
             of.accepted[d] += d < length;
             of.reached[d] += d <= length;
         }
@@ -140,7 +140,7 @@ struct Stepper {
         shift(of, int(count));
     }
 
-    // Copies keys and values of the first nodes from the stage to the slots of their codes.
+    // Copies keys and values of the first nodes from the stage to the slots of their tokens.
     void keep(int image, int length) const {
         const int head_dim = model.dim / model.heads;
         const int64_t known = *state.of[image].known, *stage = pass.places + size_t(image) * rows * state.nodes;
@@ -148,13 +148,13 @@ struct Stepper {
             for (int head = 0; head < rows * model.heads; head++) {
                 const int64_t line = int64_t(image) * rows * model.heads + head;
                 float *slots = pass.cache + part * pass.plane + line * pass.slots * head_dim;
-                for (int i = 0; i <= length && known - 1 + i < state.codes; i++)
+                for (int i = 0; i <= length && known - 1 + i < state.tokens; i++)
                     std::memcpy(slots + (state.prefix + known - 1 + i) * head_dim, slots + stage[i] * head_dim,
                                 sizeof(float) * head_dim);
             }
     }
 
-    // Makes the next window: the last new code, the samples behind it, and initial codes at its end.
+    // Makes the next window: the last new token, the samples behind it, and initial tokens at its end.
     void shift(const ImageArgs &of, int count) const {
         of.window[0] = of.sampled[count - 1];
         for (int j = 0; j + 1 < state.nodes; j++) {
@@ -165,7 +165,7 @@ struct Stepper {
         }
     }
 
-    // Takes a step; returns whether it gave an image its last code, or all images were done.
+    // Takes a step; returns whether it gave an image its last token, or all images were done.
     bool step() {
         fill();
         const double begun = omp_get_wtime();
@@ -176,7 +176,7 @@ struct Stepper {
         for (int image = 0; image < state.images; image++) commit(image);
         bool ends = true, is_new = false;
         for (int image = 0; image < state.images; image++) {
-            const bool is_done = *state.of[image].known >= state.codes;
+            const bool is_done = *state.of[image].known >= state.tokens;
             ends &= is_done;
             is_new |= is_done && *state.of[image].counts;
         }
@@ -196,7 +196,7 @@ extern "C" int64_t lantern_steps(const Model *model, const PassArgs *pass, StepA
     });
 }
 
-// Philox4x32-10 as in lantern/core/noise.py: the uniforms of `count` codes at each code number of each image.
+// Philox4x32-10 as in lantern/core/noise.py: the uniforms of `count` tokens at each token number of each image.
 extern "C" void lantern_uniforms(int32_t images, int32_t positions, int32_t count, int32_t threads, const int64_t *low,
                                  const int64_t *high, const int64_t *image, const int64_t *position, double *out) {
 #pragma omp parallel for num_threads(threads)

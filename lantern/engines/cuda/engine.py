@@ -22,9 +22,9 @@ class GraphEngine(Engine):
     """Replays each round, plain or drafted, as one CUDA graph. Passes are Triton kernels if the target fits them.
 
     A pass has `rows` rows per line (guidance row of an image), fewer in large batches (`rows.constant_rows`). Trees
-    of at most so many nodes give plain decoding's codes. Targets that do not fit the kernels run through torch. Without
-    a GPU, Triton's interpreter (TRITON_INTERPRET=1) runs the same kernels for tests, step by step and without graphs.
-    `products` of small passes over LlamaGen's layers are cuBLAS's, or
+    of at most so many nodes give plain decoding's tokens. Targets that do not fit the kernels run through torch.
+    Without a GPU, Triton's interpreter (TRITON_INTERPRET=1) runs the same kernels for tests, step by step and without
+    graphs. `products` of small passes over LlamaGen's layers are cuBLAS's, or
     `fused` with what stands around them, with "fused+pdl" also started early. ValueError for another number of rows and
     for other products.
     """

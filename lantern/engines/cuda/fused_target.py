@@ -85,7 +85,7 @@ def is_fused(target: Any, rows: int) -> bool:
 class FusedTarget(KernelTarget):
     """A target with the passes of `FusedPass`."""
 
-    passes: ClassVar[WeightCache[Any]] = WeightCache(FusedPass)
+    steps: ClassVar[WeightCache[Any]] = WeightCache(FusedPass)
 
 
 class FusedEarlyPass(FusedPass):
@@ -97,4 +97,4 @@ class FusedEarlyPass(FusedPass):
 class FusedEarlyTarget(KernelTarget):
     """A target with the passes of `FusedEarlyPass`."""
 
-    passes: ClassVar[WeightCache[Any]] = WeightCache(FusedEarlyPass)
+    steps: ClassVar[WeightCache[Any]] = WeightCache(FusedEarlyPass)

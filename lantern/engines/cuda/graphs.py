@@ -17,7 +17,7 @@ from lantern.engines.prepared import original, weights_of
 
 LOG = logging.getLogger("lantern")
 WARM_ROUNDS = 3  # of a generation before its capture: kernels are loaded when they first run
-SETTLING_ROUNDS = 2  # of later generations: the first ones observe fewer codes than the rest
+SETTLING_ROUNDS = 2  # of later generations: the first ones observe fewer tokens than the rest
 MOST_GRAPHS = 24
 SHARE = 0.25  # of a device's memory that generations with graphs may hold
 
@@ -26,7 +26,7 @@ SHARE = 0.25  # of a device's memory that generations with graphs may hold
 class Captured:
     """A captured round, which reads and writes the `memory` of one generation with some weights.
 
-    `is_forced`: codes were given.
+    `is_forced`: tokens were given.
     """
 
     graph: Any
@@ -122,11 +122,11 @@ class GraphRounds(TorchRounds):
 def memory_of(state: State) -> list[Tensor]:
     """Return the large tensors of a generation, which are others whenever its sizes are."""
     assert state.cache is not None and state.noise is not None
-    return [state.cache.buffer, state.codes, state.known, *state.noise.tables]
+    return [state.cache.buffer, state.tokens, state.known, *state.noise.tables]
 
 
 def is_forced(state: State) -> bool:
-    """Return whether codes are given."""
+    """Return whether tokens are given."""
     return state.forced is not None
 
 

@@ -44,7 +44,7 @@ def is_interpreted() -> bool:
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """Return the kernel of a function; its code does not depend on the values of NUMBERS."""
+    """Return the kernel of a function; its token does not depend on the values of NUMBERS."""
     names = [name for name in inspect.signature(function).parameters if name in NUMBERS]
     return triton.jit(do_not_specialize=names)(function)
 
@@ -371,7 +371,7 @@ def sample_kernel(
     line_stride,
     node_stride,
     width,
-    CODES: tl.constexpr,
+    TOKENS: tl.constexpr,
     IS_GUIDED: tl.constexpr,
     IS_GREEDY: tl.constexpr,
     HAS_NOISE: tl.constexpr,
@@ -381,7 +381,7 @@ def sample_kernel(
     """Compute the samples of one node."""
     image, node = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, SIZE)
-    inside = at < CODES
+    inside = at < TOKENS
     place = tl.load(PLACES + image * nodes + node)
     line = image * 2 if IS_GUIDED else image
     source = LOGITS + line.to(tl.int64) * line_stride + node * node_stride + at
@@ -408,7 +408,7 @@ def sample_kernel(
         scores = tl.where(order >= bound, scores, float("-inf"))
     if HAS_NOISE:
         row = tl.minimum(tl.maximum(place, 0), positions - 1)
-        noise = NOISE + (image * positions + row).to(tl.int64) * CODES + at
+        noise = NOISE + (image * positions + row).to(tl.int64) * TOKENS + at
         scores = scores + tl.load(noise, mask=inside, other=0.0)
     for choice in range(0, width):
         best = tl.argmax(scores, 0)
@@ -486,13 +486,13 @@ class Plan:
         images: int,
         guided: int,
         rows: int,
-        codes: int,
+        tokens: int,
         device: torch.device,
         block: int = BLOCK,
     ) -> None:
         self.images, self.guided, self.rows, self.block = images, guided, rows, block
         self.live = rows
-        self.blocks = -(-codes // block)
+        self.blocks = -(-tokens // block)
         # the last node of a chain stands at most `rows - 1` positions after the first
         self.tail = -(-(rows - 1) // block) + 1
         self.table = torch.full((images, rows, self.tail * block), -1, dtype=torch.int32, device=device)
@@ -508,7 +508,7 @@ class Plan:
         conditioning: int,
         prefix: int,
     ) -> None:
-        """Read which keys each node sees: all committed codes, which are those before node 0, and its ancestors.
+        """Read which keys each node sees: all committed tokens, which are those before node 0, and its ancestors.
 
         Node j is an ancestor of node i, or i itself, if the mask is 0 at its slot. `mask[l, i, :prefix]` are the scores
         of the prompt. Rows of an image see the same.
@@ -630,28 +630,28 @@ def sample(
     interval: int,
     width: int = 1,
 ) -> Int[Tensor, "b n k"]:
-    """Return the `width` best codes by log p + g, best first: guidance, temperature, top-k and arg-max of the sum.
+    """Return the `width` best tokens by log p + g, best first: guidance, temperature, top-k and arg-max of the sum.
 
-    `interval` is `Sampling.guidance_interval`. With one row of logits they count as guided. Of equal codes the lowest
-    comes first, and codes equal to the k-th are kept with it.
+    `interval` is `Sampling.guidance_interval`. With one row of logits they count as guided. Of equal tokens the lowest
+    comes first, and tokens equal to the k-th are kept with it.
     """
-    images, guided, nodes, codes = logits.shape
+    images, guided, nodes, tokens = logits.shape
     logits = logits.float()
     if logits.stride(3) != 1 or (guided > 1 and logits.stride(0) != guided * logits.stride(1)):
         logits = logits.contiguous()
     out = torch.empty(images, nodes, width, dtype=torch.long, device=logits.device)
-    size = triton.next_power_of_2(codes)
+    size = triton.next_power_of_2(tokens)
     # Products are rounded before they are added, as torch rounds them.
     unfused: dict[str, Any] = {} if is_interpreted() else {"enable_fp_fusion": False}
     sample_kernel[(images, nodes)](
         *(logits, places.contiguous(), logits if noise is None else noise, out),
         *(float(guidance), float(temperature), top_k, interval, nodes, 1 if noise is None else noise.shape[1]),
         *(logits.stride(1 if guided > 1 else 0), logits.stride(2), width),
-        CODES=codes,
+        TOKENS=tokens,
         IS_GUIDED=guided > 1,
         IS_GREEDY=temperature == 0,
         HAS_NOISE=noise is not None,
-        HAS_TOP_K=0 < top_k < codes and temperature != 0,
+        HAS_TOP_K=0 < top_k < tokens and temperature != 0,
         SIZE=size,
         num_warps=min(max(size // 512, 1), 16),
         **unfused,

@@ -16,7 +16,7 @@ from lantern.core.types import Condition, Prompt
 from lantern.decoding.cache import StaticCache
 from lantern.engines.cuda.target import PROMPT_ROWS, KernelPass, KernelTarget, Linear, Workspace, refuses_dtype
 from lantern.engines.prepared import WeightCache, read_in_passes
-from lantern.models.transformers.target import CodeEmbedding, TransformersTarget
+from lantern.models.transformers.target import TokenEmbedding, TransformersTarget
 
 LEAST_TOKENS = 64  # of a prompt that is read, padding included
 FIXED_ROPES = ("default", "linear", "llama3", "yarn")  # whose factors do not depend on the sequence's length
@@ -38,7 +38,7 @@ def _unknown(target: TransformersTarget) -> str | None:
     modules = dict(body.named_modules())
     layers = list(body.layers) if "layers" in modules else [body]
     if target.config.raster.newlines:
-        return "newline tokens behind rows of codes"
+        return "newline tokens behind rows of tokens"
     if any(name.endswith(("q_norm", "k_norm")) for name in modules):
         return "norms of queries and keys"
     if any(isinstance(module, nn.Linear) and module.bias is not None for module in modules.values()):
@@ -71,7 +71,7 @@ class LlamaLayer:
 
 
 class LlamaPass(KernelPass):
-    """A Llama's weights, and the pass over them. `embedding` maps codes to inputs, without a matrix product."""
+    """A Llama's weights, and the pass over them. `embedding` maps tokens to inputs, without a matrix product."""
 
     has_prompt_keys = splits = True
 
@@ -86,10 +86,10 @@ class LlamaPass(KernelPass):
         factors = torch.stack(body.rotary_emb(weight, places[None]), -1)[0]
         self.rope = factors[:, : self.config.head_dim // 2].float().contiguous()
         self.embedding = target.tok_embeddings
-        if not isinstance(self.embedding, CodeEmbedding):
-            # all codes at once: the bits of a product may depend on how many there are
-            codes = torch.arange(self.config.vocab_size, device=weight.device)
-            self.embedding = nn.Embedding.from_pretrained(target.tok_embeddings(codes))
+        if not isinstance(self.embedding, TokenEmbedding):
+            # all tokens at once: the bits of a product may depend on how many there are
+            tokens = torch.arange(self.config.vocab_size, device=weight.device)
+            self.embedding = nn.Embedding.from_pretrained(target.tok_embeddings(tokens))
         self._spaces, self.trials = {}, {}
 
     def logits(self, features: Float[Tensor, "m c"]) -> Float[Tensor, "m v"]:
@@ -97,18 +97,18 @@ class LlamaPass(KernelPass):
         return self.output(features)
 
     def _space(self, cache: StaticCache, rows: int, block: int) -> Workspace:
-        if (length := cache.prefix + cache.codes) > len(self.rope):
+        if (length := cache.prefix + cache.tokens) > len(self.rope):
             raise ValueError(
-                f"a prompt of {cache.prefix} tokens and {cache.codes} codes are a sequence of {length}, the model has"
+                f"a prompt of {cache.prefix} tokens and {cache.tokens} tokens are a sequence of {length}, the model has"
                 f" {len(self.rope)} positions: use a shorter prompt"
             )
         return super()._space(cache, rows, block)
 
 
 class LlamaTarget(KernelTarget):
-    """A target of transformers that scores codes by kernels, and reads prompts by torch, in passes of few sizes."""
+    """A target of transformers that scores tokens by kernels, and reads prompts by torch, in passes of few sizes."""
 
-    passes: ClassVar[WeightCache[Any]] = WeightCache(LlamaPass)
+    steps: ClassVar[WeightCache[Any]] = WeightCache(LlamaPass)
     program: LlamaPass
 
     def refresh(self) -> None:

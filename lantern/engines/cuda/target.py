@@ -1,9 +1,9 @@
-"""A target whose passes over codes are Triton kernels and matrix products of constant size.
+"""A target whose passes over tokens are Triton kernels and matrix products of constant size.
 
 In bf16 a matrix product may sum in another order for another number of rows. Every pass of a batch therefore has the
-same number of rows, plain decoding included, and attention is ordered by position (`kernels`). The bits of a code's
+same number of rows, plain decoding included, and attention is ordered by position (`kernels`). The bits of a token's
 logits are then the same in every tree and window of at most that many nodes, so exact methods give plain decoding's
-codes.
+tokens.
 """
 
 from functools import partial
@@ -111,7 +111,7 @@ class Workspace:
         device, lines = cache.buffer.device, cache.images * cache.rows
         sizes = {"images": cache.images, "guided": cache.rows, "rows": rows}
         self.rows = rows
-        self.plan = kernels.Plan(**sizes, codes=cache.codes, device=device, block=block)
+        self.plan = kernels.Plan(**sizes, tokens=cache.tokens, device=device, block=block)
         how: dict[str, int] = {"heads": heads, "width": config.head_dim, "group": heads // config.n_head}
         self.attention = kernels.Attention(self.plan, **how, prompts=prompts, device=device)
         attended, qkv = heads * config.head_dim, (heads + 2 * config.n_head) * config.head_dim
@@ -155,7 +155,7 @@ class KernelPass:
         least: int = ROWS,
         block: int = kernels.BLOCK,
     ) -> Scores:
-        """Score inputs, as `Transformer.forward`: node 0 follows the committed codes, others follow their ancestors.
+        """Score inputs, as `Transformer.forward`: node 0 follows the committed tokens, others follow their ancestors.
 
         `least` are the rows of `rows_of`, `block` the positions of a block of keys.
         """
@@ -197,17 +197,17 @@ class KernelPass:
 
     def _space(self, cache: StaticCache, rows: int, block: int) -> Workspace:
         prompts = -(-cache.prefix // block) if self.has_prompt_keys else 0
-        key = (cache.images, cache.rows, cache.codes, rows, block, prompts)
+        key = (cache.images, cache.rows, cache.tokens, rows, block, prompts)
         if key not in self._spaces:
             self._spaces[key] = Workspace(self.config, cache, rows, self.dtype, block, self.heads, prompts)
         return self._spaces[key]
 
 
 class KernelTarget(PreparedTarget):
-    """A target that scores codes by kernels, and prompts by torch, always the same number of them."""
+    """A target that scores tokens by kernels, and prompts by torch, always the same number of them."""
 
     follows_masks = False
-    passes: ClassVar[WeightCache[Any]] = WeightCache(KernelPass)
+    steps: ClassVar[WeightCache[Any]] = WeightCache(KernelPass)
 
     def __init__(self, module: Any, rows: int = ROWS, block: int = kernels.BLOCK) -> None:
         super().__init__(module)
@@ -216,7 +216,7 @@ class KernelTarget(PreparedTarget):
 
     def refresh(self) -> None:
         """Read the weights again if they have changed."""
-        self.program: KernelPass = self.passes.get(self.module)
+        self.program: KernelPass = self.steps.get(self.module)
 
     @torch.no_grad()
     def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
@@ -235,8 +235,10 @@ class KernelTarget(PreparedTarget):
         slots: Int[Tensor, "lines n"] | None = None,
         taps: tuple[int, ...] = (),
     ) -> ScoresLike:
-        """Score inputs, as `Target.__call__`; by torch without a `StaticCache`, or if slots of codes are used again."""
-        has_all = isinstance(cache, StaticCache) and cache.codes == self.config.block_size
+        """Score inputs, as `Target.__call__`; by torch without a `StaticCache`, or if slots of tokens are used
+        again.
+        """
+        has_all = isinstance(cache, StaticCache) and cache.tokens == self.config.block_size
         if mask is None or slots is None or not has_all:
             return self.module(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
         how: dict[str, int] = {"least": self.rows, "block": self.block}

@@ -1,7 +1,7 @@
 """What passes of a prepared target gave on this very device, before anything relies on them.
 
 A trial compares a pass over a chain of nodes with torch's own, directly and as a replay of a graph, and the bits of a
-node's logits in it with those of the node alone after the same codes.
+node's logits in it with those of the node alone after the same tokens.
 """
 
 import dataclasses
@@ -108,7 +108,7 @@ def apart(made: Float[Tensor, "r n v"], expected: Float[Tensor, "r n v"]) -> flo
 
 
 def keeps_bits(prepared: PreparedTarget, chain: Chain) -> bool:
-    """Return whether nodes of a chain have the bits that they have alone, after the nodes before them as codes."""
+    """Return whether nodes of a chain have the bits that they have alone, after the nodes before them as tokens."""
     together, count = chain.run(prepared).logits, chain.nodes
     for node in {0, 1, count // 2, count - 1} & set(range(count)):
         if not torch.equal(together[:, node], chain.run_alone(prepared, node).logits[:, 0]):

@@ -147,10 +147,10 @@ class Call:
         return {"size": self.size, "quality": "auto", "background": "opaque", "output_format": self.form}
 
     def usage(self, pictures: int) -> dict[str, Any]:
-        """Tokens: words of the prompt, codes of the images."""
-        words, codes = len(self.body.prompt.split()), pictures * self.service.model.target.config.block_size
+        """Tokens: words of the prompt, tokens of the images."""
+        words, tokens = len(self.body.prompt.split()), pictures * self.service.model.target.config.block_size
         details = {"input_tokens_details": {"text_tokens": words, "image_tokens": 0}}
-        return {"input_tokens": words, "output_tokens": codes, "total_tokens": words + codes, **details}
+        return {"input_tokens": words, "output_tokens": tokens, "total_tokens": words + tokens, **details}
 
 
 class Service:
@@ -229,7 +229,7 @@ class Setup:
         """Load the model, start its thread, and make a first image; the error of that, or ValueError without pixels."""
         model = load_model(self.model, device=self.device, dtype=self.dtype, engine=self.engine)
         if model.vq is None:
-            raise ValueError(f"model {model.name} has no vqvae/ folder: it can make codes but no images")
+            raise ValueError(f"model {model.name} has no vqvae/ folder: it can make tokens but no images")
         service = Service(model, self.limits, batch=self.batch, waiting=self.waiting)
         service.worker.start()
         service.warm_up()

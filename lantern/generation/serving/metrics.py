@@ -12,13 +12,13 @@ COUNTERS: dict[str, tuple[str, ...]] = {  # text, labels
     "request_success": ("Finished requests.", "finished_reason"),
     "request_refused": ("Requests answered with an error.", "status"),
     "prompt_tokens": ("Words of prompts.",),
-    "generation_tokens": ("Generated codes.",),
+    "generation_tokens": ("Generated tokens.",),
     "iteration": ("Passes of the target, summed over images.",),
-    "spec_decode_num_accepted_tokens": ("Accepted drafted codes.",),
+    "spec_decode_num_accepted_tokens": ("Accepted drafted tokens.",),
     "spec_decode_num_drafts": ("Steps that verified a draft.",),
-    "spec_decode_num_accepted_tokens_per_pos": ("Accepted drafted codes by depth, from 0.", "position"),
-    "relaxed_codes": ("Codes that only a relaxation accepted.",),
-    "total_variation_sum": ("Total variation, summed over codes.",),
+    "spec_decode_num_accepted_tokens_per_pos": ("Accepted drafted tokens by depth, from 0.", "position"),
+    "relaxed_tokens": ("Tokens that only a relaxation accepted.",),
+    "total_variation_sum": ("Total variation, summed over tokens.",),
 }
 HISTOGRAMS = {
     "e2e_request_latency_seconds": "Seconds from a request to its answer.",
@@ -52,12 +52,12 @@ class Metrics:
 
     def made(self, statistics: Statistics) -> None:
         """Count a finished image."""
-        self._add("generation_tokens", statistics.codes)
-        self._add("iteration", statistics.passes)
+        self._add("generation_tokens", statistics.tokens)
+        self._add("iteration", statistics.steps)
         self._add("spec_decode_num_accepted_tokens", sum(statistics.accepted))
         self._add("spec_decode_num_drafts", statistics.reached[0] if statistics.reached else 0)
-        self._add("relaxed_codes", statistics.relaxed * statistics.codes)
-        self._add("total_variation_sum", statistics.total_variation * statistics.codes)
+        self._add("relaxed_tokens", statistics.relaxed * statistics.tokens)
+        self._add("total_variation_sum", statistics.total_variation * statistics.tokens)
         for depth, count in enumerate(statistics.accepted):
             self._add("spec_decode_num_accepted_tokens_per_pos", count, depth)
         self._see("request_decode_time_seconds", statistics.seconds.get("decode", 0.0))

@@ -65,7 +65,7 @@ class Worker(threading.Thread):
     """Decodes queued images, at most `batch` at a time, in the order of arrival.
 
     An image joins those under way as soon as a row is free, whatever its method and sampling, and leaves its row when
-    its codes are complete, when it is cancelled or when its time is up (`decoding.rounds.Joint`). Noise is that of
+    its tokens are complete, when it is cancelled or when its time is up (`decoding.rounds.Joint`). Noise is that of
     (seed, number), so an image does not depend on what else is decoded, as far as the engine keeps that
     (`Statistics.promise`). `observe` receives the seconds that each image waited.
     """
@@ -260,8 +260,8 @@ class Row:
 
     def __init__(self, job: Job, generator: Generator, captions: "Captions") -> None:
         self.job, self.generator, begun = job, generator, time.perf_counter()
-        self._codes, self._sent = generator.model.target.config.block_size, 0
-        self._canvas = Canvas(self._codes)
+        self._tokens, self._sent = generator.model.target.config.block_size, 0
+        self._canvas = Canvas(self._tokens)
         self.state = generator.begin(captions.added(generator, job.request))
         self.send_partial()
         self.seconds = {"prompt": time.perf_counter() - begun, "decode": 0.0}
@@ -271,13 +271,13 @@ class Row:
         if not self.job.partials:
             return
         self._canvas.add(self.state.step)
-        due = int(self._canvas.known[0]) * (self.job.partials + 1) // self._codes  # sync
+        due = int(self._canvas.known[0]) * (self.job.partials + 1) // self._tokens  # sync
         if self._sent < (due := min(due, self.job.partials)):
             self._sent = due
-            self.job.send("partial", partial_pixels(self.generator, self._canvas.codes[0]), due - 1)
+            self.job.send("partial", partial_pixels(self.generator, self._canvas.tokens[0]), due - 1)
 
     def picture(self, together: int) -> Picture:
-        """Decode the codes to pixels; `together` is the largest number of images decoded together."""
+        """Decode the tokens to pixels; `together` is the largest number of images decoded together."""
         how: dict[str, Any] = {"seconds": self.seconds, "with_pixels": True, "images": together}
         return finish_batch(self.generator, [self.job.request], self.state.result(), **how)[0]
 

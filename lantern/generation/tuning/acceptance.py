@@ -24,7 +24,7 @@ class Tally:
     give the probability of acceptance of tested nodes.
     """
 
-    codes: int
+    tokens: int
     depth: int
     width: int
     _steps: list[tuple[TreeShape, Tensor, Tensor, Tensor]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Tally:
             ranks = shape.ranks.cpu().numpy()
             for path, length, start in zip(paths.tolist(), lengths.tolist(), starts.tolist(), strict=True):
                 for depth, node in enumerate([0, *path[:length]]):
-                    if depth < self.depth and start + depth < self.codes and children[node]:
+                    if depth < self.depth and start + depth < self.tokens and children[node]:
                         taken = int(ranks[path[depth]]) if depth < length else None
                         self._enter(depth, min(int(children[node]), self.width), taken)
         self._steps.clear()

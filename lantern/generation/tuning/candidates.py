@@ -12,7 +12,7 @@ OTHER_INITS = ("repeat-left", "drafter")  # tried at the best length
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds on the cost in quality of relaxed methods: mean total variation per code, or loss in KID.
+    """Bounds on the cost in quality of relaxed methods: mean total variation per token, or loss in KID.
 
     `quality` holds the KID losses of an evaluation, {method: {value of its knob: loss}}; `max_kid` excludes everything
     that is not in it. Without a bound only exact methods are candidates. ValueError for `max_kid` without `quality`.
@@ -48,7 +48,7 @@ class Bounds:
         return value in drops and drops[value] <= self.max_kid
 
     def admits_variation(self, total_variation: float) -> bool:
-        """Return whether `max_tv` admits this mean total variation per code."""
+        """Return whether `max_tv` admits this mean total variation per token."""
         return self.max_tv is None or total_variation <= self.max_tv
 
 
@@ -85,7 +85,7 @@ def variants(
     bounds: Bounds,
     *,
     has_drafter: bool,
-    codes: int,
+    tokens: int,
     vocabulary: int,
     has_table: bool,
     names: Sequence[str] = (),
@@ -111,15 +111,15 @@ def variants(
         if any(part not in parts for part in method.made.parts):
             continue
         if method.exact:
-            found += _exact(method, has_drafter=has_drafter, codes=codes)
+            found += _exact(method, has_drafter=has_drafter, tokens=tokens)
         elif bounds.admits_relaxed and (has_drafter or not method.made.reads_drafter):
-            found += _relaxed(method, bounds, codes, vocabulary) if has_table or "k" not in method.settings else []
+            found += _relaxed(method, bounds, tokens, vocabulary) if has_table or "k" not in method.settings else []
     return sorted(found, key=lambda variant: not variant.method.exact)
 
 
-def _exact(method: Method, *, has_drafter: bool, codes: int) -> list[Variant]:
+def _exact(method: Method, *, has_drafter: bool, tokens: int) -> list[Variant]:
     if "window" in method.options:
-        return [Variant.of(method, {"window": size}) for size in _sizes(method, codes)]
+        return [Variant.of(method, {"window": size}) for size in _sizes(method, tokens)]
     return [Variant(method, {})] if has_drafter else []
 
 
@@ -128,21 +128,21 @@ def swept(method: Method) -> tuple[str, tuple[float, ...]]:
     return next((option.name, option.sweep) for option in method.options.values() if option.sweep)
 
 
-def _relaxed(method: Method, bounds: Bounds, codes: int, vocabulary: int) -> list[Variant]:
+def _relaxed(method: Method, bounds: Bounds, tokens: int, vocabulary: int) -> list[Variant]:
     knob, values = swept(method)
-    # a table has at most as many columns as a code has neighbours, and "released" reads one more
+    # a table has at most as many columns as a token has neighbours, and "released" reads one more
     narrow = {"k": min(method.settings["k"], vocabulary - 2)} if "k" in method.settings else {}
     fixed = {name: value for name, value in narrow.items() if value != method.settings[name]}
     if bounds.max_kid is not None:
         values = tuple(sorted({float(value) for value in bounds.quality.get(method.name, {})}))
     admitted = [value for value in values if bounds.admits_knob(method.name, value)]
-    sizes = [{"window": size} for size in _sizes(method, codes)] if "window" in method.options else [{}]
+    sizes = [{"window": size} for size in _sizes(method, tokens)] if "window" in method.options else [{}]
     return [Variant.of(method, {knob: value, **size, **fixed}) for value in admitted for size in sizes]
 
 
-def _sizes(method: Method, codes: int) -> list[int]:
-    """Return the window lengths to try: at most the image's codes."""
-    return [size for size in WINDOWS if 1 < size <= codes]
+def _sizes(method: Method, tokens: int) -> list[int]:
+    """Return the window lengths to try: at most the image's tokens."""
+    return [size for size in WINDOWS if 1 < size <= tokens]
 
 
 def _is_number(text: str) -> bool:

@@ -45,7 +45,7 @@ class Costs:
 
     @property
     def plain(self) -> float:
-        """Seconds per code of plain decoding."""
+        """Seconds per token of plain decoding."""
         return self.verify[0] + self.plain_host
 
     def step(self, *, nodes: int, depth: int, inner: int) -> float:

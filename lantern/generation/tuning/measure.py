@@ -36,8 +36,8 @@ class Setup:
     batch: int = 1
 
     @property
-    def codes(self) -> int:
-        """Number of codes of an image."""
+    def tokens(self) -> int:
+        """Number of tokens of an image."""
         return self.model.target.config.block_size
 
     def batches(self) -> list[Sequence[Request]]:
@@ -82,8 +82,8 @@ class StepClock:
         A fused step does not show its pass separately, so the whole step counts as the pass.
         """
         skipped = WARM_UP if len(self.step) > 2 * WARM_UP else 0
-        passes, drafts = (self.verify or self.step)[-len(self.step) :], self.draft[-len(self.step) :]
-        kept = [median(values[skipped:]) if values else 0.0 for values in (passes, drafts, self.step)]
+        steps, drafts = (self.verify or self.step)[-len(self.step) :], self.draft[-len(self.step) :]
+        kept = [median(values[skipped:]) if values else 0.0 for values in (steps, drafts, self.step)]
         return Laps(nodes, depth, inner, *kept)
 
 
@@ -128,9 +128,9 @@ class TimedDrafter:
 
 
 def time_steps(setup: Setup, method: Method, *, steps: int) -> StepClock:
-    """Decode until `steps` steps are timed or the batch is done; ValueError for images of a single code."""
-    if setup.codes < 2:
-        raise ValueError("images of one code cannot be tuned: plain decoding makes them in one pass")
+    """Decode until `steps` steps are timed or the batch is done; ValueError for images of a single token."""
+    if setup.tokens < 2:
+        raise ValueError("images of one token cannot be tuned: plain decoding makes them in one pass")
     generator, clock = setup.generator(method), StepClock(setup, steps)
     timed: dict[str, Any] = {"target": TimedTarget(generator.parts.target, clock)}
     if generator.parts.drafter is not None:
@@ -177,7 +177,7 @@ def trees_to_time(setup: Setup, max_nodes: int, max_depth: int) -> list[StaticTr
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Acceptance of a drafter's codes: rates by depth and rank, and the mean total variation per code."""
+    """Acceptance of a drafter's tokens: rates by depth and rank, and the mean total variation per token."""
 
     rates: list[list[float]]
     tested: list[list[int]]
@@ -197,20 +197,20 @@ class Acceptance:
 def measure_acceptance(setup: Setup, method: Method, *, nodes: int, depth: int, batches: int) -> Acceptance:
     """Decode some batches with wide trees and count acceptance; each batch's tree uses the counts before it."""
     width = min(16, setup.model.target.config.vocab_size)
-    tally, rates, moved, made = Tally(setup.codes, depth, width), [], 0.0, 0
+    tally, rates, moved, made = Tally(setup.tokens, depth, width), [], 0.0, 0
     for requested in setup.batches()[:batches]:
         tree = probing_tree(rates, nodes=nodes, depth=depth, width=width)
         generator = setup.generator(method.with_options(tree=tree.spelling))
         generation = generator.decode(generator.condition(requested), requested, tally)
         tally.count()
         rates = tally.rates()
-        moved, made = moved + float(generation.total_variation.sum()), made + generation.codes.numel()
+        moved, made = moved + float(generation.total_variation.sum()), made + generation.tokens.numel()
     return Acceptance(rates, tally.tested.tolist(), moved / max(made, 1))
 
 
 @dataclass(frozen=True)
 class Run:
-    """Whole images by a method: seconds per code, codes per pass, total variation per code."""
+    """Whole images by a method: seconds per token, tokens per step, total variation per token."""
 
     seconds: float
     tau: float
@@ -220,16 +220,16 @@ class Run:
 def measure_window(setup: Setup, method: Method, *, batches: int) -> Run:
     """Decode some batches to the end; `seconds` are those of a median step."""
     generator = setup.generator(method)
-    passes = codes = 0
+    steps = tokens = 0
     moved, seconds = 0.0, []
     for requested in setup.batches()[:batches]:
-        clock = StepClock(setup, limit=setup.codes + 1)
+        clock = StepClock(setup, limit=setup.tokens + 1)
         generation = generator.decode(generator.condition(requested), requested, clock)
         seconds += clock.step[min(WARM_UP, len(clock.step) // 2) :]
-        passes, codes = passes + int(generation.passes.sum()), codes + generation.codes.numel()
+        steps, tokens = steps + int(generation.steps.sum()), tokens + generation.tokens.numel()
         moved += float(generation.total_variation.sum())
-    tau = codes / max(passes, 1)
-    return Run(median(seconds) / tau / setup.batch, tau, moved / codes)
+    tau = tokens / max(steps, 1)
+    return Run(median(seconds) / tau / setup.batch, tau, moved / tokens)
 
 
 def run_interleaved(setup: Setup, methods: Sequence[Method], *, batches: int) -> list[Run]:
@@ -250,6 +250,6 @@ def _whole_run(setup: Setup, generator: Generator, requested: Sequence[Request])
     condition = generator.condition(requested)
     start = setup.now()
     generation = generator.decode(condition, requested)
-    seconds, codes = setup.now() - start, generation.codes.numel()
-    tau = codes / max(int(generation.passes.sum()), 1)
-    return Run(seconds / codes, tau, float(generation.total_variation.sum()) / codes)
+    seconds, tokens = setup.now() - start, generation.tokens.numel()
+    tau = tokens / max(int(generation.steps.sum()), 1)
+    return Run(seconds / tokens, tau, float(generation.total_variation.sum()) / tokens)

@@ -142,12 +142,12 @@ def unfit(profile: Mapping[str, Any], model: Model, sampling: Sampling) -> str:
     return ""
 
 
-def too_far(there: Sampling, here: Sampling, codes: int) -> str:
+def too_far(there: Sampling, here: Sampling, tokens: int) -> str:
     """Return why acceptance measured at sampling `there` does not apply to `here`; "" if it does.
 
-    Guidance may differ by half, temperature and top-p by 0.2, the number of codes to choose from by a factor of 4.
+    Guidance may differ by half, temperature and top-p by 0.2, the number of tokens to choose from by a factor of 4.
     """
-    kept = [min(one.top_k or codes, codes) for one in (there, here)]
+    kept = [min(one.top_k or tokens, tokens) for one in (there, here)]
     are_near = {
         "guidance": there.rows == here.rows and _ratio(there.guidance, here.guidance) <= 1.5 + 1e-9,
         "temperature": there.is_greedy == here.is_greedy and abs(there.temperature - here.temperature) <= 0.2 + 1e-9,

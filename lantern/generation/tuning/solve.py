@@ -1,6 +1,6 @@
-"""The static tree of least time per code, from acceptance by depth and rank and the costs of a step.
+"""The static tree of least time per token, from acceptance by depth and rank and the costs of a step.
 
-The cost model is seconds per code = (T_verify(n) + T_draft + T_host) / tau. tau is 1 for the bonus code plus the
+The cost model is seconds per token = (T_verify(n) + T_draft + T_host) / tau. tau is 1 for the bonus token plus the
 acceptance probability of every drafted node, which is the product of the rates on its path.
 """
 
@@ -17,15 +17,15 @@ Rates = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Plan:
-    """A tree with its codes per step (tau) and seconds per code."""
+    """A tree with its tokens per step (tau) and seconds per token."""
 
     tree: StaticTree
     tau: float
     seconds: float
 
 
-def step_compression(tree: StaticTree, rates: Rates) -> float:
-    """Return codes per step; `rates[d][r]` is the probability that a node at depth d accepts its child of rank r."""
+def tokens_per_step(tree: StaticTree, rates: Rates) -> float:
+    """Return tokens per step; `rates[d][r]` is the probability that a node at depth d accepts its child of rank r."""
     reach: dict[Choice, float] = {(): 1.0}
     for choice in tree.choices:
         reach[choice] = reach[choice[:-1]] * _rate(rates, choice)

@@ -19,7 +19,7 @@ from lantern.generation.tuning.measure import Acceptance, Run, Setup
 from lantern.generation.tuning.profile import VERSION, check_place, describe_machine, write_profile
 from lantern.generation.tuning.solve import solve
 from lantern.methods import METHODS, Method
-from lantern.models.folder import Model, record_codes_per_pass
+from lantern.models.folder import Model, record_tokens_per_step
 
 MARGIN = 1.03  # a method must beat plain decoding by this factor; less is noise
 EXACT = Bounds()
@@ -90,8 +90,8 @@ class Candidate:
 
 def _figures(run: Run, plain: Run) -> dict[str, float]:
     return {
-        "step_compression": round(run.tau, 4),
-        "milliseconds_per_code": round(1000 * run.seconds, 5),
+        "tokens_per_step": round(run.tau, 4),
+        "milliseconds_per_token": round(1000 * run.seconds, 5),
         "speedup": round(plain.seconds / run.seconds, 4),
         "total_variation": round(run.total_variation, 6),
     }
@@ -126,7 +126,7 @@ class Tuner:
         chosen = variants(
             self.bounds,
             has_drafter=model.drafter is not None,
-            codes=self.setup.codes,
+            tokens=self.setup.tokens,
             vocabulary=model.target.config.vocab_size,
             has_table=self.bounds.admits_relaxed and (model.neighbours is not None or model.codebook is not None),
             names=self.names,
@@ -166,7 +166,7 @@ class Tuner:
         return laps
 
     def most_depth(self, method: Method) -> int:
-        """Return the greatest depth of a method's trees; some add-ons draft a limited number of codes."""
+        """Return the greatest depth of a method's trees; some add-ons draft a limited number of tokens."""
         model, most = self.setup.model, self.effort.max_depth
         deep = [name for name in method.made.parts if ADD_ONS[name].limits_depth and name in model.add_ons]
         read: list[Any] = [model.add_ons[name] for name in deep]
@@ -206,7 +206,7 @@ class Tuner:
         ]
 
     def of_windows(self, chosen: Sequence[Variant]) -> list[Candidate]:
-        """Return windows of several lengths; the best one of each method is also measured with other initial codes."""
+        """Return windows of several lengths; the best one of each method is also measured with other initial tokens."""
         found: list[Candidate] = []
         for name in dict.fromkeys(variant.method.name for variant in chosen):
             self.report(f"windows: {name}")
@@ -220,7 +220,7 @@ class Tuner:
         return found
 
     def window(self, name: str, settings: Mapping[str, Any]) -> Candidate:
-        """Return a window of one length, with its measured codes per pass and seconds."""
+        """Return a window of one length, with its measured tokens per step and seconds."""
         method = METHODS[name].with_options(**settings)
         return Candidate(name, settings, measure.measure_window(self.setup, method, batches=self.effort.fewer))
 
@@ -290,13 +290,13 @@ def tune(
 
     Acceptance is counted on at least `images` images of `prompts` (default: PROMPTS) or of evenly spread classes,
     `batch` at a time. `methods` restricts what is measured. Return the findings, the profile, and its file: `out`, or
-    the place where "auto" finds it. With `writes_model` the codes per pass of windows, which do not depend on the
+    the place where "auto" finds it. With `writes_model` the tokens per step of windows, which do not depend on the
     machine, are written into the model's folder. ValueError, before anything is measured, if there is no such place.
     """
     if out is None:
         check_place(model)
     if writes_model and (model.folder is None or sampling not in (None, model.sampling())):
-        raise ValueError("codes per pass are written into a model's folder for its default sampling: leave others out")
+        raise ValueError("tokens per step are written into a model's folder for its default sampling: leave others out")
     batches = -(-images // batch)
     requested = requests_to_measure(model, batches * batch, prompts or PROMPTS, seed)
     effort = Effort(max_nodes, max_depth, batches=batches, trials=min(batches, 3))
@@ -305,15 +305,15 @@ def tune(
     profile = profile_of(tuner, found)
     if writes_model:
         assert model.folder is not None
-        record_codes_per_pass(model.folder, windows_of(found))
+        record_tokens_per_step(model.folder, windows_of(found))
     return found, profile, write_profile(profile, model, out)
 
 
 def windows_of(found: Findings) -> dict[int, float]:
-    """Return the codes per pass of `gumbel-jacobi` by window; ValueError if it was not measured."""
+    """Return the tokens per step of `gumbel-jacobi` by window; ValueError if it was not measured."""
     every = [one for one in found.candidates if one.name == "gumbel-jacobi" and set(one.settings) == {"window"}]
     if not every:
-        raise ValueError('codes per pass of windows were not measured: leave "gumbel-jacobi" in --methods')
+        raise ValueError('tokens per step of windows were not measured: leave "gumbel-jacobi" in --methods')
     return {one.settings["window"]: one.predicted.tau for one in every}
 
 

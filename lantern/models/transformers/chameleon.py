@@ -1,6 +1,6 @@
-"""Chameleon with images, as Anole (arXiv:2405.09818, arXiv:2407.06135): codes are tokens of one vocabulary.
+"""Chameleon with images, as Anole (arXiv:2405.09818, arXiv:2407.06135): tokens are tokens of one vocabulary.
 
-The unconditional row is a prompt without words. transformers masks the logits of codes, so that body and head are
+The unconditional row is a prompt without words. transformers masks the logits of tokens, so that body and head are
 called here.
 """
 
@@ -46,7 +46,7 @@ class ChameleonPixels(Pixels):
     def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
         """Decode grids; ValueError if no decoder was read."""
         if self.decoder is None:
-            raise ValueError("the model was loaded without its VQ decoder: it can make codes but no images")
+            raise ValueError("the model was loaded without its VQ decoder: it can make tokens but no images")
         return self.decoder(self.codebook[grids].permute(0, 3, 1, 2))
 
 
@@ -64,7 +64,7 @@ class ChameleonPrompts(Prompts):
 
 
 def side_of(config: Any) -> int:
-    """Return the pixels of a code along one side."""
+    """Return the pixels of a token along one side."""
     return 2 ** (len(config.channel_multiplier) - 1)
 
 

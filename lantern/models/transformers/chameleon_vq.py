@@ -24,7 +24,7 @@ CHECKPOINTS = ("vqgan.ckpt", "tokenizer/vqgan.ckpt")
 
 
 class Decoder(nn.Module):
-    """Latents at the resolution of the code grid to pixels."""
+    """Latents at the resolution of the token grid to pixels."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Decoder(nn.Module):
 
 
 class VQDecoder(nn.Module):
-    """Vectors of codes to pixels. ValueError for a config with attention by resolution."""
+    """Vectors of tokens to pixels. ValueError for a config with attention by resolution."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def vqgan_file(folder: Path, part: str) -> Path:
             return folder / name
     raise ValueError(
         f"{folder} holds no VQ {part}: put {CHECKPOINTS[0]} of Chameleon's release into it,"
-        " or write the codes only (--tokens)"
+        " or write the tokens only (--tokens)"
     )
 
 

@@ -46,7 +46,7 @@ class Pixels(nn.Module, ABC):
 
     @property
     def codebook(self) -> Float[Tensor, "v d"]:
-        """The codes' vectors as the decoder uses them."""
+        """The tokens' vectors as the decoder uses them."""
         return self.vq.quantize.embedding.weight.detach()
 
     def read(self, folder: Path) -> None:
@@ -57,25 +57,25 @@ class Pixels(nn.Module, ABC):
 
     @abstractmethod
     def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
-        """Decode grids of legal codes to pixels as the processor normalised them."""
+        """Decode grids of legal tokens to pixels as the processor normalised them."""
 
     @abstractmethod
     def quantize(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b rows columns"]:
-        """Encode pixels, as the processor normalises them, to codes."""
+        """Encode pixels, as the processor normalises them, to tokens."""
 
     def encode(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b n"]:
-        """Encode pixels in [-1, 1] to codes in raster order."""
+        """Encode pixels in [-1, 1] to tokens in raster order."""
         return self.quantize((pixels - self.shift) / self.scale).flatten(1)
 
-    def decode(self, codes: Int[Tensor, "b n"]) -> Float[Tensor, "b 3 h w"]:
-        """Decode codes in raster order to pixels, nominally in [-1, 1]; ValueError for another number or codes."""
+    def decode(self, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b 3 h w"]:
+        """Decode tokens in raster order to pixels, nominally in [-1, 1]; ValueError for another number or tokens."""
         rows, columns = self.raster.rows, self.raster.columns
-        if codes.shape[1] != rows * columns:
-            raise ValueError(f"got {codes.shape[1]} codes an image, wanted {rows} rows of {columns}")
-        if not codes.is_meta and not 0 <= int(codes.min()) <= int(codes.max()) < self.config.codebook_size:
-            lowest, highest = int(codes.min()), int(codes.max())
-            raise ValueError(f"codes are from {lowest} to {highest}, wanted 0 to {self.config.codebook_size - 1}")
-        return self.paint(codes.long().unflatten(1, (rows, columns))) * self.scale + self.shift
+        if tokens.shape[1] != rows * columns:
+            raise ValueError(f"got {tokens.shape[1]} tokens an image, wanted {rows} rows of {columns}")
+        if not tokens.is_meta and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.config.codebook_size:
+            lowest, highest = int(tokens.min()), int(tokens.max())
+            raise ValueError(f"tokens are from {lowest} to {highest}, wanted 0 to {self.config.codebook_size - 1}")
+        return self.paint(tokens.long().unflatten(1, (rows, columns))) * self.scale + self.shift
 
 
 class Prompts(ABC):
@@ -106,7 +106,7 @@ class Prompts(ABC):
 
 
 def grid_of(size: tuple[int, int], side: int) -> tuple[int, int]:
-    """Return rows and columns of codes for (height, width) in pixels; ValueError unless both divide by `side`."""
+    """Return rows and columns of tokens for (height, width) in pixels; ValueError unless both divide by `side`."""
     if any(pixels < side or pixels % side for pixels in size):
         raise ValueError(f"the size is {size[1]}x{size[0]}, wanted multiples of {side}")
     return size[0] // side, size[1] // side

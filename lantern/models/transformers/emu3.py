@@ -1,4 +1,4 @@
-"""Emu3-Gen (arXiv:2409.18869): codes are tokens of one vocabulary, and a newline token follows each row of them.
+"""Emu3-Gen (arXiv:2409.18869): tokens are tokens of one vocabulary, and a newline token follows each row of them.
 
 The unconditional row is a negative prompt of its own length. The image's size is part of both prompts.
 """
@@ -44,12 +44,12 @@ class Emu3Pixels(Pixels):
 
 
 class Emu3Prompts(Prompts):
-    """A prompt, or the negative prompt, with the size of the image in codes behind it."""
+    """A prompt, or the negative prompt, with the size of the image in tokens behind it."""
 
     def __init__(self, processor: Any, raster: Raster) -> None:
         self.processor = processor
         side = processor.downsample_ratio
-        self.grid = {"ratio": f"{raster.columns}:{raster.rows}", "image_area": raster.codes * side**2}
+        self.grid = {"ratio": f"{raster.columns}:{raster.rows}", "image_area": raster.tokens * side**2}
 
     def rows(self, prompt: str) -> tuple[Sequence[int], Sequence[int]]:
         """Return the tokens of a prompt and of the negative prompt."""

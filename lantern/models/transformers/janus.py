@@ -1,4 +1,4 @@
-"""Janus and Janus-Pro (arXiv:2410.13848, arXiv:2501.17811): Llama with its own head and embedding of LlamaGen's codes.
+"""Janus and Janus-Pro (arXiv:2410.13848, arXiv:2501.17811): Llama with its own head and embedding of LlamaGen's tokens.
 
 The unconditional row has the prompt's length: words are replaced by padding tokens, which are attended to.
 """
@@ -21,8 +21,8 @@ READS_PROCESSOR = False  # pictures are made without it
 GENERATION = {"guidance": 5.0, "temperature": 1.0, "method": "auto"}
 
 
-class JanusCodes(nn.Module):
-    """Codes to inputs of the decoder: their own embedding, and the aligner."""
+class JanusTokens(nn.Module):
+    """Tokens to inputs of the decoder: their own embedding, and the aligner."""
 
     def __init__(self, embedding: nn.Embedding, aligner: nn.Module) -> None:
         super().__init__()
@@ -30,16 +30,16 @@ class JanusCodes(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The codes' embedding, of whose dtype and on whose device the target is."""
+        """The tokens' embedding, of whose dtype and on whose device the target is."""
         return self.embedding.weight
 
-    def forward(self, codes: Int[Tensor, "*n"]) -> Float[Tensor, "*n c"]:
-        """Embed codes."""
-        return self.aligner(self.embedding(codes))
+    def forward(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n c"]:
+        """Embed tokens."""
+        return self.aligner(self.embedding(tokens))
 
 
 class JanusPixels(Pixels):
-    """The VQ decoder, which is LlamaGen's: vectors of codes are normalised when they are used."""
+    """The VQ decoder, which is LlamaGen's: vectors of tokens are normalised when they are used."""
 
     def __init__(self, vq: Any, raster: Raster, processor: Any | None) -> None:
         side = 2 ** (len(vq.config.channel_multiplier) - 1)
@@ -51,7 +51,7 @@ class JanusPixels(Pixels):
         return F.normalize(self.vq.quantize.embedding.weight.detach(), dim=-1)
 
     def quantize(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b rows columns"]:
-        """Encode pixels: the code of the nearest direction, as in LlamaGen; transformers' class skips that."""
+        """Encode pixels: the token of the nearest direction, as in LlamaGen; transformers' class skips that."""
         vectors = F.normalize(self.vq.quant_conv(self.vq.encoder(pixels)), dim=1)
         return torch.einsum("bdhw,vd->bhwv", vectors, self.codebook).argmax(-1)
 
@@ -87,9 +87,9 @@ def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = N
     target = TransformersTarget(
         inner.language_model,
         inner.language_model.embed_tokens,
-        JanusCodes(inner.generation_embeddings, inner.generation_aligner),
+        JanusTokens(inner.generation_embeddings, inner.generation_aligner),
         inner.generation_head,
-        codes=vq.config.codebook_size,
+        tokens=vq.config.codebook_size,
         family="janus",
         raster=vq.raster,
     )

@@ -1,4 +1,4 @@
-"""Liquid (arXiv:2412.04332): a language model, such as Gemma, with the codes of Chameleon's VQ tokenizer.
+"""Liquid (arXiv:2412.04332): a language model, such as Gemma, with the tokens of Chameleon's VQ tokenizer.
 
 The unconditional row is a token of its own, with its own length and positions. Sizes of the VQ tokenizer other than the
 release's are `vq_config` in config.json.

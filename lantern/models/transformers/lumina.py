@@ -17,7 +17,7 @@ READS_PROCESSOR = False  # pictures are made without it
 GENERATION = {"guidance": 4.0, "temperature": 1.0, "top_k": 2000, "method": "auto"}
 SIZE = (768, 768)
 BEGIN, END_OF_TURN, NEWLINE = "<racm3:break>", "<reserved08706>", "<reserved08799>"
-FIRST_SIZE = 8800  # <reserved08800 + n> stands for n patches of two codes
+FIRST_SIZE = 8800  # <reserved08800 + n> stands for n patches of two tokens
 
 
 class LuminaPrompts(Prompts):
@@ -26,7 +26,7 @@ class LuminaPrompts(Prompts):
     def __init__(self, tokenizer: Any, raster: Raster, side: int) -> None:
         self.tokenizer = tokenizer
         self.size = f"{raster.columns * side}x{raster.rows * side}"
-        patches = (f"<reserved{FIRST_SIZE + codes // 2:05d}>" for codes in (raster.rows, raster.columns))
+        patches = (f"<reserved{FIRST_SIZE + tokens // 2:05d}>" for tokens in (raster.rows, raster.columns))
         self.begin = tokenizer.convert_tokens_to_ids([BEGIN, *patches])
         if any(token in (None, tokenizer.unk_token_id) for token in self.begin):
             raise ValueError(f"the tokenizer has no tokens for images of {self.size}: choose another size")

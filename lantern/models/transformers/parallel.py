@@ -1,7 +1,7 @@
 """Tensor parallelism for models of transformers: the processes of `torchrun` share the layers of one model.
 
 Every process runs the same loop on the same noise. Sums over processes are the same on all of them, so that all commit
-the same codes. Queries, keys, values and the inner channels of the feed-forward layers are divided; embeddings, heads
+the same tokens. Queries, keys, values and the inner channels of the feed-forward layers are divided; embeddings, heads
 and VQ tokenizers are whole on every process.
 """
 

@@ -319,8 +319,8 @@ def _chameleon(path: Path, params: Path) -> Release:
     )
     model = _on_meta(ChameleonForConditionalGeneration, config)
     vq_config: Any = config.vq_config
-    codes = (vq_config.resolution // 2 ** (len(vq_config.channel_multiplier) - 1)) ** 2
-    processor = ChameleonProcessor(ChameleonImageProcessor(), tokenizer, image_seq_length=codes)
+    tokens = (vq_config.resolution // 2 ** (len(vq_config.channel_multiplier) - 1)) ** 2
+    processor = ChameleonProcessor(ChameleonImageProcessor(), tokenizer, image_seq_length=tokens)
     decoder = {key: tensor for key, tensor in vq.items() if key.startswith(PARTS)}
     return Release("chameleon", model, state, processor, source, decoder_of(decoder, vq_config, source=vqgan))
 

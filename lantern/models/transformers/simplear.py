@@ -1,8 +1,8 @@
-"""SimpleAR (arXiv:2504.11455): Qwen2 with the codes of the Cosmos tokenizer DV8x16x16.
+"""SimpleAR (arXiv:2504.11455): Qwen2 with the tokens of the Cosmos tokenizer DV8x16x16.
 
-Codes are digits of finite scalar quantisation (arXiv:2309.15505), so that their vectors are known without weights. The
+Tokens are digits of finite scalar quantisation (arXiv:2309.15505), so that their vectors are known without weights. The
 tokenizer itself is released as TorchScript programs (`decoder.jit`). lantern runs no code of a model's folder: it
-writes codes.
+writes tokens.
 """
 
 from math import prod
@@ -32,12 +32,12 @@ UNCONDITIONAL = (
 )
 NO_PIXELS = (
     "pixels of SimpleAR are made by TorchScript programs of the Cosmos tokenizer, and lantern runs no code of a model:"
-    " write the codes only (--tokens FILE)"
+    " write the tokens only (--tokens FILE)"
 )
 
 
 class CosmosPixels(Pixels):
-    """The vectors of the codes; pixels are refused with ValueError."""
+    """The vectors of the tokens; pixels are refused with ValueError."""
 
     vectors: Tensor
 
@@ -47,7 +47,7 @@ class CosmosPixels(Pixels):
 
     @property
     def codebook(self) -> Float[Tensor, "v d"]:
-        """The vectors of the codes."""
+        """The vectors of the tokens."""
         return self.vectors
 
     def read(self, folder: Path) -> None:
@@ -64,7 +64,9 @@ class CosmosPixels(Pixels):
 
 
 def fsq_vectors(levels: tuple[int, ...]) -> Float[Tensor, "v d"]:
-    """Return the vector of each code, in [-1, 1]: digit i of the code, the first least significant, has `levels[i]`."""
+    """Return the vector of each token, in [-1, 1]: digit i of the token, the first least significant, has
+    `levels[i]`.
+    """
     digits, rest = [], torch.arange(prod(levels), device="cpu")
     for level in levels:
         digits.append((rest % level - level // 2) / (level // 2))

@@ -1,9 +1,9 @@
-"""A decoder of transformers as a target: the loop counts codes, this adapter turns them into the model's tokens.
+"""A decoder of transformers as a target: the loop counts tokens, this adapter turns them into the model's tokens.
 
-    codes      0 1 2 3 4 5 ...            what the loop, drafters, trees and verifiers see
-    sequence   prompt 0 1 2 \\n 3 4 5 \\n ...    what the decoder reads, for rows of three codes and a newline
+    tokens      0 1 2 3 4 5 ...            what the loop, drafters, trees and verifiers see
+    sequence   prompt 0 1 2 \\n 3 4 5 \\n ...    what the decoder reads, for rows of three tokens and a newline
 
-A node that ends a row is passed with the newline behind it. What follows the code is what follows the newline.
+A node that ends a row is passed with the newline behind it. What follows the token is what follows the newline.
 """
 
 import inspect
@@ -24,7 +24,7 @@ ATTENTIONS = ("sdpa", "eager")  # of transformers' kinds of attention those that
 class TargetConfig:
     """Sizes of a target, under the names that decoding reads.
 
-    `n_head` counts heads of keys and values, `query_heads` those of queries. `vocab_size` is the number of codes, not
+    `n_head` counts heads of keys and values, `query_heads` those of queries. `vocab_size` is the number of tokens, not
     of the decoder's tokens, which are `words`.
     """
 
@@ -36,7 +36,7 @@ class TargetConfig:
     vocab_size: int
     raster: Raster
     model_type: str = "t2i"
-    cls_token_num: int = 0  # positions count codes
+    cls_token_num: int = 0  # positions count tokens
     caption_dim: int = 0
     num_classes: int = 0
     query_heads: int = 0
@@ -52,12 +52,12 @@ class TargetConfig:
 
     @property
     def block_size(self) -> int:
-        """Number of codes of an image."""
-        return self.raster.codes
+        """Number of tokens of an image."""
+        return self.raster.tokens
 
 
-class CodeEmbedding(nn.Module):
-    """Codes to inputs of the decoder: rows of its token embedding, by the token of each code."""
+class TokenEmbedding(nn.Module):
+    """Tokens to inputs of the decoder: rows of its token embedding, by the token of each token."""
 
     tokens: Tensor
 
@@ -71,13 +71,13 @@ class CodeEmbedding(nn.Module):
         """The token embedding, of whose dtype and on whose device the target is."""
         return self.embedding.weight
 
-    def forward(self, codes: Int[Tensor, "*n"]) -> Float[Tensor, "*n c"]:
-        """Embed codes."""
-        return self.embedding(self.tokens[codes])
+    def forward(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n c"]:
+        """Embed tokens."""
+        return self.embedding(self.tokens[tokens])
 
 
-class CodeHead(nn.Linear):
-    """A copy of the rows of a head that belong to codes, so that the rest of it can be freed."""
+class TokenHead(nn.Linear):
+    """A copy of the rows of a head that belong to tokens, so that the rest of it can be freed."""
 
     def __init__(self, head: nn.Linear, tokens: Int[Tensor, " v"]) -> None:
         nn.Module.__init__(self)
@@ -121,15 +121,15 @@ class Collects:
 
 
 class TransformersTarget(nn.Module, TargetDefaults):
-    """A decoder of transformers, with embedding and head of codes, as a `lantern.core.types.Target`.
+    """A decoder of transformers, with embedding and head of tokens, as a `lantern.core.types.Target`.
 
     `body` maps embedded inputs to features after the final norm, and `words` is its token embedding. `embedding` maps
-    codes to inputs, `head` features to logits over `codes` of them. ValueError for a kind of attention that does not
+    tokens to inputs, `head` features to logits over `tokens` of them. ValueError for a kind of attention that does not
     take every mask, and for a raster longer than the positions of the model.
     """
 
     def __init__(
-        self, body: Any, words: Any, embedding: Any, head: nn.Module, *, codes: int, family: str, raster: Raster
+        self, body: Any, words: Any, embedding: Any, head: nn.Module, *, tokens: int, family: str, raster: Raster
     ) -> None:
         super().__init__()
         self.body, self.words, self.tok_embeddings, self.output = body, words, embedding, head
@@ -137,9 +137,9 @@ class TransformersTarget(nn.Module, TargetDefaults):
         self.cls_embedding = None
         sizes = body.config
         heads = sizes.num_attention_heads
-        if (length := raster.codes + raster.newlines) > sizes.max_position_embeddings:
+        if (length := raster.tokens + raster.newlines) > sizes.max_position_embeddings:
             raise ValueError(
-                f"{raster.rows} rows of {raster.columns} codes are a sequence of {length}, the model has"
+                f"{raster.rows} rows of {raster.columns} tokens are a sequence of {length}, the model has"
                 f" {sizes.max_position_embeddings} positions: choose a smaller size"
             )
         if sizes._attn_implementation not in ATTENTIONS:
@@ -150,7 +150,7 @@ class TransformersTarget(nn.Module, TargetDefaults):
             n_layer=sizes.num_hidden_layers,
             n_head=sizes.num_key_value_heads or heads,
             head_dim=sizes.to_dict().get("head_dim") or sizes.hidden_size // heads,
-            vocab_size=codes,
+            vocab_size=tokens,
             raster=raster,
             query_heads=heads,
             ffn_dim=sizes.intermediate_size,
@@ -163,7 +163,7 @@ class TransformersTarget(nn.Module, TargetDefaults):
         self.config = replace(self.config, n_head=self.config.n_head // processes, processes=processes)
 
     def head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
-        """Map features to fp32 logits over codes."""
+        """Map features to fp32 logits over tokens."""
         return self.output(features).float()
 
     @property
@@ -216,7 +216,7 @@ class TransformersTarget(nn.Module, TargetDefaults):
         cache: Any = None,
         slots: Int[Tensor, "rows n"] | None = None,
     ) -> Float[Tensor, "rows n c"]:
-        """Return the features of embedded codes, as `forward` computes them."""
+        """Return the features of embedded tokens, as `forward` computes them."""
         return self._pass(inputs, positions, mask, cache=cache, slots=slots)[0]
 
     def _pass(
@@ -230,7 +230,7 @@ class TransformersTarget(nn.Module, TargetDefaults):
         taps: tuple[int, ...] = (),
         newlines: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the decoder over embedded codes, whose numbers are `positions`; nodes that end a row with a newline.
+        """Run the decoder over embedded tokens, whose numbers are `positions`; nodes that end a row with a newline.
 
         Returns features, and the inputs of tapped layers side by side. The pass has `newlines`, at least as many as
         rows that end in it; those that follow no row are never read. None: as many as needed, which the host reads
@@ -243,7 +243,7 @@ class TransformersTarget(nn.Module, TargetDefaults):
         if raster.newlines == 0:
             return joined(*self._run(inputs, positions + cache.first, mask, Writes(cache, slots), taps))
         places = positions + positions // raster.columns + cache.first
-        is_end = ((positions + 1) % raster.columns == 0) & (positions < raster.codes - 1)
+        is_end = ((positions + 1) % raster.columns == 0) & (positions < raster.tokens - 1)
         behind = cache.newline_mask(mask, slots, is_end)
         own = behind.masked_fill(cache.is_own_newline(slots), -torch.inf)
         if newlines is None:
@@ -276,7 +276,7 @@ class TransformersTarget(nn.Module, TargetDefaults):
         taps: tuple[int, ...] = (),
         newlines: int | None = None,
     ) -> Scores:
-        """Score embedded codes, whose numbers are `positions`; `taps` are layers whose inputs are returned too.
+        """Score embedded tokens, whose numbers are `positions`; `taps` are layers whose inputs are returned too.
 
         `newlines` is the size of the pass (`_pass`).
         """
@@ -302,11 +302,11 @@ class TransformersTarget(nn.Module, TargetDefaults):
 def vocabulary_target(
     body: Any, words: Any, head: Any, tokens: Int[Tensor, " v"], *, family: str, raster: Raster
 ) -> TransformersTarget:
-    """Return the target of a decoder whose codes are `tokens` of its vocabulary."""
+    """Return the target of a decoder whose tokens are `tokens` of its vocabulary."""
     tokens = tokens.to(words.weight.device)
-    embedding = CodeEmbedding(words, tokens)
+    embedding = TokenEmbedding(words, tokens)
     return TransformersTarget(
-        body, words, embedding, CodeHead(head, tokens), codes=len(tokens), family=family, raster=raster
+        body, words, embedding, TokenHead(head, tokens), tokens=len(tokens), family=family, raster=raster
     )
 
 

@@ -1,4 +1,4 @@
-"""Relaxations: rules by which a draft may replace a code of the target, one file per published rule.
+"""Relaxations: rules by which a draft may replace a token of the target, one file per published rule.
 
 Imported by `verifiers`, `methods` and `models`.
 Imports `core` only.

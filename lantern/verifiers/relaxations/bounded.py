@@ -1,4 +1,4 @@
-"""Bounded relaxation: p moves toward q between neighbouring codes by at most delta, and is then verified exactly."""
+"""Bounded relaxation: p moves toward q between neighbouring tokens by at most delta, and is then verified exactly."""
 
 import math
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 
 @dataclass(frozen=True)
 class Requests:
-    """`codes` with the largest deficits, the mass that each lacks, and its neighbours."""
+    """`tokens` with the largest deficits, the mass that each lacks, and its neighbours."""
 
-    codes: Int[Tensor, "n w"]
+    tokens: Int[Tensor, "n w"]
     lacks: Float[Tensor, "n w"]
     near: Int[Tensor, "n wk"]
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Mass that the requesting codes received, mass that their neighbours gave, and moved mass times distance."""
+    """Mass that the requesting tokens received, mass that their neighbours gave, and moved mass times distance."""
 
     inflow: Float[Tensor, "n w"]
     outflow: Float[Tensor, "n wk"]
@@ -32,15 +32,15 @@ class Flow:
 
 @dataclass(frozen=True, eq=False)
 class Bounded(Neighbourhood, Relaxation):
-    """r = p + a flow of mass from codes with p > q to codes with q > p, computed before any child is tested.
+    """r = p + a flow of mass from tokens with p > q to tokens with q > p, computed before any child is tested.
 
-    Mass moves from y to x only if y is one of the k nearest codes of x. y gives at most p(y) - q(y). x takes at most
+    Mass moves from y to x only if y is one of the k nearest tokens of x. y gives at most p(y) - q(y). x takes at most
     q(x) - p(x), and r(x) is at most cap times p(x). A flow above delta is scaled down to delta. Hence r is a
     distribution, pointwise between p and q; TV(r, p) is the flow F <= delta; the acceptance probability of a single
-    draft, sum min(r, q), rises by exactly F; a code with p(x) = 0 is never sampled. k = 0 or delta = 0 is exact.
+    draft, sum min(r, q), rises by exactly F; a token with p(x) = 0 is never sampled. k = 0 or delta = 0 is exact.
 
     The flow is computed by `rounds` of proportional filling: x requests mass from its neighbours in proportion to what
-    they have left, y grants in proportion to the requests. Only the `width` codes with the largest deficit make
+    they have left, y grants in proportion to the requests. Only the `width` tokens with the largest deficit make
     requests; p and q alone determine them. The work is n width k; `width` = V is the dense form. At temperature 0 r is
     p; the greedy form there is LANTERN's (arXiv:2410.03355) with the budget min(delta, (cap - 1) p(x)).
     ValueError for a value out of range.
@@ -80,19 +80,19 @@ class Bounded(Neighbourhood, Relaxation):
         total = flow.inflow.sum(-1)
         scale = (self.delta / total.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1.0)
         kept = p.gather(1, requests.near) - flow.outflow * scale[:, None]
-        r = p.scatter(1, requests.near, kept).scatter_add_(1, requests.codes, flow.inflow * scale[:, None])
-        # log(exp(x)) is not x to the last bit: codes that did not change keep log p. Only neighbours and those that
+        r = p.scatter(1, requests.near, kept).scatter_add_(1, requests.tokens, flow.inflow * scale[:, None])
+        # log(exp(x)) is not x to the last bit: tokens that did not change keep log p. Only neighbours and those that
         # request can change.
-        codes = torch.cat([requests.near, requests.codes], 1)
-        own, before = r.gather(1, codes).clamp_(min=0.0), log_p.gather(1, codes)
-        log_r = log_p.scatter(1, codes, torch.where(own == p.gather(1, codes), before, logs(own)))
+        tokens = torch.cat([requests.near, requests.tokens], 1)
+        own, before = r.gather(1, tokens).clamp_(min=0.0), log_p.gather(1, tokens)
+        log_r = log_p.scatter(1, tokens, torch.where(own == p.gather(1, tokens), before, logs(own)))
         spent = (total * scale).clamp(max=self.delta)
         return Relaxed(log_r, spent, None if flow.travelled is None else flow.travelled * scale)
 
     def _fill(self, surplus: Float[Tensor, "n v"], requests: Requests) -> Flow:
         """Run the rounds of proportional filling."""
-        shape = (*requests.codes.shape, self.k)
-        away = None if self.distances is None else self.distances[requests.codes, : self.k].to(surplus.dtype)
+        shape = (*requests.tokens.shape, self.k)
+        away = None if self.distances is None else self.distances[requests.tokens, : self.k].to(surplus.dtype)
         lacks, travelled = requests.lacks, None if away is None else torch.zeros_like(surplus[:, 0])
         own = left = surplus.gather(1, requests.near)
         for _ in range(self.rounds):

@@ -23,7 +23,7 @@ class Cool(Relaxation):
     acceptance probability for one draft. Where omega_i <= 1 the published test rejects more often and its output still
     follows p: r is p.
 
-    Total variation has the closed form sum max(min(q, omega_i p) - p, 0). The codes that give mass and those that take
+    Total variation has the closed form sum max(min(q, omega_i p) - p, 0). The tokens that give mass and those that take
     it are independent of each other. Their root mean square distance, an upper bound of the mean distance, is reported
     as latent distance; None without `codebook`. ValueError for a value out of range.
     """

@@ -1,4 +1,4 @@
-"""Grouped speculative decoding: a draft is tested as a group of similar codes of similar probability."""
+"""Grouped speculative decoding: a draft is tested as a group of similar tokens of similar probability."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Grouped(Acceptance):
     """Accept x with probability min(1, sum p / sum q), sums over the group of x; a rejection leaves max(p - q, 0).
 
     So et al., "Grouped Speculative Decoding for Autoregressive Image Generation" (ICCV 2025). The group of x is x
-    and the group / 2 codes on each side of it in the order of p, without those whose p differs by `p_radius` or more
+    and the group / 2 tokens on each side of it in the order of p, without those whose p differs by `p_radius` or more
     or whose vector is `d_radius` or farther away. group = 0 is exact decoding. The output distribution has a closed
     form for one draft only; `RejectionVerifier` defines what is reported as total variation.
     ValueError for a value out of range.
@@ -29,7 +29,7 @@ class Grouped(Acceptance):
 
     def __post_init__(self) -> None:
         if not isinstance(self.group, int) or isinstance(self.group, bool) or self.group < 0 or self.group % 2:
-            raise ValueError(f"group is {self.group}, wanted an even number of codes, 0 (exact) or more")
+            raise ValueError(f"group is {self.group}, wanted an even number of tokens, 0 (exact) or more")
         for name, value in (("p_radius", self.p_radius), ("d_radius", self.d_radius)):
             if not math.isfinite(value) or value < 0:
                 raise ValueError(f"{name} is {value}, wanted a number from 0 on")
@@ -37,17 +37,17 @@ class Grouped(Acceptance):
     def judge(self, trial: Trial) -> Ruling:
         """Test x with the mass of its group."""
         order = trial.p.argsort(dim=1, descending=True, stable=True)
-        place = (order == trial.codes[:, None]).long().argmax(1, keepdim=True)
+        place = (order == trial.tokens[:, None]).long().argmax(1, keepdim=True)
         around = torch.arange(-(self.group // 2), self.group // 2 + 1, device=order.device)
         window = place + around
         near = order.gather(1, window.clamp(0, order.shape[1] - 1))
         own_p, p, q = trial.own_p[:, None], trial.p.gather(1, near), trial.q.gather(1, near)
-        away = (self.codebook[near] - self.codebook[trial.codes][:, None]).norm(dim=-1)
+        away = (self.codebook[near] - self.codebook[trial.tokens][:, None]).norm(dim=-1)
         is_alike = ((p - own_p).abs() < self.p_radius) & (away < self.d_radius)
         is_in = (window >= 0) & (window < order.shape[1]) & (is_alike | (around == 0))
-        tiny = torch.finfo(q.dtype).tiny  # for codes with q = 0, which are never tested
+        tiny = torch.finfo(q.dtype).tiny  # for tokens with q = 0, which are never tested
         sums = torch.where(is_in, p, 0.0).sum(1) / torch.where(is_in, q, 0.0).sum(1).clamp(min=tiny)
         # A group of one gives exact decoding's test, bit for bit.
         mass = torch.where(is_in.sum(1) == 1, own_p[:, 0], sums * trial.own_q)
         left = (trial.p - trial.q).clamp(min=0.0)
-        return Ruling(mass, left, neighbours.mean_distance(self.codebook, trial.codes, left))
+        return Ruling(mass, left, neighbours.mean_distance(self.codebook, trial.tokens, left))

@@ -12,11 +12,11 @@ from lantern.verifiers.relaxations.neighbours import ClaimingRule
 
 @dataclass(frozen=True, eq=False)
 class Lantern(ClaimingRule):
-    """Accept x with p(x) + the sum of p over the longest run of its k nearest codes that is <= delta.
+    """Accept x with p(x) + the sum of p over the longest run of its k nearest tokens that is <= delta.
 
     Jang et al., "LANTERN: Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding",
     arXiv:2410.03355. k = 0 or delta = 0 is exact decoding with residual "paper". delta bounds the mass that one
-    test moves, not the total variation of the resulting code.
+    test moves, not the total variation of the resulting token.
     ValueError for a value out of range.
     """
 
@@ -34,5 +34,5 @@ class Lantern(ClaimingRule):
             raise ValueError(f"delta is {self.delta}, wanted a probability from 0 to 1")
 
     def budget(self, own: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """Return delta, independent of the code's own probability."""
+        """Return delta, independent of the token's own probability."""
         return torch.full_like(own, self.delta)

@@ -11,11 +11,11 @@ from lantern.verifiers.relaxations.neighbours import ClaimingRule
 
 @dataclass(frozen=True, eq=False)
 class LanternPP(ClaimingRule):
-    """Accept x with p(x) + the sum of p over the longest run of its k nearest codes that is <= (lambda_ - 1) p(x).
+    """Accept x with p(x) + the sum of p over the longest run of its k nearest tokens that is <= (lambda_ - 1) p(x).
 
     Park et al., "LANTERN++: Enhancing Relaxed Speculative Decoding with Static Tree Drafting for Visual
     Auto-regressive Models", arXiv:2502.06352: a relaxed probability is at most lambda_ p(x), so that an
-    improbable code gains little. lambda_ = 1 is exact decoding with residual "paper".
+    improbable token gains little. lambda_ = 1 is exact decoding with residual "paper".
     ValueError for a value out of range.
     """
 
@@ -27,5 +27,5 @@ class LanternPP(ClaimingRule):
             raise ValueError(f"lambda_ is {self.lambda_}, wanted a factor from 1 (exact) to 1e6")
 
     def budget(self, own: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """Return (lambda_ - 1) times the code's own probability."""
+        """Return (lambda_ - 1) times the token's own probability."""
         return (self.lambda_ - 1) * own

@@ -1,6 +1,6 @@
-"""Proximity of codes: the proximity table, its distances, and the mass that a code claims from its neighbours.
+"""Proximity of tokens: the proximity table, its distances, and the mass that a token claims from its neighbours.
 
-LANTERN, arXiv:2410.03355: codes that are close in the codebook decode to similar patches, so a draft may claim the
+LANTERN, arXiv:2410.03355: tokens that are close in the codebook decode to similar patches, so a draft may claim the
 probability of its neighbours.
 """
 
@@ -21,19 +21,19 @@ TABLE_KEY = "neighbours"
 
 
 def proximity_table(codebook: Float[Tensor, "v d"], k: int) -> Int32[Tensor, "v k"]:
-    """Return the k nearest other codes of each code by L2 distance, nearest first, the lowest index among equals.
+    """Return the k nearest other tokens of each token by L2 distance, nearest first, the lowest index among equals.
 
-    The codebook must be in the form that the decoder uses: LlamaGen normalises codes at run time. ValueError unless k
+    The codebook must be in the form that the decoder uses: LlamaGen normalises tokens at run time. ValueError unless k
     is from 1 to min(V - 1, 1024).
     """
-    codes = len(codebook)
-    if not 1 <= k <= min(codes - 1, MAX_NEIGHBOURS):
-        raise ValueError(f"k is {k}, wanted from 1 to {min(codes - 1, MAX_NEIGHBOURS)} for {codes} codes")
-    table = torch.empty(codes, k, dtype=torch.int32, device=codebook.device)
+    tokens = len(codebook)
+    if not 1 <= k <= min(tokens - 1, MAX_NEIGHBOURS):
+        raise ValueError(f"k is {k}, wanted from 1 to {min(tokens - 1, MAX_NEIGHBOURS)} for {tokens} tokens")
+    table = torch.empty(tokens, k, dtype=torch.int32, device=codebook.device)
     wide = codebook.double()
-    for first in range(0, codes, BLOCK):
-        rows = torch.arange(first, min(first + BLOCK, codes), device=codebook.device)
-        # Without the matrix product equal codes have equal distances, bit for bit.
+    for first in range(0, tokens, BLOCK):
+        rows = torch.arange(first, min(first + BLOCK, tokens), device=codebook.device)
+        # Without the matrix product equal tokens have equal distances, bit for bit.
         distances = torch.cdist(wide[rows], wide, compute_mode="donot_use_mm_for_euclid_dist")
         distances[rows - first, rows] = torch.inf
         table[rows] = nearest(distances, k).int()
@@ -58,10 +58,10 @@ def nearest(distances: Float[Tensor, "n v"], k: int) -> Int[Tensor, "n k"]:
 
 
 def proximity_distances(codebook: Float[Tensor, "v d"], table: Int32[Tensor, "v k"]) -> Float[Tensor, "v k"]:
-    """Return the fp32 L2 distances from each code to its neighbours; ValueError for a table of another codebook."""
+    """Return the fp32 L2 distances from each token to its neighbours; ValueError for a table of another codebook."""
     if len(codebook) != len(table):
         raise ValueError(
-            f"the codebook has {len(codebook)} codes, the proximity table {len(table)}: use both from one model"
+            f"the codebook has {len(codebook)} tokens, the proximity table {len(table)}: use both from one model"
         )
     wide = codebook.double()
     blocks = []
@@ -72,11 +72,11 @@ def proximity_distances(codebook: Float[Tensor, "v d"], table: Int32[Tensor, "v 
 
 
 def mean_distance(
-    codebook: Float[Tensor, "v d"], codes: Int[Tensor, " b"], distribution: Float[Tensor, "b v"]
+    codebook: Float[Tensor, "v d"], tokens: Int[Tensor, " b"], distribution: Float[Tensor, "b v"]
 ) -> Float[Tensor, " b"]:
-    """Return the mean L2 distance from each code to codes of a distribution; 0 where the distribution is empty."""
+    """Return the mean L2 distance from each token to tokens of a distribution; 0 where the distribution is empty."""
     vectors = codebook.to(distribution.dtype)
-    distances = torch.cdist(vectors[codes], vectors, compute_mode="donot_use_mm_for_euclid_dist")
+    distances = torch.cdist(vectors[tokens], vectors, compute_mode="donot_use_mm_for_euclid_dist")
     return (distances * distribution).sum(-1) / distribution.sum(-1).clamp(min=torch.finfo(distribution.dtype).tiny)
 
 
@@ -100,7 +100,7 @@ def load_table(path: str | Path, vocab_size: int) -> Int32[Tensor, "v k"]:
         raise ValueError(f"{path}: {TABLE_KEY} is {got}, wanted int32 with {vocab_size} rows")
     own = torch.arange(vocab_size)[:, None]
     if not table.shape[1] or bool(((table < 0) | (table >= vocab_size) | (table == own)).any()):
-        raise ValueError(f"{path}: {TABLE_KEY} names codes outside the codebook, or a code as its own neighbour")
+        raise ValueError(f"{path}: {TABLE_KEY} names tokens outside the codebook, or a token as its own neighbour")
     return table
 
 
@@ -117,7 +117,7 @@ def longest_prefix(
 
 @dataclass(frozen=True)
 class Claim:
-    """Mass that codes claim from the nearest neighbours `is_taken`, at a mean distance of `reach`."""
+    """Mass that tokens claim from the nearest neighbours `is_taken`, at a mean distance of `reach`."""
 
     is_taken: Bool[Tensor, "*n k"]
     mass: Float[Tensor, "*n"]
@@ -126,7 +126,7 @@ class Claim:
 
 @dataclass(frozen=True, eq=False)
 class Neighbourhood(ABC):
-    """Claims from the k nearest codes: a code may claim the longest run of them whose mass is within its budget.
+    """Claims from the k nearest tokens: a token may claim the longest run of them whose mass is within its budget.
 
     `distances` come from `proximity_distances`; without them no latent distance is reported.
     """
@@ -137,15 +137,15 @@ class Neighbourhood(ABC):
 
     @abstractmethod
     def budget(self, own: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """Return the largest mass that codes of these probabilities may claim."""
+        """Return the largest mass that tokens of these probabilities may claim."""
 
-    def neighbours(self, codes: Int[Tensor, "*n"]) -> Int[Tensor, "*n k"]:
-        """Return the k nearest codes of each code."""
-        return self.table[codes, : self.k].long()
+    def neighbours(self, tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n k"]:
+        """Return the k nearest tokens of each token."""
+        return self.table[tokens, : self.k].long()
 
     def claim(
         self,
-        codes: Int[Tensor, "*n"],
+        tokens: Int[Tensor, "*n"],
         own: Float[Tensor, "*n"],
         near: Float[Tensor, "*n k"],
         spent: Float[Tensor, "*n"] | float = 0.0,
@@ -154,7 +154,7 @@ class Neighbourhood(ABC):
         is_taken, mass = longest_prefix(near, (self.budget(own) - spent).clamp(min=0.0))
         if self.distances is None:
             return Claim(is_taken, mass)
-        travelled = (near * is_taken * self.distances[codes, : self.k]).sum(-1)
+        travelled = (near * is_taken * self.distances[tokens, : self.k]).sum(-1)
         return Claim(is_taken, mass, travelled / mass.clamp(min=torch.finfo(mass.dtype).tiny))
 
     def check_neighbours(self, spare: int = 0) -> None:
@@ -170,7 +170,7 @@ class Neighbourhood(ABC):
 class ClaimingRule(Neighbourhood, Acceptance):
     """Acceptance by p(x) plus the claimed mass: LANTERN and LANTERN++ differ only in the budget.
 
-    `residual` selects the distribution after a rejection: "paper", or "released" for the authors' code. As published,
+    `residual` selects the distribution after a rejection: "paper", or "released" for the authors' token. As published,
     each test has a budget of its own. With `shared`, the siblings of a node share one: the total variation of the tests
     before is subtracted.
     """
@@ -180,13 +180,13 @@ class ClaimingRule(Neighbourhood, Acceptance):
 
     def judge(self, trial: Trial) -> Ruling:
         """Test x with its raised probability."""
-        near = self.neighbours(trial.codes)
+        near = self.neighbours(trial.tokens)
         spent = trial.spent if self.shared and trial.spent is not None else 0.0
-        claim = self.claim(trial.codes, trial.own_p, trial.p.gather(1, near), spent)
+        claim = self.claim(trial.tokens, trial.own_p, trial.p.gather(1, near), spent)
         if self.residual == "paper":
             left = residual_as_published(trial, near, claim)
         else:
-            left = residual_as_released(trial, self.table[trial.codes, : self.k + 1].long(), claim)
+            left = residual_as_released(trial, self.table[trial.tokens, : self.k + 1].long(), claim)
         return Ruling(trial.own_p + claim.mass, left, claim.reach)
 
     def check_residual(self) -> None:
@@ -197,23 +197,23 @@ class ClaimingRule(Neighbourhood, Acceptance):
 
 
 def residual_as_published(trial: Trial, near: Int[Tensor, "b k"], claim: Claim) -> Float[Tensor, "b v"]:
-    """Return max(p~ - q, 0), where p~ is p with the neighbourhood's mass moved onto the code."""
+    """Return max(p~ - q, 0), where p~ is p with the neighbourhood's mass moved onto the token."""
     kept = trial.p.gather(1, near).masked_fill_(claim.is_taken, 0.0)
     relaxed = trial.p.scatter(1, near, kept)
-    relaxed.scatter_add_(1, trial.codes[:, None], claim.mass[:, None])
+    relaxed.scatter_add_(1, trial.tokens[:, None], claim.mass[:, None])
     return relaxed.sub_(trial.q).clamp_(min=0.0)
 
 
 def residual_as_released(trial: Trial, around: Int[Tensor, "b k1"], claim: Claim) -> Float[Tensor, "b v"]:
-    """Return the residual of the released code for LlamaGen, which differs if a neighbour was within the budget.
+    """Return the residual of the released token for LlamaGen, which differs if a neighbour was within the budget.
 
-    All k + 1 nearest codes are affected, not only those within the budget: sampled drafts set q to zero there (and so
+    All k + 1 nearest tokens are affected, not only those within the budget: sampled drafts set q to zero there (and so
     keep all of p), point drafts set p to zero there. An empty residual becomes uniform.
     """
     affected = claim.is_taken.any(1, keepdim=True) & torch.ones_like(around, dtype=torch.bool)
     if trial.is_point:
         emptied = trial.p.scatter(1, around, trial.p.gather(1, around).masked_fill(affected, 0.0))
-        left = emptied.scatter(1, trial.codes[:, None], 0.0)
+        left = emptied.scatter(1, trial.tokens[:, None], 0.0)
     else:
         zeroed = trial.q.scatter(1, around, trial.q.gather(1, around).masked_fill(affected, 0.0))
         left = (trial.p - zeroed).clamp(min=0.0)
@@ -223,7 +223,7 @@ def residual_as_released(trial: Trial, around: Int[Tensor, "b k1"], claim: Claim
 def root_mean_square(
     codebook: Float[Tensor, "v d"], takers: Float[Tensor, "n v"], givers: Float[Tensor, "n v"]
 ) -> Float[Tensor, " n"]:
-    """Return the root mean square L2 distance of two codes sampled independently in proportion to these weights."""
+    """Return the root mean square L2 distance of two tokens sampled independently in proportion to these weights."""
     vectors = codebook.to(takers.dtype)
     tiny = torch.finfo(takers.dtype).tiny
     both = [weights / weights.sum(-1, keepdim=True).clamp(min=tiny) for weights in (takers, givers)]

@@ -1,4 +1,4 @@
-"""What a relaxation is: a distribution that replaces p, or a relaxed test of single codes."""
+"""What a relaxation is: a distribution that replaces p, or a relaxed test of single tokens."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,7 +11,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Relaxed:
-    """A distribution r that replaces p, with TV(r, p), and moved mass times L2 distance (None without code vectors)."""
+    """A distribution r that replaces p, with TV(r, p), and moved mass times L2 distance (None without codebook
+    vectors).
+    """
 
     log_r: Float[Tensor, "n v"]
     total_variation: Float[Tensor, " n"]
@@ -30,35 +32,35 @@ class Relaxation(ABC):
 
 @dataclass(frozen=True)
 class Trial:
-    """Codes under test, one per image: `p` is what rejections of earlier siblings left of the target's distribution.
+    """Tokens under test, one per image: `p` is what rejections of earlier siblings left of the target's distribution.
 
-    `q` is the distribution that the code was sampled from given its earlier siblings, one-hot for point drafts
+    `q` is the distribution that the token was sampled from given its earlier siblings, one-hot for point drafts
     (`is_point`). `spent` is the total variation of the tests of those siblings; None for the first.
     """
 
     p: Float[Tensor, "b v"]
     q: Float[Tensor, "b v"]
-    codes: Int[Tensor, " b"]
+    tokens: Int[Tensor, " b"]
     is_point: bool
     spent: Float[Tensor, " b"] | None = None
 
     @cached_property
     def own_p(self) -> Float[Tensor, " b"]:
-        """p of the codes."""
-        return self.p.gather(1, self.codes[:, None])[:, 0]
+        """p of the tokens."""
+        return self.p.gather(1, self.tokens[:, None])[:, 0]
 
     @cached_property
     def own_q(self) -> Float[Tensor, " b"]:
-        """q of the codes."""
-        return self.q.gather(1, self.codes[:, None])[:, 0]
+        """q of the tokens."""
+        return self.q.gather(1, self.tokens[:, None])[:, 0]
 
 
 @dataclass(frozen=True)
 class Ruling:
-    """The result of a trial: the code x is accepted with probability min(1, mass / q(x)).
+    """The result of a trial: the token x is accepted with probability min(1, mass / q(x)).
 
     `left` is the distribution, not normalised, that replaces p after a rejection. `reach` is the mean L2 distance from
-    x to the codes whose mass it claims, None without code vectors.
+    x to the tokens whose mass it claims, None without codebook vectors.
     """
 
     mass: Float[Tensor, " b"]

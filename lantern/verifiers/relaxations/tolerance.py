@@ -13,7 +13,7 @@ from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 
 @dataclass(frozen=True, eq=False)
 class Tolerance(Acceptance):
-    """Accept x if it is among `samples` independent samples of p; if no draft is, the first sample is the code.
+    """Accept x if it is among `samples` independent samples of p; if no draft is, the first sample is the token.
 
     The tolerance of VADUSA (speech decoding), in the form that its name suggests: the paper's own definition was not
     available. The samples are not made: x is among them with probability 1 - (1 - p(x))^samples, and samples without x
@@ -34,7 +34,7 @@ class Tolerance(Acceptance):
         """Test x against the samples, without making them."""
         own = trial.own_p
         chance = own if self.samples == 1 else -torch.expm1(self.samples * torch.log1p(-own.clamp(max=1.0)))
-        left = trial.p.scatter(1, trial.codes[:, None], 0.0)
+        left = trial.p.scatter(1, trial.tokens[:, None], 0.0)
         if self.codebook is None:
             return Ruling(chance, left)
-        return Ruling(chance, left, neighbours.mean_distance(self.codebook, trial.codes, left))
+        return Ruling(chance, left, neighbours.mean_distance(self.codebook, trial.tokens, left))

@@ -16,9 +16,9 @@ from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 class Typical(Acceptance):
     """Accept x if p(x) > min(epsilon, alpha exp(-H(p))), with H the entropy in nats; a rejection leaves p as it is.
 
-    Cai et al., "Medusa", arXiv:2401.10774, section 2.3. q is not read, so drafts are tested as point drafts. The code
-    after the last accepted one is sampled from p. epsilon = 1 and alpha large accept nothing but codes of probability 1
-    and are plain decoding. ValueError for a value out of range.
+    Cai et al., "Medusa", arXiv:2401.10774, section 2.3. q is not read, so drafts are tested as point drafts. The token
+    after the last accepted one is sampled from p. epsilon = 1 and alpha large accept nothing but tokens of probability
+    1 and are plain decoding. ValueError for a value out of range.
     """
 
     epsilon: float | int = 0.09
@@ -38,4 +38,4 @@ class Typical(Acceptance):
         mass = (trial.own_p > bar).to(trial.p.dtype)
         if self.codebook is None:
             return Ruling(mass, trial.p)
-        return Ruling(mass, trial.p, neighbours.mean_distance(self.codebook, trial.codes, trial.p))
+        return Ruling(mass, trial.p, neighbours.mean_distance(self.codebook, trial.tokens, trial.p))

@@ -1,4 +1,4 @@
-"""Verification skipping (VVS): the first codes of a step are committed as the drafter sampled them."""
+"""Verification skipping (VVS): the first tokens of a step are committed as the drafter sampled them."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from torch import Tensor
 from lantern.verifiers.relaxations import neighbours
 from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 
-MAX_SKIP = 32  # codes
+MAX_SKIP = 32  # tokens
 
 
 @dataclass(frozen=True, eq=False)
 class Vvs(Relaxation):
     """The drafter's distribution q above depth `skip`, the target's p below: r = q where depth < skip, else p.
 
-    Dong et al., "VVS", arXiv:2511.13587. A step without verification commits L codes of a draft path, and the next step
-    drafts behind them and verifies. Both are one pass here: its tree begins with a chain of L codes that are not
+    Dong et al., "VVS", arXiv:2511.13587. A step without verification commits L tokens of a draft path, and the next
+    step drafts behind them and verifies. Both are one pass here: its tree begins with a chain of L tokens that are not
     tested, and the tree behind them is. With `skip` 0 it is exact.
 
     The mass that q has in excess comes from that which p has in excess, independently of it. The root mean square
@@ -30,12 +30,12 @@ class Vvs(Relaxation):
 
     def __post_init__(self) -> None:
         if not 0 <= self.skip <= MAX_SKIP:
-            raise ValueError(f"skip is {self.skip}, wanted a number of codes from 0 (exact) to {MAX_SKIP}")
+            raise ValueError(f"skip is {self.skip}, wanted a number of tokens from 0 (exact) to {MAX_SKIP}")
 
     def relax(
         self, log_p: Float[Tensor, "n v"], log_q: Float[Tensor, "n v"], *, depths: Int[Tensor, " n"], levels: int
     ) -> Relaxed:
-        """Return r, its total variation (0 where codes are tested), and an upper bound of the latent distance."""
+        """Return r, its total variation (0 where tokens are tested), and an upper bound of the latent distance."""
         is_skipped = depths < self.skip
         change = (log_q.exp() - log_p.exp()).masked_fill(~is_skipped[:, None], 0.0)
         moved = change.abs().sum(-1) / 2

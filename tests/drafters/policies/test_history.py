@@ -1,4 +1,4 @@
-"""The map of acceptance: neighbours of codes, and updates by a step."""
+"""The map of acceptance: neighbours of tokens, and updates by a step."""
 
 import torch
 
@@ -6,11 +6,11 @@ from lantern.core.types import DraftTree, Step, TreeShape, Verdict
 from lantern.decoding.loop import NO_SCORES
 from lantern.drafters.policies.history import PRIOR, empty_map, neighbours, outcome, updated_map
 
-SIDE, CODES = 4, 16
+SIDE, TOKENS = 4, 16
 
 
 def chain_step(length: int, counts: int | None = None) -> Step:
-    """A chain of two drafted codes in one image, of which `length` were accepted."""
+    """A chain of two drafted tokens in one image, of which `length` were accepted."""
     shape = TreeShape(
         torch.tensor([[0, 0, 1]]),
         torch.tensor([[0, 0, 0]]),
@@ -25,9 +25,9 @@ def chain_step(length: int, counts: int | None = None) -> Step:
     return Step(1, torch.tensor([3]), kept, torch.zeros(1, 3, dtype=torch.long), NO_SCORES, tree, verdict)
 
 
-def test_neighbours_are_the_left_upper_and_upper_right_codes() -> None:
-    seen = torch.arange(CODES + 1.0)[None]
-    seen[0, CODES] = -1.0
+def test_neighbours_are_the_left_upper_and_upper_right_tokens() -> None:
+    seen = torch.arange(TOKENS + 1.0)[None]
+    seen[0, TOKENS] = -1.0
     known = torch.tensor([16])
 
     def of(place: int, known: torch.Tensor = known) -> list[float]:
@@ -36,24 +36,24 @@ def test_neighbours_are_the_left_upper_and_upper_right_codes() -> None:
     assert of(6) == [5, 2, 3]
     assert of(0) == [-1, -1, -1] and of(2) == [1, -1, -1]
     assert of(4) == [-1, 0, 1] and of(7) == [6, 3, -1]
-    assert of(10, torch.tensor([9])) == [8, 6, 7]  # codes from 9 on are unknown: the last known one is used
+    assert of(10, torch.tensor([9])) == [8, 6, 7]  # tokens from 9 on are unknown: the last known one is used
 
 
-def test_a_step_updates_only_tested_codes() -> None:
-    before = empty_map(1, CODES, torch.device("cpu"))
-    after = updated_map(before, chain_step(1), SIDE)  # codes 3 and 4: accepted, then rejected
+def test_a_step_updates_only_tested_tokens() -> None:
+    before = empty_map(1, TOKENS, torch.device("cpu"))
+    after = updated_map(before, chain_step(1), SIDE)  # tokens 3 and 4: accepted, then rejected
     assert after[0, 3] == 0.75 and after[0, 4] < 0.5
-    untouched = [i for i in range(CODES + 1) if i not in (3, 4)]
+    untouched = [i for i in range(TOKENS + 1) if i not in (3, 4)]
     assert (after[0, untouched] == PRIOR).all()
 
 
-def test_bonus_codes_behind_leaves_are_not_tested() -> None:
+def test_bonus_tokens_behind_leaves_are_not_tested() -> None:
     made = outcome(chain_step(2))
     assert made.is_tested.tolist() == [[True, True, False]] and made.is_taken.tolist() == [[True, True, False]]
-    after = updated_map(empty_map(1, CODES, torch.device("cpu")), chain_step(2), SIDE)
+    after = updated_map(empty_map(1, TOKENS, torch.device("cpu")), chain_step(2), SIDE)
     assert after[0, 3] == 0.75 and after[0, 4] > 0.5 and after[0, 5] == PRIOR
 
 
 def test_finished_images_are_not_updated() -> None:
-    before = empty_map(1, CODES, torch.device("cpu"))
+    before = empty_map(1, TOKENS, torch.device("cpu"))
     assert torch.equal(updated_map(before, chain_step(0, counts=0), SIDE), before)

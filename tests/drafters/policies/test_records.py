@@ -8,7 +8,7 @@ import torch
 from lantern.core.types import Generation
 from lantern.drafters.policies.policy import TRAITS
 from lantern.drafters.policies.records import Recorder, Records, load_records
-from tests.tiny_decoder import CONDITION, KEYS, plain_codes, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, plain_tokens, tiny_decoder
 
 
 def recorded(name: str, **options: object) -> tuple[Records, Generation]:
@@ -22,7 +22,7 @@ def recorded(name: str, **options: object) -> tuple[Records, Generation]:
 @pytest.mark.parametrize("name", ["eagle1", "eagle2", "c2t", "gumbel-jacobi"])
 def test_records_add_up_to_the_statistics_of_the_generation(name: str) -> None:
     records, made = recorded(name)
-    assert len(records) == int((made.passes - 1).sum())
+    assert len(records) == int((made.steps - 1).sum())
     for depth in range(1, made.accepted.shape[1] + 1):
         of_depth = records.depths == depth
         parents = {(s, int(records.parents[s, n])) for s, n in (records.is_tested & of_depth).nonzero().tolist()}
@@ -31,9 +31,9 @@ def test_records_add_up_to_the_statistics_of_the_generation(name: str) -> None:
     assert sorted(set(records.picture.tolist())) == [0, 1, 2]
 
 
-def test_recorded_traits_do_not_change_codes() -> None:
+def test_recorded_traits_do_not_change_tokens() -> None:
     records, made = recorded("eagle2")
-    assert torch.equal(made.codes, plain_codes())
+    assert torch.equal(made.tokens, plain_tokens())
     assert records.traits is not None and records.traits.shape == (len(records), 16, len(TRAITS))
     assert records.beams is not None and records.beams.shape == (len(records), 5, 8)
     is_node = records.parents >= 0

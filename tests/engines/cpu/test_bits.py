@@ -1,6 +1,6 @@
-"""Exactness in codes, bit by bit: each code is chosen from the very logits that plain decoding computes for it.
+"""Exactness in tokens, bit by bit: each token is chosen from the very logits that plain decoding computes for it.
 
-Equal codes alone would hide another rounding, which changes a code only where two are nearly equal.
+Equal tokens alone would hide another rounding, which changes a token only where two are nearly equal.
 """
 
 from functools import cache
@@ -19,7 +19,7 @@ from lantern.models.folder import Model, load_model
 from tests.golden.adapter import TOY_NEIGHBOURS, WINDOW, WINDOWS, has_compiler, toy_folder
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
-PROMISED = [name for name, method in METHODS.items() if method.promise == "codes"]
+PROMISED = [name for name, method in METHODS.items() if method.promise == "tokens"]
 OTHERS = [name for name in PROMISED if name not in ("plain", "auto")]
 PROMPTS, KEYS = ["a red apple", "two cats"], [(3, 0), (3, 1)]  # of other lengths, and shorter than the model's slots
 
@@ -31,7 +31,7 @@ def model(dtype: str) -> Model:
 
 @cache
 def chosen_from(dtype: str, name: str) -> list[Tensor]:
-    """Return for each image the logits of its codes `(codes, guidance rows, v)`."""
+    """Return for each image the logits of its tokens `(tokens, guidance rows, v)`."""
     settings: dict[str, Any] = {"window": WINDOW} if name in WINDOWS else {}
     settings |= {"k": TOY_NEIGHBOURS} if "k" in METHODS[name].settings else {}
     generator = Generator(model(dtype), METHODS[name].with_options(**settings), Sampling(guidance=3.0))
@@ -53,7 +53,7 @@ def chosen_from(dtype: str, name: str) -> list[Tensor]:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", OTHERS)
-def test_codes_are_chosen_from_the_logits_of_plain_decoding(name: str, dtype: str) -> None:
+def test_tokens_are_chosen_from_the_logits_of_plain_decoding(name: str, dtype: str) -> None:
     for mine, plain in zip(chosen_from(dtype, name), chosen_from(dtype, "plain"), strict=True):
         assert mine.shape == plain.shape
         assert torch.equal(mine, plain)

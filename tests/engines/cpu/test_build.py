@@ -76,8 +76,8 @@ def test_a_cached_library_is_loaded_without_a_compiler(cached: Path, no_compiler
 def test_processors_without_wide_vectors_score_the_same(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "x86_64" not in os.uname().machine:
         pytest.skip("builds for other x86-64 processors")
-    targets, codes = [target_in(torch.float32), target_in(torch.bfloat16)], [3, 1, 4, 15, 9, 2, 6]
-    here = [Passes(twin_of(target)).score(codes, TREE).logits for target in targets]
+    targets, tokens = [target_in(torch.float32), target_in(torch.bfloat16)], [3, 1, 4, 15, 9, 2, 6]
+    here = [Passes(twin_of(target)).score(tokens, TREE).logits for target in targets]
     x, integers = rows(23, 192), [weights(96, 192)[1]] if find_spec("torchao") else []
     products = [linear(x, packed, None, 96) for packed in integers]
     monkeypatch.setattr(compiling, "features", lambda: compiling.V3.features)
@@ -85,9 +85,9 @@ def test_processors_without_wide_vectors_score_the_same(cached: Path, monkeypatc
     building.library.cache_clear()
     for target, expected, tolerance in zip(targets, here, (1e-4, 0.1), strict=True):
         fused = twin_of(target)
-        found = Passes(fused).score(codes, TREE).logits
+        found = Passes(fused).score(tokens, TREE).logits
         assert torch.allclose(found, expected, atol=tolerance)
-        alone = by_single_passes(fused, [codes[node] for node in PATH])
+        alone = by_single_passes(fused, [tokens[node] for node in PATH])
         assert all(torch.equal(found[:, node], alone[step]) for step, node in enumerate(PATH))
     for packed, product in zip(integers, products, strict=True):
         assert torch.equal(linear(x, packed, None, 96), product)  # integers add up to the same everywhere

@@ -1,4 +1,4 @@
-"""Fused passes over 8-bit weights: equal to dequantized weights, with the same bits whatever is scored with a code."""
+"""Fused passes over 8-bit weights: equal to dequantized weights, with the same bits whatever is scored with a token."""
 
 import copy
 import shutil
@@ -17,7 +17,7 @@ from lantern.engines.cpu.kernels import linear
 from lantern.engines.prepared import quantized
 from lantern.models.llamagen.transformer import Transformer
 from tests.engines.cpu.bytewise import rows, weights
-from tests.engines.cpu.test_target import CODES, TREE, Passes, check_bits, target_in, twin_of
+from tests.engines.cpu.test_target import TOKENS, TREE, Passes, check_bits, target_in, twin_of
 from tests.engines.cpu.test_tiles import HAS_UNITS
 from tests.tiny import tiny_eagle
 
@@ -83,8 +83,8 @@ def test_vector_lanes_and_amx_give_the_same_bits(tmp_path: Path, monkeypatch: py
 def test_passes_equal_dequantized_weights(dim: int, dtype: torch.dtype) -> None:
     target = quantized(target_in(dtype, dim=dim), "int8")
     assert isinstance(target, Transformer)
-    expected, found = (Passes(t).score(CODES, TREE).logits for t in (full(target), twin_of(target)))
-    unrounded = Passes(target_in(dtype, dim=dim)).score(CODES, TREE).logits
+    expected, found = (Passes(t).score(TOKENS, TREE).logits for t in (full(target), twin_of(target)))
+    unrounded = Passes(target_in(dtype, dim=dim)).score(TOKENS, TREE).logits
     # rounding of weights changes logits, the way of multiplying does not
     assert float((found - expected).abs().mean()) < 0.1 * float((unrounded - expected).abs().mean())
 

@@ -1,4 +1,4 @@
-"""Sampling in C++: the codes that torch samples from the same logits and noise, in the same order."""
+"""Sampling in C++: the tokens that torch samples from the same logits and noise, in the same order."""
 
 import shutil
 from typing import Any
@@ -45,7 +45,7 @@ def by_torch(sampling: Sampling, noise: Any, given: Tensor, purpose: int = Purpo
 
 @pytest.mark.parametrize("sampling", DISTRIBUTIONS, ids=str)
 @pytest.mark.parametrize("purpose", [Purpose.TARGET, Purpose.DRAFT])
-def test_best_codes_equal_torch(sampling: Sampling, purpose: int) -> None:
+def test_best_tokens_equal_torch(sampling: Sampling, purpose: int) -> None:
     given, best = logits(sampling), sampler_of(sampling, NOISE)
     assert best is not None
     expected = by_torch(sampling, NOISE, given, purpose)
@@ -103,4 +103,4 @@ def test_trees_do_not_depend_on_the_sampler(name: str, sampling: Sampling, monke
     assert (name == "eagle1") == any(widths)  # of children: dynamic trees read log-probabilities
     monkeypatch.setattr(parts.target, "sampler", lambda *_: None)
     expected = parts.generate(CONDITION, keys=KEYS)
-    assert torch.equal(found.codes, expected.codes) and torch.equal(found.passes, expected.passes)
+    assert torch.equal(found.tokens, expected.tokens) and torch.equal(found.steps, expected.steps)

@@ -1,4 +1,4 @@
-"""Fused steps in C++: codes and statistics equal those of the loops."""
+"""Fused steps in C++: tokens and statistics equal those of the loops."""
 
 import copy
 import shutil
@@ -54,14 +54,14 @@ def by_the_loop(parts: Decoder, monkeypatch: pytest.MonkeyPatch, **watching: Any
 @pytest.mark.parametrize("options", [None, *WINDOWS], ids=str)
 @pytest.mark.parametrize("sampling", DISTRIBUTIONS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fused_steps_give_codes_and_statistics_of_the_loop(
+def test_fused_steps_give_tokens_and_statistics_of_the_loop(
     options: dict[str, Any] | None, sampling: Sampling, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = parts_of(tiny_target(**SHAPE).to(dtype), sampling, options)
     expected = by_the_loop(parts, monkeypatch)
     monkeypatch.setattr(parts.target, "forward", None)  # no pass except those of fused steps
     found = parts.generate(CONDITION, keys=KEYS)
-    for name in ("codes", "passes", "accepted", "reached", "relaxed", "total_variation", "is_finite"):
+    for name in ("tokens", "steps", "accepted", "reached", "relaxed", "total_variation", "is_finite"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     assert (found.total_variation_max is None) == (expected.total_variation_max is None)
 
@@ -77,14 +77,16 @@ def test_callbacks_see_the_steps_of_the_loop(options: dict[str, Any] | None, mon
 
     expected = by_the_loop(parts, monkeypatch, callback=lambda step: watch(seen[0], step), keep_history=True)
     found = parts.generate(CONDITION, keys=KEYS, callback=lambda step: watch(seen[1], step), keep_history=True)
-    assert torch.equal(found.codes, expected.codes) and len(found.history) == len(expected.history)
+    assert torch.equal(found.tokens, expected.tokens) and len(found.history) == len(expected.history)
     for (a, logits), (b, same), c in zip(*seen, found.history, strict=True):
         assert a.index == b.index == c.index and torch.equal(a.start, b.start) and torch.equal(a.counts, b.counts)
         for image, count in enumerate(a.counts.tolist()):
             if count == 0:
                 continue  # a finished picture idles
             assert torch.equal(logits[image], same[image])
-            assert a.codes[image, :count].tolist() == b.codes[image, :count].tolist() == c.codes[image, :count].tolist()
+            assert (
+                a.tokens[image, :count].tolist() == b.tokens[image, :count].tolist() == c.tokens[image, :count].tolist()
+            )
             if a.verdict is not None and b.verdict is not None and a.tree is not None and b.tree is not None:
                 assert torch.equal(a.tree.tokens[image], b.tree.tokens[image])
                 assert torch.equal(a.verdict.length[image], b.verdict.length[image])
@@ -94,12 +96,12 @@ def test_callbacks_see_the_steps_of_the_loop(options: dict[str, Any] | None, mon
 
 
 @pytest.mark.parametrize("watching", [{}, {"keep_history": True}], ids=str)
-def test_a_window_that_commits_too_few_codes_is_given_up(watching: dict[str, Any]) -> None:
+def test_a_window_that_commits_too_few_tokens_is_given_up(watching: dict[str, Any]) -> None:
     sampling, target = Sampling(guidance=1.0), tiny_target(**SHAPE)  # random weights: drafts are seldom right
     kept, given_up = (parts_of(target, sampling, {"window": 4, "least": least}) for least in (1.0, 3.0))
     mine, its = (parts.generate(CONDITION, keys=KEYS, **watching) for parts in (given_up, kept))
-    assert torch.equal(mine.codes, its.codes)
-    assert (mine.passes >= its.passes).all() and (mine.passes > its.passes).any()
+    assert torch.equal(mine.tokens, its.tokens)
+    assert (mine.steps >= its.steps).all() and (mine.steps > its.steps).any()
     tested = mine.reached[:, 0]
     assert int(tested.max()) == TRIAL < int(its.reached[:, 0].min())
 
@@ -116,7 +118,7 @@ def test_wrong_drafts_change_the_statistics(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(FusedRounds, "__call__", wrong)
     found = parts.generate(CONDITION, keys=KEYS)
-    assert torch.equal(found.codes, expected.codes) and not torch.equal(found.passes, expected.passes)
+    assert torch.equal(found.tokens, expected.tokens) and not torch.equal(found.steps, expected.steps)
 
 
 @pytest.mark.parametrize("options", [None, {"window": 5}], ids=str)
@@ -124,18 +126,18 @@ def test_lowest_index_wins_ties(options: dict[str, Any] | None, monkeypatch: pyt
     target = tiny_target(**SHAPE)
     target.output.weight.data[16:] = target.output.weight.data[:16]
     parts = parts_of(target, Sampling(guidance=3.0, temperature=0.0), options)
-    found = parts.generate(CONDITION, keys=KEYS).codes
-    assert torch.equal(found, by_the_loop(parts, monkeypatch).codes) and found.max() < 16
+    found = parts.generate(CONDITION, keys=KEYS).tokens
+    assert torch.equal(found, by_the_loop(parts, monkeypatch).tokens) and found.max() < 16
 
 
 @pytest.mark.parametrize("options", [None, {"window": 5}], ids=str)
 def test_nan_logits_are_reported_per_picture(options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target(**SHAPE | {"vocab_size": 256})
-    codes = [
+    tokens = [
         set(row[:-1].tolist())
-        for row in parts_of(target, DISTRIBUTIONS[0], options).generate(CONDITION, keys=KEYS).codes
+        for row in parts_of(target, DISTRIBUTIONS[0], options).generate(CONDITION, keys=KEYS).tokens
     ]
-    only = next(iter(codes[2] - codes[0] - codes[1]))
+    only = next(iter(tokens[2] - tokens[0] - tokens[1]))
     target.tok_embeddings.weight.data[only] = torch.nan
     parts = parts_of(target, DISTRIBUTIONS[0], options)
     found = parts.generate(CONDITION, keys=KEYS).is_finite
@@ -166,11 +168,11 @@ def test_all_decoders_use_the_fast_uniforms(method: str, monkeypatch: pytest.Mon
     assert sum(requested) == len(KEYS)
 
 
-def test_picture_of_one_code_needs_no_step() -> None:
+def test_picture_of_one_token_needs_no_step() -> None:
     for options in (None, {"window": 5}):
         parts = parts_of(tiny_target(**SHAPE | {"block_size": 1}), DISTRIBUTIONS[0], options)
         made = parts.generate(CONDITION, keys=KEYS, callback=lambda step: None)
-        assert made.codes.shape == (3, 1) and made.passes.tolist() == [1, 1, 1]
+        assert made.tokens.shape == (3, 1) and made.steps.tolist() == [1, 1, 1]
 
 
 def test_steps_are_timed_by_phase() -> None:

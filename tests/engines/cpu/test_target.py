@@ -1,4 +1,4 @@
-"""Fused passes: the same numbers as eager ones, and the same bits whatever is scored with a code."""
+"""Fused passes: the same numbers as eager ones, and the same bits whatever is scored with a token."""
 
 import copy
 import gc
@@ -24,16 +24,16 @@ from lantern.generation.layer_watch import watched_layers
 from lantern.methods import METHODS
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_eagle, tiny_target
-from tests.tiny_decoder import CONDITION, KEYS, plain_codes, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, plain_tokens, tiny_decoder
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed: extra eval or dev")
 EXACT = [name for name, method in METHODS.items() if method.is_identical]
-KNOWN = 11  # codes that are committed before the passes below
+KNOWN = 11  # tokens that are committed before the passes below
 TREE = (-1, 0, 0, 1, 3, 2, 4)  # parents; node 6's path is 0, 1, 3, 4, 6
 PATH = (0, 1, 3, 4, 6)
-CODES = [3, 1, 4, 15, 9, 2, 6]
+TOKENS = [3, 1, 4, 15, 9, 2, 6]
 
 
 def target_in(dtype: torch.dtype, seed: int = 0, **changes: Any) -> Transformer:
@@ -46,21 +46,23 @@ def twin_of(target: Transformer) -> Target:
 
 
 class Passes:
-    """A cache in which KNOWN codes are committed, and passes over nodes that follow them."""
+    """A cache in which KNOWN tokens are committed, and passes over nodes that follow them."""
 
     def __init__(self, target: Target, images: int = 1, stage: int = 24, seed: int = 3) -> None:
         config = target.config
         self.target, self.images = target, images
         size = {"layers": config.n_layer, "heads": config.n_head, "head_dim": config.head_dim}
-        rows = {"images": images, "rows": 2, "prefix": 1, "codes": config.block_size, "stage": stage}
+        rows = {"images": images, "rows": 2, "prefix": 1, "tokens": config.block_size, "stage": stage}
         self.cache = StaticCache(**size, **rows, dtype=torch.float32, device="cpu")
         generator = torch.Generator().manual_seed(seed)
         held = torch.randn(2 * config.n_layer, 2, config.n_head, 1 + KNOWN, config.head_dim, generator=generator)
         self.cache.buffer[:, :, :, : 1 + KNOWN] = held.repeat(1, images, 1, 1, 1)  # every image has the same
 
-    def score(self, codes: list[int], parents: tuple[int, ...], *, first: int | None = None, known: int = KNOWN) -> Any:
-        """Scores nodes behind `known` codes; keys and values go to slots from `first` on, by default the stage."""
-        config, cache, count = self.target.config, self.cache, len(codes)
+    def score(
+        self, tokens: list[int], parents: tuple[int, ...], *, first: int | None = None, known: int = KNOWN
+    ) -> Any:
+        """Scores nodes behind `known` tokens; keys and values go to slots from `first` on, by default the stage."""
+        config, cache, count = self.target.config, self.cache, len(tokens)
         first = cache.first_stage_slot if first is None else first
         depths = [0] * count
         mask = torch.full((2 * self.images, count, cache.slots), -torch.inf)
@@ -72,26 +74,27 @@ class Passes:
                 mask[:, node] = mask[:, parent]
             mask[:, node, first + node] = 0.0
         rows = 2 * self.images
-        inputs = self.target.tok_embeddings(torch.tensor([codes])).expand(rows, -1, -1)
+        inputs = self.target.tok_embeddings(torch.tensor([tokens])).expand(rows, -1, -1)
         positions = (torch.tensor(depths) + known + config.cls_token_num).expand(rows, -1)
         slots = (torch.arange(count) + first).expand(rows, -1)
         with torch.no_grad():
             return self.target(inputs, positions, mask, cache=cache, slots=slots, taps=(0, 1))
 
 
-def by_single_passes(target: Target, codes: list[int]) -> list[Tensor]:
-    """The logits of codes that are fed one by one, each committed before the next."""
+def by_single_passes(target: Target, tokens: list[int]) -> list[Tensor]:
+    """The logits of tokens that are fed one by one, each committed before the next."""
     passes = Passes(target)
     return [
-        passes.score([code], (-1,), first=1 + KNOWN + i, known=KNOWN + i).logits[:, 0] for i, code in enumerate(codes)
+        passes.score([token], (-1,), first=1 + KNOWN + i, known=KNOWN + i).logits[:, 0]
+        for i, token in enumerate(tokens)
     ]
 
 
 def check_bits(target: Target) -> None:
     """The logits of a path are the same bits fed one by one, in a tree, and in a batch."""
-    alone = by_single_passes(target, [CODES[node] for node in PATH])
+    alone = by_single_passes(target, [TOKENS[node] for node in PATH])
     for images in (1, 3):
-        tree = Passes(target, images).score(CODES, TREE).logits
+        tree = Passes(target, images).score(TOKENS, TREE).logits
         for step, node in enumerate(PATH):
             for row in range(2 * images):
                 assert torch.equal(tree[row, node], alone[step][row % 2])
@@ -101,7 +104,7 @@ def check_bits(target: Target) -> None:
 def test_fused_pass_equals_eager_pass(changes: dict[str, Any]) -> None:
     target = target_in(torch.float32, **changes)
     eager, fused = Passes(target), Passes(twin_of(target))
-    expected, found = eager.score(CODES, TREE), fused.score(CODES, TREE)
+    expected, found = eager.score(TOKENS, TREE), fused.score(TOKENS, TREE)
     assert expected.fused is not None and found.fused is not None
     for a, b in ((expected.logits, found.logits), (expected.features, found.features), (expected.fused, found.fused)):
         assert torch.allclose(a, b, atol=2e-5 * float(a.abs().max()))
@@ -112,8 +115,8 @@ def test_fused_pass_equals_eager_pass(changes: dict[str, Any]) -> None:
 def test_fused_bf16_is_as_accurate_as_eager_bf16(dim: int) -> None:
     target = target_in(torch.float32, dim=dim)
     wide = copy.deepcopy(target.bfloat16()).float()
-    expected = Passes(wide).score(CODES, TREE).logits
-    eager, fused = (Passes(t).score(CODES, TREE).logits for t in (target, twin_of(target)))
+    expected = Passes(wide).score(TOKENS, TREE).logits
+    eager, fused = (Passes(t).score(TOKENS, TREE).logits for t in (target, twin_of(target)))
     assert (fused - expected).abs().mean() <= 1.2 * (eager - expected).abs().mean()
 
 
@@ -125,7 +128,7 @@ def test_logits_are_the_same_bits_alone_in_a_tree_and_in_a_batch(dtype: torch.dt
 
 def test_eager_logits_differ_so_the_comparison_can_fail() -> None:
     target = target_in(torch.float32, dim=256)
-    alone, tree = by_single_passes(target, [CODES[node] for node in PATH]), Passes(target).score(CODES, TREE).logits
+    alone, tree = by_single_passes(target, [TOKENS[node] for node in PATH]), Passes(target).score(TOKENS, TREE).logits
     assert any(not torch.equal(tree[:, node], alone[step]) for step, node in enumerate(PATH))
 
 
@@ -133,14 +136,14 @@ def test_eager_logits_differ_so_the_comparison_can_fail() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bits_do_not_depend_on_nodes_and_threads(nodes: int, dtype: torch.dtype) -> None:
     target = twin_of(target_in(dtype))
-    codes = [(7 * i + 3) % 32 for i in range(nodes)]
+    tokens = [(7 * i + 3) % 32 for i in range(nodes)]
     chain = tuple(range(-1, nodes - 1))
-    alone, threads = by_single_passes(target, codes), torch.get_num_threads()
+    alone, threads = by_single_passes(target, tokens), torch.get_num_threads()
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
             for _ in range(6):  # the first use one thread, to measure its time
-                found = Passes(target).score(codes, chain).logits
+                found = Passes(target).score(tokens, chain).logits
                 assert all(torch.equal(found[:, i], alone[i]) for i in range(nodes))
     finally:
         torch.set_num_threads(threads)
@@ -149,34 +152,34 @@ def test_bits_do_not_depend_on_nodes_and_threads(nodes: int, dtype: torch.dtype)
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("weights", ["full", pytest.param("int8", marks=needs_torchao)])
-def test_exact_methods_give_the_codes_of_plain_decoding(weights: Weights, dtype: torch.dtype, name: str) -> None:
+def test_exact_methods_give_the_tokens_of_plain_decoding(weights: Weights, dtype: torch.dtype, name: str) -> None:
     how: dict[str, Any] = {"sampling": Sampling(guidance=7.5), "engine": CpuEngine(weights=weights)}
     target = target_in(dtype)
     plain = tiny_decoder("plain", target, **how)
     assert isinstance(plain.target, CpuTarget)
     assert plain.target.module is (target if weights == "full" else quantized(target, "int8"))
-    expected = plain.generate(CONDITION, keys=KEYS).codes
+    expected = plain.generate(CONDITION, keys=KEYS).tokens
     parts = tiny_decoder(name, target, **how)
-    assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
-    assert torch.equal(parts.generate(CONDITION, keys=KEYS[:1] * 3).codes[:1], expected[:1])
+    assert torch.equal(parts.generate(CONDITION, keys=KEYS).tokens, expected)
+    assert torch.equal(parts.generate(CONDITION, keys=KEYS[:1] * 3).tokens[:1], expected[:1])
 
 
-def test_fused_passes_are_reproducible_over_any_number_of_codes() -> None:
+def test_fused_passes_are_reproducible_over_any_number_of_tokens() -> None:
     target = target_in(torch.bfloat16)
     engine = CpuEngine()
     plain = tiny_decoder("plain", target, engine=engine)
     wide = tiny_decoder("gumbel-jacobi", target, engine=engine, window=40)
     assert wide.drafter is not None and wide.drafter.max_nodes == 40
-    assert torch.equal(plain.generate(CONDITION, keys=KEYS).codes, wide.generate(CONDITION, keys=KEYS).codes)
+    assert torch.equal(plain.generate(CONDITION, keys=KEYS).tokens, wide.generate(CONDITION, keys=KEYS).tokens)
 
 
-def test_the_engine_does_not_change_the_target_or_the_codes() -> None:
+def test_the_engine_does_not_change_the_target_or_the_tokens() -> None:
     target, sampling = target_in(torch.float32), Sampling(guidance=3.0)
-    expected = plain_codes(target, sampling)
+    expected = plain_tokens(target, sampling)
     before = dict(vars(target))
     made = build_decoder("plain", target, sampling=sampling, engine=CpuEngine())
     assert made.target is not target
-    assert torch.equal(made.generate(CONDITION, keys=KEYS).codes, expected)
+    assert torch.equal(made.generate(CONDITION, keys=KEYS).tokens, expected)
     assert vars(target) == before and build_decoder("plain", target, sampling=sampling).target is target
 
 
@@ -196,14 +199,14 @@ def test_changed_weights_are_packed_again(name: str) -> None:
     module = tiny_eagle(target)
     parts = build_decoder(name, target, drafter_module=module, **how)
     parts.generate(CONDITION, keys=KEYS)
-    expected = build_decoder("plain", other, **how).generate(CONDITION, keys=KEYS).codes
+    expected = build_decoder("plain", other, **how).generate(CONDITION, keys=KEYS).tokens
     target.load_state_dict(other.state_dict())
-    assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
+    assert torch.equal(parts.generate(CONDITION, keys=KEYS).tokens, expected)
     # as a pipeline is moved to another dtype between two calls
-    expected = build_decoder("plain", copy.deepcopy(other).bfloat16(), **how).generate(CONDITION, keys=KEYS).codes
+    expected = build_decoder("plain", copy.deepcopy(other).bfloat16(), **how).generate(CONDITION, keys=KEYS).tokens
     target.bfloat16()
     module.bfloat16()
-    made = build_decoder(name, target, drafter_module=module, **how).generate(CONDITION, keys=KEYS).codes
+    made = build_decoder(name, target, drafter_module=module, **how).generate(CONDITION, keys=KEYS).tokens
     assert torch.equal(made, expected)
 
 
@@ -229,7 +232,7 @@ def test_filters_beyond_32_bits_change_nothing() -> None:
     most = 2**32 + 1  # more than C++ holds in these numbers
     for wide, usual in ((Sampling(top_k=most), Sampling()), (Sampling(guidance_interval=most), Sampling())):
         made, expected = (
-            build_decoder("plain", target, sampling=distribution, engine=engine).generate(CONDITION, keys=KEYS).codes
+            build_decoder("plain", target, sampling=distribution, engine=engine).generate(CONDITION, keys=KEYS).tokens
             for distribution in (wide, usual)
         )
         assert torch.equal(made, expected)

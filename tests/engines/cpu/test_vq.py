@@ -109,8 +109,8 @@ def test_bits_depend_neither_on_threads_nor_on_the_batch(monkeypatch: pytest.Mon
 def test_pictures_of_the_embedded_model_are_those_of_torch() -> None:
     model = load_model(ASSETS, parts=("vq",), engine="cpu")
     assert model.vq is not None
-    codes = torch.randint(model.vq.config.codebook_size, (4, 256), generator=torch.Generator().manual_seed(0))
-    check(model.pictures(codes), to_uint8(model.vq.decode(codes)))
+    tokens = torch.randint(model.vq.config.codebook_size, (4, 256), generator=torch.Generator().manual_seed(0))
+    check(model.pictures(tokens), to_uint8(model.vq.decode(tokens)))
 
 
 @pytest.mark.usefixtures("with_amx")
@@ -120,16 +120,16 @@ def test_pictures_of_a_tokenizer_with_four_resolutions_are_those_of_torch() -> N
         codebook_size=64, encoder_ch_mult=(1, 1, 2, 2), decoder_ch_mult=(1, 1, 2, 2), z_channels=32, ch=32
     )
     vq = initialised(VQVAE(config))
-    codes = torch.randint(64, (2, 49), generator=torch.Generator().manual_seed(1))
-    check(to_uint8(packed_vq(vq).decode(codes)), to_uint8(vq.decode(codes)))
+    tokens = torch.randint(64, (2, 49), generator=torch.Generator().manual_seed(1))
+    check(to_uint8(packed_vq(vq).decode(tokens)), to_uint8(vq.decode(tokens)))
 
 
 @pytest.mark.slow
 @torch.no_grad()
 def test_pictures_of_vq16_at_256_pixels_are_those_of_torch() -> None:
     vq = initialised(VQVAE(VQConfig.named("VQ-16")))
-    codes = torch.randint(16384, (1, 256), generator=torch.Generator().manual_seed(1))
-    check(to_uint8(packed_vq(vq).decode(codes)), to_uint8(vq.decode(codes)))
+    tokens = torch.randint(16384, (1, 256), generator=torch.Generator().manual_seed(1))
+    check(to_uint8(packed_vq(vq).decode(tokens)), to_uint8(vq.decode(tokens)))
 
 
 def check(made: Tensor, expected: Tensor) -> None:

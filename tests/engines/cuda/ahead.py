@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 from lantern.engines.cuda import fused
 
 META = torch.device("meta")
-DIM, HIDDEN, HEADS, CODES, LINES, SLOTS = 1280, 3456, 20, 16384, 2, 1056  # of LlamaGen-XL at 512 pixels
+DIM, HIDDEN, HEADS, TOKENS, LINES, SLOTS = 1280, 3456, 20, 16384, 2, 1056  # of LlamaGen-XL at 512 pixels
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"}
 
 
@@ -75,8 +75,8 @@ def launches(nodes: int, pdl: bool) -> list[tuple[str, Any, dict[str, Any], dict
         name = "down"
         fused.single(hidden, empty(DIM, HIDDEN), x, squares, live=nodes, **how)
         name = "head"
-        logits = empty(LINES * nodes, CODES, dtype=torch.float32)
-        fused.single(x, empty(CODES, DIM), logits, None, live=nodes, **how)
+        logits = empty(LINES * nodes, TOKENS, dtype=torch.float32)
+        fused.single(x, empty(TOKENS, DIM), logits, None, live=nodes, **how)
     finally:
         JITFunction.run = kept  # type: ignore[method-assign]
     return found

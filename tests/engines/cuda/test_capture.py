@@ -42,7 +42,7 @@ class UpToCapture(GraphRounds):
         raise Reached
 
 
-def code_of(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+def token_of(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
     """Return what Triton compiles anew for: constants, types, and whether an address is a multiple of 16 bytes."""
     parameters = inspect.signature(function).parameters
     given = dict(zip(parameters, args, strict=False)) | kwargs
@@ -76,7 +76,7 @@ def decode_up_to_capture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     UpToCapture.launched, run = set(), interpreter.InterpretedFunction.run
 
     def launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        UpToCapture.launched.add(code_of(self.fn, args, kwargs))
+        UpToCapture.launched.add(token_of(self.fn, args, kwargs))
         return run(self, *args, grid=grid, warmup=warmup, **kwargs)
 
     monkeypatch.setattr(interpreter.InterpretedFunction, "run", launch)

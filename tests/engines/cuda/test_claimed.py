@@ -43,15 +43,15 @@ def decoder_of(name: str, *, is_claimed: bool, engine: Engine = EAGER) -> Decode
     return build_decoder(method, target, engine=engine, **given, **tables)
 
 
-def codes_of(decoder: Decoder, seed: int) -> Tensor:
-    return decoder.generate(CONDITION, keys=[(seed, 0), (seed, 7)]).codes
+def tokens_of(decoder: Decoder, seed: int) -> Tensor:
+    return decoder.generate(CONDITION, keys=[(seed, 0), (seed, 7)]).tokens
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else [pytest.mark.slow]) for n in METHODS])
 def test_a_generation_has_all_tensors_on_the_device(name: str) -> None:
-    expected = codes_of(decoder_of(name, is_claimed=False), 9)
+    expected = tokens_of(decoder_of(name, is_claimed=False), 9)
     with claimed_cuda():
-        made = codes_of(decoder_of(name, is_claimed=True), 9)
+        made = tokens_of(decoder_of(name, is_claimed=True), 9)
     assert torch.equal(held(made), expected)
 
 
@@ -73,11 +73,11 @@ def watching(device: ClaimedDevice) -> Any:
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else [pytest.mark.slow]) for n in CAPTURED])
 def test_a_captured_round_waits_for_nothing_and_copies_nothing_from_the_host(name: str) -> None:
     plain = decoder_of(name, is_claimed=False)
-    expected = [codes_of(plain, seed) for seed in SEEDS]
+    expected = [tokens_of(plain, seed) for seed in SEEDS]
     with claimed_cuda() as device:
         watched = watching(device)
         decoder = decoder_of(name, is_claimed=True, engine=RehearsedEngine(rounds=watched))
-        made = [codes_of(decoder, seed) for seed in SEEDS]
+        made = [tokens_of(decoder, seed) for seed in SEEDS]
     assert watched.waits == []
     assert all(torch.equal(held(a), b) for a, b in zip(made, expected, strict=True))
 
@@ -88,23 +88,23 @@ def test_a_captured_round_with_newlines_waits_for_nothing(method: str) -> None:
 
     tokens = torch.tensor([[[0, 1, 9, 4], [0, 0, 1, 4]]])
     condition = Condition(tokens=tokens, mask=tokens > 0)
-    expected = others.decoder_of(method, others.target_of("emu3"), EAGER).generate(condition, keys=[(3, 0)]).codes
+    expected = others.decoder_of(method, others.target_of("emu3"), EAGER).generate(condition, keys=[(3, 0)]).tokens
     with claimed_cuda() as device:
         target, watched = claim_module(others.target_of("emu3")), watching(device)
         made = others.decoder_of(method, target, others.Torch(taken=watched)).generate(condition, keys=[(3, 0)])
-        assert torch.equal(held(made.codes), expected) and watched.waits == []
+        assert torch.equal(held(made.tokens), expected) and watched.waits == []
         with pytest.raises(AssertionError, match="read a value on the host"):
             others.decoder_of(method, target, RehearsedEngine(rounds=watched)).generate(condition, keys=[(3, 0)])
 
 
-def test_a_picture_of_the_embedded_model_has_the_codes_of_the_cpu() -> None:
+def test_a_picture_of_the_embedded_model_has_the_tokens_of_the_cpu() -> None:
     request = Request("a red apple", seed=1)
     how: dict[str, Any] = {"method": "gumbel-jacobi"}
     expected = next(iter(generate(load_model("lantern-emoji", device="cpu", engine="eager"), [request], **how)))
     with claimed_cuda():
         model = load_model("lantern-emoji", device=torch.device("cuda"), dtype="fp32", engine="eager")
         made = next(iter(generate(model, [request], **how)))
-    assert torch.equal(held(made.codes), expected.codes)
+    assert torch.equal(held(made.tokens), expected.tokens)
     assert made.pixels is not None and expected.pixels is not None
     assert torch.equal(held(made.pixels), expected.pixels)
 
@@ -147,11 +147,11 @@ def test_kernels_get_tensors_of_the_device_only(name: str, monkeypatch: pytest.M
         calls.append(all(isinstance(x, Claimed) for x in tensors))
         return run(self, *held(args), **held(kwargs))
 
-    def codes(is_claimed: bool) -> Tensor:
+    def tokens(is_claimed: bool) -> Tensor:
         if name == "llama":
             llama = test_llama.target_in(torch.float32)
             made = test_llama.decoder_of("plain", claim_module(llama) if is_claimed else llama, Sampling(guidance=3.0))
-            return made.generate(test_llama.CONDITION, keys=test_llama.KEYS).codes
+            return made.generate(test_llama.CONDITION, keys=test_llama.KEYS).tokens
         target = test_target.target_in(torch.float32)
         drafter = None if name == "plain" else tiny_eagle(target)
         for part in (target, drafter) if is_claimed else ():
@@ -159,17 +159,17 @@ def test_kernels_get_tensors_of_the_device_only(name: str, monkeypatch: pytest.M
         method = METHODS[name].with_options(**test_target.SMALL.get(name, {}))
         given: dict[str, Any] = {"sampling": Sampling(guidance=3.0, top_k=10), "engine": GraphEngine(rows=16)}
         decoder = build_decoder(method, target, drafter_module=drafter, **given)
-        return decoder.generate(test_target.CONDITION, keys=test_target.KEYS).codes
+        return decoder.generate(test_target.CONDITION, keys=test_target.KEYS).tokens
 
     prepared = module.KernelTarget.__init__
     monkeypatch.setattr(module.KernelTarget, "__init__", lambda self, target, rows: prepared(self, target, rows, 4))
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
     monkeypatch.setattr(trial, "trial_of", lambda prepared: trial.Trial(keeps_bits=True))
     monkeypatch.setattr(module, "is_quantized", lambda weight: False)  # other subclasses of Tensor are
-    expected = codes(is_claimed=False)
+    expected = tokens(is_claimed=False)
     calls.clear()
     with claimed_cuda():
-        made = codes(is_claimed=True)
+        made = tokens(is_claimed=True)
     assert torch.equal(held(made), expected)
     assert calls and all(calls)
 
@@ -187,6 +187,6 @@ def test_models_of_transformers_have_all_tensors_on_the_device(name: str, tmp_pa
         model = load_model(folder, device=torch.device("cuda"), dtype="fp32", engine="eager", size=size)
         made = list(generate(model, released.PROMPTS, **how))
     for own, other in zip(made, expected, strict=True):
-        assert torch.equal(held(own.codes), other.codes)
+        assert torch.equal(held(own.tokens), other.tokens)
         if own.pixels is not None and other.pixels is not None:
             assert torch.equal(held(own.pixels), other.pixels)

@@ -1,4 +1,4 @@
-"""The engine `graph` on a GPU: codes in bf16, graphs that are kept, and no wait of the host within a step."""
+"""The engine `graph` on a GPU: tokens in bf16, graphs that are kept, and no wait of the host within a step."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,12 +17,12 @@ from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 
 pytestmark = pytest.mark.gpu
-CODES = 144  # more than two blocks of positions
+TOKENS = 144  # more than two blocks of positions
 CONDITION = tiny_condition((4, 1, 6))
 
 
 def target_in(dtype: torch.dtype) -> Transformer:
-    return tiny_target(block_size=CODES, dim=128, n_head=2, n_layer=4, vocab_size=512).to("cuda", dtype)
+    return tiny_target(block_size=TOKENS, dim=128, n_head=2, n_layer=4, vocab_size=512).to("cuda", dtype)
 
 
 def decoder_of(name: str, target: Transformer, guidance: float = 3.0, weights: Weights = "full") -> Decoder:
@@ -34,19 +34,19 @@ def decoder_of(name: str, target: Transformer, guidance: float = 3.0, weights: W
 @pytest.mark.parametrize("images", [1, 3])
 @pytest.mark.parametrize("guidance", [1.0, 3.0, 7.5])
 @pytest.mark.parametrize("name", ["gumbel-jacobi", "eagle1", "sjd-pac"])
-def test_bf16_codes_are_those_of_plain_decoding(name: str, guidance: float, images: int) -> None:
+def test_bf16_tokens_are_those_of_plain_decoding(name: str, guidance: float, images: int) -> None:
     target, condition = target_in(torch.bfloat16), CONDITION.select(list(range(images)))
     plain, decoder = decoder_of("plain", target, guidance), decoder_of(name, target, guidance)
-    assert decoder.promise(images) == "codes"
+    assert decoder.promise(images) == "tokens"
     for seed in range(8):
         keys = [(seed, image) for image in range(images)]
         expected, made = plain.generate(condition, keys=keys), decoder.generate(condition, keys=keys)
-        assert torch.equal(made.codes, expected.codes)
+        assert torch.equal(made.tokens, expected.tokens)
 
 
 @pytest.mark.parametrize("weights", ["full", "int8"])
 @pytest.mark.parametrize("name", ["plain", "eagle1"])
-def test_a_graph_is_captured_once_and_gives_the_codes_of_its_rounds(
+def test_a_graph_is_captured_once_and_gives_the_tokens_of_its_rounds(
     name: str, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = decoder_of(name, target_in(torch.bfloat16), weights=weights)
@@ -56,7 +56,7 @@ def test_a_graph_is_captured_once_and_gives_the_codes_of_its_rounds(
             patch.setattr(GraphEngine, "drive", lambda _, states: TorchRounds(states))
             expected = decoder.generate(CONDITION, keys=keys)
         made = decoder.generate(CONDITION, keys=keys, is_timed=True)
-        assert torch.equal(made.codes, expected.codes)
+        assert torch.equal(made.tokens, expected.tokens)
         assert ("capture" in made.seconds) == (seed == 0) and "replay" in made.seconds
 
 
@@ -68,33 +68,33 @@ def sync_allowed() -> Iterator[None]:
 
 def test_plain_steps_do_not_wait_for_the_device(sync_allowed: None) -> None:
     decoder, keys = decoder_of("plain", target_in(torch.bfloat16)), [(1, image) for image in range(3)]
-    expected = decoder.generate(CONDITION, keys=keys).codes
+    expected = decoder.generate(CONDITION, keys=keys).tokens
 
     def watch(step: Step) -> None:
-        torch.cuda.set_sync_debug_mode("error" if 0 < step.index < CODES - 1 else "default")
+        torch.cuda.set_sync_debug_mode("error" if 0 < step.index < TOKENS - 1 else "default")
 
-    assert torch.equal(decoder.generate(CONDITION, keys=keys, callback=watch).codes, expected)
+    assert torch.equal(decoder.generate(CONDITION, keys=keys, callback=watch).tokens, expected)
 
 
-def test_codes_are_those_of_torch_in_fp32() -> None:
+def test_tokens_are_those_of_torch_in_fp32() -> None:
     target, condition = target_in(torch.float32), CONDITION
     eager = build_decoder("plain", target, sampling=Sampling(guidance=3.0, top_k=200))
     keys = [(2, image) for image in range(3)]
     assert torch.equal(
-        decoder_of("plain", target).generate(condition, keys=keys).codes, eager.generate(condition, keys=keys).codes
+        decoder_of("plain", target).generate(condition, keys=keys).tokens, eager.generate(condition, keys=keys).tokens
     )
 
 
 @pytest.mark.parametrize("name", ["gumbel-jacobi", "sjd-pac"])
-def test_bf16_codes_of_llamas_layers_are_those_of_plain_decoding(name: str) -> None:
+def test_bf16_tokens_of_llamas_layers_are_those_of_plain_decoding(name: str) -> None:
     from tests.engines.cuda.test_llama import target_in as llama_in
 
     target, tokens = llama_in(torch.bfloat16, layers=4, side=11), torch.randint(5, 32, (2, 2, 30))
     condition = Condition(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool)).to("cuda")
     how: dict[str, Any] = {"sampling": Sampling(guidance=3.0), "engine": GraphEngine()}
     plain, decoder = (build_decoder(METHODS[each], target, **how) for each in ("plain", name))
-    assert decoder.promise(2) == "codes"
+    assert decoder.promise(2) == "tokens"
     for seed in range(8):
         keys = [(seed, image) for image in range(2)]
         expected, made = plain.generate(condition, keys=keys), decoder.generate(condition, keys=keys)
-        assert torch.equal(made.codes, expected.codes)
+        assert torch.equal(made.tokens, expected.tokens)

@@ -78,9 +78,9 @@ def test_split_rotation_of_grouped_queries_is_that_of_transformers() -> None:
 
 
 class Scene:
-    """Images with committed codes, a tree staged behind them, and the mask of `TreeMask`, for blocks of 16."""
+    """Images with committed tokens, a tree staged behind them, and the mask of `TreeMask`, for blocks of 16."""
 
-    block, conditioning, prefix, codes, heads, width = 16, 3, 2, 49, 2, 12
+    block, conditioning, prefix, tokens, heads, width = 16, 3, 2, 49, 2, 12
     group, scores = 1, (1.25, -0.5)  # queries per head of keys and values, and the mask's numbers at the prompt
 
     def __init__(self, parents: list[int], committed: list[int], *, dtype: torch.dtype, guided: int = 2) -> None:
@@ -89,13 +89,13 @@ class Scene:
         for i in range(1, self.nodes):
             depths[i] = depths[parents[i]] + 1
             seen[i] |= seen[parents[i]]
-        slots = self.prefix + self.codes + self.nodes
-        known, first = torch.tensor(committed), self.prefix + self.codes
-        places = (known[:, None] + torch.tensor(depths)).clamp(max=self.codes - 1)
+        slots = self.prefix + self.tokens + self.nodes
+        known, first = torch.tensor(committed), self.prefix + self.tokens
+        places = (known[:, None] + torch.tensor(depths)).clamp(max=self.tokens - 1)
         self.positions = (places + self.conditioning).repeat_interleave(guided, 0).to(DEVICE)
         mask = torch.full((self.images, self.nodes, slots), -torch.inf)
         mask[..., : self.prefix] = torch.tensor(self.scores)
-        mask[..., self.prefix : first].masked_fill_((torch.arange(self.codes) < known[:, None])[:, None], 0.0)
+        mask[..., self.prefix : first].masked_fill_((torch.arange(self.tokens) < known[:, None])[:, None], 0.0)
         mask[..., first:].masked_fill_(seen, 0.0)
         self.mask = mask.repeat_interleave(guided, 0).to(DEVICE, dtype)
         self.slots = torch.arange(first, slots, device=DEVICE)
@@ -107,7 +107,7 @@ class Scene:
 
     def plan(self, rows: int) -> kernels.Plan:
         sizes = {"images": self.images, "guided": self.guided, "rows": rows}
-        plan = kernels.Plan(**sizes, codes=self.codes, device=DEVICE, block=self.block)
+        plan = kernels.Plan(**sizes, tokens=self.tokens, device=DEVICE, block=self.block)
         plan.update(self.positions, self.mask, self.slots, conditioning=self.conditioning, prefix=self.prefix)
         return plan
 
@@ -139,7 +139,7 @@ PARENTS = [0, 0, 0, 1, 1, 3, 5, 2]
 @pytest.mark.parametrize("committed", [[0], [15], [16], [13, 40], [47, 2]])
 def test_plan_lists_keys_by_position(committed: list[int]) -> None:
     scene = Scene(PARENTS, committed, dtype=torch.float32)
-    plan, first = scene.plan(16), scene.prefix + scene.codes
+    plan, first = scene.plan(16), scene.prefix + scene.tokens
     assert plan.tail == 2 and plan.full.tolist() == [known // 16 for known in committed]
     for image, known in enumerate(committed):
         for row in range(scene.nodes):
@@ -148,8 +148,8 @@ def test_plan_lists_keys_by_position(committed: list[int]) -> None:
                 path.insert(0, PARENTS[path[0]])
             place = int(scene.positions[image * 2, row]) - scene.conditioning
             assert plan.places[image, row] == place
-            if known + len(path) > scene.codes:
-                continue  # past the end of the picture: no code depends on this row
+            if known + len(path) > scene.tokens:
+                continue  # past the end of the picture: no token depends on this row
             start = known // 16 * 16
             expected = [scene.prefix + p for p in range(start, known)] + [first + node for node in path]
             assert plan.table[image, row].tolist() == expected + [-1] * (32 - len(expected))
@@ -176,7 +176,7 @@ def test_bits_of_a_node_do_not_depend_on_where_its_ancestors_are(dtype: torch.dt
     rows, lines = 16, 1
     chain = Scene([0, 0, 1, 2, 3, 4, 5, 6], [12], dtype=dtype, guided=1)
     alone = Scene([0], [19], dtype=dtype, guided=1)
-    first, own = chain.prefix + chain.codes, alone.prefix + alone.codes
+    first, own = chain.prefix + chain.tokens, alone.prefix + alone.tokens
     alone.cache[:, :, :, : chain.prefix + 12] = chain.cache[:, :, :, : chain.prefix + 12]
     alone.cache[:, :, :, chain.prefix + 12 : chain.prefix + 19] = chain.cache[:, :, :, first : first + 7]
     alone.cache[:, :, :, own] = chain.cache[:, :, :, first + 7]
@@ -208,7 +208,7 @@ def test_the_bits_of_attention_do_not_depend_on_the_padding_of_prompts() -> None
     made, rows, lengths = [], 16, [21, 3]
     for padding in (0, 7, 40):  # two blocks of prompts, two, and four
         scene = Prompted(PARENTS, [29], lengths, 21 + padding, dtype=torch.bfloat16)
-        full = random(2, 2, scene.heads, 21 + scene.codes + scene.nodes, scene.width, dtype=torch.bfloat16, seed=3)
+        full = random(2, 2, scene.heads, 21 + scene.tokens + scene.nodes, scene.width, dtype=torch.bfloat16, seed=3)
         scene.cache[:, :, :, padding:] = full
         qkv = random(2 * rows, 2 * scene.heads * 2 * scene.width, dtype=torch.bfloat16, seed=4)
         made.append(scene.attention(qkv, rows)[:, : scene.nodes])
@@ -236,7 +236,7 @@ def test_linear8_multiplies_and_scales(dtype: torch.dtype, count: int, inputs: i
     assert torch.allclose(out.float(), expected, atol=10 * CLOSE[dtype], rtol=3 * CLOSE[dtype])
 
 
-@pytest.mark.parametrize("codes", [24, 70])
+@pytest.mark.parametrize("tokens", [24, 70])
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -247,11 +247,11 @@ def test_linear8_multiplies_and_scales(dtype: torch.dtype, count: int, inputs: i
         Sampling(guidance=2.0, temperature=0.0, top_k=5),
     ],
 )
-def test_samples_are_those_of_log_p_plus_noise(sampling: Sampling, codes: int) -> None:
+def test_samples_are_those_of_log_p_plus_noise(sampling: Sampling, tokens: int) -> None:
     # tied scores, and zeros of both signs
-    logits = (random(2, sampling.rows, 2, codes) * 4).round() / 2
+    logits = (random(2, sampling.rows, 2, tokens) * 4).round() / 2
     places = torch.tensor([[0, 6], [5, 20]], device=DEVICE)
-    noise = Noise([(3, 0), (3, 1)], positions=16, vocab_size=codes, device=DEVICE, is_silent=sampling.is_greedy)
+    noise = Noise([(3, 0), (3, 1)], positions=16, vocab_size=tokens, device=DEVICE, is_silent=sampling.is_greedy)
     scores = sampling.scores(logits, places) + noise.gumbel(places)
     how = {"guidance": sampling.guidance, "temperature": sampling.temperature, "top_k": sampling.top_k}
     table = noise.gumbel_table()

@@ -13,8 +13,8 @@ from lantern.decoding.cache import StaticCache
 from lantern.engines.engine import EAGER
 from lantern.generation.decoder import Decoder, build_decoder
 from lantern.methods import METHODS
-from lantern.models.transformers.janus import JanusCodes
-from lantern.models.transformers.target import CodeEmbedding, CodeHead, TransformersTarget
+from lantern.models.transformers.janus import JanusTokens
+from lantern.models.transformers.target import TokenEmbedding, TokenHead, TransformersTarget
 from tests import tiny_transformers as tiny
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -26,7 +26,7 @@ from tests.engines.cuda.test_target import DEVICE, Scored
 
 short_blocks = test_target.short_blocks
 slot_order = test_target.slot_order
-CODES, KEYS = 9, [(9, 0)]
+TOKENS, KEYS = 9, [(9, 0)]
 # prompts of 6 and 3 tokens
 PROMPT = torch.tensor([[[1, 12, 9, 10, 7, 4], [0, 0, 0, 1, 2, 4]]])
 CONDITION = Condition(tokens=PROMPT, mask=PROMPT > 0)
@@ -39,18 +39,18 @@ SMALL: dict[str, dict[str, Any]] = {
 def target_in(
     dtype: torch.dtype, *, layers: int = 1, kept: int = 1, side: int = 3, has_tokens: bool = False
 ) -> TransformersTarget:
-    """Janus around a Llama with two heads, `kept` of keys and values; with `has_tokens` codes are among its tokens."""
+    """Janus around a Llama with two heads, `kept` of keys and values; with `has_tokens` tokens are among its tokens."""
     from transformers import LlamaConfig, LlamaModel
 
     sizes: dict[str, Any] = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers}
     heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": kept}
     body = tiny.randomise(LlamaModel(LlamaConfig(**sizes, **heads, max_position_embeddings=160)))
     inner, words = tiny.tiny_janus().model, body.embed_tokens
-    embedding, head = JanusCodes(inner.generation_embeddings, inner.generation_aligner), inner.generation_head
+    embedding, head = JanusTokens(inner.generation_embeddings, inner.generation_aligner), inner.generation_head
     if has_tokens:
         tokens = torch.arange(31, 11, -1)
-        embedding, head = CodeEmbedding(words, tokens), CodeHead(tiny.randomise(torch.nn.Linear(32, 32)), tokens)
-    how: dict[str, Any] = {"codes": 20 if has_tokens else 40, "family": "janus", "raster": Raster(side, side)}
+        embedding, head = TokenEmbedding(words, tokens), TokenHead(tiny.randomise(torch.nn.Linear(32, 32)), tokens)
+    how: dict[str, Any] = {"tokens": 20 if has_tokens else 40, "family": "janus", "raster": Raster(side, side)}
     return TransformersTarget(body, words, embedding, head, **how).to(DEVICE, dtype)
 
 
@@ -70,15 +70,15 @@ def test_a_pass_gives_logits_features_and_tapped_layers(kept: int) -> None:
             "rows": 2,
             "heads": kept,
             "head_dim": 16,
-            "codes": 9,
+            "tokens": 9,
             "stage": 3,
         }
         cache = StaticCache(**size, prefix=6, dtype=torch.float32, device=DEVICE)
         cache.buffer.normal_(generator=torch.Generator(DEVICE).manual_seed(1))
         cache.first.copy_(torch.tensor([[6], [3]]))
-        mask = torch.full((2, 3, 6 + CODES + 3), -torch.inf, device=DEVICE)
+        mask = torch.full((2, 3, 6 + TOKENS + 3), -torch.inf, device=DEVICE)
         mask[0, :, :6] = mask[1, :, 3:6] = 0.0
-        mask[..., 6:11] = mask[..., 15] = 0.0  # five committed codes, and node 0, which the others follow
+        mask[..., 6:11] = mask[..., 15] = 0.0  # five committed tokens, and node 0, which the others follow
         mask[:, 1, 16] = mask[:, 2, 17] = 0.0
         positions = torch.tensor([[5, 6, 6]] * 2, device=DEVICE)
         slots = torch.arange(15, 18, device=DEVICE).expand(2, -1)
@@ -89,39 +89,39 @@ def test_a_pass_gives_logits_features_and_tapped_layers(kept: int) -> None:
         assert torch.allclose(getattr(made[0], name), getattr(made[1], name), atol=1e-4, rtol=1e-4), name
 
 
-def test_codes_are_those_of_the_eager_engine_in_fp32() -> None:
+def test_tokens_are_those_of_the_eager_engine_in_fp32() -> None:
     target, sampling = target_in(torch.float32), Sampling(guidance=3.0, top_k=20)
     eager, graph = (decoder_of("plain", target, sampling, engine) for engine in (EAGER, None))
-    assert isinstance(graph.target, LlamaTarget) and graph.promise(1) == "codes"
+    assert isinstance(graph.target, LlamaTarget) and graph.promise(1) == "tokens"
     assert "not on a GPU" in (GraphEngine().remark(target) or "")
-    forced = torch.full((1, CODES), -1)
+    forced = torch.full((1, TOKENS), -1)
     forced[:, :4] = torch.tensor([7, 30, 2, 11])  # read by torch, in one pass
     for given in (None, forced):
-        expected = eager.generate(CONDITION, keys=KEYS, forced=given).codes
-        assert torch.equal(graph.generate(CONDITION, keys=KEYS, forced=given).codes, expected)
+        expected = eager.generate(CONDITION, keys=KEYS, forced=given).tokens
+        assert torch.equal(graph.generate(CONDITION, keys=KEYS, forced=given).tokens, expected)
 
 
 @pytest.mark.parametrize("name", ["zipar", "pjd"])
-def test_passes_that_do_not_see_all_earlier_codes_run_through_torch(name: str) -> None:
+def test_passes_that_do_not_see_all_earlier_tokens_run_through_torch(name: str) -> None:
     target, sampling = target_in(torch.float32), Sampling(guidance=1.0)
     eager, graph = (decoder_of(name, target, sampling, engine) for engine in (EAGER, None))
-    expected = eager.generate(CONDITION, keys=KEYS).codes
-    assert torch.equal(graph.generate(CONDITION, keys=KEYS).codes, expected)
+    expected = eager.generate(CONDITION, keys=KEYS).tokens
+    assert torch.equal(graph.generate(CONDITION, keys=KEYS).tokens, expected)
 
 
 @cache
 def decoded(name: str) -> tuple[Tensor, dict[int, Tensor]]:
-    """Codes in bf16, and the logits that they were sampled from."""
+    """Tokens in bf16, and the logits that they were sampled from."""
     scored, decoder = Scored(), decoder_of(name, target_in(torch.bfloat16), Sampling(guidance=1.0))
-    assert decoder.promise(1) == "codes"
-    return decoder.generate(CONDITION, keys=KEYS, callback=scored).codes, scored.logits
+    assert decoder.promise(1) == "tokens"
+    return decoder.generate(CONDITION, keys=KEYS, callback=scored).tokens, scored.logits
 
 
 def other_logits(name: str) -> int:
-    """Return how many codes were sampled from other logits than by plain decoding."""
+    """Return how many tokens were sampled from other logits than by plain decoding."""
     (expected, logits), (made, others) = decoded("plain"), decoded(name)
-    assert logits.keys() == others.keys() == set(range(1, CODES))
-    found = sum(not torch.equal(logits[code], others[code]) for code in logits)
+    assert logits.keys() == others.keys() == set(range(1, TOKENS))
+    found = sum(not torch.equal(logits[token], others[token]) for token in logits)
     assert found or torch.equal(made, expected)
     return found
 
@@ -138,10 +138,10 @@ def test_images_of_a_batch_have_prompts_of_their_own() -> None:
     target, sampling = target_in(torch.bfloat16), Sampling(guidance=3.0)
     plain, drafted = (decoder_of(name, target, sampling) for name in ("plain", "gumbel-jacobi"))
     expected, made = (decoder.generate(condition, keys=keys) for decoder in (plain, drafted))
-    assert torch.equal(made.codes, expected.codes) and not torch.equal(made.codes[0], made.codes[1])
-    assert made.passes.tolist() != expected.passes.tolist()
-    full = build_decoder("plain", target_in(torch.float32), sampling=sampling).generate(condition, keys=keys).codes
-    in_fp32 = decoder_of("plain", target_in(torch.float32), sampling).generate(condition, keys=keys).codes
+    assert torch.equal(made.tokens, expected.tokens) and not torch.equal(made.tokens[0], made.tokens[1])
+    assert made.steps.tolist() != expected.steps.tolist()
+    full = build_decoder("plain", target_in(torch.float32), sampling=sampling).generate(condition, keys=keys).tokens
+    in_fp32 = decoder_of("plain", target_in(torch.float32), sampling).generate(condition, keys=keys).tokens
     assert torch.equal(in_fp32, full)
 
 
@@ -184,17 +184,17 @@ def test_the_bits_of_a_prompt_do_not_depend_on_the_others() -> None:
             assert torch.equal(mine[0], its[row])
 
 
-def test_inputs_are_read_from_a_table_of_all_codes() -> None:
+def test_inputs_are_read_from_a_table_of_all_tokens() -> None:
     target = target_in(torch.float32)
-    prepared, codes = LlamaTarget(target, 16), torch.tensor([[3, 39], [0, 7]])
+    prepared, tokens = LlamaTarget(target, 16), torch.tensor([[3, 39], [0, 7]])
     with torch.no_grad():
-        assert torch.allclose(prepared.tok_embeddings(codes), target.tok_embeddings(codes), atol=1e-6)
+        assert torch.allclose(prepared.tok_embeddings(tokens), target.tok_embeddings(tokens), atol=1e-6)
         target.tok_embeddings.aligner.fc1.bias.add_(1.0)
         prepared.refresh()
-        assert torch.allclose(prepared.tok_embeddings(codes), target.tok_embeddings(codes), atol=1e-6)
+        assert torch.allclose(prepared.tok_embeddings(tokens), target.tok_embeddings(tokens), atol=1e-6)
 
 
-def test_codes_that_are_tokens_need_no_table() -> None:
+def test_tokens_that_are_tokens_need_no_table() -> None:
     target = target_in(torch.float32, has_tokens=True)
     assert LlamaTarget(target, 16).tok_embeddings is target.tok_embeddings
 
@@ -210,7 +210,7 @@ def test_a_sequence_longer_than_the_positions_is_refused() -> None:
     ("family", "reason"),
     [
         ("janus", None),
-        ("emu3", "newline tokens behind rows of codes"),
+        ("emu3", "newline tokens behind rows of tokens"),
         ("chameleon", "norms of queries and keys"),
         ("liquid", "activation gelu_pytorch_tanh"),
         ("simplear", "biases in layers"),

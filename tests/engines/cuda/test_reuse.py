@@ -35,20 +35,20 @@ def decoder_of(name: str, target: Transformer, *, is_graphed: bool = True) -> De
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.slow]) for name in CAPTURED]
 )
-def test_a_replayed_round_gives_the_codes_of_other_prompts_and_seeds(name: str) -> None:
+def test_a_replayed_round_gives_the_tokens_of_other_prompts_and_seeds(name: str) -> None:
     target = tiny_target()
     eager, graphed = decoder_of(name, target, is_graphed=False), decoder_of(name, target)
     for number, (words, seed) in enumerate((((4, 2), 9), ((3, 5), 4))):
         condition = tiny_condition(words, seed=number)
         keys = [(seed, 0), (seed, 7)]
         expected, made = eager.generate(condition, keys=keys), graphed.generate(condition, keys=keys)
-        assert torch.equal(made.codes, expected.codes) and torch.equal(made.passes, expected.passes)
+        assert torch.equal(made.tokens, expected.tokens) and torch.equal(made.steps, expected.steps)
         assert torch.equal(made.accepted, expected.accepted)
         assert torch.allclose(made.total_variation, expected.total_variation)
     assert Rehearsed.captured == 1 and Rehearsed.replayed > 1
 
 
-def test_another_batch_is_captured_anew_and_codes_given_are_replayed() -> None:
+def test_another_batch_is_captured_anew_and_tokens_given_are_replayed() -> None:
     target, condition = tiny_target(), tiny_condition((4, 2))
     eager, graphed = decoder_of("eagle1", target, is_graphed=False), decoder_of("eagle1", target)
     given = torch.full((2, 16), -1)
@@ -56,7 +56,7 @@ def test_another_batch_is_captured_anew_and_codes_given_are_replayed() -> None:
     for images, forced in ((2, None), (1, None), (2, given), (2, given.roll(1, 1))):
         how = {"keys": [(3, image) for image in range(images)], "forced": forced}
         some = condition.select(list(range(images)))
-        assert torch.equal(graphed.generate(some, **how).codes, eager.generate(some, **how).codes)  # type: ignore[arg-type]
+        assert torch.equal(graphed.generate(some, **how).tokens, eager.generate(some, **how).tokens)  # type: ignore[arg-type]
     assert Rehearsed.captured == 3
 
 
@@ -68,7 +68,7 @@ def test_changed_weights_are_captured_anew() -> None:
         target.output.weight.mul_(1.5)
     made = graphed.generate(condition, keys=[(3, 0)])
     expected = decoder_of("plain", target, is_graphed=False).generate(condition, keys=[(3, 0)])
-    assert torch.equal(made.codes, expected.codes) and Rehearsed.captured == 2
+    assert torch.equal(made.tokens, expected.tokens) and Rehearsed.captured == 2
 
 
 def test_only_the_latest_graphs_are_kept_and_die_with_their_generation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_reported_steps_are_not_overwritten_by_the_next_replay(name: str) -> Non
     for eager, graphed in ((reported[0], reported[1]), (kept[0], kept[1])):
         for a, b in zip(eager, graphed, strict=True):
             assert a.index == b.index
-            for field in ("start", "counts", "codes"):
+            for field in ("start", "counts", "tokens"):
                 assert torch.equal(getattr(a, field), getattr(b, field)), field
             if a.tree is not None and b.tree is not None:
                 assert torch.equal(a.tree.tokens, b.tree.tokens)

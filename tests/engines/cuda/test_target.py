@@ -25,7 +25,7 @@ from lantern.engines.cuda.target import KernelTarget
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KEYS, CONDITION = [(9, 0)], tiny_condition((4,))
-CODES = 9
+TOKENS = 9
 # small trees and windows, which the interpreter runs in a second
 SMALL: dict[str, dict[str, Any]] = {
     "gumbel-jacobi": {"window": 3},
@@ -43,7 +43,7 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def target_in(dtype: torch.dtype, **changes: int) -> Transformer:
-    return tiny_target(**({"block_size": CODES, "dim": 16, "n_head": 1, "n_layer": 1} | changes)).to(DEVICE, dtype)
+    return tiny_target(**({"block_size": TOKENS, "dim": 16, "n_head": 1, "n_layer": 1} | changes)).to(DEVICE, dtype)
 
 
 def decoder_of(name: str, target: Transformer, sampling: Sampling) -> Decoder:
@@ -51,7 +51,7 @@ def decoder_of(name: str, target: Transformer, sampling: Sampling) -> Decoder:
 
 
 class Scored:
-    """The logits from which each code was sampled, as a callback collects them."""
+    """The logits from which each token was sampled, as a callback collects them."""
 
     def __init__(self) -> None:
         self.logits: dict[int, Tensor] = {}
@@ -67,27 +67,27 @@ class Scored:
 def decoded(name: str, dtype: torch.dtype, guidance: float) -> tuple[Tensor, dict[int, Tensor]]:
     scored = Scored()
     decoder = decoder_of(name, target_in(dtype), Sampling(guidance=guidance))
-    return decoder.generate(CONDITION, keys=KEYS, callback=scored).codes, scored.logits
+    return decoder.generate(CONDITION, keys=KEYS, callback=scored).tokens, scored.logits
 
 
 plainly = cache(decoded)
 
 
 def compare(name: str, dtype: torch.dtype, guidance: float = 1.0) -> tuple[bool, int]:
-    """Whether a method has plain decoding's codes, and how many codes were sampled from other logits."""
+    """Whether a method has plain decoding's tokens, and how many tokens were sampled from other logits."""
     expected, logits = plainly("plain", dtype, guidance)
     made, others = decoded(name, dtype, guidance)
-    assert logits.keys() == others.keys() == set(range(1, CODES))
-    return torch.equal(made, expected), sum(not torch.equal(logits[code], others[code]) for code in logits)
+    assert logits.keys() == others.keys() == set(range(1, TOKENS))
+    return torch.equal(made, expected), sum(not torch.equal(logits[token], others[token]) for token in logits)
 
 
 @pytest.mark.parametrize("weights", ["full", "int8"])
-def test_codes_are_those_of_the_eager_engine_in_fp32(weights: Weights) -> None:
+def test_tokens_are_those_of_the_eager_engine_in_fp32(weights: Weights) -> None:
     target, sampling = target_in(torch.float32, n_layer=2, n_head=2, block_size=4), Sampling(guidance=3.0, top_k=20)
     engines = EagerEngine(weights=weights), GraphEngine(weights=weights)
     eager, made = (tiny_decoder("plain", target, sampling, engine=engine) for engine in engines)
     assert isinstance(made.target, KernelTarget)
-    assert torch.equal(made.generate(CONDITION, keys=KEYS).codes, eager.generate(CONDITION, keys=KEYS).codes)
+    assert torch.equal(made.generate(CONDITION, keys=KEYS).tokens, eager.generate(CONDITION, keys=KEYS).tokens)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -98,9 +98,9 @@ def test_logits_in_a_window_are_bit_for_bit_those_of_plain_decoding(dtype: torch
 def test_a_pass_gives_logits_features_and_tapped_layers() -> None:
     target = target_in(torch.float32, n_layer=2)
     sizes: dict[str, Any] = {"layers": 2, "images": 1, "rows": 1, "heads": 1, "head_dim": 16, "prefix": 1, "stage": 3}
-    sizes["codes"] = CODES
-    mask = torch.full((1, 3, 1 + CODES + 3), -torch.inf, device=DEVICE)
-    mask[..., :4] = mask[..., 10] = 0.0  # the prompt, three committed codes, and node 0, which the others follow
+    sizes["tokens"] = TOKENS
+    mask = torch.full((1, 3, 1 + TOKENS + 3), -torch.inf, device=DEVICE)
+    mask[..., :4] = mask[..., 10] = 0.0  # the prompt, three committed tokens, and node 0, which the others follow
     mask[0, 1, 11] = mask[0, 2, 12] = 0.0
     inputs = target.tok_embeddings(torch.tensor([[5, 7, 9]], device=DEVICE))
     positions = torch.tensor([[3, 4, 4]], device=DEVICE) + target.config.cls_token_num
@@ -117,10 +117,10 @@ def test_a_pass_gives_logits_features_and_tapped_layers() -> None:
 
 
 @pytest.mark.slow
-def test_images_of_a_batch_advance_by_their_own_numbers_of_codes() -> None:
+def test_images_of_a_batch_advance_by_their_own_numbers_of_tokens() -> None:
     target, condition, keys = target_in(torch.bfloat16), tiny_condition((4, 2)), [(9, 0), (9, 1)]
     grids = [
-        decoder_of(name, target, Sampling(guidance=3.0)).generate(condition, keys=keys).codes
+        decoder_of(name, target, Sampling(guidance=3.0)).generate(condition, keys=keys).tokens
         for name in ("plain", "gumbel-jacobi")
     ]
     assert torch.equal(*grids) and not torch.equal(grids[0][0], grids[0][1])

@@ -55,7 +55,7 @@ def decoder_of(method: str, target: Any, engine: Engine) -> Decoder:
 
 @pytest.mark.parametrize("method", ["plain", "gumbel-jacobi", "sjd-pac"])
 @pytest.mark.parametrize("name", SIZES)
-def test_a_replayed_round_gives_the_codes_of_the_eager_one(name: str, method: str) -> None:
+def test_a_replayed_round_gives_the_tokens_of_the_eager_one(name: str, method: str) -> None:
     target = target_of(name)
     eager, graph = (decoder_of(method, target, each) for each in (EAGER, Torch()))
     assert isinstance(graph.target, FixedPasses) == (name in NEWLINES)
@@ -65,7 +65,7 @@ def test_a_replayed_round_gives_the_codes_of_the_eager_one(name: str, method: st
         condition = Condition(tokens=tokens, mask=tokens > 0)
         keys = [(seed, 0), (seed, 1)]
         expected, made = eager.generate(condition, keys=keys), graph.generate(condition, keys=keys)
-        assert torch.equal(made.codes, expected.codes) and torch.equal(made.passes, expected.passes)
+        assert torch.equal(made.tokens, expected.tokens) and torch.equal(made.steps, expected.steps)
     assert Rehearsed.captured == before[0] + 1 and Rehearsed.replayed > before[1] + 1
 
 
@@ -78,7 +78,7 @@ def test_a_smaller_model_with_newlines_drafts_in_a_captured_round() -> None:
     eager, graph = (build_decoder("self-cascade", target, engine=each, **how) for each in (EAGER, Torch()))
     before = Rehearsed.captured
     made = graph.generate(condition, keys=[(3, 0)])
-    assert torch.equal(made.codes, eager.generate(condition, keys=[(3, 0)]).codes)
+    assert torch.equal(made.tokens, eager.generate(condition, keys=[(3, 0)]).tokens)
     assert Rehearsed.captured == before + 1
 
 

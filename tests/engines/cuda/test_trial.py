@@ -87,9 +87,9 @@ def test_a_fault_leads_to_torch_passes_and_lost_bits_to_no_promise(monkeypatch: 
         assert isinstance(decoder.target, KernelTarget) == (found.fault is None)
         return decoder.promise(1)
 
-    assert promise_after(Trial(keeps_bits=True)) == "codes"
-    assert promise_after(Trial(keeps_bits=False)) != "codes"
-    assert promise_after(Trial("no compiler")) != "codes"
+    assert promise_after(Trial(keeps_bits=True)) == "tokens"
+    assert promise_after(Trial(keeps_bits=False)) != "tokens"
+    assert promise_after(Trial("no compiler")) != "tokens"
 
 
 def test_auto_takes_the_graph_after_a_trial_on_the_device(

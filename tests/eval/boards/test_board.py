@@ -52,9 +52,9 @@ def test_rows_have_the_figures_of_every_method(board_file: Path) -> None:
     rows = {row["method"]: row for row in found["rows"]}
     assert list(rows) == list(header["methods"]) and len(rows) == 6
     assert found["baseline"] == name_of("plain", EAGER) and found["failures"] == []
-    assert found["codes_per_step"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert found["tokens_per_step"] == {"value": 1.0, "low": 1.0, "high": 1.0}
     assert rows["eagle1"]["differing_images"] == 0 and rows["eagle1"]["images"] == 4
-    assert rows["eagle1"]["codes_per_step"]["value"] > 1 and rows["eagle1"]["total_variation"]["value"] == 0
+    assert rows["eagle1"]["tokens_per_step"]["value"] > 1 and rows["eagle1"]["total_variation"]["value"] == 0
     assert "differing_images" not in rows["eagle1-rejection"]  # it promises the distribution
     deltas = (0.05, 0.4)
     gentle, strong = (rows[f"bounded-window:k=6,window=4,delta={delta}"]["total_variation"] for delta in deltas)
@@ -66,7 +66,7 @@ def test_pairs_are_paired_columns(board_file: Path) -> None:
     (row,) = [row for row in figures_of(board_file)["rows"] if row["method"] == "eagle1"]
     assert [pair["method"] for pair in row["against"]] == ["eagle1-rejection", "gumbel-jacobi"]
     for pair in row["against"]:
-        assert pair["codes_ratio"]["low"] <= pair["codes_ratio"]["value"] <= pair["codes_ratio"]["high"]
+        assert pair["tokens_ratio"]["low"] <= pair["tokens_ratio"]["value"] <= pair["tokens_ratio"]["high"]
         assert pair["variation"] == {"value": 0.0, "low": 0.0, "high": 0.0} and "verdict" in pair
 
 
@@ -86,7 +86,7 @@ def test_a_longer_run_extends_a_shorter_one(
     assert main(*board_words, "--images", 4, "--out", path) == 0
     assert len(names) == 1
     for one, other in zip(figures_of(path)["rows"], figures_of(board_file)["rows"], strict=True):
-        assert one["codes_per_step"] == other["codes_per_step"] and one["against"] == other["against"]
+        assert one["tokens_per_step"] == other["tokens_per_step"] and one["against"] == other["against"]
     capsys.readouterr()
     assert main(*board_words, "--images", 5, "--out", path, "--json") == 0
     assert len(names) == 1 + 8 and json.loads(capsys.readouterr().out)["rows"][0]["images"] == 5
@@ -98,13 +98,13 @@ def test_batches_make_the_same_images(board_file: Path, board_words: list[str], 
     assert main(*board_words, "--images", 4, "--batch", 2, "--out", tmp_path / "b.jsonl") == 0
     assert len(read_lines(tmp_path / "b.jsonl")[1]) * 2 == len(read_lines(board_file)[1])
     one, other = (figures_of(path)["rows"] for path in (board_file, tmp_path / "b.jsonl"))
-    assert [row["codes_per_step"] for row in one] == [row["codes_per_step"] for row in other]
+    assert [row["tokens_per_step"] for row in one] == [row["tokens_per_step"] for row in other]
 
 
 def test_the_table_is_printed_without_the_model(board_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("--from", board_file) == 0
     text = capsys.readouterr().out
-    assert "| eagle1 | codes | " in text and "| 0 of 4 images | eagle1-rejection | " in text
+    assert "| eagle1 | tokens | " in text and "| 0 of 4 images | eagle1-rejection | " in text
     assert all(line.count("|") == 11 for line in text.splitlines() if line.startswith("|"))
 
 
@@ -166,7 +166,7 @@ def test_quality_is_that_of_eval(
         (["--from", "{file}"], "has no fingerprint"),
     ],
 )
-def test_invalid_input_is_one_line_and_code_2(
+def test_invalid_input_is_one_line_and_token_2(
     words: list[str], message: str, board_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "some.json").write_text("{}\n")
@@ -193,9 +193,9 @@ def test_a_pair_is_two_methods() -> None:
     assert parse_pair("sjd:window=4==scd") == ("sjd:window=4", "scd")
 
 
-def test_codes_survive_the_file() -> None:
-    codes = torch.randint(16384, (2, 9), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(unpack([pack(one) for one in codes]), codes)
+def test_tokens_survive_the_file() -> None:
+    tokens = torch.randint(16384, (2, 9), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(unpack([pack(one) for one in tokens]), tokens)
 
 
 def test_prompts_of_another_seed_have_another_order() -> None:

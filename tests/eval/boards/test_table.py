@@ -6,25 +6,25 @@ from typing import Any
 import pytest
 
 from lantern.eval.boards.plot import save
-from lantern.eval.boards.table import changes, codes_ratio, figures, refusal_of, verdict
+from lantern.eval.boards.table import changes, figures, refusal_of, tokens_ratio, verdict
 from lantern.eval.json_lines import read_lines
 from lantern.eval.metrics.distances import Estimate
 
 NONE = Estimate(0.0, 0.0, 0.0)
 
 
-def records(*passes: int) -> list[dict[str, Any]]:
-    return [{"passes": count, "total_variation": 0.0} for count in passes]
+def records(*steps: int) -> list[dict[str, Any]]:
+    return [{"steps": count, "total_variation": 0.0} for count in steps]
 
 
 def test_both_methods_are_resampled_together() -> None:
-    found = codes_ratio(records(10, 20, 60), records(20, 40, 120))
+    found = tokens_ratio(records(10, 20, 60), records(20, 40, 120))
     assert (found.low, found.value, found.high) == (2.0, 2.0, 2.0)
 
 
 @pytest.mark.parametrize(
     ("low", "high", "word"),
-    [(1.01, 1.3, "more codes per step"), (0.7, 0.99, "fewer codes per step"), (0.9, 1.1, "none")],
+    [(1.01, 1.3, "more tokens per step"), (0.7, 0.99, "fewer tokens per step"), (0.9, 1.1, "none")],
 )
 def test_a_verdict_needs_an_interval_without_equality(low: float, high: float, word: str) -> None:
     assert verdict(Estimate((low + high) / 2, low, high), NONE) == word
@@ -52,7 +52,7 @@ def test_a_differing_exact_method_is_a_failure(board_file: Path) -> None:
     plain = {line["round"]: line for line in lines if line.get("contender") == "plain | eager fp32"}
     for line in lines:
         if line.get("contender") == "eagle1 | eager fp32" and line["round"] == 2:
-            line["images"][0]["codes"] = plain[0]["images"][0]["codes"]
+            line["images"][0]["tokens"] = plain[0]["images"][0]["tokens"]
     assert figures(header, lines)["failures"] == ["eagle1 differs from plain decoding in 1 of 4 images"]
 
 

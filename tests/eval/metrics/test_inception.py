@@ -85,7 +85,7 @@ def test_another_kind_of_file_is_rejected(tmp_path: Path) -> None:
         load_inception(path)
 
 
-def test_file_with_code_is_not_executed(tmp_path: Path) -> None:
+def test_file_with_token_is_not_executed(tmp_path: Path) -> None:
     import pickle
 
     class Bomb:
@@ -95,7 +95,7 @@ def test_file_with_code_is_not_executed(tmp_path: Path) -> None:
     path = tmp_path / "bomb.pth"
     with path.open("wb") as file:
         pickle.dump({"x": Bomb()}, file, protocol=2)
-    with pytest.raises(ValueError, match="posix.mkdir, which is code"):
+    with pytest.raises(ValueError, match="posix.mkdir, which is token"):
         load_inception(path)
     assert not (tmp_path / "ran").exists()
 

@@ -90,10 +90,10 @@ def test_every_picture_exists_once_after_random_kills(painters: Painters, tmp_pa
     start = time.perf_counter()
     assert painters.live(whole, batch) == 0
     one = (time.perf_counter() - start) * batch / PICTURES
-    codes = []
+    tokens = []
     for _ in range(KILLS):
-        codes.append(painters.live(out, batch, begins=lot.randint(0, 30 // KILLS), wait=lot.uniform(0, 1.5 * one)))
-    killed = codes.count(-signal.SIGKILL)
+        tokens.append(painters.live(out, batch, begins=lot.randint(0, 30 // KILLS), wait=lot.uniform(0, 1.5 * one)))
+    killed = tokens.count(-signal.SIGKILL)
     assert killed >= KILLS - 1
     assert painters.live(out, batch) == 0
     assert contents(out) == contents(whole) and len(contents(out)) == PICTURES

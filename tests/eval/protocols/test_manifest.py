@@ -13,8 +13,8 @@ HERE = {"weights": {"model": "a"}, "config": {"batch": 1}, "versions": {"torch":
 FIGURES = {
     "method": "plain",
     "is_exact": True,
-    "codes": 16,
-    "passes": 16,
+    "tokens": 16,
+    "steps": 16,
     "accepted": [],
     "reached": [],
     "relaxed": 0.0,
@@ -40,7 +40,7 @@ def test_recorded_entries_are_read_back(tmp_path: Path) -> None:
     recorded(tmp_path, 0, 2)
     assert read_entries(tmp_path, HERE) == {0: entry(0), 2: entry(2)}
     figures = read_entries(tmp_path)[0].figures()
-    assert isinstance(figures, Statistics) and figures.step_compression == 1.0 and figures.accepted == ()
+    assert isinstance(figures, Statistics) and figures.tokens_per_step == 1.0 and figures.accepted == ()
 
 
 def test_an_empty_or_missing_folder_has_nothing(tmp_path: Path) -> None:

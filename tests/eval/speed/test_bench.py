@@ -37,9 +37,9 @@ def model(folder: Path) -> Model:
 
 def scripted_entries(model: Model, plain: list[float], mine: list[float]) -> list[Entry]:
     lineup = line_up(Stable(model), ["eagle1"], EAGER, model.sampling())
-    codes = torch.zeros(1, 16, dtype=torch.long)
+    tokens = torch.zeros(1, 16, dtype=torch.long)
     return [
-        Entry(one, seconds, [Made(codes, 16, 0.0, 0.0)] * len(seconds))
+        Entry(one, seconds, [Made(tokens, 16, 0.0, 0.0)] * len(seconds))
         for one, seconds in zip(lineup.contenders, (plain, mine), strict=True)
     ]
 
@@ -57,19 +57,19 @@ def test_the_fastest_plain_variant_is_the_baseline(model: Model) -> None:
 # promises
 
 
-def test_differing_codes_in_fp32_are_a_failure(model: Model) -> None:
+def test_differing_tokens_in_fp32_are_a_failure(model: Model) -> None:
     entries = scripted_entries(model, [1.0] * 3, [1.0] * 3)
     (same,) = identity(entries)
-    assert (same["images"], same["differing_codes"], same["must_be_identical"]) == (3, 0, True)
+    assert (same["images"], same["differing_tokens"], same["must_be_identical"]) == (3, 0, True)
     entries[1].made[1] = Made(torch.ones(1, 16, dtype=torch.long), 16, 0.0, 0.0)
     (other,) = identity(entries)
-    assert (other["differing_images"], other["differing_codes"]) == (1, 16)
+    assert (other["differing_images"], other["differing_tokens"]) == (1, 16)
     assert len(speed.broken_promises([{"batch": 1, "identity": [other]}])) == 1
     assert speed.broken_promises([{"batch": 1, "identity": [other | {"must_be_identical": False}]}]) == []
 
 
 @pytest.mark.parametrize(("name", "is_promised"), [("eagle1", True), ("eagle1-rejection", False), ("lantern++", False)])
-def test_only_gumbel_match_promises_plain_codes(model: Model, name: str, is_promised: bool) -> None:
+def test_only_gumbel_match_promises_plain_tokens(model: Model, name: str, is_promised: bool) -> None:
     lineup = line_up(Stable(model), [f"{name}"], EAGER, model.sampling())
     assert lineup.contenders[1].is_identical == is_promised
 
@@ -107,7 +107,7 @@ def test_figures_of_a_model_have_the_documented_form(figures: dict[str, Any]) ->
     }
     relaxed = [entry for entry in one["contenders"] if not entry["exact"]]
     assert relaxed and all(entry["total_variation"] > 0 for entry in relaxed)
-    assert all(entry["step_compression"] == 1 for entry in one["contenders"] if entry["method"] == "plain")
+    assert all(entry["tokens_per_step"] == 1 for entry in one["contenders"] if entry["method"] == "plain")
     assert all(result["claim"] is None for race in figures["races"] for result in race["results"])
     assert figures["failures"] == [] and figures["failed"] == []
     plain, *drafted = two["phases"]
@@ -119,7 +119,7 @@ def test_tables_fit_120_columns(figures: dict[str, Any]) -> None:
     text = render(figures | {"failed": [{"method": "plain", "variant": "int8 bf16", "reason": "x" * 200}]})
     assert all(len(line) <= WIDTH for line in text.splitlines())
     assert "no claim: 2 images each, expected at least 10" in text and "not measured: plain int8 bf16" in text
-    assert "no code differs from plain decoding in 2 images" in text
+    assert "no token differs from plain decoding in 2 images" in text
     assert "roofline" in text and "the fastest of the 2 variants of plain decoding above" in text
     assert "baseline: plain as eager" in text
     installed = render(figures | {"surroundings": figures["surroundings"] | {"lantern": "1.0.0", "commit": "1.0.0"}})

@@ -40,7 +40,7 @@ def test_a_scripted_verifier_gives_the_requested_tau(tau: float, images: int) ->
     parts = Decoder(METHODS["eagle1"], target, sampling, drafter, verifier)
     keys = [(0, number) for number in range(images)]
     made = parts.generate(tiny_condition((4,) * images), keys=keys, keep_history=True)
-    assert (made.passes - 1).tolist() == [len(counts)] * images
+    assert (made.steps - 1).tolist() == [len(counts)] * images
     assert [int(step.counts[0]) for step in made.history[1:-1]] == counts[:-1]
     assert isinstance(verifier, Verifier)
 
@@ -53,7 +53,7 @@ def test_the_scripted_path_descends_the_tree() -> None:
 
 
 def test_a_script_deeper_than_its_tree_is_rejected() -> None:
-    with pytest.raises(ValueError, match="the script accepts 2 drafted codes in a step, the tree has depth 1"):
+    with pytest.raises(ValueError, match="the script accepts 2 drafted tokens in a step, the tree has depth 1"):
         ScriptedVerifier(GumbelVerifier(), (3,), (1,), 16)
     with pytest.raises(ValueError, match="at least 1"):
         script(0.5, 10)
@@ -67,7 +67,7 @@ def test_a_size_is_measured_with_scripted_acceptance(drafter: str) -> None:
         shape="B",
         drafter=drafter,
         taus=(2.0, 2.5),
-        codes=12,
+        tokens=12,
         tree="grown_8_2",
         images=2,
         dtypes=("fp32",),
@@ -80,5 +80,5 @@ def test_a_size_is_measured_with_scripted_acceptance(drafter: str) -> None:
     assert [one["method"] for one in found["contenders"]] == ["plain", "tau 2", "tau 2.5"]
     assert [one["method"] for one in found["results"]] == ["tau 2", "tau 2.5"]
     assert found["drafter"] == drafter
-    assert all(one["ms_per_code"]["median"] > 0 and one["roofline"] > 0 for one in found["contenders"])
+    assert all(one["ms_per_token"]["median"] > 0 and one["roofline"] > 0 for one in found["contenders"])
     assert all(len(line) <= WIDTH for line in render(found).splitlines())

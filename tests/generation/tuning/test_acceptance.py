@@ -9,7 +9,7 @@ from lantern.core.types import Step
 from lantern.drafters.trees.static import grown
 from lantern.generation.decoder import build_decoder
 from lantern.generation.tuning.acceptance import Tally, probing_tree, rates_of
-from lantern.generation.tuning.solve import step_compression
+from lantern.generation.tuning.solve import tokens_per_step
 from lantern.methods import METHODS
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 
@@ -19,7 +19,7 @@ def test_counts_equal_those_of_the_statistics(name: str) -> None:
     target = tiny_target()
     method = METHODS[name].with_options(tree="grown_20_4")
     parts = build_decoder(method, target, sampling=Sampling(guidance=3), drafter_module=tiny_eagle(target))
-    tally = Tally(codes=16, depth=4, width=16)
+    tally = Tally(tokens=16, depth=4, width=16)
     made = parts.generate(tiny_condition((4, 2)), keys=[(0, 0), (0, 1)], callback=tally)
     tally.count()
     assert tally.taken.sum(1).tolist() == made.accepted.sum(0).tolist()
@@ -27,12 +27,12 @@ def test_counts_equal_those_of_the_statistics(name: str) -> None:
     assert (np.diff(tally.tested, axis=1) <= 0).all() and tally.taken.sum() > 0
 
 
-def test_rates_predict_the_codes_of_a_step() -> None:
+def test_rates_predict_the_tokens_of_a_step() -> None:
     target = tiny_target()
     tree = grown(12, 3)
     method = METHODS["eagle1"].with_options(tree=tree.spelling)
     parts = build_decoder(method, target, sampling=Sampling(guidance=3), drafter_module=tiny_eagle(target))
-    tally = Tally(codes=16, depth=3, width=16)
+    tally = Tally(tokens=16, depth=3, width=16)
     lengths: list[torch.Tensor] = []
 
     def watch(step: Step) -> None:
@@ -45,11 +45,11 @@ def test_rates_predict_the_codes_of_a_step() -> None:
             keys=[(seed, i) for i in range(8)],
             callback=watch,
         )
-    assert made.passes.min() >= 1
+    assert made.steps.min() >= 1
     tally.count()
     # past the end nothing counts, so the mean over steps falls short of what a step in the middle commits
     mean = float(torch.cat(lengths).float().mean())
-    assert mean < step_compression(tree, tally.rates()) < 1.6 * mean
+    assert mean < tokens_per_step(tree, tally.rates()) < 1.6 * mean
 
 
 def test_a_rate_counts_only_tested_nodes() -> None:

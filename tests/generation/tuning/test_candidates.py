@@ -11,7 +11,7 @@ KID = Bounds(max_kid=0.001, quality={"lantern++": {"2.0": 0.0004, "5": 0.02}})
 
 
 def found(bounds: Bounds, **changes: Any) -> list[str]:
-    given: dict[str, Any] = {"has_drafter": True, "codes": 256, "vocabulary": 2048, "has_table": True}
+    given: dict[str, Any] = {"has_drafter": True, "tokens": 256, "vocabulary": 2048, "has_table": True}
     return [variant.label for variant in variants(bounds, **(given | changes))]
 
 
@@ -66,7 +66,7 @@ def test_methods_with_add_ons_are_candidates_if_the_model_has_them() -> None:
 
 
 def test_windows_are_at_most_as_long_as_the_picture() -> None:
-    windows = [label for label in found(Bounds(), codes=9) if "window" in label]
+    windows = [label for label in found(Bounds(), tokens=9) if "window" in label]
     assert windows and not [label for label in windows if int(label.rsplit(" ", 1)[1]) > 9]
 
 

@@ -1,4 +1,4 @@
-"""The tree of least time per code, compared with all trees."""
+"""The tree of least time per token, compared with all trees."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lantern.drafters.trees.static import Choice, StaticTree, chain
 from lantern.generation.tuning.costs import Costs, Linear
-from lantern.generation.tuning.solve import likeliest_nodes, solve, step_compression
+from lantern.generation.tuning.solve import likeliest_nodes, solve, tokens_per_step
 
 DEPTH, WIDTH = 3, 3
 
@@ -41,17 +41,17 @@ VERIFY = st.lists(st.floats(0, 1), min_size=6, max_size=6).map(lambda parts: [su
 
 @settings(max_examples=60, deadline=None)
 @given(RATES, VERIFY, st.floats(0, 1), st.floats(0, 0.5))
-def test_no_tree_takes_less_time_per_code(
+def test_no_tree_takes_less_time_per_token(
     rates: list[list[float]], verify: list[float], per_level: float, per_node: float
 ) -> None:
     costs = Costs(tuple(1 + v for v in verify), Linear(0.1, per_level), Linear(0.2, 0.0, per_node), plain_host=0.1)
     best = solve(rates, costs, max_nodes=6, max_depth=DEPTH)[0]
     least = min(
-        costs.step(nodes=tree.max_nodes, depth=tree.depth, inner=tree.num_inner) / step_compression(tree, rates)
+        costs.step(nodes=tree.max_nodes, depth=tree.depth, inner=tree.num_inner) / tokens_per_step(tree, rates)
         for tree in all_trees(5)
     )
     assert best.seconds == pytest.approx(least)
-    assert best.tau == pytest.approx(step_compression(best.tree, rates))
+    assert best.tau == pytest.approx(tokens_per_step(best.tree, rates))
 
 
 @settings(max_examples=40, deadline=None)
@@ -59,8 +59,8 @@ def test_no_tree_takes_less_time_per_code(
 def test_the_likeliest_nodes_are_the_tree_of_greatest_acceptance(rates: list[list[float]], nodes: int) -> None:
     taken = [choice for _, choice in likeliest_nodes(rates, DEPTH)][:nodes]
     if len(taken) == nodes:
-        best = max(step_compression(tree, rates) for tree in all_trees(nodes) if tree.max_nodes == nodes + 1)
-        assert step_compression(StaticTree(tuple(taken)), rates) == pytest.approx(best)
+        best = max(tokens_per_step(tree, rates) for tree in all_trees(nodes) if tree.max_nodes == nodes + 1)
+        assert tokens_per_step(StaticTree(tuple(taken)), rates) == pytest.approx(best)
 
 
 def costs(verify_slope: float, draft: float) -> Costs:

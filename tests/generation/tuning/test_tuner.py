@@ -12,7 +12,7 @@ from lantern.generation.tuning import measure
 from lantern.generation.tuning.candidates import Bounds
 from lantern.generation.tuning.costs import Laps
 from lantern.generation.tuning.measure import Acceptance, Run, Setup
-from lantern.generation.tuning.solve import step_compression
+from lantern.generation.tuning.solve import tokens_per_step
 from lantern.generation.tuning.tuner import Candidate, Effort, Findings, Tuner, choose
 from lantern.methods import Method
 from lantern.models.folder import Model
@@ -43,7 +43,7 @@ def decide(
         seconds = [Run(1.1, 1.0, 0.0)]
         for method in methods[1:]:
             tree = named(str(method.tree))
-            tau = step_compression(tree, rates)
+            tau = tokens_per_step(tree, rates)
             seconds.append(Run(laps(tree.max_nodes, tree.depth, tree.num_inner).step / tau, tau, 0.0))
         return seconds
 

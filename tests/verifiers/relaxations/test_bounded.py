@@ -18,38 +18,38 @@ def relax(rule: Relaxation, p: Tensor, q: Tensor) -> Relaxed:
     return rule.relax(p.log()[None], q.log()[None], depths=DEPTHS, levels=1)
 
 
-def random_distribution(codes: int, generator: torch.Generator) -> Tensor:
-    """Return flat or peaked distributions, some with zeros, some with a single code."""
-    logits = torch.randn(codes, generator=generator, dtype=torch.float64) * torch.rand(1, generator=generator) * 6
+def random_distribution(tokens: int, generator: torch.Generator) -> Tensor:
+    """Return flat or peaked distributions, some with zeros, some with a single token."""
+    logits = torch.randn(tokens, generator=generator, dtype=torch.float64) * torch.rand(1, generator=generator) * 6
     kind = int(torch.randint(4, (1,), generator=generator))
     if kind == 1:
-        logits[torch.rand(codes, generator=generator) < 0.4] = -torch.inf
+        logits[torch.rand(tokens, generator=generator) < 0.4] = -torch.inf
         logits[0] = 0.0
     if kind == 2 and torch.rand(1, generator=generator) < 0.5:
-        return torch.nn.functional.one_hot(logits.argmax(), codes).double()
+        return torch.nn.functional.one_hot(logits.argmax(), tokens).double()
     return logits.softmax(0)
 
 
 def random_case(seed: int) -> tuple[Bounded, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    codes = int(torch.randint(3, 13, (1,), generator=generator))
-    codebook = torch.randn(codes, 2, generator=generator, dtype=torch.float64)
-    table = proximity_table(codebook, codes - 1)
+    tokens = int(torch.randint(3, 13, (1,), generator=generator))
+    codebook = torch.randn(tokens, 2, generator=generator, dtype=torch.float64)
+    table = proximity_table(codebook, tokens - 1)
     pick = torch.rand(3, generator=generator)
     rule = Bounded(
         table,
-        k=int(pick[0] * codes),
+        k=int(pick[0] * tokens),
         delta=round(float(pick[1]) * 0.6, 3),
         cap=1 + round(float(pick[2]) * 5, 2),
         rounds=1 + seed % 3,
-        width=codes if seed % 2 else 3,
+        width=tokens if seed % 2 else 3,
         distances=proximity_distances(codebook, table),
     )
-    return rule, random_distribution(codes, generator), random_distribution(codes, generator)
+    return rule, random_distribution(tokens, generator), random_distribution(tokens, generator)
 
 
 def largest_flow(rule: Bounded, supply: Tensor, demand: Tensor) -> float:
-    """Return the largest flow from codes with a surplus to codes with a deficit that have them as neighbours."""
+    """Return the largest flow from tokens with a surplus to tokens with a deficit that have them as neighbours."""
     pairs = [(y, x) for x, near in enumerate(rule.table[:, : rule.k].tolist()) for y in near]
     if not pairs:
         return 0.0
@@ -135,7 +135,7 @@ def test_narrow_flow_equals_the_dense_one_with_few_deficits() -> None:
     table = proximity_table(codebook, 20)
     p = torch.rand(5, 200, generator=generator, dtype=torch.float64)
     q = p.clone()
-    q[:, 40:70] *= 3  # thirty codes have a deficit
+    q[:, 40:70] *= 3  # thirty tokens have a deficit
     p, q = p / p.sum(1, keepdim=True), q / q.sum(1, keepdim=True)
     distributions = []
     for width in (32, 200):

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from lantern.verifiers.relaxations.cool import Cool
 
-CODES = 12
+TOKENS = 12
 
 
 def distributions(seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    p = (torch.randn(CODES, generator=generator, dtype=torch.float64) * 2).softmax(0)
-    q = (p.log() + torch.randn(CODES, generator=generator, dtype=torch.float64)).softmax(0)
+    p = (torch.randn(TOKENS, generator=generator, dtype=torch.float64) * 2).softmax(0)
+    q = (p.log() + torch.randn(TOKENS, generator=generator, dtype=torch.float64)).softmax(0)
     if seed % 3 == 0:
-        p[seed % CODES] = 0.0
+        p[seed % TOKENS] = 0.0
     return p / p.sum(), q
 
 
@@ -58,7 +58,7 @@ def test_early_nodes_are_relaxed_more() -> None:
 
 
 def test_latent_distance_is_an_upper_bound() -> None:
-    codebook = torch.randn(CODES, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    codebook = torch.randn(TOKENS, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for seed in range(50):
         p, q = distributions(seed)
         rule = Cool(omega=2.0, nu=0, codebook=codebook)

@@ -11,23 +11,23 @@ Q = torch.tensor([[0.1, 0.1, 0.2, 0.2, 0.4]])
 LINE = torch.tensor([[0.0], [1.0], [2.0], [3.0], [4.0]])
 
 
-def mass(code: int, **settings: float) -> float:
+def mass(token: int, **settings: float) -> float:
     rule = Grouped(LINE, **({"group": 2, "p_radius": 1.0, "d_radius": 9.0} | settings))  # type: ignore[arg-type]
-    return rule.judge(Trial(P, Q, torch.tensor([code]), False)).mass.item()
+    return rule.judge(Trial(P, Q, torch.tensor([token]), False)).mass.item()
 
 
 def test_a_group_is_its_neighbours_in_the_order_of_p() -> None:
     assert mass(4) == pytest.approx(0.4 * (0.3 + 0.2 + 0.1) / (0.1 + 0.4 + 0.2))
     assert mass(3) == pytest.approx(0.2 * (0.35 + 0.3) / (0.2 + 0.1))  # at the end of the order it has one side
-    assert mass(4, group=4) == pytest.approx(0.4)  # all codes
+    assert mass(4, group=4) == pytest.approx(0.4)  # all tokens
 
 
-def test_codes_of_other_probability_are_dropped() -> None:
+def test_tokens_of_other_probability_are_dropped() -> None:
     assert mass(4, p_radius=0.1) == pytest.approx(0.2)
     assert mass(4, p_radius=0.11) == pytest.approx(0.4 * (0.3 + 0.2 + 0.1) / 0.7)
 
 
-def test_distant_codes_are_dropped() -> None:
+def test_distant_tokens_are_dropped() -> None:
     assert mass(4, d_radius=2.5) == pytest.approx(0.4 * (0.2 + 0.1) / 0.6)  # 2 is near 4, 1 is not
 
 

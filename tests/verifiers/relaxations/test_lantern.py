@@ -17,9 +17,9 @@ from lantern.verifiers.relaxations.rule import Ruling, Trial
 from tests.proof.worlds import GivenRows
 from tests.tiny import tiny_condition, tiny_eagle
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate, tiny_decoder, tiny_neighbours
-from tests.verifiers.toys import CODES, distance, expected, outcome, toy
+from tests.verifiers.toys import TOKENS, distance, expected, outcome, toy
 
-# Code 0's neighbours are 1, 2, 3, 4 in this order; p of it and of them:
+# Token 0's neighbours are 1, 2, 3, 4 in this order; p of it and of them:
 LINE = proximity_table(torch.arange(5.0)[:, None], 4)
 P = torch.tensor([[0.2, 0.1, 0.15, 0.25, 0.3]])
 Q = torch.tensor([[0.5, 0.3, 0.1, 0.05, 0.05]])
@@ -67,12 +67,12 @@ def test_the_papers_residual_subtracts_q_from_the_distribution_with_mass_moved()
     assert left(rule, point, True) == pytest.approx([0, 0, 0, 0.25, 0.3], abs=1e-6)
 
 
-def test_released_residual_of_sampled_drafts_zeroes_q_on_k_plus_one_codes() -> None:
+def test_released_residual_of_sampled_drafts_zeroes_q_on_k_plus_one_tokens() -> None:
     rule = Lantern(LINE, k=2, delta=0.11, residual="released")  # claims 1 only, zeroes q on 1, 2 and 3
     assert left(rule, Q, False) == pytest.approx([0, 0.1, 0.15, 0.25, 0.25], abs=1e-6)
 
 
-def test_released_residual_of_point_drafts_zeroes_p_on_k_plus_one_codes() -> None:
+def test_released_residual_of_point_drafts_zeroes_p_on_k_plus_one_tokens() -> None:
     rule = Lantern(LINE, k=2, delta=0.11, residual="released")
     point = torch.tensor([[1.0, 0, 0, 0, 0]])
     assert left(rule, point, True) == pytest.approx([0, 0, 0, 0, 0.3], abs=1e-6)
@@ -107,7 +107,7 @@ def decode(verifier: Verifier, sampling: Sampling = SAMPLING, mode: DraftMode = 
 
 
 @pytest.mark.parametrize("residual", ["paper", "released"])
-def test_relaxed_codes_and_their_cost_are_counted(residual: str) -> None:
+def test_relaxed_tokens_and_their_cost_are_counted(residual: str) -> None:
     exact = decode(RejectionVerifier())
     relaxed = decode(RejectionVerifier(Lantern(TABLE, k=10, delta=0.3, residual=residual)))
     assert exact.relaxed.sum() == 0 and exact.total_variation.sum() == 0
@@ -116,21 +116,21 @@ def test_relaxed_codes_and_their_cost_are_counted(residual: str) -> None:
     assert relaxed.total_variation_max is not None and relaxed.latent_distance is None
     assert (relaxed.total_variation_max <= 1).all()
     assert (relaxed.total_variation_max * 16 >= relaxed.total_variation).all()
-    assert relaxed.step_compression.mean() > exact.step_compression.mean()
+    assert relaxed.tokens_per_step.mean() > exact.tokens_per_step.mean()
 
 
 def test_zero_delta_is_lossless_through_the_loop() -> None:
     exact = decode(RejectionVerifier())
-    assert torch.equal(decode(RejectionVerifier(Lantern(TABLE, k=10, delta=0))).codes, exact.codes)
+    assert torch.equal(decode(RejectionVerifier(Lantern(TABLE, k=10, delta=0))).tokens, exact.tokens)
 
 
 def test_zero_delta_is_greedy_decoding_at_temperature_zero() -> None:
     sampling = Sampling(guidance=3, temperature=0)
     exact = decode(RejectionVerifier(), sampling, "point")
     relaxed = decode(GreedyVerifier(Lantern(TABLE, k=10, delta=0)), sampling, "point")
-    assert torch.equal(relaxed.codes, exact.codes) and relaxed.relaxed.sum() == 0
+    assert torch.equal(relaxed.tokens, exact.tokens) and relaxed.relaxed.sum() == 0
     freer = decode(GreedyVerifier(Lantern(TABLE, k=10, delta=0.5)), sampling, "point")
-    assert freer.relaxed.sum() > 0 and freer.passes.sum() < exact.passes.sum()
+    assert freer.relaxed.sum() > 0 and freer.steps.sum() < exact.steps.sum()
 
 
 def test_greedy_relaxation_by_hand() -> None:
@@ -139,11 +139,11 @@ def test_greedy_relaxation_by_hand() -> None:
 
     tree = DraftTree(torch.tensor([[0, 2, 1, 4]]), StaticTree(((0,), (1,), (0, 0))).shape(), "point")
     distribution = torch.tensor([0.2, 0.1, 0.25, 0.15, 0.3]).log().expand(1, 4, -1)
-    noise = Noise([(0, 0)], positions=4, vocab_size=CODES, is_silent=True)
+    noise = Noise([(0, 0)], positions=4, vocab_size=TOKENS, is_silent=True)
     rows = GivenRows(distribution, torch.zeros(1, 4, dtype=torch.long), noise)
     verdict = GreedyVerifier(Lantern(LINE, k=1, delta=0.2)).verify(tree, rows, noise)
-    # node 1 is code 2, which with 1's .1 has .35 > .3; node 2 is code 1, which with 0's .2 has .3 = .3 and a lower
-    # index; node 3 is code 4, the arg-max itself. The deeper path is kept.
+    # node 1 is token 2, which with 1's .1 has .35 > .3; node 2 is token 1, which with 0's .2 has .3 = .3 and a lower
+    # index; node 3 is token 4, the arg-max itself. The deeper path is kept.
     assert verdict.length.tolist() == [2] and verdict.path.tolist() == [[1, 3]]
     assert verdict.next_token.tolist() == [4]
     assert verdict.cost is not None and verdict.cost.relaxed.tolist() == [[True, False]]
@@ -158,8 +158,8 @@ def test_siblings_that_share_a_budget_claim_what_is_left_of_it() -> None:
     assert rule.judge(Trial(P, Q, ZERO, False, spent=torch.tensor([0.9]))).mass.item() == pytest.approx(0.2)
 
 
-def test_the_excess_counts_what_codes_spend_beyond_delta() -> None:
-    """A wide tree tests several siblings a code, each with delta of its own, unless they share it."""
+def test_the_excess_counts_what_tokens_spend_beyond_delta() -> None:
+    """A wide tree tests several siblings a token, each with delta of its own, unless they share it."""
     excess = {}
     for shared in (False, True):
         parts = tiny_decoder("lantern-paper", delta=0.05, residual="paper", shared=shared)

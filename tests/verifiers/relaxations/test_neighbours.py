@@ -8,7 +8,7 @@ import torch
 from lantern.verifiers.relaxations import neighbours
 
 
-def test_neighbours_are_nearest_first_without_the_code_itself() -> None:
+def test_neighbours_are_nearest_first_without_the_token_itself() -> None:
     codebook = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 3.0], [1.5, 0.0]])
     assert neighbours.proximity_table(codebook, 3).tolist() == [[1, 3, 2], [3, 0, 2], [0, 1, 3], [1, 0, 2]]
 
@@ -19,10 +19,10 @@ def test_the_lowest_index_wins_among_equals() -> None:
     assert neighbours.proximity_table(codebook, 4)[3].tolist() == [1, 4, 0, 2]
 
 
-@pytest.mark.parametrize(("codes", "k", "values"), [(300, 7, 1000), (300, 40, 9), (60, 59, 3), (500, 100, 2)])
-def test_selection_is_that_of_a_stable_sort(codes: int, k: int, values: int) -> None:
-    """With few values many codes are as near as the k-th, more than the selection sorts."""
-    distances = torch.randint(values, (20, codes), generator=torch.Generator().manual_seed(0)).double()
+@pytest.mark.parametrize(("tokens", "k", "values"), [(300, 7, 1000), (300, 40, 9), (60, 59, 3), (500, 100, 2)])
+def test_selection_is_that_of_a_stable_sort(tokens: int, k: int, values: int) -> None:
+    """With few values many tokens are as near as the k-th, more than the selection sorts."""
+    distances = torch.randint(values, (20, tokens), generator=torch.Generator().manual_seed(0)).double()
     distances[:, 3] = torch.inf
     assert torch.equal(neighbours.nearest(distances, k), distances.sort(dim=1, stable=True).indices[:, :k])
 
@@ -46,7 +46,7 @@ def test_distances_match_the_neighbours(monkeypatch: pytest.MonkeyPatch) -> None
     assert (distances.diff(dim=1) >= 0).all()
     monkeypatch.setattr(neighbours, "BLOCK", 7)
     assert torch.equal(neighbours.proximity_distances(codebook, table), distances)
-    with pytest.raises(ValueError, match="the codebook has 49 codes, the proximity table 50"):
+    with pytest.raises(ValueError, match="the codebook has 49 tokens, the proximity table 50"):
         neighbours.proximity_distances(codebook[:49], table)
 
 
@@ -64,13 +64,13 @@ def test_saved_tables_load_unchanged(tmp_path: Path) -> None:
         neighbours.load_table(tmp_path / "neighbours.safetensors", 7)
 
 
-def test_codes_as_their_own_neighbours_raise(tmp_path: Path) -> None:
+def test_tokens_as_their_own_neighbours_raise(tmp_path: Path) -> None:
     neighbours.save_table(torch.tensor([[1], [1]], dtype=torch.int32), tmp_path / "bad.safetensors")
     with pytest.raises(ValueError, match="own neighbour"):
         neighbours.load_table(tmp_path / "bad.safetensors", 2)
 
 
-def test_prefix_stops_at_the_first_code_over_the_budget() -> None:
+def test_prefix_stops_at_the_first_token_over_the_budget() -> None:
     masses = torch.tensor([[0.1, 0.2, 0.0, 0.5, 0.01]])
     taken, mass = neighbours.longest_prefix(masses, torch.tensor([0.35]))
     assert taken.tolist() == [[True, True, True, False, False]]  # 0.01 would fit, but lies behind 0.5

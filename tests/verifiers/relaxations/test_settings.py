@@ -48,7 +48,7 @@ NEEDS: dict[type, tuple[Any, ...]] = {
         (Tolerance, {"samples": 1.5}, "samples is 1.5"),
         (Tolerance, {"samples": True}, "samples is True"),
         (Typical, {"alpha": -1}, "alpha is -1"),
-        (Vvs, {"skip": 33}, "skip is 33, wanted a number of codes from 0"),
+        (Vvs, {"skip": 33}, "skip is 33, wanted a number of tokens from 0"),
     ],
 )
 def test_settings_out_of_range_raise(rule: Any, settings: dict[str, Any], message: str) -> None:

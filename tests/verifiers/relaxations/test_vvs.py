@@ -1,4 +1,4 @@
-"""Verification skipping: codes that are not tested follow the drafter, the others the target."""
+"""Verification skipping: tokens that are not tested follow the drafter, the others the target."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation
 from lantern.verifiers.relaxations.vvs import Vvs
-from tests.tiny_decoder import CONDITION, KEYS, plain_codes, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, plain_tokens, tiny_decoder
 from tests.verifiers.relaxations.test_bounded import random_distribution
 
 
@@ -27,18 +27,18 @@ def test_r_is_q_above_the_depth_and_p_below_it() -> None:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(guidance=3), Sampling(guidance=1, temperature=0)])
-def test_without_skipping_codes_are_those_of_plain_decoding(sampling: Sampling) -> None:
+def test_without_skipping_tokens_are_those_of_plain_decoding(sampling: Sampling) -> None:
     made = decode("spine_2_4_2", sampling, skip=0)
-    assert torch.equal(made.codes, plain_codes(sampling=sampling)) and (made.total_variation == 0).all()
+    assert torch.equal(made.tokens, plain_tokens(sampling=sampling)) and (made.total_variation == 0).all()
 
 
-def test_at_temperature_0_all_codes_are_tested() -> None:
+def test_at_temperature_0_all_tokens_are_tested() -> None:
     made = decode("spine_1_4_2", greedy := Sampling(guidance=1, temperature=0))
-    assert torch.equal(made.codes, plain_codes(sampling=greedy))
+    assert torch.equal(made.tokens, plain_tokens(sampling=greedy))
 
 
 @pytest.mark.parametrize("skip", [1, 2])
-def test_codes_that_are_not_tested_are_always_accepted(skip: int) -> None:
+def test_tokens_that_are_not_tested_are_always_accepted(skip: int) -> None:
     made = decode(f"spine_{skip}_4_2", Sampling(guidance=3), skip=skip)
     assert torch.equal(made.accepted[:, :skip], made.reached[:, :skip]) and (made.accepted[:, :skip] > 0).all()
     assert (made.accepted[:, skip] < made.reached[:, skip]).all()

@@ -1,4 +1,4 @@
-"""A target is trained from codes and captions alone, with the same weights as from images."""
+"""A target is trained from tokens and captions alone, with the same weights as from images."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from lantern.cli.main import main
 from lantern.core.io import load_state, save_component
 from lantern.models.llamagen.vqvae import VQVAE
 from lantern.training.data import Prepared
-from lantern.training.features import picture_codes
+from lantern.training.features import picture_tokens
 from tests.tiny import tiny_config
 from tests.tiny_folder import VQ, tiny_text_encoder
 
@@ -47,23 +47,23 @@ def command(stage: str, *words: str) -> list[str]:
     return ["train", stage, "--config", "target.json", *words]
 
 
-def test_codes_of_background_patches_are_stored_by_their_sign(place: Path) -> None:
+def test_tokens_of_background_patches_are_stored_by_their_sign(place: Path) -> None:
     vq, prepared = VQVAE(VQ).eval(), Prepared.open("data")
-    plain = picture_codes(vq, prepared, vq_folder=Path("vqvae"), cache=Path("cache"), unify=False)
+    plain = picture_tokens(vq, prepared, vq_folder=Path("vqvae"), cache=Path("cache"), unify=False)
     shutil.rmtree("photos")
     Path("data/pictures.tar").unlink()
     Path("data/pictures.npy").unlink()
-    unified = picture_codes(vq, prepared, vq_folder=Path("vqvae"), cache=Path("cache"), unify=True)
+    unified = picture_tokens(vq, prepared, vq_folder=Path("vqvae"), cache=Path("cache"), unify=True)
     assert plain.min() >= 0 and unified.min() >= 0
     changed = (plain != unified).any(0).view(4, 4)
-    assert not changed[1:, 1:3].any()  # patches with ink keep their codes
-    assert len(unified[:, 3].unique()) == 1  # the patches of a white corner get one code
+    assert not changed[1:, 1:3].any()  # patches with ink keep their tokens
+    assert len(unified[:, 3].unique()) == 1  # the patches of a white corner get one token
 
 
-def test_a_target_trains_from_codes_without_images(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_trains_from_tokens_without_images(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command("target", "--data", "data", "--vq", "vqvae", *TEXT, "--out", "whole")) == 0
     Path("copy").mkdir()
-    for path in ("data/records.jsonl", "data/summary.json", next(Path("whole").glob("codes-*"))):
+    for path in ("data/records.jsonl", "data/summary.json", next(Path("whole").glob("tokens-*"))):
         shutil.copy(path, "copy")
     assert main(command("target", "--data", "copy", "--vq", "vqvae", *TEXT, "--out", "again")) == 0
     whole, again = load_state("whole/transformer"), load_state("again/transformer")
@@ -73,4 +73,4 @@ def test_a_target_trains_from_codes_without_images(place: Path, capsys: pytest.C
     save_component(VQVAE(VQ).state_dict(), VQ, "other")
     capsys.readouterr()
     assert main(command("target", "--data", "copy", "--vq", "other", *TEXT, "--out", "run")) == 2
-    assert "copy has no pictures.tar, and no codes of its images by this tokenizer" in capsys.readouterr().err
+    assert "copy has no pictures.tar, and no tokens of its images by this tokenizer" in capsys.readouterr().err
