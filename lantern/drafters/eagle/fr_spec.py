@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.types import NoiseSource, Prefill
+from lantern.core.noise import Noise
+from lantern.core.types import Prefill
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.dynamic import GrowingDrafter, Growth
 from lantern.drafters.trees.static import Level
@@ -98,7 +99,7 @@ class FrSpecDrafter(EagleDrafter):
         self._is_frequent[frequent] = True
         self.grid = math.isqrt(self.target.config.block_size)
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Read the prompt. In the first row the left neighbour is also the upper neighbour."""
         images, device = len(prefill.mask), prefill.mask.device
         room = self.target.config.block_size + max(self.most_committed, self.tree.depth + 1)

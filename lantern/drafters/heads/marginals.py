@@ -8,9 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.buffers import Buffers
-from lantern.core.noise import Purpose
+from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import Sampling
-from lantern.core.types import Drafter, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.core.types import Drafter, DraftMode, DraftTree, Prefill, Step, Target
 from lantern.drafters.base import target_logits
 from lantern.drafters.heads.pairs import Pairs
 from lantern.drafters.trees.static import StaticTree
@@ -43,7 +43,7 @@ class Marginals:
         self.draft_sampling = sampling.untruncated() if sampling.is_greedy else sampling
         self.count = target.config.block_size
 
-    def begin(self, noise: NoiseSource, device: torch.device) -> None:
+    def begin(self, noise: Noise, device: torch.device) -> None:
         """Create the constants of the tree on a device."""
         self.noise, self.shape, self.inner = noise, self.tree.shape(device), self.tree.inner(device)
         self.held.ahead = torch.arange(self.tree.depth, device=device)
@@ -147,7 +147,7 @@ class MarginalDrafter(Drafter):
         self.records_log_q = self.marginals.records_log_q
         self.max_nodes, self.depth, self.held = tree.max_nodes, tree.depth, Buffers()
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Create the constants of the tree."""
         self.marginals.begin(noise, prefill.mask.device)
 

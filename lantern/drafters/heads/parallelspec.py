@@ -19,8 +19,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.buffers import Buffers
+from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftTree, NoiseSource, Prefill, Target
+from lantern.core.types import DraftTree, Prefill, Target
 from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
@@ -225,7 +226,7 @@ class ParallelDrafter(MarginalDrafter):
         super().__init__(module, target, **common)
         self.context = ParallelContext(module, self.sampling, pairs=self.depth + 1, depths=self.depth)
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Create an empty cache."""
         super().begin(prefill, noise)
         self.context.begin(prefill)

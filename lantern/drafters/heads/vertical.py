@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import torch
 
-from lantern.core.types import DraftTree, NoiseSource, Prefill, Target
+from lantern.core.noise import Noise
+from lantern.core.types import DraftTree, Prefill, Target
 from lantern.drafters.examples import Examples, Prediction
 from lantern.drafters.heads.marginals import MarginalDrafter
 from lantern.drafters.heads.pairs import Pairs
@@ -66,7 +67,7 @@ class VerticalDrafter(MarginalDrafter):
         super().__init__(module, target, **common)
         self.share = float(share)
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Empty the pool."""
         super().begin(prefill, noise)
         config, device, images = self.module.config, prefill.mask.device, len(prefill.mask)
