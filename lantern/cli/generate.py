@@ -507,9 +507,10 @@ class Job:
         from lantern.models.folder import DTYPES
 
         sampling, weights = dataclasses.asdict(self.sampling), self.model.engine.weights
+        method = "auto" if self.method.reason else self.method.name  # no name depends on times that were measured
         return {
             "prompt": slug(request.subject),
-            "method": f"plain-and-{self.method.name}" if self.is_comparison else self.method.name,
+            "method": f"plain-and-{method}" if self.is_comparison else method,
             "settings": compact(self._changed()),
             "model": slug(self.model.name),
             "engine": self.model.engine.name,

@@ -18,7 +18,7 @@ from tests.proof.worlds import GivenRows
 TOKENS, GRID = 5, 200
 
 
-class Gridded:
+class Gridded(Noise):
     """Uniforms of a window's tests and samples on a grid of midpoints, shuffled differently at each place.
 
     Each pair of values comes once over GRID^2 images, so that frequencies are exact to 1 / GRID.
