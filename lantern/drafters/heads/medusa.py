@@ -46,4 +46,4 @@ class MedusaDrafter(MarginalDrafter):
         last = self.pairs
         scales = self.sampling.scales(last.places.gather(1, last.last))
         predicted = self.module(last.last_features(), last.root, scales)[:, 0, : self.depth]
-        return self.marginals.draft(last.root, predicted, last.known)
+        return self.draft(predicted)

@@ -77,13 +77,13 @@ class VerticalDrafter(MarginalDrafter):
 
     def propose(self) -> DraftTree:
         """Run the target's head over the last horizontal guesses and the pool's guesses for the same places."""
-        places = self.marginals.places(self.pairs.known)
+        places = self.places()
         index = places[..., None].expand(-1, -1, self.held.pool.shape[-1])
-        both = self.marginals.log_q(torch.cat([self.held.ahead, self.held.pool.gather(1, index)], 1))
+        both = self.log_q(torch.cat([self.held.ahead, self.held.pool.gather(1, index)], 1))
         horizontal, vertical = both.chunk(2, dim=1)
         share = self.held.is_filled.gather(1, places)[..., None].float() * self.share
         log_q = torch.logaddexp(horizontal + torch.log1p(-share), vertical + share.log())
-        return self.marginals.grow(self.pairs.root, log_q, self.pairs.known)
+        return self.grow(log_q)
 
     def take(self, pairs: Pairs) -> None:
         """Run all heads on the committed tokens and put the vertical guesses into the pool."""
