@@ -78,7 +78,7 @@ GROUPS = dict(
     p_radius=opt(0.15, 0, 1, "largest difference of probabilities within a group"),
     d_radius=opt(0.5, 0, 1e6, "largest distance of codebook vectors within a group"),
 )
-REFUSED = "distribution after a refusal: the paper's, or that of the authors' token"
+REFUSED = "distribution after a refusal: the paper's, or that of the authors' code"
 CLAIMS = dict(
     residual=opt("paper", help=REFUSED, choices=("paper", "released")),
     shared=opt(False, help="whether the siblings of a node share one delta; as published each has its own"),

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lantern.drafters.base import token_embeddings
+from lantern.drafters.examples import Trainee
 from lantern.models.llamagen.transformer import TransformerConfig, check_limits
 
 MAX_DEPTHS = 64
@@ -73,7 +74,7 @@ class ResidualConfig:
         return cls(**(fields | changes))
 
 
-class ResidualHeads(nn.Module):
+class ResidualHeads(Trainee):
     """A module of feature heads: one for each of the `depths` tokens ahead, then `extra_heads` others."""
 
     extra_heads: ClassVar[int] = 0
@@ -84,16 +85,6 @@ class ResidualHeads(nn.Module):
         self.heads = FeatureHeads(
             config.dim, config.depths + self.extra_heads, vocab_size=config.vocab_size if config.reads_token else None
         )
-
-    @property
-    def least_depths(self) -> int:
-        """Least number of depths in training that trains every head."""
-        return 1
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """Return no extras: F* is enough."""
-        return frozenset()
 
     def init_for(self, target: Any, generator: torch.Generator) -> None:
         """Start every head at "the predicted feature equals this one"."""
