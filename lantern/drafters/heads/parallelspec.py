@@ -22,8 +22,7 @@ from lantern.core.types import DraftTree, NoiseSource, Prefill, Target
 from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
-from lantern.drafters.heads.marginals import MarginalDrafter
-from lantern.drafters.heads.pairs import Pairs
+from lantern.drafters.heads.marginals import MarginalDrafter, Pairs
 
 MAX_DEPTHS = 64
 
