@@ -59,7 +59,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "lantern.models.transformers.target",
         "lantern.decoding",
         "lantern.verifiers",
-        "lantern.drafters",
     ),
     "lantern.methods": ("lantern.drafters.parts",),
     "lantern.models": (
