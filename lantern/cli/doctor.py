@@ -194,7 +194,7 @@ def remark_of(engine: Any, target: Any) -> str | None:
 
 def _model() -> Iterator[Finding]:
     try:
-        from lantern.core.io import embedded_model
+        from lantern.core.places import embedded_model
 
         yield Finding(f"embedded model: {embedded_model()}")
     except (ImportError, OSError) as error:
@@ -207,7 +207,7 @@ def predicted(
     name: str, size: tuple[int, int] | None, batch: int, device: str, dtype: str, nodes: Sequence[int] = (1, 16)
 ) -> Iterator[Finding]:
     """Yield what a model needs on a device, from its configs and short measurements of the device."""
-    from lantern.core.io import resolve_model
+    from lantern.core.places import resolve_model
     from lantern.models.folder import pick_device, pick_dtype
     from lantern.models.prediction import measure_device, memory_of, placed, predict
 

@@ -53,7 +53,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 def description(method: Method, model: str) -> dict[str, Any]:
     """Return what a method is made of and takes, and whether a model has the add-ons that it needs."""
-    from lantern.core.io import resolve_model
+    from lantern.core.places import resolve_model
 
     folder, made = resolve_model(model), method.made
     return row(method) | {

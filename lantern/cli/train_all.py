@@ -169,7 +169,7 @@ def run_all(
     run_step: Callable[[str, str, Path, dict[str, Any]], None],
 ) -> int:
     """Run the steps of a config into `out` and assemble the model if all are done."""
-    from lantern.core.io import embedded_model
+    from lantern.core.places import embedded_model
 
     inputs: dict[str, Any] = {"model": embedded_model()} | dict(given)
     if inputs.get("text_encoder") is None:  # that of the embedded model, which knows everyday words

@@ -24,17 +24,15 @@ from torch import Tensor
 from lantern.core.config import read_json_object
 from lantern.core.io import (
     CONFIG_NAME,
-    EMBEDDED_MODEL,
-    HUB_PATTERNS,
     is_there,
     load_component,
     read_config,
-    resolve_model,
     save_checksums,
     save_component,
     weights_digest,
     write_json,
 )
+from lantern.core.places import EMBEDDED_MODEL, HUB_PATTERNS, resolve_model
 from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import Engine
@@ -68,9 +66,9 @@ from lantern.models.folder import (
     WORDS_NAME,
     AddOns,
     Model,
+    check_tokens_per_step,
     check_generation,
     check_sizes,
-    check_tokens_per_step,
     check_weights,
     describe,
     is_transformers_folder,
@@ -246,7 +244,7 @@ class LanternPipeline(DiffusionPipeline):
             raise ValueError(f"{folder} is not a model: it has no transformer/ folder")
         options.setdefault("low_cpu_mem_usage", False)
         if is_there(folder / "text_encoder") and not {"text_encoder", "tokenizer"} <= set(options):
-            text = load_text_encoder(folder, torch.device("cpu"), torch.float32)
+            text = load_text_encoder(folder, torch.device("cpu"), torch.float32, by_library=True)
             options = {"text_encoder": text.model, "tokenizer": text.tokenizer} | options
         has_own_target = "transformer" not in options
         pipe = super().from_pretrained(str(folder), **options)

@@ -33,20 +33,19 @@ from torch import Tensor, nn
 from lantern.core.config import build_config, load_config, one_line, read_json_object
 from lantern.core.io import (
     CONFIG_NAME,
-    EMBEDDED_MODEL,
     SUMS_NAME,
     WeightsDigest,
     atomic_write,
     is_there,
     load_component,
     read_checksums,
-    resolve_model,
     save_checksums,
     user_cache,
     verify_files,
     weights_digest,
     write_json,
 )
+from lantern.core.places import EMBEDDED_MODEL, resolve_model
 from lantern.core.sampling import Sampling
 from lantern.core.weights import PARTS, Weights, check_kind, marked, quantize
 from lantern.decoding.prompt import PromptCache
@@ -354,12 +353,16 @@ def load_target(
     return marked(load_component(Transformer, TransformerConfig, folder, change=change, **how), weights)
 
 
-def load_text_encoder(folder: Path, device: torch.device, dtype: torch.dtype, *, verify: bool = True) -> TextEncoder:
-    """Load the text encoder and its tokenizer, without transformers' progress bars."""
-    from transformers import logging
-
+def load_text_encoder(
+    folder: Path, device: torch.device, dtype: torch.dtype, *, verify: bool = True, by_library: bool = False
+) -> TextEncoder:
+    """Load the text encoder and its tokenizer, as objects of transformers where needed or asked for by `by_library`."""
     if verify:
         verify_files(folder / "text_encoder", read_checksums(folder / "text_encoder"))
+    if not by_library:
+        return TextEncoder.load(folder / "text_encoder", dtype=dtype).to(device)
+    from transformers import logging
+
     had_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
