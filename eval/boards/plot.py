@@ -60,7 +60,9 @@ def draw(header: Mapping[str, Any], found: Mapping[str, Any]) -> "Figure":
     """Draw the methods that were measured."""
     from matplotlib.figure import Figure
 
-    rows = sorted((row for row in found["rows"] if "reason" not in row), key=lambda row: row["tokens_per_step"]["value"])
+    rows = sorted(
+        (row for row in found["rows"] if "reason" not in row), key=lambda row: row["tokens_per_step"]["value"]
+    )
     figure = Figure(figsize=(WIDTH, max(LINE * len(rows) + MARGIN, LEAST_HEIGHT)), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
     draw_ranks(left, rows)

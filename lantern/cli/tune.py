@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _bounds(group: Any) -> None:
     add = group.add_argument
-    add("--max-tv", type=real(0, 1), metavar="X", help="admit relaxed methods up to this mean total variation per token")
+    add(
+        "--max-tv", type=real(0, 1), metavar="X", help="admit relaxed methods up to this mean total variation per token"
+    )
     add("--max-kid", type=real(0, 10), metavar="X", help="admit relaxed methods up to this loss in KID")
     add(
         "--quality",

@@ -110,7 +110,9 @@ def read_map(steps: Sequence[Step], image: int, tokens: int, *, columns: int | N
         chances = step.verdict.cost.relaxed[image, :drafts].float().cpu()
         relaxed += [(start + j, round(float(p), 3)) for j, p in enumerate(chances) if p > 0]
     if sum(runs) != tokens:
-        raise ValueError(f"steps make {sum(runs)} of {tokens} tokens: generate with keep_history=True and give all steps")
+        raise ValueError(
+            f"steps make {sum(runs)} of {tokens} tokens: generate with keep_history=True and give all steps"
+        )
     return AcceptanceMap(tuple(runs), tuple(relaxed), columns or isqrt(tokens))
 
 

@@ -32,7 +32,9 @@ def test_the_report_lists_versions_and_devices(capsys: pytest.CaptureFixture[str
     assert code == (1 if "broken" in out else 0)
 
 
-def test_a_fault_is_token_1_with_its_repair(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_exits_with_1_and_its_repair(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([Finding("good"), Finding("bad", "mend it")]),))
     assert main(["doctor"]) == 1
     assert capsys.readouterr().out.splitlines() == [

@@ -46,7 +46,9 @@ def test_a_drafter_of_other_sizes_is_refused_by_name(folder: Path, changes: dict
         with pytest.raises(ValueError, match="trained for another one") as refused:
             load(folder)
         text = str(refused.value)
-        assert text.startswith(f"drafter {folder / 'drafter'} {output}, but model toy has 24 tokens of width 32, 16 per")
+        assert text.startswith(
+            f"drafter {folder / 'drafter'} {output}, but model toy has 24 tokens of width 32, 16 per"
+        )
         assert "lantern train drafter" in text and "--method plain" in text and "\n" not in text
 
 

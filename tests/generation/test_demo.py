@@ -48,9 +48,7 @@ def test_both_sides_end_with_the_pictures_of_the_generator(sides: SideBySide, me
     assert torch.equal(last.plain.pixels, plain.pixels) and torch.equal(result.comparison.plain.tokens, plain.tokens)
     other = result.comparison.other
     assert other.pixels is not None and torch.equal(last.other.pixels, other.pixels)
-    assert (
-        result.accepted.cells == 16 and len(result.accepted.runs) == other.statistics.steps == last.other.mark.steps
-    )
+    assert result.accepted.cells == 16 and len(result.accepted.runs) == other.statistics.steps == last.other.mark.steps
     assert result.comparison.is_identical or method == "tolerance"
     assert "steps" in table(result.comparison)
 

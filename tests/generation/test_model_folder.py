@@ -137,7 +137,9 @@ def test_tokens_per_pass_of_windows_are_kept_in_the_index(tmp_path: Path) -> Non
     before = json.loads((folder / "model_index.json").read_text())
     record_tokens_per_step(folder, {8: 3.66149, 2: 1.55})
     assert load_model(folder).tokens_per_step == {2: 1.55, 8: 3.661}
-    assert json.loads((folder / "model_index.json").read_text()) == before | {"tokens_per_step": {"2": 1.55, "8": 3.661}}
+    assert json.loads((folder / "model_index.json").read_text()) == before | {
+        "tokens_per_step": {"2": 1.55, "8": 3.661}
+    }
     write_index(folder)  # other components may commit other numbers of tokens
     assert load_model(folder).tokens_per_step == {}
     with pytest.raises(ValueError, match=r'model_index.json: "tokens_per_step" holds \'4\': 4.5, wanted a window'):

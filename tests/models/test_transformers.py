@@ -101,7 +101,9 @@ def condition_of(name: str, prompts: list[str] = PROMPTS) -> Condition:
     return text.condition(prompts)
 
 
-def tokens_of(name: str, method: str, sampling: Sampling, prompts: list[str] = PROMPTS, **settings: Any) -> torch.Tensor:
+def tokens_of(
+    name: str, method: str, sampling: Sampling, prompts: list[str] = PROMPTS, **settings: Any
+) -> torch.Tensor:
     built = build_decoder(METHODS[method].with_options(**settings), parts(name).target, sampling=sampling)
     return built.generate(condition_of(name, prompts), keys=[(3, i) for i in range(len(prompts))]).tokens
 
@@ -380,7 +382,9 @@ def test_decoders_of_chameleon_are_found_and_checked(tmp_path: Path) -> None:
 def test_sizes_that_a_model_cannot_make_are_refused() -> None:
     with pytest.raises(ValueError, match="the size is 30x24, wanted multiples of 8"):
         tiny.assemble("emu3", model("emu3"), None, (24, 30))
-    with pytest.raises(ValueError, match="128 rows of 128 tokens are a sequence of 16511, the model has 9216 positions"):
+    with pytest.raises(
+        ValueError, match="128 rows of 128 tokens are a sequence of 16511, the model has 9216 positions"
+    ):
         tiny.assemble("emu3", model("emu3"), None, (1024, 1024))
     with pytest.raises(ValueError, match="the tokenizer has no tokens for images of 40x40"):
         tiny.assemble("lumina", model("lumina"), processor("lumina"), (40, 40))

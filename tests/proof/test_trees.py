@@ -89,7 +89,9 @@ def drafts(draw: st.DrawFn) -> tuple[list[tuple[int, ...]], Tensor, Tensor, Samp
         nodes = [st.integers(0, max(i - 1, 0)) for i in range(len(first))]
         trees += [draw(st.tuples(*nodes)) for _ in range(images - 1)]
     known = torch.tensor(draw(st.lists(st.integers(1, COUNT), min_size=images, max_size=images)))
-    tokens = torch.randint(TOKENS, (images, COUNT), generator=torch.Generator().manual_seed(draw(st.integers(0, 10**6))))
+    tokens = torch.randint(
+        TOKENS, (images, COUNT), generator=torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    )
     return trees, tokens, known, Sampling(guidance=draw(st.sampled_from([1.0, 3.0])))
 
 
@@ -100,7 +102,9 @@ def scored(draft: Draft) -> tuple[State, DraftTree, Float[Tensor, "b r n v"]]:
     """Return a generation with a tree below the last token of each image, the tree, and the logits of its nodes."""
     trees, tokens, known, sampling = draft
     state = state_with(tokens, known, sampling)
-    nodes = torch.randint(TOKENS, (len(tokens), len(trees[0])), generator=torch.Generator().manual_seed(int(tokens.sum())))
+    nodes = torch.randint(
+        TOKENS, (len(tokens), len(trees[0])), generator=torch.Generator().manual_seed(int(tokens.sum()))
+    )
     nodes[:, 0] = tokens.gather(1, known[:, None] - 1)[:, 0]
     tree = DraftTree(nodes, shape_of(trees), "point")
     return state, tree, score(state, tree)

@@ -20,7 +20,9 @@ def test_the_teacher_mask_is_as_sampled() -> None:
 def test_the_loss_of_more_probable_tokens_is_smaller() -> None:
     target, condition = tiny_target(), tiny_condition((4, 2))
     made = generate(target, condition, sampling=Sampling(temperature=0.0), keys=[(0, 0), (0, 1)])
-    greedy, other = (nats(target, condition, tokens, has_caption=True) for tokens in (made.tokens, (made.tokens + 1) % 24))
+    greedy, other = (
+        nats(target, condition, tokens, has_caption=True) for tokens in (made.tokens, (made.tokens + 1) % 24)
+    )
     assert greedy.mean() < other.mean()
     without = nats(target, condition, made.tokens, has_caption=False)
     assert without.shape == greedy.shape and not torch.equal(without, greedy)

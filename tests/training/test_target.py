@@ -16,7 +16,7 @@ from lantern.decoding.plain import generate
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.training.data import Prepared, Record, write_prepared
-from lantern.training.features import Conditions, background_token, background_patches, number_classes
+from lantern.training.features import Conditions, background_patches, background_token, number_classes
 from lantern.training.loop import LoopConfig, train
 from lantern.training.target import CLASSES_NAME, TargetConfig, TargetTask, grow, prefix_mask
 from lantern.training.target import train as train_target

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.drafters.base import token_embeddings, target_logits
+from lantern.drafters.base import target_logits, token_embeddings
 from lantern.drafters.eagle.unroll import Unroll
 from lantern.drafters.examples import Examples, Prediction
 from lantern.models.llamagen.transformer import (

@@ -84,7 +84,9 @@ def test_callbacks_see_the_steps_of_the_loop(options: dict[str, Any] | None, mon
             if count == 0:
                 continue  # a finished picture idles
             assert torch.equal(logits[image], same[image])
-            assert a.tokens[image, :count].tolist() == b.tokens[image, :count].tolist() == c.tokens[image, :count].tolist()
+            assert (
+                a.tokens[image, :count].tolist() == b.tokens[image, :count].tolist() == c.tokens[image, :count].tolist()
+            )
             if a.verdict is not None and b.verdict is not None and a.tree is not None and b.tree is not None:
                 assert torch.equal(a.tree.tokens[image], b.tree.tokens[image])
                 assert torch.equal(a.verdict.length[image], b.verdict.length[image])

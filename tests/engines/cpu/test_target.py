@@ -58,7 +58,9 @@ class Passes:
         held = torch.randn(2 * config.n_layer, 2, config.n_head, 1 + KNOWN, config.head_dim, generator=generator)
         self.cache.buffer[:, :, :, : 1 + KNOWN] = held.repeat(1, images, 1, 1, 1)  # every image has the same
 
-    def score(self, tokens: list[int], parents: tuple[int, ...], *, first: int | None = None, known: int = KNOWN) -> Any:
+    def score(
+        self, tokens: list[int], parents: tuple[int, ...], *, first: int | None = None, known: int = KNOWN
+    ) -> Any:
         """Scores nodes behind `known` tokens; keys and values go to slots from `first` on, by default the stage."""
         config, cache, count = self.target.config, self.cache, len(tokens)
         first = cache.first_stage_slot if first is None else first
@@ -83,7 +85,8 @@ def by_single_passes(target: Target, tokens: list[int]) -> list[Tensor]:
     """The logits of tokens that are fed one by one, each committed before the next."""
     passes = Passes(target)
     return [
-        passes.score([token], (-1,), first=1 + KNOWN + i, known=KNOWN + i).logits[:, 0] for i, token in enumerate(tokens)
+        passes.score([token], (-1,), first=1 + KNOWN + i, known=KNOWN + i).logits[:, 0]
+        for i, token in enumerate(tokens)
     ]
 
 

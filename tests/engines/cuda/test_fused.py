@@ -20,7 +20,7 @@ from lantern.engines.cuda import fused
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.cuda.fused_target import FusedTarget
 from tests.engines.cuda.test_kernels import CLOSE, DEVICE, random
-from tests.engines.cuda.test_target import TOKENS, KEYS, SMALL, Scored, short_blocks, target_in
+from tests.engines.cuda.test_target import KEYS, SMALL, TOKENS, Scored, short_blocks, target_in
 
 short_blocks = short_blocks
 CONDITION = tiny_condition((4,))

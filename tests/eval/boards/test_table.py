@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lantern.eval.boards.plot import save
-from lantern.eval.boards.table import changes, tokens_ratio, figures, refusal_of, verdict
+from lantern.eval.boards.table import changes, figures, refusal_of, tokens_ratio, verdict
 from lantern.eval.json_lines import read_lines
 from lantern.eval.metrics.distances import Estimate
 
