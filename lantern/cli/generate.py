@@ -25,7 +25,6 @@ from lantern.cli.options import (
     Placement,
     advice,
     command,
-    integer,
     one_of,
     opt,
     options,
@@ -119,7 +118,9 @@ class Files:
             check_folder(place.out.parent if place.is_file else place.out)
         for option in ("name", "format", "quality", "scale", "grid"):
             if getattr(self, option) is not None and place is None:
-                raise ValueError(f"--{option} is an option of image files, which --tokens alone does not write: give --out")
+                raise ValueError(
+                    f"--{option} is an option of image files, which --tokens alone does not write: give --out"
+                )
         if self.quality is not None and place is not None and FORMATS[place.suffix] == "png":
             raise ValueError("--quality is an option of JPEG and WebP, and PNG is lossless: give --format jpeg or webp")
         self._check_combinations(method)

@@ -19,7 +19,7 @@ import re
 import types
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
@@ -43,7 +43,8 @@ class Option:
     """An option beside its name and type. `low` and `high` are inclusive bounds of numbers.
 
     parse: of one value, default the type. flag: where it is not the name. each: the values of a list are given by
-    repeating the option, otherwise they follow it. bare: the value of the option without a value.
+    repeating the option, otherwise they follow it, at least one unless `may_be_empty`. bare: the value of the option
+    without a value.
     """
 
     default: Any
@@ -56,6 +57,7 @@ class Option:
     short: str = ""
     each: bool = False
     bare: Any = None
+    may_be_empty: bool = False
     is_positional: bool = False
 
 
@@ -65,7 +67,7 @@ def opt(default: Any, help: str, low: float | None = None, high: float | None = 
 
 
 def arg(help: str, default: Any = None, **more: Any) -> Any:
-    """Declare an argument without a name; it is required unless it has a default."""
+    """Declare an argument without a name; it is required unless it has a default or may be None."""
     return Option(default, help, is_positional=True, **more)
 
 
@@ -74,7 +76,8 @@ def options(group: type[Kind]) -> type[Kind]:
     """Declare a group of options: a dataclass whose fields are declared with `opt`."""
     own = {name: one for name, one in vars(group).items() if isinstance(one, Option)}
     for name, one in own.items():
-        setattr(group, name, one.default)
+        is_list = isinstance(one.default, list)  # which dataclasses take only as a factory
+        setattr(group, name, field(default_factory=one.default.copy) if is_list else one.default)
     group.OPTIONS = {**getattr(group, "OPTIONS", {}), **own}  # type: ignore[attr-defined]
     return dataclass(frozen=True)(group)
 
@@ -87,6 +90,7 @@ def command(
     more: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> Command:
     """Return the command that a function declares by its signature and docstring; `more` adds further options."""
+
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.epilog = epilog
         add_options(parser, function)
@@ -129,7 +133,8 @@ def _groups(parameter: inspect.Parameter) -> Iterator[tuple[Any, dict[str, Optio
 
 def _add(parser: Any, name: str, kind: Any, option: Option) -> None:
     """Add one option to a parser or group."""
-    if get_origin(kind) is types.UnionType:
+    is_optional = get_origin(kind) is types.UnionType
+    if is_optional:
         kind = next(each for each in get_args(kind) if each is not types.NoneType)
     is_many = get_origin(kind) is list
     kind = get_args(kind)[0] if is_many else kind
@@ -141,11 +146,11 @@ def _add(parser: Any, name: str, kind: Any, option: Option) -> None:
         if option.each:
             how["action"] = "append"
         elif is_many:
-            how["nargs"] = "+"
+            how["nargs"] = "*" if option.may_be_empty else "+"
         elif option.bare is not None:
             how |= {"nargs": "?", "const": option.bare}
     if option.is_positional:
-        how["nargs"] = how.get("nargs") if option.default is None else "?"
+        how |= {"nargs": "?"} if is_optional or option.default is not None else {}
         parser.add_argument(name, **how | {"metavar": option.metavar or name.upper()})
     else:
         names = [option.short] * bool(option.short) + [option.flag or flag(name)]
