@@ -56,7 +56,7 @@ def complete(
 def _fill(parser: argparse.ArgumentParser, name: str, words: Sequence[str]) -> None:
     """Add the options of a command, with the settings of the method that the words name."""
     import_module(f"lantern.cli.{name}").COMMAND.add_arguments(parser)
-    named = {METHODS[word] for word in words if word in METHODS}
+    named = [METHODS[word] for word in words if word in METHODS]
     settings = {option.flag for method in named for option in method.options.values()}
     for action in parser._actions:
         if settings & set(action.option_strings):
