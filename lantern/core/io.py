@@ -337,7 +337,7 @@ def _pickle_fault(error: Exception) -> str:
     """Return the fault that torch found, without its advice to load the file in other ways."""
     text = one_line(error)
     if found := re.search(r"GLOBAL (\S+)", str(error)):
-        return f"it holds {found[1]}, which is token"
+        return f"it holds {found[1]}, which is code"
     is_damaged = "weights_only" in str(error) or not isinstance(error, OSError | RuntimeError | ValueError)
     return "its pickle is damaged" if is_damaged else text.split(". ")[0]
 

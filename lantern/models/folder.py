@@ -490,7 +490,7 @@ def record_tokens_per_step(folder: Path, tokens: Mapping[int, float]) -> None:
 
 
 def write_door(folder: str | Path) -> None:
-    """Write `pipeline.py`, through which diffusers loads a folder as remote token."""
+    """Write `pipeline.py`, through which diffusers loads a folder as remote code."""
     with atomic_write(Path(folder) / DOOR_NAME) as temporary:
         temporary.write_text(DOOR, encoding="utf-8")
 
