@@ -1,7 +1,9 @@
 """`lantern bench`: measures the speedup of methods over the fastest plain decoding on this machine."""
 
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from json import dumps
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ DRAFTER_HELP = (
     "method whose drafter is measured, such as eagle1 (one step per depth) or parallelspec (one step for all depths) "
     "(default eagle1)"
 )
-VARIANTS_HELP = "how methods run, of eager, cpu, graph, each also +int8 (default all that the device has)"
+VARIANTS_HELP = "how methods run, of eager, cpu, graph, each also +int8 (default those of --baseline, else all)"
 BASELINE_HELP = (
     "how plain decoding runs beside --variants; the fastest is the baseline (default all that the device has)"
 )
@@ -72,31 +74,34 @@ def bench(
     of_shape: OfShape,
     machine: Machine,
 ) -> int:
-    """Measure the speedup of methods over the fastest plain decoding."""
+    """Measure the speedup of methods over the fastest plain decoding.
+
+    After a signal the table and the JSON line are those of the whole rounds before.
+    """
     is_shape, model_only = bool(of_shape.shape), {"methods": of_model.methods, "prompts_file": of_model.prompts_file}
     for name, value in {**model_only, **vars(distribution)}.items() if is_shape else vars(of_shape).items():
         if value is not None:
             other = "a model, not of --shape" if is_shape else "--shape, which is missing"
             raise ValueError(f"{flag(name)} is an option of {other}")
     check_file("--out", out)
-    from lantern.eval.speed.bench import BenchOptions, measure, render
+    from lantern.eval.speed.bench import BenchOptions, measure
     from lantern.eval.speed.contenders import kinds_of
+    from lantern.eval.speed.race import CutShort
     from lantern.models.folder import pick_device
 
     machine.set_threads()
     # plain decoding runs in every way unless --baseline restricts it
-    chosen: dict[str, Any] = {"dtypes": dtype, "kinds": variants}
+    chosen: dict[str, Any] = {"dtypes": dtype, "kinds": variants or baseline}
     chosen |= {"baselines": baseline or kinds_of(pick_device(machine.device))}
     fixed = {"images": images, "device": machine.device, "is_quiet": machine.quiet}
-    found = []
+    runs: list[Callable[[], dict[str, Any]]] = []
     if is_shape:
-        from lantern.eval.speed.shapes import ShapeOptions
-        from lantern.eval.speed.shapes import measure as measure_shape
+        from lantern.eval.speed import shapes
 
         chosen |= {"taus": of_shape.tau, "tokens": of_shape.tokens, "tree": of_shape.tree, "drafter": of_shape.drafter}
         given = {name: value for name, value in chosen.items() if value}
-        for shape in of_shape.shape or ():
-            found += [measure_shape(ShapeOptions(shape=shape, batch=size, **given, **fixed)) for size in batch]
+        for shape, size in product(of_shape.shape or (), batch):
+            runs.append(partial(shapes.measure, shapes.ShapeOptions(shape=shape, batch=size, **given, **fixed)))
     else:
         chosen["methods"] = of_model.methods
         if of_model.prompts_file is not None:
@@ -105,11 +110,28 @@ def bench(
             chosen["prompts"] = read_prompts(of_model.prompts_file)
         given = {name: value for name, value in chosen.items() if value}
         fixed |= {"model": of_model.model, "batches": batch, "sampling": distribution.given(), "seed": seed}
-        found.append(measure(BenchOptions(**given, **fixed)))
-    print("\n\n".join(map(render, found)), file=sys.stderr if json else sys.stdout)
-    figures = found[0] if len(found) == 1 else {"what": "shapes", "shapes": found}
-    line = dumps(figures, ensure_ascii=False, allow_nan=False)
-    if json:
+        runs.append(partial(measure, BenchOptions(**given, **fixed)))
+    found: list[dict[str, Any]] = []
+    try:
+        for run in runs:
+            found.append(run())
+    except KeyboardInterrupt as stop:
+        found += [stop.found] if isinstance(stop, CutShort) else []
+        if found:
+            _report(found, out, is_json=json)
+        raise (stop.__cause__ or stop) from None
+    return _report(found, out, is_json=json)
+
+
+def _report(found: Sequence[dict[str, Any]], out: Path | None, *, is_json: bool) -> int:
+    """Print and write the figures; return 1 if an exact method did not give plain decoding's tokens."""
+    from lantern.eval.speed.bench import render
+
+    print("\n\n".join(map(render, found)), file=sys.stderr if is_json else sys.stdout)
+    line = dumps(
+        found[0] if len(found) == 1 else {"what": "shapes", "shapes": found}, ensure_ascii=False, allow_nan=False
+    )
+    if is_json:
         print(line)
     if out is not None:
         from lantern.core.io import atomic_write
