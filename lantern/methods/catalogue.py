@@ -78,7 +78,7 @@ GROUPS = dict(
     p_radius=opt(1.0, 0, 1, "largest difference of probabilities within a group"),
     d_radius=opt(1e6, 0, 1e6, "largest distance of codebook vectors within a group"),
 )
-REFUSED = "distribution after a refusal: the paper's, that of the authors' token, or COOL-SD's of least total variation"
+REFUSED = "distribution after a refusal: of the paper, of the released program, or COOL-SD's of least total variation"
 CLAIMS = dict(
     residual=opt("paper", help=REFUSED, choices=("paper", "released", "cool")),
     shared=opt(False, help="whether the siblings of a node share one delta; as published each has its own"),
@@ -514,7 +514,7 @@ def lantern(
 OF_58 = dict(k=0.061, delta=0.4, mode="point", tree="eagle2_58_10_5")  # k is 1,000 of LlamaGen's 16,384
 NEAR = "LANTERN as published: EAGLE-2's 58 nodes, delta 0.4, the nearest 6 % of the codebook"
 preset("lantern-paper", "lantern", NEAR, **OF_58)
-preset("lantern-released", "lantern", f"{NEAR}, the residual of its token", residual="released", **OF_58)
+preset("lantern-released", "lantern", f"{NEAR}, the residual of the released program", residual="released", **OF_58)
 
 
 @method(CLAIMS, name="lantern++", paper="2502.06352", page="lantern-pp")

@@ -2,7 +2,7 @@
 
 The tokens right behind the last committed one were sampled with another token in its place, so they are the most likely
 to be wrong. The paper puts a K-ary tree of samples from these stale distributions there, continues with one chain, and
-couples what is not committed. In the released token the row that is accepted longest is taken even where an earlier
+couples what is not committed. In the released program the row that is accepted longest is taken even where an earlier
 sibling was not rejected, which changes the distribution. Here the target's arg-max of log p + g decides at every node,
 and the image is that of plain decoding.
 
