@@ -8,9 +8,11 @@ import dataclasses
 import difflib
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from lantern.drafters.parts import ADD_ONS, DRAFTER, resolved
@@ -422,10 +424,23 @@ def build(method: Method, give: Mapping[str, Any], *, greedy: bool) -> tuple[Any
     return made.drafter and made.drafter.make(get), made.verifier and made.verifier.make(get)
 
 
+def check_parts(method: Method, folder: Path) -> None:
+    """Raise ValueError if a model's folder lacks a trained network that the method reads."""
+    for ask in method.made.all():
+        is_network = isinstance(ask, Ask) and ask.what in ("drafter", "part")
+        if is_network and not os.path.lexists(folder / _folder_of(ask)):
+            raise ValueError(f'method "{method.name}" needs {_lacking(ask, method.name)}')
+
+
+def _folder_of(ask: Ask) -> str:
+    name = DRAFTER if ask.what == "drafter" else ask.value
+    return ADD_ONS[name].folder if name in ADD_ONS else f"parts/{name}"
+
+
 def _lacking(ask: Ask, name: str) -> str:
     """Return what a method lacks, and how to get it."""
     if ask.what == "part":
-        folder = ADD_ONS[ask.value].folder if ask.value in ADD_ONS else f"parts/{ask.value}"
+        folder = _folder_of(ask)
         return (
             f'the trained part "{ask.value}", which this model lacks: train it (`lantern methods {name}` has the '
             f"command), and put it into the model's folder as {folder}"

@@ -6,17 +6,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.drafters.policies.policy import Layer, Limits, PolicyDefaults, State
+from lantern.drafters.policies.policy import Layer, Limits, Policy, State
 
 
 @dataclass(frozen=True)
-class Svip(PolicyDefaults):
+class Svip(Policy):
     """Drafts nothing below a node whose distribution has sqrt(c H(q)) above `threshold`, with H the entropy in nats.
 
     By Pinsker's inequality acceptance is at least 1 - sqrt(KL(p, q) / 2), and KL is estimated as a multiple of H(q).
     The constants for text (c 0.15, threshold 0.3) stop at 0.6 nats, below the entropy of most distributions of image
     tokens, so the threshold was refitted. The root is always extended: the paper (equation 7, algorithm 1) tests the
-    distribution of the next token before it is drafted. With `keeps`, as in the released program, the distribution of
+    distribution of the next token before it is drafted. With `keeps`, as in the released code, the distribution of
     the token just drafted is tested: the token stays, and drafting stops behind a depth without a certain node.
     ValueError unless both are positive.
     """
