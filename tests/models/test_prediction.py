@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lantern.cli.main import main
-from lantern.core.io import embedded_model
+from lantern.core.places import embedded_model
 from lantern.core.sampling import Sampling
 from lantern.decoding import prompt as prefill
 from lantern.engines.engine import EAGER
