@@ -288,7 +288,7 @@ def _parts(method: Method, model: str, *, has_prompts: bool, has_pixels: bool) -
         "text": has_prompts,
         "vq": has_pixels,
         "drafter": is_any or method.made.reads_drafter,
-        "neighbours": is_any or method.made.columns > 0,
+        "neighbours": is_any or bool(method.made.asks("neighbours")),
     }
     return frozenset(part for part, is_needed in needs.items() if is_needed)
 

@@ -362,7 +362,8 @@ def load_component(
     Names, shapes and dtypes in the file's header are compared with those of the module before its memory is written,
     so that the operating system has not allocated it yet; `verify` compares the file with its SHA-256 where the folder
     lists one (`lantern.core.io`). Each layer is read, converted, and given to `change` with its name before the next
-    one, so that memory holds little more than the module in its `dtype`. `digest` receives the stored tensors.
+    one, the largest first, so that memory holds little more than the module in its `dtype`. `digest` receives the
+    stored tensors.
     ValueError names the file that does not fit.
     """
     folder = Path(folder)
@@ -375,7 +376,7 @@ def load_component(
         verify_files(folder, [WEIGHTS_NAME])
     rest = set(expected)
     del expected
-    for name, part in _layers(module):
+    for name, part in sorted(_layers(module), key=lambda layer: -sum(p.numel() for p in layer[1].parameters())):
         own = {key for key in rest if key.startswith(f"{name}.")}
         rest -= own
         part._apply(partial(_placed, device=device, dtype=dtype))
@@ -387,7 +388,7 @@ def load_component(
             del state
         if change is not None:
             change(name, part)
-        _trim()
+        trim_memory()
     if rest:  # the module's own, and those of modules with weights of both kinds
         module._apply(partial(_placed, device=device, dtype=dtype), recurse=False)
         state = load_tensors(path, rest)
@@ -404,8 +405,8 @@ def _layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield from ((f"{name}.{number}", one) for number, one in inner) if inner else ((name, child),)
 
 
-def _trim() -> None:
-    """Return memory that a layer took for a moment to the operating system, where the C library can."""
+def trim_memory() -> None:
+    """Return memory that is no longer used to the operating system, where the C library can."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
