@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lantern.core.config import WEIGHTS, Weights, install_hint
+from lantern.core.io import trim_memory
 
 PARTS: dict[Weights, tuple[str, ...]] = {"full": (), "int8": ("layers", "output"), "int4": ("layers",)}
 GROUP = 32
@@ -86,7 +87,9 @@ def quantize(name: str, part: nn.Module, weights: Weights) -> None:
             config = Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format="tile_packed_to_4d")  # type: ignore[arg-type]
         else:
             config = IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(GROUP))  # type: ignore[attr-defined]
-        quantize_(part, config, filter_fn=lambda module, _: isinstance(module, nn.Linear))
+        for linear in [module for module in part.modules() if isinstance(module, nn.Linear)]:
+            quantize_(linear, config, filter_fn=lambda module, _: isinstance(module, nn.Linear))
+            trim_memory()  # torchao takes many times the memory of a linear, for a moment
 
 
 def check_widths(name: str, part: nn.Module) -> None:

@@ -275,7 +275,7 @@ class Generator:
     def assemble(self) -> None:
         """Build the drafter and verifier anew, which drops the caches that they keep between batches."""
         model, method, sampling = self.model, self.method, self.sampling
-        columns = method.made.columns
+        columns = method.made.columns(model.target.config.vocab_size)
         codebook = None if method.exact else model.codebook
         self.parts = build_decoder(
             method,

@@ -132,6 +132,10 @@ class RejectionVerifier:
             node = numbers.where(is_alive, test.taken, node)
             at = numbers.nodes(node)
             left = numbers.where(is_alive, probabilities(rows.log_p(at)[:, 0]), left)
+        closing = torch.zeros_like(left[:, 0])
+        if self.relaxation is not None and self.relaxation.takes_best:
+            closing = 1.0 - left.amax(1)
+            left = torch.nn.functional.one_hot(largest(left, rows.may_stop), left.shape[1]).to(left.dtype)
         next_token = self.draw(logs(left)[:, None], rows.places.gather(1, at), noise, rows.may_stop)[:, 0]
         if not tests:
             return Verdict(tree.tokens[:, :0], torch.zeros_like(next_token), next_token)
@@ -142,6 +146,7 @@ class RejectionVerifier:
             return Verdict(path, length, next_token)
         relaxed = pad(numbers.stacked([test.is_relaxed for test in tests]).to(left.dtype), (0, missing))
         spent = pad(torch.stack([test.spent for test in tests if test.spent is not None], 1), (0, missing + 1))
+        spent = spent.scatter_add(1, length[:, None], closing[:, None])
         known = [test.distance for test in tests if test.distance is not None]
         distance = pad(torch.stack(known, 1), (0, missing + 1)) if len(known) == len(tests) else None
         cost = Cost(relaxed, spent.clamp(max=1.0), distance, self.relaxation.bound)

@@ -90,7 +90,7 @@ def test_every_field_has_a_value(model: str) -> None:
 
 
 def test_help_lists_the_fields(capsys: Capture) -> None:
-    assert main(["--help"]) == 0
+    assert main(["--help-all"]) == 0
     out = capsys.readouterr().out.replace("\n", " ")
     assert all(name in out for name in FIELDS)
 
@@ -151,7 +151,8 @@ def test_pictures_are_enlarged_by_the_scale_of_the_model(tmp_path: Path) -> None
 
 
 def test_the_embedded_model_writes_256_pixels() -> None:
-    from lantern.core.io import embedded_model, read_config
+    from lantern.core.io import read_config
+    from lantern.core.places import embedded_model
     from lantern.models.folder import read_index
 
     folder = embedded_model()
