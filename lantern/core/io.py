@@ -389,7 +389,7 @@ def _pickle_fault(error: Exception) -> str:
     """Return the fault that torch found, without its advice to load the file in other ways."""
     text = one_line(error)
     if found := re.search(r"GLOBAL (\S+)", str(error)):
-        return f"it holds {found[1]}, which is token"
+        return f"it holds {found[1]}, which is code"
     is_damaged = "weights_only" in str(error) or not isinstance(error, OSError | RuntimeError | ValueError)
     return "its pickle is damaged" if is_damaged else text.split(". ")[0]
 
@@ -419,7 +419,7 @@ def load_component(
     """
     folder = Path(folder)
     config, path = load_config(kind, folder / CONFIG_NAME), folder / WEIGHTS_NAME
-    with _NoInitialisation():
+    with NoInitialisation():
         module = _built(build, config, folder)
     expected = module.state_dict()
     check_state(read_header(path), expected, source=path)
@@ -478,7 +478,7 @@ def _built(build: Callable[[Config], Module], config: Config, folder: Path) -> M
         raise ValueError(f"{source} describes a module that cannot be built: {one_line(error)}") from error
 
 
-class _NoInitialisation(TorchFunctionMode):
+class NoInitialisation(TorchFunctionMode):
     """Leaves new parameters and large buffers uninitialised: memory that is never written is not allocated.
 
     The meta device does the same, but torch then imports sympy, which takes seconds and 150 MiB.

@@ -1,11 +1,12 @@
 """Training examples and predictions: the interface between a drafter's module and its training."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 EXTRAS = ("prompt", "layers")
 
@@ -66,9 +67,8 @@ class Prediction:
     weights: Float[Tensor, "b m"] | None = None
 
 
-@runtime_checkable
-class Trainee(Protocol):
-    """A module that the training loop can train. `reads` names the EXTRAS of `Examples` that it needs.
+class Trainee(nn.Module, ABC):
+    """A module that `lantern train drafter` trains.
 
     Its config is a frozen dataclass with the fields `kind` and `target` and a classmethod `for_target(target_config,
     **changes)`.
@@ -78,18 +78,18 @@ class Trainee(Protocol):
 
     @property
     def reads(self) -> frozenset[str]:
-        """Return names out of EXTRAS."""
-        ...
+        """The names out of EXTRAS that it needs in `Examples`."""
+        return frozenset()
 
     @property
     def least_depths(self) -> int:
-        """Return the least number of depths in training that trains all of the module."""
-        ...
+        """The least number of depths in training that trains all of the module."""
+        return 1
 
+    @abstractmethod
     def init_for(self, target: Any, generator: torch.Generator) -> None:
         """Set the weights from which training starts, for this target."""
-        ...
 
+    @abstractmethod
     def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
         """Return its drafts at depths 1 .. `depths` from true tokens, with gradients; inputs are as in drafting."""
-        ...

@@ -246,7 +246,7 @@ class LanternPipeline(DiffusionPipeline):
             raise ValueError(f"{folder} is not a model: it has no transformer/ folder")
         options.setdefault("low_cpu_mem_usage", False)
         if is_there(folder / "text_encoder") and not {"text_encoder", "tokenizer"} <= set(options):
-            text = load_text_encoder(folder, torch.device("cpu"), torch.float32)
+            text = load_text_encoder(folder, torch.device("cpu"), torch.float32, by_library=True)
             options = {"text_encoder": text.model, "tokenizer": text.tokenizer} | options
         has_own_target = "transformer" not in options
         pipe = super().from_pretrained(str(folder), **options)

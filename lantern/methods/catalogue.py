@@ -12,7 +12,7 @@ from typing import Any
 
 from lantern.methods.method import Call, Made, Parts, lazy, method, opt, preset
 
-EagleDrafter, EagleChain = lazy("lantern.drafters.eagle.drafter", "EagleDrafter", "EagleChain")
+EagleDrafter = lazy("lantern.drafters.eagle.drafter", "EagleDrafter")
 GrowingDrafter, Growth = lazy("lantern.drafters.eagle.dynamic", "GrowingDrafter", "Growth")
 ViSpecDrafter, GrowingViSpecDrafter = lazy("lantern.drafters.eagle.vispec", "ViSpecDrafter", "GrowingViSpecDrafter")
 FrSpec, GrowingFrSpec = lazy("lantern.drafters.eagle.fr_spec", "fr_spec", "growing_fr_spec")
@@ -52,7 +52,7 @@ GROWTH = dict(
     spread=opt(1.25, 0, None, "standard deviation of the target's scores about the drafter's"),
 )
 ADAPTIVE = dict(adaptive=opt(True, help="whether the policy chooses the size of the next tree; CUDA graphs need false"))
-INITS = ("random", "repeat-left", "drafter")
+INITS = ("random", "repeat-left")
 WINDOWS = dict(
     window=opt(16, 2, 10**6, "tokens scored in one pass; longer windows are cut to the image"),
     init=opt("repeat-left", help="first tokens of the window's new places", choices=INITS),
@@ -78,7 +78,7 @@ GROUPS = dict(
     p_radius=opt(0.15, 0, 1, "largest difference of probabilities within a group"),
     d_radius=opt(0.5, 0, 1e6, "largest distance of codebook vectors within a group"),
 )
-REFUSED = "distribution after a refusal: the paper's, or that of the authors' token"
+REFUSED = "distribution after a refusal: the paper's, or that of the authors' code"
 CLAIMS = dict(
     residual=opt("paper", help=REFUSED, choices=("paper", "released")),
     shared=opt(False, help="whether the siblings of a node share one delta; as published each has its own"),
@@ -139,12 +139,8 @@ def grown(
 
 
 def windowed(m: Parts, window: int, init: str, keeps: bool = True, least: float = 0.0) -> Call:
-    """A Jacobi window; with init "drafter" the model's own drafter guesses 3 tokens, as a step rarely frees more."""
-    behind = None
-    if init == "drafter":
-        behind = EagleChain(m.drafter, m.target, window=window, length=3, is_gumbel=not keeps, sampling=m.sampling)
-    how = dict(keeps_distributions=keeps, continuation=behind, least=least)
-    return JacobiDrafter(m.target, window=window, init=init, **how)
+    """A Jacobi window."""
+    return JacobiDrafter(m.target, window=window, init=init, keeps_distributions=keeps, least=least)
 
 
 def tested(mode: str) -> Call:
@@ -364,11 +360,10 @@ def fr_spec(
     m: Parts,
     tree: str = TREE,
     vocabulary: int = opt(512, 1, None, "number of most frequent tokens that the head scores"),
-    near: int = opt(0, 0, None, "tokens near the left and upper tokens that it scores as well, of each"),
 ):
-    """FR-Spec: EAGLE-1 with a head over frequent tokens and those near the neighbours"""
-    how = dict(vocabulary=vocabulary, near=near, tree=named(tree), mode="gumbel", sampling=m.sampling)
-    return FrSpec(m.drafter, m.target, m.part("fr-spec"), m.neighbours(near) if near else None, **how), Gumbel()
+    """FR-Spec: EAGLE-1 with a head over frequent tokens"""
+    how = dict(vocabulary=vocabulary, tree=named(tree), mode="gumbel", sampling=m.sampling)
+    return FrSpec(m.drafter, m.target, m.part("fr-spec"), **how), Gumbel()
 
 
 SHARE = opt(0.25, 0, 1, "share of the tokens that the head scores")

@@ -354,12 +354,16 @@ def load_target(
     return marked(load_component(Transformer, TransformerConfig, folder, change=change, **how), weights)
 
 
-def load_text_encoder(folder: Path, device: torch.device, dtype: torch.dtype, *, verify: bool = True) -> TextEncoder:
-    """Load the text encoder and its tokenizer, without transformers' progress bars."""
-    from transformers import logging
-
+def load_text_encoder(
+    folder: Path, device: torch.device, dtype: torch.dtype, *, verify: bool = True, by_library: bool = False
+) -> TextEncoder:
+    """Load the text encoder and its tokenizer, as objects of transformers where needed or asked for by `by_library`."""
     if verify:
         verify_files(folder / "text_encoder", read_checksums(folder / "text_encoder"))
+    if not by_library:
+        return TextEncoder.load(folder / "text_encoder", dtype=dtype).to(device)
+    from transformers import logging
+
     had_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -487,7 +491,7 @@ def record_tokens_per_step(folder: Path, tokens: Mapping[int, float]) -> None:
 
 
 def write_door(folder: str | Path) -> None:
-    """Write `pipeline.py`, through which diffusers loads a folder as remote token."""
+    """Write `pipeline.py`, through which diffusers loads a folder as remote code."""
     with atomic_write(Path(folder) / DOOR_NAME) as temporary:
         temporary.write_text(DOOR, encoding="utf-8")
 

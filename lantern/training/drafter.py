@@ -9,10 +9,10 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lantern.core.io import load_component, read_config, save_component, weights_digest
 from lantern.core.sampling import Sampling
@@ -90,21 +90,16 @@ class DrafterTask(Task):
     ValueError if `unroll` is too small for the drafter's layers.
     """
 
-    def __init__(self, config: DrafterConfig, target: Any, source: Source, *, module: nn.Module | None = None) -> None:
+    def __init__(self, config: DrafterConfig, target: Any, source: Source, *, module: Trainee | None = None) -> None:
         super().__init__()
         self.config, self.sampling = config, config.sampling
         self.drafter = module or new_module(config.kind, target, config.model, seed=config.loop.seed)
         # later specialist layers would not be trained otherwise
-        if config.unroll < (least := self.trainee.least_depths):
+        if config.unroll < (least := self.drafter.least_depths):
             raise ValueError(f"unroll is {config.unroll}, wanted at least {least}: the first depth of the last layer")
         self.frozen = (target.requires_grad_(False).eval(),)
         self._source = source
         self.batch_tokens = config.batch * target.config.block_size
-
-    @property
-    def trainee(self) -> Trainee:
-        """The module by the protocol of trained drafters."""
-        return cast(Trainee, self.drafter)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return AdamW over the trainable weights of the drafter."""
@@ -130,7 +125,7 @@ class DrafterTask(Task):
         with torch.no_grad(), torch.autocast(examples.tokens.device.type, enabled=False):
             p = self.sampling.filtered(self._logits(examples.rows, examples)).exp()
         made = []
-        for predicted in self.trainee.training_predictions(examples, self.config.unroll):
+        for predicted in self.drafter.training_predictions(examples, self.config.unroll):
             logits = predicted.logits
             if predicted.rows is not None:
                 logits = self._logits(predicted.rows, examples)
@@ -198,7 +193,7 @@ class DrafterTask(Task):
 
     def export(self, folder: Path) -> None:
         """Write the drafter to `folder/drafter`."""
-        save_component(self.drafter.state_dict(), self.trainee.config, folder / "drafter", dtype=torch.bfloat16)
+        save_component(self.drafter.state_dict(), self.drafter.config, folder / "drafter", dtype=torch.bfloat16)
 
 
 def for_tokens(config: DrafterConfig, target: TransformersTarget) -> DrafterConfig:
@@ -246,7 +241,7 @@ def train(
     texts = [record.captions[0][0] for record in prepared.records if record.split == "train"]
     how: dict[str, Any] = {"sampling": config.sampling, "seed": config.loop.seed}
 
-    def make(model: Any) -> nn.Module:
+    def make(model: Any) -> Trainee:
         if init is not None:
             return load_kind(config.kind, init, model)
         return new_module(config.kind, model, config.model, seed=config.loop.seed)
@@ -256,7 +251,7 @@ def train(
         assert found.text is not None
         config, model = for_tokens(config, found.target), found.target
         module = make(model)
-        teacher: AnyTeacher = TokenTeacher(model, found.text, texts, reads=cast(Trainee, module).reads, **how)
+        teacher: AnyTeacher = TokenTeacher(model, found.text, texts, reads=module.reads, **how)
         read = hashlib.sha256(repr(texts).encode()).hexdigest()
     else:
         if text_encoder is None:
@@ -266,7 +261,7 @@ def train(
         model.to(device)
         encoder, read = TextEncoder.from_pretrained(text_encoder, tokenizer), captions_name(text_encoder, prepared)
         captions = encode_captions(encoder, prepared, cache / read, slots=config.slots)
-        teacher = Teacher(model, captions, texts, reads=cast(Trainee, module).reads, **how)
+        teacher = Teacher(model, captions, texts, reads=module.reads, **how)
     source: Source = teacher
     if config.source == "offline":
         numbers, weights = (config.loop.seed, config.pictures, config.shard), weights_digest(model.state_dict())

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import nn
 
 from lantern.core.config import build_config, hint_for
 from lantern.core.io import CONFIG_NAME, load_component, read_config, weights_digest
@@ -33,15 +32,15 @@ def digest_of(target: Any) -> str | None:
     return weights_digest(target.state_dict()) if target.config.family == "llamagen" else None
 
 
-def new_module(kind: str, target: Any, fields: dict[str, Any], *, seed: int) -> nn.Module:
+def new_module(kind: str, target: Any, fields: dict[str, Any], *, seed: int) -> Trainee:
     """Return a new module for a target; `fields` change its config."""
     entry = find_kind(kind)
-    module = entry.module(entry.config.for_target(target.config, target=digest_of(target), **fields))
-    cast(Trainee, module).init_for(target, torch.Generator().manual_seed(seed))
+    module: Trainee = entry.module(entry.config.for_target(target.config, target=digest_of(target), **fields))
+    module.init_for(target, torch.Generator().manual_seed(seed))
     return module
 
 
-def load_kind(kind: str, folder: Path, target: Any) -> nn.Module:
+def load_kind(kind: str, folder: Path, target: Any) -> Trainee:
     """Load a trained module to continue from and record this target in its config; LANTERN's folders load too.
 
     ValueError for a module of another kind or for another target.

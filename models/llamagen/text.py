@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import check_finite, is_there, read_header
 from lantern.core.types import Condition
+from lantern.models.llamagen import t5
 
 _DOMAIN = r"[.](?:com|co|ru|net|org|edu|gov|it)"
 _HOST = rf"[a-zA-Z0-9.\-]+{_DOMAIN}[\w/-]*\b/?(?!@)"
@@ -241,12 +242,17 @@ def load_tokenizer(folder: Path, tokens: int) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         tokenizer("a", padding="max_length", max_length=2, truncation=True)
-        highest = max(tokenizer.get_vocab().values(), default=-1)
+        tokenizer.get_vocab()
     except Exception as error:  # as above
         raise ValueError(f"{file} holds no tokenizer that loads: {one_line(error)}") from error
+    _check_vocabulary(tokenizer, tokens, file)
+    return tokenizer
+
+
+def _check_vocabulary(tokenizer: Any, tokens: int, file: Path) -> None:
+    highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= tokens:
         raise ValueError(f"{file} has tokens up to {highest}, the text encoder {tokens}: they do not fit")
-    return tokenizer
 
 
 def check_text_files(folder: Path, tokenizer_dir: Path | None = None) -> None:
@@ -265,11 +271,23 @@ def _check_tokenizer_configs(folder: Path) -> None:
 
 
 class TextEncoder:
-    """A T5-type encoder with its tokenizer: a transformers encoder model and a transformers tokenizer."""
+    """A T5-type encoder with its tokenizer: those of `lantern.models.llamagen.t5`, or of transformers."""
 
     def __init__(self, model: nn.Module, tokenizer: Any) -> None:
         self.model: Any = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
+
+    @classmethod
+    def load(cls, folder: Path, *, dtype: torch.dtype) -> "TextEncoder":
+        """Load from local files without transformers, where they need none; see `from_pretrained`."""
+        weights, words = resolve_folders(folder, None)
+        check_limits(weights / "config.json")
+        _check_tokenizer_configs(words)
+        found = t5.load(weights, words, dtype=dtype)
+        if found is None:
+            return cls.from_pretrained(folder, dtype=dtype)
+        _check_vocabulary(found[1], found[0].config.vocab_size, words / TOKENIZER_FILES[0])
+        return cls(*found)
 
     @classmethod
     def from_pretrained(
@@ -377,7 +395,8 @@ class TextEncoder:
         rows = []
         with torch.no_grad():
             for some, valid in zip(ids.split(batch_size), mask.split(batch_size), strict=True):
-                rows.append(self.model(input_ids=some, attention_mask=valid.long()).last_hidden_state)
+                found = self.model(input_ids=some, attention_mask=valid.long())
+                rows.append(getattr(found, "last_hidden_state", found))  # of transformers
         return rotate_to_right(torch.cat(rows), mask)
 
     def _caption(self, prompt: str, clean: bool, allow_empty: bool) -> str:

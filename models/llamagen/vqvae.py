@@ -208,11 +208,6 @@ class Decoder(nn.Module):
         self.norm_out = group_norm(previous)
         self.conv_out = nn.Conv2d(previous, 3, 3, padding=1)
 
-    @property
-    def last_layer(self) -> Tensor:
-        """Weight of the last convolution, used to balance adversarial losses."""
-        return self.conv_out.weight
-
     def forward(self, z: Float[Tensor, "b z h w"]) -> Float[Tensor, "b 3 h2 w2"]:
         """Map latents to pixels, nominally in [-1, 1], not clamped."""
         x = self.conv_in(z)

@@ -14,13 +14,13 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, Generation, Step
 from lantern.drafters.eagle.dynamic import GrowingDrafter, Growth
 from lantern.drafters.policies.eagle2 import Eagle2
-from lantern.drafters.policies.policy import STOPPED_BELOW, Layer, Limits, Pool, State, TreeSize, not_stopped, size_of
+from lantern.drafters.policies.policy import STOPPED_BELOW, Layer, Limits, Policy, State
 from lantern.drafters.trees.static import grown
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.methods import METHODS
-from lantern.methods.method import Call, Parts
+from lantern.methods.method import Call
 from tests.tiny import tiny_eagle
-from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, made_of, plain_tokens, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, made_of, tiny_decoder
 
 DYNAMIC = [name for name, method in METHODS.items() if method.made.calls("Growth") and method.exact]
 RATES = (0.43, 0.17, 0.08, 0.05, 0.03, 0.02, 0.013, 0.007)
@@ -84,29 +84,18 @@ def test_adaptive_sizes_change_no_token(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Policy):
     """Probabilities by rank alone."""
 
     rates: tuple[float, ...]
     is_predictable: ClassVar[bool] = True
-    saves: ClassVar[bool] = False
-    reads_neighbours: ClassVar[bool] = False
 
     def begin(self, size: Limits) -> State:
         return (torch.tensor(self.rates).log(),)
 
-    def plan(self, state: State) -> State:
-        return state
-
     def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
         assert layer.log_q is None and layer.match is None
         return state[0].expand(*layer.reach.shape, -1), state
-
-    def preferred_size(self, pool: Pool, state: State) -> TreeSize:
-        return size_of(pool, not_stopped(pool.values))
-
-    def observe(self, state: State, step: Step, chances: Float[Tensor, "b n"]) -> State:
-        return state
 
 
 def growing(policy: Any, growth: Growth, mode: DraftMode = "gumbel") -> GrowingDrafter:
@@ -215,15 +204,6 @@ def test_relaxations_read_each_images_own_tree() -> None:
         run = tiny_decoder(made_of("eagle2", records, relaxed.verifier)).generate(CONDITION, keys=KEYS)
         assert torch.equal(run.tokens, made("eagle2").tokens) == is_exact
         assert (run.total_variation > 0).any() != is_exact
-
-
-@pytest.mark.parametrize("part", ["eagle3", "poss"])
-def test_trees_grow_on_other_eagle_modules(part: str) -> None:
-    grown = METHODS["eagle2"].made.drafter
-    assert grown is not None
-    on_part = replace(grown, args=(Parts().part(part), *grown.args[1:]))
-    parts = tiny_decoder(made_of("eagle2", on_part, METHODS["eagle2"].made.verifier))
-    assert torch.equal(parts.generate(CONDITION, keys=KEYS).tokens, plain_tokens())
 
 
 def test_graphs_with_adaptive_sizes_raise() -> None:

@@ -8,11 +8,8 @@ from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from lantern.drafters.examples import Examples, fused_layers
 from lantern.training.kinds import new_module
-from tests.drafters.sampled_trees import check_paths, eagle_drafts
 from tests.tiny import tiny_condition, tiny_target
-from tests.tiny_decoder import SAMPLING
 from tests.tiny_parts import tiny_part
-from tests.uncached import uncached
 
 TARGET = tiny_target(n_layer=5)
 CONDITION = tiny_condition((4, 2))
@@ -49,25 +46,6 @@ def test_one_prompt_cache_serves_drafters_with_and_without_taps() -> None:
     assert torch.equal(tapped.features, plain.features)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("layers", [1, 2])
-def test_drafts_follow_passes_without_a_cache(layers: int) -> None:
-    """Distributions of every drafted path: true layers for what is committed, own outputs behind it, no cache."""
-    module = Eagle3(Eagle3Config.for_target(TARGET.config, layers=layers, fused=(1, 2, 4))).eval()
-    generator = torch.Generator().manual_seed(4)
-    for parameter in module.parameters():
-        parameter.data.normal_(0.0, 0.2 if parameter.ndim == 2 else 0.5, generator=generator)
-    drafts = eagle_drafts(module, TARGET, CONDITION)
-    rows = uncached(TARGET, CONDITION, drafts[1], "fused", taps=(1, 2, 4))[:, :, 5:-1]
-    entered = module.enter(SAMPLING.guide(rows, torch.arange(16).expand(2, -1)))
-
-    def run(features: Tensor, tokens: Tensor, drafts: int) -> Tensor:
-        places = torch.arange(tokens.shape[1])[None]
-        return module(features, tokens, places, scales=SAMPLING.scales(places))
-
-    check_paths(drafts, entered, run, lambda out: module.logits(out, TARGET))
-
-
 def test_a_fresh_drafter_says_what_the_target_says_of_the_last_tapped_layer() -> None:
     module = Eagle3(Eagle3Config.for_target(TARGET.config))
     module.init_for(TARGET, torch.Generator().manual_seed(0))
@@ -82,21 +60,6 @@ def examples() -> Examples:
     tokens = torch.randint(24, (2, 16), generator=generator)
     rows, layers = (torch.randn(2, 2, *more, 16, 32, generator=generator) for more in ((), (3,)))
     return Examples(tokens, rows, torch.tensor([2.0, 3.0]), layers=layers)
-
-
-def test_training_feeds_on_its_own_outputs_as_drafting_does() -> None:
-    module, given = tiny_part("eagle3", TARGET), examples()
-    made = module.training_predictions(given, 3)
-    assert [p.places[0].item() for p in made] == [1, 2, 3] and all(p.features is None for p in made)
-    # token 6 as a third draft: true layers up to pair 3, own outputs for pairs 4 and 5
-    feed = module.enter(module.inputs(given)[:, 0, :4])
-    for length in (4, 5, 6):
-        places = torch.arange(length).expand(2, -1)
-        out = module(feed, given.tokens[:, :length], places, scales=given.scales[:, None].expand(2, length))
-        feed = torch.cat([feed, out[:, -1:]], 1)
-    logits = made[2].logits
-    assert logits is not None
-    torch.testing.assert_close(logits[:, 6 - 3], module.logits(out[:, -1], None), atol=1e-4, rtol=1e-4)
 
 
 def test_gradients_reach_every_weight() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -14,11 +13,9 @@ from lantern.drafters.eagle.poss import Poss, PossConfig
 from lantern.drafters.examples import Examples
 from lantern.training.drafter import DrafterConfig, DrafterTask
 from lantern.training.kinds import new_module
-from tests.drafters.sampled_trees import check_paths, eagle_drafts
 from tests.tiny import tiny_condition
-from tests.tiny_decoder import SAMPLING, TARGET
+from tests.tiny_decoder import TARGET
 from tests.tiny_parts import tiny_part
-from tests.uncached import uncached
 
 CONDITION = tiny_condition((4, 2))
 
@@ -39,33 +36,10 @@ def test_specialists_cover_their_depths() -> None:
     assert [of[3].specialist_at(depth) for depth in range(8)] == [0, 0, 0, 1, 1, 1, 1, 1]
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("per_layer", [1, 2, 3])
-def test_drafts_follow_specialists_without_a_cache(per_layer: int) -> None:
-    module = tiny_part("poss", TARGET, depths=5, per_layer=per_layer)
-    drafts = eagle_drafts(module, TARGET, CONDITION)
-    rows = uncached(TARGET, CONDITION, drafts[1], "features")[:, :, 5:-1]
-    true = SAMPLING.guide(rows, torch.arange(16).expand(2, -1))
-    check_paths(drafts, true, partial(by_hand, module), TARGET.head)
-
-
 def examples() -> Examples:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(24, (2, 16), generator=generator)
     return Examples(tokens, torch.randn(2, 2, 16, 32, generator=generator), torch.tensor([3.0, 3.0]))
-
-
-def test_training_runs_the_specialist_of_each_depth() -> None:
-    module, given = tiny_part("poss", TARGET, depths=3, per_layer=1), examples()
-    made = module.training_predictions(given, 3)
-    # token 6 as a third draft: true features up to pair 3, then the outputs of the first two specialists
-    features = given.guided[:, :4]
-    for depth, length in enumerate((4, 5, 6)):
-        out = by_hand(module, features, given.tokens[:, :length], depth)
-        features = torch.cat([features, out[:, -1:]], 1)
-    output = made[2].features
-    assert output is not None
-    torch.testing.assert_close(output[:, 6 - 3], out[:, -1], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("per_layer", [1, 2, 3])

@@ -13,7 +13,7 @@ from lantern.drafters.trees.static import named
 from tests.drafters.sampled_trees import drafted
 from tests.drafters.whole import whole_pictures
 from tests.tiny import loose_target
-from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, plain_tokens, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, tiny_decoder
 from tests.tiny_parts import tiny_part
 
 
@@ -69,14 +69,6 @@ def test_distributions_are_mixtures_below_the_first_row(share: float) -> None:
                 torch.testing.assert_close(tree.log_q[image, node].exp(), distribution, atol=1e-3, rtol=1e-3)
                 compared += 1
     assert compared > 60
-
-
-@pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("sampling", [SAMPLING, Sampling(guidance=2, top_k=4), Sampling(temperature=0)])
-def test_share_does_not_change_the_picture(share: float, sampling: Sampling) -> None:
-    tree = "0 1 2 3 0.0 0.1 1.0 0.0.0 0.0.0.0 0.0.0.0.0"
-    made = tiny_decoder("vertical", sampling=sampling, share=share, tree=tree).generate(CONDITION, keys=KEYS)
-    assert torch.equal(made.tokens, plain_tokens(sampling=sampling))
 
 
 @torch.no_grad()

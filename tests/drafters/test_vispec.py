@@ -3,11 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.types import DraftTree
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.eagle.vispec import RingCache, ViSpec, ViSpecConfig, ViSpecDrafter
 from lantern.drafters.trees.static import named
@@ -42,51 +40,6 @@ def made_of(**changes: object) -> ViSpec:
 def watch(module: ViSpec, tree: str) -> tuple[Watched, Tensor, list[Any]]:
     drafter = Watched(module, TARGET, tree=named(tree), mode="gumbel", sampling=SAMPLING, records_log_q=True)
     return drafter, *drafted(drafter, TARGET)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    "changes", [{"recent": 1}, {"recent": 2, "summaries": 3}, {"summaries": 0}, {"recent": 6, "has_globe": False}]
-)
-def test_first_drafts_match_training(changes: dict[str, object]) -> None:
-    module = made_of(**changes)
-    _, tokens, drafts = watch(module, "grown_8_3")
-    output = module.training_predictions(whole_pictures(TARGET, CONDITION, tokens), 1)[0]
-    assert output.features is not None
-    distributions = SAMPLING.filtered(TARGET.head(output.features))
-    compared = 0
-    for known, tree, _ in drafts:
-        for image, count in enumerate(known.tolist()):
-            if count < 36:
-                torch.testing.assert_close(tree.log_q[image, 0], distributions[image, count - 1], atol=2e-3, rtol=1e-3)
-                compared += 1
-    assert compared > 60
-
-
-@torch.no_grad()
-def test_deeper_drafts_match_training_on_the_drafted_path() -> None:
-    module = made_of(recent=1)
-    _, tokens, drafts = watch(module, "chain_3")
-    compared = [0, 0, 0]
-    for known, tree, _ in drafts[::4]:
-        as_drafted = as_if_drafted(tokens, known, tree)
-        expected = module.training_predictions(whole_pictures(TARGET, CONDITION, as_drafted), 3)
-        for image, count in enumerate(known.tolist()):
-            for output in expected:
-                if count + output.depth <= 36 and output.features is not None:
-                    distribution = SAMPLING.filtered(TARGET.head(output.features[image, count - 1]))
-                    torch.testing.assert_close(tree.log_q[image, output.depth - 1], distribution, atol=2e-3, rtol=1e-3)
-                    compared[output.depth - 1] += 1
-    assert min(compared) > 10
-
-
-def as_if_drafted(tokens: Tensor, known: Tensor, tree: DraftTree) -> Tensor:
-    """Return the images with a chain's tokens at their places, because training reads true tokens only."""
-    changed = tokens.clone()
-    for image, count in enumerate(known.tolist()):
-        path = tree.tokens[image, 1:][: 36 - count]
-        changed[image, count : count + len(path)] = path
-    return changed
 
 
 def test_context_has_the_reported_length() -> None:

@@ -36,7 +36,7 @@ def variants() -> Iterator[tuple[str, Method]]:
             for window in (2, 4, 5, 64):
                 tree = {"tree": "chain_2"} if "tree" in small.options else {}  # none deeper than the window
                 yield f"{name} {window}", small.with_options(window=window, **tree)
-            for init in ("repeat-left", "drafter") if "init" in small.options else ():
+            for init in ("random", "repeat-left") if "init" in small.options else ():
                 yield f"{name} {init}", small.with_options(window=5, init=init)
 
 

@@ -125,6 +125,36 @@ def test_encoder_of_a_whole_t5_loads(encoder: TextEncoder, tmp_path: Path) -> No
     assert torch.equal(loaded.model.get_input_embeddings().weight, whole.shared.weight)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("projection", ["gated-gelu", "relu"])
+def test_own_encoder_gives_the_bits_of_transformers(
+    encoder: TextEncoder, tmp_path: Path, projection: str, dtype: torch.dtype
+) -> None:
+    from transformers import T5Config, T5EncoderModel
+
+    sizes = {"vocab_size": len(WORDS), "d_model": 24, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_heads": 2}
+    model = T5EncoderModel(T5Config(**sizes, feed_forward_proj=projection))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(generator=torch.Generator().manual_seed(weight.numel())).mul_(0.3)
+    TextEncoder(model, encoder.tokenizer).save_pretrained(tmp_path)
+    ours, theirs = TextEncoder.load(tmp_path, dtype=dtype), TextEncoder.from_pretrained(tmp_path, dtype=dtype)
+    assert type(ours.model).__module__ == "lantern.models.llamagen.t5" and ours.width == theirs.width == 24
+    prompts = ["a red apple", "two cat and a zebra </s> <pad> dog", "blue " * 300, "a" * 500]
+    for slots, batch in ((4, 1), (40, 1), (150, 3)):
+        got, want = (one.encode(prompts, slots=slots, batch_size=batch) for one in (ours, theirs))
+        assert torch.equal(got.mask, want.mask) and torch.equal(got.embeddings, want.embeddings)
+    assert [ours.knows(text) for text in ("zebra", "dog")] == [theirs.knows(text) for text in ("zebra", "dog")]
+
+
+def test_encoders_that_only_transformers_reads_are_loaded_by_it(encoder: TextEncoder, tmp_path: Path) -> None:
+    encoder.save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"added_tokens_decoder": {}}))
+    assert type(TextEncoder.load(tmp_path, dtype=torch.float32).model).__module__.startswith("transformers.")
+    assert type(TextEncoder.load(tmp_path, dtype=torch.float16).model).__module__.startswith("transformers.")
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_missing_file_is_named(encoder: TextEncoder, tmp_path: Path, name: str) -> None:
     encoder.save_pretrained(tmp_path)

@@ -168,7 +168,7 @@ def test_gumbel_bonus_from_the_wrong_row_is_detected() -> None:
 
 
 class OldDistribution(CouplingVerifier):
-    """Records for kept tokens the distribution that they were first sampled from, as released token does."""
+    """Records for kept tokens the distribution that they were first sampled from, as released code does."""
 
     def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
         verdict = super().verify(tree, rows, noise)

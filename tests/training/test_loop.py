@@ -169,21 +169,6 @@ def test_two_processes_equal_one_with_the_batches_of_both(tmp_path: Path) -> Non
         torch.testing.assert_close(two[name], one[name], atol=1e-6, rtol=1e-5)
 
 
-def test_only_the_last_accumulated_batch_averages_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from accelerate import Accelerator
-
-    seen: list[bool] = []
-    backward = Accelerator.backward
-
-    def watched(self: Accelerator, loss: Tensor) -> None:
-        seen.append(self.sync_gradients)
-        backward(self, loss)
-
-    monkeypatch.setattr(Accelerator, "backward", watched)
-    train(Sum(4), replace(CONFIG, steps=2, decay=0, accumulate=3), out=tmp_path)
-    assert seen == [False, False, True] * 2
-
-
 def test_exported_and_measured_weights_are_the_average(tmp_path: Path) -> None:
     task, last = Sum(16), []
     task.after_step = lambda step: last.append({n: p.detach().clone() for n, p in task.named_parameters()})  # type: ignore[method-assign]
@@ -230,12 +215,6 @@ def test_events_hold_losses_figures_and_samples(tmp_path: Path) -> None:
     assert [event.step for event in events.Scalars("held_out_weight")] == [10, 20, 30]
     picture = events.Images("sample")[-1]
     assert (picture.width, picture.height, picture.step) == (5, 4, 30)
-
-
-def test_log_holds_the_remaining_time(tmp_path: Path) -> None:
-    train(Line(), CONFIG, out=tmp_path)
-    left = [json.loads(line)["seconds_left"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert left[0] >= 0 and left[-1] == 0
 
 
 @pytest.mark.parametrize(

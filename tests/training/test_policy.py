@@ -14,7 +14,6 @@ from torch import Tensor
 
 from lantern.cli.main import main
 from lantern.core.io import load_component
-from lantern.core.signals import Stopped
 from lantern.drafters.policies.c2t import C2T, C2TConfig
 from lantern.drafters.policies.policy import TRAITS
 from lantern.drafters.policies.radar import Radar, RadarConfig
@@ -123,22 +122,6 @@ def stopped(task: Any, number: int, at: int) -> Any:
             return super().batch(step, rank, device)
 
     return Stopping
-
-
-@pytest.mark.parametrize(("kind", "whole"), [("c2t", C2TTask), ("radar", RadarTask)])
-def test_killed_and_resumed_training_ends_with_the_same_bits(kind: str, whole: type[C2TTask], tmp_path: Path) -> None:
-    from lantern.training.loop import train as run
-
-    loop = replace(LOOP, steps=30, decay=10)
-    model = {"hidden": 8} if kind == "c2t" else {"beam": 4, "hidden": 8}
-    config, found = PolicyConfig(loop, kind=kind, model=model, batch=16), records(120)
-    run(whole(config, found, AssumedCosts()), loop, out=tmp_path / "whole")
-    with pytest.raises(Stopped):
-        run(stopped(whole, signal.SIGTERM, 13)(config, found, AssumedCosts()), loop, out=tmp_path / "broken")
-    assert not (tmp_path / "broken" / kind).exists()
-    run(whole(config, found, AssumedCosts()), loop, out=tmp_path / "broken")
-    one, two = ((tmp_path / name / kind / "model.safetensors").read_bytes() for name in ("whole", "broken"))
-    assert one == two
 
 
 def test_drafts_stop_at_the_first_stop() -> None:

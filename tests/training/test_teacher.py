@@ -1,9 +1,7 @@
 """The feature cache holds the teacher's output, has the announced size, and a stopped build continues."""
 
-import os
 import re
 import shutil
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.signals import Stopped
 from lantern.training.drafter import DrafterConfig, DrafterTask
-from lantern.training.loop import LoopConfig, train
+from lantern.training.loop import LoopConfig
 from lantern.training.teacher import FeatureCache, Teacher
 from tests.tiny import tiny_target, tiny_teacher
 
@@ -106,31 +103,3 @@ def test_online_batches_are_fresh_and_repeatable() -> None:
     other = task.batch(0, 1, torch.device("cpu"))[0]
     assert torch.equal(first.tokens, again.tokens) and torch.equal(first.rows, again.rows)
     assert not torch.equal(first.tokens, second.tokens) and not torch.equal(first.tokens, other.tokens)
-
-
-@pytest.mark.parametrize("source", ["offline", "online"])
-def test_killed_and_resumed_training_ends_with_the_same_bits(tmp_path: Path, source: str) -> None:
-    target = tiny_target()
-    loop = replace(LOOP, accumulate=2, ema=0.9)
-    config = replace(CONFIG, loop=loop, source=source)
-
-    class Killed(DrafterTask):
-        def batch(self, step: int, rank: int, device: torch.device):  # type: ignore[no-untyped-def]
-            if step == 4:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().batch(step, rank, device)
-
-    def source_of(name: str):  # type: ignore[no-untyped-def]
-        teacher = tiny_teacher(target)
-        return filled(tmp_path / name / "cache", teacher) if source == "offline" else teacher
-
-    train(DrafterTask(config, target, source_of("whole")), loop, out=tmp_path / "whole")
-    with pytest.raises(Stopped):
-        train(Killed(config, target, source_of("broken")), loop, out=tmp_path / "broken")
-    assert not (tmp_path / "broken" / "drafter").exists()
-    train(DrafterTask(config, target, source_of("broken")), loop, out=tmp_path / "broken")
-    for name in ("drafter/model.safetensors", "drafter/config.json"):
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes()
-    states = [torch.load(tmp_path / n / "checkpoint.pt", weights_only=True) for n in ("whole", "broken")]
-    for part in ("task", "average"):
-        assert all(torch.equal(states[0][part][n], states[1][part][n]) for n in states[0][part])

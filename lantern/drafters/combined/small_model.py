@@ -14,6 +14,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import NoiseSource, Prefill, Step, Target
 from lantern.decoding.cache import TreeMask
 from lantern.decoding.prompt import PromptCache, make_cache
+from lantern.drafters.base import ranking
 
 SIZES = ("vocab_size", "block_size", "cls_token_num", "model_type", "raster")
 TOKEN_SIZES = ("family", "words")  # of targets with token prompts
@@ -34,8 +35,7 @@ class SmallModel:
                     f"the small model has {name} {got}, its target {expected}: use one with the target's sizes"
                 )
         self.model, self.sampling, self.stage = model, sampling, stage
-        # At temperature 0 children are ranked by their logits.
-        self.draft_sampling = sampling.untruncated() if sampling.is_greedy else sampling
+        self.draft_sampling = ranking(sampling)
         self._prompts, self.held, self._has_begun = PromptCache(), Buffers(), False
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:

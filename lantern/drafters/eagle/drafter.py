@@ -1,4 +1,4 @@
-"""Drafting with an EAGLE-1 module or one derived from it: static trees, and chains behind Jacobi windows."""
+"""Drafting of static trees with an EAGLE-1 module or one derived from it."""
 
 from collections.abc import Callable
 
@@ -7,8 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.buffers import Buffers
-from lantern.core.noise import Purpose
-from lantern.core.sampling import Sampling, pick
+from lantern.core.sampling import Sampling
 from lantern.core.types import (
     DraftMode,
     DraftTree,
@@ -19,11 +18,9 @@ from lantern.core.types import (
     Target,
 )
 from lantern.decoding.cache import StaticCache, TreeMask
-from lantern.drafters.base import Guesses
+from lantern.drafters.base import PURPOSE_OF_MODE, check_draft, ranking
 from lantern.drafters.eagle.eagle1 import Eagle
-from lantern.drafters.trees.static import Level, StaticTree, TreeDrafter, chain
-
-PURPOSE_OF_MODE = {"gumbel": Purpose.TARGET, "sampled": Purpose.DRAFT}
+from lantern.drafters.trees.static import Level, StaticTree, TreeDrafter
 
 
 class EagleDrafter(TreeDrafter):
@@ -46,8 +43,6 @@ class EagleDrafter(TreeDrafter):
         sampling: Sampling,
         records_log_q: bool = False,
     ) -> None:
-        if mode not in ("gumbel", "sampled", "point"):
-            raise ValueError(f'draft mode is "{mode}", wanted gumbel, sampled or point')
         if module.config.dim != target.config.dim or module.config.block_size != target.config.block_size:
             got, expected = (module.config.dim, module.config.block_size), (target.config.dim, target.config.block_size)
             raise ValueError(
@@ -57,14 +52,12 @@ class EagleDrafter(TreeDrafter):
         if module.config.cls_token_num != slots:
             got = module.config.cls_token_num
             raise ValueError(f"the drafter has {got} conditioning slots, wanted {slots} for this target")
-        if max(level.width for level in tree.levels()) > target.config.vocab_size:
-            most = target.config.vocab_size
-            raise ValueError(f"the tree is wider than the codebook of {most} tokens: use a narrower one")
+        check_draft(mode, tree, target.config.vocab_size)
         self.module, self.target, self.tree = module, target, tree
         self.mode: DraftMode = mode
         self.records_log_q = records_log_q or mode == "sampled"
         self.sampling = sampling
-        self.draft_sampling = sampling.untruncated() if sampling.is_greedy else sampling
+        self.draft_sampling = ranking(sampling)
         self.rows = sampling.rows if module.config.form == "rows" else 1
         self.needs_whole_prefix = module.config.cls_token_num > 0
         self.taps = module.taps
@@ -251,58 +244,3 @@ class EagleDrafter(TreeDrafter):
             cache=self.cache,
             slots=slots,
         )
-
-
-class EagleChain(EagleDrafter):
-    """Guesses the next `length` tokens behind windows of up to `window` tokens (a `Continuation` of Jacobi windows).
-
-    The target's pass over a window returns a feature for each of its tokens. One pass over all these pairs and one for
-    each further token are enough for any window. With `is_gumbel` tokens are argmax(log q + g) with the target's noise;
-    otherwise they are sampled from q with the drafter's own noise, and q is returned. At temperature 0 q is one
-    token.
-    """
-
-    def __init__(
-        self, module: Eagle, target: Target, *, window: int, length: int, is_gumbel: bool, sampling: Sampling
-    ) -> None:
-        mode = "gumbel" if is_gumbel else "sampled"
-        window = min(window, target.config.block_size)
-        super().__init__(module, target, tree=chain(window + length), mode=mode, sampling=sampling)
-        self.length = min(length, max(window - 1, 1))
-
-    def extend(
-        self, features: Float[Tensor, "b r n c"], tokens: Int[Tensor, "b n"], counts: Int[Tensor, " b"]
-    ) -> Guesses:
-        """Guess behind n tokens, each given with the feature that predicts it; the first `counts` are committed."""
-        self._take(features, tokens, counts)
-        return self._continue()
-
-    def _continue(self) -> Guesses:
-        """Run the pairs of the window, commit the committed ones, and draft behind the last."""
-        pairs = self.held.places.shape[1]
-        sees = torch.ones(pairs + self.length, pairs + self.length, dtype=torch.bool, device=self.known.device).tril()
-        features = self._run(self.held.features, self.held.tokens, self.held.places, sees[:pairs, :pairs])[:, :, -1:]
-        self.cache.commit(torch.arange(pairs, device=self.known.device).expand_as(self.held.places), self.known)
-        tokens, log_qs = [], []
-        for last in range(pairs - 1, pairs - 1 + self.length):
-            if tokens:
-                places = (self.known[:, None] + last).clamp(max=self.count - 1)
-                seen = sees[last : last + 1, : last + 1]
-                features = self._run(features, tokens[-1], places, seen, first=last, depth=len(tokens))
-            log_q, token = self._sample(features, (self.known[:, None] + last + 1).clamp(max=self.count - 1))
-            tokens.append(token)
-            log_qs.append(log_q)
-        self.known.add_(self.held.counts)
-        return Guesses(torch.cat(tokens, 1), torch.cat(log_qs, 1))
-
-    def _sample(
-        self, features: Float[Tensor, "b r 1 c"], places: Int[Tensor, "b 1"]
-    ) -> tuple[Float[Tensor, "b 1 v"], Int[Tensor, "b 1"]]:
-        """Return log q of a feature, and a token sampled from it."""
-        logits = self.module.logits(features.flatten(0, 1), self.target).unflatten(0, features.shape[:2])
-        is_guided = self.module.config.form == "guided"
-        log_q = self.sampling.filtered(logits[:, 0]) if is_guided else self.sampling.log_probs(logits, places)
-        if self.mode == "gumbel":
-            return log_q, (log_q + self.noise.gumbel(places, Purpose.TARGET)).argmax(-1)
-        # Lane 0 is used by random initial tokens.
-        return log_q, pick(log_q.exp(), self.noise.uniform(places, 2, purpose=Purpose.DRAFT)[..., 1])

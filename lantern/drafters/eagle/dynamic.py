@@ -10,7 +10,8 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target, Traits
 from lantern.decoding.statistics import Readback
-from lantern.drafters.eagle.drafter import PURPOSE_OF_MODE, EagleDrafter
+from lantern.drafters.base import PURPOSE_OF_MODE
+from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.drafters.policies.history import empty_map, neighbours, updated_map
 from lantern.drafters.policies.policy import (

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from lantern.drafters.base import target_logits, token_embeddings
 from lantern.drafters.eagle.unroll import Unroll
-from lantern.drafters.examples import Examples, Prediction
+from lantern.drafters.examples import Examples, Prediction, Trainee
 from lantern.models.llamagen.transformer import (
     LIMITS,
     Attention,
@@ -139,7 +139,7 @@ class EagleLayer(DraftLayer):
         return x + self.feed_forward(self.ffn_norm(x))
 
 
-class Eagle(nn.Module):
+class Eagle(Trainee):
     """The drafter's weights, without a head: the target's head is used."""
 
     layers: Any  # a ModuleList of EagleLayer
@@ -285,11 +285,6 @@ class Eagle(nn.Module):
             return self(features, tokens, positions, scales=scales)
         depth, mask = unroll.passes, unroll.next_mask(len(tokens), features.shape[1], features.device)
         return self(features, tokens, positions, mask, scales=scales, cache=unroll, slots=positions, depth=depth)
-
-    @property
-    def least_depths(self) -> int:
-        """Least number of depths in training that trains every layer."""
-        return 1
 
     def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
         """Return drafts of every token but the first; pass i reads the outputs of pass i - 1 as features."""

@@ -27,7 +27,7 @@ from lantern.drafters.eagle.dynamic import GrowingDrafter
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.eagle.unroll import Unroll
 from lantern.drafters.examples import Examples, Prediction
-from lantern.models.llamagen.transformer import TransformerConfig, rotate
+from lantern.models.llamagen.transformer import rotate
 
 MAX_LOG_WEIGHT = 20.0  # sums of weights are kept over all steps and must stay finite
 
@@ -57,13 +57,6 @@ class ViSpecConfig(EagleConfig):
     def grid(self) -> int:
         """Rows of an image, and tokens per row."""
         return math.isqrt(self.block_size)
-
-    @classmethod
-    def for_target(cls, config: TransformerConfig, **changes: Any) -> "ViSpecConfig":
-        """Return a config with its target's width."""
-        made = super().for_target(config, **changes)
-        assert isinstance(made, cls)
-        return made
 
 
 @dataclass(frozen=True)

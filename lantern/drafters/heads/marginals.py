@@ -1,133 +1,78 @@
 """Trees from independent marginals: all nodes of one depth share a distribution (arXiv:2401.10774)."""
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.buffers import Buffers
-from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling
-from lantern.core.types import Drafter, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
-from lantern.drafters.base import target_logits
-from lantern.drafters.heads.pairs import Pairs
-from lantern.drafters.trees.static import StaticTree
-
-PURPOSE_OF_MODE = {"gumbel": Purpose.TARGET, "sampled": Purpose.DRAFT}
+from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.drafters.base import PURPOSE_OF_MODE, check_draft, ranking, target_logits
+from lantern.drafters.trees.static import StaticTree, TreeDrafter
 
 
-class Marginals:
-    """Grows a static tree over independent marginals: q_d is the distribution of the d-th token to come.
+@dataclass(frozen=True)
+class Pairs:
+    """m pairs (feature that predicted a token, token) of each image, in raster order; the first `counts` are valid.
+
+    `features` are guidance-combined, F* = f_u + s (f_c - f_u); `start` is the number of the first token, `places` the
+    numbers of all tokens, clamped to the image.
+    """
+
+    features: Float[Tensor, "b m c"]
+    tokens: Int[Tensor, "b m"]
+    places: Int[Tensor, "b m"]
+    start: Int[Tensor, " b"]
+    counts: Int[Tensor, " b"]
+
+    @classmethod
+    def of_step(cls, step: Step, sampling: Sampling, count: int) -> "Pairs":
+        """Return the tokens that a step committed, for images of `count` tokens."""
+        ahead = torch.arange(step.tokens.shape[1], device=step.tokens.device)
+        places = (step.start[:, None] + ahead).clamp(max=count - 1)
+        features = sampling.guide(step.of_tokens(step.scores.features), places)
+        return cls(features, step.tokens, places, step.start, step.counts)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All fields in order."""
+        return self.features, self.tokens, self.places, self.start, self.counts
+
+    @property
+    def known(self) -> Int[Tensor, " b"]:
+        """Number of committed tokens of each image, these included."""
+        return self.start + self.counts
+
+    @property
+    def last(self) -> Int[Tensor, "b 1"]:
+        """Index of the last committed pair; for finished images, which have none, it is arbitrary."""
+        return (self.counts - 1).clamp(min=0)[:, None]
+
+    @property
+    def root(self) -> Int[Tensor, "b 1"]:
+        """The last committed token."""
+        return self.tokens.gather(1, self.last)
+
+    def last_features(self) -> Float[Tensor, "b 1 c"]:
+        """Return the feature that predicted the last committed token."""
+        return self.features.gather(1, self.last[..., None].expand(-1, -1, self.features.shape[-1]))
+
+
+class MarginalDrafter(TreeDrafter):
+    """Drafts a static tree over independent marginals: q_d is the distribution of the d-th token to come.
 
     q_d does not depend on the tokens before, so the k-th child of every node of a depth is the same token, the k-th
     best of log q_d + g, and a tree costs one top-k over a matrix. In mode "gumbel" g is the target's noise; in mode
     "sampled" it is the drafter's own noise (samples without replacement, one set per depth, independent of the depths
-    above); in mode "point" it is zero. ValueError for an unknown mode and for a tree wider than the codebook.
-    """
+    above); in mode "point" it is zero.
 
-    def __init__(
-        self, tree: StaticTree, *, mode: DraftMode, sampling: Sampling, target: Target, records_log_q: bool = False
-    ) -> None:
-        if mode not in ("gumbel", "sampled", "point"):
-            raise ValueError(f'draft mode is "{mode}", wanted gumbel, sampled or point')
-        self.width = max(level.width for level in tree.levels())
-        if self.width > target.config.vocab_size:
-            most = target.config.vocab_size
-            raise ValueError(f"the tree has {self.width} children at a node, wanted at most {most}: use a narrower one")
-        self.tree, self.target, self.held = tree, target, Buffers()
-        self.mode: DraftMode = mode
-        self.records_log_q = records_log_q or mode == "sampled"
-        # At temperature 0 tokens are ranked by their logits.
-        self.draft_sampling = sampling.untruncated() if sampling.is_greedy else sampling
-        self.count = target.config.block_size
-
-    def begin(self, noise: NoiseSource, device: torch.device) -> None:
-        """Create the constants of the tree on a device."""
-        self.noise, self.shape, self.inner = noise, self.tree.shape(device), self.tree.inner(device)
-        self.held.ahead = torch.arange(self.tree.depth, device=device)
-        self.held.picks = ((self.shape.depths - 1) * self.width + self.shape.ranks)[1:]
-        self.held.log_q_rows = self.shape.depths.clamp(max=self.tree.depth - 1)
-
-    def places(self, known: Int[Tensor, " b"]) -> Int[Tensor, "b d"]:
-        """Return the numbers of the tokens to come, one per depth."""
-        return (known[:, None] + self.held.ahead).clamp(max=self.count - 1)
-
-    def log_q(self, features: Float[Tensor, "b d c"]) -> Float[Tensor, "b d v"]:
-        """Return log q of guided features, by the target's head."""
-        return self.draft_sampling.filtered(target_logits(self.target, features))
-
-    def draft(self, root: Int[Tensor, "b 1"], features: Float[Tensor, "b d c"], known: Int[Tensor, " b"]) -> DraftTree:
-        """Return the tree below the last of `known` tokens, from guided features that predict the tokens to come."""
-        sampler = self._sampler()
-        if sampler is None:
-            return self.grow(root, self.log_q(features), known)
-        logits, purpose = target_logits(self.target, features)[:, None], PURPOSE_OF_MODE[self.mode]
-        return self._tree(root, sampler(logits, self.places(known), width=self.width, purpose=purpose))
-
-    def grow(self, root: Int[Tensor, "b 1"], log_q: Float[Tensor, "b d v"], known: Int[Tensor, " b"]) -> DraftTree:
-        """Return the tree below the last of `known` tokens, from log q of each depth."""
-        recorded = log_q[:, self.held.log_q_rows] if self.records_log_q else None
-        return self._tree(root, self._best(log_q, known), recorded)
-
-    def _tree(self, root: Int[Tensor, "b 1"], best: Int[Tensor, "b d k"], log_q: Tensor | None = None) -> DraftTree:
-        tokens = torch.cat([root, best.flatten(1)[:, self.held.picks]], 1)
-        return DraftTree(tokens, self.shape, self.mode, log_q, self.inner)
-
-    def _sampler(self) -> Callable[..., Tensor] | None:
-        """Return the function that samples children directly from logits, None where log q is needed."""
-        if self.records_log_q or self.mode == "point":
-            return None
-        return self.target.sampler(self.draft_sampling, self.noise)
-
-    def _best(self, log_q: Float[Tensor, "b d v"], known: Int[Tensor, " b"]) -> Int[Tensor, "b d k"]:
-        """Return the children of the nodes of each depth, in sampling order."""
-        if self.mode != "point":
-            log_q = log_q + self.noise.gumbel(self.places(known), PURPOSE_OF_MODE[self.mode])
-        return log_q.topk(self.width, dim=-1).indices
-
-
-class HeadsConfig(Protocol):
-    """Sizes of a module that guesses `depths` tokens at once."""
-
-    @property
-    def dim(self) -> int:
-        """Width of features."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens of the codebook."""
-        ...
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of an image."""
-        ...
-
-    @property
-    def depths(self) -> int:
-        """Tokens that it guesses at once."""
-        ...
-
-
-def check_fit(config: HeadsConfig, target: Target, tree: StaticTree) -> None:
-    """Raise ValueError if the sizes of a module and its target differ, or if the tree is deeper than its guesses."""
-    got, wanted = ((sizes.dim, sizes.vocab_size, sizes.block_size) for sizes in (config, target.config))
-    if got != wanted:
-        raise ValueError(f"the drafter has (dim, tokens, block_size) {got}, its target {wanted}: train one for it")
-    if tree.depth > config.depths:
-        raise ValueError(
-            f"the tree is {tree.depth} deep and the drafter guesses {config.depths} tokens: use a shallower one"
-        )
-
-
-class MarginalDrafter(Drafter):
-    """Drafts trees from independent guesses for the tokens ahead, with one pass for all depths.
-
-    `module` has a HeadsConfig. Subclasses define `propose`, and `begin` and `take` if they keep more than the last
-    pairs.
+    The config of `module` has `dim`, `vocab_size`, `block_size` and the number of `depths` that it guesses at once.
+    Subclasses define `propose`, and `begin` and `take` if they keep more than the last pairs. ValueError for an unknown
+    mode, for a module of other sizes than the target's, and for a tree that is deeper than its guesses or wider than
+    the codebook.
     """
 
     def __init__(
@@ -140,20 +85,32 @@ class MarginalDrafter(Drafter):
         sampling: Sampling,
         records_log_q: bool = False,
     ) -> None:
-        check_fit(module.config, target, tree)
-        self.module, self.sampling = module, sampling
+        got, wanted = ((c.dim, c.vocab_size, c.block_size) for c in (module.config, target.config))
+        if got != wanted:
+            raise ValueError(f"the drafter has (dim, tokens, block_size) {got}, its target {wanted}: train one for it")
+        if tree.depth > module.config.depths:
+            raise ValueError(
+                f"the tree is {tree.depth} deep and the drafter guesses {module.config.depths} tokens:"
+                " use a shallower one"
+            )
+        self.width = check_draft(mode, tree, target.config.vocab_size)
+        self.module, self.target, self.tree, self.sampling, self.held = module, target, tree, sampling, Buffers()
         self.mode: DraftMode = mode
-        self.marginals = Marginals(tree, mode=mode, sampling=sampling, target=target, records_log_q=records_log_q)
-        self.records_log_q = self.marginals.records_log_q
-        self.max_nodes, self.depth, self.held = tree.max_nodes, tree.depth, Buffers()
+        self.records_log_q = records_log_q or mode == "sampled"
+        self.draft_sampling = ranking(sampling)
+        self.count = target.config.block_size
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Create the constants of the tree."""
-        self.marginals.begin(noise, prefill.mask.device)
+        device = prefill.mask.device
+        self.noise, self.shape, self.inner = noise, self.tree.shape(device), self.tree.inner(device)
+        self.held.steps_ahead = torch.arange(self.depth, device=device)
+        self.held.picks = ((self.shape.depths - 1) * self.width + self.shape.ranks)[1:]
+        self.held.log_q_rows = self.shape.depths.clamp(max=self.depth - 1)
 
     def observe(self, step: Step) -> None:
         """Take the committed tokens with their features."""
-        self.take(Pairs.of_step(step, self.sampling, self.module.config.block_size))
+        self.take(Pairs.of_step(step, self.sampling, self.count))
 
     def take(self, pairs: Pairs) -> None:
         """Keep the pairs of a step."""
@@ -163,3 +120,31 @@ class MarginalDrafter(Drafter):
     def pairs(self) -> Pairs:
         """The pairs of the last step."""
         return Pairs(*self.held.pairs)
+
+    def places(self) -> Int[Tensor, "b d"]:
+        """Return the numbers of the tokens to come, one per depth."""
+        return (self.pairs.known[:, None] + self.held.steps_ahead).clamp(max=self.count - 1)
+
+    def log_q(self, features: Float[Tensor, "b d c"]) -> Float[Tensor, "b d v"]:
+        """Return log q of guided features, by the target's head."""
+        return self.draft_sampling.filtered(target_logits(self.target, features))
+
+    def draft(self, features: Float[Tensor, "b d c"]) -> DraftTree:
+        """Return the tree below the last committed token, from guided features that predict the tokens to come."""
+        direct = not self.records_log_q and self.mode != "point"
+        sampler = self.target.sampler(self.draft_sampling, self.noise) if direct else None
+        if sampler is None:
+            return self.grow(self.log_q(features))
+        logits, purpose = target_logits(self.target, features)[:, None], PURPOSE_OF_MODE[self.mode]
+        return self._tree(sampler(logits, self.places(), width=self.width, purpose=purpose))
+
+    def grow(self, log_q: Float[Tensor, "b d v"]) -> DraftTree:
+        """Return the tree below the last committed token, from log q of each depth."""
+        recorded = log_q[:, self.held.log_q_rows] if self.records_log_q else None
+        if self.mode != "point":
+            log_q = log_q + self.noise.gumbel(self.places(), PURPOSE_OF_MODE[self.mode])
+        return self._tree(log_q.topk(self.width, dim=-1).indices, recorded)
+
+    def _tree(self, best: Int[Tensor, "b d k"], log_q: Tensor | None = None) -> DraftTree:
+        tokens = torch.cat([self.pairs.root, best.flatten(1)[:, self.held.picks]], 1)
+        return DraftTree(tokens, self.shape, self.mode, log_q, self.inner)

@@ -18,15 +18,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.buffers import Buffers
-from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree, NoiseSource, Prefill, Target
 from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
-from lantern.drafters.heads.marginals import MarginalDrafter
-from lantern.drafters.heads.pairs import Pairs
-from lantern.models.llamagen.transformer import TransformerConfig
+from lantern.drafters.heads.marginals import MarginalDrafter, Pairs
 
 MAX_DEPTHS = 64
 
@@ -52,13 +48,6 @@ class ParallelSpecConfig(EagleConfig):
             raise ValueError(
                 f"depths is {self.depths}, wanted from 1 to {MAX_DEPTHS}, and anchors {self.anchors}, from 1"
             )
-
-    @classmethod
-    def for_target(cls, config: TransformerConfig, **changes: Any) -> "ParallelSpecConfig":
-        """Return a config with its target's width."""
-        made = super().for_target(config, **changes)
-        assert isinstance(made, cls)
-        return made
 
 
 class ParallelSpec(Eagle):
@@ -157,18 +146,17 @@ def group_mask(pairs: int, anchors: Int[Tensor, " a"], masks: int) -> Bool[Tenso
     return torch.cat([top, torch.cat([sees, groups], 1)])
 
 
-class ParallelContext:
-    """The cache of a parallel drafter, and its one pass per step.
+class ParallelDrafter(MarginalDrafter):
+    """Drafts trees from a `ParallelSpec` module's independent guesses, with one pass per step."""
 
-    `pairs` is the largest number of pairs of a pass, `depths` the number of tokens that it guesses.
-    """
+    def __init__(self, module: ParallelSpec, target: Target, **common: Any) -> None:
+        super().__init__(module, target, **common)
+        # the pairs of a step, and a mask for each depth but the first
+        self.stage, self._has_begun = 2 * self.depth, False
 
-    def __init__(self, module: ParallelSpec, sampling: Sampling, *, pairs: int, depths: int) -> None:
-        self.module, self.sampling, self.pairs, self.depths = module, sampling, pairs, depths
-        self.stage, self._has_begun, self.held = pairs + depths - 1, False, Buffers()
-
-    def begin(self, prefill: Prefill) -> None:
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Create an empty cache."""
+        super().begin(prefill, noise)
         config, device, images = self.module.config, prefill.mask.device, len(prefill.mask)
         self.cache = StaticCache.of(
             self.cache if self._has_begun else None,
@@ -185,22 +173,31 @@ class ParallelContext:
         )
         prefix = torch.zeros(images, 0, dtype=torch.bool, device=device)
         self._mask = TreeMask.of(self._mask if self._has_begun else None, self.cache, prefix, self.stage)
-        self._has_begun = True
-        self.held.stage = torch.arange(self.stage, device=device) + self.cache.first_stage_slot
+        self._has_begun = self._is_read = True
         self.held.steps = torch.arange(self.stage, device=device)
 
-    def guess(self, pairs: Pairs, anchor: Int[Tensor, "b 1"]) -> Float[Tensor, "b d c"]:
-        """Return features that predict the tokens behind pair `anchor`; write all pairs to the cache.
+    def take(self, pairs: Pairs) -> None:
+        """Keep the pairs of a step, which the next pass runs; of given tokens there are several steps before it."""
+        if not self._is_read:
+            self.guess()
+        self._is_read = False
+        super().take(pairs)
 
-        Only the first pairs are committed. Masks see the pairs up to their anchor.
-        """
+    def propose(self) -> DraftTree:
+        """Run one pass and the target's head over `depth` features, and return the tree."""
+        guesses, self._is_read = self.guess(), True
+        return self.draft(guesses)
+
+    def guess(self) -> Float[Tensor, "b d c"]:
+        """Return features that predict the tokens behind the last committed pair; write all pairs to the cache."""
+        pairs, anchor = self.pairs, self.pairs.last
         images, count = pairs.tokens.shape
-        known, size = pairs.start, count + self.depths - 1
+        known, size = pairs.start, count + self.depth - 1
         steps = self.held.steps[:size]
         ahead = anchor + (steps[count:] - count + 1)
         places = known[:, None] + torch.cat([steps[:count].expand(images, -1), ahead], 1)
         # A pair sees the pairs before it; a mask sees the pairs up to the anchor and the masks before it.
-        limit = torch.cat([steps[:count].expand(images, -1), anchor.expand(-1, self.depths - 1)], 1)
+        limit = torch.cat([steps[:count].expand(images, -1), anchor.expand(-1, self.depth - 1)], 1)
         is_mask = steps >= count
         sees = (steps <= limit[..., None]) | (is_mask & is_mask[:, None] & (steps <= steps[:, None]))
         out = self.module.guess(
@@ -211,34 +208,8 @@ class ParallelContext:
             self._mask.update(known, sees),
             scales=self.sampling.scales(pairs.places),
             cache=self.cache,
-            slots=self.held.stage[:size].expand(images, -1),
+            slots=(steps + self.cache.first_stage_slot).expand(images, -1),
         )
         self.cache.commit(steps[:count].expand(images, -1), known)
         index = torch.cat([anchor, steps[count:].expand(images, -1)], 1)
         return out.gather(1, index[..., None].expand(-1, -1, out.shape[-1]))
-
-
-class ParallelDrafter(MarginalDrafter):
-    """Drafts trees from a `ParallelSpec` module's independent guesses, with one pass per step."""
-
-    def __init__(self, module: ParallelSpec, target: Target, **common: Any) -> None:
-        super().__init__(module, target, **common)
-        self.context = ParallelContext(module, self.sampling, pairs=self.depth + 1, depths=self.depth)
-
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
-        """Create an empty cache."""
-        super().begin(prefill, noise)
-        self.context.begin(prefill)
-        self._is_read = True
-
-    def take(self, pairs: Pairs) -> None:
-        """Keep the pairs of a step, which the next pass runs; of given tokens there are several steps before it."""
-        if not self._is_read:
-            self.context.guess(self.pairs, self.pairs.last)
-        self._is_read = False
-        super().take(pairs)
-
-    def propose(self) -> DraftTree:
-        """Run one pass and the target's head over `depth` features, and return the tree."""
-        guesses, self._is_read = self.context.guess(self.pairs, self.pairs.last), True
-        return self.marginals.draft(self.pairs.root, guesses, self.pairs.known)

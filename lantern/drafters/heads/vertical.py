@@ -7,23 +7,21 @@ mixture. The target still decides in raster order, so the pool does not affect e
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from lantern.core.types import DraftTree, NoiseSource, Prefill, Target
-from lantern.drafters.examples import Examples, Prediction
-from lantern.drafters.heads.marginals import MarginalDrafter
-from lantern.drafters.heads.pairs import Pairs
-from lantern.drafters.heads.residual import ResidualConfig, ResidualHeads
+from lantern.drafters.heads.marginals import MarginalDrafter, Pairs
+from lantern.drafters.heads.medusa import Medusa, MedusaConfig
 from lantern.models.llamagen.transformer import check_grid
 
 
 @dataclass(frozen=True)
-class VerticalConfig(ResidualConfig):
+class VerticalConfig(MedusaConfig):
     """Sizes: `depths` horizontal heads, and one for the token below."""
 
-    kind: Literal["vertical"] = "vertical"
+    kind: str = "vertical"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,22 +33,15 @@ class VerticalConfig(ResidualConfig):
         return math.isqrt(self.block_size)
 
 
-class Vertical(ResidualHeads):
+class Vertical(Medusa):
     """The heads; the last is the vertical one."""
 
     config: VerticalConfig
     extra_heads = 1
 
-    def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
-        """Return the horizontal heads' predictions at every token, and as one more depth the vertical head's."""
-        guided, tokens, grid = examples.guided, examples.tokens, self.config.grid
-        predicted = self(guided, tokens, examples.scales[:, None].expand(tokens.shape))
-        count, levels = tokens.shape[1], min(depths, self.config.depths, tokens.shape[1] - 1)
-        ahead = [(depth, depth, depth - 1) for depth in range(1, levels + 1)] + [(levels + 1, grid, -1)]
-        return [
-            Prediction(depth, torch.arange(reach, count, device=tokens.device), predicted[:, :-reach, head])
-            for depth, reach, head in ahead
-        ]
+    def targets(self, levels: int) -> list[tuple[int, int, int]]:
+        """Return the horizontal heads' targets, and as one more depth the vertical head's: the token below."""
+        return [*super().targets(levels), (levels + 1, self.config.grid, -1)]
 
 
 class VerticalDrafter(MarginalDrafter):
@@ -77,13 +68,13 @@ class VerticalDrafter(MarginalDrafter):
 
     def propose(self) -> DraftTree:
         """Run the target's head over the last horizontal guesses and the pool's guesses for the same places."""
-        places = self.marginals.places(self.pairs.known)
+        places = self.places()
         index = places[..., None].expand(-1, -1, self.held.pool.shape[-1])
-        both = self.marginals.log_q(torch.cat([self.held.ahead, self.held.pool.gather(1, index)], 1))
+        both = self.log_q(torch.cat([self.held.ahead, self.held.pool.gather(1, index)], 1))
         horizontal, vertical = both.chunk(2, dim=1)
         share = self.held.is_filled.gather(1, places)[..., None].float() * self.share
         log_q = torch.logaddexp(horizontal + torch.log1p(-share), vertical + share.log())
-        return self.marginals.grow(self.pairs.root, log_q, self.pairs.known)
+        return self.grow(log_q)
 
     def take(self, pairs: Pairs) -> None:
         """Run all heads on the committed tokens and put the vertical guesses into the pool."""

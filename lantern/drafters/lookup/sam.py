@@ -16,6 +16,7 @@ from torch import Tensor
 from lantern.core.buffers import Buffers
 from lantern.core.noise import Purpose
 from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.drafters.base import check_draft
 from lantern.drafters.lookup.matchers import Evidence, GridMatcher, Past, SuffixMatcher
 from lantern.drafters.lookup.tables import SamTables
 from lantern.drafters.trees.static import StaticTree, TreeDrafter
@@ -50,8 +51,7 @@ class SamDrafter(TreeDrafter):
             )
         if not 0 <= smooth <= 1:
             raise ValueError(f"smooth is {smooth}, wanted from 0 to 1")
-        if max(level.width for level in tree.levels()) > config.vocab_size:
-            raise ValueError(f"the tree is wider than the codebook of {config.vocab_size} tokens: use a narrower one")
+        check_draft(self.mode, tree, config.vocab_size)
         self.tables, self.matcher, self.tree, self.held = tables, matcher, tree, Buffers()
         self.smooth, self.count, self.vocab_size = smooth, config.block_size, config.vocab_size
         self.room = self.count + max(most_committed, tree.depth + 1)

@@ -12,7 +12,7 @@ from lantern.core.types import Step
 from lantern.drafters.policies.policy import (
     Layer,
     Limits,
-    PolicyDefaults,
+    Policy,
     State,
     check_share,
 )
@@ -21,7 +21,7 @@ LEAST, MOST = 0.05, 0.95  # bounds of the acceptance at neighbours
 
 
 @dataclass(frozen=True)
-class AdtTree(PolicyDefaults):
+class AdtTree(Policy):
     """Sets depth and width of a tree of constant size by the acceptance at the left, upper and upper right tokens.
 
     If these accepted the share a of their drafts, a path of depth d is accepted with probability a^d. The depth is
@@ -52,7 +52,7 @@ class AdtTree(PolicyDefaults):
 
 
 @dataclass(frozen=True)
-class AdtBisection(PolicyDefaults):
+class AdtBisection(Policy):
     """Inherits depth d and width k of the tree from the tokens before, and moves both after each step by bisection.
 
     With a the share of the depth d that was accepted,

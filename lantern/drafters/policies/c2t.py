@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lantern.drafters.policies.policy import (
     TRAITS,
     Layer,
-    PolicyDefaults,
+    Policy,
     Pool,
     State,
     TreeSize,
@@ -78,7 +78,7 @@ class C2T(nn.Module):
 
 
 @dataclass(frozen=True)
-class C2TPolicy(PolicyDefaults):
+class C2TPolicy(Policy):
     """Chooses nodes by the classifier's confidence along their path; those below `threshold` do not count in the size.
 
     Confidence is of a node given its parent, multiplied along the path, so it never rises with depth.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lantern.drafters.policies.policy import (
     Layer,
-    PolicyDefaults,
+    Policy,
     Pool,
     State,
     TreeSize,
@@ -19,7 +19,7 @@ from lantern.drafters.policies.policy import (
 
 
 @dataclass(frozen=True)
-class Ddd(PolicyDefaults):
+class Ddd(Policy):
     """EAGLE-2's beam, stopped where the probability that any of its paths matches the target is small.
 
     H = log sum exp of the beam's reach, checked from depth `check` on; below log `alive` an image drafts no deeper. The

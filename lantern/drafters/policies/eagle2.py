@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.drafters.policies.policy import Layer, Limits, PolicyDefaults, State
+from lantern.drafters.policies.policy import Layer, Limits, Policy, State
 from lantern.drafters.trees.static import RATES
 
 VALUES = ("q", "match")
 
 
 @dataclass(frozen=True)
-class Eagle2(PolicyDefaults):
+class Eagle2(Policy):
     """The value of a node is the product of q along its path; the candidates of highest value are verified.
 
     With `value` "match" the product is of the probabilities to be the target's own sample, estimated from scores

@@ -7,7 +7,7 @@ make the next tree smaller.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,22 +21,8 @@ MAX_DEPTH = 12
 MIN_LOG, STOPPED, MAX_LOG = -15.0, -200.0, -1e-3
 STOPPED_BELOW = -190.0
 
-
 State = tuple[Tensor, ...]
-TRAITS = (
-    "joint",
-    "match",
-    "log_q",
-    "entropy",
-    "gap",
-    "depth",
-    "rank",
-    "left",
-    "up",
-    "up_right",
-    "row",
-    "column",
-)
+TRAITS = ("joint", "match", "log_q", "entropy", "gap", "depth", "rank", "left", "up", "up_right", "row", "column")
 
 
 @dataclass(frozen=True)
@@ -95,71 +81,36 @@ class Limits:
     device: torch.device
 
 
-@runtime_checkable
-class Policy(Protocol):
+class Policy:
     """Estimates acceptance probabilities. The drafter holds its state, a tuple of tensors of constant size.
 
     `is_predictable`: it reads no sampled candidate, so trees may be sampled and verified by rejection. `saves`: its
-    preferred sizes vary from step to step. `reads_neighbours`: it reads `Layer.near`.
+    preferred sizes vary from step to step. `reads_neighbours`: it reads `Layer.near`. By default it has no state, and
+    its preferred size covers all nodes that are not stopped.
     """
-
-    @property
-    def is_predictable(self) -> bool:
-        """Whether it chooses the number of children of a node without reading their sampled tokens."""
-        ...
-
-    @property
-    def saves(self) -> bool:
-        """Whether its preferred sizes vary."""
-        ...
-
-    @property
-    def reads_neighbours(self) -> bool:
-        """Whether it reads the acceptance at neighbours."""
-        ...
-
-    def begin(self, size: Limits) -> State:
-        """Return the state before the first step."""
-        ...
-
-    def plan(self, state: State) -> State:
-        """Return the state before the first layer of a step."""
-        ...
-
-    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
-        """Return log probabilities of the candidates given their parents; -inf where it stops."""
-        ...
-
-    def preferred_size(self, pool: Pool, state: State) -> TreeSize:
-        """Return the size of tree that fits a step's candidates."""
-        ...
-
-    def observe(self, state: State, step: Step, chances: Float[Tensor, "b n"]) -> State:
-        """Update the state by a step whose nodes had these log probabilities."""
-        ...
-
-
-class PolicyDefaults:
-    """Defaults of a policy: it has no state, and its preferred size covers all nodes that are not stopped."""
 
     is_predictable: ClassVar[bool] = False
     saves: ClassVar[bool] = True
     reads_neighbours: ClassVar[bool] = False
 
     def begin(self, size: Limits) -> State:
-        """Return the empty state."""
+        """Return the state before the first step."""
         return ()
 
     def plan(self, state: State) -> State:
-        """Return the state unchanged."""
+        """Return the state before the first layer of a step."""
         return state
 
+    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
+        """Return log probabilities of the candidates given their parents; -inf where it stops."""
+        raise NotImplementedError
+
     def preferred_size(self, pool: Pool, state: State) -> TreeSize:
-        """Return the size of all nodes that are not stopped."""
+        """Return the size of tree that fits a step's candidates."""
         return size_of(pool, not_stopped(pool.values))
 
     def observe(self, state: State, step: Step, chances: Float[Tensor, "b n"]) -> State:
-        """Return the state unchanged."""
+        """Return the state after a step whose nodes had these log probabilities."""
         return state
 
 

@@ -11,7 +11,7 @@ from lantern.drafters.policies.policy import (
     MIN_LOG,
     Layer,
     Limits,
-    PolicyDefaults,
+    Policy,
     State,
     check_share,
     padded_beam,
@@ -73,7 +73,7 @@ def side_inputs(depth: int, near: Float[Tensor, "b 3"]) -> Float[Tensor, "b 4"]:
 
 
 @dataclass(frozen=True)
-class RadarPolicy(PolicyDefaults):
+class RadarPolicy(Policy):
     """EAGLE-2's tree by probabilities to match, as deep as the network continues; the first depth is always drafted.
 
     It stops where the probability of stopping is above `threshold`; only training samples the decision.

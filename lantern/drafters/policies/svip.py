@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.drafters.policies.policy import Layer, PolicyDefaults, State
+from lantern.drafters.policies.policy import Layer, Policy, State
 
 
 @dataclass(frozen=True)
-class Svip(PolicyDefaults):
+class Svip(Policy):
     """Drafts nothing below a node whose distribution has sqrt(c H(q)) above `threshold`, with H the entropy in nats.
 
     By Pinsker's inequality acceptance is at least 1 - sqrt(KL(p, q) / 2), and KL is estimated as a multiple of H(q).

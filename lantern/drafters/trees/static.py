@@ -17,6 +17,7 @@ Choice = tuple[int, ...]
 # Probabilities that Gumbel match takes the child of each rank, for an average drafter (measured on 500 pairs of
 # distributions with a total variation of 0.53 between p and q).
 RATES = (0.424, 0.115, 0.065, 0.055, 0.025, 0.025, 0.025, 0.025, *(0.0105,) * 8)
+per_device = lru_cache(maxsize=64)  # trees are values: equal ones share what is made of them
 MAX_SPELLING = 4000  # characters of a spelled tree
 
 
@@ -85,21 +86,67 @@ class StaticTree:
         """Its nodes as text, "0 1 0.0" for the tree above; `named` accepts it."""
         return " ".join(".".join(map(str, choice)) for choice in self.choices)
 
+    @per_device
     def shape(self, device: torch.device | str = "cpu") -> TreeShape:
         """Return parents, ranks, depths and ancestors as tensors, cached per device."""
-        return _shape(self, str(device))
+        parents, widths = self._parents, [0] * self.depth
+        ancestors = torch.eye(len(parents), dtype=torch.bool)
+        for node, parent in enumerate(parents[1:], start=1):
+            ancestors[node] |= ancestors[parent]
+        for choice in self.choices:
+            widths[len(choice) - 1] = max(widths[len(choice) - 1], choice[-1] + 1)
+        return TreeShape(
+            parents=torch.tensor(parents, device=device),
+            ranks=torch.tensor([0] + [choice[-1] for choice in self.choices], device=device),
+            depths=torch.tensor([0] + [len(choice) for choice in self.choices], device=device),
+            ancestors=ancestors.to(device),
+            widths=tuple(widths),
+        )
 
+    @per_device
     def levels(self, device: torch.device | str = "cpu") -> tuple[Level, ...]:
         """Return one plan for each depth that has children, the root's first, cached per device."""
-        return _levels(self, str(device))
+        parents, inner, shape = self._parents, self._inner, self.shape()
+        choices: list[Choice] = [(), *self.choices]
+        levels = []
+        frontier, above, first = [0], [0], 0
+        for depth, width in enumerate(shape.widths):
+            children = [i for i, choice in enumerate(choices) if len(choice) == depth + 1]
+            peers = [i for i, choice in enumerate(choices) if len(choice) == depth]
+            picks = [frontier.index(parents[child]) * width + choices[child][-1] for child in children]
+            levels.append(
+                Level(
+                    width=width,
+                    first=first,
+                    picks=torch.tensor(picks, device=device),
+                    pairs=torch.tensor([peers.index(node) for node in frontier], device=device),
+                    parents=torch.tensor([above.index(parents[node]) for node in frontier], device=device),
+                    ancestors=shape.ancestors[frontier][:, inner].to(device),
+                )
+            )
+            first += 0 if depth == 0 else len(frontier)
+            above, frontier = frontier, [child for child in children if child in inner]
+        return tuple(levels)
 
+    @per_device
     def log_q_rows(self, device: torch.device | str = "cpu") -> Int[Tensor, " n"]:
         """Return for each node its number among root and inner nodes in node order, 0 for leaves."""
-        return _log_q_rows(self, str(device))
+        number = {node: i + 1 for i, node in enumerate(self._inner)}
+        return torch.tensor([number.get(node, 0) for node in range(self.max_nodes)], device=device)
 
+    @per_device
     def inner(self, device: torch.device | str = "cpu") -> Int[Tensor, " m"]:
         """Return the nodes that have children, the root included, in node order."""
-        return _inner_nodes(self, str(device))
+        return torch.tensor([0, *self._inner], device=device)
+
+    @property
+    def _parents(self) -> list[int]:
+        number = {(): 0} | {choice: i + 1 for i, choice in enumerate(self.choices)}
+        return [0] + [number[choice[:-1]] for choice in self.choices]
+
+    @property
+    def _inner(self) -> list[int]:
+        return sorted(set(self._parents[1:]) - {0})
 
 
 def chain(length: int) -> StaticTree:
@@ -167,7 +214,7 @@ def named(name: str) -> StaticTree:
         return spine(int(found[1]), grown(int(found[2]), int(found[3])))
     if name in NOT_INCLUDED:
         raise ValueError(
-            f'tree "{name}" ({NOT_INCLUDED[name]} nodes in LANTERN++\'s token) is not included: spell its nodes as '
+            f'tree "{name}" ({NOT_INCLUDED[name]} nodes in LANTERN++\'s code) is not included: spell its nodes as '
             f'"0 1 0.0 ...", or take one of {", ".join(TREES)}, chain_N, grown_N_D, spine_S_N_D'
         )
     near = difflib.get_close_matches(name, TREES, n=1)
@@ -195,71 +242,8 @@ TREES = {
     "narrow_10": from_widths((3, 3, 2, 1, 1)),
     "wide_15": from_widths((6, 5, 3, 1)),
 }
-# Trees of LANTERN++'s token whose nodes are not published elsewhere, with their number of drafted nodes.
+# Trees of LANTERN++'s code whose nodes are not published elsewhere, with their number of drafted nodes.
 NOT_INCLUDED = {"mc_sim_7b_63_balanced": 25, "medusa_2_7b_63": 63, "reverse_balanced_25": 25}
-
-
-def _parents(tree: StaticTree) -> list[int]:
-    number = {(): 0} | {choice: i + 1 for i, choice in enumerate(tree.choices)}
-    return [0] + [number[choice[:-1]] for choice in tree.choices]
-
-
-@lru_cache(maxsize=64)
-def _shape(tree: StaticTree, device: str) -> TreeShape:
-    parents = _parents(tree)
-    ancestors = torch.eye(len(parents), dtype=torch.bool)
-    for node, parent in enumerate(parents[1:], start=1):
-        ancestors[node] |= ancestors[parent]
-    widths = [0] * tree.depth
-    for choice in tree.choices:
-        widths[len(choice) - 1] = max(widths[len(choice) - 1], choice[-1] + 1)
-    return TreeShape(
-        parents=torch.tensor(parents, device=device),
-        ranks=torch.tensor([0] + [choice[-1] for choice in tree.choices], device=device),
-        depths=torch.tensor([0] + [len(choice) for choice in tree.choices], device=device),
-        ancestors=ancestors.to(device),
-        widths=tuple(widths),
-    )
-
-
-def _inner(tree: StaticTree) -> list[int]:
-    return sorted(set(_parents(tree)[1:]) - {0})
-
-
-@lru_cache(maxsize=64)
-def _log_q_rows(tree: StaticTree, device: str) -> Int[Tensor, " n"]:
-    number = {node: i + 1 for i, node in enumerate(_inner(tree))}
-    return torch.tensor([number.get(node, 0) for node in range(tree.max_nodes)], device=device)
-
-
-@lru_cache(maxsize=64)
-def _inner_nodes(tree: StaticTree, device: str) -> Int[Tensor, " m"]:
-    return torch.tensor([0, *_inner(tree)], device=device)
-
-
-@lru_cache(maxsize=64)
-def _levels(tree: StaticTree, device: str) -> tuple[Level, ...]:
-    parents, inner, shape = _parents(tree), _inner(tree), tree.shape()
-    choices: list[Choice] = [(), *tree.choices]
-    levels = []
-    frontier, above, first = [0], [0], 0
-    for depth, width in enumerate(shape.widths):
-        children = [i for i, choice in enumerate(choices) if len(choice) == depth + 1]
-        peers = [i for i, choice in enumerate(choices) if len(choice) == depth]
-        picks = [frontier.index(parents[child]) * width + choices[child][-1] for child in children]
-        levels.append(
-            Level(
-                width=width,
-                first=first,
-                picks=torch.tensor(picks, device=device),
-                pairs=torch.tensor([peers.index(node) for node in frontier], device=device),
-                parents=torch.tensor([above.index(parents[node]) for node in frontier], device=device),
-                ancestors=shape.ancestors[frontier][:, inner].to(device),
-            )
-        )
-        first += 0 if depth == 0 else len(frontier)
-        above, frontier = frontier, [child for child in children if child in inner]
-    return tuple(levels)
 
 
 class TreeDrafter(Drafter):

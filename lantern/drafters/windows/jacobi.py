@@ -1,7 +1,6 @@
 """Jacobi windows: drafting without a network, from the target's own samples of the last pass."""
 
 import math
-from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,30 +18,9 @@ from lantern.core.types import (
     Target,
     TreeShape,
 )
-from lantern.drafters.base import Guesses
 
-CONTINUED = 3  # tokens that a drafter guesses behind a window; a step rarely frees more places
 TRIAL = 10  # steps after which a window that commits fewer than `least` tokens a step is given up
-INITS = ("random", "repeat-left", "drafter")
-
-
-class Continuation(Protocol):
-    """Guesses the tokens behind a window, a few at a time."""
-
-    @property
-    def needs_whole_prefix(self) -> bool:
-        """Whether it reads all of the target's conditioning slots, padding included."""
-        ...
-
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
-        """Start a generation: read its prompt."""
-        ...
-
-    def extend(
-        self, features: Float[Tensor, "b r n c"], tokens: Int[Tensor, "b n"], counts: Int[Tensor, " b"]
-    ) -> Guesses:
-        """Guess behind n tokens, each given with the feature that predicts it; the first `counts` are committed."""
-        ...
+INITS = ("random", "repeat-left")
 
 
 class JacobiDrafter(SampleWindow):
@@ -54,11 +32,10 @@ class JacobiDrafter(SampleWindow):
         drafted    a b c d       counts 2, sampled a x y z w: the token that follows the root, a, b, c, d
         drafted    y z w .       a x are committed, x is the root; "." is new
 
-    `init` selects how new places are filled: "random", uniform over all tokens; "repeat-left", the token before;
-    "drafter", the tokens of `continuation`, the last of them repeated. `keeps_distributions` records the distribution
-    from which each token was sampled, which coupling needs; without it the drafts are for Gumbel match only. A window
-    is at most as long as the image; nodes past the image's end have no effect. ValueError for less than two nodes and
-    for an unknown init.
+    `init` selects how new places are filled: "random", uniform over all tokens; "repeat-left", the token before.
+    `keeps_distributions` records the distribution from which each token was sampled, which coupling needs; without it
+    the drafts are for Gumbel match only. A window is at most as long as the image; nodes past the image's end have no
+    effect. ValueError for less than two nodes and for an unknown init.
 
     If the first TRIAL steps commit fewer than `least` tokens each, on average over the images, later trees have no
     drafts, as in plain decoding: such steps are faster than those of a window that is seldom right.
@@ -73,23 +50,18 @@ class JacobiDrafter(SampleWindow):
         window: int = 16,
         init: str = "random",
         keeps_distributions: bool = True,
-        continuation: Continuation | None = None,
         least: float = 0.0,
     ) -> None:
         if window < 2:
             raise ValueError(f"the window is {window}, wanted at least 2: the last token and one draft")
         if init not in INITS:
             raise ValueError(f'init is "{init}", wanted one of {", ".join(INITS)}')
-        if (init == "drafter") != (continuation is not None):
-            raise ValueError(f'init is "{init}": "drafter" needs a continuation, others take none')
-        self.init, self.keeps_distributions, self.continuation = init, keeps_distributions, continuation
-        self.least = least
+        self.init, self.keeps_distributions, self.least = init, keeps_distributions, least
         self.count, self.vocab_size = target.config.block_size, target.config.vocab_size
         self.max_nodes = self.nodes = max(min(window, self.count), 2)
         self.depth = self.max_nodes - 1
         self.mode: DraftMode = "jacobi" if keeps_distributions else "gumbel"
-        self.is_alone, self.fills_randomly = not keeps_distributions and continuation is None, init == "random"
-        self.needs_whole_prefix = continuation is not None and continuation.needs_whole_prefix
+        self.is_alone, self.fills_randomly = not keeps_distributions, init == "random"
         self.needs_host = least > 0  # it decides after the trial if windows go on
         self.held = Buffers()
 
@@ -116,8 +88,6 @@ class JacobiDrafter(SampleWindow):
         self.held.known = torch.zeros(images, dtype=torch.long, device=device)
         where = torch.arange(self.count, device=device).expand(images, -1)
         self.held.random = random_tokens(noise, where, self.vocab_size)
-        if self.continuation is not None:
-            self.continuation.begin(prefill, noise)
 
     def propose(self) -> DraftTree:
         """Return the current window."""
@@ -133,14 +103,10 @@ class JacobiDrafter(SampleWindow):
             sampled, log_q, counts = step.verdict.samples, step.verdict.log_q, step.counts
         elif self.keeps_distributions:
             log_q = torch.zeros(len(counts), 1, self.vocab_size, device=counts.device)
-        ahead = None
-        if self.continuation is not None:
-            tokens = step.tokens if step.verdict is None else sampled
-            ahead = self.continuation.extend(step.scores.features, tokens, step.counts)
         self.held.known.add_(step.counts)
         if step.verdict is not None:
             self.count_step(self.held.known)
-        self._shift(sampled, log_q, counts, ahead)
+        self._shift(sampled, log_q, counts)
 
     def count_step(self, known: Int[Tensor, " b"]) -> None:
         """Count a step after which so many tokens of each image are decided; it may end the window."""
@@ -149,11 +115,7 @@ class JacobiDrafter(SampleWindow):
             self.nodes = 1
 
     def _shift(
-        self,
-        sampled: Int[Tensor, "b n"],
-        log_q: Float[Tensor, "b n v"] | None,
-        counts: Int[Tensor, " b"],
-        ahead: Guesses | None,
+        self, sampled: Int[Tensor, "b n"], log_q: Float[Tensor, "b n v"] | None, counts: Int[Tensor, " b"]
     ) -> None:
         """Move what is left to the front; row i of log q is for token i of the window, the last row for none."""
         steps, size = torch.arange(self.nodes, device=sampled.device), sampled.shape[1]
@@ -163,18 +125,8 @@ class JacobiDrafter(SampleWindow):
         if self.fills_randomly:
             places = (self.held.known[:, None] + steps).clamp(max=self.count - 1)
             tokens = torch.where(is_new, self.random.gather(1, places), tokens)
-        # Guesses for places that are not free, or past the window, go to the row of the leaf.
-        slots = None
-        if ahead is not None:
-            tokens = torch.where(is_new, ahead.tokens[:, -1:], tokens)
-            guessed = torch.arange(ahead.tokens.shape[1], device=tokens.device)
-            slots = ((size - counts)[:, None] + guessed).clamp(max=self.nodes - 1)
-            tokens = tokens.scatter(1, slots, ahead.tokens)
         if log_q is not None:
-            log_q = self._initial_log_q(log_q[self.held.images, source], tokens, is_new)
-            if ahead is not None and slots is not None and ahead.log_q is not None:
-                log_q[self.held.images, slots] = ahead.log_q
-            self.held.log_q = log_q
+            self.held.log_q = self._initial_log_q(log_q[self.held.images, source], tokens, is_new)
         root = sampled.gather(1, (counts - 1).clamp(min=0)[:, None])
         self.held.tokens = torch.cat([root, tokens[:, :-1]], 1)
 

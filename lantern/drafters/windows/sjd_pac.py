@@ -2,7 +2,7 @@
 
 The tokens right behind the last committed one were sampled with another token in its place, so they are the most likely
 to be wrong. The paper puts a K-ary tree of samples from these stale distributions there, continues with one chain, and
-couples what is not committed. In the released token the row that is accepted longest is taken even where an earlier
+couples what is not committed. In the released code the row that is accepted longest is taken even where an earlier
 sibling was not rejected, which changes the distribution. Here the target's arg-max of log p + g decides at every node,
 and the image is that of plain decoding.
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from lantern.core.buffers import Buffers
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.drafters.base import ranking
 from lantern.drafters.trees.static import Choice, StaticTree, TreeDrafter
 
 
@@ -52,7 +53,7 @@ class SjdPacDrafter(TreeDrafter):
                 f"the front is {width} wide, {levels} deep: wanted 1 to {target.config.vocab_size}, and at least 1"
             )
         self.held, self.sampling, self.count = Buffers(), sampling, target.config.block_size
-        self.draft_sampling = sampling.untruncated() if sampling.is_greedy else sampling
+        self.draft_sampling = ranking(sampling)
         window = max(min(window, self.count), 2)
         self.tree, self.width, self.levels = fronted(window, width, levels), width, min(levels, window - 1)
 

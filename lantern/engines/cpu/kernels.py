@@ -212,7 +212,7 @@ def linear(
 ) -> Float[Tensor, "*b n"]:
     """Return x times a packed weight plus an fp32 bias, in fp32.
 
-    Inputs are rounded to bf16 for a bf16 weight, and to 16-bit integers for an int8 weight.
+    Inputs are rounded to bf16 for a bf16 weight, and to 8-bit integers, one scale per row, for an int8 weight.
     """
     return torch.ops.lantern.linear(x, panels, bias, outputs)
 

@@ -313,15 +313,15 @@ struct Half {
 #endif
 };
 
-// Rows of inputs as 16-bit integers with a scale per row, in two 8-bit digits, for products with int8 weights.
-struct Digits {
+// Rows of inputs as 8-bit integers with a scale per row, for products with int8 weights.
+struct Rounded {
     int rows = 0, inputs = 0; // inputs: padded to a multiple of GROUP, where weights are 0
-    Lined<uint8_t> high, low; // (rows, inputs): digits of the integer + 2^15
+    Lined<uint8_t> a;         // (rows, inputs): the integer + 128
     std::vector<float> scales;
     static constexpr int GROUP = Tiles::GROUP;
 
     static int padded(int inputs) { return (inputs + GROUP - 1) / GROUP * GROUP; }
-    Digits(int rows, int inputs) : high(size_t(rows) * padded(inputs)), low(high.size()), scales(rows) {}
+    Rounded(int rows, int inputs) : a(size_t(rows) * padded(inputs)), scales(rows) {}
 
     void take(const float *from, int count, int given) {
         typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
@@ -335,14 +335,12 @@ struct Digits {
             }
             float largest = 1e-30f, lost = 0;
             for (int i = 0; i < WIDTH; i++) largest = std::max(largest, most[i]), lost += off[i];
-            scales[m] = largest / 32767.0f + lost;
-            const Lanes inverse = all(32767.0f / largest), magic = all(8388608.0f + 32768.0f);
+            scales[m] = largest / 127.0f + lost;
+            const Lanes inverse = all(127.0f / largest), magic = all(8388608.0f + 128.0f);
             for (int c = 0; c < given; c += WIDTH) {
                 const Whole number = (Whole)fma(load(from + c), inverse, magic);
-                const Bytes upper = __builtin_convertvector(number >> 8 & 255, Bytes);
-                const Bytes lower = __builtin_convertvector(number & 255, Bytes);
-                std::memcpy(&high[size_t(m) * inputs + c], &upper, WIDTH);
-                std::memcpy(&low[size_t(m) * inputs + c], &lower, WIDTH);
+                const Bytes bytes = __builtin_convertvector(number & 255, Bytes);
+                std::memcpy(&a[size_t(m) * inputs + c], &bytes, WIDTH);
             }
         }
     }
@@ -353,10 +351,10 @@ struct Digits {
 struct Byte {
     typedef float Number;
     typedef Tiles Units;
-    typedef Digits Inputs;
-    static constexpr int TILE = 6, HEAD = 8 * PANEL; // HEAD: bytes of scales and sums
+    typedef Rounded Inputs;
+    static constexpr int TILE = LANTERN_HALVES ? 8 : 12, HEAD = 8 * PANEL; // HEAD: bytes of scales and sums
     static void narrow(Number *at, Lanes x) { store(at, x); }
-    static size_t panel(int inputs) { return HEAD + size_t(PANEL) * Digits::padded(inputs); }
+    static size_t panel(int inputs) { return HEAD + size_t(PANEL) * Rounded::padded(inputs); }
 
     // Adds four products of unsigned by signed bytes in each lane.
     static Whole dot(Whole sum, int32_t four, Whole weights) {
@@ -368,60 +366,55 @@ struct Byte {
 #endif
     }
 
-    // Combines the sums over both digits.
-    static Lanes number(Whole high, Whole low, const int8_t *panel, int half) {
+    // Takes away what the inputs' offset of 128 added, and scales; `half` is 0 for the left and 1 for the right outputs.
+    static Lanes number(Whole sum, const int8_t *panel, int half) {
         Whole sums;
         std::memcpy(&sums, panel + 4 * PANEL + half * 4 * WIDTH, sizeof(sums));
-        const Lanes upper = __builtin_convertvector(high - 128 * sums, Lanes);
-        return fma(upper, all(256.0f), __builtin_convertvector(low, Lanes)) * load((const float *)panel + half * WIDTH);
+        return __builtin_convertvector(sum - 128 * sums, Lanes) * load((const float *)panel + half * WIDTH);
     }
 
 #if LANTERN_HALVES
     // Adds four products of unsigned by signed bytes in each lane; weights are widened to 16 bits, inputs 0 and 2 apart
     // from 1 and 3.
     static __m256i dot(__m256i sum, int32_t four, __m256i even, __m256i odd) {
-        const __m256i digits = _mm256_set1_epi32(four), low = _mm256_set1_epi32(0x00ff00ff);
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even, _mm256_and_si256(digits, low)));
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(odd, _mm256_and_si256(_mm256_srli_epi16(digits, 8), low)));
+        const __m256i inputs = _mm256_set1_epi32(four), low = _mm256_set1_epi32(0x00ff00ff);
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even, _mm256_and_si256(inputs, low)));
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(odd, _mm256_and_si256(_mm256_srli_epi16(inputs, 8), low)));
     }
 
-    template <int ROWS, class Finish> static void tile(const Digits &a, int first, const int8_t *panel, Finish finish) {
-        alignas(64) int32_t sums[ROWS][4][WIDTH]; // as below
+    template <int ROWS, class Finish> static void tile(const Rounded &a, int first, const int8_t *panel, Finish finish) {
+        alignas(64) int32_t sums[ROWS][2][WIDTH]; // as below
         for (int quarter = 0; quarter < 4; quarter++) { // 8 outputs, so that their sums stay in registers
-            __m256i own[ROWS][2];
-#pragma GCC unroll 6
-            for (int m = 0; m < ROWS; m++) own[m][0] = own[m][1] = _mm256_setzero_si256();
+            __m256i own[ROWS];
+#pragma GCC unroll 12
+            for (int m = 0; m < ROWS; m++) own[m] = _mm256_setzero_si256();
             const int8_t *weights = panel + HEAD + quarter * 4 * UNIT;
             for (int k = 0; k < a.inputs; k += 4, weights += 4 * PANEL) {
                 const __m256i four = _mm256_loadu_si256((const __m256i *)weights);
                 const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8), odd = _mm256_srai_epi16(four, 8);
-#pragma GCC unroll 6
+#pragma GCC unroll 12
                 for (int m = 0; m < ROWS; m++) {
-                    int32_t high, low;
-                    std::memcpy(&high, &a.high[size_t(first + m) * a.inputs + k], 4);
-                    std::memcpy(&low, &a.low[size_t(first + m) * a.inputs + k], 4);
-                    own[m][0] = dot(own[m][0], high, even, odd);
-                    own[m][1] = dot(own[m][1], low, even, odd);
+                    int32_t inputs;
+                    std::memcpy(&inputs, &a.a[size_t(first + m) * a.inputs + k], 4);
+                    own[m] = dot(own[m], inputs, even, odd);
                 }
             }
-#pragma GCC unroll 6
+#pragma GCC unroll 12
             for (int m = 0; m < ROWS; m++)
-                for (int digit = 0; digit < 2; digit++)
-                    std::memcpy(&sums[m][2 * digit + quarter / 2][quarter % 2 * UNIT], &own[m][digit], sizeof(__m256i));
+                std::memcpy(&sums[m][quarter / 2][quarter % 2 * UNIT], &own[m], sizeof(__m256i));
         }
         for (int m = 0; m < ROWS; m++) {
-            Whole of[4];
+            Whole of[2];
             std::memcpy(of, sums[m], sizeof(of));
-            finish(first + m, number(of[0], of[2], panel, 0) * a.scales[first + m],
-                   number(of[1], of[3], panel, 1) * a.scales[first + m]);
+            finish(first + m, number(of[0], panel, 0) * a.scales[first + m], number(of[1], panel, 1) * a.scales[first + m]);
         }
     }
 #else
-    template <int ROWS, class Finish> static void tile(const Digits &a, int first, const int8_t *panel, Finish finish) {
+    template <int ROWS, class Finish> static void tile(const Rounded &a, int first, const int8_t *panel, Finish finish) {
         // Memory delivers the next panel while this one is multiplied: each tile prefetches its share of it.
         const int tiles = (a.rows + TILE - 1) / TILE, step = 4 * PANEL / tiles; // bytes an iteration
         const char *next = (const char *)panel + Byte::panel(a.inputs) + size_t(first) / ROWS * (a.inputs / 4) * step;
-        Whole sums[ROWS][4] = {}; // left and right of high digits, left and right of low digits
+        Whole sums[ROWS][2] = {}; // left and right
         const int8_t *weights = panel + HEAD;
         for (int k = 0; k < a.inputs; k += 4, weights += 4 * PANEL) {
             __builtin_prefetch(next, 0, 2);
@@ -430,21 +423,18 @@ struct Byte {
             Whole left, right;
             std::memcpy(&left, weights, sizeof(left));
             std::memcpy(&right, weights + sizeof(left), sizeof(right));
-#pragma GCC unroll 6
+#pragma GCC unroll 12
             for (int m = 0; m < ROWS; m++) {
-                int32_t high, low;
-                std::memcpy(&high, &a.high[size_t(first + m) * a.inputs + k], 4);
-                std::memcpy(&low, &a.low[size_t(first + m) * a.inputs + k], 4);
-                sums[m][0] = dot(sums[m][0], high, left);
-                sums[m][1] = dot(sums[m][1], high, right);
-                sums[m][2] = dot(sums[m][2], low, left);
-                sums[m][3] = dot(sums[m][3], low, right);
+                int32_t inputs;
+                std::memcpy(&inputs, &a.a[size_t(first + m) * a.inputs + k], 4);
+                sums[m][0] = dot(sums[m][0], inputs, left);
+                sums[m][1] = dot(sums[m][1], inputs, right);
             }
         }
-#pragma GCC unroll 6 // constant indices: otherwise every iteration above would store all sums to memory
+#pragma GCC unroll 12 // constant indices: otherwise every iteration above would store all sums to memory
         for (int m = 0; m < ROWS; m++)
-            finish(first + m, number(sums[m][0], sums[m][2], panel, 0) * a.scales[first + m],
-                   number(sums[m][1], sums[m][3], panel, 1) * a.scales[first + m]);
+            finish(first + m, number(sums[m][0], panel, 0) * a.scales[first + m],
+                   number(sums[m][1], panel, 1) * a.scales[first + m]);
     }
 #endif
 };
@@ -487,20 +477,15 @@ void multiply(const Plain<Number> &a, const void *weights, int p, Finish finish)
     });
 }
 
-template <class Finish> void multiply(const Digits &a, const void *weights, int p, Finish finish) {
+template <class Finish> void multiply(const Rounded &a, const void *weights, int p, Finish finish) {
     const int8_t *panel = (const int8_t *)weights + p * Byte::panel(a.inputs);
     if constexpr (Tiles::BUILT)
         if (Tiles::granted())
-            return Tiles::multiply(a.high.data(), a.low.data(), a.rows, a.inputs, panel + Byte::HEAD,
-                                   [&](int m, const int32_t *high[2], const int32_t *low[2]) {
-                Lanes both[2];
-                for (int half = 0; half < 2; half++) {
-                    Whole upper, lower;
-                    std::memcpy(&upper, high[half], sizeof(upper));
-                    std::memcpy(&lower, low[half], sizeof(lower));
-                    both[half] = Byte::number(upper, lower, panel, half) * a.scales[m];
-                }
-                finish(m, both[0], both[1]);
+            return Tiles::multiply(a.a.data(), a.rows, a.inputs, panel + Byte::HEAD, [&](int m, const int32_t *left, const int32_t *right) {
+                Whole sums[2];
+                std::memcpy(&sums[0], left, sizeof(Whole));
+                std::memcpy(&sums[1], right, sizeof(Whole));
+                finish(m, Byte::number(sums[0], panel, 0) * a.scales[m], Byte::number(sums[1], panel, 1) * a.scales[m]);
             });
     in_tiles(a.rows, Byte::TILE, [&](auto count, int m) { Byte::tile<count>(a, m, panel, finish); });
 }

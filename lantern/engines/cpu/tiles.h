@@ -101,41 +101,29 @@ struct Tiles {
         }
     }
 
-    // As `multiply`, for unsigned integers of two 8-bit digits and signed 8-bit weights; calls finish(m, high, low) with
-    // the 16 left and 16 right sums of row m for each digit.
+    // As `multiply`, for unsigned 8-bit integers and signed 8-bit weights; calls finish(m, left, right) with the sums of row m.
     template <class Finish>
-    static void multiply(const uint8_t *high, const uint8_t *low, int rows, int inputs, const int8_t *panel, Finish finish) {
+    static void multiply(const uint8_t *a, int rows, int inputs, const int8_t *panel, Finish finish) {
         const int most = block(rows);
-        alignas(LINE) int32_t sums[4][ROWS][ROWS]; // left and right of high digits, left and right of low digits
+        alignas(LINE) int32_t sums[2][ROWS][ROWS]; // left and right
         asm volatile("" ::: "memory");
         for (int m = 0; m < rows; m += most) {
             const int first = std::min(m, rows - most);
-            const uint8_t *upper = high + size_t(first) * inputs, *lower = low + size_t(first) * inputs;
+            const uint8_t *from = a + size_t(first) * inputs;
             _tile_zero(0);
             _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
             for (int k = 0; k < inputs; k += GROUP) {
                 const int8_t *weights = panel + size_t(k) * 32;
                 for (int byte = 0; byte < 32 * GROUP; byte += LINE) __builtin_prefetch(weights + AHEAD + byte);
                 _tile_loadd(6, weights, 2 * LINE);
                 _tile_loadd(7, weights + LINE, 2 * LINE);
-                _tile_loadd(4, upper + k, inputs);
-                _tile_loadd(5, lower + k, inputs);
+                _tile_loadd(4, from + k, inputs);
                 _tile_dpbusd(0, 4, 6);
                 _tile_dpbusd(1, 4, 7);
-                _tile_dpbusd(2, 5, 6);
-                _tile_dpbusd(3, 5, 7);
             }
             _tile_stored(0, sums[0], LINE);
             _tile_stored(1, sums[1], LINE);
-            _tile_stored(2, sums[2], LINE);
-            _tile_stored(3, sums[3], LINE);
-            for (int i = m; i < std::min(m + most, rows); i++) {
-                const int32_t *of_high[] = {sums[0][i - first], sums[1][i - first]};
-                const int32_t *of_low[] = {sums[2][i - first], sums[3][i - first]};
-                finish(i, of_high, of_low);
-            }
+            for (int i = m; i < std::min(m + most, rows); i++) finish(i, sums[0][i - first], sums[1][i - first]);
         }
     }
 
@@ -145,6 +133,6 @@ struct Tiles {
     static bool granted() { return false; }
     explicit Tiles(int) {}
     template <class Finish> static void multiply(const uint16_t *, int, int, const uint16_t *, Finish) {}
-    template <class Finish> static void multiply(const uint8_t *, const uint8_t *, int, int, const int8_t *, Finish) {}
+    template <class Finish> static void multiply(const uint8_t *, int, int, const int8_t *, Finish) {}
 #endif
 };

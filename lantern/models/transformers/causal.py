@@ -1,7 +1,7 @@
 """Targets of any causal language model of transformers whose vocabulary ends with the tokens of images.
 
-The token of token c is `len(tokenizer) + c`. Only these are sampled, while the releases sample from the whole
-vocabulary and clamp what is no token.
+Token c of an image is word `len(tokenizer) + c` of the vocabulary. Only these are sampled, while the releases sample
+from the whole vocabulary and clamp what is no token.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A decoder of transformers as a target: the loop counts tokens, this adapter turns them into the model's tokens.
+"""A decoder of transformers as a target: the loop counts an image's tokens, this adapter makes the sequence.
 
     tokens      0 1 2 3 4 5 ...            what the loop, drafters, trees and verifiers see
     sequence   prompt 0 1 2 \\n 3 4 5 \\n ...    what the decoder reads, for rows of three tokens and a newline
@@ -24,8 +24,8 @@ ATTENTIONS = ("sdpa", "eager")  # of transformers' kinds of attention those that
 class TargetConfig:
     """Sizes of a target, under the names that decoding reads.
 
-    `n_head` counts heads of keys and values, `query_heads` those of queries. `vocab_size` is the number of tokens, not
-    of the decoder's tokens, which are `words`.
+    `n_head` counts heads of keys and values, `query_heads` those of queries. `vocab_size` is the number of tokens of
+    images, `words` the size of the decoder's whole vocabulary.
     """
 
     family: str
@@ -57,7 +57,7 @@ class TargetConfig:
 
 
 class TokenEmbedding(nn.Module):
-    """Tokens to inputs of the decoder: rows of its token embedding, by the token of each token."""
+    """Tokens of images to inputs of the decoder: rows of its embedding of words."""
 
     tokens: Tensor
 
@@ -68,7 +68,7 @@ class TokenEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The token embedding, of whose dtype and on whose device the target is."""
+        """The embedding of words, of whose dtype and on whose device the target is."""
         return self.embedding.weight
 
     def forward(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n c"]:
@@ -123,7 +123,7 @@ class Collects:
 class TransformersTarget(nn.Module, TargetDefaults):
     """A decoder of transformers, with embedding and head of tokens, as a `lantern.core.types.Target`.
 
-    `body` maps embedded inputs to features after the final norm, and `words` is its token embedding. `embedding` maps
+    `body` maps embedded inputs to features after the final norm, and `words` is its embedding. `embedding` maps
     tokens to inputs, `head` features to logits over `tokens` of them. ValueError for a kind of attention that does not
     take every mask, and for a raster longer than the positions of the model.
     """

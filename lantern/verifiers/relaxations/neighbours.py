@@ -170,7 +170,7 @@ class Neighbourhood(ABC):
 class ClaimingRule(Neighbourhood, Acceptance):
     """Acceptance by p(x) plus the claimed mass: LANTERN and LANTERN++ differ only in the budget.
 
-    `residual` selects the distribution after a rejection: "paper", or "released" for the authors' token. As published,
+    `residual` selects the distribution after a rejection: "paper", or "released" for the authors' code. As published,
     each test has a budget of its own. With `shared`, the siblings of a node share one: the total variation of the tests
     before is subtracted.
     """
@@ -205,7 +205,7 @@ def residual_as_published(trial: Trial, near: Int[Tensor, "b k"], claim: Claim) 
 
 
 def residual_as_released(trial: Trial, around: Int[Tensor, "b k1"], claim: Claim) -> Float[Tensor, "b v"]:
-    """Return the residual of the released token for LlamaGen, which differs if a neighbour was within the budget.
+    """Return the residual of the released code for LlamaGen, which differs if a neighbour was within the budget.
 
     All k + 1 nearest tokens are affected, not only those within the budget: sampled drafts set q to zero there (and so
     keep all of p), point drafts set p to zero there. An empty residual becomes uniform.

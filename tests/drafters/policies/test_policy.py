@@ -12,7 +12,6 @@ from lantern.drafters.policies.policy import (
     STOPPED,
     STOPPED_BELOW,
     TRAITS,
-    Policy,
     match_chances,
     traits_of,
 )
@@ -28,7 +27,6 @@ PARTS = {"c2t": C2T(C2TConfig()), "radar": Radar(RadarConfig(beam=4, hidden=8))}
 @pytest.mark.parametrize("name", POLICIES)
 def test_policy_states_keep_their_sizes(name: str) -> None:
     policy = POLICIES[name](**({"part": PARTS[kind]} if (kind := name.removesuffix("-paper")) in PARTS else {}))
-    assert isinstance(policy, Policy)
     state = policy.begin(SIZE)
     planned = policy.plan(state)
     shown = layer(0, log_q=None, match=None) if policy.is_predictable else layer(0)

@@ -189,5 +189,5 @@ def test_unsupported_parts_are_decoded_by_the_loop() -> None:
 
     assert fits("plain") and fits("gumbel-jacobi")
     assert not fits("plain", Sampling(top_p=0.9)) and not fits("gumbel-jacobi", Sampling(top_p=0.9))
-    assert not fits("eagle1") and not fits("sjd") and not fits("gumbel-jacobi", init="drafter")
+    assert not fits("eagle1") and not fits("sjd")
     assert not is_fused(tiny_decoder("plain", target).begin(CONDITION, keys=KEYS))

@@ -95,7 +95,7 @@ def test_file_with_token_is_not_executed(tmp_path: Path) -> None:
     path = tmp_path / "bomb.pth"
     with path.open("wb") as file:
         pickle.dump({"x": Bomb()}, file, protocol=2)
-    with pytest.raises(ValueError, match="posix.mkdir, which is token"):
+    with pytest.raises(ValueError, match="posix.mkdir, which is code"):
         load_inception(path)
     assert not (tmp_path / "ran").exists()
 

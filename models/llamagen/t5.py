@@ -1,0 +1,195 @@
+"""A T5 encoder and its tokenizer without transformers, whose import takes longer than a small model's first image.
+
+The encoder reads the tensors that transformers names, and gives the same bits as its `T5EncoderModel`.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from lantern.core.config import one_line, read_json_object
+from lantern.core.io import NoInitialisation, check_state, load_tensors, read_header
+
+PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # others change what tokenizer.json says
+PROJECTIONS = ("gated-gelu", "relu")
+
+
+@dataclass(frozen=True)
+class T5Config:
+    """The sizes of an encoder; names are those of transformers."""
+
+    vocab_size: int
+    d_model: int
+    d_kv: int
+    d_ff: int
+    num_layers: int
+    num_heads: int
+    feed_forward_proj: str = "relu"
+    layer_norm_epsilon: float = 1e-6
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+
+
+class Norm(nn.Module):
+    """Root mean square normalisation, its mean in fp32."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.weight, self.epsilon = nn.Parameter(torch.ones(config.d_model)), config.layer_norm_epsilon
+
+    def forward(self, x: Float[Tensor, "b t c"]) -> Float[Tensor, "b t c"]:
+        """Normalise."""
+        scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.epsilon)
+        return self.weight * (x * scale).to(self.weight.dtype)
+
+
+class Attention(nn.Module):
+    """Attention over valid tokens with a bias of relative places, which the first layer holds for all."""
+
+    def __init__(self, config: T5Config, has_bias: bool) -> None:
+        super().__init__()
+        width = config.num_heads * config.d_kv
+        self.q, self.k, self.v = (nn.Linear(config.d_model, width, bias=False) for _ in range(3))
+        self.o, self.heads = nn.Linear(width, config.d_model, bias=False), config.num_heads
+        if has_bias:
+            buckets = config.relative_attention_num_buckets
+            self.relative_attention_bias = nn.Embedding(buckets, config.num_heads)
+
+    def forward(self, x: Float[Tensor, "b t c"], bias: Float[Tensor, "b h t t"]) -> Float[Tensor, "b t c"]:
+        """Attend; scores are not scaled."""
+        q, k, v = (part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        return self.o(scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0).transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """Two layers, the first with ReLU or gated by GELU."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.is_gated = config.feed_forward_proj == "gated-gelu"
+        for name in ("wi_0", "wi_1") if self.is_gated else ("wi",):
+            self.add_module(name, nn.Linear(config.d_model, config.d_ff, bias=False))
+        self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
+
+    def forward(self, x: Float[Tensor, "b t c"]) -> Float[Tensor, "b t c"]:
+        """Compute; GELU by its tanh form, in the order of operations that models were trained with."""
+        if not self.is_gated:
+            return self.wo(self.wi(x).relu())
+        gate = self.wi_0(x)
+        inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * torch.pow(gate, 3.0))
+        return self.wo(0.5 * gate * (1.0 + torch.tanh(inner)) * self.wi_1(x))
+
+
+class T5(nn.Module):
+    """The encoder; `encoder.block.N.layer.M` are its layers, as in files of transformers."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.config = config
+        self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        self.encoder = nn.Module()
+        blocks = []
+        for number in range(config.num_layers):
+            parts = {"SelfAttention": Attention(config, number == 0), "DenseReluDense": FeedForward(config)}
+            layers = [nn.ModuleDict({name: part, "layer_norm": Norm(config)}) for name, part in parts.items()]
+            blocks.append(nn.ModuleDict({"layer": nn.ModuleList(layers)}))
+        self.encoder.block, self.encoder.final_layer_norm = nn.ModuleList(blocks), Norm(config)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.shared.weight.device
+
+    def forward(self, input_ids: Int[Tensor, "b t"], attention_mask: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
+        """Return the encoding of right-padded tokens."""
+        x, mask = self.shared(input_ids), attention_mask.bool()[:, None, None]
+        bias = self._bias(input_ids.shape[1])
+        bias = torch.where(mask, bias, torch.finfo(bias.dtype).min).contiguous()
+        for block in self.encoder.block:
+            attention, dense = block["layer"]
+            x = x + attention["SelfAttention"](attention["layer_norm"](x), bias)
+            x = x + dense["DenseReluDense"](dense["layer_norm"](x))
+        return self.encoder.final_layer_norm(x)
+
+    def _bias(self, count: int) -> Float[Tensor, "1 h t t"]:
+        """Return the bias of scores: half of the buckets are for keys behind the query, the far ones logarithmic."""
+        place = torch.arange(count, device=self.device)
+        apart = place[None, :] - place[:, None]
+        half = self.config.relative_attention_num_buckets // 2
+        near = half // 2
+        reach = math.log(self.config.relative_attention_max_distance / near)
+        far = near + (torch.log(apart.abs().float() / near) / reach * (half - near)).long()
+        bucket = torch.where(apart.abs() < near, apart.abs(), far.clamp(max=half - 1)) + (apart > 0) * half
+        table = self.encoder.block[0]["layer"][0]["SelfAttention"].relative_attention_bias
+        return table(bucket).permute(2, 0, 1)[None]
+
+
+class Words:
+    """A `tokenizer.json` with the calls of a tokenizer of transformers that a text encoder makes."""
+
+    padding_side = "right"
+
+    def __init__(self, file: Path, *, pad: str, unknown: str | None) -> None:
+        from tokenizers import Tokenizer
+
+        self.backend_tokenizer = Tokenizer.from_file(str(file))
+        self.pad, self.pad_id = pad, self.backend_tokenizer.token_to_id(pad)
+        self.unk_token_id = None if unknown is None else self.backend_tokenizer.token_to_id(unknown)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the number of each token."""
+        return self.backend_tokenizer.get_vocab()
+
+    def __call__(
+        self, text: str | list[str], *, add_special_tokens: bool = True, max_length: int = 0, **how: Any
+    ) -> dict[str, Any]:
+        """Return `input_ids` of a text, or tensors `input_ids` and `attention_mask` of texts in `max_length` slots."""
+        tokenizer = self.backend_tokenizer
+        if isinstance(text, str):
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+            return {"input_ids": tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
+        tokenizer.enable_truncation(max_length)
+        tokenizer.enable_padding(length=max_length, pad_id=self.pad_id, pad_token=self.pad)
+        found = tokenizer.encode_batch(text, add_special_tokens=add_special_tokens)
+        named = {"input_ids": [one.ids for one in found], "attention_mask": [one.attention_mask for one in found]}
+        return {name: torch.tensor(rows) for name, rows in named.items()}
+
+
+def load(weights: Path, words: Path, *, dtype: torch.dtype) -> tuple[T5, Words] | None:
+    """Load an encoder and its tokenizer; None for files that only transformers reads.
+
+    ValueError names the file of what is damaged.
+    """
+    file, config = weights / "model.safetensors", read_json_object(weights / "config.json")
+    if not (file.is_file() and (words / "tokenizer.json").is_file() and (words / "tokenizer_config.json").is_file()):
+        return None
+    told = read_json_object(words / "tokenizer_config.json")
+    pad, unknown = told.get("pad_token"), told.get("unk_token")
+    is_plain = told.get("tokenizer_class") in PLAIN_TOKENIZERS and isinstance(pad, str)
+    is_plain = is_plain and isinstance(unknown, str | None) and told.get("added_tokens_decoder") is None
+    fields = {name: config[name] for name in T5Config.__dataclass_fields__ if name in config}
+    is_known = config.get("model_type") in ("t5", "mt5") and config.get("feed_forward_proj", "relu") in PROJECTIONS
+    is_known = is_known and dtype != torch.float16  # where transformers clamps, and keeps layers in fp32
+    if not (is_plain and is_known and "shared.weight" in read_header(file)):
+        return None
+    try:
+        with NoInitialisation():
+            model = T5(T5Config(**fields))
+    except (TypeError, ValueError, RuntimeError, MemoryError) as error:
+        raise ValueError(f"{weights / 'config.json'}: {one_line(error)}") from error
+    expected = model.state_dict()
+    state = load_tensors(file, expected)
+    check_state(state, expected, source=file)
+    model.load_state_dict({name: tensor.to(dtype) for name, tensor in state.items()}, assign=True)
+    try:
+        tokenizer = Words(words / "tokenizer.json", pad=pad, unknown=unknown)
+    except Exception as error:  # the package raises plain Exceptions
+        raise ValueError(f"{words / 'tokenizer.json'} holds no tokenizer that loads: {one_line(error)}") from error
+    return (model, tokenizer) if tokenizer.pad_id is not None else None
