@@ -15,6 +15,7 @@ from lantern.engines.cuda.rows import ROWS, constant_rows, rows_of
 from lantern.engines.cuda.target import KernelPass, KernelTarget
 from lantern.engines.prepared import WeightCache
 from lantern.models.llamagen.transformer import Scores
+from lantern.verifiers.gumbel import GumbelVerifier
 
 LOG = logging.getLogger("lantern")
 FEW = 128  # rows of a batch up to which one read of the weights per 64 rows is fewer bytes than its activations
@@ -97,7 +98,8 @@ class FusedTarget(KernelTarget):
         if not FusedTarget.walks or walk.refusal(verifier, tree, rows) is not None:
             return None
         try:
-            return walk.walk(verifier, tree, rows)
+            is_match = isinstance(verifier, GumbelVerifier)
+            return walk.match(tree, rows) if is_match else walk.walk(verifier, tree, rows)
         except Exception as error:
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise

@@ -1,9 +1,9 @@
-"""Multi-round rejection of a draft tree by one kernel, one program per image: `RejectionVerifier.verify` for GPUs.
+"""Draft trees walked by one kernel, one program per image: `RejectionVerifier` and `GumbelVerifier` for GPUs.
 
-A program keeps three rows of fp32 numbers in global memory, which stay in the caches of its processor: p twice (what a
-rejection leaves is written to the other one) and q. Rows are not normalised after a test: `p_scale` and `q_scale`
-multiply what is read. Only rows of visited nodes are written. Neighbours are read by index, and a rejection is one
-pass over the rows:
+Gumbel match looks up the deepest path of matching nodes at once. In multi-round rejection a program keeps three rows of
+fp32 numbers in global memory, which stay in the caches of its processor: p twice (what a rejection leaves is written to
+the other one) and q. Rows are not normalised after a test: `p_scale` and `q_scale` multiply what is read. Only rows of
+visited nodes are written. Neighbours are read by index, and a rejection is one pass over the rows:
 
     left = max(p - q, 0) everywhere but at x and at the tokens whose mass moves, which are marked with -1
     S = sum of left; the marked tokens follow one by one: their old values (exact test) and their new ones (relaxed)
@@ -26,9 +26,10 @@ import triton.language as tl
 from torch import Tensor
 
 from lantern.core.noise import Noise, Purpose
-from lantern.core.types import Cost, DraftTree, Verdict
+from lantern.core.types import Cost, DraftTree, Rows, Verdict
 from lantern.decoding.rows import LogitRows
 from lantern.engines.cuda.kernels import is_interpreted
+from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.lantern_pp import LanternPP
@@ -37,7 +38,7 @@ SMALLEST_LOG, SMALLEST = tl.constexpr(-87.0), tl.constexpr(1.7e-38)  # of lanter
 TINY = tl.constexpr(1.1754943508222875e-38)
 MOST_TOKENS = 16384
 CHUNK = 4096  # tokens of a part of a pass: whole rows of 16,384 would spill registers
-MOST_NODES = 256
+MOST_NODES = 128
 UNSPECIALISED = (
     *("top_k", "interval", "nodes", "positions", "depth", "near", "columns", "lanes", "places_stride"),
     *("tree_stride", "rank_stride"),
@@ -442,6 +443,45 @@ def walk_kernel(
     tl.store(NEXT + image, tl.argmax(final, 0).to(tl.int64))
 
 
+@triton.jit(do_not_specialize=["nodes", "depth", "tree_stride", "depth_stride", "image_stride", "row_stride"])
+def match_kernel(
+    TOKENS,
+    SAMPLED,
+    PARENTS,
+    DEPTHS,
+    ANCESTORS,
+    PATH,
+    LENGTH,
+    NEXT,
+    nodes,
+    depth,
+    tree_stride,
+    depth_stride,
+    image_stride,
+    row_stride,
+    NODES: tl.constexpr,
+):
+    """Find the deepest path of one image whose nodes are what was sampled after their parents."""
+    image = tl.program_id(0)
+    number = tl.arange(0, NODES)
+    inside = number < nodes
+    parent = tl.load(PARENTS + image * tree_stride + number, mask=inside, other=0)
+    level = tl.load(DEPTHS + image * depth_stride + number, mask=inside, other=0)
+    token = tl.load(TOKENS + image * nodes + number, mask=inside, other=-1)
+    sampled = tl.load(SAMPLED + image * nodes + parent, mask=inside, other=-2)
+    is_match = (number == 0) | (token == sampled)
+    above = ANCESTORS + image * image_stride + number[:, None] * row_stride + number[None]
+    is_above = tl.load(above, mask=inside[:, None] & inside[None], other=0).to(tl.int32)
+    is_broken = tl.max(tl.where(is_match[None], 0, is_above), 1) > 0
+    reached = tl.where(inside & (is_broken == 0), level, 0)
+    last, length = tl.argmax(reached, 0), tl.max(reached, 0)
+    on_path = tl.load(ANCESTORS + image * image_stride + last * row_stride + number, mask=inside, other=0).to(tl.int32)
+    tl.store(PATH + image * depth + number, tl.zeros_like(level), mask=(number >= length) & (number < depth))
+    tl.store(PATH + image * depth + level - 1, number.to(tl.int64), mask=inside & (on_path > 0) & (level > 0))
+    tl.store(LENGTH + image, length)
+    tl.store(NEXT + image, tl.load(SAMPLED + image * nodes + last))
+
+
 @dataclass(frozen=True)
 class Rule:
     """A relaxation in the numbers that the kernel reads: the budget is `constant` + `factor` * p(x)."""
@@ -462,18 +502,36 @@ def rule_of(relaxation: Any) -> Rule | None:
 
 
 def refusal(verifier: Any, tree: DraftTree, rows: Any) -> str | None:
-    """Return why the torch form must walk a tree, None if the kernel can."""
+    """Return why the torch form must walk a tree, None if a kernel can."""
+    if not tree.shape.widths or tree.shape.num_nodes > MOST_NODES:
+        return "no children, or too many nodes"
+    if type(verifier) is GumbelVerifier:
+        return None
     if type(verifier) is not RejectionVerifier or rule_of(verifier.relaxation) is None:
-        return "not multi-round rejection, exact or by LANTERN or LANTERN++"
+        return "neither Gumbel match nor multi-round rejection, exact or by LANTERN or LANTERN++"
     if not isinstance(rows, LogitRows) or not isinstance(rows.noise, Noise):
         return "rows that are not logits, or noise without tables"
-    if rows.sampling.top_p < 1:
-        return "top-p"
+    if rows.sampling.top_p < 1 or rows.logits.shape[-1] > MOST_TOKENS:
+        return "top-p, or too many tokens"
     if tree.mode not in ("point", "sampled", "iid") or (tree.mode != "point" and tree.log_q is None):
         return f"mode {tree.mode}, with log q: {tree.log_q is not None}"
-    if not tree.shape.widths or tree.shape.num_nodes > MOST_NODES or rows.logits.shape[-1] > MOST_TOKENS:
-        return "no children, or too many nodes or tokens"
     return None
+
+
+def match(tree: DraftTree, rows: Rows) -> Verdict:
+    """Return the verdict of `GumbelVerifier.verify` on rows of which all are sampled."""
+    sampled, shape = rows.sample().contiguous(), tree.shape
+    images, nodes = sampled.shape
+    path = sampled.new_empty(images, shape.depth)
+    length, chosen = sampled.new_empty(2, images).unbind()
+    by_image = [part.stride(0) if part.ndim == 2 else 0 for part in (shape.parents, shape.depths)]
+    ancestors = shape.ancestors
+    match_kernel[(images,)](
+        *(tree.tokens.contiguous(), sampled, shape.parents, shape.depths, ancestors, path, length, chosen),
+        *(nodes, shape.depth, *by_image, ancestors.stride(0) if ancestors.ndim == 3 else 0, ancestors.stride(-2)),
+        NODES=triton.next_power_of_2(max(nodes, 2)),
+    )
+    return Verdict(path, length, chosen, samples=sampled)
 
 
 @lru_cache(maxsize=64)

@@ -15,6 +15,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree, TreeShape
 from lantern.decoding.rows import LogitRows
 from lantern.drafters.trees.static import StaticTree, grown, named
+from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.lantern_pp import LanternPP
@@ -94,6 +95,30 @@ def compare(seed: int, tree: StaticTree, mode: str, residual: str, rule: Any, **
 def test_one_kernel_walks_as_the_verifier_does(tree: StaticTree, mode: str, residual: str) -> None:
     accepted = [compare(seed, tree, mode, residual, RULES[seed % 3], chunk=128) for seed in range(3)]
     assert sum(accepted) > 0
+
+
+@pytest.mark.parametrize("tree", TREES, ids=["8", "24", "57"])
+def test_a_gumbel_match_is_that_of_the_verifier(tree: StaticTree) -> None:
+    lengths = set[int]()
+    for seed in range(8):
+        drafted, rows = problem(seed, tree, "point", Sampling(guidance=3.0, top_k=(0, 20)[seed % 2]))
+        parents, sampled = tree.shape().parents, rows.sample()
+        generator = torch.Generator().manual_seed(seed)
+        for node in range(1, tree.max_nodes):  # two thirds of the nodes match
+            is_match = (torch.rand(IMAGES, generator=generator) < 2 / 3).to(DEVICE)
+            drafted.tokens[:, node] = torch.where(is_match, sampled[:, parents[node]], drafted.tokens[:, node])
+        own = TreeShape(*(part.expand(IMAGES, *part.shape) for part in parts(drafted.shape)), drafted.shape.widths)
+        for shape in (drafted.shape, own):
+            made = DraftTree(drafted.tokens, shape, "point")
+            found, expected = walk.match(made, rows), GumbelVerifier().verify(made, rows, rows.noise)
+            for name in (*NAMES, "samples"):
+                assert torch.equal(getattr(found, name), getattr(expected, name)), name
+            lengths |= set(found.length.tolist())
+    assert {0, 1, 2} <= lengths
+
+
+def parts(shape: TreeShape) -> tuple[Tensor, ...]:
+    return shape.parents, shape.ranks, shape.depths, shape.ancestors
 
 
 def test_images_may_have_trees_of_their_own_with_gaps() -> None:
