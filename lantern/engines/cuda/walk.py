@@ -35,9 +35,9 @@ from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.lantern_pp import LanternPP
 
 SMALLEST_LOG, SMALLEST = tl.constexpr(-87.0), tl.constexpr(1.7e-38)  # of lantern.core.sampling
-TINY = tl.constexpr(1.1754943508222875e-38)
+TINY = tl.constexpr(1.1754943508222875e-38)  # a smaller sum counts as 0: its reciprocal may be infinite
 MOST_TOKENS = 16384
-CHUNK = 4096  # tokens of a part of a pass: whole rows of 16,384 would spill registers
+CHUNK = 2048  # tokens of a part of a pass: whole rows of 16,384 would spill registers
 MOST_NODES = 128
 UNSPECIALISED = (
     *("top_k", "interval", "nodes", "positions", "depth", "near", "columns", "lanes", "places_stride"),
@@ -355,13 +355,13 @@ def walk_kernel(
                     if RELAXES:
                         tl.store(other + around, new_near, mask=is_moved)
                         # what the marked tokens are worth after each test; where a sum is 0 the test leaves p
-                        one_new = tl.div_rn(1.0, tl.where(sum_new > 0.0, sum_new, 1.0))
-                        one_old = tl.div_rn(1.0, tl.where(sum_old > 0.0, sum_old, 1.0))
+                        one_new = tl.div_rn(1.0, tl.where(sum_new > TINY, sum_new, 1.0))
+                        one_old = tl.div_rn(1.0, tl.where(sum_old > TINY, sum_old, 1.0))
                         held = own_p + tl.sum(tl.where(is_moved, p_near, 0.0), 0)
                         unmarked = common * tl.abs(one_new - one_old)
                         last, exact = new * one_new, old * one_old
                         last_near, exact_near = new_near * one_new, old_near * one_old
-                        if sum_new <= 0.0:
+                        if sum_new <= TINY:
                             if IS_RELEASED:
                                 count = tl.sum(is_moved.to(tl.float32), 0) + 1.0
                                 last = last * 0.0 + 1.0 / TOKEN_COUNT
@@ -370,15 +370,15 @@ def walk_kernel(
                             else:
                                 last, last_near = own_p, p_near
                                 unmarked = tl.maximum(1.0 - held, 0.0)
-                        if sum_old <= 0.0:
+                        if sum_old <= TINY:
                             exact, exact_near = own_p, p_near
                             unmarked = tl.maximum(1.0 - held, 0.0)
-                            if sum_new <= 0.0:
+                            if sum_new <= TINY:
                                 unmarked = unmarked * 0.0
                         apart = unmarked + tl.abs(last - exact)
                         apart += tl.sum(tl.where(is_moved, tl.abs(last_near - exact_near), 0.0), 0)
                         spent += weight * apart * 0.5
-                    if sum_new > 0.0:
+                    if sum_new > TINY:
                         current = 1 - current
                         p_scale = tl.div_rn(1.0, sum_new)
                     else:
@@ -393,7 +393,7 @@ def walk_kernel(
                                 tl.store(PC + token, raw_p)
                     if REMOVES:
                         q_sum = tl.sum(q_total, 0)
-                        if q_sum > 0.0:
+                        if q_sum > TINY:
                             tl.store(Q + token, 0.0)
                             q_scale = tl.div_rn(1.0, q_sum)
                     tl.debug_barrier()
@@ -403,7 +403,7 @@ def walk_kernel(
                         q = tl.where(at == token, 0.0, tl.load(Q + at))
                         q_sum = tl.sum(q, 0)
                         tl.debug_barrier()
-                        if q_sum > 0.0:
+                        if q_sum > TINY:
                             tl.store(Q + token, 0.0)
                             q_scale = tl.div_rn(1.0, q_sum)
                         tl.debug_barrier()
