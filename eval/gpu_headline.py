@@ -27,7 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern.cli.command import DONE, FAILED, Command, real, run_command
+from lantern.cli.command import DONE, FAILED, Command, run_command
+from lantern.cli.options import real
 from lantern.core.config import read_json_object
 from lantern.core.io import write_json
 from lantern.core.sampling import Sampling

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from lantern.core.io import embedded_model, read_config, save_component, weights_digest
+from lantern.core.io import read_config, save_component, weights_digest
+from lantern.core.places import embedded_model
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.models.folder import write_index
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig

@@ -8,6 +8,7 @@
 Public names are imported on first use, so `import lantern` loads neither torch nor diffusers.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,12 @@ _MODULES = {
     "Relaxation": "lantern.verifiers.relaxations.rule",
 }
 
+# transformers and diffusers import torchao if it is installed, which warns of features that are not used here
+_CHATTY = ("torchao", "diffusers.quantizers.torchao", "torch.utils._pytree")
+
 _torchvision.watch_import()
+for _name in _CHATTY:
+    logging.getLogger(_name).setLevel(logging.ERROR)
 
 
 def list_methods() -> "list[Method]":

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lantern.core.io import embedded_model
+from lantern.core.places import embedded_model
 from lantern.core.sampling import Sampling
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.generation.generator import generate

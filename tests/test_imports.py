@@ -37,9 +37,10 @@ MODELS = ("lantern.models.llamagen",)
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lantern": ("lantern.core.torchvision_import",),
     "lantern.core": (),
-    "lantern.core.types": (),
+    "lantern.core.types": ("lantern.core.noise",),
     "lantern.core.config": (),
-    "lantern.core.io": ("lantern.core.config",),
+    "lantern.core.io": ("lantern.core.config", "lantern.core.places"),
+    "lantern.core.places": ("lantern.core.config",),
     "lantern.models.llamagen": CORE,
     "lantern.decoding": (*CORE, "lantern.engines", "lantern.verifiers.gumbel"),
     "lantern.verifiers": CORE,
@@ -59,7 +60,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "lantern.models.transformers.target",
         "lantern.decoding",
         "lantern.verifiers",
-        "lantern.drafters",
     ),
     "lantern.methods": ("lantern.drafters.parts",),
     "lantern.models": (

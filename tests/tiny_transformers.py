@@ -119,7 +119,7 @@ def tiny_emu3(seed: int = 0) -> Any:
 
 
 def emu3_words() -> dict[str, int]:
-    """The vocabulary of `tiny_emu3`: words, then tokens in another order than their tokens."""
+    """The vocabulary of `tiny_emu3`: words, then image tokens in another order than their numbers."""
     words = [*WORDS, "<img>", "<eof>", "<|extra_200|>", "3*4", "lowres,"]
     tokens = [f"<|visual token {token * 7 % 24:06d}|>" for token in range(24)]
     return {word: i for i, word in enumerate([*words, *tokens])}
@@ -168,7 +168,7 @@ CHAMELEON = ["<racm3:break>", "<eoss>", "<reserved08706>", "<reserved08799>", "<
 
 
 def chameleon_words() -> dict[str, int]:
-    """The vocabulary of `tiny_chameleon`: words, then tokens in another order than their tokens."""
+    """The vocabulary of `tiny_chameleon`: words, then image tokens in another order than their numbers."""
     tokens = [f"IMGIMG{chr(65 + token // 10)}{chr(65 + token % 10)}Z" for token in (7 * i % 24 for i in range(24))]
     words = [*WORDS, *CHAMELEON, "Generate", "an", "image", "8x4", "according", "to", "following", "prompt:"]
     return {word: i for i, word in enumerate([*words, *tokens])}

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, Command, existing, run_command
+from lantern.cli.command import DONE, Command, run_command
+from lantern.cli.options import existing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

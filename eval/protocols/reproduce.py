@@ -17,7 +17,8 @@ import torch
 
 import lantern
 from lantern.core.config import build_config, install_hint, one_line, read_json_object
-from lantern.core.io import EMBEDDED_MODEL, write_json
+from lantern.core.io import write_json
+from lantern.core.places import EMBEDDED_MODEL
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.eval.protocols.generation import Shard, finished, picture_path, produce

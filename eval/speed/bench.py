@@ -21,7 +21,7 @@ from lantern.eval.speed.contenders import (
     method_of,
     variants,
 )
-from lantern.eval.speed.race import Entry, fastest, identity, results, rounded, run_race
+from lantern.eval.speed.race import CutShort, Entry, fastest, identity, results, rounded, run_race
 from lantern.eval.speed.roofline import copy_bandwidth, roofline
 from lantern.eval.speed.surroundings import about, load_average
 from lantern.models.folder import Model, load_model
@@ -55,7 +55,10 @@ class BenchOptions:
 
 
 def measure(options: BenchOptions) -> dict[str, Any]:
-    """Return all figures of a model for JSON; `failures` lists broken promises, empty in a good run."""
+    """Return all figures of a model for JSON; `failures` lists broken promises, empty in a good run.
+
+    A signal after the first round raises CutShort with the figures so far.
+    """
     before = load_average()
     model = load_model(options.model, device=options.device, dtype="fp32", engine="eager")
     sampling = model.sampling(**options.sampling)
@@ -64,17 +67,28 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         method_of(model, spec)
     stable = Stable(model)
     copy_gbps = copy_bandwidth(model.device)
-    races, failed, slow = [], [], []
+    races, failed, slow, stop = [], [], [], None
     for batch in options.batches:
         chosen = variants(options.kinds or kinds_of(model.device), options.dtypes, options.baselines)
         lineup = line_up(stable, specs, chosen, sampling, batch)
         jobs = jobs_of(model, options, batch)
-        entries = run_race(lineup, jobs, device=model.device, is_quiet=options.is_quiet, asked=options.kinds)
+        how = {"device": model.device, "is_quiet": options.is_quiet, "asked": options.kinds}
+        try:
+            entries = run_race(lineup, jobs, **how)
+        except CutShort as cut:
+            entries, stop = cut.found, cut.__cause__
+        except KeyboardInterrupt as cut:
+            if not races:
+                raise
+            stop = cut
+            break
         found = race_figures(entries, batch, copy_gbps, batch * sampling.rows)
-        races.append(found | {"phases": [phases(entry, jobs[0]) for entry in best_entries(entries)]})
+        races.append(found | {"phases": [] if stop else [phases(entry, jobs[0]) for entry in best_entries(entries)]})
         failed += [failure | {"batch": batch} for failure in lineup.failed]
         slow += [one | {"batch": batch} for one in lineup.slow]
-    return {
+        if stop is not None:
+            break
+    figures = {
         "what": "model",
         **about(model),
         "method_specs": specs,
@@ -85,8 +99,12 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         "failed": failed,
         "left_out": slow,
         "failures": broken_promises(races),
+        "stopped": None if stop is None else str(stop) or "interrupted",
         "load_average": {"begin": before, "end": load_average()},
     }
+    if stop is not None:
+        raise CutShort(figures) from stop
+    return figures
 
 
 def own_methods(model: Model) -> list[str]:
@@ -161,6 +179,8 @@ def render(figures: Mapping[str, Any]) -> str:
     lines += [f"not measured: {one['method']} {one['variant']}: {one['reason']}" for one in figures["failed"]]
     for one in figures.get("left_out", ()):
         lines.append(f"left out: {one['variant']}, {one['pass_ms']:g} ms a pass of plain decoding")
+    if figures.get("stopped"):
+        lines.append(f"{figures['stopped']}: figures are of the rounds before")
     return "\n".join(line[:WIDTH].rstrip() for line in lines)
 
 
@@ -204,7 +224,8 @@ def _races(figures: Mapping[str, Any]) -> Iterator[str]:
         yield from aligned([header, *rows])
         yield from _claims(race)
         yield from map(_identity, race["identity"])
-        yield "  time of a step by phase, in runs of their own:"
+        if race["phases"]:
+            yield "  time of a step by phase, in runs of their own:"
         for one in race["phases"]:
             parts = ", ".join(f"{name} {share:.0%}" for name, share in one["shares"].items())
             yield f"    {one['method']} as {one['variant']}: {parts}"

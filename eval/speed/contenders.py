@@ -239,13 +239,19 @@ def variants(kinds: Sequence[str], dtypes: Sequence[str], baselines: Sequence[st
     }
 
 
-def warm_up(lineup: Lineup, run: Callable[[Contender], object]) -> None:
+def warm_up(
+    lineup: Lineup, run: Callable[[Contender], object], report: Callable[[str], object] = lambda text: None
+) -> None:
     """Run every contender once, which triggers compilation. Those that fail are moved to `failed`.
+
+    `report` receives a line before each of them.
 
     An error of an eager contender is not specific to the machine and is raised. RuntimeError if no plain decoding
     is left as a baseline.
     """
-    for contender in list(lineup.contenders):
+    every = list(lineup.contenders)
+    for number, contender in enumerate(every):
+        report(f"warming up {number + 1} of {len(every)}: {contender.label} as {contender.variant}")
         try:
             # compilers print warnings about their attempts
             with warnings.catch_warnings(), redirect_stderr(StringIO()):

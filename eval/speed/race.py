@@ -1,6 +1,7 @@
 """A race: contenders make the same images in interleaved rounds; spreads, ratios and claims from their seconds."""
 
 import sys
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,14 @@ from lantern.eval.speed.contenders import METHOD_KINDS, PLAIN, Contender, Job, L
 Result = TypeVar("Result")
 
 
+class CutShort(KeyboardInterrupt):
+    """Ends a measurement by a signal, its cause; `found` is what the whole rounds before it gave."""
+
+    def __init__(self, found: Any) -> None:
+        super().__init__("interrupted")
+        self.found = found
+
+
 def step_order(contenders: int, number: int) -> list[int]:
     """Return the order of contenders in round `number`: 0 1 2, then 1 2 0, then 2 0 1."""
     return [(number + place) % contenders for place in range(contenders)]
@@ -34,19 +43,39 @@ def interleave(
 ) -> tuple[list[list[float]], list[list[Result]]]:
     """Run each of `runs` once per round with the round number; return seconds and results by contender and round.
 
-    Interleaving spreads slow phases of the machine over all contenders; the order rotates from round to round.
+    Interleaving spreads slow phases of the machine over all contenders; the order rotates from round to round. A signal
+    after the first round raises CutShort with those of the whole rounds.
     """
     seconds: list[list[float]] = [[] for _ in runs]
     results: list[list[Result]] = [[] for _ in runs]
-    for number in range(rounds):
-        for who in step_order(len(runs), number):
-            begin = now(device)
-            result = runs[who](number)
-            seconds[who].append(now(device) - begin)
-            results[who].append(result)
-        if after_round is not None:
-            after_round(number)
+    whole = 0
+    try:
+        for number in range(rounds):
+            for who in step_order(len(runs), number):
+                begin = now(device)
+                result = runs[who](number)
+                seconds[who].append(now(device) - begin)
+                results[who].append(result)
+            whole = number + 1
+            if after_round is not None:
+                after_round(number)
+    except KeyboardInterrupt as stop:
+        if not whole:
+            raise
+        raise CutShort(([one[:whole] for one in seconds], [one[:whole] for one in results])) from stop
     return seconds, results
+
+
+def report_rounds(report: Callable[[str], object], rounds: int) -> Callable[[int], object]:
+    """Return a function that reports a round that is done, and the time that the others will take."""
+    began = time.monotonic()
+
+    def after_round(number: int) -> None:
+        done = number + 1
+        left = (time.monotonic() - began) / done * (rounds - done)
+        report(f"round {done} of {rounds}" + (f", {left / 60:.1f} minutes left" if done < rounds else ""))
+
+    return after_round
 
 
 ENOUGH_IMAGES = 10
@@ -217,11 +246,10 @@ def leave_out_slow(
     spent: dict[Variant, float] = {}
 
     def rank(contender: Contender) -> None:
-        report(f"  plain decoding, {contender.variant}")
         spent[contender.variant] = min(pass_seconds(contender, job, device) for _ in range(RANKING_RUNS))
 
     plain = Lineup([one for one in lineup.contenders if one.is_plain], lineup.failed)
-    warm_up(plain, rank)
+    warm_up(plain, rank, report)
     ordered = sorted(spent, key=spent.__getitem__)
     slow = [one for one in ordered[2:] if one.kind not in asked and spent[one] > STEADY * spent[ordered[0]]]
     failed = {one["variant"] for one in lineup.failed if one["method"] == PLAIN}
@@ -252,20 +280,24 @@ def run_race(
 ) -> list[Entry]:
     """Warm up all contenders on every job, then time them in interleaved rounds; failed ones are dropped.
 
-    Those in slow variants of other kinds than `asked` are left out (`leave_out_slow`).
+    Those in slow variants of other kinds than `asked` are left out (`leave_out_slow`). A signal after the first round
+    raises CutShort with the entries of the whole rounds.
     """
     report = reporter(is_quiet)
     if any(one.variant.kind not in asked for one in lineup.contenders):
         report("ranking the variants of plain decoding")
         leave_out_slow(lineup, jobs[0], asked, device=device, report=report)
-    report(f"warming up {len(lineup.contenders)} contenders")
-    warm_up(lineup, lambda contender: warm(contender, jobs))
+    warm_up(lineup, lambda contender: warm(contender, jobs), report)
     field = list(lineup.contenders)
     runs = [lambda number, one=one: Made.of(one.decode(jobs[number])) for one in field]
-    seconds, made = interleave(
-        runs, len(jobs), device=device, after_round=lambda number: report(f"round {number + 1} of {len(jobs)}")
-    )
-    return [Entry(*of_one) for of_one in zip(field, seconds, made, strict=True)]
+
+    def entries(seconds: list[list[float]], made: list[list[Made]]) -> list[Entry]:
+        return [Entry(*of_one) for of_one in zip(field, seconds, made, strict=True)]
+
+    try:
+        return entries(*interleave(runs, len(jobs), device=device, after_round=report_rounds(report, len(jobs))))
+    except CutShort as cut:
+        raise CutShort(entries(*cut.found)) from cut.__cause__
 
 
 def reporter(is_quiet: bool) -> Callable[[str], object]:

@@ -15,7 +15,7 @@ from lantern.decoding.statistics import now
 from lantern.drafters.parts import ADD_ONS, DRAFTER, AddOn
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.eval.speed.contenders import PLAIN, Contender, Job, Lineup, Stable, assemble, kinds_of, variants, warm_up
-from lantern.eval.speed.race import Spread, compare, interleave, reporter, rounded
+from lantern.eval.speed.race import CutShort, Spread, compare, interleave, report_rounds, reporter, rounded
 from lantern.eval.speed.roofline import copy_bandwidth, roofline
 from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.speed.surroundings import load_average, surroundings
@@ -62,8 +62,12 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
     bench = ShapeBench(options, device)
     copy_gbps = copy_bandwidth(device)
     lineup = bench.line_up()
-    timed = bench.race(lineup)
-    return {
+    stop = None
+    try:
+        timed = bench.race(lineup)
+    except CutShort as cut:
+        timed, stop = cut.found, cut.__cause__
+    figures = {
         "what": "shape",
         "shape": options.shape,
         "tree": {"name": options.tree, "nodes": bench.tree.max_nodes, "depth": bench.tree.depth},
@@ -75,8 +79,12 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         "contenders": [bench.figures(one, seconds, copy_gbps) for one, seconds in timed],
         "results": bench.results(timed),
         "failed": lineup.failed,
+        "stopped": None if stop is None else str(stop) or "interrupted",
         "load_average": {"begin": before, "end": load_average()},
     }
+    if stop is not None:
+        raise CutShort(figures) from stop
+    return figures
 
 
 def random_model(config: TransformerConfig, drafter: str, device: torch.device, dtype: torch.dtype) -> Model:
@@ -142,12 +150,12 @@ class ShapeBench:
     def race(self, lineup: Lineup) -> list[Timed]:
         """Return seconds per token of each contender by round, without prefill."""
         report, rounds = reporter(self.options.is_quiet), self.options.images
-        report(f"{self.options.shape}: warming up {len(lineup.contenders)} contenders")
-        warm_up(lineup, self.seconds_per_token)
+        warm_up(lineup, self.seconds_per_token, lambda line: report(f"{self.options.shape}: {line}"))
         runs = [lambda _, one=one: self.seconds_per_token(one) for one in lineup.contenders]
-        _, found = interleave(
-            runs, rounds, device=self.device, after_round=lambda number: report(f"round {number + 1} of {rounds}")
-        )
+        try:
+            _, found = interleave(runs, rounds, device=self.device, after_round=report_rounds(report, rounds))
+        except CutShort as cut:
+            raise CutShort(list(zip(lineup.contenders, cut.found[1], strict=True))) from cut.__cause__
         return list(zip(lineup.contenders, found, strict=True))
 
     def seconds_per_token(self, contender: Contender) -> float:

@@ -1,48 +1,57 @@
 """`lantern assemble OUT`: puts components into a model folder, with a proximity table and the defaults of a call."""
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import DONE, Command, existing, flag, integer, real
+from lantern.cli.command import DONE
+from lantern.cli.options import arg, command, existing, opt, options
 from lantern.generation.file_names import MAX_SCALE
 
 if TYPE_CHECKING:
     from torch import nn
 
 PARTS = ("transformer", "vqvae", "text_encoder", "tokenizer", "drafter")
+OUT_HELP = "the model folder; components that are not given stay as they are"
+DATA_HELP = "prepared data, whose words of captions are listed in OUT/words.txt"
+NAMES_HELP = (
+    "names of what the model generates, one a line, copied to OUT/names.txt: prompts in words that no training caption "
+    "has are read as the nearest of them"
+)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    add = parser.add_argument
-    add("out", type=Path, metavar="OUT", help="the model folder; components that are not given stay as they are")
-    for part in PARTS:
-        add(flag(part), type=existing, metavar="DIR", help=f"copied to OUT/{part}")
-    add(
-        "--data",
-        type=existing,
-        metavar="DIR",
-        help="prepared data, whose words of captions are listed in OUT/words.txt",
-    )
-    add(
-        "--names",
-        type=existing,
-        metavar="FILE",
-        help="names of what the model generates, one a line, copied to OUT/names.txt: prompts in words that no "
-        "training caption has are read as the nearest of them",
-    )
-    add("--neighbours", type=integer(1, 1024), default=100, metavar="K", help="columns of the proximity table (100)")
-    add("--method", help="default method of the model")
-    add("--guidance", type=real(0, 1000), help="default guidance")
-    add("--temperature", type=real(0, 100), help="default temperature")
-    add("--top-k", type=integer(0, 10**6), help="default top-k")
-    add("--top-p", type=real(0, 1), help="default top-p")
-    add("--scale", type=integer(1, MAX_SCALE), metavar="N", help="default enlargement of image files")
+@options
+class Components:
+    """Components, copied to OUT/NAME."""
+
+    transformer: Path | None = opt(None, "target", parse=existing, metavar="DIR")
+    vqvae: Path | None = opt(None, "VQ tokenizer of images", parse=existing, metavar="DIR")
+    text_encoder: Path | None = opt(None, "T5 encoder", parse=existing, metavar="DIR")
+    tokenizer: Path | None = opt(None, "tokenizer of the text encoder", parse=existing, metavar="DIR")
+    drafter: Path | None = opt(None, "EAGLE-1 drafter", parse=existing, metavar="DIR")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Try the components where they are, copy, write table and index, load the model, sign the drafter."""
+@options
+class Defaults:
+    """Defaults of the model."""
+
+    method: str | None = opt(None, "method")
+    guidance: float | None = opt(None, "guidance", 0, 1000)
+    temperature: float | None = opt(None, "temperature", 0, 100)
+    top_k: int | None = opt(None, "top-k", 0, 10**6)
+    top_p: float | None = opt(None, "top-p", 0, 1)
+    scale: int | None = opt(None, "enlargement of image files", 1, MAX_SCALE)
+
+
+def assemble(
+    out: Path = arg(OUT_HELP),
+    data: Path | None = opt(None, DATA_HELP, parse=existing, metavar="DIR"),
+    names: Path | None = opt(None, NAMES_HELP, parse=existing, metavar="FILE"),
+    neighbours: int = opt(100, "columns of the proximity table", 1, 1024, metavar="K"),
+    *,
+    components: Components,
+    defaults: Defaults,
+) -> int:
+    """Put components together into a model folder."""
     from lantern.models.folder import (
         NAMES_NAME,
         load_model,
@@ -54,30 +63,28 @@ def run(args: argparse.Namespace) -> int:
     )
     from lantern.models.trial import try_components
 
-    folders = {part: getattr(args, part) or args.out / part for part in PARTS}
-    try_components({part: folder for part, folder in folders.items() if folder.exists()}, name=args.out.name)
-    pair = [getattr(args, part) or args.out / part for part in ("transformer", "drafter")]
-    _check_pair(*pair, name=args.out.name)
-    for part in PARTS:
-        given = getattr(args, part)
-        if given is not None and given.resolve() != (args.out / part).resolve():
-            _copy(given, args.out / part, skips_weights=part == "tokenizer")
-    _write_table(args.out, args.neighbours)
-    if args.data is not None:
+    # components are tried where they are, before anything is copied
+    folders = {part: getattr(components, part) or out / part for part in PARTS}
+    try_components({part: folder for part, folder in folders.items() if folder.exists()}, name=out.name)
+    _check_pair(folders["transformer"], folders["drafter"], name=out.name)
+    for part, folder in folders.items():
+        if folder.resolve() != (out / part).resolve():
+            _copy(folder, out / part, skips_weights=part == "tokenizer")
+    _write_table(out, neighbours)
+    if data is not None:
         from lantern.training.data import Prepared
 
-        records = [record for record in Prepared.open(args.data).records if record.split == "train"]
-        write_words(args.out, (text for record in records for text, _ in record.captions))
-    if args.names is not None:
-        write_names(args.out / NAMES_NAME, read_names(args.names))
-    names = ("method", "guidance", "temperature", "top_k", "top_p", "scale")
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    write_index(args.out, generation={**(read_index(args.out).get("generation") or {}), **given})
-    model = load_model(args.out, device="cpu")
+        records = [record for record in Prepared.open(data).records if record.split == "train"]
+        write_words(out, (text for record in records for text, _ in record.captions))
+    if names is not None:
+        write_names(out / NAMES_NAME, read_names(names))
+    given = {name: value for name, value in vars(defaults).items() if value is not None}
+    write_index(out, generation={**(read_index(out).get("generation") or {}), **given})
+    model = load_model(out, device="cpu")
     if model.drafter is not None:
-        _sign(args.out / "drafter", model.target)
-    parts = [part for part in PARTS if (args.out / part).is_dir()]
-    print(f"{args.out}: {', '.join(parts)}; codebook of {model.target.config.vocab_size}, defaults {model.generation}")
+        _sign(out / "drafter", model.target)
+    parts = [part for part in PARTS if (out / part).is_dir()]
+    print(f"{out}: {', '.join(parts)}; codebook of {model.target.config.vocab_size}, defaults {model.generation}")
     return DONE
 
 
@@ -134,4 +141,4 @@ def _sign(folder: Path, target: "nn.Module") -> None:
         write_json(folder / CONFIG_NAME, config | {"target": weights_digest(target.state_dict())})
 
 
-COMMAND = Command("assemble", "Put components together into a model folder.", add_arguments, run)
+COMMAND = command(assemble)

@@ -1,115 +1,142 @@
 """`lantern bench`: measures the speedup of methods over the fastest plain decoding on this machine."""
 
-import argparse
-import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
+from json import dumps
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import (
-    DISTRIBUTION,
-    DONE,
+from lantern.cli.command import DONE, FAILED, check_file, complain, run_command
+from lantern.cli.options import (
     DTYPES,
-    FAILED,
+    MAX_SEED,
+    MODEL,
+    MODEL_HELP,
     VARIANT,
-    Command,
-    add_distribution,
-    add_machine,
-    add_model,
-    check_file,
-    complain,
-    distribution_of,
-    dtype_of_names,
+    Distribution,
+    Machine,
+    command,
     flag,
-    integer,
     one_of,
-    real,
-    run_command,
-    set_threads,
+    opt,
+    options,
 )
 from lantern.methods import METHODS
 
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
-# options of only one of the two benchmarks
-MODEL_ONLY = ("methods", "prompts_file", *DISTRIBUTION)
-SHAPE_ONLY = ("tau", "tokens", "tree", "drafter")
+METHODS_HELP = 'such as eagle1 "lantern++:k=5,lambda_=1.5"; default: auto and the model\'s default'
+DRAFTER_HELP = (
+    "method whose drafter is measured, such as eagle1 (one step per depth) or parallelspec (one step for all depths) "
+    "(default eagle1)"
+)
+VARIANTS_HELP = "how methods run, of eager, cpu, graph, each also +int8 (default those of --baseline, else all)"
+BASELINE_HELP = (
+    "how plain decoding runs beside --variants; the fastest is the baseline (default all that the device has)"
+)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    _model(parser.add_argument_group("a model (the default)"))
-    _shape(parser.add_argument_group("a size of LlamaGen with random weights and simulated acceptance"))
-    _both(parser.add_argument_group("how"))
+@options
+class OfModel:
+    """A model (the default)."""
+
+    model: str = opt(MODEL, MODEL_HELP)
+    methods: list[str] | None = opt(None, METHODS_HELP, metavar="METHOD")
+    prompts_file: str | None = opt(None, "prompts, one per line (or .json, .jsonl, .tsv)", metavar="FILE")
 
 
-def _model(group: Any) -> None:
-    add = group.add_argument
-    add_model(group)
-    add(
-        "--methods",
-        nargs="+",
-        metavar="METHOD",
-        help='such as eagle1 "lantern++:k=5,lambda_=1.5"; default: auto and the model\'s default',
-    )
-    add("--prompts-file", metavar="FILE", help="prompts, one per line (or .json, .jsonl, .tsv)")
-    add_distribution(group)
+@options
+class OfShape:
+    """A size of LlamaGen with random weights and simulated acceptance."""
+
+    shape: list[str] | None = opt(None, f"of {', '.join(SHAPES)}", parse=one_of(SHAPES), metavar="SIZE")
+    tau: list[float] | None = opt(None, "tokens per step to simulate (default 2 3 3.5 4)", 1, 64)
+    tokens: int | None = opt(None, "tokens of the canvas to decode (default 48)", 1, 65535)
+    tree: str | None = opt(None, "draft tree (default grown_15_4)")
+    drafter: str | None = opt(None, DRAFTER_HELP, parse=one_of(list(METHODS)))
 
 
-def _shape(group: Any) -> None:
-    add = group.add_argument
-    add("--shape", nargs="+", type=one_of(SHAPES), metavar="SIZE", help=f"of {', '.join(SHAPES)}")
-    add("--tau", nargs="+", type=real(1, 64), help="tokens per step to simulate (default 2 3 3.5 4)")
-    add("--tokens", type=integer(1, 65535), help="tokens of the canvas to decode (default 48)")
-    add("--tree", metavar="NAME", help="draft tree (default grown_15_4)")
-    add(
-        "--drafter",
-        type=one_of(list(METHODS)),
-        help="method whose drafter is measured, such as eagle1 (one pass per depth) or parallelspec (one pass for all "
-        "depths) (default eagle1)",
-    )
+def bench(
+    images: int = opt(10, "images of each contender", 1, 10**5),
+    batch: list[int] = opt([1], "images at a time", 1, 4096),
+    dtype: list[str] | None = opt(
+        None, f"of {', '.join(DTYPES)} (default fp32 bf16; sizes: bf16)", parse=one_of(DTYPES), metavar="DTYPE"
+    ),
+    variants: list[str] | None = opt(None, VARIANTS_HELP, parse=VARIANT),
+    baseline: list[str] | None = opt(None, BASELINE_HELP, parse=VARIANT),
+    seed: int = opt(0, "seed of the noise (default 0)", 0, MAX_SEED),
+    json: bool = opt(False, "one JSON line on stdout, the table on stderr"),
+    out: Path | None = opt(None, "write the JSON line to a file as well", metavar="FILE"),
+    *,
+    of_model: OfModel,
+    distribution: Distribution,
+    of_shape: OfShape,
+    machine: Machine,
+) -> int:
+    """Measure the speedup of methods over the fastest plain decoding.
+
+    After a signal the table and the JSON line are those of the whole rounds before.
+    """
+    is_shape, model_only = bool(of_shape.shape), {"methods": of_model.methods, "prompts_file": of_model.prompts_file}
+    for name, value in {**model_only, **vars(distribution)}.items() if is_shape else vars(of_shape).items():
+        if value is not None:
+            other = "a model, not of --shape" if is_shape else "--shape, which is missing"
+            raise ValueError(f"{flag(name)} is an option of {other}")
+    check_file("--out", out)
+    from lantern.eval.speed.bench import BenchOptions, measure
+    from lantern.eval.speed.contenders import kinds_of
+    from lantern.eval.speed.race import CutShort
+    from lantern.models.folder import pick_device
+
+    machine.set_threads()
+    # plain decoding runs in every way unless --baseline restricts it
+    chosen: dict[str, Any] = {"dtypes": dtype, "kinds": variants or baseline}
+    chosen |= {"baselines": baseline or kinds_of(pick_device(machine.device))}
+    fixed = {"images": images, "device": machine.device, "is_quiet": machine.quiet}
+    runs: list[Callable[[], dict[str, Any]]] = []
+    if is_shape:
+        from lantern.eval.speed import shapes
+
+        chosen |= {"taus": of_shape.tau, "tokens": of_shape.tokens, "tree": of_shape.tree, "drafter": of_shape.drafter}
+        given = {name: value for name, value in chosen.items() if value}
+        for shape, size in product(of_shape.shape or (), batch):
+            runs.append(partial(shapes.measure, shapes.ShapeOptions(shape=shape, batch=size, **given, **fixed)))
+    else:
+        chosen["methods"] = of_model.methods
+        if of_model.prompts_file is not None:
+            from lantern.generation.requests import read_prompts
+
+            chosen["prompts"] = read_prompts(of_model.prompts_file)
+        given = {name: value for name, value in chosen.items() if value}
+        fixed |= {"model": of_model.model, "batches": batch, "sampling": distribution.given(), "seed": seed}
+        runs.append(partial(measure, BenchOptions(**given, **fixed)))
+    found: list[dict[str, Any]] = []
+    try:
+        for run in runs:
+            found.append(run())
+    except KeyboardInterrupt as stop:
+        found += [stop.found] if isinstance(stop, CutShort) else []
+        if found:
+            _report(found, out, is_json=json)
+        raise (stop.__cause__ or stop) from None
+    return _report(found, out, is_json=json)
 
 
-def _both(group: Any) -> None:
-    add = group.add_argument
-    add("--images", type=integer(1, 10**5), default=10, help="images of each contender (default 10)")
-    add("--batch", nargs="+", type=integer(1, 4096), default=[1], help="images at a time (default 1)")
-    add("--dtype", nargs="+", type=dtype_of_names(), help=f"of {', '.join(DTYPES)} (default fp32 bf16; sizes: bf16)")
-    add(
-        "--variants",
-        nargs="+",
-        type=VARIANT,
-        help="how methods run, of eager, cpu, graph, each also +int8 (default all that the device has)",
-    )
-    add(
-        "--baseline",
-        nargs="+",
-        type=VARIANT,
-        help="how plain decoding runs beside --variants; the fastest is the baseline (default all that the device has)",
-    )
-    add("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the noise (default 0)")
-    add("--json", action="store_true", help="one JSON line on stdout, the table on stderr")
-    add("--out", type=Path, metavar="FILE", help="write the JSON line to a file as well")
-    add_machine(group)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Measure, print, write; return 1 if an exact method did not give plain decoding's tokens."""
-    _check(args)
+def _report(found: Sequence[dict[str, Any]], out: Path | None, *, is_json: bool) -> int:
+    """Print and write the figures; return 1 if an exact method did not give plain decoding's tokens."""
     from lantern.eval.speed.bench import render
 
-    set_threads(args)
-    found = [measure() for measure in (_of_shapes(args) if args.shape else [_of_model(args)])]
-    figures = found[0] if len(found) == 1 else {"what": "shapes", "shapes": found}
-    print("\n\n".join(map(render, found)), file=sys.stderr if args.json else sys.stdout)
-    line = json.dumps(figures, ensure_ascii=False, allow_nan=False)
-    if args.json:
+    print("\n\n".join(map(render, found)), file=sys.stderr if is_json else sys.stdout)
+    line = dumps(
+        found[0] if len(found) == 1 else {"what": "shapes", "shapes": found}, ensure_ascii=False, allow_nan=False
+    )
+    if is_json:
         print(line)
-    if args.out is not None:
+    if out is not None:
         from lantern.core.io import atomic_write
 
-        with atomic_write(args.out) as temporary:
+        with atomic_write(out) as temporary:
             temporary.write_text(line + "\n", encoding="utf-8")
     broken = [text for one in found for text in one.get("failures", ())]
     if broken:
@@ -117,58 +144,5 @@ def run(args: argparse.Namespace) -> int:
     return FAILED if broken else DONE
 
 
-def _check(args: argparse.Namespace) -> None:
-    """Raise ValueError for options of the benchmark that is not run."""
-    for name in MODEL_ONLY if args.shape else SHAPE_ONLY:
-        if getattr(args, name) is not None:
-            other = "a model, not of --shape" if args.shape else "--shape, which is missing"
-            raise ValueError(f"{flag(name)} is an option of {other}")
-    if args.out is not None:
-        check_file("--out", args.out)
-
-
-def _of_model(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
-    from lantern.eval.speed.bench import BenchOptions, measure
-
-    given: dict[str, Any] = {"methods": args.methods, "dtypes": args.dtype, **_kinds(args)}
-    if args.prompts_file is not None:
-        from lantern.generation.requests import read_prompts
-
-        given["prompts"] = read_prompts(args.prompts_file)
-    options = BenchOptions(
-        model=args.model,
-        images=args.images,
-        batches=args.batch,
-        sampling=distribution_of(args),
-        seed=args.seed,
-        device=args.device,
-        is_quiet=args.quiet,
-        **{name: value for name, value in given.items() if value},
-    )
-    return lambda: measure(options)
-
-
-def _kinds(args: argparse.Namespace) -> dict[str, Any]:
-    """Return how methods and plain decoding run; plain decoding in every way unless --baseline restricts it."""
-    from lantern.eval.speed.contenders import kinds_of
-    from lantern.models.folder import pick_device
-
-    return {"kinds": args.variants, "baselines": args.baseline or kinds_of(pick_device(args.device))}
-
-
-def _of_shapes(args: argparse.Namespace) -> list[Callable[[], dict[str, Any]]]:
-    from lantern.eval.speed.shapes import ShapeOptions, measure
-
-    given = {"taus": args.tau, "tokens": args.tokens, "tree": args.tree, "drafter": args.drafter}
-    given |= {"dtypes": args.dtype, **_kinds(args)}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value}
-    chosen |= {"images": args.images, "device": args.device, "is_quiet": args.quiet}
-    return [
-        lambda shape=shape, batch=batch: measure(ShapeOptions(shape=shape, batch=batch, **chosen))
-        for shape in args.shape
-        for batch in args.batch
-    ]
-
-
-COMMAND = Command("bench", "Measure the speedup of methods over the fastest plain decoding.", add_arguments, run)
+COMMAND = command(bench)
 main = partial(run_command, COMMAND)

@@ -6,27 +6,23 @@ The script calls the program at each completion, so that the options offered are
 import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from typing import Any, TextIO
 
-from lantern.cli.command import DONE, Command, Names
+from lantern.cli.command import DONE
+from lantern.cli.options import Names, arg, command, one_of
+from lantern.methods import METHODS
 
 SHELLS = ("bash", "zsh", "fish")
 PROGRAMS = ("lantern", "lantern-generate")
+EPILOG = 'bash: eval "$(lantern completion bash)"; zsh: the same; fish: lantern completion fish | source'
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=f"one of {', '.join(SHELLS)}")
-    parser.epilog = 'bash: eval "$(lantern completion bash)"; zsh: the same; fish: lantern completion fish | source'
-
-
-def run(args: argparse.Namespace) -> int:
-    """Print the script."""
+def completion(shell: str = arg(f"one of {', '.join(SHELLS)}", parse=one_of(SHELLS))) -> int:
+    """Print the script with which a shell completes options and names."""
     from argcomplete.shell_integration import shellcode
 
-    print(shellcode(PROGRAMS, shell=args.shell))
+    print(shellcode(PROGRAMS, shell=shell))
     return DONE
 
 
@@ -45,29 +41,26 @@ def complete(
     import argcomplete
 
     words = os.environ["COMP_LINE"].split()[1:]
-    argcomplete.autocomplete(parser_of(program, words, commands or {}), exit_method=leave, output_stream=output)
-
-
-def parser_of(program: str, words: Sequence[str], commands: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Return a parser with the options that the words of a command line have so far."""
     root = argparse.ArgumentParser(prog=program, allow_abbrev=False)
-    if not commands:
+    if commands:
+        parsers = root.add_subparsers()
+        for name, summary in commands.items():
+            parser = parsers.add_parser(name, help=summary, allow_abbrev=False)
+            if words[:1] == [name]:
+                _fill(parser, name, words[1:])
+    else:
         _fill(root, program.removeprefix("lantern-"), words)
-        return root
-    parsers = root.add_subparsers()
-    for name, summary in commands.items():
-        parser = parsers.add_parser(name, help=summary, allow_abbrev=False)
-        if words[:1] == [name]:
-            _fill(parser, name, words[1:])
-    return root
+    argcomplete.autocomplete(root, exit_method=leave, output_stream=output)
 
 
 def _fill(parser: argparse.ArgumentParser, name: str, words: Sequence[str]) -> None:
-    command: Command = import_module(f"lantern.cli.{name}").COMMAND
-    command.add_arguments(parser)
-    if command.add_late is not None:
-        with suppress(SystemExit, ValueError, OSError):  # of a line that is not complete yet
-            command.add_late(parser, words)
+    """Add the options of a command, with the settings of the method that the words name."""
+    import_module(f"lantern.cli.{name}").COMMAND.add_arguments(parser)
+    named = [METHODS[word] for word in words if word in METHODS]
+    settings = {option.flag for method in named for option in method.options.values()}
+    for action in parser._actions:
+        if settings & set(action.option_strings):
+            action.help = None  # it is not hidden
     _complete_names(parser)
 
 
@@ -80,4 +73,4 @@ def _complete_names(parser: argparse.ArgumentParser) -> None:
                 _complete_names(each)
 
 
-COMMAND = Command("completion", "Print the script with which a shell completes options and names.", add_arguments, run)
+COMMAND = command(completion, epilog=EPILOG)

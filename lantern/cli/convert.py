@@ -5,14 +5,14 @@ model folder becomes one of another dtype, Janus and Chameleon whole models in t
 `vqgan.ckpt` the VQ decoder of the model folder OUT.
 """
 
-import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, Command, dtype_of_names, existing, integer, one_of, run_command
+from lantern.cli.command import DONE, run_command
+from lantern.cli.options import arg, command, existing, one_of, opt
 
 if TYPE_CHECKING:
     import torch
@@ -25,44 +25,30 @@ RELEASES = ("janus", "chameleon", "vqgan")
 KINDS = (*COMPONENTS, *RELEASES)
 WEIGHTS = "model*.safetensors*"
 DTYPES = {"keep": None, "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+CHECKPOINT_HELP = "a .pt, .bin, .safetensors or .ckpt file, or a folder with configs and weights"
+CONFIG_HELP = "config fields that the checkpoint does not determine"
+SIZE_HELP = "side of the image, 16 pixels per token; or --grid"
+TO_HELP = "names of a target: lantern (LlamaGen's) or hf (LANTERN's, like those of Llama in transformers)"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    add = parser.add_argument
-    add(
-        "checkpoint",
-        type=existing,
-        metavar="CHECKPOINT",
-        help="a .pt, .bin, .safetensors or .ckpt file, or a folder with configs and weights",
-    )
-    add("out", type=Path, metavar="OUT", help="folder for config.json and model.safetensors")
-    add("--kind", type=one_of(KINDS), help=f"expected kind: {', '.join(KINDS)}")
-    add("--config", type=existing, metavar="JSON", help="config fields that the checkpoint does not determine")
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument(
-        "--image-size", type=integer(16, 4096), metavar="PIXELS", help="side of the image, 16 pixels per token"
-    )
-    size.add_argument("--grid", type=integer(1, 256), metavar="TOKENS", help="tokens along one side of the image")
-    add("--ema", action="store_true", help="use the moving average of the weights if the file has one")
-    add("--dtype", type=dtype_of_names("keep"), default="keep", help="keep (default), bf16, fp16 or fp32")
-    add(
-        "--to",
-        type=one_of(("lantern", "hf")),
-        default="lantern",
-        help="names of a target: lantern (default, LlamaGen's), hf (LANTERN's, like those of Llama in transformers)",
-    )
-    add("--overwrite", "--force", dest="force", action="store_true", help="replace an existing component in OUT")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Read, check, write, and print what was converted.
-
-    ValueError for options that do not fit the checkpoint, and for a component in `out` without --overwrite.
-    """
-    if args.image_size is not None and args.image_size % 16:
+def convert(
+    checkpoint: Path = arg(CHECKPOINT_HELP, parse=existing),
+    out: Path = arg("folder for config.json and model.safetensors"),
+    kind: Any = opt(None, f"expected kind: {', '.join(KINDS)}", parse=one_of(KINDS), metavar="KIND"),
+    config: Path | None = opt(None, CONFIG_HELP, parse=existing, metavar="JSON"),
+    image_size: int | None = opt(None, SIZE_HELP, 16, 4096, metavar="PIXELS"),
+    grid: int | None = opt(None, "tokens along one side of the image", 1, 256, metavar="TOKENS"),
+    ema: bool = opt(False, "use the moving average of the weights if the file has one"),
+    dtype: str = opt("keep", "keep, bf16, fp16 or fp32", parse=one_of(list(DTYPES))),
+    to: str = opt("lantern", TO_HELP, parse=one_of(("lantern", "hf"))),
+    overwrite: bool = opt(False, "replace an existing component in OUT"),
+) -> int:
+    """Convert a released checkpoint to a component or model folder."""
+    if image_size is not None and grid is not None:
+        raise ValueError("--image-size is not allowed with --grid: give one of them")
+    if image_size is not None and image_size % 16:
         raise ValueError(
-            f"--image-size is {args.image_size}, wanted a multiple of 16; or give the tokens of a side with --grid"
+            f"--image-size is {image_size}, wanted a multiple of 16; or give the tokens of a side with --grid"
         )
     import torch
 
@@ -71,47 +57,47 @@ def run(args: argparse.Namespace) -> int:
     from lantern.models.transformers.loading import shape_of
     from lantern.models.transformers.releases import add_decoder, convert_release, read_release
 
-    dtype = getattr(torch, DTYPES[args.dtype]) if DTYPES[args.dtype] else None
-    is_vqgan = args.checkpoint.suffix == ".ckpt"
-    is_model = (args.checkpoint / "transformer" / "config.json").is_file()
+    stored = getattr(torch, DTYPES[dtype]) if DTYPES[dtype] else None
+    is_vqgan = checkpoint.suffix == ".ckpt"
+    is_model = (checkpoint / "transformer" / "config.json").is_file()
     held = "vq_decoder.safetensors" if is_vqgan else "transformer" if is_model else WEIGHTS
-    if not args.force and any(args.out.glob(held)):
-        raise ValueError(f"{args.out} already holds a component: replace it with --overwrite")
-    is_own = not (args.config or args.image_size or args.grid or args.ema)
+    if not overwrite and any(out.glob(held)):
+        raise ValueError(f"{out} already holds a component: replace it with --overwrite")
+    is_own = not (config or image_size or grid or ema)
     if is_model:
-        if not is_own or args.kind or args.to != "lantern":
-            raise ValueError(f"{args.checkpoint} is a whole model, of which only --dtype changes: convert a component")
-        rewrite_model(args.checkpoint, args.out, dtype)
-        print(f"{args.out}: model folder")
+        if not is_own or kind or to != "lantern":
+            raise ValueError(f"{checkpoint} is a whole model, of which only --dtype changes: convert a component")
+        rewrite_model(checkpoint, out, stored)
+        print(f"{out}: model folder")
         return DONE
-    release = None if is_vqgan or args.kind in COMPONENTS else read_release(args.checkpoint)
+    release = None if is_vqgan or kind in COMPONENTS else read_release(checkpoint)
     if is_vqgan or release is not None:
-        kind = "vqgan" if release is None else release.kind
-        if args.kind not in (None, kind):
-            raise ValueError(f"{args.checkpoint} holds a {kind} checkpoint, not {args.kind}")
-        if not is_own or args.to != "lantern":
+        found_kind = "vqgan" if release is None else release.kind
+        if kind not in (None, found_kind):
+            raise ValueError(f"{checkpoint} holds a {found_kind} checkpoint, not {kind}")
+        if not is_own or to != "lantern":
             raise ValueError("--config, --image-size, --grid, --ema and --to are for LlamaGen's checkpoints: omit them")
         if release is None:
-            numbers = add_decoder(args.checkpoint, args.out)
+            numbers = add_decoder(checkpoint, out)
         else:
-            with temporary_until_complete(args.out) as trial:  # only a whole model takes its place
-                numbers = convert_release(release, trial, dtype=dtype)
+            with temporary_until_complete(out) as trial:  # only a whole model takes its place
+                numbers = convert_release(release, trial, dtype=stored)
                 shape_of(trial)
-        print(f"{args.out}: {kind}, {numbers:,} values")
+        print(f"{out}: {found_kind}, {numbers:,} values")
         return DONE
-    if args.kind in RELEASES:
-        raise ValueError(f"{args.checkpoint} holds no {args.kind} checkpoint")
-    grid = args.grid or (args.image_size // 16 if args.image_size else 0)
+    if kind in RELEASES:
+        raise ValueError(f"{checkpoint} holds no {kind} checkpoint")
+    side = grid or (image_size // 16 if image_size else 0)
     found = read_checkpoint(
-        args.checkpoint,
-        kind=args.kind,
-        config=read_json_object(args.config) if args.config else None,
-        block_size=grid**2 or None,
-        prefers_ema=args.ema,
+        checkpoint,
+        kind=kind,
+        config=read_json_object(config) if config else None,
+        block_size=side**2 or None,
+        prefers_ema=ema,
     )
-    write_checked(found, args.out, dtype=dtype, is_foreign=args.to == "hf")
+    write_checked(found, out, dtype=stored, is_foreign=to == "hf")
     numbers = sum(tensor.numel() for tensor in found.state.values())
-    print(f"{args.out}: {found.kind}, {len(found.state)} tensors, {numbers:,} values")
+    print(f"{out}: {found.kind}, {len(found.state)} tensors, {numbers:,} values")
     return DONE
 
 
@@ -184,5 +170,5 @@ def temporary_until_complete(out: Path) -> Iterator[Path]:
     trial.rmdir()
 
 
-COMMAND = Command("convert", "Convert a released checkpoint to a component or model folder.", add_arguments, run)
+COMMAND = command(convert)
 main = partial(run_command, COMMAND)

@@ -1,6 +1,5 @@
 """`lantern doctor`: prints versions and devices, checks that they fit, and suggests commands for repair."""
 
-import argparse
 import os
 import platform
 import sys
@@ -12,7 +11,8 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from lantern.cli.command import DONE, FAILED, Command, add_placement, integer, size_of
+from lantern.cli.command import DONE, FAILED
+from lantern.cli.options import DTYPES, command, one_of, opt, size_of
 from lantern.core.config import install_hint, one_line
 
 NEEDED = ("numpy", "safetensors", "tokenizers", "transformers", "pillow", "einops", "jaxtyping")
@@ -40,23 +40,20 @@ class Finding:
     state: str = "ok"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    parser.add_argument("--build", action="store_true", help="first build the C++ engine (about 20 seconds, needs g++)")
-    group = parser.add_argument_group("prediction")
-    group.add_argument("--model", help="predict memory and time of this model instead, from its configs")
-    group.add_argument("--size", type=size_of, metavar="WxH", help="pixels, of models that make several sizes")
-    group.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="images at a time (default 1)")
-    add_placement(group)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Print every finding, or those of `--model`; return 1 if one of them is a fault."""
-    if args.model is not None:
-        for finding in predicted(args.model, args.size, args.batch, args.device, args.dtype):
+def doctor(
+    build: bool = opt(False, "first build the C++ engine (about 20 seconds, needs g++)"),
+    model: str | None = opt(None, "predict memory and time of this model instead, from its configs"),
+    size: Any = opt(None, "--model: pixels, of models that make several sizes", parse=size_of, metavar="WxH"),
+    batch: int = opt(1, "--model: images at a time", 1, 4096),
+    device: str = opt("auto", "--model: auto, cpu, cuda, cuda:N or mps"),
+    dtype: str = opt("auto", "--model: auto, fp32, bf16 or fp16", parse=one_of(("auto", *DTYPES))),
+) -> int:
+    """Print versions and devices, and commands to repair faults."""
+    if model is not None:
+        for finding in predicted(model, size, batch, device, dtype):
             print(f"{'ok':<8}{finding.text}")
         return DONE
-    if args.build:
+    if build:
         from lantern.engines.cpu.build import library
 
         library()
@@ -194,7 +191,7 @@ def remark_of(engine: Any, target: Any) -> str | None:
 
 def _model() -> Iterator[Finding]:
     try:
-        from lantern.core.io import embedded_model
+        from lantern.core.places import embedded_model
 
         yield Finding(f"embedded model: {embedded_model()}")
     except (ImportError, OSError) as error:
@@ -207,7 +204,7 @@ def predicted(
     name: str, size: tuple[int, int] | None, batch: int, device: str, dtype: str, nodes: Sequence[int] = (1, 16)
 ) -> Iterator[Finding]:
     """Yield what a model needs on a device, from its configs and short measurements of the device."""
-    from lantern.core.io import resolve_model
+    from lantern.core.places import resolve_model
     from lantern.models.folder import pick_device, pick_dtype
     from lantern.models.prediction import measure_device, memory_of, placed, predict
 
@@ -255,4 +252,4 @@ def _pip() -> str:
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_system, _torch, _packages, _devices, _model, _engines)
-COMMAND = Command("doctor", "Print versions and devices, and commands to repair faults.", add_arguments, run)
+COMMAND = command(doctor)

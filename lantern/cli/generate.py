@@ -1,6 +1,6 @@
 """`lantern-generate`: images from prompts or class labels, by any method, with statistics on request.
 
-`run` checks the arguments; a `Job` makes, saves and reports the images.
+`generate` checks the arguments; a `Job` makes, saves and reports the images.
 """
 
 import argparse
@@ -9,43 +9,35 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import (
-    DONE,
-    SAMPLING,
-    Command,
-    Names,
-    add_distribution,
-    add_engine,
-    add_method_options,
-    add_model,
-    add_placement,
-    add_set,
+from lantern.cli.command import DONE, check_file, check_folder, explained, run_command, say
+from lantern.cli.options import (
+    MAX_SEED,
+    METHOD,
+    MODEL,
+    MODEL_HELP,
+    Distribution,
+    Placement,
     advice,
-    check_file,
-    check_folder,
-    distribution_of,
-    explained,
-    integer,
+    command,
     one_of,
-    placement_of,
-    reporter,
-    run_command,
-    settings_of,
+    opt,
+    options,
+    pair,
     size_of,
 )
-from lantern.generation.file_names import FIELDS, FORMATS, MAX_SCALE, RESAMPLINGS, SUFFIXES, destination
-from lantern.methods import METHODS, Method, find
+from lantern.core.config import read_json_object
+from lantern.core.places import resolve_model
+from lantern.generation.file_names import FIELDS, FORMATS, MAX_SCALE, RESAMPLINGS, SUFFIXES, compact, destination, slug
+from lantern.methods import METHODS, Method, check_parts, find
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from torch import Tensor
 
     from lantern.core.sampling import Sampling
     from lantern.core.signals import Stopping
@@ -61,312 +53,234 @@ if TYPE_CHECKING:
 
 STDOUT = Path("-")
 LABEL_LINES = 2
+PROMPTS_HELP = "prompts, one per line without lines that begin with # (or .json, .jsonl, .tsv); - is stdin"
+NEGATIVE_HELP = (
+    "text that guidance leads away from, in place of the model's unconditional caption; once for all prompts, or "
+    "repeated, one for each prompt in order"
+)
+NAME_HELP = f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; fields: {', '.join(FIELDS)}"
+SETTING_HELP = "a setting of the method by its name, such as nodes=31; may be repeated"
 
 
-@dataclass(frozen=True)
-class Results:
-    """Where the results of a run go, and in which form. `place` is None for no images.
+@options
+class Inputs:
+    """More of what to make."""
 
-    tokens: a file, or STDOUT. scale: None for the model's. columns: of a sheet of all images, 0 for about as many
-    columns as rows, None for a file each.
-    """
+    negative_prompt: list[str] = opt([], NEGATIVE_HELP, metavar="TEXT", each=True)
+    size: Any = opt(None, "width and height in pixels, of models that make several", parse=size_of, metavar="WxH")
+    init_image: Path | None = opt(None, "image of which a part is kept, of the model's raw size", metavar="FILE")
+    keep_rows: int | None = opt(None, "rows of tokens to keep of --init-image", 1, 10**6)
+    mask: Path | None = opt(None, "image that is white where --init-image is generated anew", metavar="FILE")
+    list_words: bool = opt(False, "print the words of the model's training captions, and make nothing")
+    list_names: bool = opt(False, "print the names of things that the model generates recognisably")
+    no_verify: bool = opt(False, "do not compare weight files with their SHA-256 (SHA256SUMS)")
 
-    place: "Destination | None"
-    tokens: Path | None = None
-    record: Path | None = None
-    scale: int | None = None
-    resample: str = "lanczos"
-    quality: int | None = None
-    columns: int | None = None
-    has_prompt: bool = True
-    is_json: bool = False
-    is_quiet: bool = False
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What is kept of an image, as `with_init_image` takes it; {} for nothing."""
+        kept = {"init_image": self.init_image, "keep_rows": self.keep_rows, "mask_image": self.mask}
+        return kept if any(one is not None for one in kept.values()) else {}
+
+
+@options
+class Files:
+    """What is written and printed."""
+
+    name: str | None = opt(None, NAME_HELP, metavar="TEMPLATE")
+    overwrite: bool = opt(False, "replace files that exist; a file named by --out is always replaced")
+    format: str | None = opt(None, f"file format, of {', '.join(SUFFIXES)} (default png)", parse=one_of(list(SUFFIXES)))
+    quality: int | None = opt(None, "quality of JPEG and WebP files, 1 to 100 (default 90)", 1, 100)
+    scale: int | None = opt(
+        None, "enlarge images N times; 1 is the raw size (default: the model's)", 1, MAX_SCALE, metavar="N"
+    )
+    resample: str = opt("lanczos", f"filter of --scale, of {', '.join(RESAMPLINGS)}", parse=one_of(RESAMPLINGS))
+    grid: int | None = opt(
+        None, "write all images as one contact sheet, with their prompts if there are several", 1, 1000, bare=0
+    )
+    tokens: Path | None = opt(None, "write the token grid as JSON, - is stdout; no image unless --out", metavar="FILE")
+    json: bool = opt(False, "print statistics as one JSON object on stdout; if interrupted, of the finished images")
+    compare: bool = opt(False, "make each image by plain decoding as well, and print the difference")
+    repeats: int | None = opt(None, "--compare: runs of each (default 1)", 1, 100)
+    record: Path | None = opt(None, "write the drafts of every step, to train tree policies", metavar="FILE")
+    no_prompt_in_metadata: bool = opt(False, "leave the prompt out of the metadata")
+    quiet: bool = opt(False, "print only errors on stderr")
 
     @property
     def has_paths(self) -> bool:
         """Whether the paths of files are printed: not where stdout is JSON."""
-        return not self.is_json and self.tokens != STDOUT
+        return not self.json and self.tokens != STDOUT
+
+    def place(self, out: Path | None, inputs: Inputs, method: str | None) -> "Destination | None":
+        """Return where images go, None for none; ValueError or OSError for what is unusable or contradicts."""
+        place = None
+        if out is not None or self.tokens is None:
+            place = destination(out, template=self.name, form=self.format, overwrites=self.overwrite)
+            check_folder(place.out.parent if place.is_file else place.out)
+        for option in ("name", "format", "quality", "scale", "grid"):
+            if getattr(self, option) is not None and place is None:
+                raise ValueError(
+                    f"--{option} is an option of image files, which --tokens alone does not write: give --out"
+                )
+        if self.quality is not None and place is not None and FORMATS[place.suffix] == "png":
+            raise ValueError("--quality is an option of JPEG and WebP, and PNG is lossless: give --format jpeg or webp")
+        self._check_combinations(method)
+        written = {"--record": self.record, "--tokens": None if self.tokens == STDOUT else self.tokens}
+        for option, path in written.items():
+            check_file(option, path)
+        taken: dict[Path, str] = {}
+        for option, path in {**written, "--out": place.out if place is not None and place.is_file else None}.items():
+            if path is not None and (other := taken.setdefault(path.resolve(), option)) != option:
+                raise ValueError(f"{other} and {option} are both {path}: give each a file of its own")
+        for option, path in {"--init-image": inputs.init_image, "--mask": inputs.mask}.items():
+            if path is not None and (other := taken.get(path.resolve())):
+                raise ValueError(f"{other} is {path}, which {option} reads: give another file")
+        return place
+
+    def _check_combinations(self, method: str | None) -> None:
+        """Raise ValueError for options that contradict each other."""
+        if self.compare:
+            for option in ("tokens", "record"):
+                if getattr(self, option) is not None:
+                    raise ValueError(f"--{option} is of one method, --compare runs two: leave one of them out")
+            if self.grid is not None:
+                raise ValueError("--compare puts two images side by side, --grid all on one: leave one of them out")
+        elif self.repeats is not None:
+            raise ValueError("--repeats is an option of --compare: give both, or leave it out")
+        if self.tokens == STDOUT and self.json:
+            raise ValueError("--tokens - and --json both write to standard output: give --tokens a file")
+        if self.record is not None and method == "plain":
+            raise ValueError('method "plain" drafts nothing, so there is nothing to --record: choose one that drafts')
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    if argv is None and "_ARGCOMPLETE" in os.environ:
-        from lantern.cli.completion import complete
-
-        complete("lantern-generate")
-    return run_command(COMMAND, argv)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all methods have; those of the chosen one follow when it is known."""
-    parser.epilog = "lantern-generate --method NAME --help and lantern methods NAME list the settings of a method."
-    _what(parser.add_argument_group("what to make"))
-    _how(parser.add_argument_group("how"))
-    add_distribution(parser.add_argument_group("the distribution that tokens are sampled from"), tuple(SAMPLING))
-    _results(parser.add_argument_group("results"))
-
-
-def _what(group: Any) -> None:
-    add = group.add_argument
-    add("--prompt", action="append", default=[], metavar="TEXT", help="prompt of an image; may be repeated")
-    add(
-        "--prompts-file",
-        metavar="FILE",
-        help="prompts, one per line without lines that begin with # (or .json, .jsonl, .tsv); - is stdin",
-    )
-    add(
-        "--negative-prompt",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="text that guidance leads away from, in place of the model's unconditional caption; once for all prompts, "
-        "or repeated, one for each prompt in order",
-    )
-    add(
-        "--class-label",
-        type=integer(0, 10**9),
-        action="append",
-        default=[],
-        metavar="N",
-        help="class of an image, for class-conditional models; may be repeated",
-    )
-    add("-n", "--num-images", type=integer(1, 100_000), default=1, metavar="N", help="images of each prompt or class")
-    add("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the noise (default 0)")
-    add("--init-image", type=Path, metavar="FILE", help="image of which a part is kept, of the model's raw size")
-    add("--keep-rows", type=integer(1, 10**6), metavar="N", help="rows of tokens to keep of --init-image")
-    add("--mask", type=Path, metavar="FILE", help="image that is white where --init-image is generated anew")
-    add("--list-words", action="store_true", help="print the words of the model's training captions, and make nothing")
-    add("--list-names", action="store_true", help="print the names of things that the model generates recognisably")
-
-
-def _how(group: Any) -> None:
-    add = group.add_argument
-    add_model(group)
-    add("--size", type=size_of, metavar="WxH", help="width and height in pixels, of models that make several sizes")
-    add("--no-verify", action="store_true", help="do not compare weight files with their SHA-256 (SHA256SUMS)")
-    add(
-        "--method",
-        type=one_of(list(METHODS)),
-        help=f"how tokens are decoded: {', '.join(METHODS)} (default: the model's)",
-    )
-    add(
-        "--batch",
-        type=integer(1, 4096),
-        default=1,
-        metavar="N",
-        help="images at a time (default 1); halved if memory runs out, with the same images",
-    )
-    add_placement(group)
-    add_set(group)
-    add_engine(group)
-
-
-def _results(group: Any) -> None:
-    add = group.add_argument
-    add("--out", type=Path, metavar="PATH", help=f"a file ({', '.join(FORMATS)}) or a folder (default: here)")
-    add(
-        "--name",
-        metavar="TEMPLATE",
-        help=f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; fields: {', '.join(FIELDS)}",
-    )
-    add("--overwrite", action="store_true", help="replace files that exist; a file named by --out is always replaced")
-    add(
-        "--format",
-        type=Names(tuple(SUFFIXES)),
-        metavar="NAME",
-        help=f"file format, of {', '.join(SUFFIXES)} (default png)",
-    )
-    add("--quality", type=integer(1, 100), help="quality of JPEG and WebP files, 1 to 100 (default 90)")
-    add(
-        "--scale",
-        type=integer(1, MAX_SCALE),
-        metavar="N",
-        help="enlarge images N times; 1 is the raw size (default: the model's)",
-    )
-    add("--resample", choices=RESAMPLINGS, default="lanczos", help="filter of --scale (default lanczos)")
-    add(
-        "--grid",
-        type=integer(1, 1000),
-        nargs="?",
-        const=0,
-        metavar="COLUMNS",
-        help="write all images as one contact sheet, with their prompts if there are several",
-    )
-    add(
-        "--tokens",
-        type=Path,
-        metavar="FILE",
-        help="write the token grid as JSON, - is stdout; no image unless --out; if interrupted, of the finished ones",
-    )
-    add(
-        "--json",
-        action="store_true",
-        help="print statistics as one JSON object on stdout; if interrupted, of the finished images",
-    )
-    add("--compare", action="store_true", help="make each image by plain decoding as well, and print the difference")
-    add("--repeats", type=integer(1, 100), metavar="N", help="--compare: runs of each (default 1)")
-    add("--record", type=Path, metavar="FILE", help="write the drafts of every step, to train tree policies")
-    add("--no-prompt-in-metadata", action="store_true", help="leave the prompt out of the metadata")
-    add("--quiet", action="store_true", help="print only errors on stderr")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Check the arguments, load the model, make the images, save and report them.
-
-    ValueError for options that cannot be combined.
-    """
-    if args.list_words or args.list_names:
-        from lantern.core.io import resolve_model
+def generate(
+    prompt: list[str] = opt([], "prompt of an image; may be repeated", metavar="TEXT", each=True),
+    prompts_file: str | None = opt(None, PROMPTS_HELP, metavar="FILE"),
+    class_label: list[int] = opt([], "class of an image, of models of classes", 0, 10**9, each=True),
+    num_images: int = opt(1, "images of each prompt or class", 1, 100_000, short="-n"),
+    seed: int = opt(0, "seed of the noise (default 0)", 0, MAX_SEED),
+    model: str = opt(MODEL, MODEL_HELP),
+    method: str | None = opt(None, "how tokens are decoded (default: the model's)", parse=METHOD),
+    out: Path | None = opt(None, f"a file ({', '.join(FORMATS)}) or a folder (default: here)"),
+    batch: int = opt(1, "images at a time; halved if memory runs out, with the same images", 1, 4096),
+    *,
+    settings: list[tuple[str, str]] = opt([], SETTING_HELP, parse=pair, flag="--set", metavar="NAME=VALUE", each=True),
+    inputs: Inputs,
+    where: Placement,
+    distribution: Distribution,
+    files: Files,
+    stopping: "Stopping",
+    debug: bool,
+) -> int:
+    """Make images from prompts or class labels."""
+    if inputs.list_words or inputs.list_names:
         from lantern.models.folder import list_names, read_words
 
-        print("\n".join((read_words if args.list_words else list_names)(resolve_model(args.model))))
+        print("\n".join((read_words if inputs.list_words else list_names)(resolve_model(model))))
         return DONE
-    prompts = _prompts(args.prompt, args.prompts_file, args.class_label)
-    if args.negative_prompt and args.class_label:
+    prompts = _prompts(prompt, prompts_file, class_label)
+    if inputs.negative_prompt and class_label:
         raise ValueError("--negative-prompt is for prompts: a model of classes has no captions")
-    rank, processes = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    if processes > 1 and (args.method in (None, "auto") or args.compare):
+    rank, processes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1 and (method in (None, "auto") or files.compare):
         raise ValueError(f"{processes} processes share a model and need one method: give --method, and no --compare")
-    args.quiet |= rank > 0
-    # the process of rank 0 writes and prints
-    results = _results_of(args) if rank == 0 else Results(place=None, is_quiet=True)
+    if rank > 0:  # the process of rank 0 writes and prints
+        files = Files(quiet=True)
+    place = files.place(out, inputs, method) if rank == 0 else None
+    texts, how, given = _settings(settings), where.options(), distribution.given()
+    _check_method(method, model, texts)
     from lantern.core.sampling import Sampling
     from lantern.generation.generator import choose_method
-    from lantern.generation.requests import check_requests, requests, subjects_of_call, with_noise, with_warnings
     from lantern.models.folder import load_model
 
-    given = distribution_of(args, tuple(SAMPLING))
     Sampling(**given)
-    kept: dict[str, Any] = {"init_image": args.init_image, "keep_rows": args.keep_rows, "mask_image": args.mask}
-    keeps_tokens = any(one is not None for one in kept.values())
-    if keeps_tokens:
+    if inputs.kept:
         from lantern.generation.init_image import check_init_image
 
-        check_init_image(**kept)
-    texts = settings_of(args)
-    if args.method not in (None, "auto"):
-        METHODS[args.method].parsed(texts)  # refuses before the model is loaded
+        check_init_image(**inputs.kept)
 
     def parts(default: str) -> frozenset[Any]:
-        chosen = find(args.method or default)
-        if chosen.name != "auto":
-            chosen = chosen.with_options(**chosen.parsed(texts))
-        has_pixels = results.place is not None or args.init_image is not None
-        return _parts(chosen, args.model, has_prompts=bool(prompts), has_pixels=has_pixels)
+        has_pixels = place is not None or inputs.init_image is not None
+        return _parts(_chosen(method, default, texts), model, has_prompts=bool(prompts), has_pixels=has_pixels)
 
-    how = placement_of(args)
-    model = load_model(args.model, parts=parts, verify=not args.no_verify, size=args.size, processes=processes, **how)
-    sampling = model.sampling(**given)
-    batch = 1 if args.compare else min(args.batch, args.num_images * max(len(prompts), len(args.class_label)))
+    loaded = load_model(model, parts=parts, verify=not inputs.no_verify, size=inputs.size, processes=processes, **how)
+    sampling = loaded.sampling(**given)
     notes: list[str] = []  # printed when nothing can be refused any more
     # --window replaces the window that would be reported
-    report = (lambda note: None) if "window" in texts and args.method != "auto" else notes.append
-    usual = choose_method(model, args.method, sampling=sampling, batch=batch, report=report)
-    settings = usual.parsed(texts)
-    method = usual.with_options(**settings)
-    settings = method.changed() | settings
-    requested = requests(prompts=prompts, labels=args.class_label, seed=args.seed, count=args.num_images)
-    if args.negative_prompt:
-        from lantern.generation.embeddings import with_conditions
-
-        subjects = with_conditions(
-            model, subjects_of_call(prompts, None), sampling, negative_prompt=args.negative_prompt
-        )
-        requested = with_noise(subjects, args.num_images, args.seed)
-    check_requests(model, requested)
-    requested = with_warnings(model, requested, warn=notes.append)
-    if keeps_tokens:
-        from lantern.generation.init_image import with_init_image
-
-        requested = with_init_image(model, requested, **kept)
-    job = Job(model, method, settings, sampling, requested, results, args.stopping, usual, args.compare)
+    report = (lambda note: None) if "window" in texts and method != "auto" else notes.append
+    together = 1 if files.compare else min(batch, num_images * max(len(prompts), len(class_label)))
+    usual = choose_method(loaded, method, sampling=sampling, batch=together, report=report)
+    own = _parsed(usual, texts, is_named=method not in (None, "auto"))
+    requested = _requests(loaded, prompts, class_label, num_images, seed, sampling, inputs, notes)
+    job = Job(loaded, usual, usual.with_options(**own), own, sampling, requested, files, place, stopping)
     for note in notes:
-        reporter(args.quiet)(note)
-    if args.compare:
-        job.compare(repeats=args.repeats or 1)
+        say(note, files.quiet)
+    if files.compare:
+        job.compare(repeats=files.repeats or 1)
     else:
-        job.make(batch=args.batch, debug=args.debug)
+        job.make(batch=batch, debug=debug)
     if processes > 1:
         from lantern.models.transformers.parallel import finish
 
         finish()
-    if (hint := advice(model)) is not None:
-        reporter(args.quiet)(hint)
+    if (hint := advice(loaded)) is not None:
+        say(hint, files.quiet)
     return DONE
+
+
+def _settings(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the settings that were given, as texts; ValueError for one with two values."""
+    given: dict[str, str] = {}
+    for name, text in pairs:
+        if given.setdefault(name, text) != text:
+            raise ValueError(f'setting {name} is given twice, as "{given[name]}" and "{text}": give one of them')
+    return given
+
+
+def _check_method(name: str | None, model: str, texts: Mapping[str, str]) -> None:
+    """Raise ValueError for wrong settings, and for parts that the model lacks, before anything heavy is imported."""
+    folder = resolve_model(model)
+    index = folder / "model_index.json"
+    default = (read_json_object(index).get("generation") or {}).get("method") if index.is_file() else "auto"
+    chosen = METHODS.get(name or str(default))
+    if chosen is not None and chosen.name != "auto":
+        check_parts(chosen.with_options(**_parsed(chosen, texts, is_named=name is not None)), folder)
+
+
+def _chosen(name: str | None, default: str, texts: Mapping[str, str]) -> Method:
+    chosen = find(name or default)
+    return chosen if chosen.name == "auto" else chosen.with_options(**chosen.parsed(texts))
+
+
+def _parsed(method: Method, texts: Mapping[str, str], *, is_named: bool) -> dict[str, Any]:
+    """Return the values of settings; ValueError names the methods that have one, if none was named."""
+    try:
+        return method.parsed(texts)
+    except ValueError:
+        labels = {one.label for one in method.options.values()}
+        for name in () if is_named else texts:
+            having = [one.name for one in METHODS.values() if name in {option.label for option in one.options.values()}]
+            if name not in labels and having:
+                more = ", ..." if len(having) > 6 else ""
+                known = f"{', '.join(having[:6])}{more}"
+                raise ValueError(f"{name} is a setting of {known}: name the method with --method") from None
+        raise
 
 
 def _prompts(given: Sequence[str], file: str | None, labels: Sequence[int]) -> list[str]:
     """Return all prompts in order, checked; ValueError without prompts and classes, and for both."""
+    if not given and file is None and not labels:
+        raise ValueError('no images requested: give --prompt "a red apple", --prompts-file FILE or --class-label N')
+    if labels and (given or file is not None):
+        raise ValueError("got prompts and class labels, wanted one of them: a model takes either words or classes")
+    if labels:
+        return []
     from lantern.generation.requests import check_prompt, read_prompts
 
-    prompts = [check_prompt(prompt) for prompt in given]
-    if file is not None:
-        prompts += read_prompts(file)
-    if prompts and labels:
-        raise ValueError("got prompts and class labels, wanted one of them: a model takes either words or classes")
-    if not prompts and not labels:
-        raise ValueError('no images requested: give --prompt "a red apple", --prompts-file FILE or --class-label N')
-    return prompts
-
-
-def _results_of(args: argparse.Namespace) -> Results:
-    """Return where results go; checks before anything is made: ValueError or OSError for what is unusable."""
-    place = None
-    if args.out is not None or args.tokens is None:
-        place = destination(args.out, template=args.name, form=args.format, overwrites=args.overwrite)
-        check_folder(place.out.parent if place.is_file else place.out)
-    _check_combinations(args, place)
-    files = {"--record": args.record, "--tokens": args.tokens}
-    for option, path in files.items():
-        if path is not None and path != STDOUT:
-            check_file(option, path)
-    files["--out"] = place.out if place is not None and place.is_file else None
-    taken: dict[Path, str] = {}
-    for option, path in files.items():
-        if path is not None and (other := taken.setdefault(path.resolve(), option)) != option:
-            raise ValueError(f"{other} and {option} are both {path}: give each a file of its own")
-    for option, path in {"--init-image": args.init_image, "--mask": args.mask}.items():
-        if path is not None and (other := taken.get(path.resolve())):
-            raise ValueError(f"{other} is {path}, which {option} reads: give another file")
-    if args.quality is not None and place is not None and FORMATS[place.suffix] == "png":
-        raise ValueError("--quality is an option of JPEG and WebP, and PNG is lossless: give --format jpeg or webp")
-    return Results(
-        place=place,
-        tokens=args.tokens,
-        record=args.record,
-        scale=args.scale,
-        resample=args.resample,
-        quality=args.quality,
-        columns=args.grid,
-        has_prompt=not args.no_prompt_in_metadata,
-        is_json=args.json,
-        is_quiet=args.quiet,
-    )
-
-
-def _check_combinations(args: argparse.Namespace, place: "Destination | None") -> None:
-    """Raise ValueError for options of images where none is written, and for those that contradict each other."""
-    given = {"--name": args.name, "--format": args.format, "--quality": args.quality, "--scale": args.scale}
-    for option, value in (given | {"--grid": args.grid}).items():
-        if value is not None and place is None:
-            raise ValueError(f"{option} is an option of image files, which --tokens alone does not write: give --out")
-    if args.compare:
-        for option, value in (("--tokens", args.tokens), ("--record", args.record)):
-            if value is not None:
-                raise ValueError(f"{option} is of one method, --compare runs two: leave one of them out")
-        if args.grid is not None:
-            raise ValueError("--compare puts two images side by side, --grid all on one sheet: leave one of them out")
-    elif args.repeats is not None:
-        raise ValueError("--repeats is an option of --compare: give both, or leave it out")
-    if args.tokens == STDOUT and args.json:
-        raise ValueError("--tokens - and --json both write to standard output: give --tokens a file")
-    if args.record is not None and args.method == "plain":
-        raise ValueError('method "plain" drafts nothing, so there is nothing to --record: choose one that drafts trees')
+    return [check_prompt(prompt) for prompt in given] + ([] if file is None else read_prompts(file))
 
 
 def _parts(method: Method, model: str, *, has_prompts: bool, has_pixels: bool) -> frozenset[Any]:
     """Return the components that this run reads beside the target; by a profile, "auto" may choose any method."""
-    from lantern.core.io import resolve_model
     from lantern.models.folder import may_have_profile
 
     is_any = method.name == "auto" and may_have_profile(resolve_model(model))
@@ -374,65 +288,95 @@ def _parts(method: Method, model: str, *, has_prompts: bool, has_pixels: bool) -
         "text": has_prompts,
         "vq": has_pixels,
         "drafter": is_any or method.made.reads_drafter,
-        "neighbours": is_any or method.made.columns > 0,
+        "neighbours": is_any or bool(method.made.asks("neighbours")),
     }
     return frozenset(part for part, is_needed in needs.items() if is_needed)
+
+
+def _requests(
+    model: "Model",
+    prompts: list[str],
+    labels: list[int],
+    count: int,
+    seed: int,
+    sampling: "Sampling",
+    inputs: Inputs,
+    notes: list[str],
+) -> "Sequence[Request]":
+    """Return the images to make, checked against the model; warnings go to `notes`."""
+    from lantern.generation.requests import check_requests, requests, subjects_of_call, with_noise, with_warnings
+
+    requested: Sequence[Request] = requests(prompts=prompts, labels=labels, seed=seed, count=count)
+    if inputs.negative_prompt:
+        from lantern.generation.embeddings import with_conditions
+
+        subjects = subjects_of_call(prompts, None)
+        subjects = with_conditions(model, subjects, sampling, negative_prompt=inputs.negative_prompt)
+        requested = with_noise(subjects, count, seed)
+    check_requests(model, requested)
+    requested = with_warnings(model, requested, warn=notes.append)
+    if inputs.kept:
+        from lantern.generation.init_image import with_init_image
+
+        requested = with_init_image(model, requested, **inputs.kept)
+    return requested
 
 
 @dataclass
 class Job:
     """One run of the command after all choices are made; ValueError if a file would be overwritten.
 
-    `usual` is the method without the settings of the call.
+    `usual` is the method without the `settings` of the call.
     """
 
     model: "Model"
+    usual: Method
     method: Method
     settings: dict[str, Any]
     sampling: "Sampling"
     requested: "Sequence[Request]"
-    results: Results
+    files: Files
+    place: "Destination | None"
     stopping: "Stopping"
-    usual: Method
-    is_comparison: bool
 
     def __post_init__(self) -> None:
-        requested, results = self.requested, self.results
-        self.scale = self.model.scale if results.scale is None else results.scale
+        self.settings = self.usual.changed() | self.settings
+        self.scale = self.files.scale or self.model.scale
         self.planned: dict[Request, list[Path]] = {}
-        if results.place is not None:
-            values = [self._values(request) for request in requested]
-            if results.columns is not None:
-                self._check_sheet()
-                values = [self._sheet_values(values)]
-            paths = results.place.paths(values)
-            for request, path in zip(requested, paths * (len(requested) // len(paths)), strict=True):
-                self.planned.setdefault(request, []).append(path)
         self.paths: list[Path] = []
         self.halved: int | None = None
+        several = len({one.subject for one in self.requested}) > 1
+        self.has_labels = several and not self.files.no_prompt_in_metadata
+        if self.place is None:
+            return
+        values = [self._values(request) for request in self.requested]
+        if self.files.grid is not None:
+            self._check_sheet()
+            subjects = dict.fromkeys(request.subject for request in self.requested)
+            values = [values[0] | {"prompt": slug(", ".join(subjects)), "image": f"grid{len(values)}"}]
+        paths = self.place.paths(values)
+        for request, path in zip(self.requested, paths * (len(self.requested) // len(paths)), strict=True):
+            self.planned.setdefault(request, []).append(path)
 
     def make(self, *, batch: int, debug: bool) -> None:
         """Make the images, save each when it is done, write the tokens, print paths or statistics.
 
         After a signal or an error, tokens and statistics are those of the finished images.
         """
-        from lantern.generation.generator import generate
+        from lantern.generation.generator import generate, halving_message
 
         recorder, done = self._recorder(), []
+        how = {"method": self.method, "sampling": self.sampling, "with_pixels": bool(self.planned), "debug": debug}
         try:
-            with self._progress(1) as progress:
-                for picture in generate(
-                    self.model,
-                    self.requested,
-                    method=self.method,
-                    sampling=self.sampling,
-                    batch=batch,
-                    with_pixels=bool(self.planned),
-                    callback=self._callback(progress),
-                    on_halved=partial(self._report_halving, progress),
-                    debug=debug,
-                    record=recorder,
-                ):
+            with self._progress(1) as (progress, callback):
+
+                def report(tried: int, fits: int) -> None:
+                    self.halved = fits
+                    if progress is not None:
+                        progress.say(f"lantern: {halving_message(tried, fits)}")
+
+                how |= {"callback": callback, "on_halved": report, "record": recorder}
+                for picture in generate(self.model, self.requested, batch=batch, **how):
                     with self.stopping.shield():
                         done.append(self._save(picture))
         except (Exception, KeyboardInterrupt) as error:
@@ -446,71 +390,60 @@ class Job:
         from lantern.generation.comparison import compare
 
         reported: list[dict[str, Any]] = []
+        how = {"method": self.method, "sampling": self.sampling, "repeats": repeats}
         try:
-            with self._progress(2 * repeats) as progress:
-                for comparison in compare(
-                    self.model,
-                    self.requested,
-                    method=self.method,
-                    sampling=self.sampling,
-                    repeats=repeats,
-                    callback=self._callback(progress),
-                ):
+            with self._progress(2 * repeats) as (_, callback):
+                for comparison in compare(self.model, self.requested, **how, callback=callback):
                     with self.stopping.shield():
                         reported.append(self._report_pair(comparison))
         except (Exception, KeyboardInterrupt) as error:
-            if reported and self.results.is_json:
+            if reported and self.files.json:
                 _print_json(self._head() | self._ending(error) | {"comparisons": reported})
             raise
-        if self.results.is_json:
+        if self.files.json:
             _print_json(self._head() | self._ending() | {"comparisons": reported})
 
     def _recorder(self) -> "Recorder | None":
-        if self.results.record is None:
+        if self.files.record is None:
             return None
         from lantern.drafters.policies.records import Recorder
 
-        sampling = dataclasses.asdict(self.sampling)
-        return Recorder(
-            method=self.method.name, settings=self.settings, sampling=sampling, target=self.model.weights_digest
-        )
+        sampling, target = dataclasses.asdict(self.sampling), self.model.weights_digest
+        return Recorder(method=self.method.name, settings=self.settings, sampling=sampling, target=target)
 
-    def _progress(self, runs: int) -> "AbstractContextManager[Progress | None]":
-        """Return the bar of a run; None, as a context, with --quiet."""
-        if self.results.is_quiet:
-            return nullcontext()
+    @contextmanager
+    def _progress(self, runs: int) -> "Iterator[tuple[Progress | None, Callback]]":
+        """Yield the bar, None with --quiet, and a callback that updates it and stops after a signal."""
         from lantern.generation.progress import Progress
 
         pictures, tokens = runs * len(self.requested), self.model.target.config.block_size
-        return Progress(pictures, tokens, is_quiet=self.results.is_json)
-
-    def _callback(self, progress: "Progress | None") -> "Callback":
-        """Return the callback of a generation: it updates the bar, and stops if a signal's exception was swallowed."""
+        progress = None if self.files.quiet else Progress(pictures, tokens, is_quiet=self.files.json)
 
         def call(step: "Step") -> None:
-            self.stopping.check()
+            self.stopping.check()  # foreign token may have swallowed the exception of a signal
             if progress is not None:
                 progress(step)
 
-        return call
-
-    def _report_halving(self, progress: "Progress | None", tried: int, fits: int) -> None:
-        from lantern.generation.generator import halving_message
-
-        self.halved = fits
-        if progress is not None:
-            progress.say(f"lantern: {halving_message(tried, fits)}")
+        if progress is None:
+            yield None, call
+        else:
+            with progress:
+                yield progress, call
 
     def _values(self, request: "Request") -> dict[str, Any]:
         """Return the values of the fields of file names."""
-        from lantern.generation.file_names import compact, slug
         from lantern.models.folder import DTYPES
 
         sampling, weights = dataclasses.asdict(self.sampling), self.model.engine.weights
+        # what the call chose of the settings and the sampling, guidance apart, beside the defaults
+        chosen = self.method.settings | sampling
+        default = self.usual.settings | dataclasses.asdict(self.model.sampling())
+        changed = {name: chosen[name] for name in chosen if name != "guidance" and chosen[name] != default[name]}
+        method = "auto" if self.method.reason else self.method.name  # no name depends on times that were measured
         return {
             "prompt": slug(request.subject),
-            "method": f"plain-and-{self.method.name}" if self.is_comparison else self.method.name,
-            "settings": compact(self._changed()),
+            "method": f"plain-and-{method}" if self.files.compare else method,
+            "settings": compact(changed),
             "model": slug(self.model.name),
             "engine": self.model.engine.name,
             "dtype": next((name for name, dtype in DTYPES.items() if dtype == self.model.dtype), str(self.model.dtype)),
@@ -521,18 +454,8 @@ class Job:
             "image": request.number,
         }
 
-    def _changed(self) -> dict[str, Any]:
-        """Return what the call chose of the method's settings and the sampling, guidance apart, beside the defaults."""
-        chosen = {**self.method.settings} | dataclasses.asdict(self.sampling)
-        default = {**self.usual.settings} | dataclasses.asdict(self.model.sampling())
-        return {name: chosen[name] for name in chosen if name != "guidance" and chosen[name] != default[name]}
-
-    def _sheet_values(self, values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the values of the fields of a sheet's name."""
-        from lantern.generation.file_names import slug
-
-        subjects = dict.fromkeys(request.subject for request in self.requested)
-        return dict(values[0]) | {"prompt": slug(", ".join(subjects)), "image": f"grid{len(values)}"}
+    def _columns(self, images: int) -> int:
+        return self.files.grid or math.ceil(math.sqrt(images))
 
     def _check_sheet(self) -> None:
         """Raise ValueError if the sheet would be too large for an image file."""
@@ -540,82 +463,70 @@ class Job:
 
         assert self.model.vq is not None
         raster, side = self.model.target.config.raster, self.model.vq.config.downsample * self.scale
-        cell = raster.columns * side, raster.rows * side
-        size = sheet_size(cell, len(self.requested), self._columns(len(self.requested)), lines=self._lines)
+        cell, count = (raster.columns * side, raster.rows * side), len(self.requested)
+        size = sheet_size(cell, count, self._columns(count), lines=LABEL_LINES if self.has_labels else 0)
         if max(size) > MAX_SIDE:
             raise ValueError(
                 f"the sheet would have {size[0]} x {size[1]} pixels, wanted at most {MAX_SIDE} a side: make fewer"
                 " images, or give --grid COLUMNS or --scale 1"
             )
 
-    def _columns(self, pictures: int) -> int:
-        return self.results.columns or math.ceil(math.sqrt(pictures))
-
-    @property
-    def _lines(self) -> int:
-        """Lines of the labels of a sheet: prompts, where there are several."""
-        return LABEL_LINES if self.results.has_prompt and len({one.subject for one in self.requested}) > 1 else 0
-
-    def _image(self, pixels: "Tensor") -> "Image":
+    def _image(self, picture: "Picture") -> "Image":
+        """Return the image of a picture, enlarged."""
         from lantern.generation.images import enlarge, to_image
 
-        return to_image(enlarge(pixels, self.scale, self.results.resample))
+        assert picture.pixels is not None
+        return to_image(enlarge(picture.pixels, self.scale, self.files.resample))
 
     def _write(self, image: "Image", path: Path, facts: dict[str, Any]) -> None:
-        """Write an image or sheet and remember its path."""
+        """Write an image or sheet, remember its path and print it."""
         from lantern.generation.images import QUALITY, save_image
 
-        enlarged = {"scale": str(self.scale), "resample": self.results.resample} if self.scale > 1 else {}
-        save_image(image, path, facts | enlarged, quality=self.results.quality or QUALITY)
+        enlarged = {"scale": str(self.scale), "resample": self.files.resample} if self.scale > 1 else {}
+        save_image(image, path, facts | enlarged, quality=self.files.quality or QUALITY)
         self.paths.append(path)
+        if self.files.has_paths and not self.files.compare:
+            _print(str(path))
 
     def _save(self, picture: "Picture") -> "Picture":
         """Save an image, unless it goes to a sheet; return it, without pixels that are not needed any more."""
-        if picture.pixels is None or self.results.columns is not None:
+        if picture.pixels is None or self.files.grid is not None:
             return picture
-        path = self.planned[picture.request].pop(0)
-        self._write(self._image(picture.pixels), path, self._facts(picture))
-        if self.results.has_paths:
-            _print(str(path))
-        return dataclasses.replace(picture, pixels=None)
+        self._write(self._image(picture), self.planned[picture.request].pop(0), self._facts(picture))
+        return replace(picture, pixels=None)
 
     def _save_sheet(self, done: Sequence["Picture"]) -> None:
         """Save the finished images on one sheet, with their prompts if there are several."""
         from lantern.generation.images import sheet
 
-        path = self.planned[self.requested[0]][0]
-        labels = [picture.request.subject for picture in done] if self._lines else []
+        labels = [picture.request.subject for picture in done] if self.has_labels else []
         columns = self._columns(len(done))
-        images = [self._image(picture.pixels) for picture in done if picture.pixels is not None]
-        whole = sheet(images, columns=columns, labels=labels, lines=LABEL_LINES)
+        whole = sheet([self._image(one) for one in done], columns=columns, labels=labels, lines=LABEL_LINES)
         facts = self._facts(done[0]) | {"pictures": str(len(done)), "layout": f"sheet of {columns} columns"}
         several = len({picture.request.subject for picture in done}) > 1
         for name in ("image", "prompt_sha256", *(("prompt", "negative_prompt", "class") if several else ())):
             del facts[name]
-        self._write(whole, path, facts)
-        if self.results.has_paths:
-            _print(str(path))
+        self._write(whole, self.planned[self.requested[0]][0], facts)
 
     def _report_pair(self, comparison: "Comparison") -> dict[str, Any]:
         """Save both images side by side and print the comparison; return it as JSON values."""
         from lantern.generation.images import sheet
 
-        pair = [picture.pixels for picture in (comparison.plain, comparison.other)]
         request = comparison.plain.request
         path = self.planned[request].pop(0)
-        row = sheet([self._image(pixels) for pixels in pair if pixels is not None], columns=2, margin=0)
+        row = sheet([self._image(comparison.plain), self._image(comparison.other)], columns=2, margin=0)
         self._write(row, path, self._facts(comparison.other) | {"layout": f"left plain, right {self.method.name}"})
-        if not self.results.is_json:
+        if not self.files.json:
             _print(f"{request.subject}, seed {request.seed}, image {request.number}")
             _print("\n".join([*comparison.lines(), f"  {path}"]))
         return comparison.as_dict() | {"path": str(path)}
 
     def _facts(self, picture: "Picture") -> dict[str, Any]:
         """Return the metadata of an image's file."""
-        request, head = picture.request, self._head()
+        request, head, has_prompt = picture.request, self._head(), not self.files.no_prompt_in_metadata
         return {
-            "prompt": request.prompt if self.results.has_prompt else None,
-            "negative_prompt": request.negative_prompt if self.results.has_prompt else None,
+            "prompt": request.prompt if has_prompt else None,
+            "negative_prompt": request.negative_prompt if has_prompt else None,
             "class": request.label,
             "model": self.model.name,
             "method": self.method.name,
@@ -658,43 +569,43 @@ class Job:
         """Write the tokens and print the statistics; after an error they are printed only as JSON."""
         from lantern.generation.images import totals
 
-        if self.planned and self.results.columns is not None:
+        files = self.files
+        if self.planned and files.grid is not None:
             self._save_sheet(done)
-        if self.results.tokens is not None:
-            _write_tokens(self.results.tokens, done, is_list=len(self.requested) > 1)
-        if recorder is not None and self.results.record is not None:
-            recorder.records().save(self.results.record)
+        if files.tokens is not None:
+            _write_tokens(files.tokens, done, is_list=len(self.requested) > 1)
+        if recorder is not None and files.record is not None:
+            recorder.records().save(files.record)
         figures = totals([picture.statistics for picture in done])
         seconds = max(sum(figures["seconds"].values()), 1e-9)
-        speed = {
+        figures |= {
             "batch": batch,
             "batch_halved": self.halved,
             "latency": round(done[0].latency, 4),
             "images_per_second": round(len(done) / seconds, 4),
             "tokens_per_second": round(figures["tokens"] / seconds, 2),
         }
-        if self.results.is_json:
+        if files.json:
             paths = [str(path) for path in self.paths]
             # a sheet is the file of all pictures
             places = [None] * len(done) if not paths else paths * (len(done) // len(paths))
             pictures = [one.as_dict() | {"path": place} for one, place in zip(done, places, strict=True)]
             digests = [picture.prompt_sha256 for picture in done]
             reported = {"prompt_sha256": digests, "paths": paths, "pictures": pictures}
-            _print_json(self._head() | self._ending(error) | figures | speed | reported)
+            _print_json(self._head() | self._ending(error) | figures | reported)
         elif error is None:
-            if self.results.tokens is not None and self.results.has_paths:
-                _print(str(self.results.tokens))
-            if not self.results.is_quiet:
-                print(self._summary(figures, speed), file=sys.stderr)
+            if files.tokens is not None and files.has_paths:
+                _print(str(files.tokens))
+            if not files.quiet:
+                print(self._summary(figures), file=sys.stderr)
 
-    def _summary(self, figures: dict[str, Any], speed: dict[str, Any]) -> str:
+    def _summary(self, figures: Mapping[str, Any]) -> str:
         cost = "" if figures["exact"] else f"total variation {figures['total_variation']:.3f} per token, "
         kind = f"exact in {figures['promise']}" if figures["exact"] else "relaxed"
         return (
-            f"{self.method.name} ({kind}): {figures['tokens']} tokens in "
-            f"{figures['steps']} passes, {figures['tokens_per_step']:.2f} tokens per step, {cost}"
-            f"{sum(figures['seconds'].values()):.2f} s, {speed['images_per_second']:.2f} images and "
-            f"{speed['tokens_per_second']:.0f} tokens per second"
+            f"{self.method.name} ({kind}): {figures['tokens']} tokens in {figures['steps']} passes, "
+            f"{figures['tokens_per_step']:.2f} tokens per step, {cost}{sum(figures['seconds'].values()):.2f} s, "
+            f"{figures['images_per_second']:.2f} images and {figures['tokens_per_second']:.0f} tokens per second"
         )
 
 
@@ -724,6 +635,27 @@ def _print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, allow_nan=False), flush=True)
 
 
-COMMAND = Command(
-    "generate", "Make images from prompts or class labels.", add_arguments, run, add_late=add_method_options
-)
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each setting of a method, which --help leaves to `lantern methods NAME`."""
+    flags = {(one.flag, one.label): None for method in METHODS.values() for one in method.options.values()}
+    for flag, label in flags:
+        parser.add_argument(
+            flag,
+            dest="settings",
+            action="append",
+            type=lambda text, label=label: (label, text),
+            help=argparse.SUPPRESS,
+        )
+
+
+EPILOG = "lantern methods lists the methods, lantern methods NAME the settings of one, such as --k or --tree."
+COMMAND = command(generate, is_brief=True, epilog=EPILOG, more=add_settings)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command on its own."""
+    if argv is None and "_ARGCOMPLETE" in os.environ:
+        from lantern.cli.completion import complete
+
+        complete("lantern-generate")
+    return run_command(COMMAND, argv)

@@ -1,97 +1,112 @@
 """`lantern methods`: all methods, or the settings and needs of one."""
 
-import argparse
-import json
+from collections.abc import Sequence
+from json import dumps
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, Command, add_model, one_of
-from lantern.drafters.parts import ADD_ONS, AddOn
+from lantern.cli.command import DONE
+from lantern.cli.options import METHOD, MODEL, MODEL_HELP, arg, command, opt
+from lantern.core.places import resolve_model
+from lantern.drafters.parts import ADD_ONS
 from lantern.engines.engine import ENGINES
 from lantern.methods import METHODS, PROMISES, Method
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    parser.add_argument("name", nargs="?", type=one_of(list(METHODS)), metavar="NAME", help="method to describe")
-    add_model(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+LACKS = "*"  # before a method that needs a part
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the table, or the description of one method."""
-    if args.name is None:
-        every = [row(method) for method in METHODS.values()]
-        print(json.dumps(every) if args.json else "\n".join(table(every)))
-        return DONE
-    found = description(METHODS[args.name], args.model)
-    print(json.dumps(found) if args.json else "\n".join(lines(found)))
+def methods(
+    name: str | None = arg("method to describe", parse=METHOD),
+    model: str = opt(MODEL, MODEL_HELP),
+    json: bool = opt(False, "print JSON"),
+) -> int:
+    """List all methods, or the settings of one."""
+    folder = resolve_model(model)
+    if name is not None:
+        found = description(METHODS[name], model, folder)
+        print(dumps(found) if json else "\n".join(lines(found)))
+    else:
+        every = [row(method, folder) for method in METHODS.values()]
+        print(dumps(every) if json else "\n".join(table(every, model)))
     return DONE
 
 
-def row(method: Method) -> dict[str, Any]:
-    """Return the row of a method in the table."""
+def row(method: Method, folder: Path) -> dict[str, Any]:
+    """Return the row of a method in the table; `lacks` are the trained networks that the model's folder lacks."""
     return {
         "name": method.name,
         "family": method.made.family,
         "promise": method.promise,
         "summary": method.summary,
+        "lacks": [one for one in method.made.needs if not (folder / ADD_ONS[one].folder / "config.json").is_file()],
     }
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
+def table(rows: Sequence[dict[str, Any]], model: str) -> list[str]:
     """Return the lines of the table of methods, and what the promises mean."""
-    head = {"name": "METHOD", "family": "FAMILY", "promise": "PROMISE", "summary": "SUMMARY"}
-    name, family, promise = (max(len(one[key]) for one in (head, *rows)) for key in ("name", "family", "promise"))
-    found = [
-        f"{one['name']:<{name}}  {one['family']:<{family}}  {one['promise']:<{promise}}  {one['summary']}"
-        for one in (head, *rows)
-    ]
+    head = {"name": "METHOD", "family": "FAMILY", "promise": "PROMISE", "summary": "SUMMARY", "lacks": []}
+    every = [one | {"name": f"{LACKS if one['lacks'] else ' '}{one['name']}"} for one in (head, *rows)]
+    widths = {key: max(len(one[key]) for one in every) for key in ("name", "family", "promise")}
+    found = ["  ".join([*(one[key].ljust(width) for key, width in widths.items()), one["summary"]]) for one in every]
     meanings = [f"{key}: {meaning}." for key, meaning in PROMISES.items()]
+    if any(one["lacks"] for one in rows):
+        meanings.append(f"{LACKS}: needs a trained part that {model} lacks; lantern methods NAME has the command.")
     return [*found, "", *meanings, "", "lantern methods NAME lists the settings of a method."]
 
 
-def description(method: Method, model: str) -> dict[str, Any]:
+def description(method: Method, model: str, folder: Path) -> dict[str, Any]:
     """Return what a method is made of and takes, and whether a model has the add-ons that it needs."""
-    from lantern.core.io import resolve_model
-
-    folder, made = resolve_model(model), method.made
-    return row(method) | {
+    made, found = method.made, row(method, folder)
+    here, engine = settings_here(method, model)
+    settings = [
+        {
+            "name": option.name,
+            "flag": option.flag,
+            "type": type(option.default).__name__,
+            "default": option.default,
+            "here": here[option.name],
+            "low": option.low,
+            "high": option.high,
+            "choices": list(option.choices),
+            "range": option.range,
+            "help": option.help,
+        }
+        for option in method.options.values()
+    ]
+    needs = [
+        {"name": need, "folder": ADD_ONS[need].folder, "present": need not in found["lacks"]}
+        | {"command": ADD_ONS[need].command}
+        for need in made.needs
+    ]
+    return found | {
         "drafter": made.drafter and str(made.drafter),
         "verifier": made.verifier and str(made.verifier),
         "engines": [name for name in ENGINES if name != "auto" and not (name == "graph" and made.needs_host)],
         "paper": f"https://arxiv.org/abs/{method.paper}" if method.paper else None,
         "page": f"docs/methods/{method.page}.md" if method.page else None,
         "model": model,
-        "add_ons": [_need(ADD_ONS[name], folder) for name in made.needs],
-        "settings": [
-            {
-                "name": option.name,
-                "flag": option.flag,
-                "type": type(option.default).__name__,
-                "default": option.default,
-                "low": option.low,
-                "high": option.high,
-                "choices": list(option.choices),
-                "range": option.range,
-                "help": option.help,
-            }
-            for option in method.options.values()
-        ],
+        "engine": engine,
+        "add_ons": needs,
+        "settings": settings,
     }
+
+
+def settings_here(method: Method, model: str) -> tuple[dict[str, Any], str]:
+    """Return the settings with which the default engine runs a method, and its name, where it chooses any of them."""
+    if not any(option.fits for option in method.options.values()):
+        return method.settings, ""
+    from lantern.generation.generator import suited
+    from lantern.models.folder import load_model
+
+    loaded = load_model(model, parts=())
+    return suited(loaded, method).settings, loaded.engine.name
 
 
 def lines(found: dict[str, Any]) -> list[str]:
     """Return the description of a method in lines of text."""
-    facts = {
-        "family": found["family"],
-        "promise": f"{found['promise']}: {PROMISES[found['promise']]}",
-        "drafter": found["drafter"],
-        "verifier": found["verifier"],
-        "engines": ", ".join(found["engines"]),
-        "paper": found["paper"],
-        "page": found["page"],
-    }
+    facts = {name: found[name] for name in ("family", "promise", "drafter", "verifier", "engines", "paper", "page")}
+    facts["promise"] += f": {PROMISES[found['promise']]}"
+    facts["engines"] = ", ".join(found["engines"])
     text = [f"{found['name']}: {found['summary']}", ""]
     text += [f"  {name:<9} {fact}" for name, fact in facts.items() if fact]
     for need in found["add_ons"]:
@@ -100,16 +115,12 @@ def lines(found: dict[str, Any]) -> list[str]:
     if found["settings"]:
         width = max(len(one["flag"]) for one in found["settings"])
         text += ["", "Settings:"]
-        text += [
-            f"  {one['flag']:<{width}}  {one['type']:<5}  {one['default']!s:<12}  {one['help']}; {one['range']}"
-            for one in found["settings"]
-        ]
+    for one in found["settings"]:
+        default, range_ = str(one["here"]), one["range"]
+        if one["here"] != one["default"]:
+            range_ += f"; chosen for the {found['engine']} engine of this machine, elsewhere {one['default']}"
+        text.append(f"  {one['flag']:<{width}}  {one['type']:<5}  {default:<12}  {one['help']}; {range_}")
     return text
 
 
-def _need(add_on: AddOn, folder: Path) -> dict[str, Any]:
-    present = (folder / add_on.folder / "config.json").is_file()
-    return {"name": add_on.name, "folder": add_on.folder, "present": present, "command": add_on.command}
-
-
-COMMAND = Command("methods", "List all methods, or the settings of one.", add_arguments, run)
+COMMAND = command(methods)

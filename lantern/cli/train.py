@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, Command, Names, Parser, existing, flag, integer, real, size_of
+from lantern.cli.command import DONE, Command, Parser
+from lantern.cli.options import Names, existing, flag, integer, real, size_of
 from lantern.core.config import read_json_object
 from lantern.training.stages import (
     ALL,

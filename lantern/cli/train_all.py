@@ -3,7 +3,6 @@
 The config lists the steps. A finished step is noted in OUT/state.json and not repeated, an interrupted one resumes.
 """
 
-import argparse
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, flag
+from lantern.cli.command import DONE, parser_of
+from lantern.cli.options import flag
 from lantern.core.config import load_config, read_json_object
 from lantern.core.io import write_json
 
@@ -132,14 +132,12 @@ def assemble(build: Build) -> Path:
     from lantern.cli.assemble import COMMAND
 
     model, config = build.out / "model", build.config
-    parser = argparse.ArgumentParser()
-    COMMAND.add_arguments(parser)
     arguments = [str(model)]
     for name, text in config.components.items():
         arguments += [flag(name), str(build.value(text))]
     for name, text in config.generation.items():
         arguments += [flag(name), text]
-    COMMAND.run(parser.parse_args(arguments))
+    COMMAND.run(parser_of(COMMAND, "assemble").parse_args(arguments))
     for name, text in config.addons.items():
         shutil.copytree(build.value(text), model / "parts" / name, dirs_exist_ok=True)
     (model / "README.md").write_text(card(build), encoding="utf-8")
@@ -169,7 +167,7 @@ def run_all(
     run_step: Callable[[str, str, Path, dict[str, Any]], None],
 ) -> int:
     """Run the steps of a config into `out` and assemble the model if all are done."""
-    from lantern.core.io import embedded_model
+    from lantern.core.places import embedded_model
 
     inputs: dict[str, Any] = {"model": embedded_model()} | dict(given)
     if inputs.get("text_encoder") is None:  # that of the embedded model, which knows everyday words

@@ -1,115 +1,86 @@
 """`lantern tune`: measures this machine and writes the fastest method to a profile that method "auto" reads."""
 
-import argparse
-import json
+from functools import partial
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import (
-    DONE,
-    SAMPLING,
-    Command,
-    add_distribution,
-    add_engine,
-    add_model,
-    add_placement,
-    check_file,
-    distribution_of,
-    existing,
-    integer,
-    placement_of,
-    real,
-    reporter,
-)
+from lantern.cli.command import DONE, check_file, say
+from lantern.cli.options import MAX_SEED, MODEL, MODEL_HELP, Distribution, Placement, command, existing, opt, options
+from lantern.core.config import read_json_object
 
 if TYPE_CHECKING:
     from lantern.generation.tuning.tuner import Candidate, Findings
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    what = parser.add_argument_group("what to measure")
-    add_model(what)
-    what.add_argument("--prompts-file", metavar="FILE", help="prompts to measure on (default: eight simple ones)")
-    what.add_argument("--images", type=integer(1, 10_000), default=4, metavar="N", help="images to count acceptance on")
-    what.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="images at a time (default 1)")
-    what.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of these images (default 0)")
-    add_placement(what)
-    add_engine(what)
-    _bounds(parser.add_argument_group("what may be chosen (exact methods unless a bound is given)"))
-    add_distribution(parser.add_argument_group("the distribution that tokens are sampled from"), tuple(SAMPLING))
-    results = parser.add_argument_group("results")
-    results.add_argument(
-        "--out", type=Path, metavar="FILE", help="the profile (default: beside the model, where `auto` finds it)"
-    )
-    results.add_argument(
-        "--write-model",
-        action="store_true",
-        help="also write the tokens per step of windows into the model's folder; `auto` reads them on every machine",
-    )
-    results.add_argument("--json", action="store_true", help="print the profile as JSON instead of a table")
-    results.add_argument("--quiet", action="store_true", help="print only errors on stderr")
+MAX_TV_HELP = "admit relaxed methods up to this mean total variation per token"
+QUALITY_HELP = 'KID losses by method and setting: {"lantern++": {"2.0": 0.0004}}'
+WRITE_HELP = "also write the tokens per step of windows into the model's folder; `auto` reads them on every machine"
 
 
-def _bounds(group: Any) -> None:
-    add = group.add_argument
-    add(
-        "--max-tv", type=real(0, 1), metavar="X", help="admit relaxed methods up to this mean total variation per token"
-    )
-    add("--max-kid", type=real(0, 10), metavar="X", help="admit relaxed methods up to this loss in KID")
-    add(
-        "--quality",
-        type=existing,
-        metavar="FILE",
-        help='KID losses by method and setting: {"lantern++": {"2.0": 0.0004}}',
-    )
-    add(
-        "--max-nodes",
-        type=integer(2, 256),
-        default=32,
-        metavar="N",
-        help="most nodes of a pass, root included (default 32)",
-    )
-    add("--max-depth", type=integer(1, 16), default=8, metavar="N", help="greatest depth of a tree (default 8)")
-    add("--methods", nargs="+", default=[], metavar="NAME", help="measure only these, and plain decoding")
+@options
+class Choice:
+    """What may be chosen (exact methods unless a bound is given)."""
+
+    max_tv: float | None = opt(None, MAX_TV_HELP, 0, 1)
+    max_kid: float | None = opt(None, "admit relaxed methods up to this loss in KID", 0, 10)
+    quality: Path | None = opt(None, QUALITY_HELP, parse=existing, metavar="FILE")
+    max_nodes: int = opt(32, "most nodes of a step, root included", 2, 256)
+    max_depth: int = opt(8, "greatest depth of a tree", 1, 16)
+    methods: list[str] = opt([], "measure only these, and plain decoding")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Check the arguments, load the model, measure, write the profile and print it.
+@options
+class Results:
+    """Results."""
 
-    ValueError for prompts to a model of classes.
-    """
-    from lantern.core.config import read_json_object
+    out: Path | None = opt(None, "the profile (default: beside the model, where `auto` finds it)", metavar="FILE")
+    write_model: bool = opt(False, WRITE_HELP)
+    json: bool = opt(False, "print the profile as JSON instead of a table")
+    quiet: bool = opt(False, "print only errors on stderr")
+
+
+def tune(
+    model: str = opt(MODEL, MODEL_HELP),
+    prompts_file: str | None = opt(None, "prompts to measure on (default: eight simple ones)", metavar="FILE"),
+    images: int = opt(4, "images to count acceptance on", 1, 10_000),
+    batch: int = opt(1, "images at a time", 1, 4096),
+    seed: int = opt(0, "seed of these images (default 0)", 0, MAX_SEED),
+    *,
+    where: Placement,
+    choice: Choice,
+    distribution: Distribution,
+    results: Results,
+) -> int:
+    """Measure this machine and find the fastest method for --method auto."""
     from lantern.generation.tuning.candidates import Bounds
 
-    if args.out is not None:
-        check_file("--out", args.out)
-    bounds = Bounds(args.max_tv, args.max_kid, read_json_object(args.quality) if args.quality else {})
+    check_file("--out", results.out)
+    bounds = Bounds(choice.max_tv, choice.max_kid, read_json_object(choice.quality) if choice.quality else {})
     from lantern.generation.requests import read_prompts
-    from lantern.generation.tuning.tuner import tune
+    from lantern.generation.tuning import tuner
     from lantern.models.folder import load_model
 
     parts: set[Any] = {"text", "drafter", "neighbours"} | ({"vq"} if bounds.admits_relaxed else set())
-    model = load_model(args.model, parts=parts, **placement_of(args))
-    if args.prompts_file is not None and not model.takes_prompts:
-        raise ValueError(f"model {model.name} takes class labels, not prompts: leave --prompts-file out")
-    found, profile, path = tune(
-        model,
-        sampling=model.sampling(**distribution_of(args, tuple(SAMPLING))),
-        prompts=() if args.prompts_file is None else read_prompts(args.prompts_file),
-        images=args.images,
-        batch=args.batch,
-        seed=args.seed,
+    loaded = load_model(model, parts=parts, **where.options())
+    if prompts_file is not None and not loaded.takes_prompts:
+        raise ValueError(f"model {loaded.name} takes class labels, not prompts: leave --prompts-file out")
+    found, profile, path = tuner.tune(
+        loaded,
+        sampling=loaded.sampling(**distribution.given()),
+        prompts=() if prompts_file is None else read_prompts(prompts_file),
+        images=images,
+        batch=batch,
+        seed=seed,
         bounds=bounds,
-        methods=args.methods,
-        max_nodes=args.max_nodes,
-        max_depth=args.max_depth,
-        out=args.out,
-        writes_model=args.write_model,
-        report=reporter(args.quiet, "measuring"),
+        methods=choice.methods,
+        max_nodes=choice.max_nodes,
+        max_depth=choice.max_depth,
+        out=results.out,
+        writes_model=results.write_model,
+        report=partial(say, is_quiet=results.quiet, name="measuring"),
     )
-    if args.json:
-        print(json.dumps(profile | {"path": str(path)}, sort_keys=True))
+    if results.json:
+        print(dumps(profile | {"path": str(path)}, sort_keys=True))
     else:
         print("\n".join([*table(found), f"profile: {path}"]))
     return DONE
@@ -148,4 +119,4 @@ def _row(found: "Findings", candidate: "Candidate") -> tuple[str, ...]:
     )
 
 
-COMMAND = Command("tune", "Measure this machine and find the fastest method for --method auto.", add_arguments, run)
+COMMAND = command(tune)

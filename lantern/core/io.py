@@ -31,14 +31,13 @@ from jaxtyping import Float, Int8
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lantern.core.config import hint_for, load_config, one_line, read_json_object
+from lantern.core.config import load_config, one_line, read_json_object
+from lantern.core.places import CONFIG_NAME
 
 SUMS_NAME = "SHA256SUMS"
 MAX_SUMS_BYTES = 1 << 16
-CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 TRAINING_NAME = "training.json"  # the schedule that a component was trained with
-EMBEDDED_MODEL = "lantern-emoji"
 Config = TypeVar("Config")
 Module = TypeVar("Module", bound=nn.Module)
 MOST_COMPUTED = 1 << 24  # values of a tensor that is not a weight, such as a rotary table
@@ -49,7 +48,6 @@ STORED = {
     **{"I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64, "U8": torch.uint8},
     "BOOL": torch.bool,
 }
-HUB_PATTERNS = (SUMS_NAME, "*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.md")
 
 
 @contextmanager
@@ -307,56 +305,6 @@ def quantize_rows(
     return torch.round(tensor / broadcast).to(torch.int8), scale
 
 
-def resolve_model(name: str | Path) -> Path:
-    """Find the folder of a model given by name, folder or hub id.
-
-    "lantern-emoji" is the embedded model; an existing folder is returned as it is; "owner/name" is
-    downloaded from the hub into its cache. ValueError for any other name, TypeError for what is no
-    name, ConnectionError if the download fails.
-    """
-    if not isinstance(name, str | os.PathLike):
-        raise TypeError(f"model is {str(name)[:40]}, wanted a name such as {EMBEDDED_MODEL!r}, a folder or a hub id")
-    if str(name) == EMBEDDED_MODEL:
-        return embedded_model()
-    try:
-        if str(name) and Path(name).is_dir():
-            return Path(name)
-    except OSError as error:
-        raise ValueError(f"model {str(name)[:80]!r}: {error.strerror}") from error
-    if re.fullmatch(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", str(name)):
-        return _download(str(name))
-    hint = hint_for(str(name), [EMBEDDED_MODEL])
-    raise ValueError(f"model {str(name)[:80]!r} is neither a folder nor a hub id owner/name; {hint}")
-
-
-def embedded_model() -> Path:
-    """Return the folder of the embedded model. ValueError for an installation without it."""
-    folder = shipped_folder("assets", EMBEDDED_MODEL)
-    if not any(folder.glob(f"*/{CONFIG_NAME}")):
-        raise ValueError(f"this installation has no embedded model {EMBEDDED_MODEL!r}; reinstall lantern")
-    return folder
-
-
-def shipped_folder(*parts: str) -> Path:
-    """Return a folder that comes with lantern: inside the package in a wheel, beside it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package.joinpath(*parts)
-    return inside if inside.is_dir() else package.parent.joinpath(*parts)
-
-
-def _download(repository: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        return Path(snapshot_download(repository, allow_patterns=list(HUB_PATTERNS)))
-    except HFValidationError as error:
-        raise ValueError(f"model {repository!r}: {one_line(error)}") from error
-    except (HfHubHTTPError, OSError) as error:
-        reason = one_line(error)
-        raise ConnectionError(f"cannot download model {repository!r} from the hub: {reason}") from error
-
-
 def _own_storage(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     tensor = tensor.detach().cpu().contiguous()
     if dtype is not None and tensor.is_floating_point():
@@ -414,7 +362,8 @@ def load_component(
     Names, shapes and dtypes in the file's header are compared with those of the module before its memory is written,
     so that the operating system has not allocated it yet; `verify` compares the file with its SHA-256 where the folder
     lists one (`lantern.core.io`). Each layer is read, converted, and given to `change` with its name before the next
-    one, so that memory holds little more than the module in its `dtype`. `digest` receives the stored tensors.
+    one, the largest first, so that memory holds little more than the module in its `dtype`. `digest` receives the
+    stored tensors.
     ValueError names the file that does not fit.
     """
     folder = Path(folder)
@@ -427,7 +376,7 @@ def load_component(
         verify_files(folder, [WEIGHTS_NAME])
     rest = set(expected)
     del expected
-    for name, part in _layers(module):
+    for name, part in sorted(_layers(module), key=lambda layer: -sum(p.numel() for p in layer[1].parameters())):
         own = {key for key in rest if key.startswith(f"{name}.")}
         rest -= own
         part._apply(partial(_placed, device=device, dtype=dtype))
@@ -439,7 +388,7 @@ def load_component(
             del state
         if change is not None:
             change(name, part)
-        _trim()
+        trim_memory()
     if rest:  # the module's own, and those of modules with weights of both kinds
         module._apply(partial(_placed, device=device, dtype=dtype), recurse=False)
         state = load_tensors(path, rest)
@@ -456,8 +405,8 @@ def _layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield from ((f"{name}.{number}", one) for number, one in inner) if inner else ((name, child),)
 
 
-def _trim() -> None:
-    """Return memory that a layer took for a moment to the operating system, where the C library can."""
+def trim_memory() -> None:
+    """Return memory that is no longer used to the operating system, where the C library can."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

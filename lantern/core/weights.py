@@ -12,15 +12,14 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from lantern.core.config import install_hint
+from lantern.core.config import WEIGHTS, Weights, install_hint
+from lantern.core.io import trim_memory
 
-Weights = Literal["full", "int8", "int4"]
-WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 PARTS: dict[Weights, tuple[str, ...]] = {"full": (), "int8": ("layers", "output"), "int4": ("layers",)}
 GROUP = 32
 Module = TypeVar("Module", bound=nn.Module)
@@ -88,7 +87,9 @@ def quantize(name: str, part: nn.Module, weights: Weights) -> None:
             config = Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format="tile_packed_to_4d")  # type: ignore[arg-type]
         else:
             config = IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(GROUP))  # type: ignore[attr-defined]
-        quantize_(part, config, filter_fn=lambda module, _: isinstance(module, nn.Linear))
+        for linear in [module for module in part.modules() if isinstance(module, nn.Linear)]:
+            quantize_(linear, config, filter_fn=lambda module, _: isinstance(module, nn.Linear))
+            trim_memory()  # torchao takes many times the memory of a linear, for a moment
 
 
 def check_widths(name: str, part: nn.Module) -> None:

@@ -24,17 +24,15 @@ from torch import Tensor
 from lantern.core.config import read_json_object
 from lantern.core.io import (
     CONFIG_NAME,
-    EMBEDDED_MODEL,
-    HUB_PATTERNS,
     is_there,
     load_component,
     read_config,
-    resolve_model,
     save_checksums,
     save_component,
     weights_digest,
     write_json,
 )
+from lantern.core.places import EMBEDDED_MODEL, HUB_PATTERNS, resolve_model
 from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import Engine

@@ -5,6 +5,6 @@ imports a drafter or a verifier before a method is built.
 """
 
 from lantern.methods import catalogue  # noqa: F401
-from lantern.methods.method import METHODS, PROMISES, Made, Method, Option, find
+from lantern.methods.method import METHODS, PROMISES, Made, Method, Option, check_parts, find
 
-__all__ = ["METHODS", "PROMISES", "Made", "Method", "Option", "find"]
+__all__ = ["METHODS", "PROMISES", "Made", "Method", "Option", "check_parts", "find"]

@@ -74,16 +74,16 @@ FLOW = dict(
     width=opt(64, 1, 10**6, "tokens that can receive mass"),
 )
 GROUPS = dict(
-    group=opt(14, 0, 10**6, "tokens of a group beside the draft, an even number; 0 is exact", sweep=(4, 8, 14)),
-    p_radius=opt(0.15, 0, 1, "largest difference of probabilities within a group"),
-    d_radius=opt(0.5, 0, 1e6, "largest distance of codebook vectors within a group"),
+    group=opt(10, 0, 10**6, "tokens of a group beside the draft, an even number; 0 is exact", sweep=(2, 10, 24, 50)),
+    p_radius=opt(1.0, 0, 1, "largest difference of probabilities within a group"),
+    d_radius=opt(1e6, 0, 1e6, "largest distance of codebook vectors within a group"),
 )
-REFUSED = "distribution after a refusal: the paper's, or that of the authors' code"
+REFUSED = "distribution after a refusal: of the paper, of the authors' code, or COOL-SD's of least total variation"
 CLAIMS = dict(
-    residual=opt("paper", help=REFUSED, choices=("paper", "released")),
+    residual=opt("paper", help=REFUSED, choices=("paper", "released", "cool")),
     shared=opt(False, help="whether the siblings of a node share one delta; as published each has its own"),
 )
-ALIKE = "nearest tokens that count as alike; 0 is exact"
+ALIKE = "nearest tokens that count as alike; 0 is exact, below 1 is a share of the codebook"
 GAIN = "largest factor by which a draft's probability grows; 1 is exact"
 CLAIM = "largest probability that a draft claims from others"
 SAMPLES = opt(2, 1, 10**6, "samples of the target per token; 1 is exact", sweep=(2, 3))
@@ -188,8 +188,8 @@ def eagle3(m: Parts, tree: str = tree_of("grown_15_4"), mode: str = "gumbel"):
 
 
 OF_59 = dict(mode="point", tree="eagle2_59_10_6")
-TO_7 = dict(mode="point", tree="eagle2_59_10_7")
-preset("eagle3-paper", "eagle3", "EAGLE-3 as published: the 59 nodes of highest confidence to depth 7", **TO_7)
+TO_8 = dict(mode="point", tree="eagle2_59_10_8")
+preset("eagle3-paper", "eagle3", "EAGLE-3 as published: the 59 nodes of highest confidence to depth 8", **TO_8)
 
 
 @method(paper="2506.03566")
@@ -198,7 +198,8 @@ def poss(m: Parts, tree: str = tree_of("grown_15_4"), mode: str = "gumbel"):
     return eagle(m, tree, mode, m.part("poss")), tested(mode)
 
 
-preset("poss-paper", "poss", "PosS as published: the 59 nodes of highest confidence to depth 6", **OF_59)
+TO_7 = dict(mode="point", tree="eagle2_59_10_7")
+preset("poss-paper", "poss", "PosS as published: the 59 nodes of highest confidence to depth 7", **TO_7)
 
 
 @method(paper="2509.15235")
@@ -207,8 +208,8 @@ def vispec(m: Parts, tree: str = TREE, mode: str = "gumbel"):
     return eagle(m, tree, mode, m.part("vispec"), makes=(ViSpecDrafter, GrowingViSpecDrafter)), tested(mode)
 
 
-OF_29 = dict(mode="point", tree="eagle2_29_8_3")
-preset("vispec-paper", "vispec", "ViSpec as published: the 29 nodes of highest confidence to depth 3", **OF_29)
+OF_29 = dict(mode="point", tree="eagle2_29_8_4")
+preset("vispec-paper", "vispec", "ViSpec as published: the 29 nodes of highest confidence to depth 4", **OF_29)
 
 VALUE = "what a node is ranked by: the chance to match, or the draft's probability"
 
@@ -249,14 +250,18 @@ def svip(
     m: Parts,
     c: float = opt(0.15, 0, None, "factor of the entropy"),
     threshold: float = opt(0.65, 0, None, "square root of c times the entropy above which drafting stops"),
+    keeps: bool = False,
     **growth: Any,
 ):
     """SVIP: nothing is drafted below a distribution that is too uncertain"""
-    return grown(m, Svip(c, threshold), "gumbel", **growth), Gumbel()
+    return grown(m, Svip(c, threshold, keeps), "gumbel", **growth), Gumbel()
 
 
 CHAIN = dict(nodes=12, width=1, depth=12, threshold=0.3)
-preset("svip-paper", "svip", "SVIP as published: a chain to the first distribution of more than 0.6 nats", **CHAIN)
+BEFORE = "SVIP as published: a chain of up to 12 (paper: 40), until the next distribution has sqrt(H) above 0.3"
+preset("svip-paper", "svip", BEFORE, **CHAIN, c=1.0)
+AFTER = "SVIP as released: a chain that ends with the first token from a distribution of more than 0.6 nats"
+preset("svip-released", "svip", AFTER, **CHAIN, keeps=True)
 
 
 @method(GROWTH, ADAPTIVE, paper="2502.13652")
@@ -265,14 +270,15 @@ def c2t(
     threshold: float = opt(0.03, 0, 1, "confidence below which a node is dropped"),
     mode: str = "gumbel",
     part: str = "c2t",
+    ranks: bool = True,
     **growth: Any,
 ):
     """C2T: a small classifier selects the nodes that are worth their time"""
-    return grown(m, C2T(m.part(part), threshold), mode, **growth), tested(mode)
+    return grown(m, C2T(m.part(part), threshold, ranks), mode, **growth), tested(mode)
 
 
-C2T_PAPER = dict(part="c2t-paper", **published(59, 10, 6))
-preset("c2t-paper", "c2t", "C2T as published: a classifier of three features, EAGLE-2's tree", **C2T_PAPER)
+C2T_PAPER = dict(part="c2t-paper", threshold=0.3, ranks=False, **published(150, 15, 10))
+preset("c2t-paper", "c2t", "C2T as published: of each of ten depths the best 15 nodes of confidence 0.3", **C2T_PAPER)
 
 
 @method(GROWTH, ADAPTIVE)
@@ -287,8 +293,8 @@ def radar(
     return grown(m, Radar(m.part(part), threshold), mode, **growth), tested(mode)
 
 
-RADAR_PAPER = dict(part="radar-paper", **published(59, 10, 7))
-preset("radar-paper", "radar", "RADAR as published: up to 7 depths of ten nodes, ranked by q", **RADAR_PAPER)
+RADAR_PAPER = dict(part="radar-paper", **published(59, 10, 8))
+preset("radar-paper", "radar", "RADAR as published: up to 8 depths of ten nodes, ranked by q", **RADAR_PAPER)
 
 
 @method(GROWTH, ADAPTIVE, paper="2512.21857")
@@ -320,7 +326,7 @@ def medusa_paper(
     epsilon: float = opt(0.09, 0, 1, "probability from which a draft is always accepted", sweep=(0.3, 0.09)),
     alpha: float = opt(0.3, 0, 1e6, "factor of exp(-entropy) from which a draft is accepted"),
 ):
-    """Medusa as published: a tree of 63 nodes, typical acceptance"""
+    """Medusa as published: a tree of 63 nodes by four of the heads, typical acceptance, then the likeliest token"""
     rule = Typical(epsilon, alpha, m.codebook())
     return head(m, MedusaDrafter, "medusa", tree, "point"), Rejection(relaxation=rule)
 
@@ -496,14 +502,14 @@ def lantern(
     mode: str = "sampled",
 ):
     """LANTERN: a draft may claim its k nearest tokens' probability up to delta"""
-    table = m.neighbours(k + (residual == "released"))
-    return eagle(m, tree, mode), claimed(m, Lantern(table, k, m.distances(k), residual, shared, delta=delta))
+    table = m.neighbours(k, spare=residual == "released")
+    return eagle(m, tree, mode), claimed(m, Lantern(table, m.count(k), m.distances(k), residual, shared, delta=delta))
 
 
-RELEASED = dict(k=1000, residual="released", mode="point", tree="eagle2_58_10_5")
-preset(
-    "lantern-paper", "lantern", "LANTERN as published: EAGLE-2's 58 nodes, k 1000, the released residual", **RELEASED
-)
+OF_58 = dict(k=0.061, delta=0.4, mode="point", tree="eagle2_58_10_5")  # k is 1,000 of LlamaGen's 16,384
+NEAR = "LANTERN as published: EAGLE-2's 58 nodes, delta 0.4, the nearest 6 % of the codebook"
+preset("lantern-paper", "lantern", NEAR, **OF_58)
+preset("lantern-released", "lantern", f"{NEAR}, the residual of the released program", residual="released", **OF_58)
 
 
 @method(CLAIMS, name="lantern++", paper="2502.06352", page="lantern-pp")
@@ -516,8 +522,10 @@ def lantern_pp(
     lambda_: float = opt(2.0, 1, 1e6, GAIN, sweep=(1.5, 2.0, 3.0, 5.0)),
 ):
     """LANTERN++: a draft may claim its k nearest tokens' probability up to (lambda - 1) times its own"""
-    table = m.neighbours(k + (residual == "released"))
-    return eagle(m, tree, "sampled"), claimed(m, LanternPP(table, k, m.distances(k), residual, shared, lambda_=lambda_))
+    table = m.neighbours(k, spare=residual == "released")
+    return eagle(m, tree, "sampled"), claimed(
+        m, LanternPP(table, m.count(k), m.distances(k), residual, shared, lambda_=lambda_)
+    )
 
 
 STATIC = dict(tree="naive_extend_57", lambda_=5.0, residual="released")

@@ -8,9 +8,11 @@ import dataclasses
 import difflib
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from lantern.drafters.parts import ADD_ONS, DRAFTER, resolved
@@ -89,6 +91,11 @@ def opt(default: Any, low: float | None = None, high: float | None = None, help:
     return Option(default, low, high, help, **more)
 
 
+def count_of(k: float, tokens: int) -> int:
+    """Return how many nearest tokens k means: below 1 it is a share of all tokens, of which there is at least one."""
+    return max(round(k * tokens), 1) if 0 < k < 1 else int(k)
+
+
 def hint(name: str, known: Any) -> str:
     """Return "; did you mean X?" for the known name closest to `name`, or nothing."""
     near = difflib.get_close_matches(name, list(known), n=1)
@@ -99,7 +106,7 @@ def hint(name: str, known: Any) -> str:
 class Ask:
     """Something of a model that a method asks for."""
 
-    what: Literal["target", "sampling", "drafter", "part", "neighbours", "distances", "codebook", "vectors"]
+    what: Literal["target", "sampling", "drafter", "part", "neighbours", "count", "distances", "codebook", "vectors"]
     value: Any = None
 
     def __str__(self) -> str:
@@ -154,13 +161,17 @@ class Parts:
         """The trained add-on of a name of `lantern.drafters.parts`."""
         return Ask("part", name)
 
-    def neighbours(self, k: int) -> Any:
-        """The proximity table with at least k columns; ValueError for more than it can have."""
-        if k > MAX_NEIGHBOURS:
-            raise ValueError(f"k asks for {k} nearest tokens, wanted at most {MAX_NEIGHBOURS}, one less if released")
-        return Ask("neighbours", max(k, 1))
+    def neighbours(self, k: float, spare: bool = False) -> Any:
+        """The proximity table with at least k columns, and a `spare` one; ValueError for more than it can have."""
+        if k + spare > MAX_NEIGHBOURS:
+            raise ValueError(f"k asks for {k + spare} nearest tokens, wanted at most {MAX_NEIGHBOURS}")
+        return Ask("neighbours", k if 0 < k < 1 else max(int(k) + spare, 1))
 
-    def distances(self, k: int) -> Any:
+    def count(self, k: float) -> Any:
+        """k as a number of tokens; below 1 it is a share of the codebook."""
+        return Ask("count", k) if 0 < k < 1 else int(k)
+
+    def distances(self, k: float) -> Any:
         """The distances to the k nearest tokens; None without a codebook."""
         return Ask("distances", k)
 
@@ -224,10 +235,9 @@ class Made:
         """All trained networks that it reads, names of `lantern.drafters.parts`."""
         return (*((DRAFTER,) if self.reads_drafter else ()), *self.parts)
 
-    @property
-    def columns(self) -> int:
-        """Columns of the proximity table that it reads."""
-        return max(self.asks("neighbours"), default=0)
+    def columns(self, tokens: int) -> int:
+        """Return the columns that it reads of the proximity table of so many tokens; one to spare for a share."""
+        return max((count_of(k, tokens) + (k < 1) for k in self.asks("neighbours")), default=0)
 
     @property
     def needs_host(self) -> bool:
@@ -396,11 +406,14 @@ def build(method: Method, give: Mapping[str, Any], *, greedy: bool) -> tuple[Any
 
     def get(ask: Ask) -> Any:
         value = give["parts"].get(ask.value) if ask.what == "part" else give.get(ask.what)
+        if ask.what == "count":
+            return count_of(ask.value, len(give["neighbours"]))
         if ask.what == "distances":
             if give["codebook"] is None or give["neighbours"] is None:
                 return None
             distances = resolved("lantern.verifiers.relaxations.neighbours:proximity_distances")
-            return distances(give["codebook"], give["neighbours"][:, : ask.value])
+            table = give["neighbours"]
+            return distances(give["codebook"], table[:, : count_of(ask.value, len(table))])
         if ask.what in ("codebook", "vectors"):
             value = give["codebook"]
         if value is None and ask.what != "codebook":
@@ -411,10 +424,23 @@ def build(method: Method, give: Mapping[str, Any], *, greedy: bool) -> tuple[Any
     return made.drafter and made.drafter.make(get), made.verifier and made.verifier.make(get)
 
 
+def check_parts(method: Method, folder: Path) -> None:
+    """Raise ValueError if a model's folder lacks a trained network that the method reads."""
+    for ask in method.made.all():
+        is_network = isinstance(ask, Ask) and ask.what in ("drafter", "part")
+        if is_network and not os.path.lexists(folder / _folder_of(ask)):
+            raise ValueError(f'method "{method.name}" needs {_lacking(ask, method.name)}')
+
+
+def _folder_of(ask: Ask) -> str:
+    name = DRAFTER if ask.what == "drafter" else ask.value
+    return ADD_ONS[name].folder if name in ADD_ONS else f"parts/{name}"
+
+
 def _lacking(ask: Ask, name: str) -> str:
     """Return what a method lacks, and how to get it."""
     if ask.what == "part":
-        folder = ADD_ONS[ask.value].folder if ask.value in ADD_ONS else f"parts/{ask.value}"
+        folder = _folder_of(ask)
         return (
             f'the trained part "{ask.value}", which this model lacks: train it (`lantern methods {name}` has the '
             f"command), and put it into the model's folder as {folder}"

@@ -33,20 +33,19 @@ from torch import Tensor, nn
 from lantern.core.config import build_config, load_config, one_line, read_json_object
 from lantern.core.io import (
     CONFIG_NAME,
-    EMBEDDED_MODEL,
     SUMS_NAME,
     WeightsDigest,
     atomic_write,
     is_there,
     load_component,
     read_checksums,
-    resolve_model,
     save_checksums,
     user_cache,
     verify_files,
     weights_digest,
     write_json,
 )
+from lantern.core.places import EMBEDDED_MODEL, resolve_model
 from lantern.core.sampling import Sampling
 from lantern.core.weights import PARTS, Weights, check_kind, marked, quantize
 from lantern.decoding.prompt import PromptCache

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.core.io import embedded_model, save_component, weights_digest
+from lantern.core.io import save_component, weights_digest
+from lantern.core.places import embedded_model
 from lantern.decoding.plain import generate
 from lantern.drafters.eagle.fr_spec import FrequencyTable
 from lantern.drafters.lookup.tables import SamTables

@@ -9,9 +9,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lantern.core.noise import Purpose
+from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import largest, logs, probabilities
-from lantern.core.types import Cost, DraftTree, NoiseSource, Rows, TreeShape, Verdict
+from lantern.core.types import Cost, DraftTree, Rows, TreeShape, Verdict
 from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 
 
@@ -110,7 +110,7 @@ class RejectionVerifier:
         """Whether tokens follow the target's own distribution."""
         return self.relaxation is None
 
-    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+    def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Descend while a child is accepted, then sample from what is left (below a leaf: from p)."""
         widths, images = tree.shape.widths, len(tree.tokens)
         numbers = Numbers(images, tree.tokens.device, rows.may_stop)
@@ -132,6 +132,10 @@ class RejectionVerifier:
             node = numbers.where(is_alive, test.taken, node)
             at = numbers.nodes(node)
             left = numbers.where(is_alive, probabilities(rows.log_p(at)[:, 0]), left)
+        closing = torch.zeros_like(left[:, 0])
+        if self.relaxation is not None and self.relaxation.takes_best:
+            closing = 1.0 - left.amax(1)
+            left = torch.nn.functional.one_hot(largest(left, rows.may_stop), left.shape[1]).to(left.dtype)
         next_token = self.draw(logs(left)[:, None], rows.places.gather(1, at), noise, rows.may_stop)[:, 0]
         if not tests:
             return Verdict(tree.tokens[:, :0], torch.zeros_like(next_token), next_token)
@@ -142,13 +146,14 @@ class RejectionVerifier:
             return Verdict(path, length, next_token)
         relaxed = pad(numbers.stacked([test.is_relaxed for test in tests]).to(left.dtype), (0, missing))
         spent = pad(torch.stack([test.spent for test in tests if test.spent is not None], 1), (0, missing + 1))
+        spent = spent.scatter_add(1, length[:, None], closing[:, None])
         known = [test.distance for test in tests if test.distance is not None]
         distance = pad(torch.stack(known, 1), (0, missing + 1)) if len(known) == len(tests) else None
         cost = Cost(relaxed, spent.clamp(max=1.0), distance, self.relaxation.bound)
         return Verdict(path, length, next_token, cost=cost)
 
     def draw(
-        self, log_p: Float[Tensor, "b n v"], places: Int[Tensor, "b n"], noise: NoiseSource, may_stop: bool = False
+        self, log_p: Float[Tensor, "b n v"], places: Int[Tensor, "b n"], noise: Noise, may_stop: bool = False
     ) -> Int[Tensor, "b n"]:
         """Sample with the noise of residuals."""
         return largest(log_p + noise.gumbel(places, Purpose.RESIDUAL), may_stop)

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from lantern.cli.command import DONE, Command, existing, integer, run_command
+from lantern.cli.command import DONE, Command, run_command
+from lantern.cli.options import existing, integer
 
 if TYPE_CHECKING:
     from lantern.core.types import Condition

@@ -1,4 +1,5 @@
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,36 @@ def test_tokens_that_differ_from_plain_give_exit_token_1(
     assert main(["--model", str(folder), *QUICK]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("lantern: error: eagle1 (eager fp32, batch 1) differs from plain decoding in 1 of 1")
+
+
+def test_a_stopped_bench_prints_the_rounds_that_are_done(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, made = race.Made.of, []
+
+    def interrupted(generation: object) -> race.Made:
+        made.append(kept(generation))  # type: ignore[arg-type]
+        if len(made) == 6:  # in the third round of two contenders
+            signal.raise_signal(signal.SIGTERM)
+        return made[-1]
+
+    monkeypatch.setattr(race.Made, "of", interrupted)
+    out = tmp_path / "bench.json"
+    words = ["--model", str(folder), "--out", str(out), *(word for word in QUICK if word != "--quiet")]
+    assert main([*words, "--images", "9"]) == 143
+    output = capsys.readouterr()
+    assert "terminated: figures are of the rounds before" in output.out and "batch 1: 2 rounds" in output.out
+    figures = json.loads(out.read_text())
+    assert figures["stopped"] == "terminated" and figures["races"][0]["rounds"] == 2
+    lines = output.err.splitlines()
+    assert lines[0].startswith("warming up 1 of 2: plain as eager") and lines[-1] == "lantern: error: terminated"
+    assert any(line.startswith("round 2 of 9, ") and line.endswith(" minutes left") for line in lines)
+
+
+def test_a_baseline_leaves_other_engines_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", str(folder), *QUICK[:2], *QUICK[4:], "--json"]) == 0
+    contenders = json.loads(capsys.readouterr().out)["races"][0]["contenders"]
+    assert [(one["method"], one["variant"]) for one in contenders] == [("plain", "eager"), ("eagle1", "eager")]
 
 
 @pytest.mark.parametrize(

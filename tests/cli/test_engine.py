@@ -1,13 +1,13 @@
 """The options that choose an engine, and the advice where `auto` chose a slow one."""
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lantern.cli.command import add_engine, advice, dtype_of, engine_of
+from lantern.cli.command import parser_of
 from lantern.cli.generate import main
+from lantern.cli.options import Placement, advice, command, values_of
 from lantern.engines.cpu import build
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
@@ -19,11 +19,12 @@ from tests.tiny_folder import save_tiny_model
 FITTING: dict[str, Any] = {"dim": 64, "n_head": 2, "vocab_size": 32}
 
 
-def parsed(*options: str, dtype: str = "auto") -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_engine(parser)
-    parser.set_defaults(dtype=dtype)
-    return parser.parse_args(options)
+def parsed(*options: str) -> Placement:
+    def place(*, where: Placement) -> int:
+        """Place."""
+        return 0
+
+    return values_of(parser_of(command(place), "place").parse_args(options), place)["where"]
 
 
 @pytest.fixture
@@ -45,13 +46,14 @@ def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_options_choose_engine_and_weights(options: tuple[str, ...], expected: Engine) -> None:
-    assert engine_of(parsed(*options)) == expected
+    assert parsed(*options).chosen() == expected
 
 
 def test_bf16_weights_are_the_dtype() -> None:
-    assert dtype_of("auto", "bf16") == "bf16" and dtype_of("fp16", None) == "fp16"
+    assert parsed("--weights", "bf16").options()["dtype"] == "bf16"
+    assert parsed("--dtype", "fp16").options()["dtype"] == "fp16"
     with pytest.raises(ValueError, match="--weights bf16 contradicts --dtype fp32"):
-        dtype_of("fp32", "bf16")
+        parsed("--weights", "bf16", "--dtype", "fp32").options()
 
 
 def test_advice_is_given_where_the_library_is_not_built(unbuilt: None) -> None:

@@ -64,7 +64,8 @@ def test_help_and_version_are_done(name: str, capsys: pytest.CaptureFixture[str]
 
 def test_help_of_no_command_imports_torch() -> None:
     code = "import sys; from lantern.cli.main import SUMMARIES, main; ["
-    code += "main([name, '--help']) for name in SUMMARIES]; print('torch' in sys.modules)"
+    code += "main([name, '--help']) for name in SUMMARIES]; main(['generate', '--help-all']);"
+    code += "print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "False" and done.stderr == ""
 
@@ -98,7 +99,7 @@ def fail(error: Exception) -> Callable[[Any], int]:
 
 
 @pytest.mark.parametrize("name", SUMMARIES)
-def test_failures_and_signals_have_their_tokens(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_and_signals_have_their_codes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = import_module(f"lantern.cli.{name}").COMMAND
     cases = [
         (stop(signal.SIGINT), 130, "interrupted"),
@@ -116,7 +117,7 @@ def test_failures_and_signals_have_their_tokens(name: str, capsys: pytest.Captur
 
 def test_a_signal_while_arguments_are_read_ends_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     command = import_module("lantern.cli.doctor").COMMAND
-    late = dataclasses.replace(command, add_late=lambda parser, argv: signal.raise_signal(signal.SIGTERM))
+    late = dataclasses.replace(command, add_arguments=lambda parser: signal.raise_signal(signal.SIGTERM))
     assert run_command(late, []) == 143
     assert "terminated" in one_line(capsys)
 

@@ -81,7 +81,9 @@ def test_a_class_is_refused_by_a_model_that_takes_prompts(model: str, capsys: Ca
         (["--seed", "9" * 5000], "whole number"),
         (["-n", "0"], "whole number"),
         (["--batch", "0"], "whole number"),
-        (["--method", "auto", "--k", "-1"], "whole number"),
+        (["--method", "auto", "--k", "-1"], "name the method with --method"),
+        (["--method", "lantern", "--k", "-1"], "whole number"),
+        (["--omega", "1"], "omega is a setting of cool, cool-paper: name the method with --method"),
         (["--method", "plain", "--k", "4"], "no setting k"),
         (["--method", "lantern", "--lambda", "2"], "no setting lambda"),
         (["--method", "lantern++", "--k", "24"], "k is 24"),
@@ -143,6 +145,30 @@ def test_bad_input_is_refused_in_one_line(model: str, capsys: Capture, arguments
 def test_bad_prompt_files_are_refused_in_one_line(model: str, capsys: Capture, raw: bytes, output: str) -> None:
     Path("p.txt").write_bytes(raw)
     assert output in refusal(capsys, main(["--model", model, "--prompts-file", "p.txt"]))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--methd", "plain"],
+        ["--method", "eagle1", "--delta", "0.1"],
+        ["--method", "lantern++", "--lambda", "0"],
+        ["--out", "x.png", "--tokens", "x.png"],
+        ["--method", "medusa"],
+        ["--method", "plain", "--set", "k=3"],
+    ],
+)
+def test_what_can_be_refused_is_refused_before_torch_is_imported(
+    model: str, tmp_path: Path, arguments: list[str]
+) -> None:
+    import shutil
+
+    copy = shutil.copytree(model, tmp_path / "copy")
+    shutil.rmtree(copy / "parts" / "medusa")
+    words = ["--model", str(copy), "--prompt", "a red apple", *arguments]
+    code = f"import sys; from lantern.cli.generate import main; print(main({words}), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "2 False\n" and done.stderr.startswith("lantern: error: ")
 
 
 def test_a_call_without_requests_is_refused(capsys: Capture) -> None:

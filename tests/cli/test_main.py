@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lantern.cli import command as command_module
-from lantern.cli.command import Command, existing, integer, one_of, real, run_command
+from lantern.cli.command import Command, run_command
 from lantern.cli.main import SUMMARIES, main
+from lantern.cli.options import existing, integer, one_of, real
 from tests.cli.calls import one_line
 
 ROOT = Path(__file__).parents[2]
@@ -94,12 +94,6 @@ def test_debug_prints_a_traceback(
     assert lines[0].startswith("Traceback") and "raise error" in lines[-3] and "KeyError: 'k'" in lines[-1]
 
 
-def test_a_closed_pipe_causes_no_traceback() -> None:
-    command = f"{sys.executable} -m lantern.cli.main doctor | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT)
-    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("words", ["--help", "--version", "methods gumbel-jacobi", "generate --version"])
 def test_output_that_cannot_be_written_is_a_failure(words: str) -> None:
@@ -110,7 +104,7 @@ def test_output_that_cannot_be_written_is_a_failure(words: str) -> None:
     assert (found.returncode, found.stderr) == (1, "lantern: error: No space left on device\n")
     line = f"{sys.executable} -m lantern.cli.main {words} | true; exit ${{PIPESTATUS[0]}}"
     found = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, cwd=ROOT)
-    assert found.returncode in (0, 1) and found.stderr == ""  # 0 where the reader was slower
+    assert (found.returncode, found.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "1e999", "101", "", "x", "0x10"])
@@ -137,11 +131,13 @@ def test_every_text_gives_a_value_or_an_argparse_error(text: str) -> None:
 @given(
     st.lists(st.sampled_from(["--config", "--out", "target", "-", "--", "x", "--steps", "nan", "", "--help", "--no"]))
 )
-def test_random_arguments_give_an_exit_token(arguments: list[str]) -> None:
+def test_random_arguments_give_an_exit_code(arguments: list[str]) -> None:
     for name in ("convert", "train"):
         assert main([name, *arguments]) in (0, 1, 2)
 
 
-def test_errors_have_distinct_tokens() -> None:
-    tokens = (command_module.DONE, command_module.FAILED, command_module.REFUSED, command_module.INTERRUPTED)
-    assert tokens == (0, 1, 2, 130)
+def test_an_import_of_the_package_prints_no_warnings_of_libraries() -> None:
+    pytest.importorskip("torchao")
+    code = "from lantern import LanternPipeline; import diffusers.quantizers.torchao, transformers.quantizers.auto"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,6 +1,8 @@
 """`lantern methods`, and the options that `lantern-generate` makes of the methods."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from lantern.cli.generate import main as generate
 from lantern.cli.main import main
 from lantern.methods import METHODS, find
 from tests.cli.calls import Capture, refusal
+from tests.tiny_folder import save_tiny_model
 
 
 def test_all_methods_are_listed_with_what_they_promise(capsys: Capture) -> None:
@@ -33,11 +36,45 @@ def test_an_unknown_method_is_refused_with_the_nearest(capsys: Capture) -> None:
     assert "did you mean medusa?" in refusal(capsys, main(["methods", "medsua"]))
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "auto"])
-def test_the_help_of_a_method_lists_its_options(name: str, capsys: Capture) -> None:
-    assert generate(["--method", name, "--help"]) == 0
-    out = capsys.readouterr().out
-    assert all(f"{option.flag} {option.label.upper()}" in out for option in METHODS[name].options.values())
+@pytest.mark.parametrize("name", [name for name in METHODS if not any(o.fits for o in METHODS[name].options.values())])
+def test_a_method_is_described_with_all_of_its_settings(name: str, capsys: Capture) -> None:
+    assert main(["methods", name]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for option in METHODS[name].options.values():
+        (found,) = [line for line in lines if line[:1] == [option.flag]]
+        assert found[1:3] == [type(option.default).__name__, *str(option.default).split()[:1]]
+
+
+def test_a_setting_is_the_one_that_the_default_engine_uses(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lantern.generation.generator.suited", lambda _, method: method.with_options(window=3))
+    assert main(["methods", "gumbel-jacobi"]) == 0
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.split()[:1] == ["--window"]]
+    assert line.split()[2] == "3" and line.endswith("engine of this machine, elsewhere 16")
+    assert main(["methods", "gumbel-jacobi", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {one["name"]: (one["default"], one["here"]) for one in found["settings"]}["window"] == (16, 3)
+
+
+def test_methods_whose_part_the_model_lacks_are_marked(tmp_path: Path, capsys: Capture) -> None:
+    folder = save_tiny_model(tmp_path / "toy")
+    for gone, marked in ((), set()), (("parts/medusa", "drafter"), {"*medusa", "*eagle1"}):
+        for name in gone:
+            shutil.rmtree(folder / name)
+        assert main(["methods", "--model", str(folder)]) == 0
+        out = capsys.readouterr().out
+        found = {line.split()[0] for line in out.splitlines() if line.startswith("*") and ":" not in line.split()[0]}
+        assert found >= marked and bool(found) == bool(gone) == ("needs a trained part" in out)
+        assert "*plain" not in found and "*gumbel-jacobi" not in found
+
+
+def test_help_fits_one_screen_and_help_all_lists_the_rest(capsys: Capture) -> None:
+    assert generate(["--help"]) == 0
+    brief = capsys.readouterr().out
+    assert len(brief.splitlines()) <= 30 and "--seed" in brief and "--help-all" in brief and "--guidance" not in brief
+    assert generate(["--help-all"]) == 0
+    whole = capsys.readouterr().out
+    assert all(flag in whole for flag in ("--seed", "--guidance", "--engine", "--init-image", "--tokens"))
+    assert "--delta" not in whole and "lantern methods NAME" in brief
 
 
 @pytest.mark.parametrize(

@@ -77,13 +77,20 @@ def test_a_template_names_the_files_of_a_folder(model: str) -> None:
     assert names("p") == ["0.jpg", "1.jpg"]
 
 
+def test_names_do_not_depend_on_the_choice_of_auto(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for times in ({1: 1.0, 2: 2.0}, {1: 1.0, 2: 1.0}, {1: 1.0, 2: 1.0, 4: 1.0}):
+        monkeypatch.setattr("lantern.generation.generator.pass_times", lambda *_, times=times, **__: times)
+        assert made(model, "--method", "auto", "--overwrite", "--out", "o") == 0
+    assert names("o") == ["a-red-apple-auto-fp32-g3-seed0-0.png"]
+
+
 def test_every_field_has_a_value(model: str) -> None:
     assert made(model, "--name", " ".join(f"{{{name}}}" for name in FIELDS), "--weights", "bf16") == 0
     assert names() == ["a-red-apple eagle1  toy eager bf16  3 1 12 1 0 0.png"]
 
 
 def test_help_lists_the_fields(capsys: Capture) -> None:
-    assert main(["--help"]) == 0
+    assert main(["--help-all"]) == 0
     out = capsys.readouterr().out.replace("\n", " ")
     assert all(name in out for name in FIELDS)
 
@@ -144,7 +151,8 @@ def test_pictures_are_enlarged_by_the_scale_of_the_model(tmp_path: Path) -> None
 
 
 def test_the_embedded_model_writes_256_pixels() -> None:
-    from lantern.core.io import embedded_model, read_config
+    from lantern.core.io import read_config
+    from lantern.core.places import embedded_model
     from lantern.models.folder import read_index
 
     folder = embedded_model()

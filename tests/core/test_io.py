@@ -24,10 +24,10 @@ from lantern.core.io import (
     load_tensors,
     quantize_rows,
     read_config,
-    resolve_model,
     save_component,
     write_json,
 )
+from lantern.core.places import resolve_model
 
 
 def _linear() -> nn.Linear:

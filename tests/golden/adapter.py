@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 
 from lantern import LanternPipeline
-from lantern.core.io import resolve_model
+from lantern.core.places import resolve_model
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.engine import EagerEngine
 from lantern.methods import METHODS

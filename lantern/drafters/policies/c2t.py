@@ -16,6 +16,7 @@ from lantern.drafters.policies.policy import (
     State,
     TreeSize,
     check_share,
+    not_stopped,
     size_of,
     traits_of,
 )
@@ -81,12 +82,14 @@ class C2T(nn.Module):
 class C2TPolicy(Policy):
     """Chooses nodes by the classifier's confidence along their path; those below `threshold` do not count in the size.
 
-    Confidence is of a node given its parent, multiplied along the path, so it never rises with depth.
-    ValueError for a threshold outside (0, 1).
+    Confidence is of a node given its parent, multiplied along the path, so it never rises with depth. Without `ranks`,
+    as published (algorithm 1), a node's own confidence is compared with the threshold, and of each depth the best of
+    those above it stay, as many as a layer is wide. ValueError for a threshold outside (0, 1).
     """
 
     part: C2T
     threshold: float = 0.03
+    ranks: bool = True
     reads_neighbours: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -94,8 +97,17 @@ class C2TPolicy(Policy):
 
     def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
         """Return the classifier's log confidence in each candidate."""
-        return nn.functional.logsigmoid(self.part(traits_of(layer))), state
+        chances = nn.functional.logsigmoid(self.part(traits_of(layer)))
+        if self.ranks:
+            return chances, state
+        is_open = not_stopped(layer.reach)[..., None] & (chances >= math.log(self.threshold))
+        chances = chances.masked_fill(~is_open, -torch.inf)
+        flat = chances.flatten(1)
+        least = flat.topk(min(layer.width, flat.shape[1]), dim=1).values[:, -1, None, None]
+        return chances.masked_fill(chances < least, -torch.inf), state
 
     def preferred_size(self, pool: Pool, state: State) -> TreeSize:
         """Return the size of the nodes above the threshold."""
+        if not self.ranks:
+            return super().preferred_size(pool, state)
         return size_of(pool, pool.values >= math.log(self.threshold))

@@ -7,7 +7,7 @@ from typing import Any
 from lantern.methods import METHODS, Method
 
 WINDOWS = (2, 4, 8, 16, 32, 64)
-OTHER_INITS = ("repeat-left", "drafter")  # tried at the best length
+OTHER_INITS = ("random", "repeat-left")  # tried at the best length
 
 
 @dataclass(frozen=True)

@@ -239,7 +239,8 @@ class Tuner:
 
 def with_table(setup: Setup, chosen: Sequence[Variant]) -> Setup:
     """Return the setup with the proximity table of the candidates, so that it is computed once."""
-    columns = max((variant.method.made.columns for variant in chosen), default=0)
+    tokens = setup.model.target.config.vocab_size
+    columns = max((variant.method.made.columns(tokens) for variant in chosen), default=0)
     if not columns:
         return setup
     model = dataclasses.replace(setup.model, neighbours=neighbours_for(setup.model, columns))

@@ -18,6 +18,7 @@ MAX_NEIGHBOURS = 1024
 SPARE = 32  # distances that are sorted beyond the k nearest
 BLOCK = 256  # rows of distances at a time: no V x V matrix
 TABLE_KEY = "neighbours"
+RESIDUALS = ("paper", "released", "cool")
 
 
 def proximity_table(codebook: Float[Tensor, "v d"], k: int) -> Int32[Tensor, "v k"]:
@@ -170,7 +171,8 @@ class Neighbourhood(ABC):
 class ClaimingRule(Neighbourhood, Acceptance):
     """Acceptance by p(x) plus the claimed mass: LANTERN and LANTERN++ differ only in the budget.
 
-    `residual` selects the distribution after a rejection: "paper", or "released" for the authors' code. As published,
+    `residual` selects the distribution after a rejection: "paper", "released" for the authors' code, or "cool",
+    which has the least total variation given the acceptance rule (COOL-SD, arXiv:2601.09212, theorem 2). As published,
     each test has a budget of its own. With `shared`, the siblings of a node share one: the total variation of the tests
     before is subtracted.
     """
@@ -185,15 +187,32 @@ class ClaimingRule(Neighbourhood, Acceptance):
         claim = self.claim(trial.tokens, trial.own_p, trial.p.gather(1, near), spent)
         if self.residual == "paper":
             left = residual_as_published(trial, near, claim)
+        elif self.residual == "cool":
+            left = (trial.p - torch.minimum(trial.q, self.raised(trial, spent))).clamp_(min=0.0)
         else:
             left = residual_as_released(trial, self.table[trial.tokens, : self.k + 1].long(), claim)
         return Ruling(trial.own_p + claim.mass, left, claim.reach)
 
+    def raised(self, trial: Trial, spent: Float[Tensor, " b"] | float) -> Float[Tensor, "b v"]:
+        """Return the mass with which each token is tested: its own and what it claims, where q > p; elsewhere p.
+
+        The tokens that q cannot draw are never tested, so for point drafts only the draft itself is computed.
+        """
+        tokens = (
+            trial.tokens[:, None] if trial.is_point else torch.arange(trial.p.shape[1], device=trial.p.device)[None]
+        )
+        near = self.neighbours(tokens.expand(len(trial.p), -1))
+        around = trial.p.gather(1, near.flatten(1)).view(near.shape)
+        own = trial.p.gather(1, tokens.expand(len(trial.p), -1))
+        budget = spent[:, None] if isinstance(spent, Tensor) else spent
+        mass = own + longest_prefix(around, (self.budget(own) - budget).clamp(min=0.0))[1]
+        return trial.p.scatter(1, tokens.expand(len(trial.p), -1), mass)
+
     def check_residual(self) -> None:
         """Raise ValueError for an unknown residual and for more neighbours than the table holds."""
         self.check_neighbours(spare=int(self.residual == "released"))
-        if self.residual not in ("paper", "released"):
-            raise ValueError(f'residual is "{self.residual}", wanted "paper" or "released"')
+        if self.residual not in RESIDUALS:
+            raise ValueError(f'residual is "{self.residual}", wanted one of {", ".join(RESIDUALS)}')
 
 
 def residual_as_published(trial: Trial, near: Int[Tensor, "b k"], claim: Claim) -> Float[Tensor, "b v"]:

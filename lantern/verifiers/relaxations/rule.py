@@ -71,11 +71,14 @@ class Ruling:
 class Acceptance(ABC):
     """A relaxed acceptance rule, which the rejection verifier applies to each sibling that it tests.
 
-    `modes` are the draft modes that it can test. `bound` is the probability that one test may claim, None for rules
+    `modes` are the draft modes that it can test. `takes_best`: the token after the accepted ones is the likeliest, not
+    a sample of what is left. `bound` is the probability that one test may claim, None for rules
     without such a bound.
     """
 
     modes: ClassVar[frozenset[str]] = frozenset({"point", "sampled", "iid", "jacobi"})
+
+    takes_best: ClassVar[bool] = False
 
     @property
     def bound(self) -> float | None:

@@ -16,15 +16,17 @@ from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 class Typical(Acceptance):
     """Accept x if p(x) > min(epsilon, alpha exp(-H(p))), with H the entropy in nats; a rejection leaves p as it is.
 
-    Cai et al., "Medusa", arXiv:2401.10774, section 2.3. q is not read, so drafts are tested as point drafts. The token
-    after the last accepted one is sampled from p. epsilon = 1 and alpha large accept nothing but tokens of probability
-    1 and are plain decoding. ValueError for a value out of range.
+    Cai et al., "Medusa", arXiv:2401.10774, section 2.3.1. q is not read, so drafts are tested as point drafts. The
+    token after the last accepted one, the first of the next step, is the likeliest of p and is not tested, as
+    published. epsilon = 1 and alpha large accept nothing but tokens of probability 1 and are greedy decoding.
+    ValueError for a value out of range.
     """
 
     epsilon: float | int = 0.09
     alpha: float | int = 0.3
     codebook: Float[Tensor, "v d"] | None = None
     modes: ClassVar[frozenset[str]] = frozenset({"point"})
+    takes_best: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, value in (("epsilon", self.epsilon), ("alpha", self.alpha)):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lantern.core.config import build_config
-from lantern.core.io import embedded_model
+from lantern.core.places import embedded_model
 from lantern.eval.metrics.pictures import resizing
 from lantern.eval.metrics.registry import METRICS
 from lantern.eval.protocols.protocol import (

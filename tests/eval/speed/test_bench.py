@@ -175,9 +175,9 @@ def test_the_two_fastest_variants_are_always_measured(model: Model, monkeypatch:
     lines: list[str] = []
     race.leave_out_slow(lineup, speed.jobs_of(model, BenchOptions(images=1), 1)[0], (), device=CPU, report=lines.append)
     assert lines == [
-        "  plain decoding, eager bf16",
-        "  plain decoding, graph bf16",
-        "  plain decoding, cpu bf16",
+        "warming up 1 of 3: plain as eager bf16",
+        "warming up 2 of 3: plain as graph bf16",
+        "warming up 3 of 3: plain as cpu bf16",
     ]
     assert [one.variant.kind for one in lineup.contenders] == ["eager", "cpu"]
     assert lineup.slow == [{"variant": "graph bf16", "pass_ms": 99.0}]

@@ -1,0 +1,363 @@
+"""Options of commands, declared by signatures, and the groups that several commands have.
+
+    def convert(
+        checkpoint: Path = arg("a file or a folder", parse=existing),
+        *,
+        grid: int | None = opt(None, "tokens along one side of the image", 1, 256),
+        where: Placement,
+    ) -> int:
+        '''Convert a released checkpoint.'''
+
+An option's type is that of its annotation: a list takes several values, a bool is a flag. A class with `@options` is
+a group. Parameters without `opt` get what was parsed under their name; `stopping` and `debug` are always there.
+"""
+
+import argparse
+import inspect
+import math
+import re
+import types
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
+
+from lantern.cli.command import Command, nearest
+from lantern.engines.engine import ENGINES, WEIGHTS, Engine, engine
+from lantern.methods import METHODS
+
+if TYPE_CHECKING:
+    from lantern.models.folder import Model
+
+Kind = TypeVar("Kind")
+METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
+MODEL = "lantern-emoji"
+MODEL_HELP = "name, folder or hub id"
+MAX_SEED = 2**63 - 1
+DTYPES = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option beside its name and type. `low` and `high` are inclusive bounds of numbers.
+
+    parse: of one value, default the type. flag: where it is not the name. each: the values of a list are given by
+    repeating the option, otherwise they follow it, at least one unless `may_be_empty`. bare: the value of the option
+    without a value.
+    """
+
+    default: Any
+    help: str
+    low: float | None = None
+    high: float | None = None
+    parse: Callable[[str], Any] | None = None
+    metavar: str | None = None
+    flag: str = ""
+    short: str = ""
+    each: bool = False
+    bare: Any = None
+    may_be_empty: bool = False
+    is_positional: bool = False
+
+
+def opt(default: Any, help: str, low: float | None = None, high: float | None = None, **more: Any) -> Any:
+    """Declare an option as the default of a parameter; `more` are fields of `Option`."""
+    return Option(default, help, low, high, **more)
+
+
+def arg(help: str, default: Any = None, **more: Any) -> Any:
+    """Declare an argument without a name; it is required unless it has a default or may be None."""
+    return Option(default, help, is_positional=True, **more)
+
+
+@dataclass_transform(frozen_default=True)
+def options(group: type[Kind]) -> type[Kind]:
+    """Declare a group of options: a dataclass whose fields are declared with `opt`."""
+    own = {name: one for name, one in vars(group).items() if isinstance(one, Option)}
+    for name, one in own.items():
+        is_list = isinstance(one.default, list)  # which dataclasses take only as a factory
+        setattr(group, name, field(default_factory=one.default.copy) if is_list else one.default)
+    group.OPTIONS = {**getattr(group, "OPTIONS", {}), **own}  # type: ignore[attr-defined]
+    return dataclass(frozen=True)(group)
+
+
+def command(
+    function: Callable[..., int],
+    *,
+    is_brief: bool = False,
+    epilog: str | None = None,
+    more: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> Command:
+    """Return the command that a function declares by its signature and docstring; `more` adds further options."""
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.epilog = epilog
+        add_options(parser, function)
+        if more is not None:
+            more(parser)
+
+    summary = (inspect.getdoc(function) or "").partition("\n")[0]
+    name = function.__name__.strip("_")
+    return Command(name, summary, add_arguments, lambda args: function(**values_of(args, function)), is_brief)
+
+
+def add_options(parser: argparse.ArgumentParser, function: Callable[..., int]) -> None:
+    """Add the options that the parameters of a function declare."""
+    for one in inspect.signature(function).parameters.values():
+        if isinstance(one.default, Option):
+            _add(parser, one.name, one.annotation, one.default)
+        for group, declared in _groups(one):
+            hints, title = get_type_hints(group), (group.__doc__ or "").partition("\n")[0].rstrip(".")
+            added = parser.add_argument_group(title)
+            for name, option in declared.items():
+                _add(added, name, hints[name], option)
+
+
+def values_of(args: argparse.Namespace, function: Callable[..., int]) -> dict[str, Any]:
+    """Return the arguments of a function as they were parsed."""
+    values = {}
+    for one in inspect.signature(function).parameters.values():
+        if isinstance(one.default, Option) or not list(_groups(one)):
+            values[one.name] = getattr(args, one.name)
+        for group, declared in _groups(one):
+            values[one.name] = group(**{name: getattr(args, name) for name in declared})
+    return values
+
+
+def _groups(parameter: inspect.Parameter) -> Iterator[tuple[Any, dict[str, Option]]]:
+    declared = getattr(parameter.annotation, "OPTIONS", None)
+    if declared is not None:
+        yield parameter.annotation, declared
+
+
+def _add(parser: Any, name: str, kind: Any, option: Option) -> None:
+    """Add one option to a parser or group."""
+    is_optional = get_origin(kind) is types.UnionType
+    if is_optional:
+        kind = next(each for each in get_args(kind) if each is not types.NoneType)
+    is_many = get_origin(kind) is list
+    kind = get_args(kind)[0] if is_many else kind
+    how: dict[str, Any] = {"default": option.default, "help": _shown(option)}
+    if kind is bool:
+        how["action"] = "store_true"
+    else:
+        how |= {"type": option.parse or _parser(kind, option), "metavar": option.metavar or METAVARS.get(kind, "VALUE")}
+        if option.each:
+            how["action"] = "append"
+        elif is_many:
+            how["nargs"] = "*" if option.may_be_empty else "+"
+        elif option.bare is not None:
+            how |= {"nargs": "?", "const": option.bare}
+    if option.is_positional:
+        how |= {"nargs": "?"} if is_optional or option.default is not None else {}
+        parser.add_argument(name, **how | {"metavar": option.metavar or name.upper()})
+    else:
+        names = [option.short] * bool(option.short) + [option.flag or flag(name)]
+        parser.add_argument(*names, dest=name, **how)
+
+
+def _shown(option: Option) -> str:
+    """Return the help of an option with its default."""
+    default = " ".join(map(str, option.default)) if isinstance(option.default, list) else option.default
+    is_clear = default in (None, False, "") or "default" in option.help
+    return (option.help if is_clear else f"{option.help} (default {default})").replace("%", "%%")
+
+
+def _parser(kind: Any, option: Option) -> Callable[[str], Any]:
+    if option.low is None or option.high is None:
+        return kind
+    return integer(int(option.low), int(option.high)) if kind is int else real(option.low, option.high)
+
+
+def flag(name: str) -> str:
+    """Return the spelling of an option on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def integer(low: int, high: int) -> Callable[[str], int]:
+    """Return a type for whole numbers in [low, high]."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise ArgumentTypeError(f"{text[:40]!r}, wanted a whole number from {low} to {high}")
+        return value
+
+    return parse
+
+
+def real(low: float, high: float) -> Callable[[str], float]:
+    """Return a type for finite numbers in [low, high]."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and low <= value <= high):
+            raise ArgumentTypeError(f"{text[:40]!r}, wanted a number from {low:g} to {high:g}")
+        return value
+
+    return parse
+
+
+def size_of(text: str) -> tuple[int, int]:
+    """Parse width x height in pixels, such as 720x512, to (height, width). ArgumentTypeError for another form."""
+    found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
+    if found is None:
+        raise ArgumentTypeError(f"{text[:40]!r}, wanted width and height in pixels, such as 720x720")
+    return int(found[2]), int(found[1])
+
+
+@dataclass(frozen=True, eq=False)  # argparse hashes types
+class Names:
+    """A type for texts of which the usual ones are known; completion offers them.
+
+    is_strict: others are refused. noun: what they are, where a list would be long.
+    """
+
+    names: tuple[str, ...]
+    is_strict: bool = True
+    noun: str = ""
+
+    def __call__(self, text: str) -> str:
+        """Return the text; ArgumentTypeError names the nearest known one."""
+        if self.is_strict and text not in self.names:
+            known = self.noun or f"one of {', '.join(self.names)}"
+            raise ArgumentTypeError(f"{text[:40]!r}, wanted {known}{nearest(text, self.names)}")
+        return text
+
+
+def one_of(names: Sequence[str]) -> Names:
+    """Return a type for one of `names`."""
+    return Names(tuple(names))
+
+
+def existing(text: str) -> Path:
+    """Parse the path of a file or folder that exists. ArgumentTypeError if it does not exist."""
+    try:
+        if Path(text).exists():
+            return Path(text)
+    except OSError as error:
+        raise ArgumentTypeError(f"{text[:80]!r}: {error.strerror}") from error
+    raise ArgumentTypeError(f"{text[:80]!r} does not exist")
+
+
+def named_path(names: Sequence[str] = (), kind: Callable[[str], Path] = Path) -> Callable[[str], tuple[str, Path]]:
+    """Return a type for NAME=PATH, where NAME is one of `names` if there are any, and `kind` parses PATH."""
+
+    def parse(text: str) -> tuple[str, Path]:
+        name, _, path = text.partition("=")
+        if not name or not path:
+            of = f" with NAME of {', '.join(names)}" if names else ""
+            raise ArgumentTypeError(f"{text[:80]!r}, wanted NAME=PATH{of}")
+        return one_of(names)(name) if names else name, kind(path)
+
+    return parse
+
+
+METHOD = Names(tuple(METHODS), noun="a method that `lantern methods` lists")
+VARIANT = one_of([f"{name}{weights}" for name in ENGINES if name != "auto" for weights in ("", "+int8")])
+ENGINE_HELP = (
+    "how passes are run: eager (by torch), wide (attention in fp64: rounds the same in any tree), graph (one CUDA "
+    "graph per step), cpu (C++, built by pip install or at first use by g++: several times as fast as eager, and "
+    "exact methods give plain decoding's tokens in bf16 too); auto: the fastest of them that is ready (default auto; "
+    "reproduce: eager)"
+)
+WEIGHTS_HELP = (
+    "weights of the target: full (the model's own, default), bf16, int8 (layers, head and the cpu engine's drafters), "
+    "int4 (layers); exact methods are exact with respect to the quantized target"
+)
+OF_MODEL = "(default: the model's)"
+
+
+@options
+class Distribution:
+    """The distribution that tokens are sampled from."""
+
+    guidance: float | None = opt(None, f"classifier-free guidance; 1 or less is none {OF_MODEL}", 0, 1000)
+    guidance_interval: int | None = opt(None, f"guide only tokens 0 to N + 1; -1 guides all {OF_MODEL}", -1, 10**6)
+    temperature: float | None = opt(None, f"0 is greedy {OF_MODEL}", 0, 100)
+    top_k: int | None = opt(None, f"tokens to choose from; 0 is all {OF_MODEL}", 0, 10**6)
+    top_p: float | None = opt(None, f"probability to choose from; 1 is all {OF_MODEL}", 0, 1)
+
+    def given(self) -> dict[str, Any]:
+        """Return the fields of the sampling that were given."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@options
+class Runs:
+    """How passes are run."""
+
+    engine: str | None = opt(None, ENGINE_HELP, parse=one_of(list(ENGINES)))
+    target_weights: str | None = opt(
+        None, WEIGHTS_HELP, parse=one_of(["full", "bf16", *WEIGHTS[1:]]), flag="--target-weights"
+    )
+
+    def chosen(self, default: str = "auto") -> Engine:
+        """Return the engine that the options describe."""
+        weights = self.target_weights if self.target_weights in WEIGHTS else "full"
+        return engine(self.engine or default, weights=weights)
+
+
+@options
+class Apart(Runs):
+    """Where and how the model runs."""
+
+    device: str = opt("auto", "auto, cpu, cuda, cuda:N or mps")
+    dtype: str = opt("auto", "auto (fp32 on a CPU, else bf16), fp32, bf16 or fp16", parse=one_of(["auto", *DTYPES]))
+
+    def options(self, default: str = "auto") -> dict[str, Any]:
+        """Return device, dtype and engine as `load_model` takes them; ValueError if they contradict each other."""
+        dtype = self.dtype
+        if self.target_weights == "bf16":
+            if dtype not in ("auto", "bf16"):
+                raise ValueError(f"--weights bf16 contradicts --dtype {dtype}: give one of them")
+            dtype = "bf16"
+        return {"device": self.device, "dtype": dtype, "engine": self.chosen(default)}
+
+
+@options
+class Placement(Apart):
+    """Where and how the model runs."""
+
+    OPTIONS: ClassVar[dict[str, Option]]
+    target_weights: str | None = replace(Apart.OPTIONS["target_weights"], flag="--weights")  # type: ignore[attr-defined]
+
+
+@options
+class Machine:
+    """The machine."""
+
+    threads: int | None = opt(None, "CPU threads to compute on", 1, 1024)
+    device: str = opt("auto", "auto, cpu, cuda or cuda:N")
+    quiet: bool = opt(False, "print no progress")
+
+    def set_threads(self) -> None:
+        """Let torch compute on --threads CPU threads, if they were given."""
+        import torch
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Parse NAME=VALUE."""
+    name, sign, value = text.partition("=")
+    if not sign or not name.isidentifier() or not value:
+        raise ArgumentTypeError(f"{text[:80]!r}, wanted NAME=VALUE, such as nodes=31")
+    return name, value
+
+
+def advice(model: "Model") -> str | None:
+    """Return how to get a faster engine, if `auto` chose eager only because the C++ library is not built."""
+    if model.device.type != "cpu" or model.engine.name != "eager" or not model.engine.reason:
+        return None
+    if engine("cpu", weights=model.engine.weights).why_not(model.target) is not None:
+        return None
+    return "`lantern doctor --build` or `--engine cpu` builds the C++ engine, which is several times as fast here"
