@@ -114,7 +114,7 @@ def test_a_gumbel_match_is_that_of_the_verifier(tree: StaticTree) -> None:
             for name in (*NAMES, "samples"):
                 assert torch.equal(getattr(found, name), getattr(expected, name)), name
             lengths |= set(found.length.tolist())
-    assert {1, 2} <= lengths
+    assert len(lengths) > 1
 
 
 def parts(shape: TreeShape) -> tuple[Tensor, ...]:
