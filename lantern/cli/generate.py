@@ -439,9 +439,10 @@ class Job:
         chosen = self.method.settings | sampling
         default = self.usual.settings | dataclasses.asdict(self.model.sampling())
         changed = {name: chosen[name] for name in chosen if name != "guidance" and chosen[name] != default[name]}
+        method = "auto" if self.method.reason else self.method.name  # no name depends on times that were measured
         return {
             "prompt": slug(request.subject),
-            "method": f"plain-and-{self.method.name}" if self.files.compare else self.method.name,
+            "method": f"plain-and-{method}" if self.files.compare else method,
             "settings": compact(changed),
             "model": slug(self.model.name),
             "engine": self.model.engine.name,

@@ -8,8 +8,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lantern.core.noise import Noise
 from lantern.core.sampling import pick, probabilities
-from lantern.core.types import Cost, DraftTree, NoiseSource, Rows, Verdict
+from lantern.core.types import Cost, DraftTree, Rows, Verdict
 from lantern.verifiers.rejection import cost_of, normalised
 from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 
@@ -61,7 +62,7 @@ class CouplingVerifier:
         """Whether tokens follow the target's own distribution."""
         return self.relaxation is None
 
-    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+    def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Sample what follows every node; commit up to the first sample that is not the node's child.
 
         ValueError for a window without log q.

@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.core.types import Scores
 from lantern.decoding.cache import StaticCache
 from lantern.engines.cuda import fused, kernels
 from lantern.engines.cuda.rows import ROWS, constant_rows, rows_of
 from lantern.engines.cuda.target import KernelPass, KernelTarget
 from lantern.engines.prepared import WeightCache
-from lantern.models.llamagen.transformer import Scores
 
 FEW = 128  # rows of a batch up to which one read of the weights per 64 rows is fewer bytes than its activations
 
