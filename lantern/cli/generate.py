@@ -603,7 +603,7 @@ class Job:
         cost = "" if figures["exact"] else f"total variation {figures['total_variation']:.3f} per token, "
         kind = f"exact in {figures['promise']}" if figures["exact"] else "relaxed"
         return (
-            f"{self.method.name} ({kind}): {figures['tokens']} tokens in {figures['steps']} passes, "
+            f"{self.method.name} ({kind}): {figures['tokens']} tokens in {figures['steps']} steps, "
             f"{figures['tokens_per_step']:.2f} tokens per step, {cost}{sum(figures['seconds'].values()):.2f} s, "
             f"{figures['images_per_second']:.2f} images and {figures['tokens_per_second']:.0f} tokens per second"
         )

@@ -55,8 +55,9 @@ class PackedDrafterLayer(nn.Module):
             return self._original[0](x, factors, mask, cache=cache, slots=slots)
         if mask.dtype == torch.bool:
             mask = torch.zeros(()).masked_fill(~mask, -torch.inf)
-        own = cache.buffer[2 * self.number : 2 * self.number + 2]
-        return layer(x, factors, mask, own, slots[0], self._packed, self.ffn_norm.eps).to(x.dtype)
+        number, eps = self._original[0].number, self._original[0].ffn_norm.eps
+        own = cache.buffer[2 * number : 2 * number + 2]
+        return layer(x, factors, mask, own, slots[0], self._packed, eps).to(x.dtype)
 
 
 Module = TypeVar("Module", bound=nn.Module)
