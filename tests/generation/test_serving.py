@@ -23,6 +23,7 @@ from PIL import Image
 from lantern import __version__
 from lantern.core.sampling import Sampling
 from lantern.decoding.rounds import Joint
+from lantern.generation.embeddings import with_conditions
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request
 from lantern.generation.serving.app import Limits
@@ -103,6 +104,17 @@ def test_a_stream_of_several_pictures_names_and_finishes_each(served: Served, mo
         assert np.array_equal(found, expected(model, 5, number))
 
 
+def test_a_negative_prompt_takes_the_place_of_the_unconditional_caption(served: Served, model: Model) -> None:
+    side = len(expected(model, 5))
+    body = {"seed": 5, "negative_prompt": "a blue car"}
+    answer = served.client.images.generate(prompt=PROMPT, size=f"{side}x{side}", extra_body=body)  # type: ignore[arg-type]
+    given = [Request(prompt=PROMPT, seed=5)]
+    (picture,) = generate(model, with_conditions(model, given, model.sampling(), negative_prompt="a blue car"))
+    assert answer.data is not None and picture.pixels is not None
+    found = image(answer.data[0].b64_json)
+    assert np.array_equal(found, picture.pixels.numpy()) and not np.array_equal(found, expected(model, 5))
+
+
 def test_formats_and_sizes(served: Served) -> None:
     answer = served.client.images.generate(prompt=PROMPT, output_format="webp", output_compression=50)
     assert answer.data is not None and answer.size is not None
@@ -126,6 +138,7 @@ def test_formats_and_sizes(served: Served) -> None:
         ({"method": "eagel1"}, "method", 'did you mean "eagle1"'),
         ({"response_format": "url"}, "response_format", "b64_json"),
         ({"prompt": "  "}, "prompt", "the prompt is empty"),
+        ({"negative_prompt": "a car", "guidance": 1}, "negative_prompt", "no effect without guidance"),
         ({"prompt": "  ", "method": "plain"}, "prompt", "the prompt is empty"),
         ({"method": ""}, "method", "at least 1 character"),
         ({"guidance": 2, "guidance_scale": 3}, "guidance", "are one setting"),

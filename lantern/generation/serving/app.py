@@ -29,7 +29,7 @@ from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.engines.engine import Engine
 from lantern.generation.images import Picture, enlarge, to_image
-from lantern.generation.requests import MAX_SEED, check_requests, requests, with_warnings
+from lantern.generation.requests import MAX_SEED, check_prompt, check_requests, requests, with_warnings
 from lantern.generation.serving.errors import RefusedError, timed_out
 from lantern.generation.serving.metrics import Metrics
 from lantern.generation.serving.schema import ImageRequest
@@ -92,6 +92,10 @@ class Call:
             check_requests(service.model, requested)
         with refused_for("method"):
             service.worker.check(body.method, sampling)
+        if body.negative_prompt:
+            with refused_for("negative_prompt"):
+                check_negative(service.model, body.negative_prompt, sampling)
+            requested = [replace(one, negative_prompt=body.negative_prompt) for one in requested]
         requested = with_warnings(service.model, requested, warn=lambda line: None)
         deadline = time.monotonic() + service.limits.seconds
         partials = (body.partial_images or 0) if body.stream else 0
@@ -368,6 +372,15 @@ def build_app(service: Service) -> FastAPI:
         return await whole(call, request)
 
     return app
+
+
+def check_negative(model: Model, text: str, sampling: Sampling) -> None:
+    """Raise ValueError if a negative prompt is empty, or the model or the sampling takes none."""
+    check_prompt(text)
+    if not model.takes_prompts or model.target.config.family != "llamagen":
+        raise ValueError(f"negative_prompt is not supported by model {model.name}: leave it out")
+    if sampling.rows != 2:
+        raise ValueError("negative_prompt has no effect without guidance: give guidance above 1")
 
 
 def invalid_body(fault: dict[str, Any], content_type: str | None) -> RefusedError:

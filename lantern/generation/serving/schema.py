@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 OutputFormat = Literal["png", "jpeg", "webp"]
 MAX_SEED = 2**63 - 1
+MAX_PROMPT = 2000
 
 
 class ImageRequest(BaseModel):
@@ -36,6 +37,7 @@ class ImageRequest(BaseModel):
 
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     method: Annotated[str, Field(min_length=1)] | None = None
+    negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT)] | None = None
     guidance: float | None = None
     guidance_scale: float | None = None
     temperature: float | None = None

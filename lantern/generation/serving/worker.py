@@ -292,14 +292,20 @@ class Captions:
         self._latest: WeightCache[OrderedDict[str, Condition]] = WeightCache(lambda _: OrderedDict())
 
     def added(self, generator: Generator, request: Request) -> Request:
-        """Return the request with the condition of its prompt; others, and those of token prompts, as they are."""
+        """Return the request with the condition of its prompts; others, and those of token prompts, as they are."""
         encoder, text = generator.model.text, request.text
         if text is None or request.condition is not None or not isinstance(encoder, TextEncoder):
             return request
         known = self._latest.get(encoder.model)
+        found = self._condition(generator, known, text)
+        if request.negative_prompt:
+            found = replace(found, negative=self._condition(generator, known, request.negative_prompt))
+        return replace(request, condition=found)
+
+    def _condition(self, generator: Generator, known: OrderedDict[str, Condition], text: str) -> Condition:
         if text not in known:
-            known[text] = generator.condition([request])
+            known[text] = generator.condition([Request(prompt=text)])
         known.move_to_end(text)
         if len(known) > CAPTIONS:
             known.popitem(last=False)
-        return replace(request, condition=known[text])
+        return known[text]
