@@ -37,7 +37,7 @@ MODELS = ("lantern.models.llamagen",)
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lantern": ("lantern.core.torchvision_import",),
     "lantern.core": (),
-    "lantern.core.types": (),
+    "lantern.core.types": ("lantern.core.noise",),
     "lantern.core.config": (),
     "lantern.core.io": ("lantern.core.config", "lantern.core.places"),
     "lantern.core.places": ("lantern.core.config",),
@@ -60,7 +60,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "lantern.models.transformers.target",
         "lantern.decoding",
         "lantern.verifiers",
-        "lantern.drafters",
     ),
     "lantern.methods": ("lantern.drafters.parts",),
     "lantern.models": (

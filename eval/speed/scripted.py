@@ -11,14 +11,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.core.types import (
-    DraftTree,
-    NoiseSource,
-    Rows,
-    TreeShape,
-    Verdict,
-    Verifier,
-)
+from lantern.core.noise import Noise
+from lantern.core.types import DraftTree, Rows, TreeShape, Verdict, Verifier
 
 
 def script(tau: float, tokens: int) -> list[int]:
@@ -71,7 +65,7 @@ class ScriptedVerifier:
         """Modes of the inner verifier."""
         return self.inner.modes
 
-    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+    def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Return the scripted path with the bonus token of the inner verifier."""
         verdict, device = self.inner.verify(tree, rows, noise), tree.tokens.device
         lengths = self._table(device)[rows.places[:, 0]]

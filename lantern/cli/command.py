@@ -144,9 +144,10 @@ def complain(message: str) -> None:
 
 def _flushed() -> bool:
     """Return whether stdout can be written; otherwise what is left of it is dropped, so that exiting does not fail."""
+    if sys.stdout is None:  # it was closed
+        return True
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return False

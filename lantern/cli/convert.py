@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import DONE, run_command
 from lantern.cli.options import arg, command, existing, one_of, opt
@@ -34,7 +34,7 @@ TO_HELP = "names of a target: lantern (LlamaGen's) or hf (LANTERN's, like those 
 def convert(
     checkpoint: Path = arg(CHECKPOINT_HELP, parse=existing),
     out: Path = arg("folder for config.json and model.safetensors"),
-    kind: str | None = opt(None, f"expected kind: {', '.join(KINDS)}", parse=one_of(KINDS)),
+    kind: Any = opt(None, f"expected kind: {', '.join(KINDS)}", parse=one_of(KINDS), metavar="KIND"),
     config: Path | None = opt(None, CONFIG_HELP, parse=existing, metavar="JSON"),
     image_size: int | None = opt(None, SIZE_HELP, 16, 4096, metavar="PIXELS"),
     grid: int | None = opt(None, "tokens along one side of the image", 1, 256, metavar="TOKENS"),

@@ -220,7 +220,7 @@ def predicted(
     total, there = found.memory(batch), memory_of(where)
     fits = "fits" if total <= there else "does not fit"
     yield Finding(
-        f"batch {batch}: {_gib(total)} and what passes allocate for a moment; {where} has {_gib(there)}: {fits}"
+        f"batch {batch}: {_gib(total)} and what steps allocate for a moment; {where} has {_gib(there)}: {fits}"
     )
     if found.target.config.family != "llamagen":
         yield from _engines_of(placed(found.target, where, kind))
@@ -229,7 +229,7 @@ def predicted(
     for count in nodes:
         seconds = found.seconds(batch, count, bandwidth=bandwidth, rate=rate)
         rest = f", plain decoding {_time(found.tokens * seconds)}" if count == 1 else ""
-        yield Finding(f"a pass over {count} of each image's tokens: at least {_time(seconds)}{rest}")
+        yield Finding(f"a step over {count} of each image's tokens: at least {_time(seconds)}{rest}")
 
 
 def _time(seconds: float) -> str:

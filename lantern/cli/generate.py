@@ -439,9 +439,10 @@ class Job:
         chosen = self.method.settings | sampling
         default = self.usual.settings | dataclasses.asdict(self.model.sampling())
         changed = {name: chosen[name] for name in chosen if name != "guidance" and chosen[name] != default[name]}
+        method = "auto" if self.method.reason else self.method.name  # no name depends on times that were measured
         return {
             "prompt": slug(request.subject),
-            "method": f"plain-and-{self.method.name}" if self.files.compare else self.method.name,
+            "method": f"plain-and-{method}" if self.files.compare else method,
             "settings": compact(changed),
             "model": slug(self.model.name),
             "engine": self.model.engine.name,
@@ -602,7 +603,7 @@ class Job:
         cost = "" if figures["exact"] else f"total variation {figures['total_variation']:.3f} per token, "
         kind = f"exact in {figures['promise']}" if figures["exact"] else "relaxed"
         return (
-            f"{self.method.name} ({kind}): {figures['tokens']} tokens in {figures['steps']} passes, "
+            f"{self.method.name} ({kind}): {figures['tokens']} tokens in {figures['steps']} steps, "
             f"{figures['tokens_per_step']:.2f} tokens per step, {cost}{sum(figures['seconds'].values()):.2f} s, "
             f"{figures['images_per_second']:.2f} images and {figures['tokens_per_second']:.0f} tokens per second"
         )

@@ -263,7 +263,7 @@ def named_path(names: Sequence[str] = (), kind: Callable[[str], Path] = Path) ->
 METHOD = Names(tuple(METHODS), noun="a method that `lantern methods` lists")
 VARIANT = one_of([f"{name}{weights}" for name in ENGINES if name != "auto" for weights in ("", "+int8")])
 ENGINE_HELP = (
-    "how passes are run: eager (by torch), wide (attention in fp64: rounds the same in any tree), graph (one CUDA "
+    "how steps are run: eager (by torch), wide (attention in fp64: rounds the same in any tree), graph (one CUDA "
     "graph per step), cpu (C++, built by pip install or at first use by g++: several times as fast as eager, and "
     "exact methods give plain decoding's tokens in bf16 too); auto: the fastest of them that is ready (default auto; "
     "reproduce: eager)"
@@ -292,7 +292,7 @@ class Distribution:
 
 @options
 class Runs:
-    """How passes are run."""
+    """How steps are run."""
 
     engine: str | None = opt(None, ENGINE_HELP, parse=one_of(list(ENGINES)))
     target_weights: str | None = opt(

@@ -19,6 +19,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 MAX_CONFIG_BYTES = 1 << 20
 MAX_INTEGER = 1 << 31
 DEBUG_VARIABLE = "LANTERN_DEBUG"
+Weights = Literal["full", "int8", "int4"]  # how a target's weights are kept (`lantern.core.weights`)
+WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 
 Config = TypeVar("Config")
 

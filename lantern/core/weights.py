@@ -12,16 +12,14 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from lantern.core.config import install_hint
+from lantern.core.config import WEIGHTS, Weights, install_hint
 from lantern.core.io import trim_memory
 
-Weights = Literal["full", "int8", "int4"]
-WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 PARTS: dict[Weights, tuple[str, ...]] = {"full": (), "int8": ("layers", "output"), "int4": ("layers",)}
 GROUP = 32
 Module = TypeVar("Module", bound=nn.Module)

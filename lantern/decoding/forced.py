@@ -16,15 +16,6 @@ LOW = -1e30  # finite, since guidance subtracts logits and their sums are checke
 
 
 @dataclass(frozen=True)
-class PassScores:
-    """Scores of a pass, or with a leading image axis those of a step."""
-
-    logits: Float[Tensor, "*rows n v"]
-    features: Float[Tensor, "*rows n c"]
-    fused: Float[Tensor, "*rows n k"] | None = None
-
-
-@dataclass(frozen=True)
 class ForcedTokens:
     """The given tokens of each image, -1 where a token is sampled."""
 

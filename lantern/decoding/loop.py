@@ -34,7 +34,7 @@ from lantern.core.types import (
     Verifier,
 )
 from lantern.decoding.cache import StaticCache, TreeMask
-from lantern.decoding.forced import ForcedTokens, PassScores
+from lantern.decoding.forced import ForcedTokens
 from lantern.decoding.prompt import PromptCache, Start, read_tokens, start
 from lantern.decoding.rows import LogitRows, logits_at
 from lantern.decoding.statistics import Readback, Statistics, Stopwatch, is_finite
@@ -224,21 +224,22 @@ class State:
         """Return the numbers of the tokens of a tree's nodes (ahead -1), or of what follows them (0)."""
         return (self.known[:, None] + ahead + tree.shape.depths).clamp(max=self.count - 1)
 
-    def by_image(self, found: Scores, places: Int[Tensor, "b n"]) -> PassScores:
+    def by_image(self, found: Scores, places: Int[Tensor, "b n"]) -> Scores:
         """Return scores with a leading image axis; tokens that are given have all mass."""
         images = len(self.known)
         features = found.features.unflatten(0, (images, -1))
         fused = None if found.fused is None else found.fused.unflatten(0, (images, -1))
         logits = found.logits.unflatten(0, (images, -1))
         logits = logits if self.forced is None else self.forced.logits(logits, places)
-        return PassScores(logits, features, fused)
+        return Scores(logits, features, fused)
 
     def verify(self, tree: DraftTree, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"]) -> Verdict:
         """Return the verifier's verdict on a tree by the logits of its pass."""
         may_stop = self.may_look and not self.drafter.reads_samples
         sampler = self.target.sampler(self.sampling, self.noise)
         rows = LogitRows(self.sampling, logits, places, self.noise, sampler, may_stop)
-        return self.verifier.verify(tree, rows, self.noise)
+        verdict = self.target.walk(self.verifier, tree, rows)
+        return self.verifier.verify(tree, rows, self.noise) if verdict is None else verdict
 
     def _first(self, begun: Start) -> Step:
         """Return step 0: token 0 follows the prompt, as it would follow a tree of one node."""
@@ -248,7 +249,7 @@ class State:
         self.known.fill_(1)
         self.held.finite = is_finite(begun.logits).all(1)
         fused = None if begun.fused is None else begun.fused[:, :, -1:]
-        scores = PassScores(begun.logits, begun.features[:, :, -1:], fused)
+        scores = Scores(begun.logits, begun.features[:, :, -1:], fused)
         return Step(0, node[:, 0], torch.ones_like(self.known), self.tokens[:, :1].clone(), scores)
 
     def _given(self) -> Iterator[Step]:
@@ -263,7 +264,7 @@ class State:
             these = slice(first, min(first + size, kept))
             fused = None if read.fused is None else read.fused[:, :, first - 1 : these.stop - 1]
             features = read.features[:, :, first - 1 : these.stop - 1]
-            scores = PassScores(features[..., :0], features, fused)  # no logits were computed
+            scores = Scores(features[..., :0], features, fused)  # no logits were computed
             counts = torch.full_like(self.known, these.stop - first)
             self.tokens[:, these] = tokens[:, these]
             yield Step(0, self.known.clone(), counts, tokens[:, these], scores)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lantern.core.buffers import Buffers
+from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import (
     Condition,
@@ -18,7 +19,6 @@ from lantern.core.types import (
     DraftMode,
     DraftTree,
     Generation,
-    NoiseSource,
     Prefill,
     Scores,
     Step,
@@ -26,7 +26,6 @@ from lantern.core.types import (
     TreeShape,
 )
 from lantern.decoding.cache import by_row
-from lantern.decoding.forced import PassScores
 from lantern.decoding.loop import Inputs, State, begin, run
 from lantern.decoding.prompt import Start, read_tokens
 from lantern.decoding.rows import LogitRows
@@ -44,7 +43,7 @@ class NoDrafts(Drafter):
     mode: DraftMode = "point"
     max_nodes, depth = 1, 0
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Begin."""
         self.held = Buffers()
 
@@ -74,7 +73,7 @@ class Plain(State):
         mask = cache.buffer.new_full((images, cache.rows, 1, cache.slots), -torch.inf)
         mask[..., : cache.prefix] = by_row(begun.prefix)
         held.shown = mask.flatten(0, 1)
-        scores = PassScores(begun.logits, begun.features[:, :, -1:])
+        scores = Scores(begun.logits, begun.features[:, :, -1:])
         first, self.kept = self._sample(scores), 1
         if self.forced is not None and (kept := self.forced.kept) > 1:
             tokens = self.forced.tokens[:, :kept]

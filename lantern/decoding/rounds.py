@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lantern.core.types import Scores
 from lantern.decoding.cache import StaticCache
-from lantern.decoding.forced import PassScores
 from lantern.decoding.loop import Inputs, State
 
 
@@ -113,11 +112,11 @@ def pad(x: Shaped[Tensor, "rows n *rest"], nodes: int) -> Shaped[Tensor, "rows m
     return torch.cat([x, x[:, -1:].expand(-1, missing, *x.shape[2:])], 1) if missing else x
 
 
-def split(scores: Scores, parts: Sequence[Inputs]) -> list[PassScores]:
+def split(scores: Scores, parts: Sequence[Inputs]) -> list[Scores]:
     """Return the scores of each part of a joined pass, without padding."""
-    made, row, fused = list[PassScores](), 0, scores.fused
+    made, row, fused = list[Scores](), 0, scores.fused
     for part in parts:
         rows, nodes = slice(row, row := row + len(part.positions)), part.positions.shape[1]
         own = None if fused is None else fused[rows, :nodes]
-        made.append(PassScores(scores.logits[rows, :nodes], scores.features[rows, :nodes], own))
+        made.append(Scores(scores.logits[rows, :nodes], scores.features[rows, :nodes], own))
     return made

@@ -15,12 +15,10 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation, Scores, Step, Target
 from lantern.decoding.cache import by_row
-from lantern.decoding.forced import PassScores
 from lantern.decoding.loop import State
 from lantern.decoding.plain import NoDrafts
 from lantern.decoding.prompt import Start, read_tokens
 from lantern.decoding.statistics import Readback, Statistics, Stopwatch, is_finite
-from lantern.decoding.variation import total_variation
 from lantern.engines.prepared import original
 from lantern.verifiers.gumbel import GumbelVerifier
 
@@ -132,7 +130,7 @@ class RowFront(State):
         self._record(place, log_p)
         self._read_kept()
         self.watch.lap("prefill")
-        self.step = self._reported(torch.zeros_like(place[:, 0]), PassScores(begun.logits, begun.features))
+        self.step = self._reported(torch.zeros_like(place[:, 0]), Scores(begun.logits, begun.features))
         return self.step
 
     def round(self) -> Step:
@@ -159,7 +157,7 @@ class RowFront(State):
         sums.accepted += (can_draft & is_new[..., 1:]).sum(1)
         self.counts = self.counts.scatter_add(1, front.rows, length)
         self.watch.lap("score")
-        return self._reported(known, PassScores(logits, scores.features.unflatten(0, (len(known), -1))))
+        return self._reported(known, Scores(logits, scores.features.unflatten(0, (len(known), -1))))
 
     def is_done(self) -> bool:
         """Return whether all tokens exist."""
@@ -278,3 +276,38 @@ class RowFront(State):
         """Keep the distributions of committed tokens; those of others go to the row past the end."""
         if self.log_p is not None:
             self.log_p[self.images, places] = log_p
+
+
+@torch.no_grad()
+def total_variation(
+    target: Target, begun: Start, sampling: Sampling, tokens: Int[Tensor, "b n"], log_p: Float[Tensor, "b n+ v"]
+) -> Float[Tensor, "b n"]:
+    """Return TV between the distributions that tokens were sampled from, `log_p`, and those of plain decoding.
+
+    Both follow the same tokens. The rows of a grid are scored again, each in a pass over its tokens, with all tokens
+    before them. `begun` holds a cache of all tokens, which is overwritten.
+    """
+    cache, config = begun.cache, target.config
+    images, columns = len(tokens), config.raster.columns
+    numbers = torch.arange(config.block_size, device=tokens.device)
+    mask = torch.full((images, cache.rows, columns, cache.slots), -torch.inf, device=tokens.device)
+    mask = mask.to(cache.buffer.dtype)
+    mask[..., : cache.prefix] = by_row(begun.prefix)
+
+    def apart(exact: Float[Tensor, "b m v"], first: int) -> Float[Tensor, "b m"]:
+        return (log_p[:, first : first + exact.shape[1]].exp() - exact.exp()).abs().sum(-1) / 2
+
+    found = [apart(sampling.log_probs(begun.logits, numbers[:1].expand(images, -1)), 0)]
+    for row in range(config.raster.rows):
+        places = numbers[row * columns : (row + 1) * columns]
+        seen = numbers <= places[:, None]
+        mask[..., cache.prefix : cache.first_stage_slot] = torch.where(seen, 0.0, -torch.inf)
+        inputs = target.tok_embeddings(tokens[:, places]).repeat_interleave(cache.rows, 0)
+        at = places.expand(len(inputs), -1)
+        scores = target(inputs, at + config.cls_token_num, mask.flatten(0, 1), cache=cache, slots=at + cache.prefix)
+        after = numbers[row * columns + 1 : (row + 1) * columns + 1].expand(images, -1)
+        logits = scores.logits.unflatten(0, (images, -1))[:, :, : after.shape[1]]
+        if begun.forced is not None:
+            logits = begun.forced.logits(logits, after)
+        found.append(apart(sampling.log_probs(logits, after), row * columns + 1))
+    return torch.cat(found, 1)

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling, largest
-from lantern.core.types import NoiseSource, Rows, Sampler
+from lantern.core.types import Rows, Sampler
 from lantern.core.types.verifier import rows_at
 
 
@@ -19,7 +20,7 @@ class LogitRows(Rows):
     sampling: Sampling
     logits: Float[Tensor, "b r n v"]
     places: Int[Tensor, "b n"]
-    noise: NoiseSource
+    noise: Noise
     sampler: Sampler | None = None
     may_stop: bool = False
 

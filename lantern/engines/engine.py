@@ -4,7 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from lantern.core.config import WEIGHTS, Weights
 
 if TYPE_CHECKING:
     from lantern.core.sampling import Sampling
@@ -12,8 +14,6 @@ if TYPE_CHECKING:
     from lantern.decoding.loop import State
     from lantern.decoding.rounds import Rounds
 
-Weights = Literal["full", "int8", "int4"]
-WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 # name -> module:class
 ENGINES = {
     "auto": "lantern.engines.engine:AutoEngine",

@@ -1,4 +1,4 @@
-"""T(n), the time of a target pass over n tokens: measured in about 50 ms, and remembered between processes.
+"""T(n), the time of a target pass over n tokens: measured in less than a second, and remembered between processes.
 
 A pass over n tokens costs little more than one over a single token where it waits for weights, and up to n times as
 much where it is bound by arithmetic. The best window, and whether drafting is faster at all, depend on that.
@@ -8,9 +8,12 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -24,36 +27,32 @@ from lantern.engines.prepared import on_device, original
 
 LOG = logging.getLogger("lantern")
 NODES = (1, 2, 4, 8, 16)
-LEAST = 3  # sizes that are measured whatever they take
-BUDGET = 0.05  # seconds
+LEAST = 3
+LEAST_ROUNDS = 3  # of passes over every size
+LARGE = 200_000_000  # parameters from which on only the first LEAST sizes are measured on a CPU
+PATIENCE = 5.0  # seconds after which sizes whose times are still uncertain are given up
 WARM_PASSES = 3  # over each number of tokens: the first ones of the C++ engine use one thread (`ThreadPolicy`)
 WARM_BUDGET = 1.5  # seconds of passes that are not measured
-TRIALS = 3
+CERTAIN = 1.06  # most width of the interval of a ratio T(n) / T(1)
 EXCESS = 2.0  # most growth of the time of a pass, as a multiple of that of its tokens
-NOISE = 1.1  # most time of a pass, as a multiple of that of a pass over more tokens
+NOISE = 1.05  # most time of a pass, as a multiple of that of a pass over more tokens
 # Tokens per step of `gumbel-jacobi` by window, assumed for models that do not record their own (`lantern tune
 # --write-model`): few, as where distributions are flat. Earlier weights of the embedded model committed as many.
 TOKENS = {1: 1.0, 2: 1.42, 3: 1.66, 4: 1.83, 8: 2.3, 16: 2.7}
 
 
-def pass_times(engine: Engine, target: Target, *, rows: int = 2, budget: float = BUDGET) -> dict[int, float]:
-    """Return T(n): seconds of a pass over n tokens of one image, for n of NODES, as far as `budget` seconds allow.
+def pass_times(engine: Engine, target: Target, *, rows: int = 2) -> dict[int, float]:
+    """Return T(n): seconds of a pass over n tokens of one image, for n of NODES, as far as they are certain.
 
-    `rows` are the guidance rows of the image. Sizes that the budget does not reach are missing; the first three are
-    always there, so that large models take longer than the budget once, with the C++ engine by up to WARM_BUDGET.
-    Figures are minima of several passes with half of the image in the cache. They are read from the user's cache where
-    this machine, version, engine, dtype and shape have been measured before; the values of weights do not matter.
-    Figures that are not steady, because other programs took part of the time, are measured up to TRIALS times, and not
-    kept.
+    `rows` are the guidance rows of the image. Times are read from the user's cache where this machine, version, engine,
+    dtype and shape have been measured before (`measure`); the values of weights do not matter. Times of which only T(1)
+    is certain, or which are not steady, are not kept.
     """
     path = _path(engine, target, rows)
     kept = _read(path)
     if kept is not None:
         return kept
-    prepared = engine.prepare(target)
-    found, trials = measure(prepared, rows=rows, budget=budget), 1
-    while not is_steady(found) and trials < TRIALS:
-        found, trials = measure(prepared, rows=rows, budget=budget), trials + 1
+    found = measure(engine.prepare(target), rows=rows)
     if not is_steady(found):
         return found
     try:
@@ -64,21 +63,21 @@ def pass_times(engine: Engine, target: Target, *, rows: int = 2, budget: float =
 
 
 def is_steady(times: Mapping[int, float]) -> bool:
-    """Return whether the times grow as they do while no other program computes.
+    """Return whether there are times of several sizes that grow as they do while no other program computes.
 
-    A pass takes at most NOISE times as long as one over more tokens, and one over k times as many tokens at most
-    EXCESS * k times as long.
+    A pass never takes longer than one over more tokens, and one over k times as many tokens takes at most EXCESS * k
+    times as long.
     """
     pairs = [(n, more) for n in times for more in times if n < more]
-    return all(times[n] <= NOISE * times[more] <= NOISE * EXCESS * more / n * times[n] for n, more in pairs)
+    return bool(pairs) and all(times[n] <= times[more] <= NOISE * EXCESS * more / n * times[n] for n, more in pairs)
 
 
 def best_window(times: Mapping[int, float], tokens: Mapping[int, float] = TOKENS) -> int:
     """Return the window, 2 or longer, with the most tokens per second; `tokens` are the tokens per step of each
-    window.
+    window. It is 2 where no times are known.
     """
     lengths = [n for n in tokens if 2 <= n <= max(times)]
-    return max(lengths, key=lambda n: tokens[n] / time_of(times, n))
+    return max(lengths, key=lambda n: tokens[n] / time_of(times, n), default=2)
 
 
 def time_of(times: Mapping[int, float], nodes: int) -> float:
@@ -90,31 +89,64 @@ def time_of(times: Mapping[int, float], nodes: int) -> float:
 
 
 @torch.no_grad()
-def measure(target: Target, *, rows: int = 2, budget: float = BUDGET) -> dict[int, float]:
-    """Return T(n) of a prepared target as `pass_times` does, measured now."""
+def measure(target: Target, *, rows: int = 2, patience: float = PATIENCE) -> dict[int, float]:
+    """Return T(n) of a prepared target, measured now, with half of the image in the cache.
+
+    Every pass over n tokens is between two over a single token, and only its ratio to their mean counts, since the load
+    by other programs changes: T(1) is the least time, T(n) that times the median ratio. Rounds over all sizes go on
+    until the order is certain: until the interval that holds the median with a probability of 95 % is as narrow as
+    CERTAIN for each size. Sizes for which it is not after `patience` seconds are left out, and so is one that is faster
+    than a smaller size by more than NOISE.
+    """
     with on_device(target.tok_embeddings.weight.device):
-        return _measure(target, rows, budget)
+        return _measure(target, rows, patience)
 
 
-def _measure(target: Target, rows: int, budget: float) -> dict[int, float]:
+def _measure(target: Target, rows: int, patience: float) -> dict[int, float]:
     passes = passes_of(target, rows, [n for n in NODES if n <= target.config.block_size])
-    begun = time.perf_counter()
+    device, begun = target.tok_embeddings.weight.device, time.perf_counter()
     next(iter(passes.values()))()  # the first pass allocates memory
-    # In ascending order: where time runs out, passes over more tokens seem slower, and plain decoding is chosen.
     for run in list(passes.values())[:LEAST]:
         for _ in range(WARM_PASSES):
             if time.perf_counter() - begun < WARM_BUDGET:
                 run()
     begun = time.perf_counter()
-    found: dict[int, float] = {}
-    while True:
-        for n, run in passes.items():
-            if len(found) >= min(LEAST, len(passes)) and time.perf_counter() - begun > budget:
-                return found
-            found[n] = min(_elapsed(run, target.tok_embeddings.weight.device), found.get(n, float("inf")))
+    is_large = device.type == "cpu" and sum(weight.numel() for weight in target.parameters()) >= LARGE
+    sizes = [n for n in passes if n > 1][: LEAST - 1 if is_large else None]
+    singles, ratios = list[float](), {n: list[float]() for n in sizes}
+    for rounds in count():
+        is_late = rounds >= LEAST_ROUNDS and time.perf_counter() - begun > patience
+        if is_late or (rounds and all(map(is_certain, ratios.values()))):
+            break
+        singles.append(_elapsed(passes[1], device))
+        for n in sizes:
+            seconds = _elapsed(passes[n], device)
+            singles.append(_elapsed(passes[1], device))
+            ratios[n].append(2 * seconds / (singles[-2] + singles[-1]))
+    least = min(singles)
+    times, largest = {1: least}, 1.0
+    for n, values in ratios.items():
+        if is_certain(values) and median(values) * NOISE >= largest:
+            largest = max(median(values), largest)
+            times[n] = least * largest
+    return times
+
+
+def is_certain(values: Sequence[float]) -> bool:
+    """Return whether the median of what the values are samples of is known: its interval is as narrow as CERTAIN."""
+    ordered, size = sorted(values), len(values)
+    if size < LEAST_ROUNDS:
+        return False
+    low = max(math.floor(size / 2 - math.sqrt(size)), 0)  # ranks of a binomial distribution, two deviations apart
+    return ordered[size - 1 - low] <= CERTAIN * ordered[low]
 
 
 def _elapsed(run: Callable[[], Any], device: torch.device) -> float:
+    """Return the time of a pass: on a CPU with one thread that of the processor, which no other program adds to."""
+    if device.type == "cpu" and torch.get_num_threads() == 1:
+        begun = time.process_time()
+        run()
+        return time.process_time() - begun
     begun = now(device)
     run()
     return now(device) - begun
@@ -140,5 +172,5 @@ def _read(path: Path) -> dict[int, float] | None:
         found = {int(n): float(seconds) for n, seconds in json.loads(path.read_text("utf-8"))["seconds"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    is_sound = len(found) >= 2 and all(0 < seconds < 3600 for seconds in found.values())
+    is_sound = all(0 < seconds < 3600 for seconds in found.values())
     return found if is_sound and is_steady(found) else None

@@ -432,7 +432,7 @@ def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable
 def quick_choice(model: Model, sampling: Sampling, *, batch: int = 1) -> Method:
     """Return the fastest window by T(n), or plain decoding, for `batch` images at a time; with its reason.
 
-    Reads T(n) of `engines.pass_times`, which takes about 50 ms the first time on a machine.
+    Reads T(n) of `engines.pass_times`, which takes up to some seconds the first time on a machine.
     """
     lines = sampling.rows * batch
     times, most = pass_times(model.engine, model.target, rows=lines), model.engine.free_nodes(lines)

@@ -7,8 +7,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lantern.core.noise import Noise
 from lantern.core.sampling import largest
-from lantern.core.types import Cost, DraftTree, NoiseSource, Rows, Verdict
+from lantern.core.types import Cost, DraftTree, Rows, Verdict
 from lantern.verifiers.gumbel import deepest_path, rows_of_parents, visit
 from lantern.verifiers.relaxations.neighbours import Neighbourhood
 
@@ -32,7 +33,7 @@ class GreedyVerifier:
             name = type(self.relaxation).__name__
             raise ValueError(f"{name} has no greedy form: use bounded, lantern or lantern++, or a temperature above 0")
 
-    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+    def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Keep the deepest path of children that are the most likely token, or become it with their neighbours'
         mass.
         """

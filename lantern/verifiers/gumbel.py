@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from lantern.core.types import DraftTree, NoiseSource, Rows, TreeShape, Verdict
+from lantern.core.noise import Noise
+from lantern.core.types import DraftTree, Rows, TreeShape, Verdict
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class GumbelVerifier:
     modes: frozenset[str] = frozenset({"gumbel", "point", "sampled", "iid", "jacobi"})
     is_exact: bool = True
 
-    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+    def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Keep the path of children that equal the target's own samples, the noise of which is that of `rows`."""
         sampled = torch.full_like(tree.tokens, -1) if rows.may_stop else rows.sample()
 

@@ -9,9 +9,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lantern.core.noise import Purpose
+from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import largest, logs, probabilities
-from lantern.core.types import Cost, DraftTree, NoiseSource, Rows, TreeShape, Verdict
+from lantern.core.types import Cost, DraftTree, Rows, TreeShape, Verdict
 from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 
 
@@ -81,10 +81,10 @@ class RejectionVerifier:
     """Accept a child x with probability min(1, p(x) / q(x)); after a rejection p becomes norm(max(p - q, 0)).
 
     Leviathan et al., arXiv:2211.17192, for one child; in rounds over siblings arXiv:2305.09781; with samples without
-    replacement as EAGLE tests them, arXiv:2401.15077. Siblings are tested in sampling order, each only after the one
-    before it was rejected. With q a point mass ("point") a rejection sets p(x) to 0; samples without replacement
-    ("sampled") remove x from q; independent samples ("iid") leave q unchanged. If all children are rejected, the next
-    token is sampled from what is left, with noise that drafting does not use.
+    replacement as EAGLE tests them, arXiv:2401.15077, algorithm 1. Siblings are tested in sampling order, each only
+    after the one before it was rejected. With q a point mass ("point") a rejection sets p(x) to 0; samples without
+    replacement ("sampled") remove x from q; independent samples ("iid") leave q unchanged. If all children are
+    rejected, the next token is sampled from what is left, with noise that drafting does not use.
 
     `relaxation` (LANTERN, LANTERN++, GSD, tolerance) defines its own acceptance probability and its own distribution
     after a rejection. The distribution of its output has a closed form for one draft at most, so the reported total
@@ -110,7 +110,7 @@ class RejectionVerifier:
         """Whether tokens follow the target's own distribution."""
         return self.relaxation is None
 
-    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+    def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Descend while a child is accepted, then sample from what is left (below a leaf: from p)."""
         widths, images = tree.shape.widths, len(tree.tokens)
         numbers = Numbers(images, tree.tokens.device, rows.may_stop)
@@ -153,7 +153,7 @@ class RejectionVerifier:
         return Verdict(path, length, next_token, cost=cost)
 
     def draw(
-        self, log_p: Float[Tensor, "b n v"], places: Int[Tensor, "b n"], noise: NoiseSource, may_stop: bool = False
+        self, log_p: Float[Tensor, "b n v"], places: Int[Tensor, "b n"], noise: Noise, may_stop: bool = False
     ) -> Int[Tensor, "b n"]:
         """Sample with the noise of residuals."""
         return largest(log_p + noise.gumbel(places, Purpose.RESIDUAL), may_stop)

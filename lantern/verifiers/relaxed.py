@@ -7,8 +7,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lantern.core.noise import Noise
 from lantern.core.sampling import largest
-from lantern.core.types import Cost, DraftTree, NoiseSource, Rows, Verdict, Verifier
+from lantern.core.types import Cost, DraftTree, Rows, Verdict, Verifier
 from lantern.core.types.verifier import rows_at
 from lantern.verifiers.gumbel import rows_of_parents
 from lantern.verifiers.relaxations.rule import Relaxation
@@ -44,7 +45,7 @@ class RelaxedVerifier:
         """The modes of the inner verifier."""
         return self.inner.modes
 
-    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+    def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Verify with r, and report the cost of the nodes on the path; ValueError for a tree without log q."""
         relaxed = RelaxedRows(self.relaxation, tree, rows, noise)
         verdict = self.inner.verify(tree, relaxed, noise)
@@ -59,7 +60,7 @@ class RelaxedRows(Rows):
     The cost at the nodes that were read and log(p / r) of the tokens of their children are kept, 0 for all others.
     """
 
-    def __init__(self, relaxation: Relaxation, tree: DraftTree, rows: Rows, noise: NoiseSource) -> None:
+    def __init__(self, relaxation: Relaxation, tree: DraftTree, rows: Rows, noise: Noise) -> None:
         if tree.log_q is None and tree.shape.depth > 0:
             name = type(relaxation).__name__
             raise ValueError(f"{name} moves p toward q, and the draft has no log q: use a drafter that records it")

@@ -73,8 +73,10 @@ class FeedForward(nn.Module):
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         self.is_gated = config.feed_forward_proj == "gated-gelu"
-        for name in ("wi_0", "wi_1") if self.is_gated else ("wi",):
-            self.add_module(name, nn.Linear(config.d_model, config.d_ff, bias=False))
+        if self.is_gated:
+            self.wi_0, self.wi_1 = (nn.Linear(config.d_model, config.d_ff, bias=False) for _ in range(2))
+        else:
+            self.wi = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
 
     def forward(self, x: Float[Tensor, "b t c"]) -> Float[Tensor, "b t c"]:
@@ -93,7 +95,7 @@ class T5(nn.Module):
         super().__init__()
         self.config = config
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
-        self.encoder = nn.Module()
+        self.encoder: Any = nn.Module()
         blocks = []
         for number in range(config.num_layers):
             parts = {"SelfAttention": Attention(config, number == 0), "DenseReluDense": FeedForward(config)}
@@ -172,12 +174,12 @@ def load(weights: Path, words: Path, *, dtype: torch.dtype) -> tuple[T5, Words] 
         return None
     told = read_json_object(words / "tokenizer_config.json")
     pad, unknown = told.get("pad_token"), told.get("unk_token")
-    is_plain = told.get("tokenizer_class") in PLAIN_TOKENIZERS and isinstance(pad, str)
+    is_plain = told.get("tokenizer_class") in PLAIN_TOKENIZERS
     is_plain = is_plain and isinstance(unknown, str | None) and told.get("added_tokens_decoder") is None
     fields = {name: config[name] for name in T5Config.__dataclass_fields__ if name in config}
     is_known = config.get("model_type") in ("t5", "mt5") and config.get("feed_forward_proj", "relu") in PROJECTIONS
     is_known = is_known and dtype != torch.float16  # where transformers clamps, and keeps layers in fp32
-    if not (is_plain and is_known and "shared.weight" in read_header(file)):
+    if not (isinstance(pad, str) and is_plain and is_known and "shared.weight" in read_header(file)):
         return None
     try:
         with NoInitialisation():

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.types import Condition, Prompt, Raster, TargetDefaults
+from lantern.core.types import Condition, Prompt, Raster, Scores, TargetDefaults
 from lantern.models.llamagen import prompt as prompts
 
 # A config past these is a damaged file, not a model: refused before anything is allocated.
@@ -417,18 +417,6 @@ class Block(nn.Module):
             return x + self.feed_forward(self.ffn_norm(x))
         x = x + self.resid_dropout(attended)
         return x + self.ffn_dropout(self.feed_forward(self.ffn_norm(x)))
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Result for n inputs: fp32 logits `(rows n v)`, and features `(rows n c)` after the final norm.
-
-    `fused` holds the inputs of the tapped layers, concatenated; None without taps.
-    """
-
-    logits: Float[Tensor, "rows n v"]
-    features: Float[Tensor, "rows n c"]
-    fused: Float[Tensor, "rows n k"] | None = None
 
 
 class Transformer(nn.Module, TargetDefaults):

@@ -77,6 +77,13 @@ def test_a_template_names_the_files_of_a_folder(model: str) -> None:
     assert names("p") == ["0.jpg", "1.jpg"]
 
 
+def test_names_do_not_depend_on_the_choice_of_auto(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for times in ({1: 1.0, 2: 2.0}, {1: 1.0, 2: 1.0}, {1: 1.0, 2: 1.0, 4: 1.0}):
+        monkeypatch.setattr("lantern.generation.generator.pass_times", lambda *_, times=times, **__: times)
+        assert made(model, "--method", "auto", "--overwrite", "--out", "o") == 0
+    assert names("o") == ["a-red-apple-auto-fp32-g3-seed0-0.png"]
+
+
 def test_every_field_has_a_value(model: str) -> None:
     assert made(model, "--name", " ".join(f"{{{name}}}" for name in FIELDS), "--weights", "bf16") == 0
     assert names() == ["a-red-apple eagle1  toy eager bf16  3 1 12 1 0 0.png"]

@@ -54,13 +54,6 @@ def test_tokens_of_64_seeds_equal_plain_decoding(guidance: float) -> None:
         assert torch.equal(decode(TARGET, condition, sampling=sampling, keys=keys).tokens, expected)
 
 
-@pytest.mark.parametrize("form", ["guided", "rows"])
-@pytest.mark.parametrize("mode", ["gumbel", "sampled", "point"])
-@pytest.mark.parametrize("tree", ["chain_1", "chain_4", "mc_sim_7b_63", "naive_extend_57"])
-def test_tokens_do_not_depend_on_drafter_or_tree(form: str, mode: str, tree: str) -> None:
-    assert torch.equal(decode(form=form, mode=mode, tree=tree).tokens, plainly())
-
-
 @pytest.mark.parametrize(
     "sampling",
     [

@@ -39,12 +39,6 @@ def test_tokens_do_not_depend_on_the_batch_or_its_order(guidance: float) -> None
         assert torch.equal(alone.tokens, batch[i : i + 1])
 
 
-def test_seeds_give_different_tokens() -> None:
-    target, condition = tiny_target(), tiny_condition((4, 4))
-    made = plain.generate(target, select(condition, [0, 0]), sampling=Sampling(), keys=[(0, 0), (1, 0)])
-    assert not torch.equal(made.tokens[0], made.tokens[1])
-
-
 def test_tokens_do_not_depend_on_padding() -> None:
     target, wide = tiny_target(), tiny_condition((3,))
     assert wide.embeddings is not None and wide.mask is not None

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Drafter, Generation, Prefill, Step
-from lantern.decoding.forced import PassScores
+from lantern.core.types import Condition, Drafter, Generation, Prefill, Scores, Step
 from lantern.generation.decoder import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import select
@@ -29,7 +28,7 @@ def begin_after(drafter: Drafter, first: Tensor, features: Tensor, noise: Noise)
     is_used = torch.ones(features.shape[0], features.shape[2], dtype=torch.bool)
     drafter.begin(Prefill(features, is_used, CONDITION), noise)
     logits = torch.zeros(*features.shape[:2], 1, 24)
-    scores = PassScores(logits, features[:, :, -1:])
+    scores = Scores(logits, features[:, :, -1:])
     drafter.observe(Step(0, first * 0, torch.ones_like(first), first[:, None], scores))
 
 

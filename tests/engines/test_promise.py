@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import torch
 
-from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EagerEngine, Engine, WideEngine
 from lantern.generation.decoder import Decoder
@@ -47,11 +46,6 @@ def test_graphs_through_torch_do_not_promise_tokens(monkeypatch: pytest.MonkeyPa
     made = decoder_of("eagle1", EagerEngine())
     monkeypatch.setattr(GraphEngine, "without_kernels", lambda *_: "the model is another")
     assert dataclasses.replace(made, engine=GraphEngine()).promise(1) == "distribution"
-
-
-def test_the_cpu_engine_promises_tokens() -> None:
-    made = decoder_of("eagle1", EagerEngine())
-    assert dataclasses.replace(made, engine=CpuEngine()).promise(64) == "tokens"
 
 
 def test_totals_promise_what_every_picture_promises() -> None:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from lantern.core.noise import Purpose
+from lantern.core.noise import Noise, Purpose
 from lantern.core.types import Condition, DraftMode, DraftTree, Prefill, Step, TreeShape, Verdict, Verifier
 from lantern.drafters.trees.static import StaticTree
 from lantern.drafters.windows.jacobi import JacobiDrafter
@@ -27,7 +27,7 @@ LANES = 4
 FEW = 10  # expected counts below this are pooled
 
 
-class BulkNoise:
+class BulkNoise(Noise):
     """Independent noise of many runs. Each table is made at first use, by its own generator."""
 
     def __init__(self, runs: int, places: int, tokens: int, seed: int) -> None:

@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from lantern.core.noise import Purpose
+from lantern.core.noise import Noise, Purpose
 from lantern.core.types import DraftMode, DraftTree, TreeShape
 from lantern.drafters.trees.static import StaticTree
 from lantern.verifiers.rejection import RejectionVerifier
@@ -51,7 +51,7 @@ class Walked:
     distribution: Float64[Tensor, "*a v"]
 
 
-class Forced:
+class Forced(Noise):
     """Given uniforms, one per node and lane, and no Gumbel noise."""
 
     def __init__(self, uniforms: Float64[Tensor, "b n w"]) -> None:

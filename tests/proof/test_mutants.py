@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.noise import Purpose
-from lantern.core.types import DraftMode, DraftTree, NoiseSource, Rows, Verdict
+from lantern.core.noise import Noise, Purpose
+from lantern.core.types import DraftMode, DraftTree, Rows, Verdict
 from lantern.drafters.trees.static import StaticTree
 from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
@@ -130,14 +130,14 @@ class RefusalForgotten(RejectionVerifier):
 class DraftersNoise(RejectionVerifier):
     """Samples the residual with the noise that chose the refused tokens."""
 
-    def draw(self, log_p: Tensor, places: Tensor, noise: NoiseSource, may_stop: bool = False) -> Tensor:
+    def draw(self, log_p: Tensor, places: Tensor, noise: Noise, may_stop: bool = False) -> Tensor:
         return (log_p + noise.gumbel(places, Purpose.DRAFT)).argmax(-1)
 
 
 class RootsRow(RejectionVerifier):
     """Samples the bonus token at a leaf from the root's distribution."""
 
-    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+    def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         verdict = super().verify(tree, rows, noise)
         wrong = self.draw(rows.log_p()[:, :1], rows.places[:, -1:], noise)[:, 0]
         is_leaf = verdict.length == tree.shape.depth
@@ -147,7 +147,7 @@ class RootsRow(RejectionVerifier):
 class GumbelOfRootsRow(GumbelVerifier):
     """Returns the root's sample as the bonus token."""
 
-    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+    def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         return replace(super().verify(tree, rows, noise), next_token=rows.sample()[:, 0])
 
 
@@ -170,7 +170,7 @@ def test_gumbel_bonus_from_the_wrong_row_is_detected() -> None:
 class OldDistribution(CouplingVerifier):
     """Records for kept tokens the distribution that they were first sampled from, as released code does."""
 
-    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+    def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         verdict = super().verify(tree, rows, noise)
         assert verdict.samples is not None and verdict.log_q is not None
         if tree.log_q is None:
@@ -182,7 +182,7 @@ class OldDistribution(CouplingVerifier):
 class SameUniforms(CouplingVerifier):
     """Tests a token with the same uniforms in every step."""
 
-    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+    def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         class Still:
             gumbel = noise.gumbel
 

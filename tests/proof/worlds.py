@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
+from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import NoiseSource, Rows, TreeShape
+from lantern.core.types import Rows, TreeShape
 from lantern.core.types.verifier import rows_at
 from lantern.drafters.trees.static import StaticTree
 
@@ -31,7 +32,7 @@ class GivenRows(Rows):
 
     every: Float[Tensor, "b n v"]
     places: Int[Tensor, "b n"]
-    noise: NoiseSource
+    noise: Noise
     may_stop: bool = False
 
     def log_p(self, nodes: Int[Tensor, "b m"] | None = None) -> Float[Tensor, "b m v"]:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.types import DraftTree, NoiseSource, TreeShape, Verdict
+from lantern.core.noise import Noise
+from lantern.core.types import DraftTree, TreeShape, Verdict
 from lantern.drafters.trees.static import chain
 from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.relaxations.grouped import Grouped
@@ -17,7 +18,7 @@ from tests.proof.worlds import GivenRows
 TOKENS, GRID = 5, 200
 
 
-class Gridded:
+class Gridded(Noise):
     """Uniforms of a window's tests and samples on a grid of midpoints, shuffled differently at each place.
 
     Each pair of values comes once over GRID^2 images, so that frequencies are exact to 1 / GRID.
@@ -45,7 +46,7 @@ def distributions(nodes: int, seed: int) -> Tensor:
 
 def walk(
     p: Tensor, q: Tensor, tokens: list[int], redraw: str = "coupled", rule: Grouped | None = None
-) -> tuple[Verdict, NoiseSource]:
+) -> tuple[Verdict, Noise]:
     """Walk GRID^2 images with the same window, whose root is token 0 and whose first token has number 7."""
     noise, runs = Gridded(), GRID * GRID
     shape = chain(len(tokens)).shape()

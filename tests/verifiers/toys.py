@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.noise import Noise, Purpose
-from lantern.core.types import DraftMode, DraftTree, NoiseSource, TreeShape, Verdict, Verifier
+from lantern.core.types import DraftMode, DraftTree, TreeShape, Verdict, Verifier
 from lantern.drafters.trees.static import StaticTree
 from tests.proof.worlds import GivenRows
 
@@ -38,7 +38,7 @@ def toy(seed: int = 0) -> Toy:
     return Toy(p, p_next / p_next.sum(-1, keepdim=True), q, q_next)
 
 
-def draw_tree(toy: Toy, mode: DraftMode, noise: NoiseSource, runs: int, tree: StaticTree = TREE) -> DraftTree:
+def draw_tree(toy: Toy, mode: DraftMode, noise: Noise, runs: int, tree: StaticTree = TREE) -> DraftTree:
     """Return trees drafted from q: children in sampling order, with the drafter's noise (for "gumbel" the target's)."""
     purpose = Purpose.TARGET if mode == "gumbel" else Purpose.DRAFT
     shape = tree.shape()
@@ -118,18 +118,18 @@ def distance(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().sum() / 2)
 
 
-class SpreadNoise:
+class SpreadNoise(Noise):
     """Long streams cut into runs, so that a hundred thousand images need one table."""
 
     def __init__(self, runs: int, seed: int) -> None:
-        self._gumbel = Noise([(seed, 0)], positions=runs * GUMBEL_ROWS, vocab_size=TOKENS)
-        self._uniform = Noise([(seed, 0)], positions=runs * UNIFORM_ROWS, vocab_size=TOKENS)
+        self._gumbels = Noise([(seed, 0)], positions=runs * GUMBEL_ROWS, vocab_size=TOKENS)
+        self._lanes = Noise([(seed, 0)], positions=runs * UNIFORM_ROWS, vocab_size=TOKENS)
         self._runs = torch.arange(runs)[:, None]
 
     def gumbel(self, positions: Tensor, purpose: int = Purpose.TARGET) -> Tensor:
         """Return the Gumbel noise of each run."""
         flat = (positions.clamp(max=GUMBEL_ROWS - 1) + self._runs * GUMBEL_ROWS).flatten()[None]
-        return self._gumbel.gumbel(flat, purpose).view(*positions.shape, -1)
+        return self._gumbels.gumbel(flat, purpose).view(*positions.shape, -1)
 
     def uniform(
         self, positions: Tensor, lanes: int, *, purpose: int = Purpose.TEST, iterations: Tensor | None = None
@@ -137,7 +137,7 @@ class SpreadNoise:
         """Return the uniforms of each run, all of one step."""
         assert purpose == Purpose.TEST and iterations is None
         flat = (positions + self._runs * UNIFORM_ROWS).flatten()[None]
-        return self._uniform.uniform(flat, lanes).view(*positions.shape, -1)
+        return self._lanes.uniform(flat, lanes).view(*positions.shape, -1)
 
 
 spread_noise = lru_cache(maxsize=2)(SpreadNoise)

@@ -3,9 +3,9 @@
 Every tensor has a leading image axis b. With guidance one image has r = 2 rows, first conditional, then unconditional;
 only the target and drafters that read guidance rows see this inner axis. p is the target's distribution and q the
 draft's, both after guidance and filters. Row i of either is the distribution of what FOLLOWS node i, so siblings share
-a row. A class `XDefaults` holds the defaults of the optional attributes of protocol `X`.
+a row.
 
-Imported by all of `lantern`. Imports nothing else of it.
+Imported by all of `lantern`. Imports the noise only.
 """
 
 from lantern.core.types.drafter import Drafter, Prefill, SampleWindow
@@ -13,7 +13,7 @@ from lantern.core.types.prompt import Prompt
 from lantern.core.types.step import Callback, Generation, Step
 from lantern.core.types.target import Condition, Raster, Sampler, Scores, Target, TargetDefaults
 from lantern.core.types.tree import DraftMode, DraftTree, Traits, TreeShape
-from lantern.core.types.verifier import Cost, NoiseSource, Rows, Verdict, Verifier
+from lantern.core.types.verifier import Cost, Rows, Verdict, Verifier
 
 __all__ = [
     "Callback",
@@ -23,7 +23,6 @@ __all__ = [
     "DraftTree",
     "Drafter",
     "Generation",
-    "NoiseSource",
     "Prefill",
     "Prompt",
     "Raster",

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lantern.core.noise import Noise
 from lantern.core.types.step import Step
 from lantern.core.types.target import Condition
 from lantern.core.types.tree import DraftMode, DraftTree
-from lantern.core.types.verifier import NoiseSource
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Drafter(ABC):
     reads_samples: bool = False
 
     @abstractmethod
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Drop the state of the last generation and read the prompt of the next. Token 0 follows as the first step."""
 
     @abstractmethod

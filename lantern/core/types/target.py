@@ -115,27 +115,17 @@ class Condition:
         return Condition(**changed, negative=None if self.negative is None else self.negative._map(change))
 
 
-@runtime_checkable
-class Scores(Protocol):
-    """What the target gives for n inputs: fp32 logits `(rows n v)`, and features `(rows n c)` after its final norm.
+@dataclass(frozen=True)
+class Scores:
+    """What a pass gives for n inputs: fp32 logits, before guidance and filters, and features after the final norm.
 
-    `fused` holds the inputs of the layers that a drafter's `taps` names, side by side; None for drafters without taps.
+    Row i is of what follows input i. `fused` holds the inputs of the layers that a drafter's `taps` name, side by side;
+    None without taps. The scores of a step have a leading image axis.
     """
 
-    @property
-    def logits(self) -> Float[Tensor, "rows n v"]:
-        """Row i holds the logits of the token that follows input i, before guidance and filters."""
-        ...
-
-    @property
-    def features(self) -> Float[Tensor, "rows n c"]:
-        """The inputs of the head."""
-        ...
-
-    @property
-    def fused(self) -> Float[Tensor, "rows n k"] | None:
-        """The inputs of the tapped layers, side by side."""
-        ...
+    logits: Float[Tensor, "*rows n v"]
+    features: Float[Tensor, "*rows n c"]
+    fused: Float[Tensor, "*rows n k"] | None = None
 
 
 class TargetDefaults:
@@ -146,6 +136,10 @@ class TargetDefaults:
 
     def sampler(self, sampling: "Sampling", noise: Any) -> Sampler | None:
         """Return None: tokens are sampled by `Sampling.scores`."""
+        return None
+
+    def walk(self, verifier: Any, tree: Any, rows: Any) -> Any:
+        """Return None: verifiers verify by their own operations."""
         return None
 
     def refresh(self) -> None:
@@ -229,6 +223,10 @@ class Target(Protocol):
         width)`, best first. With one row of logits the logits count as guided. The best token is bit for bit
         `(sampling.scores(logits, places) + noise.gumbel(places)).argmax(-1)`.
         """
+        ...
+
+    def walk(self, verifier: Any, tree: Any, rows: Any) -> Any:
+        """Return the `Verdict` of `verifier.verify(tree, rows, rows.noise)`, or None where it must verify itself."""
         ...
 
     def refresh(self) -> None:

@@ -1,4 +1,4 @@
-"""The verifier, the rows that it reads, its verdict, and the noise."""
+"""The verifier, the rows that it reads, and its verdict."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -8,27 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.core.noise import Noise
 from lantern.core.types.tree import DraftTree
-
-
-@runtime_checkable
-class NoiseSource(Protocol):
-    """Noise that depends on (seed, image number, purpose, token number, token) only, as `lantern.core.noise.Noise`."""
-
-    def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = 1) -> Float[Tensor, "b n v"]:
-        """Return standard Gumbel noise of every token at these token numbers."""
-        ...
-
-    def uniform(
-        self,
-        positions: Int[Tensor, "b n"],
-        lanes: int,
-        *,
-        purpose: int = 3,
-        iterations: Int[Tensor, " b"] | None = None,
-    ) -> Float[Tensor, "b n lanes"]:
-        """Return uniforms, by default of acceptance tests, one lane per sibling; `iterations` give other ones."""
-        ...
 
 
 class Rows(ABC):
@@ -110,7 +91,7 @@ class Verifier(Protocol):
         """Whether tokens follow the target's own distribution."""
         ...
 
-    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+    def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Keep a path of the tree, and sample the token behind it; a tree of one node gives that token only.
 
         ValueError for a tree without the log q that it reads.

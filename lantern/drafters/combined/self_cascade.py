@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.core.types import DraftMode, DraftTree, Prefill, Step, Target
 from lantern.drafters.combined.small_model import SmallModel
 from lantern.drafters.trees.static import StaticTree, TreeDrafter
 
@@ -29,7 +30,7 @@ class SelfCascadeDrafter(SmallModel, TreeDrafter):
         super().__init__(model, target, sampling=sampling, stage=max(tree.depth + 1, tree.num_inner, 1))
         self.tree, self.records_log_q = tree, records_log_q
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Read the prompt."""
         super().begin(prefill, noise)
         device = prefill.mask.device

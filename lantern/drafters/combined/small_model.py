@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.buffers import Buffers
-from lantern.core.noise import Purpose
+from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import Sampling
-from lantern.core.types import NoiseSource, Prefill, Step, Target
+from lantern.core.types import Prefill, Step, Target
 from lantern.decoding.cache import TreeMask
 from lantern.decoding.prompt import PromptCache, make_cache
 from lantern.drafters.base import ranking
@@ -38,7 +38,7 @@ class SmallModel:
         self.draft_sampling = ranking(sampling)
         self._prompts, self.held, self._has_begun = PromptCache(), Buffers(), False
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Read the prompt."""
         rows = self.sampling.rows
         prompt = self._prompts.read(self.model, prefill.condition, rows)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from lantern.core.buffers import Buffers
+from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step
+from lantern.core.types import DraftMode, DraftTree, Prefill, Step
 from lantern.drafters.combined.small_model import SmallModel
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import StaticTree, TreeDrafter, chain
@@ -50,7 +51,7 @@ class CascadeDrafter(TreeDrafter):
         """Whether the host counts the rounds, which CUDA graphs do not allow."""
         return not self.rounds
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Let the inner drafter and the small model read the prompt."""
         self.inner.begin(prefill, noise)
         self.small.begin(prefill, noise)

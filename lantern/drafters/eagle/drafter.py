@@ -7,16 +7,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.buffers import Buffers
+from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import (
-    DraftMode,
-    DraftTree,
-    NoiseSource,
-    Prefill,
-    Scores,
-    Step,
-    Target,
-)
+from lantern.core.types import DraftMode, DraftTree, Prefill, Scores, Step, Target
 from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.drafters.base import PURPOSE_OF_MODE, check_draft, ranking
 from lantern.drafters.eagle.eagle1 import Eagle
@@ -64,7 +57,7 @@ class EagleDrafter(TreeDrafter):
         self.most_committed = 0  # tokens that a step may commit, if its tree is deeper than this drafter's
         self.held, self._has_begun, self._is_read = Buffers(), False, True
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Read the prompt's features."""
         device = prefill.features.device
         self.noise, self.count, self._is_read = noise, self.module.config.block_size, True

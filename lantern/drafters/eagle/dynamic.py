@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target, Traits
+from lantern.core.types import DraftMode, DraftTree, Prefill, Step, Target, Traits
 from lantern.decoding.statistics import Readback
 from lantern.drafters.base import PURPOSE_OF_MODE
 from lantern.drafters.eagle.drafter import EagleDrafter
@@ -111,7 +112,7 @@ class GrowingDrafter(EagleDrafter):
         """Whether the host reads the last step to choose the next tree's size, which CUDA graphs do not allow."""
         return self.growth.adaptive and self.policy.saves
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Read the prompt and reset the policy."""
         super().begin(prefill, noise)
         images, device = len(prefill.mask), prefill.features.device

@@ -8,8 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.buffers import Buffers
+from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.core.types import DraftMode, DraftTree, Prefill, Step, Target
 from lantern.drafters.base import PURPOSE_OF_MODE, check_draft, ranking, target_logits
 from lantern.drafters.trees.static import StaticTree, TreeDrafter
 
@@ -100,7 +101,7 @@ class MarginalDrafter(TreeDrafter):
         self.draft_sampling = ranking(sampling)
         self.count = target.config.block_size
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Create the constants of the tree."""
         device = prefill.mask.device
         self.noise, self.shape, self.inner = noise, self.tree.shape(device), self.tree.inner(device)

@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.types import DraftTree, NoiseSource, Prefill, Target
+from lantern.core.noise import Noise
+from lantern.core.types import DraftTree, Prefill, Target
 from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
@@ -154,7 +155,7 @@ class ParallelDrafter(MarginalDrafter):
         # the pairs of a step, and a mask for each depth but the first
         self.stage, self._has_begun = 2 * self.depth, False
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Create an empty cache."""
         super().begin(prefill, noise)
         config, device, images = self.module.config, prefill.mask.device, len(prefill.mask)

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from lantern.core.types import DraftTree, NoiseSource, Prefill, Target
+from lantern.core.noise import Noise
+from lantern.core.types import DraftTree, Prefill, Target
 from lantern.drafters.heads.marginals import MarginalDrafter, Pairs
 from lantern.drafters.heads.medusa import Medusa, MedusaConfig
 from lantern.models.llamagen.transformer import check_grid
@@ -57,7 +58,7 @@ class VerticalDrafter(MarginalDrafter):
         super().__init__(module, target, **common)
         self.share = float(share)
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Empty the pool."""
         super().begin(prefill, noise)
         config, device, images = self.module.config, prefill.mask.device, len(prefill.mask)

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.buffers import Buffers
-from lantern.core.noise import Purpose
-from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.core.noise import Noise, Purpose
+from lantern.core.types import DraftMode, DraftTree, Prefill, Step, Target
 from lantern.drafters.base import check_draft
 from lantern.drafters.lookup.matchers import Evidence, GridMatcher, Past, SuffixMatcher
 from lantern.drafters.lookup.tables import SamTables
@@ -56,7 +56,7 @@ class SamDrafter(TreeDrafter):
         self.smooth, self.count, self.vocab_size = smooth, config.block_size, config.vocab_size
         self.room = self.count + max(most_committed, tree.depth + 1)
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Reset the past and start from the first token."""
         device, images = prefill.mask.device, len(prefill.mask)
         self.noise, self.shape, self.levels = noise, self.tree.shape(device), self.tree.levels(device)

@@ -7,17 +7,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.buffers import Buffers
-from lantern.core.noise import Purpose
-from lantern.core.types import (
-    DraftMode,
-    DraftTree,
-    NoiseSource,
-    Prefill,
-    SampleWindow,
-    Step,
-    Target,
-    TreeShape,
-)
+from lantern.core.noise import Noise, Purpose
+from lantern.core.types import DraftMode, DraftTree, Prefill, SampleWindow, Step, Target, TreeShape
 
 TRIAL = 10  # steps after which a window that commits fewer than `least` tokens a step is given up
 INITS = ("random", "repeat-left")
@@ -80,7 +71,7 @@ class JacobiDrafter(SampleWindow):
         """Whether steps are counted, after which a window that is seldom right ends."""
         return self.least > 0 and self._taken < TRIAL
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Read the prompt."""
         images, device = len(prefill.mask), prefill.mask.device
         self.nodes, self._taken = self.max_nodes, 0
@@ -141,6 +132,6 @@ class JacobiDrafter(SampleWindow):
         return log_q.scatter_(-1, tokens[..., None], own.masked_fill(is_new[..., None], 0.0))
 
 
-def random_tokens(noise: NoiseSource, where: Int[Tensor, "b n"], vocab_size: int) -> Int[Tensor, "b n"]:
+def random_tokens(noise: Noise, where: Int[Tensor, "b n"], vocab_size: int) -> Int[Tensor, "b n"]:
     """Return initial tokens at these places, uniform over all tokens."""
     return (noise.uniform(where, 1, purpose=Purpose.DRAFT)[..., 0] * vocab_size).long()

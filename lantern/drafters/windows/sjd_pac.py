@@ -17,8 +17,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lantern.core.buffers import Buffers
+from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.core.types import DraftMode, DraftTree, Prefill, Step, Target
 from lantern.drafters.base import ranking
 from lantern.drafters.trees.static import Choice, StaticTree, TreeDrafter
 
@@ -57,7 +58,7 @@ class SjdPacDrafter(TreeDrafter):
         window = max(min(window, self.count), 2)
         self.tree, self.width, self.levels = fronted(window, width, levels), width, min(levels, window - 1)
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+    def begin(self, prefill: Prefill, noise: Noise) -> None:
         """Create the constants of the tree."""
         device = prefill.mask.device
         self.noise, self._shape = noise, self.tree.shape(device)

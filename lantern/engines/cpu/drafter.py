@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.drafters.eagle.eagle1 import Eagle, EagleLayer
 from lantern.engines.cpu.kernels import LANES, PANEL, Arena, PackedLayer, check_weights, layer, linear
 from lantern.engines.prepared import WeightCache, quantized
 
@@ -26,7 +25,7 @@ class PackedLinear(nn.Linear):
         return linear(x, self._panels, self._wide_bias, self.out_features).to(x.dtype)
 
 
-class PackedDrafterLayer(EagleLayer):
+class PackedDrafterLayer(nn.Module):
     """A layer as one call if its cache is in fp32; otherwise the original layer."""
 
     is_packable = False
@@ -36,9 +35,10 @@ class PackedDrafterLayer(EagleLayer):
         """Dtype of keys and values: fp32, whatever the weights are."""
         return torch.float32
 
-    def __init__(self, of: EagleLayer, arena: Arena) -> None:
-        nn.Module.__init__(self)
+    def __init__(self, of: Any, arena: Arena) -> None:
+        super().__init__()
         self.__dict__.update(of.__dict__)
+        self._original = (of,)  # in a tuple, so that its weights are not registered twice
         self._packed = PackedLayer.of(of, arena).tensors
 
     def forward(
@@ -50,13 +50,14 @@ class PackedDrafterLayer(EagleLayer):
         cache: Any,
         slots: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n c"]:
-        """Run the layer, as `EagleLayer.forward`."""
+        """Run the layer."""
         if mask is None or slots is None or cache is None or cache.buffer.dtype != self.cache_dtype:
-            return super().forward(x, factors, mask, cache=cache, slots=slots)
+            return self._original[0](x, factors, mask, cache=cache, slots=slots)
         if mask.dtype == torch.bool:
             mask = torch.zeros(()).masked_fill(~mask, -torch.inf)
-        own = cache.buffer[2 * self.number : 2 * self.number + 2]
-        return layer(x, factors, mask, own, slots[0], self._packed, self.ffn_norm.eps).to(x.dtype)
+        number, eps = self._original[0].number, self._original[0].ffn_norm.eps
+        own = cache.buffer[2 * number : 2 * number + 2]
+        return layer(x, factors, mask, own, slots[0], self._packed, eps).to(x.dtype)
 
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -69,13 +70,14 @@ def packed_drafter(module: Module, *, int8: bool = False) -> Module:
     weights have changed. Modules of other kinds and widths are returned as they are. ValueError for weights that are
     not on a CPU, and for dtypes other than fp32 and bf16.
     """
-    if not isinstance(module, Eagle) or not _fits(module):
+    layers = getattr(module, "layers", ())
+    if not any(hasattr(layer, "is_packable") for layer in layers) or not _fits(module.config):
         return module
     drafter: Any = quantized(module, "int8", ("layers", "fc")) if int8 else module
     return cast(Module, _PACKED.get(drafter))
 
 
-def _packed(module: Eagle) -> nn.Module:
+def _packed(module: Any) -> nn.Module:
     check_weights(module)
     arena, twin = Arena.for_module(module), copy.copy(module)
     layers = [PackedDrafterLayer(of, arena) if of.is_packable else of for of in module.layers]
@@ -85,9 +87,8 @@ def _packed(module: Eagle) -> nn.Module:
     return twin
 
 
-def _fits(module: Eagle) -> bool:
+def _fits(config: Any) -> bool:
     """Return whether widths are multiples of the kernels' block sizes."""
-    config = module.config
     return not (config.dim % PANEL or config.dim // config.n_head % LANES or config.ffn_dim % LANES)
 
 

@@ -22,14 +22,13 @@ from lantern.core.types import (
     Prompt,
     Sampler,
     SampleWindow,
+    Scores,
     Step,
     Target,
     TreeShape,
     Verdict,
 )
-from lantern.core.types import Scores as ScoresLike
 from lantern.decoding.cache import StaticCache
-from lantern.decoding.forced import PassScores
 from lantern.decoding.loop import State
 from lantern.decoding.plain import Plain
 from lantern.decoding.rounds import Rounds, TorchRounds
@@ -51,7 +50,6 @@ from lantern.engines.cpu.kernels import (
 )
 from lantern.engines.engine import Engine
 from lantern.engines.prepared import PreparedTarget, WeightCache, read_in_passes
-from lantern.models.llamagen.transformer import Scores
 from lantern.verifiers.gumbel import GumbelVerifier
 
 
@@ -141,7 +139,7 @@ class CpuTarget(PreparedTarget):
         cache: Any = None,
         slots: Int[Tensor, "b n"] | None = None,
         taps: tuple[int, ...] = (),
-    ) -> ScoresLike:
+    ) -> Scores:
         """Score inputs, as `Target.__call__`."""
         if mask is None or slots is None or cache is None or cache.buffer.dtype != torch.float32:
             return self.module(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
@@ -258,7 +256,7 @@ class FusedImages:
         """Return the last step, whose window was `scored`; its scores are overwritten by the next."""
         images, nodes = len(self.start), scored.shape[1]
         dtype = self.state.target.tok_embeddings.weight.dtype
-        scores = PassScores(logits.unflatten(0, (images, -1)), features.to(dtype).unflatten(0, (images, -1)))
+        scores = Scores(logits.unflatten(0, (images, -1)), features.to(dtype).unflatten(0, (images, -1)))
         tokens = self.sampled[:, :nodes].clone()
         start, counts = self.start.clone(), self.counts.clone()
         if nodes == 1:

@@ -15,15 +15,14 @@ from torch import Tensor
 
 from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Prompt, Sampler
-from lantern.core.types import Scores as ScoresLike
+from lantern.core.types import Condition, Prompt, Sampler, Scores
 from lantern.core.weights import has_eight_bits, is_quantized
 from lantern.decoding.cache import StaticCache
 from lantern.engines.chain import waves
 from lantern.engines.cuda import kernels
 from lantern.engines.cuda.rows import ROWS, rows_of
 from lantern.engines.prepared import PreparedTarget, WeightCache, read_in_passes
-from lantern.models.llamagen.transformer import Scores, Transformer
+from lantern.models.llamagen.transformer import Transformer
 
 PROMPT_ROWS = 512  # rows of a pass over prompts
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -234,7 +233,7 @@ class KernelTarget(PreparedTarget):
         cache: Any = None,
         slots: Int[Tensor, "lines n"] | None = None,
         taps: tuple[int, ...] = (),
-    ) -> ScoresLike:
+    ) -> Scores:
         """Score inputs, as `Target.__call__`; by torch without a `StaticCache`, or if slots of tokens are used
         again.
         """

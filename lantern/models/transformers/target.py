@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.types import Condition, Prompt, Raster, TargetDefaults
-from lantern.models.llamagen.transformer import Scores
+from lantern.core.types import Condition, Prompt, Raster, Scores, TargetDefaults
 
 ATTENTIONS = ("sdpa", "eager")  # of transformers' kinds of attention those that take any mask
 
