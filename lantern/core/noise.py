@@ -182,10 +182,14 @@ class Noise:
                 self._uniform[name] = self._uniforms(*name)
             ahead = (positions - iterations[:, None]).clamp(0, width - 1)
             return self._uniform[name][self._rows, iterations.clamp(0, self.positions - 1)[:, None], ahead]
+        return self.uniform_table(lanes, purpose)[self._rows, positions.clamp(0, self.positions - 1)]
+
+    def uniform_table(self, lanes: int, purpose: int = Purpose.TEST) -> Float64[Tensor, "b p lanes"]:
+        """Return the uniforms of every token number."""
         name = (purpose, lanes)
         if name not in self._uniform:
-            self._uniform[name] = self._uniforms(*name)
-        return self._uniform[name][self._rows, positions.clamp(0, self.positions - 1)]
+            self._uniform[name] = self._uniforms(*name).contiguous()
+        return self._uniform[name]
 
     def _uniforms(self, purpose: int, lanes: int, width: int | None = None) -> Float64[Tensor, "b p ..."]:
         """Return uniforms of every token number, or of `width` tokens in the step that begins at each."""

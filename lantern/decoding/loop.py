@@ -238,7 +238,8 @@ class State:
         may_stop = self.may_look and not self.drafter.reads_samples
         sampler = self.target.sampler(self.sampling, self.noise)
         rows = LogitRows(self.sampling, logits, places, self.noise, sampler, may_stop)
-        return self.verifier.verify(tree, rows, self.noise)
+        verdict = self.target.walk(self.verifier, tree, rows)
+        return self.verifier.verify(tree, rows, self.noise) if verdict is None else verdict
 
     def _first(self, begun: Start) -> Step:
         """Return step 0: token 0 follows the prompt, as it would follow a tree of one node."""

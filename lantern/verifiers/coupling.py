@@ -23,9 +23,9 @@ class CouplingVerifier:
     tokens up to the first change are committed. The tokens behind it are drafts for the next step, and their
     distribution is now p, whether they changed or not. With `redraw` "coupled" they come from the same test
     (arXiv:2510.24211); with "independent" they are sampled from p again, as in speculative Jacobi decoding
-    (arXiv:2410.01699). With "reuse" a token with p(x) > `reuse` q(x) stays, and others are sampled from p again (SJD++,
-    arXiv:2512.07503). Their distribution is then r = q where p > `reuse` q, plus p times the rest of q. It is recorded:
-    the next test is exact.
+    (arXiv:2410.01699, algorithm 1). With "reuse" a token with p(x) > `reuse` q(x) stays, and others are sampled from p
+    again (SJD++, arXiv:2512.07503). Their distribution is then r = q where p > `reuse` q, plus p times the rest of q.
+    It is recorded: the next test is exact.
 
         window  a b c d        p of what follows each, at the root and at a, b, c, d
         kept    a b . d        the tests at the root and at a pass, the test at b fails: x replaces c

@@ -81,10 +81,10 @@ class RejectionVerifier:
     """Accept a child x with probability min(1, p(x) / q(x)); after a rejection p becomes norm(max(p - q, 0)).
 
     Leviathan et al., arXiv:2211.17192, for one child; in rounds over siblings arXiv:2305.09781; with samples without
-    replacement as EAGLE tests them, arXiv:2401.15077. Siblings are tested in sampling order, each only after the one
-    before it was rejected. With q a point mass ("point") a rejection sets p(x) to 0; samples without replacement
-    ("sampled") remove x from q; independent samples ("iid") leave q unchanged. If all children are rejected, the next
-    token is sampled from what is left, with noise that drafting does not use.
+    replacement as EAGLE tests them, arXiv:2401.15077, algorithm 1. Siblings are tested in sampling order, each only
+    after the one before it was rejected. With q a point mass ("point") a rejection sets p(x) to 0; samples without
+    replacement ("sampled") remove x from q; independent samples ("iid") leave q unchanged. If all children are
+    rejected, the next token is sampled from what is left, with noise that drafting does not use.
 
     `relaxation` (LANTERN, LANTERN++, GSD, tolerance) defines its own acceptance probability and its own distribution
     after a rejection. The distribution of its output has a closed form for one draft at most, so the reported total

@@ -93,6 +93,16 @@ def test_streams_end_with_the_picture_after_partial_ones(served: Served, model: 
     assert (first[-1] == 128).all() and not (first[0] == 128).all()
 
 
+def test_a_stream_of_several_pictures_names_and_finishes_each(served: Served, model: Model) -> None:
+    side = len(expected(model, 5))
+    options: dict[str, Any] = {"n": 3, "partial_images": 1, "size": f"{side}x{side}", "extra_body": {"seed": 5}}
+    events: list[Any] = list(served.client.images.generate(prompt=PROMPT, stream=True, **options))
+    done = {event.image_index: image(event.b64_json) for event in events if event.type.endswith("completed")}
+    assert sorted(done) == [0, 1, 2]
+    for number, found in done.items():
+        assert np.array_equal(found, expected(model, 5, number))
+
+
 def test_formats_and_sizes(served: Served) -> None:
     answer = served.client.images.generate(prompt=PROMPT, output_format="webp", output_compression=50)
     assert answer.data is not None and answer.size is not None
@@ -115,7 +125,6 @@ def test_formats_and_sizes(served: Served) -> None:
         ({"guidance": 1e9}, "guidance", "guidance is"),
         ({"method": "eagel1"}, "method", 'did you mean "eagle1"'),
         ({"response_format": "url"}, "response_format", "b64_json"),
-        ({"stream": True, "n": 2}, "n", "wanted 1 with stream"),
         ({"prompt": "  "}, "prompt", "the prompt is empty"),
         ({"prompt": "  ", "method": "plain"}, "prompt", "the prompt is empty"),
         ({"method": ""}, "method", "at least 1 character"),

@@ -138,6 +138,10 @@ class TargetDefaults:
         """Return None: tokens are sampled by `Sampling.scores`."""
         return None
 
+    def walk(self, verifier: Any, tree: Any, rows: Any) -> Any:
+        """Return None: verifiers verify by their own operations."""
+        return None
+
     def refresh(self) -> None:
         """Do nothing: nothing was made from the weights."""
 
@@ -219,6 +223,10 @@ class Target(Protocol):
         width)`, best first. With one row of logits the logits count as guided. The best token is bit for bit
         `(sampling.scores(logits, places) + noise.gumbel(places)).argmax(-1)`.
         """
+        ...
+
+    def walk(self, verifier: Any, tree: Any, rows: Any) -> Any:
+        """Return the `Verdict` of `verifier.verify(tree, rows, rows.noise)`, or None where it must verify itself."""
         ...
 
     def refresh(self) -> None:

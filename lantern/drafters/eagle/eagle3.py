@@ -4,7 +4,7 @@ The inputs of the layers 2, L/2 and L - 3 of the target at the prediction of tok
 F*_l = u_l + s (c_l - u_l), concatenated and mapped to one feature. One decoder layer, whose attention reads
 [norm(embedding) | norm(feature)], predicts the next feature, which is fed back as the feature of the next draft. Its
 features need not be near the target's: its own norm and head give distributions, and the loss is on distributions only,
-over several depths (training-time test). Here the head covers the whole codebook.
+over several depths (training-time test, section 3.2). Here the head covers the whole codebook.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
 """Engines for CUDA: one captured graph per step.
 
 Imported by: engines.
-Imports: core, decoding, engines, and the targets of models.
+Imports: core, decoding, engines, verifiers, and the targets of models.
 """

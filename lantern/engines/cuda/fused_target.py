@@ -1,18 +1,22 @@
 """LlamaGen targets whose small passes run by the products of `fused`: six launches a layer instead of ten."""
 
+import logging
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.types import Scores
+from lantern.core.config import one_line
+from lantern.core.types import Scores, Verdict
 from lantern.decoding.cache import StaticCache
-from lantern.engines.cuda import fused, kernels
+from lantern.engines.cuda import fused, kernels, walk
 from lantern.engines.cuda.rows import ROWS, constant_rows, rows_of
 from lantern.engines.cuda.target import KernelPass, KernelTarget
 from lantern.engines.prepared import WeightCache
+from lantern.verifiers.gumbel import GumbelVerifier
 
+LOG = logging.getLogger("lantern")
 FEW = 128  # rows of a batch up to which one read of the weights per 64 rows is fewer bytes than its activations
 
 
@@ -83,9 +87,24 @@ def is_fused(target: Any, rows: int) -> bool:
 
 
 class FusedTarget(KernelTarget):
-    """A target with the passes of `FusedPass`."""
+    """A target with the passes of `FusedPass`, whose trees are walked by one kernel where it can."""
 
     steps: ClassVar[WeightCache[Any]] = WeightCache(FusedPass)
+    walks: ClassVar[bool] = True  # False once the kernel did not build or launch
+
+    def walk(self, verifier: Any, tree: Any, rows: Any) -> Verdict | None:
+        """Walk a tree by one kernel if it can; kernels build in the steps before a capture."""
+        if not FusedTarget.walks or walk.refusal(verifier, tree, rows) is not None:
+            return None
+        try:
+            is_match = isinstance(verifier, GumbelVerifier)
+            return walk.match(tree, rows) if is_match else walk.walk(verifier, tree, rows)
+        except Exception as error:
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                raise
+            FusedTarget.walks = False
+            LOG.warning("trees are walked by torch, and not by the GPU kernel: %s", one_line(error))
+            return None
 
 
 class FusedEarlyPass(FusedPass):
@@ -94,7 +113,7 @@ class FusedEarlyPass(FusedPass):
     pdl = True
 
 
-class FusedEarlyTarget(KernelTarget):
-    """A target with the passes of `FusedEarlyPass`."""
+class FusedEarlyTarget(FusedTarget):
+    """As `FusedTarget`, with the passes of `FusedEarlyPass`."""
 
     steps: ClassVar[WeightCache[Any]] = WeightCache(FusedEarlyPass)

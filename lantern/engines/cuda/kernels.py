@@ -44,7 +44,7 @@ def is_interpreted() -> bool:
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """Return the kernel of a function; its token does not depend on the values of NUMBERS."""
+    """Return the kernel of a function; what is compiled does not depend on the values of NUMBERS."""
     names = [name for name in inspect.signature(function).parameters if name in NUMBERS]
     return triton.jit(do_not_specialize=names)(function)
 

@@ -361,8 +361,6 @@ def build_app(service: Service) -> FastAPI:
             service.check_model(body.model)
         if len(body.prompt) > service.limits.prompt:
             raise RefusedError(400, f"the prompt has more than {service.limits.prompt} characters", param="prompt")
-        if body.stream and (body.n or 1) > 1:
-            raise RefusedError(400, "n is more than 1, wanted 1 with stream", param="n")
         call = Call(service, body)
         service.worker.submit(call.jobs)
         if body.stream:
@@ -429,21 +427,24 @@ def answer(call: Call, pictures: Sequence[Picture]) -> dict[str, Any]:
 
 
 async def streamed(call: Call) -> AsyncIterator[bytes]:
-    """Yield the server-sent events of one image: partial images, then the finished one, or an error."""
-    reason = "abort"
+    """Yield the server-sent events of the images: partial images, then each finished one, or an error.
+
+    `image_index` is the number of the image, from 0; the events of several images alternate.
+    """
+    reason, left = "abort", len(call.jobs)
     try:
-        while True:
+        while left:
             event = await call.next()
             pixels = event.value if event.kind == "partial" else event.value.pixels
             fields = {"b64_json": await asyncio.to_thread(call.image, pixels), "created_at": call.created, **call.about}
+            fields["image_index"] = event.number
             if event.kind == "partial":
                 name, more = "partial_image", {"partial_image_index": event.index}
             else:
                 name, more = "completed", {"usage": call.usage(1), "metrics": event.value.statistics.as_dict()}
+                left -= 1
             yield sse(f"image_generation.{name}", fields | more)
-            if event.kind == "done":
-                reason = "stop"
-                return
+        reason = "stop"
     except RefusedError as error:
         reason = "error"
         yield sse("error", error.body)

@@ -1,4 +1,4 @@
-"""Compiles the fused kernels ahead of time, without a GPU, and prints what ptxas reports as JSON."""
+"""Compiles the fused kernels and the walk ahead of time, without a GPU, and prints what ptxas reports as JSON."""
 
 import json
 import re
@@ -14,11 +14,26 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from lantern.engines.cuda import fused
+from lantern.core.noise import Noise
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftTree
+from lantern.decoding.rows import LogitRows
+from lantern.drafters.trees.static import grown
+from lantern.engines.cuda import fused, walk
+from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.lantern import Lantern
+from lantern.verifiers.relaxations.lantern_pp import LanternPP
 
 META = torch.device("meta")
 DIM, HIDDEN, HEADS, TOKENS, LINES, SLOTS = 1280, 3456, 20, 16384, 2, 1056  # of LlamaGen-XL at 512 pixels
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"}
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
+TYPES |= {torch.int64: "*i64", torch.int32: "*i32"}
+RULES: dict[str, Any] = {
+    "exact": None,
+    "lantern": (Lantern, {"k": 100}),
+    "lantern++": (LanternPP, {"k": 10}),
+    "released lantern++": (LanternPP, {"k": 10, "residual": "released"}),
+}
 
 
 def source(kernel: Any, arguments: dict[str, Any]) -> Any:
@@ -27,7 +42,7 @@ def source(kernel: Any, arguments: dict[str, Any]) -> Any:
     for i, parameter in enumerate(kernel.params):
         value = arguments[parameter.name]
         is_aligned = isinstance(value, torch.Tensor)
-        if parameter.is_constexpr:
+        if parameter.is_constexpr or value is None:
             signature[parameter.name], constants[(i,)] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[parameter.name] = TYPES[value.dtype]
@@ -39,26 +54,37 @@ def source(kernel: Any, arguments: dict[str, Any]) -> Any:
     return ASTSource(kernel, signature, constants, hints)
 
 
+def empty(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*size, dtype=dtype, device=META)
+
+
+class Recorded:
+    """Records launches as kernel, arguments and options instead of running them."""
+
+    def __enter__(self) -> "Recorded":
+        self.launches: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
+        self._run = JITFunction.run
+
+        def run(kernel: Any, *given: Any, grid: Any, warmup: bool, **named: Any) -> None:
+            names = [parameter.name for parameter in kernel.params]
+            arguments = dict(zip(names, given, strict=False)) | {key: named[key] for key in named if key in names}
+            self.launches.append((kernel, arguments, {key: named[key] for key in named if key not in names}))
+
+        JITFunction.run = run  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        JITFunction.run = self._run  # type: ignore[method-assign]
+
+
 def launches(nodes: int, pdl: bool) -> list[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
     """Return name, kernel, arguments and options of the launches of a layer and the head, over `nodes` nodes."""
-    found, name = list[Any](), ""
-
-    def run(kernel: Any, *given: Any, grid: Any, warmup: bool, **named: Any) -> None:
-        names = [parameter.name for parameter in kernel.params]
-        arguments = dict(zip(names, given, strict=False)) | {key: named[key] for key in named if key in names}
-        found.append((name, kernel, arguments, {key: named[key] for key in named if key not in names}))
-
-    def empty(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=META)
-
     rows = 32
     x, squares = empty(LINES * rows, DIM), empty(LINES * rows, DIM // 16, dtype=torch.float32)
     how: Any = {"rows": rows, "pdl": pdl}
-    kept, JITFunction.run = JITFunction.run, run  # type: ignore[method-assign]
-    try:
-        name = "enter"
+    hidden, logits = empty(LINES * rows, HIDDEN), empty(LINES * nodes, TOKENS, dtype=torch.float32)
+    with Recorded() as recorded:
         fused.enter(empty(LINES, nodes, DIM), x, squares, **how)
-        name = "qkv"
         fused.qkv(
             *(x, empty(3 * DIM, DIM), empty(DIM), squares, empty(LINES * rows, 3 * DIM)),
             empty(2048, DIM // HEADS // 2, 2, dtype=torch.float32),
@@ -67,19 +93,31 @@ def launches(nodes: int, pdl: bool) -> list[tuple[str, Any, dict[str, Any], dict
             eps=1e-5,
             **how,
         )
-        name = "gate_up"
-        hidden = empty(LINES * rows, HIDDEN)
         fused.gate_up(x, empty(2 * HIDDEN, DIM), empty(DIM), squares, hidden, eps=1e-5, live=nodes, **how)
-        name = "out"
         fused.single(x, empty(DIM, DIM), x, squares, live=nodes, **how)
-        name = "down"
         fused.single(hidden, empty(DIM, HIDDEN), x, squares, live=nodes, **how)
-        name = "head"
-        logits = empty(LINES * nodes, TOKENS, dtype=torch.float32)
         fused.single(x, empty(TOKENS, DIM), logits, None, live=nodes, **how)
-    finally:
-        JITFunction.run = kept  # type: ignore[method-assign]
-    return found
+    names = ("enter", "qkv", "gate_up", "out", "down", "head")
+    return [(name, *launch) for name, launch in zip(names, recorded.launches, strict=True)]
+
+
+def walks(mode: Any, rule: str, tokens: int) -> list[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
+    """Return the same of the walk of a tree, under guidance and top-k."""
+    shape, wide = grown(8, 2).shape(META), torch.float32
+    nodes = shape.num_nodes
+    noise = Noise([(0, 0)], positions=1024, vocab_size=tokens, device=META)
+    noise.uniform_table = lambda lanes: empty(1, 1024, lanes, dtype=torch.float64)  # type: ignore[method-assign]
+    noise.gumbel_table = lambda purpose: empty(1, 1024, tokens, dtype=wide)  # type: ignore[method-assign]
+    log_q = None if mode == "point" else empty(1, nodes, tokens, dtype=wide)
+    tree = DraftTree(empty(1, nodes, dtype=torch.long), shape, mode, log_q)
+    logits, places = empty(1, LINES, nodes, tokens, dtype=wide), empty(1, nodes, dtype=torch.long)
+    near = {"table": empty(tokens, 1024, dtype=torch.int32), "distances": empty(tokens, 1024, dtype=wide)}
+    relaxation = None if RULES[rule] is None else RULES[rule][0](**near, **RULES[rule][1])
+    rows = LogitRows(Sampling(guidance=3.0, top_k=100), logits, places, noise)
+    with Recorded() as recorded:
+        walk.walk(RejectionVerifier(relaxation), tree, rows)
+    named = zip(("summary", "walk"), recorded.launches, strict=True)
+    return [(f"{name} {mode} {rule} {tokens}", *launch) for name, launch in named]
 
 
 def report(kernel: Any, arguments: dict[str, Any], options: dict[str, Any], architecture: int) -> dict[str, int]:
@@ -100,16 +138,19 @@ def report(kernel: Any, arguments: dict[str, Any], options: dict[str, Any], arch
 
 CASES = ((80, 1, False), (80, 30, False), (90, 1, False), (90, 30, False), (90, 1, True))
 
+WALKS = (("sampled", "exact", 16384), ("sampled", "lantern", 16384), ("sampled", "lantern++", 16384))
+WALKS += (("sampled", "released lantern++", 16384), ("point", "lantern++", 16384), ("sampled", "lantern++", 2048))
+
 if __name__ == "__main__":
     made = {
-        f"{name} {nodes}{' pdl' if pdl else ''} sm_{architecture}": report(kernel, arguments, options, architecture)
-        for architecture, nodes, pdl in (
-            (80, 1, False),
-            (80, 30, False),
-            (90, 1, False),
-            (90, 30, False),
-            (90, 1, True),
-        )
-        for name, kernel, arguments, options in launches(nodes, pdl)
+        f"{name} {nodes}{' pdl' if pdl else ''} sm_{architecture}": report(*launch, architecture)
+        for architecture, nodes, pdl in CASES
+        for name, *launch in launches(nodes, pdl)
+    }
+    made |= {
+        f"{name} sm_{architecture}": report(*launch, architecture)
+        for architecture in (80, 90)
+        for case in WALKS
+        for name, *launch in walks(*case)
     }
     print(json.dumps(made))

@@ -1,0 +1,612 @@
+"""Draft trees walked by one kernel, one program per image: `RejectionVerifier` and `GumbelVerifier` for GPUs.
+
+Gumbel match looks up the deepest path of matching nodes at once. In multi-round rejection a program keeps three rows of
+fp32 numbers in global memory, which stay in the caches of its processor: p twice (what a rejection leaves is written to
+the other one) and q. Rows are not normalised after a test: `p_scale` and `q_scale` multiply what is read. Only rows of
+visited nodes are written. Neighbours are read by index, and a rejection is one pass over the rows:
+
+    left = max(p - q, 0) everywhere but at x and at the tokens whose mass moves, which are marked with -1
+    S = sum of left; the marked tokens follow one by one: their old values (exact test) and their new ones (relaxed)
+    sums E = S + old, L = S + new; TV(left, exact left) = (S |1/L - 1/E| + sum |new/L - old/E|) / 2
+
+A kernel before it finds, for all nodes at once, the k-th largest score, the maximum and the sum of exponentials of each
+row, which are the slow part of a row; the walk then reads three numbers per row. At temperature 0 it is the best token.
+
+Values pass between the threads of a program through global memory, with a barrier between.
+"""
+
+# ruff: noqa: SIM102, SIM108 (branches on constants are cut when a kernel is compiled, so they stand alone)
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lantern.core.noise import Noise, Purpose
+from lantern.core.types import Cost, DraftTree, Rows, Verdict
+from lantern.decoding.rows import LogitRows
+from lantern.engines.cuda.kernels import is_interpreted
+from lantern.verifiers.gumbel import GumbelVerifier
+from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.lantern import Lantern
+from lantern.verifiers.relaxations.lantern_pp import LanternPP
+
+SMALLEST_LOG, SMALLEST = tl.constexpr(-87.0), tl.constexpr(1.7e-38)  # of lantern.core.sampling
+TINY = tl.constexpr(1.1754943508222875e-38)  # a smaller sum counts as 0: its reciprocal may be infinite
+MOST_TOKENS = 16384
+CHUNK = 2048  # tokens of a part of a pass: whole rows of 16,384 would spill registers
+MOST_NODES = 128
+UNSPECIALISED = (
+    *("top_k", "interval", "nodes", "positions", "depth", "near", "columns", "lanes", "places_stride"),
+    *("tree_stride", "rank_stride"),
+)
+
+
+@triton.jit
+def scores_of(
+    LOGITS,
+    image,
+    node,
+    place,
+    guidance,
+    temperature,
+    interval,
+    line_stride,
+    node_stride,
+    TOKEN_COUNT: tl.constexpr,
+    SIZE: tl.constexpr,
+    IS_GUIDED: tl.constexpr,
+    IS_GREEDY: tl.constexpr,
+):
+    """Return guided scores over the temperature, as `sample_kernel`; -inf past the last token."""
+    at = tl.arange(0, SIZE)
+    inside = at < TOKEN_COUNT
+    line = image * 2 if IS_GUIDED else image
+    source = LOGITS + line.to(tl.int64) * line_stride + node.to(tl.int64) * node_stride + at
+    scores = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    if IS_GUIDED:
+        rest = tl.load(source + line_stride, mask=inside, other=0.0).to(tl.float32)
+        guided = rest + (scores - rest) * guidance
+        is_in_interval = (interval < 0) | (place <= interval + 1)
+        scores = tl.where(is_in_interval, guided, scores)
+    if not IS_GREEDY:
+        scores = tl.div_rn(scores, temperature)
+    return tl.where(inside, tl.where(scores == 0.0, 0.0, scores), float("-inf"))
+
+
+@triton.jit
+def ordered(scores):
+    """Return integers in the order of the scores."""
+    bits = scores.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def least_of(scores, top_k):
+    """Return the k-th largest of `ordered` scores, bit by bit."""
+    order = ordered(scores)
+    reached = tl.sum((order >= 0).to(tl.int32), 0)
+    bound = tl.where(reached >= top_k, 0, -2147483648).to(tl.int32)
+    for step in range(0, 31):
+        trial = bound + (1 << (30 - step))
+        reached = tl.sum((order >= trial).to(tl.int32), 0)
+        bound = tl.where(reached >= top_k, trial, bound)
+    return bound
+
+
+@triton.jit
+def exponentials(log_p):
+    """Return exp(log p), with 0 for what is no normal number, as `probabilities`."""
+    p = tl.exp(tl.maximum(log_p, SMALLEST_LOG))
+    return tl.where(p > SMALLEST, p, 0.0)
+
+
+@triton.jit(do_not_specialize=["top_k", "interval", "nodes", "places_stride"])
+def summary_kernel(
+    LOGITS,
+    PLACES,
+    BOUNDS,
+    NORMS,
+    guidance,
+    temperature,
+    top_k,
+    interval,
+    nodes,
+    places_stride,
+    line_stride,
+    node_stride,
+    TOKEN_COUNT: tl.constexpr,
+    SIZE: tl.constexpr,
+    IS_GUIDED: tl.constexpr,
+    IS_GREEDY: tl.constexpr,
+    HAS_TOP_K: tl.constexpr,
+):
+    """Write the k-th largest score, the maximum and the logarithm of the sum of exponentials of one row."""
+    image, node = tl.program_id(0), tl.program_id(1)
+    place = tl.load(PLACES + image * places_stride + node)
+    scores = scores_of(
+        *(LOGITS, image, node, place, guidance, temperature, interval, line_stride, node_stride),
+        *(TOKEN_COUNT, SIZE, IS_GUIDED, IS_GREEDY),
+    )
+    row = image * nodes + node
+    if IS_GREEDY:
+        tl.store(BOUNDS + row, tl.argmax(scores, 0))
+    elif HAS_TOP_K:
+        bound = least_of(scores, top_k)
+        scores = tl.where(ordered(scores) >= bound, scores, float("-inf"))
+        tl.store(BOUNDS + row, bound)
+    largest = tl.max(scores, 0)
+    tl.store(NORMS + row * 2, largest)
+    tl.store(NORMS + row * 2 + 1, tl.log(tl.sum(tl.exp(scores - largest), 0)))
+
+
+@triton.jit(do_not_specialize=list(UNSPECIALISED))
+def walk_kernel(
+    LOGITS,
+    BOUNDS,
+    NORMS,
+    LOG_Q,
+    TOKENS,
+    PARENTS,
+    RANKS,
+    WIDTHS,
+    PLACES,
+    UNIFORMS,
+    NOISE,
+    TABLE,
+    FAR,
+    SCRATCH,
+    PATH,
+    LENGTH,
+    NEXT,
+    IS_RELAXED,
+    SPENT,
+    MOVED,
+    guidance,
+    temperature,
+    constant,
+    factor,
+    top_k,
+    interval,
+    nodes,
+    positions,
+    depth,
+    lanes,
+    near,
+    columns,
+    places_stride,
+    tree_stride,
+    rank_stride,
+    line_stride,
+    node_stride,
+    q_image_stride,
+    q_node_stride,
+    TOKEN_COUNT: tl.constexpr,
+    SIZE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    NODES: tl.constexpr,
+    NEAR: tl.constexpr,
+    IS_GUIDED: tl.constexpr,
+    IS_GREEDY: tl.constexpr,
+    HAS_TOP_K: tl.constexpr,
+    HAS_NOISE: tl.constexpr,
+    HAS_Q: tl.constexpr,  # else each token is a point draft
+    REMOVES: tl.constexpr,  # samples without replacement
+    RELAXES: tl.constexpr,
+    IS_RELEASED: tl.constexpr,
+    SHARES: tl.constexpr,
+    HAS_DISTANCES: tl.constexpr,
+):
+    """Walk the tree of one image."""
+    image = tl.program_id(0)
+    at = tl.arange(0, SIZE)
+    numbers = tl.arange(0, NODES)
+    is_node = (numbers < nodes) & (numbers > 0)
+    parents = tl.load(PARENTS + image * tree_stride + numbers, mask=is_node, other=-1).to(tl.int32)
+    ranks = tl.load(RANKS + image * rank_stride + numbers, mask=is_node, other=-1).to(tl.int32)
+    columns_at = tl.arange(0, NEAR)
+    P = SCRATCH + image.to(tl.int64) * (3 * SIZE)
+    Q = P + 2 * SIZE
+    node = tl.full((), 0, tl.int32)
+    reached = tl.full((), 0, tl.int32)
+    current = tl.full((), 0, tl.int32)
+    p_scale = tl.full((), 1.0, tl.float32)
+    is_open = tl.full((), 1, tl.int32)
+    while is_open > 0:
+        # the row of the node
+        place = tl.load(PLACES + image * places_stride + node)
+        row = image * nodes + node
+        if IS_GREEDY:
+            tl.store(P + at, tl.where(at == tl.load(BOUNDS + row), 1.0, 0.0))
+        else:
+            scores = scores_of(
+                *(LOGITS, image, node, place, guidance, temperature, interval, line_stride, node_stride),
+                *(TOKEN_COUNT, SIZE, IS_GUIDED, IS_GREEDY),
+            )
+            if HAS_TOP_K:
+                scores = tl.where(ordered(scores) >= tl.load(BOUNDS + row), scores, float("-inf"))
+            log_p = scores - tl.load(NORMS + row * 2) - tl.load(NORMS + row * 2 + 1)
+            tl.store(P + at, tl.where(at < TOKEN_COUNT, exponentials(log_p), 0.0))
+        current = tl.full((), 0, tl.int32)
+        p_scale = tl.full((), 1.0, tl.float32)
+        q_scale = tl.full((), 1.0, tl.float32)
+        # its children
+        is_child = is_node & (parents == node)
+        most = tl.max(tl.where(is_child, ranks, -1), 0) + 1
+        if reached < depth:
+            most = tl.minimum(most, tl.load(WIDTHS + reached))
+        else:
+            most = most * 0
+        if HAS_Q:
+            if most > 0:
+                source = LOG_Q + image.to(tl.int64) * q_image_stride + node.to(tl.int64) * q_node_stride + at
+                log_q = tl.load(source, mask=at < TOKEN_COUNT, other=float("-inf"))
+                tl.store(Q + at, tl.where(at < TOKEN_COUNT, exponentials(log_q), 0.0))
+        tl.debug_barrier()
+        rank = tl.full((), 0, tl.int32)
+        taken = tl.full((), 0, tl.int32)
+        relaxed = tl.full((), 0.0, tl.float32)
+        spent = tl.full((), 0.0, tl.float32)
+        moved = tl.full((), 0.0, tl.float32)
+        while (rank < most) & (taken == 0):
+            child = tl.min(tl.where(is_child & (ranks == rank), numbers, NODES), 0)
+            has_child = child < NODES
+            # As in torch, the root stands for a rank without a child.
+            child = tl.where(has_child, child, 0)
+            token = tl.load(TOKENS + image * nodes + child).to(tl.int32)
+            if HAS_Q:
+                raw_q = tl.load(Q + token)
+                own_q = raw_q * q_scale
+            else:
+                raw_q = p_scale * 0.0
+                own_q = p_scale * 0.0 + 1.0
+            is_tested = has_child & (own_q > 0.0)
+            if is_tested:
+                PC = P + current * SIZE
+                raw_p = tl.load(PC + token)
+                own_p = raw_p * p_scale
+                tested_at = tl.minimum(tl.maximum(place, 0), positions - 1)
+                uniform = tl.load(UNIFORMS + (image * positions + tested_at) * lanes + rank)
+                threshold = uniform * own_q.to(tl.float64)
+                old = tl.maximum(own_p - own_q, 0.0)
+                new = old
+                raised = own_p
+                needs_pass = threshold >= own_p.to(tl.float64)
+                if RELAXES:
+                    # the claim: the longest run of neighbours within the budget
+                    is_near = columns_at < near
+                    is_around = columns_at < near + (1 if IS_RELEASED else 0)
+                    around = tl.load(TABLE + token.to(tl.int64) * columns + columns_at, mask=is_around, other=0)
+                    raw = tl.load(PC + around, mask=is_around, other=0.0)
+                    p_near = raw * p_scale
+                    budget = factor * own_p + constant
+                    if SHARES:
+                        budget = budget - spent
+                    budget = tl.maximum(budget, 0.0)
+                    sums = tl.cumsum(tl.where(is_near, p_near, 0.0).to(tl.float64), 0)
+                    is_taken = is_near & (sums <= budget.to(tl.float64))
+                    mass = tl.max(tl.where(is_taken, sums, 0.0), 0).to(tl.float32)
+                    raised = own_p + mass
+                    if HAS_Q:
+                        q_near = tl.load(Q + around, mask=is_around, other=0.0) * q_scale
+                    else:
+                        q_near = p_near * 0.0
+                    old_near = tl.maximum(p_near - q_near, 0.0)
+                    if IS_RELEASED:
+                        is_moved = is_around & (tl.max(is_taken.to(tl.int32), 0) > 0)
+                        if HAS_Q:
+                            new_near = p_near
+                        else:
+                            new_near = p_near * 0.0
+                            new = new * 0.0
+                    else:
+                        is_moved = is_taken
+                        new_near = p_near * 0.0
+                        new = tl.maximum(raised - own_q, 0.0)
+                    least_q = tl.maximum(own_q, TINY)
+                    chance = tl.minimum(tl.div_rn(raised, least_q), 1.0)
+                    exact_chance = tl.minimum(tl.div_rn(own_p, least_q), 1.0)
+                    gain = chance - exact_chance
+                    weight = 1.0 - tl.maximum(chance, exact_chance)
+                    spent += tl.abs(gain)
+                    if HAS_DISTANCES:
+                        far = tl.load(FAR + token.to(tl.int64) * columns + columns_at, mask=is_near, other=0.0)
+                        travelled = tl.sum(tl.where(is_taken, p_near * far, 0.0), 0)
+                        moved += tl.maximum(gain, 0.0) * tl.div_rn(travelled, tl.maximum(mass, TINY))
+                    is_refused = threshold >= raised.to(tl.float64)
+                    relaxed = tl.where(needs_pass & (is_refused == 0), 1.0, 0.0)
+                    needs_pass = is_refused | ((weight > 0.0) & ((tl.max(is_moved.to(tl.int32), 0) > 0) | IS_RELEASED))
+                    if needs_pass:
+                        # p of marked tokens is not read again
+                        tl.debug_barrier()
+                        tl.store(PC + around, tl.where(is_moved, -1.0, raw), mask=is_moved)
+                        tl.store(PC + token, -1.0)
+                        tl.debug_barrier()
+                if threshold < raised.to(tl.float64):
+                    taken = child
+                if needs_pass:
+                    other = P + (1 - current) * SIZE
+                    total = tl.zeros((CHUNK,), tl.float32)
+                    q_total = tl.zeros((CHUNK,), tl.float32)
+                    for start in range(0, SIZE, CHUNK):
+                        step = start + tl.arange(0, CHUNK)
+                        p = tl.load(PC + step)
+                        if HAS_Q:
+                            q = tl.load(Q + step)
+                            left = tl.maximum(p * p_scale - q * q_scale, 0.0)
+                            if REMOVES:
+                                q_total += tl.where(step == token, 0.0, q)
+                        else:
+                            left = p * p_scale
+                        left = tl.where((p < 0.0) | (step == token), 0.0, left)
+                        tl.store(other + step, left)
+                        total += left
+                    common = tl.sum(total, 0)
+                    sum_new = common + new
+                    sum_old = common + old
+                    if RELAXES:
+                        sum_new += tl.sum(tl.where(is_moved, new_near, 0.0), 0)
+                        sum_old += tl.sum(tl.where(is_moved, old_near, 0.0), 0)
+                    tl.debug_barrier()
+                    tl.store(other + token, new)
+                    if RELAXES:
+                        tl.store(other + around, new_near, mask=is_moved)
+                        # what the marked tokens are worth after each test; where a sum is 0 the test leaves p
+                        one_new = tl.div_rn(1.0, tl.where(sum_new > TINY, sum_new, 1.0))
+                        one_old = tl.div_rn(1.0, tl.where(sum_old > TINY, sum_old, 1.0))
+                        held = own_p + tl.sum(tl.where(is_moved, p_near, 0.0), 0)
+                        unmarked = common * tl.abs(one_new - one_old)
+                        last, exact = new * one_new, old * one_old
+                        last_near, exact_near = new_near * one_new, old_near * one_old
+                        if sum_new <= TINY:
+                            if IS_RELEASED:
+                                count = tl.sum(is_moved.to(tl.float32), 0) + 1.0
+                                last = last * 0.0 + 1.0 / TOKEN_COUNT
+                                last_near = last_near * 0.0 + 1.0 / TOKEN_COUNT
+                                unmarked = (TOKEN_COUNT - count) / TOKEN_COUNT
+                            else:
+                                last, last_near = own_p, p_near
+                                unmarked = tl.maximum(1.0 - held, 0.0)
+                        if sum_old <= TINY:
+                            exact, exact_near = own_p, p_near
+                            unmarked = tl.maximum(1.0 - held, 0.0)
+                            if sum_new <= TINY:
+                                unmarked = unmarked * 0.0
+                        apart = unmarked + tl.abs(last - exact)
+                        apart += tl.sum(tl.where(is_moved, tl.abs(last_near - exact_near), 0.0), 0)
+                        spent += weight * apart * 0.5
+                    if sum_new > TINY:
+                        current = 1 - current
+                        p_scale = tl.div_rn(1.0, sum_new)
+                    else:
+                        if RELAXES:
+                            tl.debug_barrier()
+                            if IS_RELEASED:
+                                tl.store(other + at, tl.where(at < TOKEN_COUNT, 1.0, 0.0))
+                                current = 1 - current
+                                p_scale = p_scale * 0.0 + 1.0 / TOKEN_COUNT
+                            else:
+                                tl.store(PC + around, raw, mask=is_moved)
+                                tl.store(PC + token, raw_p)
+                    if REMOVES:
+                        q_sum = tl.sum(q_total, 0)
+                        if q_sum > TINY:
+                            tl.store(Q + token, 0.0)
+                            q_scale = tl.div_rn(1.0, q_sum)
+                    tl.debug_barrier()
+            else:
+                if REMOVES:
+                    if raw_q > 0.0:
+                        q = tl.where(at == token, 0.0, tl.load(Q + at))
+                        q_sum = tl.sum(q, 0)
+                        tl.debug_barrier()
+                        if q_sum > TINY:
+                            tl.store(Q + token, 0.0)
+                            q_scale = tl.div_rn(1.0, q_sum)
+                        tl.debug_barrier()
+            rank += 1
+        if reached < depth:
+            tl.store(PATH + image * depth + reached, taken.to(tl.int64))
+        if RELAXES:
+            if reached < depth:
+                tl.store(IS_RELAXED + image * depth + reached, relaxed)
+            tl.store(SPENT + image * (depth + 1) + reached, tl.minimum(spent, 1.0))
+            if HAS_DISTANCES:
+                tl.store(MOVED + image * (depth + 1) + reached, moved)
+        if taken > 0:
+            node = taken
+            reached += 1
+            tl.debug_barrier()
+        else:
+            is_open = is_open * 0
+    for behind in range(reached + 1, depth + 1):
+        if behind < depth:
+            tl.store(PATH + image * depth + behind, tl.full((), 0, tl.int64))
+        if RELAXES:
+            if behind < depth:
+                tl.store(IS_RELAXED + image * depth + behind, 0.0)
+            tl.store(SPENT + image * (depth + 1) + behind, 0.0)
+            if HAS_DISTANCES:
+                tl.store(MOVED + image * (depth + 1) + behind, 0.0)
+    tl.store(LENGTH + image, reached.to(tl.int64))
+    left = tl.load(P + current * SIZE + at) * p_scale
+    final = tl.log(tl.maximum(left, TINY))
+    if HAS_NOISE:
+        place = tl.load(PLACES + image * places_stride + node)
+        drawn_at = tl.minimum(tl.maximum(place, 0), positions - 1)
+        noise = NOISE + (image * positions + drawn_at).to(tl.int64) * TOKEN_COUNT + at
+        final += tl.load(noise, mask=at < TOKEN_COUNT, other=0.0)
+    final = tl.where(at < TOKEN_COUNT, final, float("-inf"))
+    tl.store(NEXT + image, tl.argmax(final, 0).to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["nodes", "depth", "tree_stride", "depth_stride", "image_stride", "row_stride"])
+def match_kernel(
+    TOKENS,
+    SAMPLED,
+    PARENTS,
+    DEPTHS,
+    ANCESTORS,
+    PATH,
+    LENGTH,
+    NEXT,
+    nodes,
+    depth,
+    tree_stride,
+    depth_stride,
+    image_stride,
+    row_stride,
+    NODES: tl.constexpr,
+):
+    """Find the deepest path of one image whose nodes are what was sampled after their parents."""
+    image = tl.program_id(0)
+    number = tl.arange(0, NODES)
+    inside = number < nodes
+    parent = tl.load(PARENTS + image * tree_stride + number, mask=inside, other=0)
+    level = tl.load(DEPTHS + image * depth_stride + number, mask=inside, other=0)
+    token = tl.load(TOKENS + image * nodes + number, mask=inside, other=-1)
+    sampled = tl.load(SAMPLED + image * nodes + parent, mask=inside, other=-2)
+    is_match = (number == 0) | (token == sampled)
+    above = ANCESTORS + image * image_stride + number[:, None] * row_stride + number[None]
+    is_above = tl.load(above, mask=inside[:, None] & inside[None], other=0).to(tl.int32)
+    is_broken = tl.max(tl.where(is_match[None], 0, is_above), 1) > 0
+    reached = tl.where(inside & (is_broken == 0), level, 0)
+    last, length = tl.argmax(reached, 0), tl.max(reached, 0)
+    on_path = tl.load(ANCESTORS + image * image_stride + last * row_stride + number, mask=inside, other=0).to(tl.int32)
+    tl.store(PATH + image * depth + number, tl.zeros_like(level), mask=(number >= length) & (number < depth))
+    tl.store(PATH + image * depth + level - 1, number.to(tl.int64), mask=inside & (on_path > 0) & (level > 0))
+    tl.store(LENGTH + image, length)
+    tl.store(NEXT + image, tl.load(SAMPLED + image * nodes + last))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A relaxation in the numbers that the kernel reads: the budget is `constant` + `factor` * p(x)."""
+
+    constant: float = 0.0
+    factor: float = 0.0
+
+
+def rule_of(relaxation: Any) -> Rule | None:
+    """Return the rule of a relaxation, None for those that the kernel does not know."""
+    if relaxation is None:
+        return Rule()
+    if type(relaxation) is Lantern:
+        return Rule(constant=float(relaxation.delta))
+    if type(relaxation) is LanternPP:
+        return Rule(factor=float(relaxation.lambda_ - 1))
+    return None
+
+
+def refusal(verifier: Any, tree: DraftTree, rows: Any) -> str | None:
+    """Return why the torch form must walk a tree, None if a kernel can."""
+    if not tree.shape.widths or tree.shape.num_nodes > MOST_NODES:
+        return "no children, or too many nodes"
+    if type(verifier) is GumbelVerifier:
+        return None
+    if type(verifier) is not RejectionVerifier or rule_of(verifier.relaxation) is None:
+        return "neither Gumbel match nor multi-round rejection, exact or by LANTERN or LANTERN++"
+    if not isinstance(rows, LogitRows) or not isinstance(rows.noise, Noise):
+        return "rows that are not logits, or noise without tables"
+    if rows.sampling.top_p < 1 or rows.logits.shape[-1] > MOST_TOKENS:
+        return "top-p, or too many tokens"
+    if tree.mode not in ("point", "sampled", "iid") or (tree.mode != "point" and tree.log_q is None):
+        return f"mode {tree.mode}, with log q: {tree.log_q is not None}"
+    return None
+
+
+def match(tree: DraftTree, rows: Rows) -> Verdict:
+    """Return the verdict of `GumbelVerifier.verify` on rows of which all are sampled."""
+    sampled, shape = rows.sample().contiguous(), tree.shape
+    images, nodes = sampled.shape
+    path = sampled.new_empty(images, shape.depth)
+    length, chosen = sampled.new_empty(2, images).unbind()
+    by_image = [part.stride(0) if part.ndim == 2 else 0 for part in (shape.parents, shape.depths)]
+    ancestors = shape.ancestors
+    match_kernel[(images,)](
+        *(tree.tokens.contiguous(), sampled, shape.parents, shape.depths, ancestors, path, length, chosen),
+        *(nodes, shape.depth, *by_image, ancestors.stride(0) if ancestors.ndim == 3 else 0, ancestors.stride(-2)),
+        NODES=triton.next_power_of_2(max(nodes, 2)),
+    )
+    return Verdict(path, length, chosen, samples=sampled)
+
+
+@lru_cache(maxsize=64)
+def widths_on(widths: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the widths of a tree on a device; made in the steps before a capture."""
+    return torch.tensor(widths, dtype=torch.int32, device=device)
+
+
+def walk(
+    verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk: int = CHUNK, warps: int | None = None
+) -> Verdict:
+    """Return the verdict of `verifier.verify`; see `refusal` for the trees that it takes. Nothing waits for the device.
+
+    `chunk` are the tokens of a part of a pass over a row.
+    """
+    sampling, noise, logits, places = rows.sampling, rows.noise, rows.logits, rows.places
+    assert isinstance(noise, Noise)
+    images, guided, nodes, tokens = logits.shape
+    shape, depth, device, relaxation = tree.shape, len(tree.shape.widths), logits.device, verifier.relaxation
+    if logits.stride(3) != 1 or (guided > 1 and logits.stride(0) != guided * logits.stride(1)):
+        logits = logits.contiguous()
+    line_stride = logits.stride(1 if guided > 1 else 0)
+    size = triton.next_power_of_2(tokens)
+    path, length, chosen = (torch.empty(n, dtype=torch.long, device=device) for n in ((images, depth), images, images))
+    scratch = torch.empty(images, 3, size, device=device)
+    bounds = torch.empty(images, nodes, dtype=torch.int32, device=device)
+    norms = torch.empty(images, nodes, 2, device=device)
+    cost = distances = table = None
+    near, released, shared = 0, False, False
+    if relaxation is not None:
+        assert isinstance(relaxation, Lantern | LanternPP)
+        table, distances, near, shared = relaxation.table, relaxation.distances, relaxation.k, relaxation.shared
+        released = relaxation.residual == "released"
+        spent = torch.empty(images, depth + 1, device=device)
+        moved = None if distances is None else torch.empty_like(spent)
+        cost = Cost(torch.empty(images, depth, device=device), spent, moved, relaxation.bound)
+    warps = warps or min(max(size // 512, 4), 16)
+    how: dict[str, Any] = {} if is_interpreted() else {"enable_fp_fusion": False}
+    how |= {"TOKEN_COUNT": tokens, "SIZE": size, "IS_GUIDED": guided > 1, "IS_GREEDY": sampling.is_greedy}
+    how |= {"HAS_TOP_K": 0 < sampling.top_k < tokens and not sampling.is_greedy, "num_warps": warps}
+    scale = (float(sampling.guidance), float(sampling.temperature))
+    settings = (sampling.top_k, sampling.guidance_interval)
+    summary_kernel[(images, nodes)](
+        *(logits, places, bounds, norms, *scale, *settings, nodes, places.stride(0)),
+        *(line_stride, logits.stride(2)),
+        **how,
+    )
+    log_q = None if tree.mode == "point" else tree.log_q
+    if log_q is not None and log_q.stride(2) != 1:
+        log_q = log_q.contiguous()
+    rule = rule_of(relaxation)
+    assert rule is not None
+    lanes = max(shape.widths)
+    gumbel = noise.gumbel_table(Purpose.RESIDUAL)
+    walk_kernel[(images,)](
+        *(logits, bounds, norms, log_q, tree.tokens.contiguous(), shape.parents, shape.ranks),
+        *(widths_on(shape.widths, device), places, noise.uniform_table(lanes), gumbel, table, distances, scratch),
+        *(path, length, chosen),
+        *((None,) * 3 if cost is None else (cost.relaxed, cost.total_variation, cost.latent_distance)),
+        *(*scale, rule.constant, rule.factor, *settings, nodes, noise.positions, depth, lanes, near),
+        *(0 if table is None else table.stride(0), places.stride(0)),
+        *(part.stride(0) if part.ndim == 2 else 0 for part in (shape.parents, shape.ranks)),
+        *(line_stride, logits.stride(2)),
+        *((0, 0) if log_q is None else (log_q.stride(0), log_q.stride(1))),
+        CHUNK=min(chunk, size),
+        NODES=triton.next_power_of_2(max(nodes, 2)),
+        NEAR=triton.next_power_of_2(max(near + int(released), 2)),
+        HAS_NOISE=gumbel is not None,
+        HAS_Q=log_q is not None,
+        REMOVES=tree.mode == "sampled",
+        RELAXES=relaxation is not None,
+        IS_RELEASED=released,
+        SHARES=shared,
+        HAS_DISTANCES=distances is not None,
+        num_stages=1,
+        **how,
+    )
+    return Verdict(path, length, chosen, cost=cost)

@@ -1,0 +1,22 @@
+"""Launches of a whole round at the size of LlamaGen-XL stay within what the tables of the documentation assume."""
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from lantern.engines.cuda.kernels import is_interpreted
+from tests.engines.cuda.launches import METHODS, launches_of
+
+MOST = {
+    "plain": 239,
+    "EAGLE-1": 403,
+    "EAGLE-1, rejection": 403,
+    "LANTERN++": 403,
+    "LANTERN++, published tree": 568,
+}
+
+
+@pytest.mark.skipif(not is_interpreted(), reason="launches are counted in Triton's interpreter")
+@pytest.mark.parametrize("label", MOST)
+def test_a_round_has_few_launches(label: str) -> None:
+    name, settings = METHODS[label]
+    assert launches_of(name, settings=settings).total() <= MOST[label]

@@ -1,0 +1,171 @@
+"""The walk of a tree by one kernel against the verifier's own, on random trees: the same path, token and cost.
+
+`python -m tests.engines.cuda.test_walk N` compares N random trees.
+"""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.core.noise import Noise
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftTree, TreeShape
+from lantern.decoding.rows import LogitRows
+from lantern.drafters.trees.static import StaticTree, grown, named
+from lantern.verifiers.gumbel import GumbelVerifier
+from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.lantern import Lantern
+from lantern.verifiers.relaxations.lantern_pp import LanternPP
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from lantern.engines.cuda import walk
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+IMAGES, TOKENS, PLACES = 4, 500, 12
+TREES = (grown(8, 2), grown(24, 3), named("naive_extend_57"))
+MODES = ("sampled", "point", "iid")
+RULES: tuple[Any, ...] = (None, (Lantern, {"delta": 0.2}), (LanternPP, {"lambda_": 5.0}))
+NAMES = ("path", "length", "next_token")
+
+
+def drafted(tree: StaticTree, mode: Any, log_q: Tensor, generator: torch.Generator) -> DraftTree:
+    shape, q = tree.shape(), log_q.exp()
+    tokens = torch.randint(0, q.shape[-1], (len(q), shape.num_nodes), generator=generator)
+    for node in range(shape.num_nodes):
+        children = [child for child in range(1, shape.num_nodes) if shape.parents[child] == node]
+        for image in range(len(q) if children else 0):
+            if mode == "point":
+                tokens[image, children] = q[image, node].topk(len(children)).indices
+            else:
+                tokens[image, children] = q[image, node].multinomial(len(children), mode == "iid", generator=generator)
+    return DraftTree(tokens, shape, mode, None if mode == "point" else log_q)
+
+
+def problem(seed: int, tree: StaticTree, mode: Any, sampling: Sampling) -> tuple[DraftTree, LogitRows]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(IMAGES, sampling.rows, tree.max_nodes, TOKENS, generator=generator)
+    places = (torch.randint(0, 9, (IMAGES, 1), generator=generator) + tree.shape().depths).clamp(max=PLACES - 1)
+    log_p = sampling.log_probs(logits, places).clamp(min=-30)
+    log_q = (log_p + 0.5 * torch.randn(log_p.shape, generator=generator)).log_softmax(-1)
+    keys = [(seed, image) for image in range(IMAGES)]
+    sizes: dict[str, Any] = {"positions": PLACES, "vocab_size": TOKENS, "is_silent": sampling.is_greedy}
+    made = drafted(tree, mode, log_q, generator)
+    log_q = None if made.log_q is None else made.log_q.to(DEVICE)
+    tree_on = DraftTree(made.tokens.to(DEVICE), tree.shape(DEVICE), mode, log_q)
+    return tree_on, LogitRows(sampling, logits.to(DEVICE), places.to(DEVICE), Noise(keys, **sizes, device=DEVICE))
+
+
+def table() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    ahead = torch.stack([torch.randperm(TOKENS - 1, generator=generator)[:34] + 1 for _ in range(TOKENS)])
+    near = (torch.arange(TOKENS)[:, None] + ahead) % TOKENS
+    return {"table": near.int().to(DEVICE), "distances": torch.rand(near.shape, generator=generator).to(DEVICE)}
+
+
+def check(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, **how: Any) -> int:
+    """Compare the kernel's verdict with the verifier's; return the number of accepted tokens."""
+    assert walk.refusal(verifier, tree, rows) is None
+    expected, found = verifier.verify(tree, rows, rows.noise), walk.walk(verifier, tree, rows, **how)
+    for name in NAMES:
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert (found.cost is None) == (expected.cost is None)
+    for name in ("relaxed", "total_variation", "latent_distance") if expected.cost is not None else ():
+        one, other = getattr(found.cost, name), getattr(expected.cost, name)
+        assert (one is None) == (other is None)
+        assert one is None or torch.allclose(one, other, atol=1e-5, rtol=0.0), name
+    return int(found.length.sum())
+
+
+def compare(seed: int, tree: StaticTree, mode: str, residual: str, rule: Any, **how: Any) -> int:
+    temperature, top_k = ((0.9, 0), (1.0, 60), (0.8, 5), (0.0, 0))[seed % 4]
+    interval = 3 if seed % 5 == 4 else -1
+    guidance = (3.0, 1.0)[seed // 2 % 2]
+    sampling = Sampling(guidance=guidance, temperature=temperature, top_k=top_k, guidance_interval=interval)
+    near = (33, 10, 1)[seed % 3]
+    made = None if rule is None else rule[0](**table(), k=near, residual=residual, shared=seed % 2 == 1, **rule[1])
+    return check(RejectionVerifier(made), *problem(seed, tree, mode, sampling), **how)
+
+
+@pytest.mark.parametrize("residual", ["paper", "released"], ids=["published", "released"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("tree", TREES, ids=["8", "24", "57"])
+def test_one_kernel_walks_as_the_verifier_does(tree: StaticTree, mode: str, residual: str) -> None:
+    accepted = [compare(seed, tree, mode, residual, RULES[seed % 3], chunk=128) for seed in range(3)]
+    assert sum(accepted) > 0
+
+
+@pytest.mark.parametrize("tree", TREES, ids=["8", "24", "57"])
+def test_a_gumbel_match_is_that_of_the_verifier(tree: StaticTree) -> None:
+    lengths = set[int]()
+    for seed in range(8):
+        drafted, rows = problem(seed, tree, "point", Sampling(guidance=3.0, top_k=(0, 20)[seed % 2]))
+        parents, sampled = tree.shape().parents, rows.sample()
+        generator = torch.Generator().manual_seed(seed)
+        for node in range(1, tree.max_nodes):  # a quarter of the nodes match
+            is_match = (torch.rand(IMAGES, generator=generator) < 1 / 4).to(DEVICE)
+            drafted.tokens[:, node] = torch.where(is_match, sampled[:, parents[node]], drafted.tokens[:, node])
+        own = TreeShape(*(part.expand(IMAGES, *part.shape) for part in parts(drafted.shape)), drafted.shape.widths)
+        for shape in (drafted.shape, own):
+            made = DraftTree(drafted.tokens, shape, "point")
+            found, expected = walk.match(made, rows), GumbelVerifier().verify(made, rows, rows.noise)
+            for name in (*NAMES, "samples"):
+                assert torch.equal(getattr(found, name), getattr(expected, name)), name
+            lengths |= set(found.length.tolist())
+    assert len(lengths) > 1
+
+
+def parts(shape: TreeShape) -> tuple[Tensor, ...]:
+    return shape.parents, shape.ranks, shape.depths, shape.ancestors
+
+
+def test_images_may_have_trees_of_their_own_with_gaps() -> None:
+    drafted, rows = problem(7, TREES[0], "sampled", Sampling(guidance=2.0, guidance_interval=3))
+    parents, ranks = (part.expand(IMAGES, -1).clone() for part in (drafted.shape.parents, drafted.shape.ranks))
+    ranks[1] += ranks[1] > 0  # rank 1 has no child
+    shape = drafted.shape
+    own = TreeShape(
+        parents, ranks, shape.depths.expand(IMAGES, -1), shape.ancestors, tuple(w + 1 for w in shape.widths)
+    )
+    tree = DraftTree(drafted.tokens, own, "sampled", drafted.log_q)
+    check(RejectionVerifier(LanternPP(**table(), k=5)), tree, rows)
+
+
+def test_a_residual_without_mass_is_that_of_the_verifier() -> None:
+    for mode in ("sampled", "point"):
+        drafted, rows = problem(3, TREES[0], mode, Sampling(guidance=1.0, top_k=2))
+        near = torch.arange(TOKENS)[:, None] + torch.arange(1, 35)
+        likely = rows.logits[0, 0, 0].topk(3).indices
+        full = (near % TOKENS).int().to(DEVICE)
+        for token in likely.tolist():
+            others = [other for other in likely.tolist() if other != token]
+            rest = [other for other in full[token].tolist() if other not in others]
+            full[token] = torch.tensor((others + rest)[:34], dtype=torch.int32)
+        for residual in ("paper", "released"):
+            rule = Lantern(table=full, k=20, delta=1.0, residual=residual)
+            check(RejectionVerifier(rule), drafted, rows)
+
+
+def test_other_verifiers_and_settings_are_left_to_torch() -> None:
+    tree, rows = problem(0, TREES[0], "sampled", Sampling())
+    _, nucleus = problem(0, TREES[0], "sampled", Sampling(top_p=0.9))
+    verifier = RejectionVerifier()
+    assert walk.refusal(verifier, tree, rows) is None
+    assert walk.refusal(verifier, tree, nucleus) is not None
+    assert walk.refusal(object(), tree, rows) is not None
+
+
+if __name__ == "__main__":
+    count, accepted = int(sys.argv[1]), 0
+    for seed in range(-(-count // IMAGES)):
+        choices = (
+            TREES[(0, 0, 1, 0, 0, 2)[seed % 6]],
+            MODES[seed // 3 % 3],
+            ("paper", "released")[seed // 9 % 2],
+            RULES[seed // 18 % 3],
+        )
+        accepted += compare(seed, *choices)
+        if seed % 100 == 99 or IMAGES * (seed + 1) >= count:
+            print(f"{IMAGES * (seed + 1)} trees, {accepted} accepted tokens, no difference", flush=True)
