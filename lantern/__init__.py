@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lantern.models.folder import load_model
     from lantern.verifiers.relaxations.rule import Relaxation
 
-__version__ = "1.0.0"
+__version__ = "2.0.0"
 __all__ = [
     "DraftTree",
     "Drafter",

@@ -435,8 +435,10 @@ def test_the_loop_in_the_architecture_is_that_of_the_token() -> None:
 
 
 def headings(path: Path) -> set[str]:
-    lines = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
-    return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in lines}
+    text = path.read_text(encoding="utf-8")
+    lines = re.findall(r"^#+ (.*)$", text, re.M)
+    named = re.findall(r'<a id="([^"]+)"></a>', text)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in lines} | {*named}
 
 
 def links(path: Path) -> Iterator[str]:

@@ -83,7 +83,7 @@ def description(method: Method, model: str, folder: Path) -> dict[str, Any]:
         "verifier": made.verifier and str(made.verifier),
         "engines": [name for name in ENGINES if name != "auto" and not (name == "graph" and made.needs_host)],
         "paper": f"https://arxiv.org/abs/{method.paper}" if method.paper else None,
-        "page": f"docs/methods/{method.page}.md" if method.page else None,
+        "page": f"docs/methods.md#{method.page}" if method.page else None,
         "model": model,
         "engine": engine,
         "add_ons": needs,

@@ -29,7 +29,7 @@ def test_a_method_is_described_with_its_settings_and_needs(capsys: Capture) -> N
     assert main(["methods", "medusa", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["add_ons"][0]["folder"] == "parts/medusa" and found["add_ons"][0]["present"]
-    assert found["settings"][0]["flag"] == "--tree" and found["page"] == "docs/methods/medusa.md"
+    assert found["settings"][0]["flag"] == "--tree" and found["page"] == "docs/methods.md#medusa"
 
 
 def test_an_unknown_method_is_refused_with_the_nearest(capsys: Capture) -> None:
