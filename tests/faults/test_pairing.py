@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,4 +106,5 @@ def test_training_signs_the_drafter() -> None:
 
     target = tiny_target()
     task = DrafterTask(DrafterConfig(loop=LoopConfig(steps=1)), target, source=tiny_teacher(target))
-    assert task.trainee.config.target == weights_digest(target.state_dict())
+    trainee: Any = task.trainee
+    assert trainee.config.target == weights_digest(target.state_dict())

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -132,7 +133,14 @@ def test_own_encoder_gives_the_bits_of_transformers(
 ) -> None:
     from transformers import T5Config, T5EncoderModel
 
-    sizes = {"vocab_size": len(WORDS), "d_model": 24, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_heads": 2}
+    sizes: dict[str, Any] = {
+        "vocab_size": len(WORDS),
+        "d_model": 24,
+        "d_kv": 8,
+        "d_ff": 32,
+        "num_layers": 3,
+        "num_heads": 2,
+    }
     model = T5EncoderModel(T5Config(**sizes, feed_forward_proj=projection))
     with torch.no_grad():
         for weight in model.parameters():

@@ -15,6 +15,10 @@ row, which are the slow part of a row; the walk then reads three numbers per row
 Values pass between the threads of a program through global memory, with a barrier between.
 """
 
+# Functions below are typed by Triton's compiler, which the type checker does not know.
+# pyright: reportOperatorIssue=false, reportUnboundVariable=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false
+
 # ruff: noqa: SIM102, SIM108 (branches on constants are cut when a kernel is compiled, so they stand alone)
 from dataclasses import dataclass
 from functools import lru_cache

@@ -143,12 +143,12 @@ WALKS += (("sampled", "released lantern++", 16384), ("point", "lantern++", 16384
 
 if __name__ == "__main__":
     made = {
-        f"{name} {nodes}{' pdl' if pdl else ''} sm_{architecture}": report(*launch, architecture)
+        f"{name} {nodes}{' pdl' if pdl else ''} sm_{architecture}": report(*launch, architecture)  # pyright: ignore[reportCallIssue]
         for architecture, nodes, pdl in CASES
         for name, *launch in launches(nodes, pdl)
     }
     made |= {
-        f"{name} sm_{architecture}": report(*launch, architecture)
+        f"{name} sm_{architecture}": report(*launch, architecture)  # pyright: ignore[reportCallIssue]
         for architecture in (80, 90)
         for case in WALKS
         for name, *launch in walks(*case)

@@ -53,7 +53,7 @@ class Launches(TorchDispatchMode):
 
         def launch(executor: Any, *args: Any, **kwargs: Any) -> Any:
             self.counts[f"kernel {executor.fn.__name__}"] += 1
-            with torch.utils._python_dispatch._disable_current_modes():
+            with torch.utils._python_dispatch._disable_current_modes():  # pyright: ignore[reportAttributeAccessIssue]
                 return run(executor, *args, **kwargs)
 
         interpreter.GridExecutor.__call__ = launch  # type: ignore[method-assign]

@@ -107,7 +107,7 @@ def test_a_gumbel_match_is_that_of_the_verifier(tree: StaticTree) -> None:
         for node in range(1, tree.max_nodes):  # a quarter of the nodes match
             is_match = (torch.rand(IMAGES, generator=generator) < 1 / 4).to(DEVICE)
             drafted.tokens[:, node] = torch.where(is_match, sampled[:, parents[node]], drafted.tokens[:, node])
-        own = TreeShape(*(part.expand(IMAGES, *part.shape) for part in parts(drafted.shape)), drafted.shape.widths)
+        own = TreeShape(*(part.expand(IMAGES, *part.shape) for part in parts(drafted.shape)), drafted.shape.widths)  # pyright: ignore
         for shape in (drafted.shape, own):
             made = DraftTree(drafted.tokens, shape, "point")
             found, expected = walk.match(made, rows), GumbelVerifier().verify(made, rows, rows.noise)

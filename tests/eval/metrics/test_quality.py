@@ -81,7 +81,8 @@ def test_each_picture_is_read_once_for_all_metrics(
     monkeypatch.setattr(Path, "read_bytes", lambda self: opened.append(self) or read(self))
     metrics = ["kid", "fid", "fid-legacy", "fid-torchmetrics", "precision", "psnr"]
     measure(ours, theirs, metrics, weights=weights)
-    assert sorted(opened) == sorted([*ours, *theirs])
+    images = [path for path in opened if path.suffix == ".png"]  # libraries read files of their own
+    assert sorted(images) == sorted([*ours, *theirs])
 
 
 def test_figures_do_not_depend_on_batches_or_threads(tmp_path: Path, weights: dict[str, Path]) -> None:
