@@ -106,5 +106,5 @@ def test_training_signs_the_drafter() -> None:
 
     target = tiny_target()
     task = DrafterTask(DrafterConfig(loop=LoopConfig(steps=1)), target, source=tiny_teacher(target))
-    trainee: Any = task.trainee
-    assert trainee.config.target == weights_digest(target.state_dict())
+    drafter: Any = task.drafter
+    assert drafter.config.target == weights_digest(target.state_dict())
