@@ -15,6 +15,7 @@ import torch
 from lantern.core.sampling import Sampling
 from lantern.generation.demo import Moment, SideBySide, Track, decode, table
 from lantern.generation.generator import Generator, choose_method, generate
+from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, load_model
 from tests.tiny_folder import save_tiny_model
 
@@ -89,6 +90,20 @@ def test_errors_are_one_line(sides: SideBySide) -> None:
         sides.request(PROMPT, -1)
     with pytest.raises(ValueError, match="method"):
         moments(sides, "eagel1")
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [("medusa", "medusa"), ("plain", "gumbel-jacobi")])
+def test_the_default_is_the_fastest_exact_method(
+    sides: SideBySide, monkeypatch: pytest.MonkeyPatch, chosen: str, expected: str
+) -> None:
+    def choose(model: Model, name: str, **how: Any) -> Method:
+        return METHODS[chosen] if name == "auto" else choose_method(model, name, **how)
+
+    monkeypatch.setattr("lantern.generation.demo.choose_method", choose)
+    assert sides.default.name == expected
+    if chosen == "plain":  # the window is short, and ends where it does not pay
+        assert sides.default.settings["window"] == 2 and sides.default.settings["least"] > 1
+    assert moments(sides, expected)[-1].result is not None
 
 
 def test_classes_are_numbers(tmp_path: Path) -> None:
