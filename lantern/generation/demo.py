@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from html import escape
 from itertools import pairwise
+from math import isnan
 from typing import Any, NamedTuple
 
 import torch
@@ -260,11 +261,28 @@ def map_html(result: Result) -> str:
     return f'<div class="side">{draw_map(result.accepted, data_uri(picture.pixels), title=title)}</div>{legend()}'
 
 
+def sentence(comparison: Comparison) -> str:
+    """Return what happened in one sentence."""
+    other = comparison.other.statistics
+    if comparison.is_identical:
+        image = "The same image, token for token"
+    elif other.promise == "distribution":
+        image = "Another image of the same distribution"
+    elif other.promise == "tokens":
+        image = f"Another image by rounding: {comparison.differing} of {other.tokens} tokens differ"
+    elif isnan(other.total_variation):
+        image = "Another image: total variation not measured"
+    else:
+        image = f"Another image: total variation {other.total_variation:.2f} a token"
+    return f"{image}, {comparison.speedup:.1f} times as fast."
+
+
 def table(comparison: Comparison) -> str:
-    """Return the numbers of a comparison as a Markdown table."""
+    """Return what happened, and the numbers of a comparison as a Markdown table."""
     head, *rows = comparison.rows()
     lines = [head, ("---", "---:", "---:"), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    numbers = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"**{sentence(comparison)}**\n\n{numbers}"
 
 
 def build_page(sides: SideBySide) -> Any:
