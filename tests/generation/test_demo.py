@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.generation.comparison import Comparison
-from lantern.generation.demo import Moment, SideBySide, Track, decode, sentence, table
+from lantern.generation.demo import GROUPS, Moment, SideBySide, Track, decode, sentence, table
 from lantern.generation.generator import Generator, choose_method, generate
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, load_model
@@ -124,6 +125,19 @@ def test_the_default_is_the_fastest_exact_method(
     if chosen == "plain":  # the window is short, and ends where it does not pay
         assert sides.default.settings["window"] == 2 and sides.default.settings["least"] > 1
     assert moments(sides, expected)[-1].result is not None
+
+
+def test_methods_stand_in_groups_with_a_line_each(sides: SideBySide) -> None:
+    groups = {promise: sides.choices(promise) for promise in GROUPS}
+    names = [name for choices in groups.values() for _, name in choices]
+    assert sorted(names) == sorted(sides.methods) and all(groups.values())
+    for promise, choices in groups.items():
+        assert all(METHODS[name].promise == promise for _, name in choices)
+        assert all(label == f"{name}: {METHODS[name].summary}" for label, name in choices)
+    assert groups[sides.default.promise][0][1] == sides.default.name
+    bare = SideBySide(replace(sides.model, add_ons={}))  # methods whose part it lacks are not offered
+    assert "medusa" in names and "medusa" not in [name for _, name in bare.choices("tokens")]
+    bare.close()
 
 
 def test_classes_are_numbers(tmp_path: Path) -> None:
