@@ -7,11 +7,13 @@ shows its rows as they are completed, and beside them the rows that the method h
 import queue
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from html import escape
+from io import BytesIO
 from itertools import pairwise
 from math import isnan
 from typing import Any, NamedTuple
@@ -32,7 +34,7 @@ from lantern.generation.progress import partial_pixels
 from lantern.generation.requests import MAX_SEED, Request, check_requests, with_warnings
 from lantern.methods import METHODS, Method
 from lantern.methods.method import Promise
-from lantern.models.folder import Model
+from lantern.models.folder import Model, list_names
 
 GROUPS: dict[Promise, str] = {"tokens": "same image", "distribution": "same distribution", "relaxed": "relaxed"}
 KEPT = 24  # pictures of the gallery
@@ -155,6 +157,18 @@ class SideBySide:
         """Names of the methods for which the model has all parts, except plain decoding and "auto"."""
         return [name for name in METHODS if name not in ("plain", "auto") and has_parts(self.model, METHODS[name])]
 
+    @cached_property
+    def examples(self) -> list[str]:
+        """Prompts to click, of names that are recognised where the model has a list of them; or class labels."""
+        if not self.model.takes_prompts:
+            return [str(label) for label in range(min(5, self.model.target.config.num_classes))]
+        try:
+            names = list_names(self.model.folder) if self.model.folder else []
+        except ValueError:  # the model has no list
+            names = []
+        spread = names[:: max(1, len(names) // 5)][:5]
+        return [f"a {name}" for name in spread] or ["a red apple"]
+
     def choices(self, promise: Promise) -> list[tuple[str, str]]:
         """Return the methods of a promise, the default first: (name and summary, name)."""
         found = sorted((METHODS[name] for name in self.methods), key=lambda one: one.name != self.default.name)
@@ -254,10 +268,16 @@ def decode(generator: Generator, request: Request, track: Track) -> tuple[Pictur
     return picture, picture.statistics.seconds["decode"] - track.spent
 
 
-def image_html(pixels: UInt8[Tensor, "h w 3"], caption: str) -> str:
-    """Return an image with its caption as HTML."""
-    uri = data_uri(pixels, effort=0)
-    return f'<figure class="side"><img src="{uri}" alt=""/><figcaption>{escape(caption)}</figcaption></figure>'
+def image_html(pixels: UInt8[Tensor, "h w 3"], caption: str, file: str = "") -> str:
+    """Return an image with its caption, and a link that saves it as a PNG file of a name, as HTML."""
+    text, link = escape(caption), ""
+    if file:
+        kept = BytesIO()
+        to_image(pixels).save(kept, format="PNG")
+        uri = f"data:image/png;base64,{b64encode(kept.getvalue()).decode()}"
+        link = f' <a download="{escape(file)}" href="{uri}">Download</a>'
+    image = f'<img src="{data_uri(pixels, effort=0)}" alt="{text}"/>'
+    return f'<figure class="side">{image}<figcaption>{text}{link}</figcaption></figure>'
 
 
 def map_html(result: Result) -> str:
@@ -310,8 +330,9 @@ def build_page(sides: SideBySide) -> Any:
             with_warnings(model, [request], warn=gr.Warning)
             yield "", "", "decoding by the method", "", past, past
             for moment in sides.moments(request, method, sampling):
-                plain = image_html(moment.plain.pixels, f"plain: {moment.plain.caption}")
-                other = image_html(moment.other.pixels, f"{method}: {moment.other.caption}")
+                files = [f"plain-{request.seed}.png", f"{method}-{request.seed}.png"] if moment.result else ["", ""]
+                plain = image_html(moment.plain.pixels, f"plain: {moment.plain.caption}", files[0])
+                other = image_html(moment.other.pixels, f"{method}: {moment.other.caption}", files[1])
                 if moment.result is None:
                     yield plain, other, "decoding", "", past, past
                     continue
@@ -323,12 +344,17 @@ def build_page(sides: SideBySide) -> Any:
         except Exception as error:  # an error of one picture is shown on the page and ends nothing
             raise gr.Error(one_line(error), print_exception=False) from None
 
+    @cache
+    def first() -> tuple[Any, ...]:
+        *_, last = fill(sides.examples[0], sides.default.name, model.sampling().guidance, 0, [])
+        return last
+
     with gr.Blocks(title=f"lantern: {model.name}", analytics_enabled=False) as page:
         gr.Markdown(f"# lantern: {model.name}\nPlain decoding and a method of speculative decoding, side by side.")
         past = gr.State([])
         with gr.Row():
             subject = gr.Textbox(
-                "a red apple" if model.takes_prompts else "0",
+                sides.examples[0],
                 label="Prompt" if model.takes_prompts else "Class",
                 elem_id="subject",
                 scale=3,
@@ -342,6 +368,7 @@ def build_page(sides: SideBySide) -> Any:
             choices = sides.choices(sides.default.promise)
             method = gr.Dropdown(choices, value=sides.default.name, label="Method", elem_id="method", scale=2)
         group.input(offer, group, method, show_progress="hidden")
+        gr.Examples([[one] for one in sides.examples], [subject], label="Examples", elem_id="examples")
         button = gr.Button("Generate", variant="primary", elem_id="generate")
         with gr.Row():
             plain, other = gr.HTML(label="plain", elem_id="plain"), gr.HTML(label="method", elem_id="other")
@@ -350,6 +377,7 @@ def build_page(sides: SideBySide) -> Any:
         gallery = gr.Gallery(label="Past images", columns=8, elem_id="gallery", interactive=False)
         given, shown = [subject, method, guidance, seed, past], [plain, other, numbers, accepted, gallery, past]
         options: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "model", "show_progress": "hidden"}
+        page.load(first, None, shown, **options)  # a picture before the first click, made for the first visitor
         gr.on([button.click, subject.submit], fill, given, shown, **options)
     return page.queue(max_size=16)
 

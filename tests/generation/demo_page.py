@@ -35,6 +35,10 @@ def check_function(sides: SideBySide) -> None:
     assert "data:image/webp" in plain and "tokens per step" in other and "tokens per step" in numbers
     assert "<svg" in accepted and "swatch" in accepted and gallery == past and past[0][1].endswith("seed 5")
     assert all(one[3] == "" for one in outputs[:-1])
+    assert 'download="plain-5.png" href="data:image/png' in plain and 'download="eagle1-5.png"' in other
+    assert all("download" not in one[0] + one[1] for one in outputs[:-1])
+    opened = functions["first"].fn()  # the picture before the first click
+    assert "data:image/webp" in opened[0] and sides.examples[0] in opened[4][0][1] and opened is functions["first"].fn()
     again = list(function.fn("a red apple", "eagle1", 3.0, 6, past))[-1][-1]
     assert len(again) == 2 and again[1] == past[0]
     try:

@@ -140,10 +140,18 @@ def test_methods_stand_in_groups_with_a_line_each(sides: SideBySide) -> None:
     bare.close()
 
 
+def test_examples_are_recognised_names(model: Model, tmp_path: Path) -> None:
+    (tmp_path / "recognised.txt").write_text("\n".join(f"thing {i}" for i in range(100)) + "\n")
+    assert SideBySide(replace(model, folder=tmp_path)).examples == [f"a thing {i}" for i in range(0, 100, 20)]
+    for prompt in SideBySide(model).examples:  # a model without a list
+        assert SideBySide(model).request(prompt, 0).prompt == prompt
+
+
 def test_classes_are_numbers(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "classes", model_type="c2i", cls_token_num=1)
     found = SideBySide(load_model(folder, device="cpu", engine="eager"))
     assert found.request("1", 0).label == 1
+    assert [found.request(label, 0).label for label in found.examples] == list(range(len(found.examples))) != []
     with pytest.raises(ValueError, match="wanted a number"):
         found.request("cat", 0)
     assert "plain" not in found.methods and {"eagle1", "gumbel-jacobi"} <= set(found.methods)
