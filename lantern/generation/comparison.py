@@ -70,7 +70,7 @@ class Comparison:
             ("speedup", "1.00x", f"{self.speedup:.2f}x"),
             ("relaxed tokens", "0.0 %", f"{100 * other.relaxed:.1f} %"),
             ("total variation per token", "0.000", f"{other.total_variation:.3f}"),
-            ("largest of a token", "0.000", f"{other.total_variation_max:.3f}"),
+            ("largest total variation", "0.000", f"{other.total_variation_max:.3f}"),
             ("latent distance per token", "0.000", "unknown" if distance is None else f"{distance:.3f}"),
             ("tokens", "", same),
         ]

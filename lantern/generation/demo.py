@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from html import escape
 from itertools import pairwise
+from math import isnan
 from typing import Any, NamedTuple
 
 import torch
@@ -30,8 +31,10 @@ from lantern.generation.images import Picture, to_image
 from lantern.generation.progress import partial_pixels
 from lantern.generation.requests import MAX_SEED, Request, check_requests, with_warnings
 from lantern.methods import METHODS, Method
+from lantern.methods.method import Promise
 from lantern.models.folder import Model
 
+GROUPS: dict[Promise, str] = {"tokens": "same image", "distribution": "same distribution", "relaxed": "relaxed"}
 KEPT = 24  # pictures of the gallery
 LEAST = 1.2  # tokens per step below which a default that nothing recommends goes on plainly
 CSS = """
@@ -152,6 +155,11 @@ class SideBySide:
         """Names of the methods for which the model has all parts, except plain decoding and "auto"."""
         return [name for name in METHODS if name not in ("plain", "auto") and has_parts(self.model, METHODS[name])]
 
+    def choices(self, promise: Promise) -> list[tuple[str, str]]:
+        """Return the methods of a promise, the default first: (name and summary, name)."""
+        found = sorted((METHODS[name] for name in self.methods), key=lambda one: one.name != self.default.name)
+        return [(f"{one.name}: {one.summary}", one.name) for one in found if one.promise == promise]
+
     @cached_property
     def default(self) -> Method:
         """The fastest exact method here: what "auto" chooses.
@@ -260,18 +268,40 @@ def map_html(result: Result) -> str:
     return f'<div class="side">{draw_map(result.accepted, data_uri(picture.pixels), title=title)}</div>{legend()}'
 
 
+def sentence(comparison: Comparison) -> str:
+    """Return what happened in one sentence."""
+    other = comparison.other.statistics
+    if comparison.is_identical:
+        image = "The same image, token for token"
+    elif other.promise == "distribution":
+        image = "Another image of the same distribution"
+    elif other.promise == "tokens":
+        image = f"Another image by rounding: {comparison.differing} of {other.tokens} tokens differ"
+    elif isnan(other.total_variation):
+        image = "Another image: total variation not measured"
+    else:
+        image = f"Another image: total variation {other.total_variation:.2f} a token"
+    return f"{image}, {comparison.speedup:.1f} times as fast."
+
+
 def table(comparison: Comparison) -> str:
-    """Return the numbers of a comparison as a Markdown table."""
+    """Return what happened, and the numbers of a comparison as a Markdown table."""
     head, *rows = comparison.rows()
     lines = [head, ("---", "---:", "---:"), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    numbers = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"**{sentence(comparison)}**\n\n{numbers}"
 
 
 def build_page(sides: SideBySide) -> Any:
     """Return the Gradio page; `launch` shows it. The theme and CSS are arguments of `launch` (`launch_options`)."""
     import gradio as gr
 
-    model, names = sides.model, sides.methods
+    model = sides.model
+    groups = [(words, promise) for promise, words in GROUPS.items() if sides.choices(promise)]
+
+    def offer(promise: Promise) -> Any:
+        choices = sides.choices(promise)
+        return gr.Dropdown(choices, value=choices[0][1])
 
     def fill(subject: str, method: str, guidance: float, seed: float, past: list[Any]) -> Iterator[tuple[Any, ...]]:
         try:
@@ -303,11 +333,15 @@ def build_page(sides: SideBySide) -> Any:
                 elem_id="subject",
                 scale=3,
             )
-            method = gr.Dropdown(names, value=sides.default.name, label="Method", elem_id="method")
             guidance = gr.Slider(
                 1, 20, model.sampling().guidance, step=0.1, label="Guidance", elem_id="guidance", min_width=210
             )
             seed = gr.Number(0, label="Seed", precision=0, minimum=0)
+        with gr.Row():
+            group = gr.Radio(groups, value=sides.default.promise, label="Image", elem_id="group", scale=1)
+            choices = sides.choices(sides.default.promise)
+            method = gr.Dropdown(choices, value=sides.default.name, label="Method", elem_id="method", scale=2)
+        group.input(offer, group, method, show_progress="hidden")
         button = gr.Button("Generate", variant="primary", elem_id="generate")
         with gr.Row():
             plain, other = gr.HTML(label="plain", elem_id="plain"), gr.HTML(label="method", elem_id="other")

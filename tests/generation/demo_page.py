@@ -25,7 +25,10 @@ def check_function(sides: SideBySide) -> None:
     """Call the function of the button as Gradio does."""
     import gradio
 
-    (function,) = build_page(sides).fns.values()
+    functions = {one.name: one for one in build_page(sides).fns.values()}
+    function = functions["fill"]
+    offered = functions["offer"].fn("relaxed")
+    assert offered.value == offered.choices[0][1] and "tolerance" in [name for _, name in offered.choices]
     assert function.fn is not None and function.concurrency_limit == 1
     outputs = list(function.fn("a red apple", "eagle1", 3.0, 5, []))
     plain, other, numbers, accepted, gallery, past = outputs[-1]

@@ -5,15 +5,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.generation.demo import Moment, SideBySide, Track, decode, table
+from lantern.generation.comparison import Comparison
+from lantern.generation.demo import GROUPS, Moment, SideBySide, Track, decode, sentence, table
 from lantern.generation.generator import Generator, choose_method, generate
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, load_model
@@ -51,7 +54,25 @@ def test_both_sides_end_with_the_pictures_of_the_generator(sides: SideBySide, me
     assert other.pixels is not None and torch.equal(last.other.pixels, other.pixels)
     assert result.accepted.cells == 16 and len(result.accepted.runs) == other.statistics.steps == last.other.mark.steps
     assert result.comparison.is_identical or method == "tolerance"
-    assert "steps" in table(result.comparison)
+    assert "steps" in table(result.comparison) and sentence(result.comparison) in table(result.comparison)
+
+
+@pytest.mark.parametrize(
+    ("promise", "variation", "differing", "expected"),
+    [
+        ("tokens", 0.0, 0, "The same image, token for token, 1.9 times as fast."),
+        ("tokens", 0.0, 3, "Another image by rounding: 3 of 256 tokens differ, 1.9 times as fast."),
+        ("distribution", 0.0, 9, "Another image of the same distribution, 1.9 times as fast."),
+        ("relaxed", 0.06, 9, "Another image: total variation 0.06 a token, 1.9 times as fast."),
+        ("relaxed", float("nan"), 9, "Another image: total variation not measured, 1.9 times as fast."),
+        ("relaxed", 0.0, 0, "The same image, token for token, 1.9 times as fast."),
+    ],
+)
+def test_one_sentence_says_what_happened(promise: str, variation: float, differing: int, expected: str) -> None:
+    statistics = SimpleNamespace(promise=promise, total_variation=variation, tokens=256)
+    plain, other = SimpleNamespace(tokens=torch.zeros(256)), torch.arange(256) < differing
+    found: Any = Comparison(plain, SimpleNamespace(tokens=other.float(), statistics=statistics), 1.9, 1.0)  # type: ignore[arg-type]
+    assert sentence(found) == expected
 
 
 def test_rows_appear_in_order_and_later_rows_are_grey(sides: SideBySide) -> None:
@@ -104,6 +125,19 @@ def test_the_default_is_the_fastest_exact_method(
     if chosen == "plain":  # the window is short, and ends where it does not pay
         assert sides.default.settings["window"] == 2 and sides.default.settings["least"] > 1
     assert moments(sides, expected)[-1].result is not None
+
+
+def test_methods_stand_in_groups_with_a_line_each(sides: SideBySide) -> None:
+    groups = {promise: sides.choices(promise) for promise in GROUPS}
+    names = [name for choices in groups.values() for _, name in choices]
+    assert sorted(names) == sorted(sides.methods) and all(groups.values())
+    for promise, choices in groups.items():
+        assert all(METHODS[name].promise == promise for _, name in choices)
+        assert all(label == f"{name}: {METHODS[name].summary}" for label, name in choices)
+    assert groups[sides.default.promise][0][1] == sides.default.name
+    bare = SideBySide(replace(sides.model, add_ons={}))  # methods whose part it lacks are not offered
+    assert "medusa" in names and "medusa" not in [name for _, name in bare.choices("tokens")]
+    bare.close()
 
 
 def test_classes_are_numbers(tmp_path: Path) -> None:
