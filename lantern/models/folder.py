@@ -250,6 +250,7 @@ def fingerprint_of(folder: Path) -> str:
     return digest.hexdigest()
 
 
+@torch.inference_mode(False)  # weights that are loaded in inference mode could not be used outside
 def load_model(
     name: str | Path = EMBEDDED_MODEL,
     *,

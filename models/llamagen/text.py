@@ -343,15 +343,17 @@ class TextEncoder:
         """Return whether the tokenizer knows any word of a prompt.
 
         Of tokenizers of whole words and word pieces a word is known if it is a single piece; of others (sentence
-        pieces, which spell every word of their alphabet) if it has a piece at all. Words of one or two letters count
-        only where there are no others. Emoji characters count by their names (`named_emoji`).
+        pieces, which spell every word of their alphabet) if it has a piece at all. A plural counts by its singular,
+        and words of one or two letters only where there are no others. Emoji characters count by their names
+        (`named_emoji`).
         """
         if self.tokenizer.unk_token_id is None:
             return True
         words = clean_caption(self._named(prompt)).split()
         words = [word for word in words if len(word) > 2] or words
         spells = type(self.tokenizer.backend_tokenizer.model).__name__ in ("Unigram", "BPE")
-        for word in words:
+        plurals = [word.removesuffix(end) for word in words for end in ("s", "es") if word.endswith(end)]
+        for word in (*words, *plurals):
             ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
             if any(piece != self.tokenizer.unk_token_id for piece in ids) and (spells or len(ids) == 1):
                 return True

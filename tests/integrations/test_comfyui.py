@@ -41,6 +41,17 @@ def nodes(pack: ModuleType) -> dict[str, Any]:
     return {node.define_schema().node_id: node for node in asyncio.run(found())}
 
 
+@pytest.mark.parametrize("method", ["plain", "eagle1", "gumbel-jacobi"])
+def test_nodes_run_in_inference_mode_and_leave_the_model_usable(pack: ModuleType, tmp_path: Path, method: str) -> None:
+    found, folder = nodes(pack), save_tiny_model(tmp_path / "toy")
+    call = {"prompt": "a red apple", "seed": 7, "method": method, "guidance": 2.0, "pictures": 1}
+    with torch.inference_mode():
+        (model,) = fake_comfy_api.run(found["LanternLoad"], model=str(folder), engine="eager")
+        inside, _ = fake_comfy_api.run(found["LanternSample"], model=model, **call)
+    outside, _ = fake_comfy_api.run(found["LanternSample"], model=model, **call)
+    assert torch.equal(inside, outside)
+
+
 def test_pictures_are_those_of_lantern(pack: ModuleType, tmp_path: Path) -> None:
     found, folder = nodes(pack), save_tiny_model(tmp_path / "toy")
     (model,) = fake_comfy_api.run(found["LanternLoad"], model=str(folder), engine="eager")
