@@ -209,7 +209,6 @@ EXERCISES: dict[str, Exercise | Installation] = {
     'lantern-generate --prompt "a red apple" --method bounded-window --delta 0.1 --out relaxed.png': Exercise(
         "--model {model} --k 6"
     ),
-    'lantern-generate --prompt "a red apple" --compare': TINY,
     'lantern-generate --prompt "a red apple" --method gumbel-jacobi --window 4 --compare': TINY,
     'lantern-generate --prompt "a lantern" --dtype bf16 --method plain --out plain.png': TINY,
     'lantern-generate --prompt "a lantern" --dtype bf16 --method gumbel-jacobi --window 4 --out gumbel-jacobi.png': (
