@@ -44,7 +44,7 @@ MOST_TOKENS = 16384
 CHUNK = 2048  # tokens of a part of a pass: whole rows of 16,384 would spill registers
 MOST_NODES = 128
 UNSPECIALISED = (
-    *("top_k", "interval", "nodes", "positions", "depth", "near", "columns", "lanes", "places_stride"),
+    *("top_k", "interval", "nodes", "positions", "depth", "near", "columns", "far_columns", "lanes", "places_stride"),
     *("tree_stride", "rank_stride"),
 )
 
@@ -181,6 +181,7 @@ def walk_kernel(
     lanes,
     near,
     columns,
+    far_columns,
     places_stride,
     tree_stride,
     rank_stride,
@@ -317,7 +318,7 @@ def walk_kernel(
                     weight = 1.0 - tl.maximum(chance, exact_chance)
                     spent += tl.abs(gain)
                     if HAS_DISTANCES:
-                        far = tl.load(FAR + token.to(tl.int64) * columns + columns_at, mask=is_near, other=0.0)
+                        far = tl.load(FAR + token.to(tl.int64) * far_columns + columns_at, mask=is_near, other=0.0)
                         travelled = tl.sum(tl.where(is_taken, p_near * far, 0.0), 0)
                         moved += tl.maximum(gain, 0.0) * tl.div_rn(travelled, tl.maximum(mass, TINY))
                     is_refused = threshold >= raised.to(tl.float64)
@@ -596,7 +597,8 @@ def walk(
         *(path, length, chosen),
         *((None,) * 3 if cost is None else (cost.relaxed, cost.total_variation, cost.latent_distance)),
         *(*scale, rule.constant, rule.factor, *settings, nodes, noise.positions, depth, lanes, near),
-        *(0 if table is None else table.stride(0), places.stride(0)),
+        *(0 if of is None else of.stride(0) for of in (table, distances)),
+        places.stride(0),
         *(part.stride(0) if part.ndim == 2 else 0 for part in (shape.parents, shape.ranks)),
         *(line_stride, logits.stride(2)),
         *((0, 0) if log_q is None else (log_q.stride(0), log_q.stride(1))),
