@@ -59,7 +59,7 @@ def problem(seed: int, tree: StaticTree, mode: Any, sampling: Sampling) -> tuple
 
 
 def table(columns: int = 34) -> dict[str, Any]:
-    """A proximity table, and distances to the first `columns` neighbours, of which methods make as many as they read."""
+    """A proximity table, and distances to the first `columns` neighbours: as many as methods read."""
     generator = torch.Generator().manual_seed(0)
     ahead = torch.stack([torch.randperm(TOKENS - 1, generator=generator)[:34] + 1 for _ in range(TOKENS)])
     near = (torch.arange(TOKENS)[:, None] + ahead) % TOKENS
