@@ -9,7 +9,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -353,9 +353,6 @@ class Job:
 
             about = {"sampling": dataclasses.asdict(self.sampling), "target": self.model.weights_digest}
             recorder = Recorder(method=self.method.name, settings=self.settings, **about)
-        how: dict[str, Any] = {"method": self.method, "sampling": self.sampling}
-        made: Iterable[Any]
-        save: Callable[[Any], Any]
         pictures = len(self.requested) * (2 * (files.repeats or 1) if files.compare else 1)
         tokens = self.model.target.config.block_size
         bar = None if files.quiet else Progress(pictures, tokens, is_quiet=files.json)
@@ -370,20 +367,20 @@ class Job:
             if bar is not None:
                 bar.say(f"lantern: {halving_message(tried, fits)}")
 
+        how: dict[str, Any] = {"method": self.method, "sampling": self.sampling, "callback": watch}
         try:
             with bar or nullcontext():
                 if files.compare:
                     from lantern.generation.comparison import compare
 
-                    how |= {"repeats": files.repeats or 1, "callback": watch}
-                    made, save = compare(self.model, self.requested, **how), self._save_pair
+                    for pair in compare(self.model, self.requested, repeats=files.repeats or 1, **how):
+                        with self.stopping.shield():
+                            done.append(self._save_pair(pair))
                 else:
-                    how |= {"with_pixels": bool(self.planned), "debug": debug, "record": recorder, "callback": watch}
-                    made = generate(self.model, self.requested, batch=batch, on_halved=report_halved, **how)
-                    save = self._save
-                for one in made:
-                    with self.stopping.shield():
-                        done.append(save(one))
+                    how |= {"with_pixels": bool(self.planned), "debug": debug, "record": recorder, "batch": batch}
+                    for picture in generate(self.model, self.requested, on_halved=report_halved, **how):
+                        with self.stopping.shield():
+                            done.append(self._save(picture))
         except (Exception, KeyboardInterrupt) as error:
             if done:
                 self._report(done, batch, recorder, error)
