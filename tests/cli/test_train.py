@@ -87,7 +87,7 @@ def test_a_stage_is_called_with_its_config_and_options(calls: list[Any], tmp_pat
         (["data", "--recipe", "emojis"], "recipe 'emojis' is not in"),
         (["text"], "stage text needs --packages"),
         (["target", "--minutes", "0"], "--minutes is 0, wanted a number above 0"),
-        (["target", "--config", "target-smal"], "did you mean 'target-small'?"),
+        (["data", "--config", "data-foldr"], "did you mean 'data-folder'?"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(
