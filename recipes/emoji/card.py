@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
         },
     }
     prompts = [line for line in PROMPTS.read_text(encoding="utf-8").splitlines() if line.strip()]
-    shown = [to_image(one.pixels) for one in generate(model, prompts, seed=args.seed, method="plain", batch=32)]
+    sheeted = generate(model, prompts, seed=args.seed, method="plain", batch=32)
+    shown = [to_image(one.pixels) for one in sheeted if one.pixels is not None]
     save_sheet(sheet(shown, columns=8, labels=prompts, lines=2), args.sheet)
     print(json.dumps(found, ensure_ascii=False, indent=1))
     return DONE

