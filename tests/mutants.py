@@ -43,10 +43,10 @@ core/sampling.py: core/test_sampling.py
 core/noise.py: core/test_noise.py
 - [zeros + int(purpose), iterations
 + [zeros, iterations
-- where = iterations[part, None] + ahead
-+ where = 0 * iterations[part, None] + ahead
+- random_words(seeds[part], images[part], purpose, where, lanes, iterations[part])
++ random_words(seeds[part], images[part], purpose, where, lanes)
 
-core/noise.py: decoding/test_plain.py core/test_noise.py
+core/noise.py: core/test_noise.py
 - seeds, images = self._keys[first : first + pictures].unbind(1)
 + images, seeds = self._keys[first : first + pictures].unbind(1)
 
@@ -173,10 +173,12 @@ verifiers/rejection.py: proof/test_exact.py
 + after = (left - proposal).clamp_(min=0.0)
 - q = normalised(q.scatter(1, before, 0.0), q, numbers.is_one)
 + q = q.scatter(1, before, 0.0)
-- Purpose.RESIDUAL
-+ Purpose.DRAFT
 - cells = (shape.parents * width + shape.ranks)
 + cells = (shape.parents * width + width - 1 - shape.ranks)
+
+verifiers/rejection.py: proof/test_mutants.py
+- Purpose.RESIDUAL
++ Purpose.DRAFT
 
 verifiers/relaxed.py: verifiers/test_relaxed.py
 - log_r = torch.where(has_children[..., None], log_r, log_p)
@@ -191,8 +193,8 @@ verifiers/relaxations/bounded.py: verifiers/relaxations/test_bounded.py
 + torch.minimum(gap, self.cap * p)
 
 verifiers/relaxations/cool.py: verifiers/relaxations/test_cool.py
-- max(omega, 1.0)
-+ omega
+- r = p + taken - surplus * share[:, None]
++ r = p + taken - surplus
 
 verifiers/relaxations/grouped.py: verifiers/relaxations/test_grouped.py
 - window = place + around
@@ -211,8 +213,8 @@ verifiers/relaxations/neighbours.py: verifiers/relaxations/test_neighbours.py
 + is_taken = masses.double() <= budget.double()[..., None]
 
 verifiers/relaxations/neighbours.py: verifiers/relaxations/test_lantern.py
-- relaxed.scatter_add_(1, trial.tokens[:, None], claim.mass[:, None])
-+ pass
+- trial.p.gather(1, near).masked_fill_(claim.is_taken, 0.0)
++ trial.p.gather(1, near)
 - self.table[trial.tokens, : self.k + 1]
 + self.table[trial.tokens, : self.k]
 
@@ -383,8 +385,8 @@ drafters/windows/jacobi.py: drafters/test_jacobi.py
 + index = counts[:, None] + steps + 1
 
 drafters/windows/jacobi.py: proof/test_exact.py
-- is_new[..., None], -math.log(self.vocab_size))
-+ is_new[..., None], 0.0)
+- own.masked_fill(is_new[..., None], 0.0)
++ own.masked_fill(is_new[..., None], -1.0)
 
 drafters/windows/sjd_pac.py: drafters/test_sjd_pac.py
 - rows = self.held.chain[index.clamp(max=self.depth)]
@@ -465,8 +467,8 @@ engines/cuda/fused.py: engines/cuda/test_fused.py
 + even, odd = one * cos - two * sin, two * cos - one * sin
 
 engines/cuda/fused_target.py: engines/cuda/test_fused.py
-- fused.gate_up(space.x, w13, layer.ffn_norm,
-+ fused.gate_up(space.x, w13, layer.attention_norm,
+- own[number] = self._live(space.x, space, live).clone()
++ own[number] = self._live(space.x, space, live)
 
 engines/cuda/graphs.py: engines/cuda/test_reuse.py
 - and self.is_forced == is_forced(state)
