@@ -19,12 +19,9 @@ from lantern.models.prediction import PROMPT, predict
 from tests import tiny_transformers as tiny
 from tests.models.released_shapes import SHAPES, save
 
-SIMPLEAR = tiny.tiny_simplear, tiny.simplear_tokenizer
-
 
 def folder_of(path: Path, family: str) -> Path:
-    model = tiny.tiny_emu3() if family == "emu3" else tiny.tiny_janus()
-    model.config.save_pretrained(path)
+    tiny.FAMILY[family][0]().config.save_pretrained(path)
     return path
 
 
@@ -41,7 +38,7 @@ def test_a_body_that_holds_the_tokenizer_is_counted_once(tmp_path: Path) -> None
 @pytest.mark.parametrize(("family", "size"), [("janus", None), ("emu3", (24, 32))])
 def test_sizes_are_those_of_the_model(tmp_path: Path, family: str, size: tuple[int, int] | None) -> None:
     found = predict(folder_of(tmp_path, family), torch.float32, size=size)
-    parts = tiny.assemble(family, tiny.tiny_emu3() if family == "emu3" else tiny.tiny_janus(), None, size)
+    parts = tiny.assemble(family, tiny.FAMILY[family][0](), None, size)
     weights = {id(weight): weight.nbytes for weight in parts.target.parameters()}
     assert found.weights == 4 * found.parameters == sum(weights.values())
     assert found.pixels == sum(weight.nbytes for weight in parts.vq.parameters())
@@ -59,7 +56,7 @@ def test_sizes_are_those_of_the_model(tmp_path: Path, family: str, size: tuple[i
 def test_sizes_of_causal_models_are_those_that_are_loaded(
     tmp_path: Path, family: str, size: tuple[int, int] | None
 ) -> None:
-    make, words = (tiny.tiny_liquid, tiny.liquid_tokenizer) if family == "liquid" else SIMPLEAR
+    make, words = tiny.FAMILY[family]
     tiny.save(family, make(), words(), tmp_path)
     found = predict(tmp_path, torch.float32, size=size)
     parts = ("text", "vq") if family == "liquid" else ("text",)
