@@ -73,14 +73,12 @@ def test_tokens_are_those_of_the_generation_alone(name: str, kind: str) -> None:
     made = staggered({i: decoder(name, kind=kind) for i in range(4)}, dropped=1)
     assert sorted(made) == [0, 2, 3]
     for i, tokens in made.items():
-        one = decoder(name, kind=kind)
-        assert torch.equal(tokens, alone(one, i))
-        whole = one.generate(select(CONDITION, [i % 3]), keys=[KEYS[i]])
+        whole = decoder(name, kind=kind).generate(select(CONDITION, [i % 3]), keys=[KEYS[i]])
         assert torch.equal(tokens, whole.tokens[0])
 
 
 @pytest.mark.parametrize("kind", ["eager", CPU])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle2"])
 def test_memory_is_freed_without_the_garbage_collector(name: str, kind: str) -> None:
     one = decoder(name, kind=kind)
     joint = joined(one)

@@ -63,8 +63,9 @@ def built(name: str, method: str, sampling: Sampling, **more: Any) -> Any:
     return build_decoder(METHODS[method], parts(name).target, sampling=sampling, **given)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["sampled", "greedy", "filtered"])
+@pytest.mark.parametrize(
+    ("name", "sampling"), [*((name, SAMPLINGS[0]) for name in CASES), ("janus", SAMPLINGS[1]), ("emu3", SAMPLINGS[2])]
+)
 def test_tokens_are_those_of_plain_decoding(name: str, sampling: Sampling) -> None:
     plain = built(name, "plain", sampling).generate(condition(name), keys=KEYS)
     found = built(name, "self-cascade", sampling).generate(condition(name), keys=KEYS)
@@ -89,8 +90,7 @@ def test_a_cascade_of_three_models_gives_the_tokens_of_plain_decoding(name: str)
         )
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=["sampled", "greedy"])
+@pytest.mark.parametrize(("name", "sampling"), list(zip(CASES, [*SAMPLINGS[:2], SAMPLINGS[0]], strict=True)))
 def test_drafts_of_the_target_itself_are_all_accepted(name: str, sampling: Sampling) -> None:
     """Its prompts, positions and newlines are those of the target: a pass gives a chain of four and the token
     behind.
@@ -138,21 +138,17 @@ def test_kept_tokens_are_read_at_once(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_model_of_another_family_or_vocabulary_is_refused() -> None:
-    target, small, other = parts("emu3").target, parts("emu3", True).target, parts("janus", True).target
+    target, other = parts("emu3").target, parts("janus", True).target
     with pytest.raises(ValueError, match="the small model has vocab_size 40, its target 24"):
         SmallModel(other, target, sampling=Sampling(), stage=2)
-    for name, value, expected in (("family", "lumina", "emu3"), ("words", 65, 64)):
-        changed = tiny.assemble("emu3", smaller("emu3"), tiny.emu3_processor(), (24, 24)).target
-        changed.config = replace(small.config, **{name: value})
-        with pytest.raises(ValueError, match=f"the small model has {name} {value}, its target {expected}"):
-            SmallModel(changed, target, sampling=Sampling(), stage=2)
-    wide = parts("emu3-narrow", True).target
-    with pytest.raises(ValueError, match="the small model has block_size 16, its target 9"):
-        SmallModel(wide, target, sampling=Sampling(), stage=2)
+    changed = tiny.assemble("emu3", smaller("emu3"), tiny.emu3_processor(), (24, 24)).target
+    changed.config = replace(changed.config, family="lumina")
+    with pytest.raises(ValueError, match="the small model has family lumina, its target emu3"):
+        SmallModel(changed, target, sampling=Sampling(), stage=2)
 
 
-@pytest.mark.parametrize("name", ["janus", "emu3"])
-def test_the_add_on_is_a_folder_of_transformers(name: str, tmp_path: Path) -> None:
+def test_the_add_on_is_a_folder_of_transformers(tmp_path: Path) -> None:
+    name = "janus"
     make, processor, size = CASES[name]
     folder = tiny.save(name, make(0), processor(), tmp_path / "large")
     tiny.save(name, smaller(name), processor(), folder / "parts" / "small")

@@ -192,10 +192,8 @@ def test_an_untrained_method_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = [one.generate(tiny_condition((4, 2)), keys=KEYS).tokens for one in (decoder, plain)]
     assert torch.equal(tokens[0], tokens[1])
     monkeypatch.setitem(contracts.SPECS, "made-up", found)
-    contracts.test_grids_are_whole_and_the_account_adds_up("made-up", contracts.SAMPLINGS[0], "guided")
-    contracts.test_a_picture_depends_on_its_key_alone("made-up")
-    contracts.test_greedy_tokens_of_exact_methods_are_those_of_plain_decoding("made-up")
-    contracts.test_gumbel_methods_give_the_tokens_of_plain_decoding("made-up", contracts.SAMPLINGS[1])
+    for case in ("sampled", "greedy", "top-k"):
+        contracts.test_every_method_keeps_its_promise("made-up", case)
 
 
 @pytest.mark.usefixtures("_made_up")

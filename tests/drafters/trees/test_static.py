@@ -71,10 +71,6 @@ def test_grown_trees_take_the_nodes_of_highest_value() -> None:
     assert named("grown_8_2").depth == 2 and named("grown_15_3").max_nodes == 16
 
 
-def test_order_of_choices_does_not_matter() -> None:
-    assert StaticTree(((0, 0), (1,), (0,))) == StaticTree(((0,), (1,), (0, 0)))
-
-
 def test_chain_and_widths() -> None:
     assert chain(3).choices == ((0,), (0, 0), (0, 0, 0))
     assert from_widths((2, 3)).choices == ((0,), (1,), (0, 0), (0, 1), (1, 0))
@@ -101,11 +97,3 @@ def test_trees_of_the_release_that_are_not_included_are_refused_by_name(name: st
 @pytest.mark.parametrize("name", [*static.TREES, "chain_3", "grown_32_6", "grown_16_1"])
 def test_a_tree_is_named_by_its_spelling(name: str) -> None:
     assert named(named(name).spelling) == named(name)
-
-
-def test_invalid_spellings_raise() -> None:
-    assert named("0 1 0.0").spelling == "0 1 0.0"
-    with pytest.raises(ValueError, match="no parent"):
-        named("1.0 0")
-    with pytest.raises(ValueError, match="is unknown"):
-        named("0 " * 3000)
