@@ -47,9 +47,9 @@ class Shape:
 
 def test_a_component_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     module = _linear()
-    save_component(module.state_dict(), {"kind": "x", "sides": [1, 2]}, tmp_path / "part")
+    save_component(module.state_dict(), {"kind": "ä", "sides": [1, 2]}, tmp_path / "part")
     assert sorted(path.name for path in (tmp_path / "part").iterdir()) == [SUMS_NAME, CONFIG_NAME, WEIGHTS_NAME]
-    assert read_config(tmp_path / "part") == {"kind": "x", "sides": [1, 2]}
+    assert read_config(tmp_path / "part") == {"kind": "ä", "sides": [1, 2]}
     other = _linear()
     load_module(other, tmp_path / "part")
     assert torch.equal(other.weight, module.weight) and torch.equal(other.bias, module.bias)
@@ -164,37 +164,6 @@ def test_bad_json_is_refused_in_one_line(tmp_path: Path, content: bytes, message
     assert CONFIG_NAME in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"wyde": 3}, "unknown key 'wyde'; did you mean 'wide'"),
-        ({"zzz": 3}, "unknown key 'zzz'; known are kind, note, rate, sides, wide"),
-        ({"wide": "3"}, "wide is '3', wanted int"),
-        ({"wide": 3.5}, "wide is '3.5', wanted int"),
-        ({"wide": True}, "wide is 'True', wanted int"),
-        ({"wide": 10**30}, "wanted int"),
-        ({"wide": 0}, "wide is 0, wanted at least 1"),
-        ({"rate": float("nan")}, "rate is 'nan', wanted float"),
-        ({"rate": float("inf")}, "rate is 'inf', wanted float"),
-        ({"kind": "c"}, "kind is 'c'"),
-        ({"sides": [1, "x"]}, "sides is"),
-        ({"note": 3}, "note is '3'"),
-    ],
-)
-def test_a_config_that_does_not_fit_is_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build_config(Shape, values, source="x.json")
-
-
-def test_a_config_key_without_default_must_be_there() -> None:
-    @dataclasses.dataclass
-    class Needs:
-        size: int
-
-    with pytest.raises(ValueError, match="key 'size' is missing"):
-        build_config(Needs, {}, source="x.json")
-
-
 @dataclasses.dataclass(frozen=True)
 class Outer:
     shape: Shape
@@ -228,10 +197,16 @@ def test_nested_configs_are_built(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"shape": {"wyde": 3}}, "unknown key 'shape.wyde'; did you mean 'wide'"),
+        ({"shape": {"zzz": 3}}, "unknown key 'shape.zzz'; known are kind, note, rate, sides, wide"),
         ({"shape": {"wide": "3"}}, "shape.wide is '3', wanted int"),
+        ({"shape": {"wide": 3.5}}, "shape.wide is '3.5', wanted int"),
+        ({"shape": {"wide": 10**30}}, "wanted int"),
         ({"shape": {"wide": 0}}, "shape: wide is 0, wanted at least 1"),
+        ({"shape": {"rate": float("nan")}}, "rate is 'nan', wanted float"),
+        ({"shape": {"kind": "c"}}, "kind is 'c'"),
+        ({"shape": {"sides": [1, "x"]}}, "sides is"),
+        ({"shape": {"note": 3}}, "note is '3'"),
         ({"shape": 3}, r"shape is '3', wanted an object \(Shape\)"),
-        ({"shape": {}, "other": {"rate": "x"}}, "other.rate is 'x', wanted float"),
         ({"shape": {}, "other": 3}, r"other is '3', wanted an object \(Shape\), or null"),
         ({"shape": {}, "shapes": [{}, {"wide": True}]}, r"shapes\[1\].wide is 'True', wanted int"),
         ({"shape": {}, "pair": [1]}, "wanted a list of 2: int, text"),
@@ -239,7 +214,7 @@ def test_nested_configs_are_built(tmp_path: Path) -> None:
         ({}, "key 'shape' is missing"),
     ],
 )
-def test_faults_of_nested_configs_name_the_whole_key(values: dict[str, Any], message: str) -> None:
+def test_a_config_that_does_not_fit_is_refused_with_the_whole_key(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         build_config(Outer, values, source="x.json")
     assert str(caught.value).startswith("x.json: ") and "\n" not in str(caught.value)
