@@ -85,6 +85,8 @@ decoding/cache.py: decoding/test_cache.py
 + self._tokens <= lengths[:, None]
 
 decoding/cache.py: drafters/test_small_of_family.py
+- self._ends.scatter_(1, slots, is_end |
++ self._ends[:, self.first_stage_slot :] = False; self._ends.scatter_(1, slots, is_end |
 - is_end = (places - self.prefix + 1) % self.columns == 0
 + is_end = (places - self.prefix) % self.columns == 0
 
@@ -99,6 +101,8 @@ decoding/forced.py: decoding/test_forced.py
 + places[:, : log_q.shape[1]])
 
 decoding/loop.py: methods
+- self.tree = tree if self.forced is None else self.forced.tree(tree, self.known)
++ self.tree = tree
 - self.cache.commit(walked, self.known - 1)
 + self.cache.commit(walked, self.known)
 - places = self.places_of(self.tree, -1)
@@ -123,6 +127,8 @@ decoding/prompt.py: decoding/test_prefill.py
 + f"{whole} {taps} {alone}"
 
 decoding/rounds.py: decoding/test_joint.py
+- rows, nodes = slice(row, row := row + len(part.positions)), part.positions.shape[1]
++ rows, nodes = slice(row, len(part.positions)), part.positions.shape[1]
 - rounds = self._drive(placed, rounds)
 + rounds = self._drive(members, rounds)
 - torch.cat([pad(part.mask, nodes) for part in parts]),

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from lantern.core.types import Step
-from lantern.decoding.forced import ForcedTokens
-from tests.methods.test_contracts import ALL, SAMPLED, parts
+from tests.methods.test_contracts import SAMPLED, parts
 from tests.tiny import select
 from tests.tiny_decoder import CONDITION, KEYS
 
@@ -31,13 +30,6 @@ def test_a_drafter_reads_kept_tokens_as_it_reads_committed_ones(name: str, form:
         found = steps[1].tree
         assert int(steps[1].start) == known and tree is not None and found is not None
         assert torch.equal(found.tokens, tree.tokens)
-
-
-def test_drafts_that_are_not_replaced_would_be_relaxed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant: with the drafter's own drafts a relaxed method accepts neighbours of forced tokens."""
-    monkeypatch.setattr(ForcedTokens, "tree", lambda self, tree, known: tree)
-    found = parts("lantern-released", SAMPLED).generate(CONDITION, keys=KEYS, forced=ALL).tokens
-    assert not torch.equal(found[:, 1:], ALL[:, 1:])
 
 
 def test_forced_tokens_are_checked() -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.decoding import rounds
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import State
 from lantern.decoding.rounds import Joint, in_their_places
@@ -184,14 +183,6 @@ def test_a_generation_takes_the_place_of_one_that_ended() -> None:
         if waiting and len(running) < 2:
             running.append(begun(decoder("plain"), waiting.pop(0)))
     assert [tokens.tolist() for tokens in ended] == [alone(decoder("plain"), i).tolist() for i in (1, 2, 3)]
-
-
-def test_a_mutant_that_mixes_up_the_parts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    split = rounds.split
-    monkeypatch.setattr(rounds, "split", lambda scores, parts: split(scores, parts)[::-1])
-    made = staggered({i: decoder("plain") for i in range(2)}, every=1)
-    monkeypatch.undo()
-    assert any(not torch.equal(made[i], alone(decoder("plain"), i)) for i in made)
 
 
 @pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1"])

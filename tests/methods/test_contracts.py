@@ -134,7 +134,8 @@ def test_every_method_keeps_its_promise(name: str, case: str) -> None:
             "excess",
         ):
             one, other = getattr(made, field), getattr(whole, field)
-            assert one is other is None or torch.equal(one, other[list(given.images)]), field
+            exact = 0.0 if given.engine == "blind" else 1e-4  # else products of other sizes round in other ways
+            assert one is other is None or torch.allclose(one, other[list(given.images)], atol=exact, rtol=0), field
 
 
 def check_account(method: Method, case: Case, made: Generation) -> None:
@@ -179,7 +180,7 @@ def test_tokens_beside_given_ones_have_the_distribution_of_the_target(name: str,
     """A given third token has no effect on the first two; kept ones are read at once."""
     built = tiny_decoder(shrunk(SPECS[name]), SMALL, DISTRIBUTION)
     given = torch.tensor(forced).expand(5000, -1)
-    tokens = torch.cat([pictures(built, 5000, seed, forced=given).tokens for seed in range(2)])
+    tokens = torch.cat([pictures(built, 5000, seed, forced=given).tokens for seed in range(4)])
     assert p_value(tokens, forced) > 1e-4
     assert p_value(tokens) < 1e-9  # without the given token the distribution is another
 
