@@ -94,7 +94,7 @@ decoding/cache.py: decoding/test_joint.py
 - if part.buffer.data_ptr() != buffer.data_ptr():
 + if part.buffer.data_ptr() == buffer.data_ptr():
 
-decoding/forced.py: decoding/test_forced.py
+decoding/forced.py: methods
 - places = known[:, None] - 1 + tree.shape.depths
 + places = known[:, None] + tree.shape.depths
 - places[:, : log_q.shape[1]] + 1)
@@ -118,7 +118,7 @@ decoding/plain.py: decoding/test_plain.py
 - place, self.noise, sampler).sample()
 + place - 1, self.noise, sampler).sample()
 
-decoding/prompt.py: decoding/test_forced.py
+decoding/prompt.py: methods/test_contracts.py decoding/test_forced.py
 - numbers <= block[:, None]
 + numbers < block[:, None]
 

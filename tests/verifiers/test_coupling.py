@@ -100,16 +100,6 @@ def test_coupling_keeps_tokens_behind_a_change_and_independent_redraws_do_not() 
     assert (distribution_of(sampled(independent)[:, 1]) - p[1]).abs().max() < 2 / GRID
 
 
-def test_tokens_without_probability_are_neither_kept_nor_sampled() -> None:
-    p, q = distributions(3, 0), distributions(3, 1)
-    p[:, [0, 4]] = 0.0
-    p = p / p.sum(-1, keepdim=True)
-    for tokens in ([0, 4], [1, 2], [4, 4]):
-        for redraw in ("coupled", "independent"):
-            verdict, _ = walk(p, q, tokens, redraw)
-            assert not torch.isin(sampled(verdict), torch.tensor([0, 4])).any()
-
-
 def test_recorded_distribution_is_p_and_uniforms_belong_to_the_step() -> None:
     p = distributions(3, 0)
     verdict, noise = walk(p, distributions(3, 1), [2, 4])
