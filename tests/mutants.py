@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -518,13 +518,13 @@ class Mutant(NamedTuple):
     path: str
     old: str
     new: str
-    tests: list[str]
+    tests: tuple[str, ...]
     needs: str
 
 
 def mutants() -> Iterator[Mutant]:
     """Yield those of the table."""
-    path, tests, needs, old = "", [""], "", ""
+    path, tests, needs, old = "", ("",), "", ""
     for line in TABLE.strip().splitlines():
         if line.startswith("- "):
             old = line[2:]
@@ -533,10 +533,10 @@ def mutants() -> Iterator[Mutant]:
         elif line:
             path, _, rest = line.partition(": ")
             named, _, needs = rest.rstrip("]").partition(" [")
-            tests = named.split()
+            tests = tuple(named.split())
 
 
-def run_tests(tree: Path, tests: list[str], *, is_cpp: bool = False) -> int:
+def run_tests(tree: Path, tests: Sequence[str], *, is_cpp: bool = False) -> int:
     """Return the exit status of pytest for some tests of a tree; 1 too if they hang."""
     places = {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     if is_cpp:  # the user's cache is not for libraries of mutants
