@@ -58,8 +58,9 @@ CASES = {
     "lumina": Case(tiny.tiny_chameleon, tiny.chameleon_tokenizer, tiny.lumina_tokens, 4.0, size=(4, 8)),
     "liquid": Case(tiny.tiny_liquid, tiny.liquid_tokenizer, tiny.liquid_tokens, 7.0),
     "simplear": Case(tiny.tiny_simplear, tiny.simplear_tokenizer, tiny.simplear_tokens, 6.0, size=(48, 64)),
+    "glm_image": Case(tiny.tiny_glm_image, tiny.glm_image_processor, tiny.glm_image_tokens, 1.0, size=(64, 96)),
 }
-PAINTED = [name for name in CASES if name != "simplear"]  # whose pixels are made here
+PAINTED = [name for name in CASES if name not in ("simplear", "glm_image")]  # whose pixels are made here
 
 
 @cache
@@ -180,7 +181,14 @@ def sequential(name: str, condition: Condition, image: int, row: int, tokens: li
         inputs.append(target.tok_embeddings(torch.tensor([token])))
         if raster.newlines and (place + 1) % raster.columns == 0:
             inputs.append(target.words(torch.tensor([raster.newline])))
-    return target.head(target.body(inputs_embeds=torch.cat(inputs)[None]).last_hidden_state[0, -1])
+    positions = {}
+    if name == "glm_image":  # by the library's own table
+        prompt = condition.tokens[image, row][condition.mask[image, row]][None]
+        own, _ = model(name).model.get_rope_index(prompt, torch.tensor([[1, 2, 3], [1, 13, 19]]))
+        ahead = model(name).model._cached_decode_position_ids[0, :, None, : len(tokens)]
+        positions["position_ids"] = torch.cat([own, ahead], 2)
+    embedded = torch.cat(inputs)[None]
+    return target.head(target.body(inputs_embeds=embedded, **positions).last_hidden_state[0, -1])
 
 
 class Given(NoDrafts):
@@ -442,21 +450,28 @@ def test_pictures_are_continued_from_their_first_rows(name: str, monkeypatch: py
     assert steps[0] == kept * raster.columns - 2 and steps[1] >= steps[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "why"), [("simplear", (3, 4), "TorchScript"), ("glm_image", (1, 253), "diffu")]
+)
 def test_tokens_of_a_model_without_pixels_are_written(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, shape: tuple[int, int], why: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    call = ["--model", str(folder("simplear", root)), "--prompt", PROMPTS[0], "--size", "64x48", "--quiet"]
+    size = "{1}x{0}".format(*CASES[name].size or ())
+    call = ["--model", str(folder(name, root)), "--prompt", PROMPTS[0], "--size", size, "--quiet"]
     assert command.main([*call, "--out", str(tmp_path / "a.png")]) == 2
-    assert "pixels of SimpleAR are made by TorchScript programs" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert why in refused and "write the tokens only (--tokens FILE)" in refused
     written = [*call, "--tokens", str(tmp_path / "grid.json"), "--temperature", "0"]
     assert command.main([*written, "--method", "sjd-pac"]) == 0
-    text: Any = load_model(folder("simplear", root), parts=("text",)).text
-    expected = tiny.simplear_tokens(model("simplear"), text.tokenizer, PROMPTS[0])
-    assert json.loads((tmp_path / "grid.json").read_text()) == expected.view(3, 4).tolist()
+    text: Any = load_model(folder(name, root), parts=("text",), size=CASES[name].size).text
+    words = text.processor if name == "glm_image" else text.tokenizer
+    expected = CASES[name].library(model(name), words, PROMPTS[0])
+    assert json.loads((tmp_path / "grid.json").read_text()) == expected.view(shape).tolist()
     assert command.main([*written, "--method", "bounded-window", "--temperature", "1", "--k", "8"]) == 0
-    made = model_of(parts("simplear"), name="simplear")
-    picture = Image.new("RGB", (64, 48))
-    with pytest.raises(ValueError, match="write the tokens only"):
+    made = model_of(parts(name), name=name)
+    with pytest.raises(ValueError, match="write the tokens only|rows to keep are 1"):
+        side = made.vq.config.downsample  # type: ignore[union-attr]
+        picture = Image.new("RGB", (side * shape[1], side * shape[0]))
         generate(made, PROMPTS[:1], init_image=picture, keep_rows=1)
 
 

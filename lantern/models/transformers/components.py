@@ -78,6 +78,34 @@ class Pixels(nn.Module, ABC):
         return self.paint(tokens.long().unflatten(1, (rows, columns))) * self.scale + self.shift
 
 
+class TokensOnly(Pixels):
+    """The vectors of the tokens of a model whose pixels are not made here: refused with ValueError, in words."""
+
+    vectors: Tensor
+
+    def __init__(self, vectors: Float[Tensor, "v d"], side: int, raster: Raster, refusal: str) -> None:
+        super().__init__(None, PixelConfig(len(vectors), side), raster, None)
+        self.refusal = refusal
+        self.register_buffer("vectors", vectors, persistent=False)
+
+    @property
+    def codebook(self) -> Float[Tensor, "v d"]:
+        """The vectors of the tokens."""
+        return self.vectors
+
+    def read(self, folder: Path) -> None:
+        """Raise ValueError."""
+        raise ValueError(self.refusal)
+
+    def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
+        """Raise ValueError."""
+        raise ValueError(self.refusal)
+
+    def quantize(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b rows columns"]:
+        """Raise ValueError."""
+        raise ValueError(self.refusal)
+
+
 class Prompts(ABC):
     """Prompts as tokens of each guidance row, made by the model's processor."""
 

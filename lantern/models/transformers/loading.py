@@ -17,7 +17,7 @@ from lantern.models.transformers.components import Components
 # the family, mostly the model_type of config.json -> its module
 FAMILIES = {
     name: f"lantern.models.transformers.{name}"
-    for name in ("janus", "emu3", "chameleon", "lumina", "liquid", "simplear")
+    for name in ("janus", "emu3", "chameleon", "lumina", "liquid", "simplear", "glm_image")
 }
 # a token of the tokenizer, by which families of causal language models are known
 KNOWN_BY = {"liquid": "<boi>", "simplear": "<|t2i|>"}
