@@ -107,6 +107,7 @@ def test_grid_contexts_match_brute_force() -> None:
         matcher.root(past_of(tokens, known), 16), torch.tensor([0, 0]), torch.tensor([[1, 2], [3, 0]])
     )
     found, near = matcher.evidence(context), around(4).tolist()
+    assert near[5] == [4, 1, 0, 2] and near[0] == [-1] * 4 and near[7] == [6, 3, 2, -1]  # left, upper, both corners
     groups = [*tables.group_of.tolist(), 2]
     for image, count in enumerate(known):
         output = [*tokens[image, :count].tolist(), *[5] * (16 - count)]
