@@ -16,7 +16,7 @@ from lantern.core.io import atomic_write
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.plain import generate
-from lantern.decoding.prompt import read_tokens, start
+from lantern.decoding.prompt import prefill, read_tokens
 from lantern.drafters.examples import fused_layers
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.transformers.components import Prompts
@@ -96,13 +96,13 @@ class TokenTeacher:
         keys = [(self.seed, number) for number in numbers]
         condition = self.prompts.condition(texts)
         tokens = generate(self.target, condition, sampling=self.sampling, keys=keys).tokens
-        begun = start(
-            self.target, condition.to(tokens.device), sampling=self.sampling, keys=keys, stage=0, taps=self._layers
+        prompt, cache = prefill(
+            self.target, condition.to(tokens.device), self.sampling.rows, stage=0, taps=self._layers
         )
-        read = read_tokens(self.target, begun.cache, begun.prefix, tokens[:, :-1], taps=self._layers)
-        found = {"tokens": tokens.int(), "rows": torch.cat([begun.features[:, :, -1:], read.features], 2).bfloat16()}
-        if read.fused is not None and begun.fused is not None:
-            fused = torch.cat([begun.fused[:, :, -1:], read.fused], 2)
+        read, _ = read_tokens(self.target, cache, tokens[:, :-1], taps=self._layers)
+        found = {"tokens": tokens.int(), "rows": torch.cat([prompt.features[:, :, -1:], read.features], 2).bfloat16()}
+        if read.fused is not None and prompt.fused is not None:
+            fused = torch.cat([prompt.fused[:, :, -1:], read.fused], 2)
             found["layers"] = fused.unflatten(-1, (len(self._layers), -1)).transpose(2, 3).bfloat16()
         return found
 

@@ -11,7 +11,9 @@ import torch
 from lantern.cli.main import main
 from lantern.core.places import embedded_model
 from lantern.core.sampling import Sampling
-from lantern.decoding import prompt as prefill
+from lantern.core.types import Condition
+from lantern.decoding.loop import begin
+from lantern.decoding.plain import Plain
 from lantern.engines.engine import EAGER
 from lantern.engines.pass_times import measure
 from lantern.models.folder import load_model
@@ -45,8 +47,7 @@ def test_sizes_are_those_of_the_model(tmp_path: Path, family: str, size: tuple[i
     tables = [parts.target.words.weight, parts.target.tok_embeddings.weight]
     assert found.read == sum(weights.values()) - sum(table.nbytes for table in {id(t): t for t in tables}.values())
     tokens = torch.ones(1, 2, PROMPT, dtype=torch.long)
-    condition = prefill.Condition(tokens=tokens, mask=tokens.bool())
-    begun = prefill.start(parts.target, condition, sampling=Sampling(), keys=[(0, 0)], stage=0)
+    begun = begin(Plain(parts.target, Sampling()), Condition(tokens=tokens, mask=tokens.bool()), keys=[(0, 0)])
     spare = 2 * 2 * 2 * 2 * 8 * 4 if family == "emu3" else 0  # the slot of the last row's newline, never read
     assert found.cache == begun.cache.buffer.nbytes - spare
     assert found.noise == begun.noise.gumbel_table().nbytes  # type: ignore[union-attr]

@@ -17,12 +17,10 @@ from safetensors.torch import load_file, save_file
 from lantern.cli import generate as command
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, DraftTree, TreeShape
-from lantern.decoding import prompt as prefill
 from lantern.decoding.forced import ForcedTokens
-from lantern.decoding.loop import State
+from lantern.decoding.loop import State, begin
 from lantern.decoding.plain import NoDrafts
 from lantern.decoding.prompt import PromptCache
-from lantern.decoding.statistics import Stopwatch
 from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.decoder import build_decoder
@@ -211,10 +209,8 @@ def test_logits_of_a_tree_are_those_of_its_paths(name: str, known: list[int]) ->
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(target.config.vocab_size, (2, 8), generator=generator)
     drafted = torch.randint(target.config.vocab_size, (2, shape.num_nodes), generator=generator)
-    begun = prefill.start(target, condition, sampling=Sampling(), keys=[(0, 0), (0, 1)], stage=shape.num_nodes)
     drafter = Given(shape.num_nodes, shape.depth)
-    state = State(target, Sampling(), drafter, GumbelVerifier())
-    state.start(begun, condition, Stopwatch(torch.device("cpu"), is_on=False))
+    state = begin(State(target, Sampling(), drafter, GumbelVerifier()), condition, keys=[(0, 0), (0, 1)])
 
     def score(counts: list[int], nodes: torch.Tensor, shape: TreeShape) -> torch.Tensor:
         state.held.known = torch.tensor(counts)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from lantern.cli.main import main
 from lantern.core.sampling import Sampling
-from lantern.decoding.prompt import read_tokens, start
+from lantern.decoding.prompt import prefill, read_tokens
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.drafters.eagle.fr_spec import FrequencyConfig, FrequencyTable
 from lantern.drafters.examples import fused_layers
@@ -148,10 +148,9 @@ def test_tapped_layers_are_those_of_sequential_passes() -> None:
     condition = parts.text.condition(PROMPTS)
     assert condition.tokens is not None and condition.mask is not None
     tokens = torch.randint(24, (2, 8), generator=torch.Generator().manual_seed(0))
-    sampling, keys = Sampling(guidance=4.0), [(0, 0), (0, 1)]
-    begun = start(target, condition, sampling=sampling, keys=keys, stage=0, taps=taps)
-    read = read_tokens(target, begun.cache, begun.prefix, tokens, taps=taps)
-    assert read.fused is not None and begun.fused is not None
+    prompt, cache = prefill(target, condition, 2, stage=0, taps=taps)
+    read, _ = read_tokens(target, cache, tokens, taps=taps)
+    assert read.fused is not None and prompt.fused is not None
     for image in range(2):
         for row in range(2):
             inputs, ends = [target.words(condition.tokens[image, row][condition.mask[image, row]])], []
@@ -163,7 +162,7 @@ def test_tapped_layers_are_those_of_sequential_passes() -> None:
             with torch.no_grad():
                 whole = target.body(inputs_embeds=torch.cat(inputs)[None], output_hidden_states=True)
             layers = torch.cat([whole.hidden_states[layer] for layer in taps], -1)[0]
-            torch.testing.assert_close(begun.fused[image, row, -1], layers[len(inputs[0]) - 1], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(prompt.fused[image, row, -1], layers[len(inputs[0]) - 1], atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(read.fused[image, row], layers[ends], atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(
                 read.features[image, row], whole.last_hidden_state[0, ends], atol=1e-5, rtol=1e-5
