@@ -32,7 +32,8 @@ def weights_of(module: Any) -> tuple[Any, ...]:
 
 
 def _state_of(parameter: Tensor) -> tuple[Any, ...]:
-    return parameter.data_ptr(), parameter._version, parameter.dtype, parameter.device
+    version = None if parameter.is_inference() else parameter._version  # tensors of inference mode count no versions
+    return parameter.data_ptr(), version, parameter.dtype, parameter.device
 
 
 class WeightCache(Generic[T]):

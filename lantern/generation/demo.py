@@ -38,7 +38,7 @@ from lantern.models.folder import Model, list_names
 
 GROUPS: dict[Promise, str] = {"tokens": "same image", "distribution": "same distribution", "relaxed": "relaxed"}
 KEPT = 24  # pictures of the gallery
-LEAST = 1.2  # tokens per step below which a default that nothing recommends goes on plainly
+LEAST = 1.2  # chosen, not measured: tokens per step below which a default that nothing recommends goes on plainly
 CSS = """
 .side img, .side svg { width: 100%; max-width: 28rem; display: block; background: #808080; }
 #numbers td, #numbers th { white-space: nowrap; }

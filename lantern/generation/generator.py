@@ -306,6 +306,7 @@ class Generator:
         found = self.model.text.condition(unique, slots=self.model.target.config.cls_token_num)
         return found.select([unique.index(prompt) for prompt in prompts])
 
+    @torch.inference_mode(False)  # what is kept between calls must not belong to the mode of one
     def decode(
         self, condition: Condition, requested: Sequence[Request], callback: Callback | None = None
     ) -> Generation:

@@ -509,7 +509,13 @@ def lantern(
 OF_58 = dict(k=0.061, delta=0.4, mode="point", tree="eagle2_58_10_5")  # k is 1,000 of LlamaGen's 16,384
 NEAR = "LANTERN as published: EAGLE-2's 58 nodes, delta 0.4, the nearest 6 % of the codebook"
 preset("lantern-paper", "lantern", NEAR, **OF_58)
-preset("lantern-released", "lantern", f"{NEAR}, the residual of the released program", residual="released", **OF_58)
+preset(
+    "lantern-released",
+    "lantern",
+    "LANTERN as released: as lantern-paper, with the residual of the authors' code",
+    residual="released",
+    **OF_58,
+)
 
 
 @method(CLAIMS, name="lantern++", paper="2502.06352", page="lantern-pp")

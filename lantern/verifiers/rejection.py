@@ -135,7 +135,7 @@ class RejectionVerifier:
         closing = torch.zeros_like(left[:, 0])
         if self.relaxation is not None and self.relaxation.takes_best:
             closing = 1.0 - left.amax(1)
-            left = torch.nn.functional.one_hot(largest(left, rows.may_stop), left.shape[1]).to(left.dtype)
+            left = torch.zeros_like(left).scatter_(1, largest(left, rows.may_stop)[:, None], 1.0)
         next_token = self.draw(logs(left)[:, None], rows.places.gather(1, at), noise, rows.may_stop)[:, 0]
         if not tests:
             return Verdict(tree.tokens[:, :0], torch.zeros_like(next_token), next_token)

@@ -303,7 +303,8 @@ class TextEncoder:
         weights, words = resolve_folders(Path(folder), None if tokenizer_dir is None else Path(tokenizer_dir))
         check_limits(weights / "config.json")
         file = next(path for name in WEIGHT_FILES if is_there(path := weights / name))
-        was = logging.get_verbosity()
+        had_bars, was = logging.is_progress_bar_enabled(), logging.get_verbosity()
+        logging.disable_progress_bar()
         logging.set_verbosity_error()  # a whole T5's decoder weights are unused on purpose
         try:
             if file.suffix == ".safetensors":
@@ -322,6 +323,8 @@ class TextEncoder:
             tokenizer = load_tokenizer(words, model.config.vocab_size)
         finally:
             logging.set_verbosity(was)
+            if had_bars:
+                logging.enable_progress_bar()
         return cls(model, tokenizer)
 
     def save_pretrained(self, folder: str | Path, tokenizer_dir: str | Path | None = None) -> None:
@@ -343,15 +346,17 @@ class TextEncoder:
         """Return whether the tokenizer knows any word of a prompt.
 
         Of tokenizers of whole words and word pieces a word is known if it is a single piece; of others (sentence
-        pieces, which spell every word of their alphabet) if it has a piece at all. Words of one or two letters count
-        only where there are no others. Emoji characters count by their names (`named_emoji`).
+        pieces, which spell every word of their alphabet) if it has a piece at all. A plural counts by its singular,
+        and words of one or two letters only where there are no others. Emoji characters count by their names
+        (`named_emoji`).
         """
         if self.tokenizer.unk_token_id is None:
             return True
         words = clean_caption(self._named(prompt)).split()
         words = [word for word in words if len(word) > 2] or words
         spells = type(self.tokenizer.backend_tokenizer.model).__name__ in ("Unigram", "BPE")
-        for word in words:
+        plurals = [word.removesuffix(end) for word in words for end in ("s", "es") if word.endswith(end)]
+        for word in (*words, *plurals):
             ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
             if any(piece != self.tokenizer.unk_token_id for piece in ids) and (spells or len(ids) == 1):
                 return True

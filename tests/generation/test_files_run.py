@@ -13,7 +13,7 @@ from tests.tiny_folder import save_tiny_model
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(("model", "method", "most"), [("toy", "gumbel-jacobi", 39), ("lantern-emoji", "auto", 43)])
+@pytest.mark.parametrize(("model", "method", "most"), [("toy", "gumbel-jacobi", 43), ("lantern-emoji", "auto", 47)])
 def test_one_picture_runs_few_files(model: str, method: str, most: int, tmp_path: Path) -> None:
     if model == "toy":
         model = str(save_tiny_model(tmp_path / model))

@@ -118,3 +118,8 @@ def test_requests_of_a_wrong_type_are_refused(folder: Path) -> None:
     for given in ("a red apple", 3, ["a", 4.5], [None], [True]):
         with pytest.raises(TypeError, match="of type"):
             generate(model, given)  # type: ignore[arg-type]
+
+
+def test_plurals_are_known_by_their_singular() -> None:
+    text = tiny_text_encoder()
+    assert [text.knows(prompt) for prompt in ("apple", "apples", "zzz", "zzzs")] == [True, True, False, False]

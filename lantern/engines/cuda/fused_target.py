@@ -89,7 +89,7 @@ def is_fused(target: Any, rows: int) -> bool:
 class FusedTarget(KernelTarget):
     """A target with the passes of `FusedPass`, whose trees are walked by one kernel where it can."""
 
-    steps: ClassVar[WeightCache[Any]] = WeightCache(FusedPass)
+    passes: ClassVar[WeightCache[Any]] = WeightCache(FusedPass)
     walks: ClassVar[bool] = True  # False once the kernel did not build or launch
 
     def walk(self, verifier: Any, tree: Any, rows: Any) -> Verdict | None:
@@ -116,4 +116,4 @@ class FusedEarlyPass(FusedPass):
 class FusedEarlyTarget(FusedTarget):
     """As `FusedTarget`, with the passes of `FusedEarlyPass`."""
 
-    steps: ClassVar[WeightCache[Any]] = WeightCache(FusedEarlyPass)
+    passes: ClassVar[WeightCache[Any]] = WeightCache(FusedEarlyPass)

@@ -356,6 +356,58 @@ def linear8_kernel(
     tl.store(out, total.to(OUT.dtype.element_ty), mask=(row < count)[:, None] & (column < OUTPUTS)[None])
 
 
+@triton.jit
+def scores_of(
+    LOGITS,
+    image,
+    node,
+    place,
+    guidance,
+    temperature,
+    interval,
+    line_stride,
+    node_stride,
+    TOKEN_COUNT: tl.constexpr,
+    SIZE: tl.constexpr,
+    IS_GUIDED: tl.constexpr,
+    IS_GREEDY: tl.constexpr,
+):
+    """Return a node's guided scores over the temperature, no zero with a negative sign; -inf past the last token."""
+    at = tl.arange(0, SIZE)
+    inside = at < TOKEN_COUNT
+    line = image * 2 if IS_GUIDED else image
+    source = LOGITS + line.to(tl.int64) * line_stride + node.to(tl.int64) * node_stride + at
+    scores = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    if IS_GUIDED:
+        rest = tl.load(source + line_stride, mask=inside, other=0.0).to(tl.float32)
+        guided = rest + (scores - rest) * guidance
+        is_in_interval = (interval < 0) | (place <= interval + 1)
+        scores = tl.where(is_in_interval, guided, scores)
+    if not IS_GREEDY:
+        scores = tl.div_rn(scores, temperature)
+    return tl.where(inside, tl.where(scores == 0.0, 0.0, scores), float("-inf"))
+
+
+@triton.jit
+def ordered(scores):
+    """Return integers in the order of the scores."""
+    bits = scores.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def least_of(scores, top_k):
+    """Return the k-th largest of `ordered` scores, bit by bit: the largest number that at least k of them reach."""
+    order = ordered(scores)
+    reached = tl.sum((order >= 0).to(tl.int32), 0)
+    bound = tl.where(reached >= top_k, 0, -2147483648).to(tl.int32)
+    for step in range(0, 31):
+        trial = bound + (1 << (30 - step))
+        reached = tl.sum((order >= trial).to(tl.int32), 0)
+        bound = tl.where(reached >= top_k, trial, bound)
+    return bound
+
+
 @kernel
 def sample_kernel(
     LOGITS,
@@ -383,29 +435,12 @@ def sample_kernel(
     at = tl.arange(0, SIZE)
     inside = at < TOKENS
     place = tl.load(PLACES + image * nodes + node)
-    line = image * 2 if IS_GUIDED else image
-    source = LOGITS + line.to(tl.int64) * line_stride + node * node_stride + at
-    scores = tl.load(source, mask=inside, other=0.0)
-    if IS_GUIDED:
-        rest = tl.load(source + line_stride, mask=inside, other=0.0)
-        guided = rest + (scores - rest) * guidance
-        is_in_interval = (interval < 0) | (place <= interval + 1)
-        scores = tl.where(is_in_interval, guided, scores)
-    if not IS_GREEDY:
-        scores = tl.div_rn(scores, temperature)
-    scores = tl.where(inside, tl.where(scores == 0.0, 0.0, scores), float("-inf"))  # no zeros of negative sign
+    scores = scores_of(
+        *(LOGITS, image, node, place, guidance, temperature, interval, line_stride, node_stride),
+        *(TOKENS, SIZE, IS_GUIDED, IS_GREEDY),
+    )
     if HAS_TOP_K:
-        # The k-th largest score, bit by bit: as signed integers in the order of the scores, it is the largest number
-        # that at least k of them reach.
-        bits = scores.to(tl.int32, bitcast=True)
-        order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-        reached = tl.sum((order >= 0).to(tl.int32), 0)
-        bound = tl.where(reached >= top_k, 0, -2147483648).to(tl.int32)
-        for step in range(0, 31):
-            trial = bound + (1 << (30 - step))
-            reached = tl.sum((order >= trial).to(tl.int32), 0)
-            bound = tl.where(reached >= top_k, trial, bound)
-        scores = tl.where(order >= bound, scores, float("-inf"))
+        scores = tl.where(ordered(scores) >= least_of(scores, top_k), scores, float("-inf"))
     if HAS_NOISE:
         row = tl.minimum(tl.maximum(place, 0), positions - 1)
         noise = NOISE + (image * positions + row).to(tl.int64) * TOKENS + at

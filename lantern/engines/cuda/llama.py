@@ -108,7 +108,7 @@ class LlamaPass(KernelPass):
 class LlamaTarget(KernelTarget):
     """A target of transformers that scores tokens by kernels, and reads prompts by torch, in passes of few sizes."""
 
-    steps: ClassVar[WeightCache[Any]] = WeightCache(LlamaPass)
+    passes: ClassVar[WeightCache[Any]] = WeightCache(LlamaPass)
     program: LlamaPass
 
     def refresh(self) -> None:

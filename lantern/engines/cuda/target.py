@@ -206,7 +206,7 @@ class KernelTarget(PreparedTarget):
     """A target that scores tokens by kernels, and prompts by torch, always the same number of them."""
 
     follows_masks = False
-    steps: ClassVar[WeightCache[Any]] = WeightCache(KernelPass)
+    passes: ClassVar[WeightCache[Any]] = WeightCache(KernelPass)
 
     def __init__(self, module: Any, rows: int = ROWS, block: int = kernels.BLOCK) -> None:
         super().__init__(module)
@@ -215,7 +215,7 @@ class KernelTarget(PreparedTarget):
 
     def refresh(self) -> None:
         """Read the weights again if they have changed."""
-        self.program: KernelPass = self.steps.get(self.module)
+        self.program: KernelPass = self.passes.get(self.module)
 
     @torch.no_grad()
     def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:

@@ -32,7 +32,7 @@ from torch import Tensor
 from lantern.core.noise import Noise, Purpose
 from lantern.core.types import Cost, DraftTree, Rows, Verdict
 from lantern.decoding.rows import LogitRows
-from lantern.engines.cuda.kernels import is_interpreted
+from lantern.engines.cuda.kernels import is_interpreted, least_of, ordered, scores_of
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.lantern import Lantern
@@ -44,61 +44,9 @@ MOST_TOKENS = 16384
 CHUNK = 2048  # tokens of a part of a pass: whole rows of 16,384 would spill registers
 MOST_NODES = 128
 UNSPECIALISED = (
-    *("top_k", "interval", "nodes", "positions", "depth", "near", "columns", "lanes", "places_stride"),
+    *("top_k", "interval", "nodes", "positions", "depth", "near", "columns", "far_columns", "lanes", "places_stride"),
     *("tree_stride", "rank_stride"),
 )
-
-
-@triton.jit
-def scores_of(
-    LOGITS,
-    image,
-    node,
-    place,
-    guidance,
-    temperature,
-    interval,
-    line_stride,
-    node_stride,
-    TOKEN_COUNT: tl.constexpr,
-    SIZE: tl.constexpr,
-    IS_GUIDED: tl.constexpr,
-    IS_GREEDY: tl.constexpr,
-):
-    """Return guided scores over the temperature, as `sample_kernel`; -inf past the last token."""
-    at = tl.arange(0, SIZE)
-    inside = at < TOKEN_COUNT
-    line = image * 2 if IS_GUIDED else image
-    source = LOGITS + line.to(tl.int64) * line_stride + node.to(tl.int64) * node_stride + at
-    scores = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    if IS_GUIDED:
-        rest = tl.load(source + line_stride, mask=inside, other=0.0).to(tl.float32)
-        guided = rest + (scores - rest) * guidance
-        is_in_interval = (interval < 0) | (place <= interval + 1)
-        scores = tl.where(is_in_interval, guided, scores)
-    if not IS_GREEDY:
-        scores = tl.div_rn(scores, temperature)
-    return tl.where(inside, tl.where(scores == 0.0, 0.0, scores), float("-inf"))
-
-
-@triton.jit
-def ordered(scores):
-    """Return integers in the order of the scores."""
-    bits = scores.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def least_of(scores, top_k):
-    """Return the k-th largest of `ordered` scores, bit by bit."""
-    order = ordered(scores)
-    reached = tl.sum((order >= 0).to(tl.int32), 0)
-    bound = tl.where(reached >= top_k, 0, -2147483648).to(tl.int32)
-    for step in range(0, 31):
-        trial = bound + (1 << (30 - step))
-        reached = tl.sum((order >= trial).to(tl.int32), 0)
-        bound = tl.where(reached >= top_k, trial, bound)
-    return bound
 
 
 @triton.jit
@@ -181,6 +129,7 @@ def walk_kernel(
     lanes,
     near,
     columns,
+    far_columns,
     places_stride,
     tree_stride,
     rank_stride,
@@ -317,7 +266,7 @@ def walk_kernel(
                     weight = 1.0 - tl.maximum(chance, exact_chance)
                     spent += tl.abs(gain)
                     if HAS_DISTANCES:
-                        far = tl.load(FAR + token.to(tl.int64) * columns + columns_at, mask=is_near, other=0.0)
+                        far = tl.load(FAR + token.to(tl.int64) * far_columns + columns_at, mask=is_near, other=0.0)
                         travelled = tl.sum(tl.where(is_taken, p_near * far, 0.0), 0)
                         moved += tl.maximum(gain, 0.0) * tl.div_rn(travelled, tl.maximum(mass, TINY))
                     is_refused = threshold >= raised.to(tl.float64)
@@ -596,7 +545,8 @@ def walk(
         *(path, length, chosen),
         *((None,) * 3 if cost is None else (cost.relaxed, cost.total_variation, cost.latent_distance)),
         *(*scale, rule.constant, rule.factor, *settings, nodes, noise.positions, depth, lanes, near),
-        *(0 if table is None else table.stride(0), places.stride(0)),
+        *(0 if of is None else of.stride(0) for of in (table, distances)),
+        places.stride(0),
         *(part.stride(0) if part.ndim == 2 else 0 for part in (shape.parents, shape.ranks)),
         *(line_stride, logits.stride(2)),
         *((0, 0) if log_q is None else (log_q.stride(0), log_q.stride(1))),

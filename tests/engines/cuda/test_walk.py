@@ -58,11 +58,15 @@ def problem(seed: int, tree: StaticTree, mode: Any, sampling: Sampling) -> tuple
     return tree_on, LogitRows(sampling, logits.to(DEVICE), places.to(DEVICE), Noise(keys, **sizes, device=DEVICE))
 
 
-def table() -> dict[str, Any]:
+def table(columns: int = 34) -> dict[str, Any]:
+    """A proximity table, and distances to the first `columns` neighbours: as many as methods read."""
     generator = torch.Generator().manual_seed(0)
     ahead = torch.stack([torch.randperm(TOKENS - 1, generator=generator)[:34] + 1 for _ in range(TOKENS)])
     near = (torch.arange(TOKENS)[:, None] + ahead) % TOKENS
-    return {"table": near.int().to(DEVICE), "distances": torch.rand(near.shape, generator=generator).to(DEVICE)}
+    return {
+        "table": near.int().to(DEVICE),
+        "distances": torch.rand(near.shape, generator=generator)[:, :columns].contiguous().to(DEVICE),
+    }
 
 
 def check(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, **how: Any) -> int:
@@ -85,7 +89,7 @@ def compare(seed: int, tree: StaticTree, mode: str, residual: str, rule: Any, **
     guidance = (3.0, 1.0)[seed // 2 % 2]
     sampling = Sampling(guidance=guidance, temperature=temperature, top_k=top_k, guidance_interval=interval)
     near = (33, 10, 1)[seed % 3]
-    made = None if rule is None else rule[0](**table(), k=near, residual=residual, shared=seed % 2 == 1, **rule[1])
+    made = None if rule is None else rule[0](**table(near), k=near, residual=residual, shared=seed % 2 == 1, **rule[1])
     return check(RejectionVerifier(made), *problem(seed, tree, mode, sampling), **how)
 
 

@@ -81,4 +81,3 @@ def test_names_restrict_the_candidates() -> None:
 def test_methods_that_need_a_drafter() -> None:
     needy = {name for name, method in METHODS.items() if method.made.reads_drafter}
     assert {"eagle1", "lantern++"} <= needy and not needy & {"plain", "sjd", "gumbel-jacobi"}
-    assert METHODS["sjd"].with_options(init="drafter").made.reads_drafter
