@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.noise import Noise
+from lantern.core.prepared import quantized
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree
 from lantern.drafters.combined.small_model import SmallModel
@@ -15,7 +16,6 @@ from lantern.drafters.combined.specmquant import CascadeDrafter, brush
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import chain
 from lantern.engines.engine import EagerEngine
-from lantern.engines.prepared import quantized
 from tests.drafters.sampled_trees import begin_after
 from tests.tiny import tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder

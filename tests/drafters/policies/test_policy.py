@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from lantern.drafters.parts import resolved
 from lantern.drafters.policies.c2t import C2T, C2TConfig
 from lantern.drafters.policies.policy import (
     MAX_DEPTH,
@@ -17,6 +16,7 @@ from lantern.drafters.policies.policy import (
 )
 from lantern.drafters.policies.radar import Radar, RadarConfig
 from lantern.methods import METHODS
+from lantern.methods.parts import resolved
 from tests.drafters.policies.layers import SIZE, layer
 
 DRAFTERS = {name: method.made.drafter for name, method in METHODS.items() if method.made.calls("Growth")}
