@@ -39,8 +39,10 @@ DTYPES = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
-class Option:
-    """An option beside its name and type. `low` and `high` are inclusive bounds of numbers.
+class Argument:
+    """What a command takes, beside its name and type: an option (`opt`), or a place (`arg`).
+
+    low, high: inclusive bounds of numbers.
 
     parse: of one value, default the type. flag: where it is not the name. each: the values of a list are given by
     repeating the option, otherwise they follow it, at least one unless `may_be_empty`. bare: the value of the option
@@ -62,19 +64,19 @@ class Option:
 
 
 def opt(default: Any, help: str, low: float | None = None, high: float | None = None, **more: Any) -> Any:
-    """Declare an option as the default of a parameter; `more` are fields of `Option`."""
-    return Option(default, help, low, high, **more)
+    """Declare an option as the default of a parameter; `more` are fields of `Argument`."""
+    return Argument(default, help, low, high, **more)
 
 
 def arg(help: str, default: Any = None, **more: Any) -> Any:
     """Declare an argument without a name; it is required unless it has a default or may be None."""
-    return Option(default, help, is_positional=True, **more)
+    return Argument(default, help, is_positional=True, **more)
 
 
 @dataclass_transform(frozen_default=True)
 def options(group: type[Kind]) -> type[Kind]:
     """Declare a group of options: a dataclass whose fields are declared with `opt`."""
-    own = {name: one for name, one in vars(group).items() if isinstance(one, Option)}
+    own = {name: one for name, one in vars(group).items() if isinstance(one, Argument)}
     for name, one in own.items():
         is_list = isinstance(one.default, list)  # which dataclasses take only as a factory
         setattr(group, name, field(default_factory=one.default.copy) if is_list else one.default)
@@ -105,7 +107,7 @@ def command(
 def add_options(parser: argparse.ArgumentParser, function: Callable[..., int]) -> None:
     """Add the options that the parameters of a function declare."""
     for one in inspect.signature(function).parameters.values():
-        if isinstance(one.default, Option):
+        if isinstance(one.default, Argument):
             _add(parser, one.name, one.annotation, one.default)
         for group, declared in _groups(one):
             hints, title = get_type_hints(group), (group.__doc__ or "").partition("\n")[0].rstrip(".")
@@ -118,20 +120,20 @@ def values_of(args: argparse.Namespace, function: Callable[..., int]) -> dict[st
     """Return the arguments of a function as they were parsed."""
     values = {}
     for one in inspect.signature(function).parameters.values():
-        if isinstance(one.default, Option) or not list(_groups(one)):
+        if isinstance(one.default, Argument) or not list(_groups(one)):
             values[one.name] = getattr(args, one.name)
         for group, declared in _groups(one):
             values[one.name] = group(**{name: getattr(args, name) for name in declared})
     return values
 
 
-def _groups(parameter: inspect.Parameter) -> Iterator[tuple[Any, dict[str, Option]]]:
+def _groups(parameter: inspect.Parameter) -> Iterator[tuple[Any, dict[str, Argument]]]:
     declared = getattr(parameter.annotation, "OPTIONS", None)
     if declared is not None:
         yield parameter.annotation, declared
 
 
-def _add(parser: Any, name: str, kind: Any, option: Option) -> None:
+def _add(parser: Any, name: str, kind: Any, option: Argument) -> None:
     """Add one option to a parser or group."""
     is_optional = get_origin(kind) is types.UnionType
     if is_optional:
@@ -157,14 +159,14 @@ def _add(parser: Any, name: str, kind: Any, option: Option) -> None:
         parser.add_argument(*names, dest=name, **how)
 
 
-def _shown(option: Option) -> str:
+def _shown(option: Argument) -> str:
     """Return the help of an option with its default."""
     default = " ".join(map(str, option.default)) if isinstance(option.default, list) else option.default
     is_clear = default in (None, False, "") or "default" in option.help
     return (option.help if is_clear else f"{option.help} (default {default})").replace("%", "%%")
 
 
-def _parser(kind: Any, option: Option) -> Callable[[str], Any]:
+def _parser(kind: Any, option: Argument) -> Callable[[str], Any]:
     if option.low is None or option.high is None:
         return kind
     return integer(int(option.low), int(option.high)) if kind is int else real(option.low, option.high)
@@ -326,7 +328,7 @@ class Apart(Runs):
 class Placement(Apart):
     """Where and how the model runs."""
 
-    OPTIONS: ClassVar[dict[str, Option]]
+    OPTIONS: ClassVar[dict[str, Argument]]
     target_weights: str | None = replace(Apart.OPTIONS["target_weights"], flag="--weights")  # type: ignore[attr-defined]
 
 

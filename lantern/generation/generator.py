@@ -438,7 +438,7 @@ def quick_choice(model: Model, sampling: Sampling, *, batch: int = 1) -> Method:
     lines = sampling.rows * batch
     times, most = pass_times(model.engine, model.target, rows=lines), model.engine.free_nodes(lines)
     allowed = {n: seconds for n, seconds in times.items() if most is None or n <= max(most, 2)}
-    return choose(allowed, model.tokens_per_step, can_shrink=not model.engine.keeps_state)
+    return choose(allowed, model.tokens_per_step, can_shrink=not model.engine.captures)
 
 
 def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None, *, can_shrink: bool = True) -> Method:

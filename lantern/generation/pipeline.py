@@ -219,7 +219,7 @@ class LanternPipeline(DiffusionPipeline):
             if options.get(option) is not None:
                 raise ValueError(f"{option} is {options[option]!r:.40}, which lantern does not have: {instead}")
         engine, weights = options.pop("engine", "auto"), options.pop("weights", None)
-        engine = engine if weights is None else make_engine(engine).changed(weights=weights)
+        engine = engine if weights is None else replace(make_engine(engine), weights=weights)
         make_engine(engine)  # refused before anything is loaded
         pipe = cls._loaded_from(pretrained_model_name_or_path, **options)
         pipe.engine = engine
@@ -513,7 +513,7 @@ class LanternPipeline(DiffusionPipeline):
         watching = callback_on_step_end, callback_on_step_end_tensor_inputs
         check_call(output_type, *watching, num_images_per_prompt, batch_size)
         engine = make_engine(self.engine if engine is None else engine)
-        model = self._model(engine if weights is None else engine.changed(weights=weights))
+        model = self._model(engine if weights is None else replace(engine, weights=weights))
         filters = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
         sampling = model.sampling(guidance=guidance_scale, guidance_interval=guidance_interval, **filters)
         is_given = prompt_embeds is not None and prompt is None and class_labels is None

@@ -28,8 +28,8 @@ from lantern.core.io import (
     verify_files,
 )
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.drafters.parts import ADD_ONS
 from lantern.generation.generator import generate
+from lantern.methods.parts import ADD_ONS
 from lantern.models.folder import AddOns, load_model
 from lantern.models.llamagen.checkpoint import read_checkpoint
 from lantern.models.llamagen.text import check_limits

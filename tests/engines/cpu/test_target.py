@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from lantern.core.prepared import quantized
 from lantern.core.sampling import Sampling
 from lantern.core.types import Target
 from lantern.decoding.cache import StaticCache
 from lantern.engines.cpu.engine import CpuEngine, CpuTarget
 from lantern.engines.engine import EAGER, Weights
-from lantern.engines.prepared import quantized
 from lantern.generation.decoder import build_decoder
 from lantern.generation.images import NotFiniteError
 from lantern.generation.layer_watch import watched_layers
