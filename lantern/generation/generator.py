@@ -397,7 +397,7 @@ def finish_batch(
         )
         for i, request in enumerate(requested)
     ]
-    is_finite = [True] * len(requested) if generation.is_finite is None else generation.is_finite.tolist()  # sync
+    is_finite = generation.is_finite.tolist()  # sync
     if not all(is_finite):
         lost = requested[is_finite.index(False)]
         raise NotFiniteError(
@@ -491,8 +491,8 @@ def _statistics(
     method: Method, request: Request, generation: Generation, i: int, seconds: Mapping[str, float], promise: Promise
 ) -> Statistics:
     """Return the statistics of image `i` of a batch."""
-    tokens, exact, excess = generation.tokens.shape[1], method.exact, generation.excess
-    largest, distance = generation.total_variation_max, generation.latent_distance
+    tokens, exact = generation.tokens.shape[1], method.exact
+    excess, distance = generation.excess, generation.latent_distance
     return Statistics(
         method=method.name,
         is_exact=exact,
@@ -502,7 +502,7 @@ def _statistics(
         reached=tuple(generation.reached[i].tolist()),
         relaxed=float(generation.relaxed[i]) / tokens,
         total_variation=float(generation.total_variation[i]) / tokens,
-        total_variation_max=0.0 if largest is None else float(largest[i]),
+        total_variation_max=float(generation.total_variation_max[i]),
         latent_distance=(None if distance is None else float(distance[i]) / tokens) if not exact else 0.0,
         excess=None if excess is None else float(excess[i]) / tokens,
         seconds=seconds,
