@@ -67,8 +67,7 @@ def release_memory() -> None:
     if graphs is not None:
         graphs.forget_all()
     gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
