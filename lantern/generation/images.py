@@ -177,8 +177,7 @@ def acceptance(accepted: Sequence[int], reached: Sequence[int]) -> list[float | 
 def totals(done: Sequence[Statistics]) -> dict[str, Any]:
     """Return the statistics of several images of one method together."""
     tokens = sum(one.tokens for one in done)
-    promises = [one.promise for one in done if one.promise is not None]
-    weakest = sorted(promises, key=lambda one: list(PROMISES).index(one))[-1:]
+    promises: list[Promise] = [one.promise for one in done if one.promise is not None]
     moved = [one.latent_distance * one.tokens for one in done if one.latent_distance is not None]
     over = [one.excess * one.tokens for one in done if one.excess is not None]
     together = Statistics(
@@ -194,7 +193,7 @@ def totals(done: Sequence[Statistics]) -> dict[str, Any]:
         latent_distance=sum(moved) / tokens if len(moved) == len(done) else None,
         excess=sum(over) / tokens if len(over) == len(done) else None,
         seconds={phase: sum(one.seconds[phase] for one in done) for phase in done[0].seconds},
-        promise=weakest[0] if len(promises) == len(done) else None,
+        promise=max(promises, key=lambda one: list(PROMISES).index(one)) if len(promises) == len(done) else None,
         forced=sum(one.forced for one in done),
     )
     return {name: value for name, value in together.as_dict().items() if name not in ("method", "method_reason")}
