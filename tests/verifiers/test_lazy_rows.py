@@ -1,4 +1,4 @@
-"""Walks read only the rows that they visit; the matrix of tests/methods compares their bits with walks over all rows."""
+"""Walks read only the rows that they visit; the matrix of tests/methods compares bits with walks over all rows."""
 
 from typing import Any
 
