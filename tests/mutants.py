@@ -108,7 +108,7 @@ decoding/loop.py: methods
 - places = self.places_of(self.tree, -1)
 + places = self.places_of(self.tree, 0)
 - counts = torch.minimum(verdict.length + 1, self.count - start)
-+ counts = torch.minimum(verdict.length, self.count - start)
++ counts = verdict.length + 1
 
 decoding/loop.py: decoding/test_finite.py
 - (counts[:, None] <= ahead)
