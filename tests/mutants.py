@@ -399,8 +399,8 @@ drafters/windows/sjd_pac.py: drafters/test_windows.py
 + rows = self.held.chain[(index - 1).clamp(max=self.depth)]
 
 engines/chain.py: engines/cuda/test_trial.py
-- mask[..., : begin + node] =
-+ mask[..., : begin + node - 1] =
+- cache.buffer[..., begin : begin + node, :] =
++ cache.buffer[..., begin + 1 : begin + node + 1, :] =
 
 engines/engine.py: engines/test_promise.py
 - return nodes <= MOST_WIDE

@@ -181,7 +181,7 @@ def test_a_generation_takes_the_place_of_one_that_ended() -> None:
         ended += [one.result().tokens[0] for one in running if one.is_done()]
         running = [one for one in running if not one.is_done()]
         if waiting and len(running) < 2:
-            running.append(begun(decoder("plain"), waiting.pop(0)))
+            running.insert(0, begun(decoder("plain"), waiting.pop(0)))
     assert [tokens.tolist() for tokens in ended] == [alone(decoder("plain"), i).tolist() for i in (1, 2, 3)]
 
 
