@@ -1,5 +1,6 @@
 """Exact verification of a relaxed distribution: tokens follow r, and the cost is TV(r, p)."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,7 +63,11 @@ def walk(inner: Verifier, mode: DraftMode) -> tuple[DraftTree, GivenRows, Any]:
     toy, noise = world("generic", 3, tokens=5, count=3), bulk_noise(2000, 3, 5, 0)
     progress = Progress(toy, 2000)
     tree = drafted(toy, mode, TREE, noise, progress, noise.generator(50))
-    log_p = toy.single.log_p(node_strings(toy, tree.tokens, tree.shape), tree.shape)
+    strings = node_strings(toy, tree.tokens, tree.shape)
+    log_p, tree = (
+        toy.single.log_p(strings, tree.shape),
+        replace(tree, log_q=toy.single.log_q(strings)),
+    )  # also of leaves
     rows = GivenRows(log_p, tree.shape.depths.expand(2000, -1), noise)
     return tree, rows, RelaxedVerifier(BOUNDED, inner).verify(tree, rows, noise)
 
