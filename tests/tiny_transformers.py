@@ -394,6 +394,18 @@ def _causal_grid(
     return found[0, ids.shape[1] :] - len(words)
 
 
+# family -> how its tiny model and its processor are made
+FAMILY: dict[str, Any] = {
+    "janus": (tiny_janus, janus_processor),
+    "emu3": (tiny_emu3, emu3_processor),
+    "chameleon": (tiny_chameleon, chameleon_processor),
+    "lumina": (tiny_chameleon, chameleon_tokenizer),
+    "liquid": (tiny_liquid, liquid_tokenizer),
+    "simplear": (tiny_simplear, simplear_tokenizer),
+    "glm_image": (tiny_glm_image, glm_image_processor),
+}
+
+
 def assemble(family: str, model: Any, processor: Any, size: tuple[int, int] | None = None) -> Components:
     """The components of a model in memory."""
     made = import_module(FAMILIES[family]).assemble(model, processor, size)

@@ -11,7 +11,9 @@ import torch
 from lantern.cli.main import main
 from lantern.core.places import embedded_model
 from lantern.core.sampling import Sampling
-from lantern.decoding import prompt as prefill
+from lantern.core.types import Condition
+from lantern.decoding.loop import begin
+from lantern.decoding.plain import Plain
 from lantern.engines.engine import EAGER
 from lantern.engines.pass_times import measure
 from lantern.models.folder import load_model
@@ -19,12 +21,9 @@ from lantern.models.prediction import PROMPT, predict
 from tests import tiny_transformers as tiny
 from tests.models.released_shapes import SHAPES, save
 
-SIMPLEAR = tiny.tiny_simplear, tiny.simplear_tokenizer
-
 
 def folder_of(path: Path, family: str) -> Path:
-    model = tiny.tiny_emu3() if family == "emu3" else tiny.tiny_janus()
-    model.config.save_pretrained(path)
+    tiny.FAMILY[family][0]().config.save_pretrained(path)
     return path
 
 
@@ -41,15 +40,14 @@ def test_a_body_that_holds_the_tokenizer_is_counted_once(tmp_path: Path) -> None
 @pytest.mark.parametrize(("family", "size"), [("janus", None), ("emu3", (24, 32))])
 def test_sizes_are_those_of_the_model(tmp_path: Path, family: str, size: tuple[int, int] | None) -> None:
     found = predict(folder_of(tmp_path, family), torch.float32, size=size)
-    parts = tiny.assemble(family, tiny.tiny_emu3() if family == "emu3" else tiny.tiny_janus(), None, size)
+    parts = tiny.assemble(family, tiny.FAMILY[family][0](), None, size)
     weights = {id(weight): weight.nbytes for weight in parts.target.parameters()}
     assert found.weights == 4 * found.parameters == sum(weights.values())
     assert found.pixels == sum(weight.nbytes for weight in parts.vq.parameters())
     tables = [parts.target.words.weight, parts.target.tok_embeddings.weight]
     assert found.read == sum(weights.values()) - sum(table.nbytes for table in {id(t): t for t in tables}.values())
     tokens = torch.ones(1, 2, PROMPT, dtype=torch.long)
-    condition = prefill.Condition(tokens=tokens, mask=tokens.bool())
-    begun = prefill.start(parts.target, condition, sampling=Sampling(), keys=[(0, 0)], stage=0)
+    begun = begin(Plain(parts.target, Sampling()), Condition(tokens=tokens, mask=tokens.bool()), keys=[(0, 0)])
     spare = 2 * 2 * 2 * 2 * 8 * 4 if family == "emu3" else 0  # the slot of the last row's newline, never read
     assert found.cache == begun.cache.buffer.nbytes - spare
     assert found.noise == begun.noise.gumbel_table().nbytes  # type: ignore[union-attr]
@@ -59,7 +57,7 @@ def test_sizes_are_those_of_the_model(tmp_path: Path, family: str, size: tuple[i
 def test_sizes_of_causal_models_are_those_that_are_loaded(
     tmp_path: Path, family: str, size: tuple[int, int] | None
 ) -> None:
-    make, words = (tiny.tiny_liquid, tiny.liquid_tokenizer) if family == "liquid" else SIMPLEAR
+    make, words = tiny.FAMILY[family]
     tiny.save(family, make(), words(), tmp_path)
     found = predict(tmp_path, torch.float32, size=size)
     parts = ("text", "vq") if family == "liquid" else ("text",)

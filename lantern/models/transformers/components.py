@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lantern.core.types import Condition, Raster
+from lantern.models.llamagen.vqvae import check_tokens
 from lantern.models.transformers.target import TransformersTarget
 
 
@@ -72,9 +73,7 @@ class Pixels(nn.Module, ABC):
         rows, columns = self.raster.rows, self.raster.columns
         if tokens.shape[1] != rows * columns:
             raise ValueError(f"got {tokens.shape[1]} tokens an image, wanted {rows} rows of {columns}")
-        if not tokens.is_meta and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.config.codebook_size:
-            lowest, highest = int(tokens.min()), int(tokens.max())
-            raise ValueError(f"tokens are from {lowest} to {highest}, wanted 0 to {self.config.codebook_size - 1}")
+        check_tokens(tokens, self.config.codebook_size)
         return self.paint(tokens.long().unflatten(1, (rows, columns))) * self.scale + self.shift
 
 

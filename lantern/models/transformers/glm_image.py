@@ -19,7 +19,6 @@ from lantern.models.transformers.target import TokenEmbedding, TokenHead, Transf
 
 CLASS = "GlmImageForConditionalGeneration"
 PROCESSOR = "AutoProcessor"
-READS_PROCESSOR = False
 GENERATION = {"guidance": 1.0, "temperature": 0.9, "top_p": 0.75, "method": "auto"}
 SIZE = (1024, 1024)
 SIDE = 32

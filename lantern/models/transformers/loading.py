@@ -90,7 +90,8 @@ def load(
                 folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **how, **share
             )
             words = getattr(transformers, family.PROCESSOR)
-            is_read = "text" in parts or family.READS_PROCESSOR
+            is_causal = family.__name__.rpartition(".")[2] in KNOWN_BY  # its tokens follow those of the tokenizer
+            is_read = "text" in parts or is_causal
             processor = words.from_pretrained(folder, **how) if is_read else None
     except Exception as error:  # transformers and the readers below it raise of every kind for damaged files
         raise ValueError(f"{folder} holds no {kind.__name__} that loads: {one_line(error)}") from error

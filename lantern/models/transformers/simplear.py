@@ -18,7 +18,6 @@ from lantern.models.transformers.components import Components, TokensOnly, grid_
 
 CLASS = "Qwen2ForCausalLM"
 PROCESSOR = "AutoTokenizer"
-READS_PROCESSOR = True
 GENERATION = {"guidance": 6.0, "temperature": 1.0, "method": "auto"}
 SIZE = (1024, 1024)
 SIDE = 16
