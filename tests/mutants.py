@@ -30,7 +30,7 @@ core/sampling.py: core/test_sampling.py
 - logits.topk(k, sorted=False)
 + logits.topk(k + 1, sorted=False)
 
-core/sampling.py: methods
+core/sampling.py: core/test_sampling.py
 - least = np.partition(values, -k, axis=-1)[..., -k, None]
 + least = np.partition(values, -k, axis=-1)[..., 1 - k, None]
 
