@@ -240,7 +240,7 @@ verifiers/relaxations/vvs.py: verifiers/relaxations/test_by_hand.py
 - is_skipped = depths < self.skip
 + is_skipped = depths <= self.skip
 
-drafters/parts.py: methods/test_method.py
+methods/parts.py: methods/test_method.py
 - else f"parts/{self.name}"
 + else f"part/{self.name}"
 
@@ -410,7 +410,7 @@ engines/pass_times.py: engines/test_pass_times.py
 - * (nodes - low) / (high - low)
 + * (high - nodes) / (high - low)
 
-engines/prepared.py: engines/cpu/test_target.py
+core/prepared.py: engines/cpu/test_target.py
 - if of != weights or made is None:
 + if made is None:
 

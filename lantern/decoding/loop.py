@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
+from lantern.core.prepared import original
 from lantern.core.sampling import Sampling
 from lantern.core.types import (
     Callback,
@@ -38,7 +39,6 @@ from lantern.decoding.forced import ForcedTokens
 from lantern.decoding.prompt import PromptCache, prefill, read_tokens
 from lantern.decoding.rows import LogitRows, logits_at
 from lantern.decoding.statistics import Readback, Statistics, Stopwatch, is_finite
-from lantern.engines.prepared import original
 
 PATIENCE = 0.1  # seconds of rounds per call; between calls the interpreter handles signals
 NO_SCORES: Any = None  # of steps that are kept

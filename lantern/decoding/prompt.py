@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from lantern.core.prepared import original, weights_of
 from lantern.core.types import Condition, Prompt, Scores, Target
 from lantern.decoding.cache import StaticCache, by_row
-from lantern.engines.prepared import original, weights_of
 
 READ_TOKENS = 64  # known tokens of a pass
 FP32_ROWS = 16  # measured: fp32 products of this many rows or more round in the same way

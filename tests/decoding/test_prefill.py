@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from lantern.core.prepared import read_in_passes
 from lantern.core.types import Condition
 from lantern.decoding.cache import TreeMask
 from lantern.decoding.prompt import PromptCache, make_cache, prefill
-from lantern.engines.prepared import read_in_passes
 from lantern.models.llamagen.prompt import word_scores
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from tests.tiny import select, tiny_condition, tiny_target
