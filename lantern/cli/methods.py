@@ -8,9 +8,9 @@ from typing import Any
 from lantern.cli.command import DONE
 from lantern.cli.options import METHOD, MODEL, MODEL_HELP, arg, command, opt
 from lantern.core.places import resolve_model
-from lantern.drafters.parts import ADD_ONS
 from lantern.engines.engine import ENGINES
 from lantern.methods import METHODS, PROMISES, Method
+from lantern.methods.parts import ADD_ONS
 
 LACKS = "*"  # before a method that needs a part
 

@@ -40,8 +40,10 @@ DTYPES = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
-class Option:
-    """An option beside its name and type. `low` and `high` are inclusive bounds of numbers.
+class Argument:
+    """What a command takes, beside its name and type: an option (`opt`), or a place (`arg`).
+
+    low, high: inclusive bounds of numbers.
 
     parse: of one value, default the type. flag: where it is not the name. each: the values of a list are given by
     repeating the option, otherwise they follow it, at least one unless `may_be_empty`. bare: the value of the option
@@ -63,19 +65,19 @@ class Option:
 
 
 def opt(default: Any, help: str, low: float | None = None, high: float | None = None, **more: Any) -> Any:
-    """Declare an option as the default of a parameter; `more` are fields of `Option`."""
-    return Option(default, help, low, high, **more)
+    """Declare an option as the default of a parameter; `more` are fields of `Argument`."""
+    return Argument(default, help, low, high, **more)
 
 
 def arg(help: str, default: Any = None, **more: Any) -> Any:
     """Declare an argument without a name; it is required unless it has a default or may be None."""
-    return Option(default, help, is_positional=True, **more)
+    return Argument(default, help, is_positional=True, **more)
 
 
 @dataclass_transform(frozen_default=True)
 def options(group: type[Kind]) -> type[Kind]:
     """Declare a group of options: a dataclass whose fields are declared with `opt`."""
-    own = {name: one for name, one in vars(group).items() if isinstance(one, Option)}
+    own = {name: one for name, one in vars(group).items() if isinstance(one, Argument)}
     for name, one in own.items():
         is_list = isinstance(one.default, list)  # which dataclasses take only as a factory
         setattr(group, name, field(default_factory=one.default.copy) if is_list else one.default)
@@ -95,7 +97,7 @@ def command(
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.epilog = epilog
         for name, (kind, declared) in _declared(function).items():
-            if isinstance(declared, Option):
+            if isinstance(declared, Argument):
                 add_option(parser, name, kind, declared)
             elif declared:
                 added, hints = parser.add_argument_group((kind.__doc__ or "").rstrip(".")), get_type_hints(kind)
@@ -123,12 +125,12 @@ def _declared(function: Callable[..., int]) -> dict[str, tuple[Any, Any]]:
     """Return each parameter's annotation, and its option, the options of its group by name, or None."""
     found = {}
     for one in inspect.signature(function).parameters.values():
-        is_option = isinstance(one.default, Option)
+        is_option = isinstance(one.default, Argument)
         found[one.name] = one.annotation, one.default if is_option else getattr(one.annotation, "OPTIONS", None)
     return found
 
 
-def add_option(parser: Any, name: str, kind: Any, option: Option) -> None:
+def add_option(parser: Any, name: str, kind: Any, option: Argument) -> None:
     """Add one option, whose type is `kind`, to a parser or group."""
     is_optional = get_origin(kind) is types.UnionType
     if is_optional:
@@ -302,7 +304,7 @@ class Apart(Runs):
 class Placement(Apart):
     """Where and how the model runs."""
 
-    OPTIONS: ClassVar[dict[str, Option]]
+    OPTIONS: ClassVar[dict[str, Argument]]
     target_weights: str | None = replace(Apart.OPTIONS["target_weights"], flag="--weights")  # type: ignore[attr-defined]
 
 
