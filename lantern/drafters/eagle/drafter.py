@@ -123,13 +123,16 @@ class EagleDrafter(TreeDrafter):
         features = self._read_pending()
         tokens = [self.held.tokens.gather(1, self.held.last)]
         log_qs, sampler = list[Tensor](), self._sampler()
+        ranker, purpose = self.target.ranker(self.draft_sampling, self.noise), PURPOSE_OF_MODE.get(self.mode)
         for depth, level in enumerate(self.levels):
             if depth > 0:
                 features = self._extend(features[:, :, level.parents], tokens[-1][:, level.pairs], level, depth)
+            places = self._followed(depth).expand(-1, features.shape[2])
             if sampler is not None:
-                places = self._followed(depth).expand(-1, features.shape[2])
-                purpose = PURPOSE_OF_MODE[self.mode]
                 best = sampler(self._logits(features), places, width=level.width, purpose=purpose)
+            elif ranker is not None:
+                best, log_q = ranker(self._logits(features), places, width=level.width, purpose=purpose)
+                log_qs.append(log_q)
             else:
                 log_qs.append(self._log_q(features, depth))
                 best = self._rank(log_qs[-1], level, depth)
