@@ -55,10 +55,8 @@ from lantern.generation.requests import (
 )
 from lantern.methods import find
 from lantern.models.folder import (
-    CLASSES,
     COMPONENTS,
     INDEX_NAME,
-    LIBRARY,
     NAMES_NAME,
     NEIGHBOURS_NAME,
     RECOGNISED_NAME,
@@ -219,7 +217,7 @@ class LanternPipeline(DiffusionPipeline):
             if options.get(option) is not None:
                 raise ValueError(f"{option} is {options[option]!r:.40}, which lantern does not have: {instead}")
         engine, weights = options.pop("engine", "auto"), options.pop("weights", None)
-        engine = engine if weights is None else make_engine(engine).changed(weights=weights)
+        engine = engine if weights is None else replace(make_engine(engine), weights=weights)
         make_engine(engine)  # refused before anything is loaded
         pipe = cls._loaded_from(pretrained_model_name_or_path, **options)
         pipe.engine = engine
@@ -242,13 +240,21 @@ class LanternPipeline(DiffusionPipeline):
             return cls._of_whole(name, dtype=dtypes.get("default", torch.float32), size=options.pop("size", None))
         if "transformer" not in options and not is_there(folder / "transformer"):
             raise ValueError(f"{folder} is not a model: it has no transformer/ folder")
-        options.setdefault("low_cpu_mem_usage", False)
         if is_there(folder / "text_encoder") and not {"text_encoder", "tokenizer"} <= set(options):
             text = load_text_encoder(folder, torch.device("cpu"), torch.float32, by_library=True)
             options = {"text_encoder": text.model, "tokenizer": text.tokenizer} | options
-        has_own_target = "transformer" not in options
-        pipe = super().from_pretrained(str(folder), **options)
-        if has_own_target:
+        own: dict[str, type[Component]] = {
+            "transformer": LanternTransformer,
+            "vqvae": LanternVQ,
+            "drafter": LanternDrafter,
+        }
+        loaded = {
+            name: kind.from_pretrained(folder / name)
+            for name, kind in own.items()
+            if name not in options and is_there(folder / name)
+        }
+        pipe = super().from_pretrained(str(folder), **options, **loaded)
+        if "transformer" in loaded:
             found = read_index(folder).get(WINDOWS_KEY) or {}
             pipe.transformer.generation = dict(pipe.config["generation"])
             pipe.transformer.tokens_per_step = check_tokens_per_step(found, source=folder / INDEX_NAME)
@@ -276,15 +282,13 @@ class LanternPipeline(DiffusionPipeline):
 
     @classmethod
     def load_config(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Any:
-        """Return what diffusers builds the pipeline from: our classes for the components that are in the folder.
+        """Return what diffusers builds the pipeline from, beside the components that `from_pretrained` reads.
 
-        Of `model_index.json` only the defaults of a call are read, so that no class that it names is imported. Text
-        encoder and tokenizer are left out: `from_pretrained` reads them.
+        Of `model_index.json` only the defaults of a call are read, so that no class that it names is imported.
         """
         folder = Path(pretrained_model_name_or_path)
         read = check_generation(read_index(folder).get("generation") or {}, source=folder / INDEX_NAME)
-        components = {name: [LIBRARY, CLASSES[name]] for name in CLASSES if is_there(folder / name)}
-        return {"_class_name": cls.__name__, "generation": read, **components}
+        return {"_class_name": cls.__name__, "generation": read}
 
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **options: Any) -> "LanternPipeline":
@@ -513,7 +517,7 @@ class LanternPipeline(DiffusionPipeline):
         watching = callback_on_step_end, callback_on_step_end_tensor_inputs
         check_call(output_type, *watching, num_images_per_prompt, batch_size)
         engine = make_engine(self.engine if engine is None else engine)
-        model = self._model(engine if weights is None else engine.changed(weights=weights))
+        model = self._model(engine if weights is None else replace(engine, weights=weights))
         filters = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
         sampling = model.sampling(guidance=guidance_scale, guidance_interval=guidance_interval, **filters)
         is_given = prompt_embeds is not None and prompt is None and class_labels is None
