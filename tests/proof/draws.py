@@ -24,7 +24,7 @@ from tests.proof.worlds import GivenRows, World
 from tests.tiny import tiny_prompt
 
 RUNS, CHUNK = 200_000, 50_000
-LANES = 4
+LANES = 6  # uniforms of a token number: of the children of a node, or of all nodes of a tree
 FEW = 10  # expected counts below this are pooled
 
 

@@ -87,6 +87,16 @@ def test_traversal_matches_target_distribution(kind: str, tree: StaticTree, mode
         assert distance(toy, TraversalVerifier(), mode, tree) < CLEAN
 
 
+class Drawn(Forced):
+    """Given uniforms, one per node, as traversal or as rejection asks for them; next tokens are of no interest."""
+
+    def uniform(self, positions: Int[Tensor, "b n"], lanes: int, **others: Any) -> Tensor:
+        return super().uniform(positions, lanes) if positions.shape[1] == 1 else self.uniforms[:, :, None]
+
+    def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = 1) -> Tensor:
+        return torch.zeros(*positions.shape, 1)
+
+
 def test_traversal_commits_more_of_a_chain_than_rejection() -> None:
     toy = world("generic", 7, tokens=4, count=3)
     listed, shape = assignments(toy, "sampled", chain(3)), chain(3).shape()
@@ -96,19 +106,8 @@ def test_traversal_commits_more_of_a_chain_than_rejection() -> None:
     for verifier in (TraversalVerifier(), RejectionVerifier()):
         many = DraftTree(draft.tokens.repeat(200, 1), shape, "sampled", draft.log_q.repeat(200, 1, 1))  # type: ignore[union-attr]
         log_p = toy.log_p(node_strings(toy, many.tokens, shape), shape)
-        places = shape.depths.expand(many.tokens.shape)
-        uniforms = torch.rand(len(many.tokens), 4, dtype=torch.float64, generator=generator)
-
-        class Given(Forced):
-            def uniform(self, positions: Tensor, lanes: int, **others: Any) -> Tensor:
-                at = self.uniforms if positions.shape[1] == 1 else self.uniforms[:, :, None]  # noqa: B023
-                return at[:, None] if positions.shape[1] == 1 else at
-
-            def gumbel(self, positions: Tensor, purpose: int = 1) -> Tensor:
-                return torch.zeros(*positions.shape, toy.tokens)
-
-        noise = Given(uniforms)
-        verdict = verifier.verify(many, GivenRows(log_p, places, noise), noise)
+        noise = Drawn(torch.rand(len(many.tokens), 4, dtype=torch.float64, generator=generator))
+        verdict = verifier.verify(many, GivenRows(log_p, shape.depths.expand(many.tokens.shape), noise), noise)
         lengths.append(float((verdict.length * listed.weights.repeat(200)).sum() / 200))
     assert lengths[0] > lengths[1] * 1.02
 
@@ -155,7 +154,7 @@ class KeepsDraft(TraversalVerifier):
 
 @pytest.mark.parametrize("mutant", [KeepsRate(), KeepsTarget(), ForgetsRate(), KeepsDraft()])
 def test_faulty_traversal_is_detected(mutant: TraversalVerifier) -> None:
-    toy = world("generic", 7, tokens=4)
+    toy = world("generic", 26, tokens=4)  # inner nodes with rates well below 1
     assert distance(toy, TraversalVerifier(), "sampled", BRANCHED) < CLEAN
     assert distance(toy, mutant, "sampled", BRANCHED) > FAULTY
 
