@@ -1,7 +1,8 @@
 """Traversal verification: a tree is tested from its leaves up, so that whole paths are accepted or refused at once.
 
 Weng et al., arXiv:2505.12398; on a chain it is block verification, Sun et al., arXiv:2403.10444. A token that is less
-probable than drafted can be saved by more probable ones below it, so no exact verifier of a chain commits more.
+probable than drafted can be saved by more probable ones below it. They prove that of a chain no exact verifier keeps
+more tokens on average.
 """
 
 from dataclasses import dataclass

@@ -15,12 +15,15 @@ from torch import Tensor
 
 from lantern.core.noise import Noise
 from lantern.core.types import DraftMode, DraftTree
+from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import StaticTree, chain
 from lantern.verifiers.rejection import RejectionVerifier, normalised
 from lantern.verifiers.traversal import TraversalVerifier, plan_of
 from tests.proof import draws, enumeration
 from tests.proof.enumeration import BITS, assignments, node_strings
+from tests.proof.pictures import DISTRIBUTION, SMALL, p_value, pictures
 from tests.proof.worlds import KINDS, TREES, GivenRows, World, world
+from tests.tiny_decoder import tiny_decoder
 
 CLEAN, FAULTY = 1e-9, 1e-3
 BRANCHED = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0)))
@@ -165,6 +168,15 @@ def test_whole_images_need_fresh_noise(is_fresh: bool) -> None:
     toy = world("generic", 7, tokens=3, count=4)
     sampled = draws.draw(toy, TraversalVerifier(), "sampled", BRANCHED, is_fresh=is_fresh)
     assert sampled.p_value(toy.distribution()) > 1e-4 if is_fresh else sampled.p_value(toy.distribution()) < 1e-9
+
+
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_pictures_by_the_drafter_need_fresh_noise(is_fresh: bool) -> None:
+    decoder = tiny_decoder("eagle1-traversal", SMALL, DISTRIBUTION, tree="0 1 0.0 0.1 1.0")
+    assert isinstance(decoder.drafter, EagleDrafter) and decoder.drafter.is_fresh
+    decoder.drafter.is_fresh = is_fresh
+    found = p_value(torch.cat([pictures(decoder, 5000, seed).tokens for seed in range(4)]))
+    assert found > 1e-4 if is_fresh else found < 1e-9
 
 
 def test_fresh_noise_differs_between_nodes_and_steps_and_depends_on_the_key_alone() -> None:
