@@ -30,7 +30,7 @@ core/sampling.py: core/test_sampling.py
 - logits.topk(k, sorted=False)
 + logits.topk(k + 1, sorted=False)
 
-core/sampling.py: verifiers/test_lazy_rows.py
+core/sampling.py: core/test_sampling.py
 - least = np.partition(values, -k, axis=-1)[..., -k, None]
 + least = np.partition(values, -k, axis=-1)[..., 1 - k, None]
 
@@ -55,14 +55,10 @@ core/buffers.py: drafters/test_drafts_match_training.py
 + key = (name.split(".")[0], value.shape
 
 core/io.py: core/test_io.py
-- .clamp(min=1e-12) / 127
-+ .clamp(min=1e-12) / 255
 - if state[name].shape != tensor.shape:
 + if state[name].numel() != tensor.numel():
 - temporary.unlink(missing_ok=True)
 + pass
-- return rows.float() * scale.float()
-+ return rows.float() + 0 * scale.float()
 
 core/types/tree.py: methods
 - ancestors = nodes[:, None] >= nodes
@@ -108,7 +104,7 @@ decoding/loop.py: methods
 - places = self.places_of(self.tree, -1)
 + places = self.places_of(self.tree, 0)
 - counts = torch.minimum(verdict.length + 1, self.count - start)
-+ counts = torch.minimum(verdict.length, self.count - start)
++ counts = verdict.length + 1
 
 decoding/loop.py: decoding/test_finite.py
 - (counts[:, None] <= ahead)
@@ -140,7 +136,7 @@ decoding/row_front.py: decoding/test_row_front.py
 - seen = numbers <= places[:, None]
 + seen = numbers < places[:, None]
 
-decoding/rows.py: verifiers/test_lazy_rows.py
+decoding/rows.py: methods
 - return logits, self.places.gather(1, nodes)
 + return logits, self.places[:, : nodes.shape[1]]
 
@@ -399,8 +395,8 @@ drafters/windows/sjd_pac.py: drafters/test_windows.py
 + rows = self.held.chain[(index - 1).clamp(max=self.depth)]
 
 engines/chain.py: engines/cuda/test_trial.py
-- mask[..., : begin + node] =
-+ mask[..., : begin + node - 1] =
+- cache.buffer[..., begin : begin + node, :] =
++ cache.buffer[..., begin + 1 : begin + node + 1, :] =
 
 engines/engine.py: engines/test_promise.py
 - return nodes <= MOST_WIDE
@@ -415,8 +411,8 @@ core/prepared.py: engines/cpu/test_target.py
 + if made is None:
 
 engines/cpu/build.py: engines/cpu/test_build.py
-- names = [library_name(variant) for variant in supported()]
-+ names = [library_name(variant) for variant in supported()[::-1]]
+- if record.get("sha256") != hashlib.sha256(path.read_bytes()).hexdigest():
++ if record.get("sha256") is None:
 
 engines/cpu/compiler.py: engines/cpu/test_build.py
 - if variant.features <= features()

@@ -99,7 +99,6 @@ class Files:
     tokens: Path | None = opt(None, "write the token grid as JSON, - is stdout; no image unless --out", metavar="FILE")
     json: bool = opt(False, "print statistics as one JSON object on stdout; if interrupted, of the finished images")
     compare: bool = opt(False, "make each image by plain decoding as well, and print the difference")
-    repeats: int | None = opt(None, "--compare: runs of each (default 1)", 1, 100)
     record: Path | None = opt(None, "write the drafts of every step, to train tree policies", metavar="FILE")
     no_prompt_in_metadata: bool = opt(False, "leave the prompt out of the metadata")
     quiet: bool = opt(False, "print only errors on stderr")
@@ -128,7 +127,6 @@ class Files:
             (self.compare and self.record, "--record is of one method, --compare runs two: leave one of them out"),
             (self.compare and self.grid is not None, "--compare puts two images side by side, --grid all on one: leave"
              " one of them out"),
-            (self.repeats and not self.compare, "--repeats is an option of --compare: give both, or leave it out"),
             (self.json and self.tokens == STDOUT, "--tokens - and --json both write to standard output: give --tokens"
              " a file"),
             (self.record and method == "plain", 'method "plain" drafts nothing, so there is nothing to --record: choose'
@@ -353,7 +351,7 @@ class Job:
 
             about = {"sampling": dataclasses.asdict(self.sampling), "target": self.model.weights_digest}
             recorder = Recorder(method=self.method.name, settings=self.settings, **about)
-        pictures = len(self.requested) * (2 * (files.repeats or 1) if files.compare else 1)
+        pictures = len(self.requested) * (2 if files.compare else 1)
         tokens = self.model.target.config.block_size
         bar = None if files.quiet else Progress(pictures, tokens, is_quiet=files.json)
 
@@ -373,7 +371,7 @@ class Job:
                 if files.compare:
                     from lantern.generation.comparison import compare
 
-                    for pair in compare(self.model, self.requested, repeats=files.repeats or 1, **how):
+                    for pair in compare(self.model, self.requested, **how):
                         with self.stopping.shield():
                             done.append(self._save_pair(pair))
                 else:

@@ -303,8 +303,8 @@ class LanternPipeline(DiffusionPipeline):
         """Write all components and add-ons, the index with the chosen method, checksums, `pipeline.py` for diffusers.
 
         Drafter and add-ons that were trained for the transformer are signed for it as it is saved, also where its
-        weights were rounded. With `push_to_hub` the folder is uploaded, with the options of `push_to_hub`. ValueError
-        for a model of transformers, which is saved by its own class.
+        weights were rounded. With `push_to_hub`, `repo_id` and options of `push_to_hub` it is uploaded as well.
+        ValueError for a model of transformers, which is saved by its own class.
         """
         hub: dict[str, Any] = {name: options.pop(name) for name in ("repo_id", *PUSH_OPTIONS) if name in options}
         is_pushed = options.pop("push_to_hub", False)
@@ -327,22 +327,11 @@ class LanternPipeline(DiffusionPipeline):
                 save_checksums(folder)
         write_door(save_directory)
         if is_pushed:
-            self._push(Path(save_directory), hub.pop("repo_id", Path(save_directory).resolve().name), **hub)
+            hub.setdefault("repo_id", Path(save_directory).resolve().name)
+            self.push_to_hub(**hub)
 
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload the pipeline to a repository of the hub, which is made if there is none; return the commit's address.
-
-        README.md is the model card, with `license` and `base_model`, identifiers of the hub, "unknown" and none by
-        default. Other options: `private`, `token`, `commit_message`, `create_pr`. Every component is tried on the meta
-        device before anything is uploaded: ValueError for one that does not run, and for a model of transformers.
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            return self._push(Path(folder), repo_id, **options)
-
-    def _push(
+    def push_to_hub(
         self,
-        folder: Path,
         repo_id: str,
         *,
         license: str = "unknown",
@@ -352,18 +341,23 @@ class LanternPipeline(DiffusionPipeline):
         commit_message: str = "Upload LanternPipeline",
         create_pr: bool = False,
     ) -> str:
+        """Upload the pipeline to a repository of the hub, which is made if there is none; return the commit's address.
+
+        README.md is the model card, with `license` and `base_model`, identifiers of the hub. Every component is tried
+        on the meta device before anything is uploaded: ValueError for one that does not run.
+        """
         from huggingface_hub import HfApi
 
-        parts = [part for part in COMPONENTS if (folder / part).is_dir()]
-        add_ons = [f"{ADD_ONS_NAME}/{path.name}" for path in sorted((folder / ADD_ONS_NAME).glob("*"))]
-        try_components({part: folder / part for part in parts}, name=repo_id)
-        hub = HfApi(token=token)
-        repository = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        what: dict[str, Any] = {"license": license, "base_model": base_model, "method": self._method}
-        card = model_card(self.model, repository, parts=[*parts, *add_ons], **what)
-        (folder / "README.md").write_text(card, encoding="utf-8")
-        how: dict[str, Any] = {"commit_message": commit_message, "create_pr": create_pr}
-        return str(hub.upload_folder(repo_id=repository, folder_path=folder, **how))
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            self.save_pretrained(folder)
+            try_components({part: folder / part for part in COMPONENTS if (folder / part).is_dir()}, name=repo_id)
+            hub = HfApi(token=token)
+            repository = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
+            card = model_card(self.model, repository, method=self._method, license=license, base_model=base_model)
+            (folder / "README.md").write_text(card, encoding="utf-8")
+            how: dict[str, Any] = {"commit_message": commit_message, "create_pr": create_pr}
+            return str(hub.upload_folder(repo_id=repository, folder_path=folder, **how))
 
     def _save_add_ons(self, folder: Path) -> None:
         """Copy add-ons and words; write the digest of the saved transformer into the configs that name that of ours."""
@@ -579,19 +573,13 @@ class LanternPipeline(DiffusionPipeline):
         return scale
 
     def enable_model_cpu_offload(self, *_: Any, **__: Any) -> None:
-        """Raise ValueError: decoding calls parts of the transformer for every token, so it has to stay on the
-        device.
-        """
+        """Raise ValueError: decoding calls parts of the transformer for every token."""
         raise ValueError(
-            "enable_model_cpu_offload is not supported: decoding needs the transformer on the device throughout; to "
-            "free the text encoder, keep encode_prompt's result and pass it as prompt_embeds"
+            "offloading is not supported: every token needs the whole transformer on the device; to free the text "
+            "encoder, keep encode_prompt's result and pass it as prompt_embeds"
         )
 
-    def enable_sequential_cpu_offload(self, *_: Any, **__: Any) -> None:
-        """Raise ValueError: as `enable_model_cpu_offload`."""
-        raise ValueError(
-            "enable_sequential_cpu_offload is not supported: every token needs all layers, and each would be copied"
-        )
+    enable_sequential_cpu_offload = enable_model_cpu_offload
 
     @torch.no_grad()
     def encode_prompt(self, prompt: str | list[str]) -> tuple[Tensor, Tensor]:

@@ -77,7 +77,6 @@ REFUSED = {
     "--method plain --record x": "so there is nothing to --record",
     "--compare --record x": "leave one of them out",
     "--compare --method plain": "nothing to compare",
-    "--repeats 2": "--repeats is an option of --compare",
     "--method bounded --delta 0.1 --set delta=0.3": 'delta is given twice, as "0.1" and "0.3"',
     "--method eagle2 --set colour=red": "has no setting colour",
     "--method eagle2 --set nodes": "wanted NAME=VALUE",
@@ -101,7 +100,7 @@ def test_bad_input_is_refused_in_one_line(model: str, capsys: Capture, options: 
 
 OPTIONS = ["--prompt", "--method", "--seed", "-n", "--guidance", "--temperature", "--top-k", "--top-p", "--tokens"]
 OPTIONS += ["--device", "--dtype", "--json", "--compare", "--quiet", "--k", "--delta", "--lambda", "--tree", "--batch"]
-OPTIONS += ["--prompts-file", "--class-label", "--out", "--guidance-interval", "--residual", "--repeats"]
+OPTIONS += ["--prompts-file", "--class-label", "--out", "--guidance-interval", "--residual"]
 VALUES = ["a red apple", "plain", "eagle1", "lantern++", "auto", "0", "1", "2", "0.5", "-1", "nan", "inf", "1e400", ""]
 VALUES += ["9" * 30, "chain_3", "chain_99", "cpu", "cuda:7", "fp32", "x.png", "t.json", "..", "a\0b", "\ud800"]
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # (logits (b r n v), token numbers (b n), width=, purpose=) -> the best tokens (b n width)
 Sampler = Callable[..., Tensor]
+# the same, purpose None for no noise -> (the best tokens (b n width), log q (b n v))
+Ranker = Callable[..., tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,10 @@ class TargetDefaults:
 
     def sampler(self, sampling: "Sampling", noise: Any) -> Sampler | None:
         """Return None: tokens are sampled by `Sampling.scores`."""
+        return None
+
+    def ranker(self, sampling: "Sampling", noise: Any) -> Ranker | None:
+        """Return None: drafters rank tokens by `Sampling.log_probs`."""
         return None
 
     def walk(self, verifier: Any, tree: Any, rows: Any) -> Any:
@@ -147,6 +153,14 @@ class Target(Protocol):
         It takes logits `(b r n v)`, token numbers `(b n)`, `width` and the noise's `purpose`, and returns `(b n
         width)`, best first. With one row of logits the logits count as guided. The best token is bit for bit
         `(sampling.scores(logits, places) + noise.gumbel(places)).argmax(-1)`.
+        """
+        ...
+
+    def ranker(self, sampling: "Sampling", noise: Any) -> Ranker | None:
+        """Return a function that ranks children directly from logits and also returns log q, or None.
+
+        It takes what the function of `sampler` takes; with `purpose` None tokens are ranked without noise. It returns
+        the best tokens by log q + g `(b n width)` and `sampling.log_probs(logits, places)`, up to rounding.
         """
         ...
 

@@ -10,7 +10,7 @@ from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, Prompt, Scores, Step, Target
-from lantern.decoding.cache import StaticCache, TreeMask
+from lantern.decoding.cache import StaticCache
 from lantern.drafters.base import PURPOSE_OF_MODE, check_draft, ranking
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.drafters.trees.static import Level, StaticTree, TreeDrafter
@@ -97,7 +97,7 @@ class EagleDrafter(TreeDrafter):
             device=device,
         )
         sees = torch.ones_like(prompt.mask[:, :-1]) if config.sees_padding else prompt.mask[:, :-1]
-        self._mask = TreeMask.of(self._mask if self._has_begun else None, self.cache, sees[:, :prefix], stage)
+        self._mask = self.cache.tree_mask(sees[:, :prefix], stage)
         self._has_begun = True
         self.held.stage = torch.arange(stage, device=device) + self.cache.first_stage_slot
         if prefix:
@@ -125,13 +125,16 @@ class EagleDrafter(TreeDrafter):
         features = self._read_pending()
         tokens = [self.held.tokens.gather(1, self.held.last)]
         log_qs, sampler = list[Tensor](), self._sampler()
+        ranker, purpose = self.target.ranker(self.draft_sampling, self.noise), PURPOSE_OF_MODE.get(self.mode)
         for depth, level in enumerate(self.levels):
             if depth > 0:
                 features = self._extend(features[:, :, level.parents], tokens[-1][:, level.pairs], level, depth)
+            places = self._followed(depth).expand(-1, features.shape[2])
             if sampler is not None:
-                places = self._followed(depth).expand(-1, features.shape[2])
-                purpose = PURPOSE_OF_MODE[self.mode]
                 best = sampler(self._logits(features), places, width=level.width, purpose=purpose)
+            elif ranker is not None:
+                best, log_q = ranker(self._logits(features), places, width=level.width, purpose=purpose)
+                log_qs.append(log_q)
             else:
                 log_qs.append(self._log_q(features, depth))
                 best = self._rank(log_qs[-1], level, depth)

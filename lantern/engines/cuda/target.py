@@ -16,7 +16,7 @@ from torch import Tensor
 from lantern.core.noise import Purpose
 from lantern.core.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Prompt, Sampler, Scores
+from lantern.core.types import Condition, Prompt, Ranker, Sampler, Scores
 from lantern.core.weights import has_eight_bits, is_quantized
 from lantern.decoding.cache import StaticCache
 from lantern.engines.chain import waves
@@ -262,3 +262,22 @@ class KernelTarget(PreparedTarget):
         # compiled verification leaves the kernel as it is
         sampler: Any = torch.compiler.disable(best)
         return sampler
+
+    def ranker(self, sampling: Sampling, noise: Any) -> Ranker | None:
+        """Return the sampling kernel that writes log q too, None for top-p and at temperature 0."""
+        if sampling.top_p < 1 or sampling.is_greedy:
+            return None
+
+        def ranked(
+            logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"], *, width: int, purpose: int | None
+        ) -> tuple[Int[Tensor, "b n k"], Float[Tensor, "b n v"]]:
+            how = {"guidance": sampling.guidance, "temperature": sampling.temperature, "top_k": sampling.top_k}
+            log_q = torch.empty(*places.shape, logits.shape[-1], device=logits.device)
+            table = None if purpose is None else noise.gumbel_table(purpose)
+            best = kernels.sample(
+                logits, places, table, **how, interval=sampling.guidance_interval, width=width, log_q=log_q
+            )
+            return best, log_q
+
+        ranker: Any = torch.compiler.disable(ranked)
+        return ranker
