@@ -55,14 +55,10 @@ core/buffers.py: drafters/test_drafts_match_training.py
 + key = (name.split(".")[0], value.shape
 
 core/io.py: core/test_io.py
-- .clamp(min=1e-12) / 127
-+ .clamp(min=1e-12) / 255
 - if state[name].shape != tensor.shape:
 + if state[name].numel() != tensor.numel():
 - temporary.unlink(missing_ok=True)
 + pass
-- return rows.float() * scale.float()
-+ return rows.float() + 0 * scale.float()
 
 core/types/tree.py: methods
 - ancestors = nodes[:, None] >= nodes
