@@ -417,13 +417,13 @@ REPEATED = opt(4, 1, None, "tokens drafted in a step")
 
 @method(page="repeat")
 def repeat_left(m: Parts, length: int = REPEATED):
-    """no drafter: the next tokens are guessed to be the last one; what is gained without learning"""
+    """no drafter: the next tokens are drafted as copies of the last one; a baseline"""
     return Repeat(m.target, side="left", length=length), Gumbel()
 
 
 @method(page="repeat")
 def repeat_above(m: Parts, length: int = REPEATED):
-    """no drafter: the next tokens are guessed to be those above them; what is gained without learning"""
+    """no drafter: the next tokens are drafted as copies of those above them; a baseline"""
     return Repeat(m.target, side="above", length=length), Gumbel()
 
 

@@ -1,4 +1,4 @@
-"""Drafts that repeat what stands beside the next tokens: what a drafter gets that has learned nothing."""
+"""Drafts that copy the neighbours of the next tokens: a baseline of what drafting gains without learning."""
 
 from typing import Literal
 
