@@ -33,6 +33,8 @@ class StaticCache:
     not needed go there. `first` is the position of token 0 in each row: the number of its prompt's tokens.
     """
 
+    prefix_scores: Float[Tensor, "b r p"]
+
     def __init__(
         self,
         *,
@@ -158,12 +160,12 @@ class StaticCache:
         """Return which newline follows each of these slots."""
         return slots[..., None] == self._ahead
 
-    def fill(self, prompt: Prompt) -> Float[Tensor, "b r p"]:
-        """Write what a target read of prompts, and return what is added to the attention scores of their slots."""
+    def fill(self, prompt: Prompt) -> None:
+        """Write what a target read of prompts; `prefix_scores` are added to the attention scores of their slots."""
         flat = prompt.entries.permute(1, 2, 0, 3, 4, 5, 6).flatten(2, 3).flatten(0, 1)
         self.buffer[:, :, :, : self.prefix] = flat.to(self.buffer.dtype)
         self.first.copy_(prompt.first.reshape(-1, 1))
-        return prompt.scores.to(self.buffer.dtype)
+        self.prefix_scores = prompt.scores.to(self.buffer.dtype)
 
     def layer(self, number: int) -> Float[Tensor, "2 b h s d"]:
         """Return keys and values of a layer."""

@@ -33,7 +33,7 @@ class Engine(ABC):
     `weights`: "full" are the target's own; "int8" quantizes the linears of its layers and its head, "int4" those of its
     layers. The result is another target: exact methods are exact with respect to it. `reason` is why `auto` chose this
     engine; empty if it was given. `is_wide`: prompts are read one by one, and the cache is in fp64
-    (`decoding.prompt.start`). `may_look`: the host may look at values within a round on a CPU. `keeps_state`: later
+    (`decoding.prompt.prefill`). `may_look`: the host may look at values within a round on a CPU. `keeps_state`: later
     generations of a decoder use the memory of the first. `fits_windows`: rounds have so little overhead that the best
     window follows from the times of passes.
     """

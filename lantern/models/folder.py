@@ -360,17 +360,8 @@ def load_text_encoder(
     """Load the text encoder and its tokenizer, as objects of transformers where needed or asked for by `by_library`."""
     if verify:
         verify_files(folder / "text_encoder", read_checksums(folder / "text_encoder"))
-    if not by_library:
-        return TextEncoder.load(folder / "text_encoder", dtype=dtype).to(device)
-    from transformers import logging
-
-    had_bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        return TextEncoder.from_pretrained(folder / "text_encoder", dtype=dtype).to(device)
-    finally:
-        if had_bars:
-            logging.enable_progress_bar()
+    load = TextEncoder.from_pretrained if by_library else TextEncoder.load
+    return load(folder / "text_encoder", dtype=dtype).to(device)
 
 
 def load_drafter(folder: Path, device: torch.device, dtype: torch.dtype, *, verify: bool = True) -> Eagle | None:

@@ -303,7 +303,8 @@ class TextEncoder:
         weights, words = resolve_folders(Path(folder), None if tokenizer_dir is None else Path(tokenizer_dir))
         check_limits(weights / "config.json")
         file = next(path for name in WEIGHT_FILES if is_there(path := weights / name))
-        was = logging.get_verbosity()
+        had_bars, was = logging.is_progress_bar_enabled(), logging.get_verbosity()
+        logging.disable_progress_bar()
         logging.set_verbosity_error()  # a whole T5's decoder weights are unused on purpose
         try:
             if file.suffix == ".safetensors":
@@ -322,6 +323,8 @@ class TextEncoder:
             tokenizer = load_tokenizer(words, model.config.vocab_size)
         finally:
             logging.set_verbosity(was)
+            if had_bars:
+                logging.enable_progress_bar()
         return cls(model, tokenizer)
 
     def save_pretrained(self, folder: str | Path, tokenizer_dir: str | Path | None = None) -> None:

@@ -520,12 +520,10 @@ class Transformer(nn.Module, TargetDefaults):
             scores = self(*more[:3], cache=cache, slots=more[3], taps=taps)
             fused = None if scores.fused is None else scores.fused[:, :count]
             return Scores(scores.logits[:, :count], scores.features[:, :count], fused)
-        if not taps:
-            features = self.features(inputs, positions, mask, cache=cache, slots=slots)
-            return Scores(logits=self.head(features), features=features)
         entered = dict.fromkeys(taps, inputs)
         features = self.features(inputs, positions, mask, cache=cache, slots=slots, entered=entered)
-        return Scores(self.head(features), features, torch.cat([entered[layer] for layer in taps], dim=-1))
+        fused = torch.cat([entered[layer] for layer in taps], dim=-1) if taps else None
+        return Scores(self.head(features), features, fused)
 
 
 def _repeat_last(x: Tensor, count: int) -> Tensor:

@@ -32,11 +32,6 @@ def test_scores_equal_log_probs_up_to_a_constant_per_token(distribution: Samplin
     assert torch.equal((scores + noise).argmax(-1), (log_p + noise).argmax(-1))
 
 
-@pytest.mark.parametrize("guidance", [0.0, 0.5, 1.0])
-def test_without_guidance_there_is_one_row(guidance: float) -> None:
-    assert Sampling(guidance=guidance).rows == 1
-
-
 def test_guidance_ends_after_its_interval() -> None:
     sampling, rows = Sampling(guidance=3, guidance_interval=1), torch.randn(1, 2, 5, 4)
     guided = sampling.guide(rows, torch.arange(5)[None])
@@ -50,10 +45,6 @@ def test_guided_features_have_guided_logits() -> None:
     sampling, head = Sampling(guidance=7.5, guidance_interval=1), torch.nn.Linear(8, 11, bias=False)
     features, where = torch.randn(2, 2, 4, 8), torch.arange(4).expand(2, -1)
     assert torch.allclose(head(sampling.guide(features, where)), sampling.guide(head(features), where), atol=1e-5)
-
-
-def test_temperature_divides_logits() -> None:
-    assert torch.allclose(distribution(Sampling(guidance=1, temperature=0.5)), (LOGITS * 2).softmax(-1))
 
 
 def test_temperature_zero_takes_the_lowest_of_equal_tokens() -> None:

@@ -16,11 +16,12 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from lantern.core.noise import Noise, Purpose
-from lantern.core.types import Condition, DraftMode, DraftTree, Prefill, Step, TreeShape, Verdict, Verifier
+from lantern.core.types import Condition, DraftMode, DraftTree, Step, TreeShape, Verdict, Verifier
 from lantern.drafters.trees.static import StaticTree
 from lantern.drafters.windows.jacobi import JacobiDrafter
 from tests.proof.enumeration import Spoil, node_strings
 from tests.proof.worlds import GivenRows, World
+from tests.tiny import tiny_prompt
 
 RUNS, CHUNK = 200_000, 50_000
 LANES = 4
@@ -208,7 +209,7 @@ def decode_windows(world: World, verifier: Verifier, window: int, init: str, noi
     first = progress.verify(verifier, root, noise).next_token
     progress.take(first[:, None], torch.ones_like(first))
     none: Any = None
-    drafter.begin(Prefill(torch.zeros(noise.runs, 1, 1, 1), root.tokens == 0, Condition(labels=first)), noise)
+    drafter.begin(tiny_prompt(torch.zeros(noise.runs, 1, 1, 1), Condition(labels=first)), noise)
     drafter.observe(Step(0, first * 0, torch.ones_like(first), first[:, None], none))
     while not progress.is_done:
         draft, known = drafter.propose(), progress.known

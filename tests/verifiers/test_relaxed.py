@@ -14,7 +14,6 @@ from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.bounded import Bounded
 from lantern.verifiers.relaxations.cool import Cool
-from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
 from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 from lantern.verifiers.relaxed import RelaxedVerifier
@@ -99,37 +98,6 @@ def test_reported_total_variation_is_that_along_the_path(inner: Verifier, mode: 
         node = verdict.path[:, j] if j < 2 else node
 
 
-@pytest.mark.parametrize(("inner", "mode"), PAIRS)
-def test_naming_the_inner_nodes_changes_nothing(inner: Verifier, mode: DraftMode) -> None:
-    """Arbitrary log q at leaves has no effect either way."""
-    _, _, one = walked(toy(), BOUNDED, inner, mode)
-    _, _, other = walked(toy(), BOUNDED, inner, mode, has_inner=True)
-    for name in ("path", "length", "next_token"):
-        assert torch.equal(getattr(one, name), getattr(other, name)), name
-    for name in ("relaxed", "total_variation", "latent_distance"):
-        assert torch.equal(getattr(one.cost, name), getattr(other.cost, name)), name
-
-
-def test_without_distances_none_is_reported() -> None:
-    _, _, verdict = walked(toy(), Bounded(LINE, k=3), GumbelVerifier(), "gumbel")
-    assert verdict.cost is not None and verdict.cost.latent_distance is None
-
-
-def test_relaxed_verifier_has_the_modes_of_the_inner_one_and_is_not_exact() -> None:
-    verifier = RelaxedVerifier(BOUNDED, RejectionVerifier())
-    assert not verifier.is_exact and verifier.modes == RejectionVerifier().modes
-
-
-def test_acceptance_rules_raise() -> None:
-    with pytest.raises(Exception, match="use RejectionVerifier|Expected type"):
-        RelaxedVerifier(Lantern(LINE, k=2), GumbelVerifier())  # type: ignore[arg-type]
-
-
-def test_relaxed_inner_verifiers_raise() -> None:
-    with pytest.raises(ValueError, match="wanted GumbelVerifier"):
-        RelaxedVerifier(BOUNDED, RejectionVerifier(Lantern(LINE, k=2)))
-
-
 def test_drafts_without_log_q_raise() -> None:
     tree = DraftTree(torch.zeros(1, 9, dtype=torch.long), TREE.shape(), "point")
     rows = GivenRows(torch.zeros(1, 9, TOKENS), torch.zeros(1, 9, dtype=torch.long), noise := spread_noise(2000, 3))
@@ -172,8 +140,3 @@ def test_without_a_codebook_no_distance_is_reported(name: str) -> None:
     assert decode(name, has_codebook=False).latent_distance is None
     reported = decode(name).latent_distance
     assert reported is not None and (reported >= 0).all() and reported.sum() > 0
-
-
-def test_groups_need_a_codebook() -> None:
-    with pytest.raises(ValueError, match="needs the vectors of the tokens"):
-        decode("grouped", has_codebook=False)

@@ -1,14 +1,13 @@
-"""The target of decoding: its raster of tokens, the condition that it reads, and the scores that it returns."""
+"""The target of decoding: its raster of tokens, and the scores that it returns."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.types.prompt import Prompt
+from lantern.core.types.prompt import Condition, Prompt
 
 if TYPE_CHECKING:
     from lantern.core.sampling import Sampling
@@ -39,80 +38,6 @@ class Raster:
     def newlines(self) -> int:
         """Number of newlines that the target reads."""
         return 0 if self.newline is None else self.rows - 1
-
-
-@dataclass(frozen=True)
-class Condition:
-    """Condition of a batch of images: caption features, class labels, or the tokens of each guidance row.
-
-    Features come left-padded with their mask (b t). Tokens come left-padded with their mask (b 2 t), the conditional
-    row first; the rows of an image may differ in length. `negative` holds caption features that take the place of the
-    unconditional caption in the other guidance row. ValueError unless exactly one kind is given, for a batch of no
-    images, for a mask whose shape is not that of the features or tokens, and for a negative of another kind or batch.
-    """
-
-    embeddings: Float[Tensor, "b t e"] | None = None
-    mask: Bool[Tensor, "b t"] | Bool[Tensor, "b r t"] | None = None
-    labels: Int[Tensor, " b"] | None = None
-    tokens: Int[Tensor, "b r t"] | None = None
-    negative: "Condition | None" = None
-
-    def __post_init__(self) -> None:
-        if sum(part is not None for part in (self.embeddings, self.labels, self.tokens)) != 1:
-            raise ValueError("a condition is caption embeddings with their mask, or class labels: give one of them")
-        for name, given, size in (("caption", self.embeddings, 2), ("token", self.tokens, 3)):
-            if given is not None and (self.mask is None or self.mask.shape != given.shape[:size]):
-                got = None if self.mask is None else list(self.mask.shape)
-                raise ValueError(f"the {name} mask is {got}, wanted {list(given.shape[:size])} like the {name}s")
-        if self.batch < 1:
-            raise ValueError("the condition is of 0 images, wanted at least 1")
-        if self.negative is not None and (
-            self.embeddings is None or self.negative.embeddings is None or self.negative.batch != self.batch
-        ):
-            raise ValueError("a negative condition is caption embeddings, one for each image of caption embeddings")
-
-    @property
-    def batch(self) -> int:
-        """Number of images."""
-        return len(self._parts()[0])
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the tensors."""
-        return self._parts()[0].device
-
-    def to(self, device: torch.device | str) -> "Condition":
-        """Return the condition on another device."""
-        return self._map(lambda part: part.to(device))
-
-    def select(self, images: Sequence[int]) -> "Condition":
-        """Return the condition of some of the images, in this order."""
-        return self._map(lambda part: part[list(images)])
-
-    @classmethod
-    def joined(cls, parts: "Sequence[Condition]") -> "Condition":
-        """Return the condition of several batches of caption features with as many slots; all or none have a negative.
-
-        ValueError for other kinds of conditions.
-        """
-        if any(part.embeddings is None or (part.negative is None) != (parts[0].negative is None) for part in parts):
-            raise ValueError("only caption embeddings are joined, with negative ones for all or none")
-        return cls(
-            embeddings=torch.cat([part.embeddings for part in parts if part.embeddings is not None]),
-            mask=torch.cat([part.mask for part in parts if part.mask is not None]),
-            negative=cls.joined([part.negative for part in parts if part.negative is not None])
-            if parts[0].negative is not None
-            else None,
-        )
-
-    def _parts(self) -> list[Tensor]:
-        return [part for part in (self.embeddings, self.labels, self.tokens, self.mask) if part is not None]
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "Condition":
-        fields = ("embeddings", "mask", "labels", "tokens")
-        given = {name: getattr(self, name) for name in fields}
-        changed = {name: change(part) for name, part in given.items() if part is not None}
-        return Condition(**changed, negative=None if self.negative is None else self.negative._map(change))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, Prefill, Scores, Step, Target
+from lantern.core.types import DraftMode, DraftTree, Prompt, Scores, Step, Target
 from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.drafters.base import PURPOSE_OF_MODE, check_draft, ranking
 from lantern.drafters.eagle.eagle1 import Eagle
@@ -57,12 +57,12 @@ class EagleDrafter(TreeDrafter):
         self.most_committed = 0  # tokens that a step may commit, if its tree is deeper than this drafter's
         self.held, self._has_begun, self._is_read = Buffers(), False, True
 
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Read the prompt's features."""
-        device = prefill.features.device
+        device = prompt.features.device
         self.noise, self.count, self._is_read = noise, self.module.config.block_size, True
-        self._open(prefill)
-        self.held.known = torch.zeros(len(prefill.mask), dtype=torch.long, device=device)
+        self._open(prompt)
+        self.held.known = torch.zeros(len(prompt.mask), dtype=torch.long, device=device)
         self.shape, self.levels = self.tree.shape(device), self.tree.levels(device)
         self._log_q_rows = self.tree.log_q_rows(device)
         self._inner = self.tree.inner(device)
@@ -77,10 +77,10 @@ class EagleDrafter(TreeDrafter):
         """Largest number of pairs of a pass."""
         return max(self.tree.depth + 1, self.most_committed, self.tree.num_inner, 1)
 
-    def _open(self, prefill: Prefill) -> None:
+    def _open(self, prompt: Prompt) -> None:
         """Create the cache and the mask, and read the prompt."""
-        config, device = self.module.config, prefill.features.device
-        images, prefix, stage = len(prefill.mask), config.cls_token_num, self.stage
+        config, device = self.module.config, prompt.features.device
+        images, prefix, stage = len(prompt.mask), config.cls_token_num, self.stage
         self.cache = StaticCache.of(
             self.cache if self._has_begun else None,
             layers=self.module.num_caches,
@@ -94,12 +94,12 @@ class EagleDrafter(TreeDrafter):
             dtype=self.module.cache_dtype,
             device=device,
         )
-        sees = torch.ones_like(prefill.mask[:, :-1]) if config.sees_padding else prefill.mask[:, :-1]
+        sees = torch.ones_like(prompt.mask[:, :-1]) if config.sees_padding else prompt.mask[:, :-1]
         self._mask = TreeMask.of(self._mask if self._has_begun else None, self.cache, sees[:, :prefix], stage)
         self._has_begun = True
         self.held.stage = torch.arange(stage, device=device) + self.cache.first_stage_slot
         if prefix:
-            self._read_prefix(prefill, sees)
+            self._read_prefix(prompt, sees)
 
     def _sees(self, places: Int[Tensor, "b n"], ancestors: Bool[Tensor, "*b n m"]) -> Tensor:
         """Return the mask of a pass over pairs at these places, which see `ancestors` among the staged pairs."""
@@ -222,9 +222,9 @@ class EagleDrafter(TreeDrafter):
             log_q = log_q + self.noise.gumbel(self._followed(depth), PURPOSE_OF_MODE[self.mode])
         return log_q.topk(level.width, dim=-1).indices
 
-    def _read_prefix(self, prefill: Prefill, sees: Bool[Tensor, "b t"]) -> None:
+    def _read_prefix(self, prompt: Prompt, sees: Bool[Tensor, "b t"]) -> None:
         """Fill the prompt's slots: each slot's feature is paired with the embedding of token 0."""
-        features = prefill.features[:, :, :-1].to(self.module.dtype)
+        features = prompt.features[:, :, :-1].to(self.module.dtype)
         images, rows, length, _ = features.shape
         slots = torch.arange(length, device=features.device).expand(images * rows, -1)
         mask = torch.zeros(images, length, self.cache.slots, dtype=torch.bool, device=features.device)

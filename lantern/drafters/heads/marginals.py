@@ -10,7 +10,7 @@ from torch import Tensor
 from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, Prefill, Step, Target
+from lantern.core.types import DraftMode, DraftTree, Prompt, Step, Target
 from lantern.drafters.base import PURPOSE_OF_MODE, check_draft, ranking, target_logits
 from lantern.drafters.trees.static import StaticTree, TreeDrafter
 
@@ -101,9 +101,9 @@ class MarginalDrafter(TreeDrafter):
         self.draft_sampling = ranking(sampling)
         self.count = target.config.block_size
 
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Create the constants of the tree."""
-        device = prefill.mask.device
+        device = prompt.mask.device
         self.noise, self.shape, self.inner = noise, self.tree.shape(device), self.tree.inner(device)
         self.held.steps_ahead = torch.arange(self.depth, device=device)
         self.held.picks = ((self.shape.depths - 1) * self.width + self.shape.ranks)[1:]

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.noise import Noise
-from lantern.core.types import DraftTree, Prefill, Target
+from lantern.core.types import DraftTree, Prompt, Target
 from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
@@ -155,10 +155,10 @@ class ParallelDrafter(MarginalDrafter):
         # the pairs of a step, and a mask for each depth but the first
         self.stage, self._has_begun = 2 * self.depth, False
 
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Create an empty cache."""
-        super().begin(prefill, noise)
-        config, device, images = self.module.config, prefill.mask.device, len(prefill.mask)
+        super().begin(prompt, noise)
+        config, device, images = self.module.config, prompt.mask.device, len(prompt.mask)
         self.cache = StaticCache.of(
             self.cache if self._has_begun else None,
             layers=len(self.module.layers),

@@ -295,7 +295,8 @@ class FusedRounds:
         self._positions = torch.empty(rows, nodes, dtype=torch.long)
         self._places = (torch.arange(nodes) + first).repeat(rows, 1)
         self._mask = torch.full((rows, nodes, cache.slots), -torch.inf)
-        self._mask[..., : cache.prefix] = torch.cat([state.prefix for state in self.states]).flatten(0, 1)[:, None]
+        prompts = torch.cat([state.cache.prefix_scores for state in self.states])
+        self._mask[..., : cache.prefix] = prompts.flatten(0, 1)[:, None]
         if cache.stage:
             self._mask[..., first : first + nodes] = torch.full((nodes, nodes), -torch.inf).triu(1)
         taken = (self._inputs, self._positions, self._places, self._mask)

@@ -218,6 +218,10 @@ class TransformersTarget(nn.Module, TargetDefaults):
         """Return the features of embedded tokens, as `forward` computes them."""
         return self._pass(inputs, positions, mask, cache=cache, slots=slots)[0]
 
+    def places(self, positions: Int[Tensor, "rows n"], first: Int[Tensor, "rows 1"]) -> Int[Tensor, "*rows n"]:
+        """Return the decoder's positions of tokens behind prompts of `first` tokens, without newlines."""
+        return positions + first
+
     def _pass(
         self,
         inputs: Tensor,
@@ -240,7 +244,7 @@ class TransformersTarget(nn.Module, TargetDefaults):
             raise ValueError("passes of this target need a cache with its mask and slots: it holds the prompt")
         raster = self.config.raster
         if raster.newlines == 0:
-            return joined(*self._run(inputs, positions + cache.first, mask, Writes(cache, slots), taps))
+            return joined(*self._run(inputs, self.places(positions, cache.first), mask, Writes(cache, slots), taps))
         places = positions + positions // raster.columns + cache.first
         is_end = ((positions + 1) % raster.columns == 0) & (positions < raster.tokens - 1)
         behind = cache.newline_mask(mask, slots, is_end)
