@@ -275,14 +275,15 @@ def markdown(found: Mapping[str, Any]) -> str:
 def board_lines(found: Mapping[str, Any], board: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of one temperature."""
     where, loads = found["surroundings"], sorted(board["load"]) or [math.nan]
+    fastest = board.get("baseline", "").partition(" | ")[2] or "not measured"
     plain = ["plain", TOKENS, interval(board["tokens_per_step"]), *[""] * (len(HEADER) - 3)]
     yield (
         f"Model {found['model']} ({found['weights'][:12]}), {found['variant']}, seed {found['seed']}, guidance "
         f"{found['sampling']['guidance']:g}, temperature {board['temperature']:g}, {board['images']} images; "
         f"{where['gpu'] or where['cpu']}, {where['threads']} threads, load {loads[0]:.1f} to {loads[-1]:.1f}; torch "
         f"{where['torch']}, commit {', '.join(commit[:12] for commit in found['commits'])}. The fastest plain decoding "
-        f"is {board['baseline'].partition(' | ')[2]}. Brackets: 95 % intervals, paired by seed. ?: no claim: fewer "
-        "than 10 images, times that vary too much, or an interval that contains 1."
+        f"is {fastest}. Brackets: 95 % intervals, paired by seed. ?: no claim: fewer than 10 images, times that vary "
+        "too much, or an interval that contains 1."
     )
     rows = [cells for row in board["rows"] for cells in cells_of(row)]
     yield from ("", *markdown_lines(HEADER, [plain, *rows]), "")
@@ -304,7 +305,7 @@ def cells_of(row: Mapping[str, Any]) -> list[list[str]]:
         return [[row["method"], row["promise"], f"not measured: {row['reason']}", *[""] * own]]
     differs = f"{row['differing_images']} of {row['images']} images" if "differing_images" in row else ""
     moved = f"{row['total_variation']['value']:.4f}" if row["promise"] == RELAXED else "0"
-    speeds = [speed_words(row[name]) for name in ("speedup", "over_fastest")]
+    speeds = [speed_words(row[name]) if name in row else "" for name in ("speedup", "over_fastest")]
     rates = [interval(row[name]) if name in row else "" for name in ("tokens_per_step", "foreground")]
     first = [row["method"], row["promise"], *rates, *speeds, moved, differs]
     pairs = [pair_cells(pair) for pair in row["against"]] or [[""] * 3]
@@ -317,10 +318,10 @@ def pair_cells(pair: Mapping[str, Any]) -> list[str]:
     return [pair["method"], ratio, pair.get("verdict") or pair["reason"]]
 
 
-def speed_words(ratio: Mapping[str, Any]) -> str:
+def speed_words(ratio: Mapping[str, Any], mark: str = " ?") -> str:
     """Return a speedup with its interval by rounds, marked if it is no claim."""
     low, high = ratio["interval_95"]
-    return f"{ratio['ratio_of_medians']:.2f} ({low:.2f} to {high:.2f}){'' if ratio['claim'] is not None else ' ?'}"
+    return f"{ratio['ratio_of_medians']:.2f} ({low:.2f} to {high:.2f}){'' if ratio['claim'] is not None else mark}"
 
 
 def interval(found: Mapping[str, Any], form: str = ".2f") -> str:

@@ -102,7 +102,8 @@ def leaderboard(
         from lantern.eval.boards.page import write
 
         write(docs, found)
-    print(dumps(found, ensure_ascii=False) if json else markdown(found))
+    if json or docs is None:
+        print(dumps(found, ensure_ascii=False) if json else markdown(found))
     for failure in found["failures"]:
         complain(failure)
     return FAILED if found["failures"] else DONE

@@ -127,3 +127,10 @@ def test_a_page_gets_the_rows_between_its_marks(board_file: Path) -> None:
     assert rendered(text, found) == text
     with pytest.raises(ValueError, match="rows: leaderboard"):
         rendered("# Methods\n", found)
+
+
+@pytest.mark.parametrize("name", ["leaderboard", "pairs"])
+def test_the_rows_of_the_page_of_methods_are_those_of_the_results(name: str) -> None:
+    root = Path(__file__).resolve().parents[3]
+    text = (root / "docs" / "methods.md").read_text(encoding="utf-8")
+    assert rendered(text, figures_of(root / "eval" / "results" / f"{name}.json")) == text
