@@ -30,7 +30,7 @@ core/sampling.py: core/test_sampling.py
 - logits.topk(k, sorted=False)
 + logits.topk(k + 1, sorted=False)
 
-core/sampling.py: verifiers/test_lazy_rows.py
+core/sampling.py: core/test_sampling.py
 - least = np.partition(values, -k, axis=-1)[..., -k, None]
 + least = np.partition(values, -k, axis=-1)[..., 1 - k, None]
 
@@ -108,7 +108,7 @@ decoding/loop.py: methods
 - places = self.places_of(self.tree, -1)
 + places = self.places_of(self.tree, 0)
 - counts = torch.minimum(verdict.length + 1, self.count - start)
-+ counts = torch.minimum(verdict.length, self.count - start)
++ counts = verdict.length + 1
 
 decoding/loop.py: decoding/test_finite.py
 - (counts[:, None] <= ahead)
@@ -140,7 +140,7 @@ decoding/row_front.py: decoding/test_row_front.py
 - seen = numbers <= places[:, None]
 + seen = numbers < places[:, None]
 
-decoding/rows.py: verifiers/test_lazy_rows.py
+decoding/rows.py: methods
 - return logits, self.places.gather(1, nodes)
 + return logits, self.places[:, : nodes.shape[1]]
 
@@ -240,7 +240,7 @@ verifiers/relaxations/vvs.py: verifiers/relaxations/test_by_hand.py
 - is_skipped = depths < self.skip
 + is_skipped = depths <= self.skip
 
-drafters/parts.py: methods/test_method.py
+methods/parts.py: methods/test_method.py
 - else f"parts/{self.name}"
 + else f"part/{self.name}"
 
@@ -399,8 +399,8 @@ drafters/windows/sjd_pac.py: drafters/test_windows.py
 + rows = self.held.chain[(index - 1).clamp(max=self.depth)]
 
 engines/chain.py: engines/cuda/test_trial.py
-- mask[..., : begin + node] =
-+ mask[..., : begin + node - 1] =
+- cache.buffer[..., begin : begin + node, :] =
++ cache.buffer[..., begin + 1 : begin + node + 1, :] =
 
 engines/engine.py: engines/test_promise.py
 - return nodes <= MOST_WIDE
@@ -410,13 +410,13 @@ engines/pass_times.py: engines/test_pass_times.py
 - * (nodes - low) / (high - low)
 + * (high - nodes) / (high - low)
 
-engines/prepared.py: engines/cpu/test_target.py
+core/prepared.py: engines/cpu/test_target.py
 - if of != weights or made is None:
 + if made is None:
 
 engines/cpu/build.py: engines/cpu/test_build.py
-- names = [library_name(variant) for variant in supported()]
-+ names = [library_name(variant) for variant in supported()[::-1]]
+- if record.get("sha256") != hashlib.sha256(path.read_bytes()).hexdigest():
++ if record.get("sha256") is None:
 
 engines/cpu/compiler.py: engines/cpu/test_build.py
 - if variant.features <= features()

@@ -76,9 +76,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix[:16]}")
     try:
         temporary.touch(exist_ok=False)
-        mode = (
-            temporary.stat().st_mode
-        )  # as the umask has it; writers of some formats replace the file by a private one
+        mode = temporary.stat().st_mode  # of the umask; writers of some formats replace the file by a private one
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
@@ -94,9 +92,13 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 def write_json(path: str | Path, value: object) -> None:
     """Write `value` as indented JSON, atomically; ValueError for NaN and infinity."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    text = _json(value)
     with atomic_write(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -139,8 +141,7 @@ def save_component(
             save_file(stored, weights, metadata={"format": "pt"})
         except SafetensorError as error:  # of the system, such as a full disk
             raise OSError(f"{folder / WEIGHTS_NAME} cannot be written: {one_line(error)}") from error
-        text = json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False)
-        config_file.write_text(text + "\n", encoding="utf-8")
+        config_file.write_text(_json(config), encoding="utf-8")
         listed = {name: digest for name, digest in read_checksums(folder).items() if (folder / name).is_file()}
         sums.write_text(format_checksums(listed | {WEIGHTS_NAME: sha256_of(weights)}), encoding="ascii")
 
@@ -172,22 +173,29 @@ def check_there(path: Path) -> None:
         raise ValueError(f"{path} is {what}")
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file; ValueError for what goes wrong in the block."""
+    from safetensors import SafetensorError, safe_open
+
+    check_there(path)
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{path} is not a complete safetensors file: {one_line(error)}") from error
+
+
 def load_tensors(path: str | Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
     """Load one safetensors file, or some of its tensors; see `load_state`. ValueError for a file that is not complete.
 
     Tensors are views of the mapped file.
     """
-    from safetensors import SafetensorError, safe_open
-
     path = Path(path)
-    check_there(path)
-    try:
-        with safe_open(path, "pt") as file:
-            held = set(file.keys())
-            wanted = held if names is None else held & {name + end for name in names for end in ("", ".scale")}
-            stored = {name: file.get_tensor(name) for name in wanted}
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"{path} is not a complete safetensors file: {one_line(error)}") from error
+    with _opened(path) as file:
+        held = set(file.keys())
+        wanted = held if names is None else held & {name + end for name in names for end in ("", ".scale")}
+        stored = {name: file.get_tensor(name) for name in wanted}
     check_finite(stored, source=path)
     state = {}
     for name, tensor in stored.items():
@@ -368,8 +376,13 @@ def load_component(
     """
     folder = Path(folder)
     config, path = load_config(kind, folder / CONFIG_NAME), folder / WEIGHTS_NAME
-    with NoInitialisation():
-        module = _built(build, config, folder)
+    try:
+        with NoInitialisation():
+            module = build(config)
+    except (RuntimeError, ValueError, OverflowError, MemoryError) as error:
+        raise ValueError(
+            f"{folder / CONFIG_NAME} describes a module that cannot be built: {one_line(error)}"
+        ) from error
     expected = module.state_dict()
     check_state(read_header(path), expected, source=path)
     if verify:
@@ -419,14 +432,6 @@ def _placed(tensor: Tensor, *, device: torch.device | str, dtype: torch.dtype) -
     return tensor.to(device=device, dtype=dtype)
 
 
-def _built(build: Callable[[Config], Module], config: Config, folder: Path) -> Module:
-    try:
-        return build(config)
-    except (RuntimeError, ValueError, OverflowError, MemoryError) as error:
-        source = folder / CONFIG_NAME
-        raise ValueError(f"{source} describes a module that cannot be built: {one_line(error)}") from error
-
-
 class NoInitialisation(TorchFunctionMode):
     """Leaves new parameters and large buffers uninitialised: memory that is never written is not allocated.
 
@@ -447,20 +452,13 @@ def read_header(path: str | Path) -> dict[str, Tensor]:
 
     ValueError for a file that is not complete and for tensors of another kind.
     """
-    from safetensors import SafetensorError, safe_open
-
-    path = Path(path)
-    check_there(path)
     found: dict[str, Tensor] = {}
-    try:
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 (no mapping)
-                part = file.get_slice(name)
-                if (kind := part.get_dtype()) not in STORED:
-                    raise ValueError(f"tensor {name!r} is {kind}, wanted one of {', '.join(STORED)}")
-                found[name] = torch.empty(part.get_shape(), dtype=STORED[kind], device="meta")
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"{path} is not a complete safetensors file: {one_line(error)}") from error
+    with _opened(Path(path)) as file:
+        for name in file.keys():  # noqa: SIM118 (no mapping)
+            part = file.get_slice(name)
+            if (kind := part.get_dtype()) not in STORED:
+                raise ValueError(f"tensor {name!r} is {kind}, wanted one of {', '.join(STORED)}")
+            found[name] = torch.empty(part.get_shape(), dtype=STORED[kind], device="meta")
     scales = {f"{name}.scale" for name, tensor in found.items() if _is_int8(tensor)}
     return {
         name: torch.empty(tensor.shape, device="meta") if _is_int8(tensor) else tensor

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
+from lantern.core.prepared import original
 from lantern.core.sampling import Sampling
 from lantern.core.types import (
     Callback,
@@ -38,7 +39,6 @@ from lantern.decoding.forced import ForcedTokens
 from lantern.decoding.prompt import PromptCache, prefill, read_tokens
 from lantern.decoding.rows import LogitRows, logits_at
 from lantern.decoding.statistics import Readback, Statistics, Stopwatch, is_finite
-from lantern.engines.prepared import original
 
 PATIENCE = 0.1  # seconds of rounds per call; between calls the interpreter handles signals
 NO_SCORES: Any = None  # of steps that are kept
@@ -88,8 +88,7 @@ class State:
     def start(self, prompt: Prompt) -> Step:
         """Take over the prompt, which fills `cache`; return the step that gives token 0 and the given tokens after."""
         images, device, nodes = len(prompt.mask), prompt.mask.device, self.drafter.max_nodes
-        earlier = self.mask if self.has_begun else None
-        self.mask = TreeMask.of(earlier, self.cache, self.cache.prefix_scores, nodes)
+        self.mask = self.cache.tree_mask(self.cache.prefix_scores, nodes)
         self.held.slots = torch.arange(nodes, device=device) + self.cache.first_stage_slot
         self.statistics = Statistics(images, self.drafter.depth, self.count, device)
         self.readback, self._left, self._age = Readback(device), self.count - 1, 0
@@ -279,7 +278,6 @@ def begin(
     *,
     keys: Sequence[tuple[int, int]],
     prompts: PromptCache | None = None,
-    cache: StaticCache | None = None,
     forced: Int[Tensor, "b n"] | None = None,
     is_wide: bool = False,
     is_timed: bool = False,
@@ -288,8 +286,8 @@ def begin(
 
     `keys` are the (seed, image number) of each image's noise. `forced` are tokens that are given, -1 where a token is
     sampled: no method changes them. Those that all images keep from the start are read in few passes and reported with
-    token 0; the others count as drafted tokens that were accepted. `prompts` keeps prompts between calls, `cache` is
-    reused if it fits, with `is_wide` it is that of reproducible decoding (`decoding.prompt.make_cache`).
+    token 0; the others count as drafted tokens that were accepted. `prompts` keeps prompts between calls. A state that
+    has begun before keeps its cache if it fits; with `is_wide` it is that of reproducible decoding (`make_cache`).
     ValueError for another number of keys, and for forced tokens of another shape or number.
     """
     if len(keys) != condition.batch:
@@ -304,7 +302,7 @@ def begin(
         stage=state.stage,
         whole=drafter.needs_whole_prefix,
         taps=drafter.taps,
-        cache=cache or (state.cache if state.has_begun else None),
+        cache=state.cache if state.has_begun else None,
         prompts=prompts,
         reproducible=is_wide,
     )

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from lantern.core.prepared import original, weights_of
 from lantern.core.types import Condition, Prompt, Scores, Target
 from lantern.decoding.cache import StaticCache, by_row
-from lantern.engines.prepared import original, weights_of
 
 READ_TOKENS = 64  # known tokens of a pass
 FP32_ROWS = 16  # measured: fp32 products of this many rows or more round in the same way
@@ -136,17 +136,23 @@ def make_cache(
     in another order, and in fp64 the difference vanishes when the result is rounded to the model's precision. For fp32
     models passes then have at least FP32_ROWS rows too, since a matrix product of fewer rows sums in another order.
     """
-    config, weights = target.config, target.tok_embeddings.weight
-    dtype = torch.float64 if reproducible else prompt.entries.dtype
-    images, _, _, rows, heads, prefix, head_dim = prompt.entries.shape
-    columns = config.raster.columns if config.raster.newlines else 0
-    expected = {"images": images, "rows": rows, "prefix": prefix, "stage": stage, "columns": columns}
-    expected["tokens"] = config.block_size
-    expected["least_rows"] = FP32_ROWS if reproducible and weights.dtype == torch.float32 else 0
-    if used is not None and {name: getattr(used, name) for name in expected} == expected and used.buffer.dtype == dtype:
-        return used
-    sizes = {"layers": config.n_layer, "heads": heads, "head_dim": head_dim} | expected
-    return StaticCache(dtype=dtype, device=prompt.mask.device, **sizes)
+    config, is_fp32 = target.config, target.tok_embeddings.weight.dtype == torch.float32
+    images, layers, _, rows, heads, prefix, head_dim = prompt.entries.shape
+    return StaticCache.of(
+        used,
+        layers=layers,
+        images=images,
+        rows=rows,
+        heads=heads,
+        head_dim=head_dim,
+        prefix=prefix,
+        tokens=config.block_size,
+        stage=stage,
+        dtype=torch.float64 if reproducible else prompt.entries.dtype,
+        device=prompt.mask.device,
+        least_rows=FP32_ROWS if reproducible and is_fp32 else 0,
+        columns=config.raster.columns if config.raster.newlines else 0,
+    )
 
 
 def _digest(condition: Condition, image: int, kind: str) -> bytes:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lantern.core.prepared import original
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation, Prompt, Scores, Step, Target
 from lantern.decoding.cache import by_row
@@ -19,7 +20,6 @@ from lantern.decoding.loop import State
 from lantern.decoding.plain import NoDrafts
 from lantern.decoding.prompt import read_tokens
 from lantern.decoding.statistics import Readback, Statistics, is_finite
-from lantern.engines.prepared import original
 from lantern.verifiers.gumbel import GumbelVerifier
 
 

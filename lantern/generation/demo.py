@@ -169,7 +169,7 @@ class SideBySide:
         chosen = choose_method(self.model, "auto", report=lambda _: None)
         if chosen.exact and not chosen.is_plain:
             return chosen
-        options = {"window": 2} | ({} if self.model.engine.keeps_state else {"least": LEAST})
+        options = {"window": 2} | ({} if self.model.engine.captures else {"least": LEAST})
         return METHODS["gumbel-jacobi"].with_options(**options)
 
     def request(self, subject: str, seed: int) -> Request:

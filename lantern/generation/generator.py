@@ -67,8 +67,7 @@ def release_memory() -> None:
     if graphs is not None:
         graphs.forget_all()
     gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
@@ -397,7 +396,7 @@ def finish_batch(
         )
         for i, request in enumerate(requested)
     ]
-    is_finite = [True] * len(requested) if generation.is_finite is None else generation.is_finite.tolist()  # sync
+    is_finite = generation.is_finite.tolist()  # sync
     if not all(is_finite):
         lost = requested[is_finite.index(False)]
         raise NotFiniteError(
@@ -438,7 +437,7 @@ def quick_choice(model: Model, sampling: Sampling, *, batch: int = 1) -> Method:
     lines = sampling.rows * batch
     times, most = pass_times(model.engine, model.target, rows=lines), model.engine.free_nodes(lines)
     allowed = {n: seconds for n, seconds in times.items() if most is None or n <= max(most, 2)}
-    return choose(allowed, model.tokens_per_step, can_shrink=not model.engine.keeps_state)
+    return choose(allowed, model.tokens_per_step, can_shrink=not model.engine.captures)
 
 
 def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None, *, can_shrink: bool = True) -> Method:
@@ -491,8 +490,8 @@ def _statistics(
     method: Method, request: Request, generation: Generation, i: int, seconds: Mapping[str, float], promise: Promise
 ) -> Statistics:
     """Return the statistics of image `i` of a batch."""
-    tokens, exact, excess = generation.tokens.shape[1], method.exact, generation.excess
-    largest, distance = generation.total_variation_max, generation.latent_distance
+    tokens, exact = generation.tokens.shape[1], method.exact
+    excess, distance = generation.excess, generation.latent_distance
     return Statistics(
         method=method.name,
         is_exact=exact,
@@ -502,7 +501,7 @@ def _statistics(
         reached=tuple(generation.reached[i].tolist()),
         relaxed=float(generation.relaxed[i]) / tokens,
         total_variation=float(generation.total_variation[i]) / tokens,
-        total_variation_max=0.0 if largest is None else float(largest[i]),
+        total_variation_max=float(generation.total_variation_max[i]),
         latent_distance=(None if distance is None else float(distance[i]) / tokens) if not exact else 0.0,
         excess=None if excess is None else float(excess[i]) / tokens,
         seconds=seconds,

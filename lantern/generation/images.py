@@ -12,7 +12,6 @@ import struct
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,31 +176,27 @@ def acceptance(accepted: Sequence[int], reached: Sequence[int]) -> list[float | 
 
 def totals(done: Sequence[Statistics]) -> dict[str, Any]:
     """Return the statistics of several images of one method together."""
-    tokens, steps = sum(one.tokens for one in done), sum(one.steps for one in done)
-    depth = max(len(one.reached) for one in done)
-    accepted = [sum(one.accepted[d] for one in done) for d in range(depth)]
-    reached = [sum(one.reached[d] for one in done) for d in range(depth)]
-    promises = [one.promise for one in done if one.promise is not None]
-    phases, forced = done[0].seconds, sum(one.forced for one in done)
-    moved, over = (
-        [value * one.tokens for one in done if (value := getter(one)) is not None]
-        for getter in (attrgetter("latent_distance"), attrgetter("excess"))
+    tokens = sum(one.tokens for one in done)
+    promises: list[Promise] = [one.promise for one in done if one.promise is not None]
+    moved = [one.latent_distance * one.tokens for one in done if one.latent_distance is not None]
+    over = [one.excess * one.tokens for one in done if one.excess is not None]
+    together = Statistics(
+        method="",
+        is_exact=all(one.is_exact for one in done),
+        tokens=tokens,
+        steps=sum(one.steps for one in done),
+        accepted=tuple(map(sum, zip(*(one.accepted for one in done), strict=True))),
+        reached=tuple(map(sum, zip(*(one.reached for one in done), strict=True))),
+        relaxed=sum(one.relaxed * one.tokens for one in done) / tokens,
+        total_variation=sum(one.total_variation * one.tokens for one in done) / tokens,
+        total_variation_max=max(one.total_variation_max for one in done),
+        latent_distance=sum(moved) / tokens if len(moved) == len(done) else None,
+        excess=sum(over) / tokens if len(over) == len(done) else None,
+        seconds={phase: sum(one.seconds[phase] for one in done) for phase in done[0].seconds},
+        promise=max(promises, key=lambda one: list(PROMISES).index(one)) if len(promises) == len(done) else None,
+        forced=sum(one.forced for one in done),
     )
-    return {
-        "exact": all(one.is_exact for one in done),
-        "promise": max(promises, key=list(PROMISES).index) if len(promises) == len(done) else None,
-        "tokens": tokens,
-        "steps": steps,
-        "tokens_per_step": round(tokens / max(steps, 1), 4),
-        "accepted_by_depth": acceptance(accepted, reached),
-        "relaxed_share": measured(sum(one.relaxed * one.tokens for one in done) / tokens),
-        "total_variation": measured(sum(one.total_variation * one.tokens for one in done) / tokens),
-        "total_variation_max": measured(max(one.total_variation_max for one in done)),
-        "latent_distance": None if len(moved) < len(done) else round(sum(moved) / tokens, 6),
-        "total_variation_excess": None if len(over) < len(done) else round(sum(over) / tokens, 6),
-        "seconds": {phase: round(sum(one.seconds[phase] for one in done), 4) for phase in phases},
-        **({"forced_tokens": forced} if forced else {}),
-    }
+    return {name: value for name, value in together.as_dict().items() if name not in ("method", "method_reason")}
 
 
 def to_image(pixels: UInt8[Tensor, "h w 3"]) -> "Image":

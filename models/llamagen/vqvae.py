@@ -1,6 +1,7 @@
 """The LlamaGen VQ tokenizer: pictures to tokens and back (arXiv:2406.06525, section 3.1)."""
 
 import dataclasses
+from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -108,18 +109,6 @@ class AttnBlock(nn.Module):
         return x + self.proj_out(out.transpose(1, 2).reshape(x.shape))
 
 
-class Downsample(nn.Module):
-    """Halves the picture: pad right and bottom by one, convolve with stride two."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
-
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
-        """Map (h, w) -> (h/2, w/2)."""
-        return self.conv(F.pad(x, (0, 1, 0, 1)))
-
-
 class Upsample(nn.Module):
     """Doubles the picture: nearest neighbour, then a convolution."""
 
@@ -169,7 +158,8 @@ class Encoder(nn.Module):
         for i, (inputs, width) in enumerate(pairwise((config.ch, *widths)), start=1):
             self.conv_blocks.append(level := Level(inputs, width, has_attention=i == len(widths), **sizes))
             if i < len(widths):
-                level.downsample = Downsample(width)
+                halve = nn.Conv2d(width, width, 3, stride=2)  # after one pixel on the right and at the bottom
+                level.downsample = nn.Sequential(OrderedDict(pad=nn.ZeroPad2d((0, 1, 0, 1)), conv=halve))
         self.mid = middle(widths[-1], config.dropout_p)
         self.norm_out = group_norm(widths[-1])
         self.conv_out = nn.Conv2d(widths[-1], config.z_channels, 3, padding=1)

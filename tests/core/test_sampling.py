@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lantern.core.sampling import Sampling, pick
+from lantern.core.sampling import Sampling, keep_largest, pick
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, 1.0, -1.0])
 
@@ -56,6 +56,7 @@ def test_top_k_keeps_ties_at_the_kth() -> None:
     assert (kept > 0).tolist() == [True, True, False, True, False]
     assert kept.sum() == pytest.approx(1)
     assert torch.equal(distribution(Sampling(guidance=1, top_k=99)), distribution(Sampling(guidance=1)))
+    assert torch.equal(keep_largest(LOGITS, 2, may_look=True), keep_largest(LOGITS, 2))
 
 
 def test_top_p_keeps_the_first_token_that_exceeds_it() -> None:

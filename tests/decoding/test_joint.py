@@ -174,14 +174,15 @@ def test_a_generation_takes_the_place_of_one_that_ended() -> None:
     made, ended = decoder("plain"), list[Tensor]()
     joint = joined(made)
     running, waiting = [begun(made, 0), begun(made, 1)], [2, 3]
-    joint.take(running)
+    for _ in range(12):
+        joint.take(running)
     running[0] = begun(decoder("plain"), waiting.pop(0))  # the first one has left
     while running:
         joint.take(running)
         ended += [one.result().tokens[0] for one in running if one.is_done()]
         running = [one for one in running if not one.is_done()]
         if waiting and len(running) < 2:
-            running.append(begun(decoder("plain"), waiting.pop(0)))
+            running.insert(0, begun(decoder("plain"), waiting.pop(0)))
     assert [tokens.tolist() for tokens in ended] == [alone(decoder("plain"), i).tolist() for i in (1, 2, 3)]
 
 

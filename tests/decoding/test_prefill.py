@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from lantern.core.prepared import read_in_passes
 from lantern.core.types import Condition
-from lantern.decoding.cache import TreeMask
 from lantern.decoding.prompt import PromptCache, make_cache, prefill
-from lantern.engines.prepared import read_in_passes
 from lantern.models.llamagen.prompt import word_scores
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from tests.tiny import select, tiny_condition, tiny_target
@@ -29,7 +28,7 @@ def collapsed(target: Transformer, condition: Condition, tokens: torch.Tensor, r
     cache = make_cache(target, prompt, count)
     causal = torch.ones(count, count, dtype=torch.bool).tril()
     cache.fill(prompt)
-    mask = TreeMask(cache, cache.prefix_scores, count).update(torch.zeros(len(tokens)), causal)
+    mask = cache.tree_mask(cache.prefix_scores, count).update(torch.zeros(len(tokens)), causal)
     positions = torch.arange(count).expand(len(tokens) * rows, -1)
     inputs = target.tok_embeddings(tokens).repeat_interleave(rows, 0)
     slots = positions + cache.first_stage_slot

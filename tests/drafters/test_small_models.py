@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.noise import Noise
+from lantern.core.prepared import quantized
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree
 from lantern.drafters.combined.self_cascade import SelfCascadeDrafter
@@ -16,7 +17,6 @@ from lantern.drafters.combined.specmquant import CascadeDrafter
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import chain, named
 from lantern.engines.engine import EagerEngine
-from lantern.engines.prepared import quantized
 from tests.drafters.sampled_trees import begin_after, drafted
 from tests.tiny import select, tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder

@@ -106,7 +106,8 @@ class Prompt:
 
     def at(self, image: int) -> "Prompt":
         """Return the prompt of one image, as a batch of one, without slots that are padding in all of its rows."""
-        found = self._map(lambda part: part[image : image + 1])
+        one = slice(image, image + 1)
+        found = Prompt(*(None if part is None else part[one] for part in self._parts()))  # type: ignore[arg-type]
         hidden = int((found.scores == -torch.inf).all(1).long().cumprod(-1).sum())
         return found._with_slots(max(found.scores.shape[-1] - hidden, 1)) if hidden else found
 
@@ -131,6 +132,3 @@ class Prompt:
 
     def _parts(self) -> list[Any]:
         return [getattr(self, field.name) for field in fields(self)[:-1]]
-
-    def _map(self, change: Any) -> "Prompt":
-        return Prompt(*(None if part is None else change(part) for part in self._parts()))  # type: ignore[arg-type]

@@ -12,7 +12,6 @@ from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import Sampling
 from lantern.core.types import Prompt, Step, Target
-from lantern.decoding.cache import TreeMask
 from lantern.decoding.prompt import PromptCache, make_cache
 from lantern.drafters.base import ranking
 
@@ -46,8 +45,7 @@ class SmallModel:
         self.noise, self.count, self.rows = noise, self.model.config.block_size, rows
         self.cache = make_cache(self.model, prompt, self.stage, used=self.cache if self._has_begun else None)
         self.cache.fill(prompt)
-        earlier = self._mask if self._has_begun else None
-        self._mask = TreeMask.of(earlier, self.cache, self.cache.prefix_scores, self.stage)
+        self._mask = self.cache.tree_mask(self.cache.prefix_scores, self.stage)
         self._has_begun = True
         self.held.slots = torch.arange(self.stage, device=prompt.mask.device) + self.cache.first_stage_slot
         self.held.known = torch.zeros(len(prompt.mask), dtype=torch.long, device=prompt.mask.device)

@@ -92,7 +92,7 @@ def cascade(
     if bits == 4:
         if model.config.family != "llamagen":
             raise ValueError("small_bits=4 quantizes LlamaGen's layers only: leave it at 0 for this model")
-        from lantern.engines.prepared import quantized
+        from lantern.core.prepared import quantized
 
         model = quantized(model)
     inner = EagleDrafter(module, target, tree=chain(length - 1), mode="gumbel", sampling=sampling)

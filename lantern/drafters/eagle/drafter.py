@@ -10,7 +10,7 @@ from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, Prompt, Scores, Step, Target
-from lantern.decoding.cache import StaticCache, TreeMask
+from lantern.decoding.cache import StaticCache
 from lantern.drafters.base import PURPOSE_OF_MODE, check_draft, ranking
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.drafters.trees.static import Level, StaticTree, TreeDrafter
@@ -95,7 +95,7 @@ class EagleDrafter(TreeDrafter):
             device=device,
         )
         sees = torch.ones_like(prompt.mask[:, :-1]) if config.sees_padding else prompt.mask[:, :-1]
-        self._mask = TreeMask.of(self._mask if self._has_begun else None, self.cache, sees[:, :prefix], stage)
+        self._mask = self.cache.tree_mask(sees[:, :prefix], stage)
         self._has_begun = True
         self.held.stage = torch.arange(stage, device=device) + self.cache.first_stage_slot
         if prefix:

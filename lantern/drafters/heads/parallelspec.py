@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lantern.core.noise import Noise
 from lantern.core.types import DraftTree, Prompt, Target
-from lantern.decoding.cache import StaticCache, TreeMask
+from lantern.decoding.cache import StaticCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
 from lantern.drafters.heads.marginals import MarginalDrafter, Pairs
@@ -173,7 +173,7 @@ class ParallelDrafter(MarginalDrafter):
             device=device,
         )
         prefix = torch.zeros(images, 0, dtype=torch.bool, device=device)
-        self._mask = TreeMask.of(self._mask if self._has_begun else None, self.cache, prefix, self.stage)
+        self._mask = self.cache.tree_mask(prefix, self.stage)
         self._has_begun = self._is_read = True
         self.held.steps = torch.arange(self.stage, device=device)
 

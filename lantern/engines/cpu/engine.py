@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.core.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.core.sampling import Sampling
 from lantern.core.types import (
     Condition,
@@ -49,7 +50,6 @@ from lantern.engines.cpu.kernels import (
     uniforms,
 )
 from lantern.engines.engine import Engine
-from lantern.engines.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.verifiers.gumbel import GumbelVerifier
 
 

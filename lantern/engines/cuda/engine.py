@@ -32,8 +32,7 @@ class GraphEngine(Engine):
     rows: int = ROWS
     products: str = "cublas"
     name: ClassVar[str] = "graph"
-    may_look: ClassVar[bool] = False
-    keeps_state: ClassVar[bool] = True
+    captures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,9 +65,9 @@ class GraphEngine(Engine):
         """Return why passes of a target run through torch, or None if they are Triton kernels."""
         if find_spec("triton") is None:
             return "Triton, which builds the GPU kernels, is not installed: pip install triton"
+        from lantern.core.prepared import original
         from lantern.engines.cuda.kernels import is_interpreted
         from lantern.engines.cuda.trial import failed_kernels
-        from lantern.engines.prepared import original
 
         if target.tok_embeddings.weight.device.type != "cuda" and not is_interpreted():
             return "the GPU kernels need a CUDA device"
@@ -92,7 +91,7 @@ class GraphEngine(Engine):
 
     def prepare_part(self, module: Any) -> Any:
         """Return a target with newlines with passes of one size, which a graph can replay; others as they are."""
-        from lantern.engines.prepared import FixedPasses
+        from lantern.core.prepared import FixedPasses
         from lantern.models.transformers.target import TransformersTarget
 
         has_newlines = isinstance(module, TransformersTarget) and module.config.raster.newlines

@@ -8,12 +8,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.config import one_line
+from lantern.core.prepared import WeightCache
 from lantern.core.types import Scores, Verdict
 from lantern.decoding.cache import StaticCache
 from lantern.engines.cuda import fused, kernels, walk
 from lantern.engines.cuda.rows import ROWS, constant_rows, rows_of
 from lantern.engines.cuda.target import KernelPass, KernelTarget
-from lantern.engines.prepared import WeightCache
 from lantern.verifiers.gumbel import GumbelVerifier
 
 LOG = logging.getLogger("lantern")

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.noise import Purpose
+from lantern.core.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Prompt, Sampler, Scores
 from lantern.core.weights import has_eight_bits, is_quantized
@@ -21,7 +22,6 @@ from lantern.decoding.cache import StaticCache
 from lantern.engines.chain import waves
 from lantern.engines.cuda import kernels
 from lantern.engines.cuda.rows import ROWS, rows_of
-from lantern.engines.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.models.llamagen.transformer import Transformer
 
 PROMPT_ROWS = 512  # rows of a pass over prompts

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from lantern.core.config import one_line
+from lantern.core.prepared import WeightCache
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.rounds import Joint
-from lantern.engines.prepared import WeightCache
 from lantern.generation.generator import (
     BatchSize,
     Generator,

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from lantern.drafters.parts import resolved
 from lantern.drafters.policies.adt_tree import AdtTree
 from lantern.drafters.policies.c2t import C2T, C2TConfig, C2TPolicy
 from lantern.drafters.policies.ddd import Ddd
@@ -28,6 +27,7 @@ from lantern.drafters.policies.policy import (
 from lantern.drafters.policies.radar import Radar, RadarConfig, RadarPolicy
 from lantern.drafters.policies.svip import Svip
 from lantern.methods import METHODS
+from lantern.methods.parts import resolved
 
 IMAGES, NODES, WIDTH = 2, 3, 4
 SIZE = Limits(IMAGES, 6, 3, WIDTH, torch.device("cpu"))
