@@ -4,7 +4,6 @@ Intervals are paired: images, or rounds of the clock, are resampled for both sid
 pairs are by Wilcoxon's signed-rank test of images, with Holm's correction over all pairs of the file.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lantern.core.config import read_json_object
 from lantern.eval.boards.board import at_temperature, name_of, rounds_of, unpack
 from lantern.eval.json_lines import Line, read_lines
 from lantern.eval.metrics.distances import Estimate, bootstrap, mean_estimate
@@ -32,13 +32,12 @@ RELAXED, TOKENS, DISTRIBUTION = "relaxed", "tokens", "distribution"
 def figures_of(path: Path) -> dict[str, Any]:
     """Return the figures of a file of lines, or of one of figures; ValueError for other files."""
     try:
-        with path.open(encoding="utf-8") as file:
-            first = json.loads(file.readline())
-    except ValueError:
-        first = None
-    if isinstance(first, dict) and first.get("what") == "leaderboard" and "boards" in first:
-        return first
-    header, lines = read_lines(path)
+        found = read_json_object(path)
+    except ValueError:  # it has several lines
+        found = {}
+    if "boards" in found:
+        return found
+    header, lines = read_lines(path) if "what" not in found else ({}, [])
     if header.get("what") != "leaderboard":
         raise ValueError(f"{path} holds no leaderboard: give a file that `lantern leaderboard` wrote")
     return figures(header, lines)
@@ -52,15 +51,14 @@ def figures(header: Line, lines: Sequence[Line]) -> dict[str, Any]:
     temperatures = header["sampling"]["temperature"]
     background = background_of(images_of(at_temperature(lines, temperatures[0]), name_of(PLAIN, header["variant"])))
     boards = [board_of(header, at_temperature(lines, one), one, background) for one in temperatures]
-    correct([pair for board in boards for row in board["rows"] for pair in row["against"]])
+    rows = [row for board in boards for row in board["rows"]]
+    correct([pair for row in rows for pair in row["against"]])
     return {
         **header,
         "background": background,
         "commits": list(dict.fromkeys(line["commit"] for line in lines if "round" in line)),
         "boards": boards,
-        "failures": list(
-            dict.fromkeys(row["failure"] for board in boards for row in board["rows"] if "failure" in row)
-        ),
+        "failures": list(dict.fromkeys(row["failure"] for row in rows if "failure" in row)),
     }
 
 
@@ -97,11 +95,8 @@ def row_of(
     header: Line, lines: Sequence[Line], spec: str, temperature: float, baseline: str, background: int | None
 ) -> dict[str, Any]:
     """Return the figures of a method, or the reason why it has none."""
-    name, facts, plain = (
-        name_of(spec, header["variant"]),
-        header["methods"][spec],
-        name_of(PLAIN, header["variant"]),
-    )
+    name, plain = (name_of(one, header["variant"]) for one in (spec, PLAIN))
+    facts = header["methods"][spec]
     promise = TOKENS if temperature == 0 and facts["promise"] == DISTRIBUTION else facts["promise"]
     mine, row = rounds_of(lines, name), {"method": spec, "promise": promise, "against": []}
     if not mine:
@@ -275,27 +270,28 @@ def markdown(found: Mapping[str, Any]) -> str:
 def board_lines(found: Mapping[str, Any], board: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of one temperature."""
     where, loads = found["surroundings"], sorted(board["load"]) or [math.nan]
-    fastest = board.get("baseline", "").partition(" | ")[2] or "not measured"
     plain = ["plain", TOKENS, interval(board["tokens_per_step"]), *[""] * (len(HEADER) - 3)]
     yield (
         f"Model {found['model']} ({found['weights'][:12]}), {found['variant']}, seed {found['seed']}, guidance "
         f"{found['sampling']['guidance']:g}, temperature {board['temperature']:g}, {board['images']} images; "
         f"{where['gpu'] or where['cpu']}, {where['threads']} threads, load {loads[0]:.1f} to {loads[-1]:.1f}; torch "
         f"{where['torch']}, commit {', '.join(commit[:12] for commit in found['commits'])}. The fastest plain decoding "
-        f"is {fastest}. Brackets: 95 % intervals, paired by seed. ?: no claim: fewer than 10 images, times that vary "
-        "too much, or an interval that contains 1."
+        f"is {board['baseline'].partition(' | ')[2]}. Brackets: 95 % intervals, paired by seed. ?: no claim: fewer "
+        "than 10 images, times that vary too much, or an interval that contains 1."
     )
     rows = [cells for row in board["rows"] for cells in cells_of(row)]
-    yield from ("", *markdown_lines(HEADER, [plain, *rows]), "")
+    yield from ("", *markdown_lines([HEADER, plain, *rows]), "")
     changed = [f"- {row['method']}: {changed_words(row['changes'])}" for row in board["rows"] if row.get("changes")]
     if changed:
         yield from ("Change of metrics from plain decoding; * marks what chance does not explain.", "", *changed, "")
 
 
-def markdown_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table, the first column left-aligned."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+def markdown_lines(lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
+    """Return the lines of a Markdown table, the first its header; columns other than `left` are right-aligned."""
+    rule = ["---" if column in left else "---:" for column in range(len(lines[0]))]
+    return [
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (lines[0], rule, *lines[1:])
+    ]
 
 
 def cells_of(row: Mapping[str, Any]) -> list[list[str]]:
@@ -305,7 +301,7 @@ def cells_of(row: Mapping[str, Any]) -> list[list[str]]:
         return [[row["method"], row["promise"], f"not measured: {row['reason']}", *[""] * own]]
     differs = f"{row['differing_images']} of {row['images']} images" if "differing_images" in row else ""
     moved = f"{row['total_variation']['value']:.4f}" if row["promise"] == RELAXED else "0"
-    speeds = [speed_words(row[name]) if name in row else "" for name in ("speedup", "over_fastest")]
+    speeds = [speed_words(row[name]) for name in ("speedup", "over_fastest")]
     rates = [interval(row[name]) if name in row else "" for name in ("tokens_per_step", "foreground")]
     first = [row["method"], row["promise"], *rates, *speeds, moved, differs]
     pairs = [pair_cells(pair) for pair in row["against"]] or [[""] * 3]

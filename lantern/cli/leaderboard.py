@@ -81,6 +81,7 @@ def leaderboard(
 ) -> int:
     """Measure methods in one run, as JSON lines and a table."""
     from lantern.eval.boards.board import Board, Judging
+    from lantern.eval.boards.page import results_of, write
     from lantern.eval.boards.table import figures_of, markdown
     from lantern.eval.metrics.quality import in_order
 
@@ -97,10 +98,8 @@ def leaderboard(
         board.measure()
         if quality.metrics is not None:
             board.judge(Judging(quality.metrics, quality.reference, dict(quality.weights)))
-    found = figures_of(results or out)
+    found = (figures_of if docs is None else results_of)(results or out)
     if docs is not None:
-        from lantern.eval.boards.page import write
-
         write(docs, found)
     if json or docs is None:
         print(dumps(found, ensure_ascii=False) if json else markdown(found))
