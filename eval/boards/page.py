@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern.core.config import read_json_object
-from lantern.eval.boards.table import RELAXED, TOKENS, figures_of, interval, markdown_lines, speed_words
+from lantern.eval.boards.table import MOST, RELAXED, TOKENS, figures_of, interval, markdown_lines, speed_words
 from lantern.methods import METHODS
 
 ROWS = re.compile(r"(<!-- rows: (leaderboard|pairs) -->\n).*?(<!-- end rows -->)", re.S)
@@ -15,7 +15,7 @@ Board = Mapping[str, Any]
 
 def results_of(path: Path) -> dict[str, Any]:
     """Return what a page shows of a file of results: of `lantern leaderboard`, or of the two commands before it."""
-    found = read_json_object(path) if path.suffix == ".json" else {}
+    found = read_json_object(path, most=MOST) if path.suffix == ".json" else {}
     if "contests" in found:
         boards = [one | {"rows": [earlier_row(row) for row in one["rows"][1:]]} for one in found["contests"]]
     elif "boards" not in found and "pairs" in found:

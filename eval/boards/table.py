@@ -21,6 +21,7 @@ from lantern.eval.speed.race import Spread, compare, rounded
 
 LEAST = 3  # images, below which there is no verdict
 BACKGROUND = 0.1  # share of all tokens from which on the most frequent one counts as background
+MOST = 1 << 26  # bytes of a file of figures
 LEVEL = 0.05  # of the family of all pairs
 HEADER = (
     "method", "promise", "tokens per step", "in the foreground", "speedup", "over the fastest plain", "TV per token",
@@ -32,7 +33,7 @@ RELAXED, TOKENS, DISTRIBUTION = "relaxed", "tokens", "distribution"
 def figures_of(path: Path) -> dict[str, Any]:
     """Return the figures of a file of lines, or of one of figures; ValueError for other files."""
     try:
-        found = read_json_object(path)
+        found = read_json_object(path, most=MOST)
     except ValueError:  # it has several lines
         found = {}
     if "boards" in found:
@@ -147,11 +148,14 @@ def pair_of(header: Line, lines: Sequence[Line], spec: str, other: str) -> dict[
     return found | ({"reason": refusal} if refusal else {})
 
 
-def p_value(differences: "np.ndarray[Any, np.dtype[np.float64]]") -> float | None:
+def p_value(differences: np.ndarray) -> float | None:
     """Return the p-value of Wilcoxon's test of paired differences; None if there are none."""
     from scipy.stats import wilcoxon
 
-    return rounded(float(wilcoxon(differences)[1])) if differences.any() else None
+    if not differences.any():
+        return None
+    found: Any = wilcoxon(differences)
+    return rounded(float(found.pvalue))
 
 
 def correct(pairs: Sequence[dict[str, Any]]) -> None:
