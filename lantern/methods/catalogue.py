@@ -33,6 +33,7 @@ Cascade = lazy("lantern.drafters.combined.specmquant", "cascade")
 Gumbel = lazy("lantern.verifiers.gumbel", "GumbelVerifier")
 Rejection = lazy("lantern.verifiers.rejection", "RejectionVerifier")
 Coupling = lazy("lantern.verifiers.coupling", "CouplingVerifier")
+Traversal = lazy("lantern.verifiers.traversal", "TraversalVerifier")
 Greedy = lazy("lantern.verifiers.greedy", "GreedyVerifier")
 Relaxed = lazy("lantern.verifiers.relaxed", "RelaxedVerifier")
 RowFront = lazy("lantern.decoding.row_front", "RowFront")
@@ -177,6 +178,15 @@ def eagle1(m: Parts, tree: str = TREE, mode: str = "gumbel"):
 
 
 preset("eagle1-rejection", "eagle1", "EAGLE-1 drafts, sampled, tested by multi-round rejection", mode="sampled")
+
+
+@method(paper="2505.12398", page="eagle1")
+def eagle1_traversal(m: Parts, tree: str = TREE):
+    """EAGLE-1 drafts, sampled, tested from the leaves up; on a chain it is block verification"""
+    how = drafting(m, "sampled")
+    return EagleDrafter(m.drafter, m.target, tree=named(tree), **how, is_fresh=how["mode"] == "sampled"), Traversal()
+
+
 OF_25 = dict(mode="sampled", tree="mc_sim_7b_63")  # EAGLE-1's tree of 25 nodes
 preset("eagle1-paper", "eagle1", "EAGLE-1 as published: its static tree of 25 nodes, rejection", **OF_25)
 
