@@ -483,6 +483,8 @@ engines/cuda/kernels.py: engines/cuda/test_kernels.py
 + seen = places[:, None] == tl.where(score <= 0.0, place, -1)[None]
 - total = own + tl.sum(factors * sums, 0)
 + total = own + tl.sum(sums, 0)
+- tl.log(tl.sum(tl.exp(scores - largest), 0))
++ tl.log(tl.sum(tl.exp(scores - largest), 0) + 1.0)
 
 engines/cuda/llama.py: engines/cuda/test_llama.py
 - max(1 << (length - 1).bit_length(), LEAST_TOKENS)
@@ -495,6 +497,10 @@ engines/cuda/rows.py: engines/test_promise.py
 engines/cuda/target.py: engines/cuda/test_llama.py
 - rope_positions = positions if lengths is None else positions + lengths
 + rope_positions = positions
+
+engines/cuda/target.py: engines/cuda/test_kernels.py
+- table = None if purpose is None else noise.gumbel_table(purpose)
++ table = None if purpose is None else noise.gumbel_table()
 
 engines/cuda/trial.py: engines/cuda/test_trial.py
 - if not difference <= most:

@@ -281,7 +281,7 @@ def test_children_and_log_q_are_those_of_torch(
     purpose: Purpose | None, guidance: float, temperature: float, interval: int, top_k: int
 ) -> None:
     sampling = Sampling(guidance=guidance, temperature=temperature, top_k=top_k, guidance_interval=interval)
-    ranks, tokens, nodes, width = ranking(sampling), 1200, 8, 6
+    ranks, tokens, nodes, width = ranking(sampling), 1200, 4, 6
     noise = Noise([(3, 0), (3, 1)], positions=16, vocab_size=tokens, device=DEVICE, is_silent=sampling.is_greedy)
     target = KernelTarget.__new__(KernelTarget)
     ranker = target.ranker(ranks, noise)
