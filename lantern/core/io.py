@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float, Int8
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -112,25 +111,18 @@ def save_component(
     folder: str | Path,
     *,
     dtype: torch.dtype | None = None,
-    int8: Collection[str] = (),
 ) -> None:
     """Write a component: `state` to `model.safetensors`, `config` to `config.json`.
 
     `config` is a mapping or a config dataclass. `dtype` converts floating tensors (torch.bfloat16
-    halves a folder). Tensors named in `int8` are stored as int8 with one scale per row, under their
-    own name and `<name>.scale`. OSError if a file cannot be written.
+    halves a folder). OSError if a file cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         config = dataclasses.asdict(config)
-    stored: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        if name in int8:
-            stored[name], stored[f"{name}.scale"] = quantize_rows(tensor.detach().cpu().float())
-        else:
-            stored[name] = _own_storage(tensor, dtype)
+    stored = {name: _own_storage(tensor, dtype) for name, tensor in state.items()}
     folder = Path(folder)
     with (
         atomic_write(folder / SUMS_NAME) as sums,
@@ -146,23 +138,16 @@ def save_component(
         sums.write_text(format_checksums(listed | {WEIGHTS_NAME: sha256_of(weights)}), encoding="ascii")
 
 
-def save_checksums(folder: str | Path, names: Collection[str] | None = None) -> None:
-    """Write `SHA256SUMS` of the safetensors files of a folder, or of the files named."""
+def save_checksums(folder: str | Path) -> None:
+    """Write `SHA256SUMS` of the safetensors files of a folder."""
     folder = Path(folder)
-    chosen = sorted(path.name for path in folder.glob("*.safetensors")) if names is None else names
-    if chosen:
+    if found := {path.name: sha256_of(path) for path in folder.glob("*.safetensors")}:
         with atomic_write(folder / SUMS_NAME) as sums:
-            sums.write_text(
-                format_checksums(read_checksums(folder) | {name: sha256_of(folder / name) for name in chosen}),
-                encoding="ascii",
-            )
+            sums.write_text(format_checksums(read_checksums(folder) | found), encoding="ascii")
 
 
 def load_state(folder: str | Path) -> dict[str, Tensor]:
-    """Load the tensors of a component folder; int8 rows are dequantised to fp32, others stay as stored.
-
-    ValueError names the file, and the tensor that is not finite or has no scale.
-    """
+    """Load the tensors of a component folder; ValueError names the file, and the tensor that is not finite."""
     return load_tensors(Path(folder) / WEIGHTS_NAME)
 
 
@@ -193,15 +178,8 @@ def load_tensors(path: str | Path, names: Collection[str] | None = None) -> dict
     """
     path = Path(path)
     with _opened(path) as file:
-        held = set(file.keys())
-        wanted = held if names is None else held & {name + end for name in names for end in ("", ".scale")}
-        stored = {name: file.get_tensor(name) for name in wanted}
-    check_finite(stored, source=path)
-    state = {}
-    for name, tensor in stored.items():
-        if name.endswith(".scale") and _is_int8(stored.get(name.removesuffix(".scale"))):
-            continue
-        state[name] = _dequantized(name, stored, path) if _is_int8(tensor) else tensor
+        state = {name: file.get_tensor(name) for name in file.keys() if names is None or name in names}  # noqa: SIM118
+    check_finite(state, source=path)
     return state
 
 
@@ -304,15 +282,6 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def quantize_rows(
-    tensor: Float[Tensor, " rows *rest"],
-) -> tuple[Int8[Tensor, " rows *rest"], Float[Tensor, " rows"]]:
-    """Round each row to 255 even steps: `tensor` is about `int8 * scale[row]`."""
-    scale = tensor.flatten(1).abs().amax(1).clamp(min=1e-12) / 127
-    broadcast = scale.view(-1, *[1] * (tensor.ndim - 1))
-    return torch.round(tensor / broadcast).to(torch.int8), scale
-
-
 def _own_storage(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     tensor = tensor.detach().cpu().contiguous()
     if dtype is not None and tensor.is_floating_point():
@@ -325,20 +294,6 @@ def user_cache() -> Path:
     """Return the cache folder of this user: lantern/ in $XDG_CACHE_HOME or ~/.cache."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "lantern"
-
-
-def _is_int8(tensor: Tensor | None) -> bool:
-    return tensor is not None and tensor.dtype == torch.int8
-
-
-def _dequantized(name: str, stored: Mapping[str, Tensor], path: Path) -> Tensor:
-    rows, scale = stored[name], stored.get(f"{name}.scale")
-    if scale is None:
-        raise ValueError(f"{path}: int8 tensor {name!r} has no {name + '.scale'!r}")
-    if scale.shape != rows.shape[:1]:
-        got, required = list(scale.shape), list(rows.shape[:1])
-        raise ValueError(f"{path}: tensor {name + '.scale'!r} has shape {got}, wanted {required}")
-    return rows.float() * scale.float().view(-1, *[1] * (rows.ndim - 1))
 
 
 def _pickle_fault(error: Exception) -> str:
@@ -448,7 +403,7 @@ class NoInitialisation(TorchFunctionMode):
 
 
 def read_header(path: str | Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file on the meta device; int8 rows become the fp32 tensors they stand for.
+    """Return the tensors of a safetensors file on the meta device.
 
     ValueError for a file that is not complete and for tensors of another kind.
     """
@@ -459,12 +414,7 @@ def read_header(path: str | Path) -> dict[str, Tensor]:
             if (kind := part.get_dtype()) not in STORED:
                 raise ValueError(f"tensor {name!r} is {kind}, wanted one of {', '.join(STORED)}")
             found[name] = torch.empty(part.get_shape(), dtype=STORED[kind], device="meta")
-    scales = {f"{name}.scale" for name, tensor in found.items() if _is_int8(tensor)}
-    return {
-        name: torch.empty(tensor.shape, device="meta") if _is_int8(tensor) else tensor
-        for name, tensor in found.items()
-        if name not in scales
-    }
+    return found
 
 
 def sha256_of(path: str | Path) -> str:

@@ -1,13 +1,12 @@
 """A method compared with plain decoding: the same image both ways, alternately, in one process."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import isnan
 from typing import Any
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Callback, Step
+from lantern.core.types import Callback
 from lantern.generation.generator import Generator, make_batch
 from lantern.generation.images import Picture
 from lantern.generation.requests import Request
@@ -124,17 +123,6 @@ def compare(
     return compared()
 
 
-class _WarmError(Exception):
-    """Ends a warm-up."""
-
-
 def warm_up(generator: Generator, request: Request) -> None:
     """Decode a few passes, so that compilation and allocation are not measured."""
-
-    def stop(step: Step) -> None:
-        if step.index >= WARM_UP_PASSES:
-            raise _WarmError
-
-    condition = generator.condition([request])
-    with suppress(_WarmError):
-        generator.decode(condition, [request], stop)
+    generator.decode(generator.condition([request]), [request], lambda step: step.index >= WARM_UP_PASSES)

@@ -174,7 +174,8 @@ def test_other_exact_methods_have_the_distribution_of_the_target(name: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "forced"), [("sjd", (-1, -1, 3, -1)), ("scd", (3, 1, -1, -1)), ("eagle1-rejection", (-1, -1, 3, -1))]
+    ("name", "forced"),
+    [("scd", (3, 1, -1, -1)), *((name, (-1, -1, 3, -1)) for name in ("sjd", "eagle1-rejection", "eagle1-traversal"))],
 )
 def test_tokens_beside_given_ones_have_the_distribution_of_the_target(name: str, forced: tuple[int, ...]) -> None:
     """A given third token has no effect on the first two; kept ones are read at once."""

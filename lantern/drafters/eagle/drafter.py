@@ -22,7 +22,8 @@ class EagleDrafter(TreeDrafter):
     Mode "gumbel" takes the top of log q + g with the target's noise; "sampled" samples without replacement with the
     drafter's own noise (the same top-K trick); "point" takes the most likely tokens. q uses the same `sampling` as the
     target's p; at temperature 0 tokens are ranked by their logits. Trees carry log q in mode "sampled", whose verifiers
-    read it, and with `records_log_q`, for relaxations that read it.
+    read it, and with `records_log_q`, for relaxations that read it. Nodes of a token number share their noise, in later
+    steps too, unless the samples are `is_fresh`, which traversal verification needs.
     ValueError for a tree that is wider than the codebook and for a drafter of other sizes.
     """
 
@@ -35,6 +36,7 @@ class EagleDrafter(TreeDrafter):
         mode: DraftMode,
         sampling: Sampling,
         records_log_q: bool = False,
+        is_fresh: bool = False,
     ) -> None:
         if module.config.dim != target.config.dim or module.config.block_size != target.config.block_size:
             got, expected = (module.config.dim, module.config.block_size), (target.config.dim, target.config.block_size)
@@ -49,7 +51,7 @@ class EagleDrafter(TreeDrafter):
         self.module, self.target, self.tree = module, target, tree
         self.mode: DraftMode = mode
         self.records_log_q = records_log_q or mode == "sampled"
-        self.sampling = sampling
+        self.sampling, self.is_fresh = sampling, is_fresh
         self.draft_sampling = ranking(sampling)
         self.rows = sampling.rows if module.config.form == "rows" else 1
         self.needs_whole_prefix = module.config.cls_token_num > 0
@@ -123,13 +125,16 @@ class EagleDrafter(TreeDrafter):
         features = self._read_pending()
         tokens = [self.held.tokens.gather(1, self.held.last)]
         log_qs, sampler = list[Tensor](), self._sampler()
+        ranker, purpose = self.target.ranker(self.draft_sampling, self.noise), PURPOSE_OF_MODE.get(self.mode)
         for depth, level in enumerate(self.levels):
             if depth > 0:
                 features = self._extend(features[:, :, level.parents], tokens[-1][:, level.pairs], level, depth)
+            places = self._followed(depth).expand(-1, features.shape[2])
             if sampler is not None:
-                places = self._followed(depth).expand(-1, features.shape[2])
-                purpose = PURPOSE_OF_MODE[self.mode]
                 best = sampler(self._logits(features), places, width=level.width, purpose=purpose)
+            elif ranker is not None:
+                best, log_q = ranker(self._logits(features), places, width=level.width, purpose=purpose)
+                log_qs.append(log_q)
             else:
                 log_qs.append(self._log_q(features, depth))
                 best = self._rank(log_qs[-1], level, depth)
@@ -218,7 +223,12 @@ class EagleDrafter(TreeDrafter):
 
     def _rank(self, log_q: Float[Tensor, "b f v"], level: Level, depth: int) -> Int[Tensor, "b f k"]:
         """The children of each node in draw order."""
-        if self.mode != "point":
+        if self.is_fresh:
+            first = 0 if depth == 0 else 1 + level.first
+            log_q = log_q + self.noise.fresh(
+                self.known, torch.arange(first, first + log_q.shape[1], device=log_q.device)
+            )
+        elif self.mode != "point":
             log_q = log_q + self.noise.gumbel(self._followed(depth), PURPOSE_OF_MODE[self.mode])
         return log_q.topk(level.width, dim=-1).indices
 

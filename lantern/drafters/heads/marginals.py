@@ -134,10 +134,14 @@ class MarginalDrafter(TreeDrafter):
         """Return the tree below the last committed token, from guided features that predict the tokens to come."""
         direct = not self.records_log_q and self.mode != "point"
         sampler = self.target.sampler(self.draft_sampling, self.noise) if direct else None
-        if sampler is None:
-            return self.grow(self.log_q(features))
-        logits, purpose = target_logits(self.target, features)[:, None], PURPOSE_OF_MODE[self.mode]
-        return self._tree(sampler(logits, self.places(), width=self.width, purpose=purpose))
+        ranker, purpose = self.target.ranker(self.draft_sampling, self.noise), PURPOSE_OF_MODE.get(self.mode)
+        given: dict[str, Any] = {"places": self.places(), "width": self.width, "purpose": purpose}
+        if sampler is not None:
+            return self._tree(sampler(target_logits(self.target, features)[:, None], **given))
+        if ranker is not None:
+            best, log_q = ranker(target_logits(self.target, features)[:, None], **given)
+            return self._tree(best, log_q[:, self.held.log_q_rows] if self.records_log_q else None)
+        return self.grow(self.log_q(features))
 
     def grow(self, log_q: Float[Tensor, "b d v"]) -> DraftTree:
         """Return the tree below the last committed token, from log q of each depth."""
