@@ -4,7 +4,6 @@ Ours are the distance of fewer images than features, density and coverage, and e
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.eval.metrics.moments import LIMIT, Moments
+from lantern.eval.metrics.moments import Moments
 
 DRAWS = 1000
 BLOCK = 2048  # rows of a kernel or distance matrix that are in memory at a time
@@ -72,8 +71,7 @@ def _frechet_of(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], generator: tor
         raise ValueError(f"sets of {len(x)} and {len(y)} features, expected at least 2 in each")
     picks = [_resample(len(one), generator) if generator else None for one in (x, y)]
     if max(len(x), len(y)) >= x.shape[1]:
-        limit = max(_limit_of(x), _limit_of(y))
-        return frechet(*(moments_of(one, pick, limit=limit) for one, pick in zip((x, y), picks, strict=True)))
+        return frechet(*(moments_of(one, pick) for one, pick in zip((x, y), picks, strict=True)))
     # Fewer pictures than values: tr (A B)^(1/2) is the sum of singular values of the centred Xc Yc^T
     a, b = (one.double() if pick is None else one[pick].double() for one, pick in zip((x, y), picks, strict=True))
     apart = (a.mean(0) - b.mean(0)).square().sum()
@@ -95,17 +93,11 @@ def frechet_to(
     return _centred(distance(), [distance(_resample(len(x), generator)) for _ in range(draws)], "reference fixed, ")
 
 
-def _limit_of(features: Float[Tensor, "n c"]) -> float:
-    """Return a power of two above all features, at least LIMIT."""
-    most = max(float(features[i : i + BLOCK].abs().max()) for i in range(0, len(features), BLOCK))
-    return max(2.0 ** (math.frexp(most)[1]), LIMIT)
-
-
 def moments_of(
-    features: Float[Tensor, "n c"], picks: Int[Tensor, " m"] | None = None, *, limit: float = LIMIT, made_with: str = ""
+    features: Float[Tensor, "n c"], picks: Int[Tensor, " m"] | None = None, *, made_with: str = ""
 ) -> Moments:
     """Return the moments of features, or of the rows `picks`, computed in blocks."""
-    moments = Moments(features.shape[1], limit=limit, made_with=made_with)
+    moments = Moments(features.shape[1], made_with=made_with)
     for i in range(0, len(features), BLOCK):
         moments.add(features[i : i + BLOCK] if picks is None else features[picks[i : i + BLOCK]])
     return moments

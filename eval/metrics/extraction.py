@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,21 +17,18 @@ Pair = Callable[[UInt8[Tensor, "b 3 h w"], UInt8[Tensor, "b 3 h w"]], Float[Tens
 RAW = "raw"
 
 
-class Judge(Protocol):
-    """A network that maps images to features."""
+@dataclass(frozen=True)
+class Judge:
+    """A network that maps images to features.
 
-    @property
-    def weights(self) -> Found:
-        """The weights it was loaded from."""
-        ...
+    prepare: maps an image (uint8, h w 3) to the network's input, in reader threads. embed: maps prepared images to
+    features on the CPU. read: maps prompts to features of the same space.
+    """
 
-    def prepare(self, pixels: np.ndarray, /) -> Tensor:
-        """Return an image (uint8, h w 3) as network input; called in reader threads."""
-        ...
-
-    def embed(self, inputs: Tensor, /) -> Float[Tensor, "b c"]:
-        """Return features of prepared images, on the CPU."""
-        ...
+    weights: Found
+    prepare: Callable[[np.ndarray], Tensor]
+    embed: Callable[[Tensor], Float[Tensor, "b c"]]
+    read: Callable[[Sequence[str]], Float[Tensor, "b c"]] | None = None
 
 
 @dataclass
@@ -58,7 +54,7 @@ class Extracted:
 class Extraction:
     """An extraction: networks for the images, networks for the reference, and measures of pairs of both by position.
 
-    folder: where features are written. batch: images at a time. workers: reader threads, 0 for the default.
+    folder: where features are written. batch: images at a time.
     before: a function applied to every image first. reads_prompts: each image must contain its prompt.
     """
 
@@ -67,7 +63,6 @@ class Extraction:
     theirs: Mapping[str, Judge]
     pairs: Mapping[str, Pair]
     batch: int = 32
-    workers: int = 0
     before: Callable[[np.ndarray], np.ndarray] | None = None
     reads_prompts: bool = False
     is_quiet: bool = False
@@ -81,7 +76,7 @@ class Extraction:
         streams = []
         for paths, judges in ((pictures, self.ours), (reference, self.theirs)):
             prepare = {name: judge.prepare for name, judge in judges.items()} | ({RAW: raw} if self.pairs else {})
-            streams.append(Stream(paths, prepare, self.batch, self.workers, self.before))
+            streams.append(Stream(paths, prepare, self.batch, self.before))
         values: dict[str, list[Tensor]] = {name: [] for name in self.pairs}
         total = len(pictures) + len(reference)
         with tqdm(total=total, unit=" images", disable=True if self.is_quiet else None, leave=False) as bar:

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lantern.core.config import one_line
 from lantern.core.io import read_pickled
 from lantern.eval.metrics.pictures import raw
-from lantern.eval.metrics.weights import Found, find_weights, found_at
+from lantern.eval.metrics.weights import Found, found_at
 
 SIDE = 299
 # name: description in results
@@ -69,23 +69,12 @@ class Inception:
             )
         return self.head(features.to(self.device)).float().cpu()
 
-    def __call__(self, pictures: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, "b 2048"]:
-        """Return the pooled features of images."""
-        return self.embed(torch.stack([self.prepare(one.permute(1, 2, 0).cpu().numpy()) for one in pictures]))
 
-
-def load_inception(
-    weights: Path | Found | None = None, *, resize: str = "clean", device: torch.device | str = "cpu"
-) -> Inception:
-    """Load the network from a file, or from the cache folder if `weights` is None.
-
-    ValueError for a file of another kind or an unknown resize; FileNotFoundError for a missing file.
-    """
+def load_inception(weights: Path | Found, *, resize: str = "clean", device: torch.device | str = "cpu") -> Inception:
+    """Load the network from a file; ValueError for a file of another kind or an unknown resize."""
     if resize not in RESIZES:
         raise ValueError(f"resize {resize!r}, expected one of {', '.join(RESIZES)}")
-    if weights is None:
-        weights = find_weights("inception")
-    found = weights if isinstance(weights, Found) else found_at(Path(weights))
+    found = weights if isinstance(weights, Found) else found_at(weights)
     network, head = (_from_script if _is_script(found.path) else _from_tensors)(found.path, torch.device(device))
     return Inception(network, head, resize, found, torch.device(device))
 

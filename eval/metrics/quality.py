@@ -31,8 +31,6 @@ class Figure:
 
     name: str
     value: float
-    interval: tuple[float, float] | None
-    interval_means: str
     protocol: str
     library: str
     resize: str
@@ -43,8 +41,10 @@ class Figure:
     reference: str
     reference_sha256: str
     reference_images: int
-    prompts: str
     seed: int
+    interval: tuple[float, float] | None = None
+    interval_means: str = ""
+    prompts: str = ""
     warning: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Options:
     """Options of a measurement.
 
     reference_name, prompts_name: names in the results. cache: folder of weights. draws: bootstrap draws. batch: images
-    at a time. workers: reader threads, 0 for one per core. moments: folder for Inception's moments of both sets, to
+    at a time. moments: folder for Inception's moments of both sets, to
     merge shards. resize, size: resize of both sets to `size` pixels before each network's own (`pictures.resizing`).
     """
 
@@ -66,7 +66,6 @@ class Options:
     cache: Path | None = None
     draws: int = DRAWS
     batch: int = 32
-    workers: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     moments: Path | None = None
     resize: str = "none"
@@ -103,29 +102,16 @@ def measure(
     found = {name: judge.weights for name, judge in ours.items()}
     found |= {name: weights for name, (_, weights) in pairs.items() if weights is not None}
     with tempfile.TemporaryDirectory(prefix="lantern-eval-") as folder:
+        measures = {name: measure for name, (measure, _) in pairs.items()}
         work = Extraction(
-            Path(folder),
-            ours,
-            theirs,
-            {name: measure for name, (measure, _) in pairs.items()},
-            batch=options.batch,
-            workers=options.workers,
-            before=resizing(options.resize, options.size),
-            reads_prompts=prompts is None and PROMPTS in needs,
-            is_quiet=options.is_quiet,
-        )
+            Path(folder), ours, theirs, measures, batch=options.batch, before=resizing(options.resize, options.size),
+            reads_prompts=prompts is None and PROMPTS in needs, is_quiet=options.is_quiet,
+        )  # fmt: skip
         extracted = work.run(pictures, known.pictures if theirs or pairs else ())
         if options.moments is not None:
             _keep(ours, extracted, options.moments)
         texts = [str(prompt) for prompt in (extracted.ours.prompts if prompts is None else prompts)]
-        material = Material(
-            extracted,
-            known.statistics,
-            ours,
-            prompts=texts,
-            seed=seed,
-            draws=options.draws,
-        )
+        material = Material(extracted, known.statistics, ours, prompts=texts, seed=seed, draws=options.draws)
         return {name: _figure(name, material, found.get(METRICS[name].judge), known, options) for name in names}
 
 
@@ -135,12 +121,11 @@ def in_order(metrics: Sequence[str], *, images: int, has_pictures: bool = True) 
         if name not in METRICS:
             near = nearest(name, list(METRICS))
             raise ValueError(f"metric {name[:40]!r}{near or ', expected one of ' + ', '.join(METRICS)}")
-    expected = set(metrics)
-    has_frechet = any(name.startswith("fid") for name in expected)
-    if has_frechet and images < FEW and has_pictures:
-        expected.add("kid")
-    if not expected:
+    if not metrics:
         raise ValueError(f"got no metrics, expected one or more of {', '.join(METRICS)}")
+    expected = set(metrics)
+    if any(name.startswith("fid") for name in metrics) and images < FEW and has_pictures:
+        expected.add("kid")
     return [name for name in METRICS if name in expected]
 
 
@@ -178,7 +163,7 @@ def _keep(judges: Mapping[str, Judge], found: Extracted, folder: Path) -> None:
     for name, judge in judges.items():
         for role, one in (("pictures", found.ours), ("reference", found.theirs)):
             if name.startswith("inception:") and name in one.features:
-                moments = moments_of(one.features[name], made_with=made_with(judge))
+                moments = moments_of(one.features[name], made_with=made_with(name, judge))
                 moments.sets = (one.sha256,)
                 moments.save(folder / f"{role}-{name.replace(':', '-')}.safetensors")
 
@@ -194,22 +179,18 @@ def _check(
     if not pictures:
         raise ValueError("got no images to measure")
     if prompts is not None and len(prompts) != len(pictures):
-        raise ValueError(
-            f"{len(prompts)} prompts for {len(pictures)} images, expected one each, in order of file names"
-        )
+        raise ValueError(f"{len(prompts)} prompts for {len(pictures)} images, expected one each, in order of names")
     for name in names:
         needs = METRICS[name].needs
         if REFERENCE in needs and not reference.pictures and reference.statistics is None:
             raise ValueError(f"{name} compares with real images: give them with --reference")
-        is_frechet = name.startswith("fid")
-        if REFERENCE in needs and not is_frechet and not reference.pictures:
+        if REFERENCE in needs and not name.startswith("fid") and not reference.pictures:
             raise ValueError(f"{name}: reference statistics support only FID, expected a folder of images")
 
 
 def library_of(metric: Metric) -> str:
     """Return the packages, with versions, that a metric's value depends on."""
-    parts = [f"{name} {installed(name)}" for name in metric.packages if name != "lantern"]
-    return ", ".join([f"lantern {lantern.__version__}", *parts])
+    return ", ".join([f"lantern {lantern.__version__}", *(f"{name} {installed(name)}" for name in metric.packages)])
 
 
 def few_warning(images: int) -> str:
@@ -222,10 +203,10 @@ def _warning(name: str, material: Material) -> str:
     if name.startswith("fid"):
         ours, theirs = material.extracted.ours.count, material.extracted.theirs.count
         count = ours if statistics else min(ours, theirs)
-        few = few_warning(count) if count < FEW else ""
-        is_unknown = statistics is not None and not statistics.made_with
-        unknown = "the reference file does not name its network and resize" if is_unknown else ""
-        return "; ".join(part for part in (few, unknown) if part)
+        warnings = [few_warning(count)] if count < FEW else []
+        if statistics is not None and not statistics.made_with:
+            warnings.append("the reference file does not name its network and resize")
+        return "; ".join(warnings)
     if name == "psnr" and (equal := int(material.extracted.pairs["psnr"].isinf().sum())):
         return f"{equal} images are equal to their reference and left out (infinite PSNR)"
     if PROMPTS in METRICS[name].needs:
@@ -253,8 +234,6 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> F
     return Figure(
         name=name,
         value=frechet(ours, theirs),
-        interval=None,
-        interval_means="",
         protocol=metric.protocol,
         library=library_of(metric),
         resize=metric.resize,
@@ -265,7 +244,6 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> F
         reference=reference.name,
         reference_sha256=_digest(theirs.sets),
         reference_images=theirs.count,
-        prompts="",
         seed=seed,
         warning=few_warning(ours.count) if ours.count < FEW else "",
     )

@@ -4,7 +4,6 @@ import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.core.io import atomic_write, sha256_of
+from lantern.core.io import sha256_of
+from lantern.eval.metrics.extraction import Judge
 from lantern.eval.metrics.moments import Moments
 from lantern.eval.metrics.pictures import find_pictures
 from lantern.training.data import Prepared
@@ -58,9 +58,9 @@ def open_reference(given: Path | Sequence[Path] | None, *, name: str = "") -> Re
     raise ValueError(f"got reference {given}, expected a folder of images, .npz with mu and sigma, or .safetensors")
 
 
-def made_with(judge: Any) -> str:
-    """Return a string that identifies network and resize of moments."""
-    return f"inception {judge.weights.sha256} {judge.resize}"
+def made_with(name: str, judge: Judge) -> str:
+    """Return a string that identifies network and resize of moments; `name` is such as "inception:clean"."""
+    return f"inception {judge.weights.sha256} {name.partition(':')[2]}"
 
 
 def _gaussian(path: Path) -> Statistics:
@@ -74,33 +74,23 @@ def _gaussian(path: Path) -> Statistics:
     return Statistics(mean, covariance, 0, sha256_of(path), "")
 
 
-THOUSAND = 1000
-
-
 def is_prepared(folder: Path) -> bool:
     """Return whether a folder was written by `lantern train data`."""
     return (folder / "records.jsonl").is_file() and (folder / "pictures.tar").is_file()
 
 
 def unpack(folder: Path, out: Path) -> list[Path]:
-    """Write the plain training images of a prepared folder below `out`; return them.
+    """Write the plain training images of a prepared folder to `out`; return them, in order of image numbers.
 
-    Existing files are kept. Files are named by image number, in folders of a thousand. ValueError for an incomplete
-    folder.
+    ValueError for an incomplete folder.
     """
-    prepared = Prepared.open(folder)
-    chosen = [record for record in prepared.records if record.kind == "plain" and record.split == "train"]
-    if not chosen:
+    chosen = [one for one in Prepared.open(folder).records if one.kind == "plain" and one.split == "train"]
+    names = sorted({f"{one.image:06d}.png" for one in chosen})
+    if not names:
         raise ValueError(f"{folder} has no plain training images: prepare it again with `lantern train data`")
-    places = {f"{one.image:06d}.png": out / f"{one.image // THOUSAND:03d}" / f"{one.image:06d}.png" for one in chosen}
-    lacking = {name: path for name, path in places.items() if not path.is_file()}
-    if lacking:
-        with tarfile.open(folder / "pictures.tar") as tar:
-            for member in tar:
-                path, file = lacking.pop(member.name, None), tar.extractfile(member)
-                if path is not None and file is not None:
-                    with atomic_write(path) as temporary:
-                        temporary.write_bytes(file.read())
-        if lacking:
+    with tarfile.open(folder / "pictures.tar") as tar:
+        found = {member.name: member for member in tar}
+        if lacking := set(names) - found.keys():
             raise ValueError(f"{folder}/pictures.tar lacks {min(lacking)}: prepare it again with `lantern train data`")
-    return list(places.values())
+        tar.extractall(out, [found[name] for name in names], filter="data")
+    return [out / name for name in names]

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -57,15 +56,20 @@ class Material:
             ours, theirs = self.sets(judge)
             draws = min(self.draws, 100 if len(ours) + len(theirs) <= MANY else 20)
             return frechet_distance(ours, theirs, seed=self.seed, draws=draws)
-        ours, real, expected = self.extracted.ours.features[judge], self.statistics, made_with(self.judges[judge])
+        ours, real, expected = (
+            self.extracted.ours.features[judge],
+            self.statistics,
+            made_with(judge, self.judges[judge]),
+        )
         if real.made_with and real.made_with != expected:
             raise ValueError(f"reference statistics made with {real.made_with!r}, expected {expected!r}")
         return frechet_to(ours, real.mean, real.covariance, seed=self.seed, draws=min(self.draws, 20))
 
     def alignment(self, judge: str, *, prefix: str = "") -> Float[Tensor, " n"]:
         """Return 100 x the cosine of each image and its prompt."""
-        network: Any = self.judges[judge]
-        prompts = network.embed_prompts([prefix + prompt for prompt in self.prompts])
+        read = self.judges[judge].read
+        assert read is not None
+        prompts = read([prefix + prompt for prompt in self.prompts])
         return clip_score.clip_scores(self.extracted.ours.features[judge], prompts)
 
     def mean(self, values: Float[Tensor, " n"]) -> Estimate:
@@ -110,11 +114,11 @@ def _neighbourhood(name: str) -> Metric:
 def _aligned(judge: str, protocol: str, *, prefix: str = "", is_positive: bool = False) -> Metric:
     def take(material: Material) -> Estimate:
         found = material.mean(material.alignment(judge, prefix=prefix))
-        if not is_positive or found.low is None or found.high is None:
+        if not is_positive:
             return found
-        return dataclasses.replace(
-            found, value=max(found.value, 0.0), low=max(found.low, 0.0), high=max(found.high, 0.0)
-        )
+        ends = {"low": found.low, "high": found.high}
+        cut = {name: end and max(end, 0.0) for name, end in ends.items()}
+        return dataclasses.replace(found, value=max(found.value, 0.0), **cut)
 
     packages = ("transformers", "open_clip_torch")
     return Metric(judge, frozenset({PROMPTS}), take, clip_score.RESIZE, packages, protocol)

@@ -149,6 +149,7 @@ def obstacles(task: Task) -> dict[str, str]:
 
 def _obstacle(task: Task, name: str) -> str:
     """Return what one metric lacks (a reference, weights, a package), or "" if nothing."""
+    from lantern.eval.metrics.judges import weights_of
     from lantern.eval.metrics.registry import METRICS, REFERENCE
     from lantern.eval.metrics.weights import find_weights
 
@@ -158,16 +159,13 @@ def _obstacle(task: Task, name: str) -> str:
         return f"give its reference with --reference{f': {known.name} ({known.origin})' if known else ''}"
     if REFERENCE in metric.needs and given is not None and not given.is_dir() and not name.startswith("fid"):
         return f"{given.name} is a file of statistics, expected a folder of images with --reference"
-    network = metric.judge.partition(":")[0]
-    network = {"logits": "inception-logits", "psnr": ""}.get(network, network)
-    if network == "inception" and network not in task.row.weights and "inception-logits" in task.row.weights:
-        network = "inception-logits"
+    network = weights_of(metric.judge, task.row.weights)
     try:
         if network:
             find_weights(network, task.row.weights)
     except (FileNotFoundError, ConnectionError) as error:
         return one_line(error)
-    lacking = [package for package in metric.packages if installed(package) is None and package != "lantern"]
+    lacking = [package for package in metric.packages if installed(package) is None]
     return f"{lacking[0]} is not installed; {install_hint('eval')}" if lacking else ""
 
 

@@ -18,7 +18,7 @@ def pixels(side: int = 40, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("resize", list(RESIZES))
 def test_features_come_for_every_resize(tmp_path: Path, resize: str) -> None:
     network = load_inception(save_tiny_inception(tmp_path / "n.pt"), resize=resize)
-    found = network(torch.stack([raw(pixels(seed=seed)) for seed in range(3)]))
+    found = network.embed(torch.stack([network.prepare(pixels(seed=seed)) for seed in range(3)]))
     assert found.shape == (3, FEATURES)
     assert network.prepare(pixels()).shape == (3, SIDE, SIDE)
 
@@ -123,7 +123,7 @@ def test_file_with_logits_matches_torch_fidelity(tmp_path: Path) -> None:
     theirs = FeatureExtractorInceptionV3("x", ["2048", "logits"], feature_extractor_weights_path=str(path))
     pictures = raw(pixels())[None]
     features, logits = theirs(pictures)
-    found = network(pictures)
+    found = network.embed(network.prepare(pixels())[None])
     assert torch.allclose(found, features, rtol=1e-4, atol=1e-5)
     assert torch.allclose(network.logits(found), logits, rtol=1e-4, atol=1e-5)
 
@@ -139,7 +139,7 @@ def test_released_network_has_2048_features_and_zero_distance_to_itself() -> Non
     from lantern.eval.metrics.distances import frechet_distance, kernel_distance
 
     network = load_inception(find_weights("inception"))
-    features = network(torch.stack([raw(pixels(64, seed)) for seed in range(4)]))
+    features = network.embed(torch.stack([network.prepare(pixels(64, seed)) for seed in range(4)]))
     assert features.shape == (4, 2048)
     assert abs(frechet_distance(features, features, seed=0, draws=0).value) < 1e-3
     assert kernel_distance(features, features, seed=0, draws=0).value < 0

@@ -198,7 +198,7 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
     assert is_prepared(tmp_path / "data") and not is_prepared(tmp_path)
     pictures = unpack(tmp_path / "data", tmp_path / "out")
     names = [path.relative_to(tmp_path / "out").as_posix() for path in pictures]
-    assert names == ["000/000000.png", "000/000003.png"]
+    assert names == ["000000.png", "000003.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
 
 
