@@ -21,8 +21,7 @@ from lantern.core.io import write_json
 from lantern.core.places import EMBEDDED_MODEL
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
-from lantern.eval.protocols.generation import Shard, finished, picture_path, produce
-from lantern.eval.protocols.manifest import Entry
+from lantern.eval.protocols.generation import Entry, Shard, finished, picture_path, produce
 from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol
 from lantern.eval.protocols.ray_job import Recipe, produce_on_ray
 from lantern.eval.speed.contenders import method_of
@@ -241,7 +240,6 @@ def conclude(task: Task, entries: Mapping[int, Entry]) -> dict[str, Any]:
         "protocol": task.protocol.as_dict(),
         "choices": _choices(task),
         "fingerprint": task.recipe.fingerprint,
-        "command": command_line(task),
         "pictures": len(entries),
         "pictures_of_protocol": task.protocol.pictures,
         "pictures_sha256": digest(entry.sha256 for _, entry in sorted(entries.items())),
@@ -272,19 +270,6 @@ def is_repeated(task: Task, row: Mapping[str, Any]) -> bool | None:
     if task.before is None:
         return None
     return all(row[name] == task.before.get(name) for name in ("pictures", "pictures_sha256", "prompt_sha256"))
-
-
-def command_line(task: Task) -> str:
-    """Return the command that repeats the row, without local paths."""
-    chosen = _choices(task)
-    words = ["lantern reproduce", task.protocol.name, "--method", f"'{chosen['method']}'"]
-    for name in ("model", "limit", "batch", "device", "dtype", "threads"):
-        if chosen[name] not in (None, 0, "") and (name, chosen[name]) not in (("batch", 1), ("model", EMBEDDED_MODEL)):
-            words += [f"--{name}", str(chosen[name])]
-    engine = make_engine(**chosen["engine"])
-    words += [] if engine.name == "eager" else ["--engine", engine.name]
-    words += [] if engine.weights == "full" else ["--target-weights", engine.weights]
-    return " ".join(words)
 
 
 def spec_of(method: Method) -> str:
