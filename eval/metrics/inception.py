@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -24,11 +23,9 @@ from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import Found, found_at
 
 SIDE = 299
-# name: description in results
-RESIZES = {
+RESIZES = {  # what results say of them
     "clean": "Pillow bicubic in floats, not rounded (clean-fid, mode clean)",
     "legacy": "TensorFlow 1's bilinear, not antialiased (clean-fid, mode legacy_tensorflow)",
-    "torchmetrics": "PyTorch's bilinear, antialiased (torchmetrics' default)",
 }
 LAYERS = (
     *("Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "MaxPool_1", "Conv2d_3b_1x1", "Conv2d_4a_3x3", "MaxPool_2"),
@@ -52,7 +49,7 @@ class Inception:
 
     def prepare(self, pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
         """Return an image (uint8, h w 3) at the network's size, values 0 to 255."""
-        return RESIZERS[self.resize](pixels)
+        return (_clean if self.resize == "clean" else _legacy)(pixels)
 
     @torch.inference_mode()
     def embed(self, inputs: Float[Tensor, "b 3 299 299"]) -> Float[Tensor, "b 2048"]:
@@ -144,15 +141,3 @@ def _legacy(pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
     from torch_fidelity.interpolate_compat_tensorflow import interpolate_bilinear_2d_like_tensorflow1x
 
     return interpolate_bilinear_2d_like_tensorflow1x(raw(pixels)[None].float(), (SIDE, SIDE), align_corners=False)[0]
-
-
-def _torchmetrics(pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
-    wide = raw(pixels)[None].float()
-    return F.interpolate(wide, (SIDE, SIDE), mode="bilinear", align_corners=False, antialias=True)[0]
-
-
-RESIZERS: dict[str, Callable[[np.ndarray], Tensor]] = {
-    "clean": _clean,
-    "legacy": _legacy,
-    "torchmetrics": _torchmetrics,
-}

@@ -3,11 +3,12 @@
 import dataclasses
 import hashlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import lantern
@@ -16,7 +17,6 @@ from lantern.eval.metrics.distances import DRAWS, frechet, moments_of
 from lantern.eval.metrics.extraction import Extracted, Extraction, Judge
 from lantern.eval.metrics.judges import Judges
 from lantern.eval.metrics.moments import Moments
-from lantern.eval.metrics.pictures import resizing
 from lantern.eval.metrics.reference import Reference, made_with, open_reference
 from lantern.eval.metrics.registry import METRICS, PAIRS, PROMPTS, REFERENCE, Material, Metric
 from lantern.eval.metrics.weights import Found
@@ -58,7 +58,7 @@ class Options:
 
     reference_name, prompts_name: names in the results. cache: folder of weights. draws: bootstrap draws. batch: images
     at a time. moments: folder for Inception's moments of both sets, to
-    merge shards. resize, size: resize of both sets to `size` pixels before each network's own (`pictures.resizing`).
+    merge shards. before: a function applied to every image of both sets first, and `resized` its words.
     """
 
     reference_name: str = ""
@@ -68,8 +68,8 @@ class Options:
     batch: int = 32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     moments: Path | None = None
-    resize: str = "none"
-    size: int = 0
+    before: Callable[[np.ndarray], np.ndarray] | None = None
+    resized: str = ""
     is_quiet: bool = True
 
 
@@ -104,7 +104,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="lantern-eval-") as folder:
         measures = {name: measure for name, (measure, _) in pairs.items()}
         work = Extraction(
-            Path(folder), ours, theirs, measures, batch=options.batch, before=resizing(options.resize, options.size),
+            Path(folder), ours, theirs, measures, batch=options.batch, before=options.before,
             reads_prompts=prompts is None and PROMPTS in needs, is_quiet=options.is_quiet,
         )  # fmt: skip
         extracted = work.run(pictures, known.pictures if theirs or pairs else ())
@@ -132,7 +132,6 @@ def in_order(metrics: Sequence[str], *, images: int, has_pictures: bool = True) 
 def _figure(name: str, material: Material, weights: Found | None, reference: Reference, options: Options) -> Figure:
     metric, ours, real = METRICS[name], material.extracted.ours, material.extracted.theirs
     estimate, statistics, uses_reference = metric.take(material), reference.statistics, REFERENCE in metric.needs
-    resize = "" if options.resize == "none" else f"{options.resize} to {options.size}, then "
     prompts = ""
     if PROMPTS in metric.needs:
         digest = hashlib.sha256("\n".join(material.prompts).encode()).hexdigest()
@@ -144,7 +143,7 @@ def _figure(name: str, material: Material, weights: Found | None, reference: Ref
         interval_means=estimate.means,
         protocol=metric.protocol,
         library=library_of(metric),
-        resize=resize + metric.resize,
+        resize=(options.resized and f"{options.resized}, then ") + metric.resize,
         weights=weights.path.name if weights else "",
         weights_sha256=weights.sha256 if weights else "",
         images=ours.count,

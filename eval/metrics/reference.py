@@ -1,6 +1,5 @@
 """References that images are compared with: folders of images, prepared training data, or saved statistics."""
 
-import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from lantern.core.io import sha256_of
 from lantern.eval.metrics.extraction import Judge
 from lantern.eval.metrics.moments import Moments
 from lantern.eval.metrics.pictures import find_pictures
-from lantern.training.data import Prepared
 
 
 @dataclass(frozen=True)
@@ -72,25 +70,3 @@ def _gaussian(path: Path) -> Statistics:
     if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
         raise ValueError(f"{path}: mu is {list(mean.shape)}, sigma {list(covariance.shape)}, expected [c] and [c, c]")
     return Statistics(mean, covariance, 0, sha256_of(path), "")
-
-
-def is_prepared(folder: Path) -> bool:
-    """Return whether a folder was written by `lantern train data`."""
-    return (folder / "records.jsonl").is_file() and (folder / "pictures.tar").is_file()
-
-
-def unpack(folder: Path, out: Path) -> list[Path]:
-    """Write the plain training images of a prepared folder to `out`; return them, in order of image numbers.
-
-    ValueError for an incomplete folder.
-    """
-    chosen = [one for one in Prepared.open(folder).records if one.kind == "plain" and one.split == "train"]
-    names = sorted({f"{one.image:06d}.png" for one in chosen})
-    if not names:
-        raise ValueError(f"{folder} has no plain training images: prepare it again with `lantern train data`")
-    with tarfile.open(folder / "pictures.tar") as tar:
-        found = {member.name: member for member in tar}
-        if lacking := set(names) - found.keys():
-            raise ValueError(f"{folder}/pictures.tar lacks {min(lacking)}: prepare it again with `lantern train data`")
-        tar.extractall(out, [found[name] for name in names], filter="data")
-    return [out / name for name in names]

@@ -92,7 +92,7 @@ class Metric:
     protocol: str
 
 
-RESIZED_BY = {"clean": "clean-fid", "legacy": "torch-fidelity", "torchmetrics": "torchmetrics"}
+RESIZED_BY = {"clean": "clean-fid", "legacy": "torch-fidelity"}
 
 
 def _of_inception(judge: str, take: Callable[[Material], Estimate], protocol: str, *needs: str) -> Metric:
@@ -151,7 +151,6 @@ METRICS: dict[str, Metric] = {
     ),
     "fid": _frechet("clean"),
     "fid-legacy": _frechet("legacy"),
-    "fid-torchmetrics": _frechet("torchmetrics"),
     **{name: _neighbourhood(name) for name in ("precision", "recall", "density", "coverage")},
     "is": _of_inception("logits:legacy", _score, "exp of the mean KL, one split"),
     "clip": _aligned("clip", "torchmetrics' CLIPScore: 100 x cosine, the mean not below 0", is_positive=True),

@@ -7,6 +7,7 @@ OUT/row.json                            protocol, choices, fingerprint, machine,
 import dataclasses
 import hashlib
 import os
+import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,7 @@ from lantern.engines.engine import engine as make_engine
 from lantern.eval.protocols.generation import Entry, Shard, finished, picture_path, produce
 from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol
 from lantern.eval.protocols.ray_job import Recipe, produce_on_ray
+from lantern.eval.protocols.resizing import resizing
 from lantern.eval.speed.contenders import method_of
 from lantern.eval.speed.surroundings import file_hashes, installed, surroundings
 from lantern.generation.generator import choose_method
@@ -32,6 +34,7 @@ from lantern.generation.requests import Request, check_requests
 from lantern.methods import Method
 from lantern.models.folder import DTYPES, Model, load_model, pick_device, pick_dtype
 from lantern.models.folder import FOLDER as PARTS_FOLDER
+from lantern.training.data import Prepared
 
 
 @dataclass(frozen=True)
@@ -120,14 +123,13 @@ def measured(task: Task) -> tuple[dict[str, Any], dict[str, str]]:
     if not can:
         return {}, missing
     from lantern.eval.metrics.quality import Options, measure
-    from lantern.eval.metrics.reference import is_prepared, unpack
 
     row, protocol = task.row, task.protocol
     options = Options(
         reference_name=protocol.reference.name if protocol.reference else "",
         prompts_name=protocol.prompts.file if protocol.prompts else "",
-        resize=protocol.resize,
-        size=protocol.evaluated_size,
+        before=resizing(protocol.resize, protocol.evaluated_size),
+        resized="" if protocol.resize == "none" else f"{protocol.resize} to {protocol.evaluated_size}",
         device=torch.device(task.recipe.device),
         is_quiet=row.is_quiet,
     )
@@ -321,3 +323,25 @@ def _own_device(row: Row) -> str:
     if row.device in ("auto", "cuda") and local.isdecimal() and torch.cuda.is_available():
         return f"cuda:{local}"
     return row.device
+
+
+def is_prepared(folder: Path) -> bool:
+    """Return whether a folder was written by `lantern train data`."""
+    return (folder / "records.jsonl").is_file() and (folder / "pictures.tar").is_file()
+
+
+def unpack(folder: Path, out: Path) -> list[Path]:
+    """Write the plain training images of a prepared folder to `out`; return them, in order of image numbers.
+
+    ValueError for an incomplete folder.
+    """
+    chosen = [one for one in Prepared.open(folder).records if one.kind == "plain" and one.split == "train"]
+    names = sorted({f"{one.image:06d}.png" for one in chosen})
+    if not names:
+        raise ValueError(f"{folder} has no plain training images: prepare it again with `lantern train data`")
+    with tarfile.open(folder / "pictures.tar") as tar:
+        found = {member.name: member for member in tar}
+        if lacking := set(names) - found.keys():
+            raise ValueError(f"{folder}/pictures.tar lacks {min(lacking)}: prepare it again with `lantern train data`")
+        tar.extractall(out, [found[name] for name in names], filter="data")
+    return [out / name for name in names]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # a test compares both with the registry of lantern.eval
 METRICS = (
-    *("kid", "fid", "fid-legacy", "fid-torchmetrics", "precision", "recall", "density", "coverage", "is"),
+    *("kid", "fid", "fid-legacy", "precision", "recall", "density", "coverage", "is"),
     *("clip", "clip-lantern", "hps", "pickscore", "lpips", "psnr"),
 )
 WEIGHTS = ("inception", "inception-logits", "clip", "hps", "pickscore", "lpips")

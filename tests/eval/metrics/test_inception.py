@@ -42,30 +42,8 @@ def test_legacy_resize_is_bilinear_aligned_to_the_upper_left_corner(tmp_path: Pa
     assert np.allclose(network.prepare(pixels(40)).permute(1, 2, 0).numpy(), expected, atol=1e-3)
 
 
-def test_torchmetrics_resize_matches_torchmetrics(tmp_path: Path) -> None:
-    from torchmetrics.image.fid import NoTrainInceptionV3
-
-    seen: list[torch.Tensor] = []
-
-    class Stop(Exception):
-        pass
-
-    class Recorder(torch.nn.Module):
-        INPUT_IMAGE_SIZE, use_antialias, features_list = SIDE, True, ["2048"]
-
-        @staticmethod
-        def Conv2d_1a_3x3(x: torch.Tensor) -> torch.Tensor:
-            seen.append(x)
-            raise Stop
-
-    with pytest.raises(Stop):
-        NoTrainInceptionV3._torch_fidelity_forward(Recorder(), raw(pixels())[None])  # type: ignore[arg-type]
-    network = load_inception(save_tiny_inception(tmp_path / "n.pt"), resize="torchmetrics")
-    assert torch.equal((network.prepare(pixels())[None] - 128) / 128, seen[0])
-
-
 def test_unknown_resize_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected one of clean, legacy, torchmetrics"):
+    with pytest.raises(ValueError, match="expected one of clean, legacy"):
         load_inception(save_tiny_inception(tmp_path / "n.pt"), resize="cleen")
 
 

@@ -11,8 +11,8 @@ import pytest
 from lantern.cli.main import main
 from lantern.eval.metrics import quality
 from lantern.eval.metrics.quality import Figure, Options
-from lantern.eval.metrics.reference import is_prepared, unpack
 from lantern.eval.protocols import generation
+from lantern.eval.protocols.reproduce import is_prepared, unpack
 from tests.tiny_folder import save_tiny_model
 
 TEXT = "a red apple\na blue cat\ntwo dog\n"
