@@ -56,11 +56,8 @@ class Material:
             ours, theirs = self.sets(judge)
             draws = min(self.draws, 100 if len(ours) + len(theirs) <= MANY else 20)
             return frechet_distance(ours, theirs, seed=self.seed, draws=draws)
-        ours, real, expected = (
-            self.extracted.ours.features[judge],
-            self.statistics,
-            made_with(judge, self.judges[judge]),
-        )
+        ours, real = self.extracted.ours.features[judge], self.statistics
+        expected = made_with(judge, self.judges[judge])
         if real.made_with and real.made_with != expected:
             raise ValueError(f"reference statistics made with {real.made_with!r}, expected {expected!r}")
         return frechet_to(ours, real.mean, real.covariance, seed=self.seed, draws=min(self.draws, 20))

@@ -131,7 +131,7 @@ def test_pictures_of_another_method_are_not_mixed_in(
 
 
 def figure(name: str) -> Figure:
-    return Figure(name, 0.5, (0.4, 0.6), "draws", "", "lib 1", "none", "w", "s", 6, "i", "r", "s", 3, "", 0, "few")
+    return Figure(name, 0.5, "", "lib 1", "none", "w", "s", 6, "i", "r", "s", 3, 0, (0.4, 0.6), "draws", warning="few")
 
 
 @pytest.fixture
