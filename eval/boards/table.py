@@ -14,8 +14,8 @@ import torch
 
 from lantern.core.config import read_json_object
 from lantern.eval.boards.board import at_temperature, name_of, rounds_of, unpack
+from lantern.eval.intervals import Estimate, bootstrap, mean_estimate
 from lantern.eval.json_lines import Line, read_lines
-from lantern.eval.metrics.distances import Estimate, bootstrap, mean_estimate
 from lantern.eval.speed.contenders import PLAIN
 from lantern.eval.speed.race import Spread, compare, rounded
 

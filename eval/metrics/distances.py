@@ -4,29 +4,17 @@ Ours are the distance of fewer images than features, density and coverage, and e
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.eval.intervals import DRAWS, Estimate, ends, mean_estimate
 from lantern.eval.metrics.moments import Moments
 
-DRAWS = 1000
 BLOCK = 2048  # rows of a kernel or distance matrix that are in memory at a time
-RESAMPLED = 1 << 22  # numbers that a block of resamples holds
 MOST_KERNEL = 10_000  # largest set of the kernel distance; of larger ones a random part is used
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value and its 95 % interval; `means` describes the interval, "" if there is none."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-    means: str = ""
 
 
 def frechet(a: Moments, b: Moments) -> float:
@@ -127,7 +115,7 @@ def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: i
     found = within[0] + within[1] - 2 * _kernel_mean(x, y, *weights, is_same=False)
     # a resample of one repeated picture has no pairs
     has_pairs = torch.stack([w.sum(0).square() > w.square().sum(0) for w in weights]).all(0)
-    low, high = (end + value - float(found[0]) for end in _ends(found[1:][has_pairs[1:]]))
+    low, high = (end + value - float(found[0]) for end in ends(found[1:][has_pairs[1:]]))
     return Estimate(value, low, high, f"95 % bootstrap, {draws} draws")
 
 
@@ -208,35 +196,6 @@ def inception_score(logits: Float[Tensor, "n k"], *, seed: int, draws: int = 100
     return _centred(score(logits), sampled)
 
 
-def mean_estimate(values: Float[Tensor, " n"], *, seed: int, draws: int = DRAWS) -> Estimate:
-    """Return the mean of values with its bootstrap interval."""
-    return bootstrap(values.double(), lambda sampled: sampled.mean(-1), seed=seed, draws=draws)
-
-
-def bootstrap(
-    rows: Tensor,
-    statistic: Callable[[Tensor], Tensor],
-    *,
-    seed: int,
-    draws: int = DRAWS,
-) -> Estimate:
-    """Return a statistic of rows (one per image or round) with a 95 % percentile interval over resampled rows.
-
-    `statistic` maps (..., n, *) to (...). Resamples are taken in blocks, so memory does not grow with n times `draws`.
-    ValueError without rows.
-    """
-    if not len(rows):
-        raise ValueError("got no values, expected at least one")
-    generator = torch.Generator().manual_seed(seed)
-    size = max(RESAMPLED // rows.numel(), 1)
-    found = []
-    for first in range(0, draws, size):
-        picks = torch.randint(0, len(rows), (min(size, draws - first), len(rows)), generator=generator)
-        found.append(statistic(rows[picks]))
-    low, high = _ends(torch.cat(found))
-    return Estimate(float(statistic(rows)), low, high, f"95 % bootstrap, {draws} draws")
-
-
 def _weights(count: int, draws: int, generator: torch.Generator) -> Float[Tensor, "n d"]:
     """Return how often each resample has each image; the first column is the set itself."""
     picks = torch.randint(0, count, (draws, count), generator=generator)
@@ -261,10 +220,5 @@ def _centred(value: float, sampled: Sequence[float], held: str = "") -> Estimate
     if not sampled:
         return Estimate(value)
     found = torch.tensor(sampled, dtype=torch.float64)
-    low, high = _ends(found - found.mean() + value)
+    low, high = ends(found - found.mean() + value)
     return Estimate(value, max(low, 0.0), high, f"95 % bootstrap, {len(sampled)} draws, {held}centred on the value")
-
-
-def _ends(found: Float[Tensor, " d"]) -> tuple[float, float]:
-    low, high = torch.quantile(found.double(), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return low, high

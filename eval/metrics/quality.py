@@ -13,8 +13,9 @@ import torch
 
 import lantern
 from lantern.cli.command import nearest
-from lantern.eval.metrics.distances import DRAWS, frechet, moments_of
-from lantern.eval.metrics.extraction import Extracted, Extraction, Judge
+from lantern.eval.intervals import DRAWS
+from lantern.eval.metrics.distances import frechet, moments_of
+from lantern.eval.metrics.extraction import Extracted, Judge, extract
 from lantern.eval.metrics.judges import Judges
 from lantern.eval.metrics.moments import Moments
 from lantern.eval.metrics.reference import Reference, made_with, open_reference
@@ -102,12 +103,11 @@ def measure(
     found = {name: judge.weights for name, judge in ours.items()}
     found |= {name: weights for name, (_, weights) in pairs.items() if weights is not None}
     with tempfile.TemporaryDirectory(prefix="lantern-eval-") as folder:
-        measures = {name: measure for name, (measure, _) in pairs.items()}
-        work = Extraction(
-            Path(folder), ours, theirs, measures, batch=options.batch, before=options.before,
+        extracted = extract(
+            Path(folder), ((pictures, ours), (known.pictures if theirs or pairs else (), theirs)),
+            {name: measure for name, (measure, _) in pairs.items()}, batch=options.batch, before=options.before,
             reads_prompts=prompts is None and PROMPTS in needs, is_quiet=options.is_quiet,
         )  # fmt: skip
-        extracted = work.run(pictures, known.pictures if theirs or pairs else ())
         if options.moments is not None:
             _keep(ours, extracted, options.moments)
         texts = [str(prompt) for prompt in (extracted.ours.prompts if prompts is None else prompts)]

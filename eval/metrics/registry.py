@@ -8,17 +8,9 @@ from functools import cached_property
 from jaxtyping import Float
 from torch import Tensor
 
+from lantern.eval.intervals import DRAWS, Estimate, mean_estimate
 from lantern.eval.metrics import clip_score, inception
-from lantern.eval.metrics.distances import (
-    DRAWS,
-    Estimate,
-    frechet_distance,
-    frechet_to,
-    inception_score,
-    kernel_distance,
-    mean_estimate,
-    prdc,
-)
+from lantern.eval.metrics.distances import frechet_distance, frechet_to, inception_score, kernel_distance, prdc
 from lantern.eval.metrics.extraction import Extracted, Judge
 from lantern.eval.metrics.reference import Statistics, made_with
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from lantern.eval.intervals import mean_estimate
 from lantern.eval.metrics.distances import (
     frechet,
     frechet_distance,
@@ -11,7 +12,6 @@ from lantern.eval.metrics.distances import (
     frechet_to,
     inception_score,
     kernel_distance,
-    mean_estimate,
     moments_of,
     prdc,
 )
