@@ -156,7 +156,7 @@ def test_metrics_get_all_pictures_with_their_prompts(
     assert [path.name for path in measured["paths"]] == [f"{i:06d}.png" for i in range(6)]
     assert measured["prompts"] == [*TEXT.splitlines()] * 2 and measured["metrics"] == ["kid", "fid"]
     assert measured["reference"] == place / "real" and measured["weights"] == {"inception": Path("net.pt")}
-    assert isinstance(measured["options"], Options) and measured["options"].resize == "none"
+    assert isinstance(measured["options"], Options) and measured["options"].before is None
     assert row(place)["metrics"]["kid"]["interval"] == [0.4, 0.6] and row(place)["not_measured"] == {}
     assert "kid 0.5000 [0.4000, 0.6000]; few" in capsys.readouterr().out
 
