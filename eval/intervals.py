@@ -34,6 +34,8 @@ def bootstrap(rows: Tensor, statistic: Callable[[Tensor], Tensor], *, seed: int,
     """
     if not len(rows):
         raise ValueError("got no values, expected at least one")
+    if not draws:
+        return Estimate(float(statistic(rows)))
     generator = torch.Generator().manual_seed(seed)
     size = max(RESAMPLED // rows.numel(), 1)
     found = []

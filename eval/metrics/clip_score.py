@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from lantern.core.config import one_line
@@ -55,7 +55,9 @@ class Clip:
     @torch.inference_mode()
     def embed_prompts(self, prompts: Sequence[str], *, batch: int = 64) -> Float[Tensor, "b c"]:
         """Return unit vectors of prompts, on the CPU; longer prompts are truncated to LENGTH tokens."""
-        rows = [tokens(prompts[i : i + batch]) for i in range(0, len(prompts), batch)]
+        from open_clip import tokenize
+
+        rows = [tokenize(list(prompts[i : i + batch])) for i in range(0, len(prompts), batch)]
         return torch.cat([_unit(self.read(one.to(self.device))) for one in rows])
 
 
@@ -78,13 +80,6 @@ def load_clip(found: Found, *, device: torch.device | str = "cpu") -> Clip:
         lambda pictures: network.get_image_features(pictures).pooler_output,
         lambda words: network.get_text_features(words).pooler_output, found, torch.device(device),
     )  # fmt: skip
-
-
-def tokens(prompts: Sequence[str]) -> Int[Tensor, "b 77"]:
-    """Return CLIP's tokens of prompts: beginning, text, end, zeros."""
-    from open_clip import tokenize
-
-    return tokenize(list(prompts), context_length=LENGTH)
 
 
 def cut_prompts(prompts: Sequence[str]) -> int:

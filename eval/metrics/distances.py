@@ -14,6 +14,7 @@ from lantern.eval.intervals import DRAWS, Estimate, ends, mean_estimate
 from lantern.eval.metrics.moments import Moments
 
 BLOCK = 2048  # rows of a kernel or distance matrix that are in memory at a time
+Gaussian = tuple[Float[Tensor, " c"], Float[Tensor, "c c"]]  # mean and covariance
 MOST_KERNEL = 10_000  # largest set of the kernel distance; of larger ones a random part is used
 
 
@@ -24,22 +25,16 @@ def frechet(a: Moments, b: Moments) -> float:
     """
     if a.made_with and b.made_with and a.made_with != b.made_with:
         raise ValueError(f"features made with {a.made_with!r} and with {b.made_with!r}, expected the same")
-    return frechet_gaussian(a.mean, a.covariance, b.mean, b.covariance)
+    return frechet_gaussian((a.mean, a.covariance), (b.mean, b.covariance))
 
 
-def frechet_gaussian(
-    mean_a: Float[Tensor, " c"],
-    covariance_a: Float[Tensor, "c c"],
-    mean_b: Float[Tensor, " c"],
-    covariance_b: Float[Tensor, "c c"],
-) -> float:
+def frechet_gaussian(a: Gaussian, b: Gaussian) -> float:
     """Return torch-fidelity's Frechet distance of two Gaussians; ValueError for means of different lengths."""
     from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
-    if mean_a.shape != mean_b.shape:
-        raise ValueError(f"features of {len(mean_a)} and of {len(mean_b)} values, expected features of one network")
-    sides = ((mean_a, covariance_a), (mean_b, covariance_b))
-    known = [{"mu": mean.double().numpy(), "sigma": covariance.double().numpy()} for mean, covariance in sides]
+    if len(a[0]) != len(b[0]):
+        raise ValueError(f"features of {len(a[0])} and of {len(b[0])} values, expected features of one network")
+    known = [{"mu": mean.double().numpy(), "sigma": covariance.double().numpy()} for mean, covariance in (a, b)]
     return fid_statistics_to_metric(*known, verbose=False)[KEY_METRIC_FID]
 
 
@@ -68,15 +63,13 @@ def _frechet_of(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], generator: tor
     return float(apart + a.square().sum() + b.square().sum() - 2 * shared)
 
 
-def frechet_to(
-    x: Float[Tensor, "n c"], mean: Float[Tensor, " c"], covariance: Float[Tensor, "c c"], *, seed: int, draws: int = 20
-) -> Estimate:
+def frechet_to(x: Float[Tensor, "n c"], fixed: Gaussian, *, seed: int, draws: int = 20) -> Estimate:
     """Return the Frechet distance of features to a fixed Gaussian; the bootstrap resamples x only."""
     generator = torch.Generator().manual_seed(seed)
 
     def distance(picks: Int[Tensor, " n"] | None = None) -> float:
         moments = moments_of(x, picks)
-        return frechet_gaussian(moments.mean, moments.covariance, mean, covariance)
+        return frechet_gaussian((moments.mean, moments.covariance), fixed)
 
     return _centred(distance(), [distance(_resample(len(x), generator)) for _ in range(draws)], "reference fixed, ")
 

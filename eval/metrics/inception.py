@@ -20,18 +20,13 @@ from torch import Tensor, nn
 from lantern.core.config import one_line
 from lantern.core.io import read_pickled
 from lantern.eval.metrics.pictures import raw
-from lantern.eval.metrics.weights import Found, found_at
+from lantern.eval.metrics.weights import Found
 
 SIDE = 299
 RESIZES = {  # what results say of them
     "clean": "Pillow bicubic in floats, not rounded (clean-fid, mode clean)",
     "legacy": "TensorFlow 1's bilinear, not antialiased (clean-fid, mode legacy_tensorflow)",
 }
-LAYERS = (
-    *("Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "MaxPool_1", "Conv2d_3b_1x1", "Conv2d_4a_3x3", "MaxPool_2"),
-    *("Mixed_5b", "Mixed_5c", "Mixed_5d", "Mixed_6a", "Mixed_6b", "Mixed_6c", "Mixed_6d", "Mixed_6e"),
-    *("Mixed_7a", "Mixed_7b", "Mixed_7c", "AvgPool"),
-)
 
 
 @dataclass(frozen=True)
@@ -67,11 +62,8 @@ class Inception:
         return self.head(features.to(self.device)).float().cpu()
 
 
-def load_inception(weights: Path | Found, *, resize: str = "clean", device: torch.device | str = "cpu") -> Inception:
-    """Load the network from a file; ValueError for a file of another kind or an unknown resize."""
-    if resize not in RESIZES:
-        raise ValueError(f"resize {resize!r}, expected one of {', '.join(RESIZES)}")
-    found = weights if isinstance(weights, Found) else found_at(weights)
+def load_inception(found: Found, *, resize: str = "clean", device: torch.device | str = "cpu") -> Inception:
+    """Load the network from a file; ValueError for a file of another kind."""
     network, head = (_from_script if _is_script(found.path) else _from_tensors)(found.path, torch.device(device))
     return Inception(network, head, resize, found, torch.device(device))
 
@@ -97,16 +89,9 @@ def _from_script(path: Path, device: torch.device) -> tuple[Callable[[Tensor], T
 
 
 def _from_tensors(path: Path, device: torch.device) -> tuple[Callable[[Tensor], Tensor], nn.Module]:
-    network = _architecture(read_tensors(path), path).to(device)
-
-    def pooled(x: Float[Tensor, "b 3 299 299"]) -> Float[Tensor, "b 2048"]:
-        for name in LAYERS:
-            x = getattr(network, name)(x)
-        return x.flatten(1)
-
-    head = network.fc
-    assert isinstance(head, nn.Module)
-    return pooled, head
+    # torch-fidelity's own forward pass resizes first
+    *layers, head = _architecture(read_tensors(path), path).to(device).children()
+    return nn.Sequential(*layers), head
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from lantern.generation.images import read_facts
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 AHEAD = 2  # batches that are prepared while the network processes one
 Prepare = Callable[[np.ndarray], Tensor]
+Read = tuple[bytes, str | None, dict[str, Tensor]]  # of one file: sha256, prompt, inputs by network
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Stream:
 
     def __iter__(self) -> Iterator[Batch]:
         self._digest = hashlib.sha256()
-        waiting = deque[tuple[int, Iterator[_Read]]]()
+        waiting = deque[tuple[int, Iterator[Read]]]()
         with ThreadPoolExecutor() as pool:
             try:
                 for first in range(0, len(self.paths), self.batch):
@@ -65,21 +66,21 @@ class Stream:
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _gather(self, first: int, tasks: "Iterator[_Read]") -> Batch:
-        found = list(tasks)
-        names, inputs = tuple(one.name for one in found), {}
-        for one in found:
-            self._digest.update(one.digest)
+    def _gather(self, first: int, tasks: Iterator[Read]) -> Batch:
+        digests, prompts, read = zip(*tasks, strict=True)
+        names, inputs = tuple(path.name for path in self.paths[first : first + len(read)]), {}
+        for digest in digests:
+            self._digest.update(digest)
         for judge in self.prepare:
-            tensors = [one.inputs[judge] for one in found]
+            tensors = [one[judge] for one in read]
             for name, tensor in zip(names, tensors, strict=True):
                 if tensor.shape != tensors[0].shape:
                     got, expected = list(tensor.shape), list(tensors[0].shape)
                     raise ValueError(f"{name} is {got}, {names[0]} is {expected}: expected images of the same size")
             inputs[judge] = torch.stack(tensors)
-        return Batch(first, inputs, tuple(one.prompt for one in found), names)
+        return Batch(first, inputs, prompts, names)
 
-    def _read(self, path: Path) -> "_Read":
+    def _read(self, path: Path) -> Read:
         from PIL import Image, UnidentifiedImageError
 
         try:
@@ -98,15 +99,7 @@ class Stream:
         pixels = raw_size(pixels, facts, path, is_lossless=is_lossless)
         pixels = self.before(pixels) if self.before else pixels
         inputs = {judge: one(pixels) for judge, one in self.prepare.items()}
-        return _Read(path.name, hashlib.sha256(content).digest(), facts.get("prompt"), inputs)
-
-
-@dataclass(frozen=True)
-class _Read:
-    name: str
-    digest: bytes
-    prompt: str | None
-    inputs: dict[str, Tensor]
+        return hashlib.sha256(content).digest(), facts.get("prompt"), inputs
 
 
 def raw_size(pixels: np.ndarray, facts: Mapping[str, str], path: Path, *, is_lossless: bool) -> np.ndarray:

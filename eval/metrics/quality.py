@@ -58,8 +58,8 @@ class Options:
     """Options of a measurement.
 
     reference_name, prompts_name: names in the results. cache: folder of weights. draws: bootstrap draws. batch: images
-    at a time. moments: folder for Inception's moments of both sets, to
-    merge shards. before: a function applied to every image of both sets first, and `resized` its words.
+    at a time. moments: folder for Inception's moments of both sets, to merge shards. before: a function applied to
+    every image of both sets first; `resized` describes it.
     """
 
     reference_name: str = ""
@@ -93,15 +93,15 @@ def measure(
     options = options or Options()
     known = open_reference(reference, name=options.reference_name)
     names = in_order(metrics, images=len(pictures), has_pictures=bool(known.pictures))
-    _check(names, pictures, known, prompts, options)
+    _check(names, pictures, known, prompts)
     judges, chosen = Judges(weights or {}, options.cache, options.device), [METRICS[name] for name in names]
     ours = {name: judges.load(name) for name in dict.fromkeys(one.judge for one in chosen if PAIRS not in one.needs)}
     of_reference = {one.judge for one in chosen if REFERENCE in one.needs} if known.pictures else set()
     theirs = {name: judge for name, judge in ours.items() if name in of_reference}
     pairs = {name: judges.pair(name) for name in names if PAIRS in METRICS[name].needs}
     needs = {need for one in chosen for need in one.needs}
-    found = {name: judge.weights for name, judge in ours.items()}
-    found |= {name: weights for name, (_, weights) in pairs.items() if weights is not None}
+    found: dict[str, Found | None] = {name: judge.weights for name, judge in ours.items()}
+    found |= {name: weights for name, (_, weights) in pairs.items()}
     with tempfile.TemporaryDirectory(prefix="lantern-eval-") as folder:
         extracted = extract(
             Path(folder), ((pictures, ours), (known.pictures if theirs or pairs else (), theirs)),
@@ -111,8 +111,8 @@ def measure(
         if options.moments is not None:
             _keep(ours, extracted, options.moments)
         texts = [str(prompt) for prompt in (extracted.ours.prompts if prompts is None else prompts)]
-        material = Material(extracted, known.statistics, ours, prompts=texts, seed=seed, draws=options.draws)
-        return {name: _figure(name, material, found.get(METRICS[name].judge), known, options) for name in names}
+        material = Material(extracted, known, ours, prompts=texts, seed=seed, draws=options.draws)
+        return {name: _figure(name, material, found.get(METRICS[name].judge), options) for name in names}
 
 
 def in_order(metrics: Sequence[str], *, images: int, has_pictures: bool = True) -> list[str]:
@@ -129,9 +129,10 @@ def in_order(metrics: Sequence[str], *, images: int, has_pictures: bool = True) 
     return [name for name in METRICS if name in expected]
 
 
-def _figure(name: str, material: Material, weights: Found | None, reference: Reference, options: Options) -> Figure:
-    metric, ours, real = METRICS[name], material.extracted.ours, material.extracted.theirs
-    estimate, statistics, uses_reference = metric.take(material), reference.statistics, REFERENCE in metric.needs
+def _figure(name: str, material: Material, weights: Found | None, options: Options) -> Figure:
+    metric, ours, reference = METRICS[name], material.extracted.ours, material.reference
+    estimate, uses_reference = metric.take(material), REFERENCE in metric.needs
+    real = material.extracted.theirs if reference.gaussian is None else reference
     prompts = ""
     if PROMPTS in metric.needs:
         digest = hashlib.sha256("\n".join(material.prompts).encode()).hexdigest()
@@ -149,8 +150,8 @@ def _figure(name: str, material: Material, weights: Found | None, reference: Ref
         images=ours.count,
         images_sha256=ours.sha256,
         reference=reference.name if uses_reference else "",
-        reference_sha256=(statistics.sha256 if statistics else real.sha256) if uses_reference else "",
-        reference_images=(statistics.count if statistics else real.count) if uses_reference else 0,
+        reference_sha256=real.sha256 if uses_reference else "",
+        reference_images=real.count if uses_reference else 0,
         prompts=prompts,
         seed=material.seed,
         warning=_warning(name, material),
@@ -167,13 +168,7 @@ def _keep(judges: Mapping[str, Judge], found: Extracted, folder: Path) -> None:
                 moments.save(folder / f"{role}-{name.replace(':', '-')}.safetensors")
 
 
-def _check(
-    names: Sequence[str],
-    pictures: Sequence[Path],
-    reference: Reference,
-    prompts: Sequence[str] | None,
-    options: Options,
-) -> None:
+def _check(names: Sequence[str], pictures: Sequence[Path], reference: Reference, prompts: Sequence[str] | None) -> None:
     """Raise ValueError for missing inputs of metrics, before anything is loaded."""
     if not pictures:
         raise ValueError("got no images to measure")
@@ -181,7 +176,7 @@ def _check(
         raise ValueError(f"{len(prompts)} prompts for {len(pictures)} images, expected one each, in order of names")
     for name in names:
         needs = METRICS[name].needs
-        if REFERENCE in needs and not reference.pictures and reference.statistics is None:
+        if REFERENCE in needs and not reference.pictures and reference.gaussian is None:
             raise ValueError(f"{name} compares with real images: give them with --reference")
         if REFERENCE in needs and not name.startswith("fid") and not reference.pictures:
             raise ValueError(f"{name}: reference statistics support only FID, expected a folder of images")
@@ -193,19 +188,19 @@ def library_of(metric: Metric) -> str:
 
 
 def few_warning(images: int) -> str:
-    """Return the warning for FID of fewer than FEW images."""
+    """Return the warning for FID of fewer than FEW images, "" for more."""
+    if images >= FEW:
+        return ""
     return f"{images} images are fewer than {FEW}: FID is biased upwards and depends on their number; use KID"
 
 
 def _warning(name: str, material: Material) -> str:
-    statistics = material.statistics
     if name.startswith("fid"):
-        ours, theirs = material.extracted.ours.count, material.extracted.theirs.count
-        count = ours if statistics else min(ours, theirs)
-        warnings = [few_warning(count)] if count < FEW else []
-        if statistics is not None and not statistics.made_with:
+        fixed, ours, theirs = material.reference, material.extracted.ours.count, material.extracted.theirs.count
+        warnings = [few_warning(min(ours, theirs) if fixed.gaussian is None else ours)]
+        if fixed.gaussian is not None and not fixed.made_with:
             warnings.append("the reference file does not name its network and resize")
-        return "; ".join(warnings)
+        return "; ".join(filter(None, warnings))
     if name == "psnr" and (equal := int(material.extracted.pairs["psnr"].isinf().sum())):
         return f"{equal} images are equal to their reference and left out (infinite PSNR)"
     if PROMPTS in METRICS[name].needs:
@@ -244,7 +239,7 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> F
         reference_sha256=_digest(theirs.sets),
         reference_images=theirs.count,
         seed=seed,
-        warning=few_warning(ours.count) if ours.count < FEW else "",
+        warning=few_warning(ours.count),
     )
 
 

@@ -6,34 +6,28 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from lantern.core.config import one_line
 from lantern.core.io import sha256_of
+from lantern.eval.metrics.distances import Gaussian
 from lantern.eval.metrics.extraction import Judge
 from lantern.eval.metrics.moments import Moments
 from lantern.eval.metrics.pictures import find_pictures
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """Mean and covariance of a set's features; count is 0 and made_with "" if unknown."""
-
-    mean: Float[Tensor, " c"]
-    covariance: Float[Tensor, "c c"]
-    count: int
-    sha256: str
-    made_with: str
-
-
-@dataclass(frozen=True)
 class Reference:
-    """A named reference: images, statistics, or neither."""
+    """A named reference: images, or mean and covariance of their features, or neither.
+
+    Of features that were not made here count is 0 and made_with "".
+    """
 
     name: str
     pictures: Sequence[Path] = ()
-    statistics: Statistics | None = None
+    gaussian: Gaussian | None = None
+    count: int = 0
+    sha256: str = ""
+    made_with: str = ""
 
 
 def open_reference(given: Path | Sequence[Path] | None, *, name: str = "") -> Reference:
@@ -49,10 +43,10 @@ def open_reference(given: Path | Sequence[Path] | None, *, name: str = "") -> Re
         return Reference(name or given.name, find_pictures(given))
     if given.suffix == ".safetensors":
         stored = Moments.load(given)
-        known = Statistics(stored.mean, stored.covariance, stored.count, sha256_of(given), stored.made_with)
-        return Reference(name or given.name, statistics=known)
+        gaussian = stored.mean, stored.covariance
+        return Reference(name or given.name, (), gaussian, stored.count, sha256_of(given), stored.made_with)
     if given.suffix == ".npz":
-        return Reference(name or given.name, statistics=_gaussian(given))
+        return Reference(name or given.name, gaussian=_gaussian(given), sha256=sha256_of(given))
     raise ValueError(f"got reference {given}, expected a folder of images, .npz with mu and sigma, or .safetensors")
 
 
@@ -61,7 +55,7 @@ def made_with(name: str, judge: Judge) -> str:
     return f"inception {judge.weights.sha256} {name.partition(':')[2]}"
 
 
-def _gaussian(path: Path) -> Statistics:
+def _gaussian(path: Path) -> Gaussian:
     try:
         with np.load(path, allow_pickle=False) as stored:
             mean, covariance = (torch.from_numpy(stored[name].astype(np.float64)) for name in ("mu", "sigma"))
@@ -69,4 +63,4 @@ def _gaussian(path: Path) -> Statistics:
         raise ValueError(f"{path} has no mu and sigma: {one_line(error)}") from error
     if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
         raise ValueError(f"{path}: mu is {list(mean.shape)}, sigma {list(covariance.shape)}, expected [c] and [c, c]")
-    return Statistics(mean, covariance, 0, sha256_of(path), "")
+    return mean, covariance

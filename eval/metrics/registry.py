@@ -12,7 +12,7 @@ from lantern.eval.intervals import DRAWS, Estimate, mean_estimate
 from lantern.eval.metrics import clip_score, inception
 from lantern.eval.metrics.distances import frechet_distance, frechet_to, inception_score, kernel_distance, prdc
 from lantern.eval.metrics.extraction import Extracted, Judge
-from lantern.eval.metrics.reference import Statistics, made_with
+from lantern.eval.metrics.reference import Reference, made_with
 
 REFERENCE, PROMPTS, PAIRS = "reference", "prompts", "pairs"
 MANY = 1000  # pictures of both sets above which FID uses fewer bootstrap draws
@@ -20,10 +20,10 @@ MANY = 1000  # pictures of both sets above which FID uses fewer bootstrap draws
 
 @dataclass(frozen=True)
 class Material:
-    """Inputs of metrics: features of both sets, or statistics in place of the reference."""
+    """Inputs of metrics: features of both sets, or of one and the reference's mean and covariance."""
 
     extracted: Extracted
-    statistics: Statistics | None
+    reference: Reference
     judges: Mapping[str, Judge]
     prompts: Sequence[str]
     seed: int
@@ -44,15 +44,16 @@ class Material:
 
         ValueError for statistics of another network or resize.
         """
-        if self.statistics is None:
+        if self.reference.gaussian is None:
             ours, theirs = self.sets(judge)
             draws = min(self.draws, 100 if len(ours) + len(theirs) <= MANY else 20)
             return frechet_distance(ours, theirs, seed=self.seed, draws=draws)
-        ours, real = self.extracted.ours.features[judge], self.statistics
-        expected = made_with(judge, self.judges[judge])
-        if real.made_with and real.made_with != expected:
-            raise ValueError(f"reference statistics made with {real.made_with!r}, expected {expected!r}")
-        return frechet_to(ours, real.mean, real.covariance, seed=self.seed, draws=min(self.draws, 20))
+        made, expected = self.reference.made_with, made_with(judge, self.judges[judge])
+        if made and made != expected:
+            raise ValueError(f"reference statistics made with {made!r}, expected {expected!r}")
+        return frechet_to(
+            self.extracted.ours.features[judge], self.reference.gaussian, seed=self.seed, draws=min(self.draws, 20)
+        )
 
     def alignment(self, judge: str, *, prefix: str = "") -> Float[Tensor, " n"]:
         """Return 100 x the cosine of each image and its prompt."""
