@@ -254,18 +254,24 @@ OF_MODEL = "(default: the model's)"
 
 
 @options
-class Distribution:
+class Filters:
     """The distribution that tokens are sampled from."""
 
     guidance: float | None = opt(None, f"classifier-free guidance; 1 or less is none {OF_MODEL}", 0, 1000)
     guidance_interval: int | None = opt(None, f"guide only tokens 0 to N + 1; -1 guides all {OF_MODEL}", -1, 10**6)
-    temperature: float | None = opt(None, f"0 is greedy {OF_MODEL}", 0, 100)
     top_k: int | None = opt(None, f"tokens to choose from; 0 is all {OF_MODEL}", 0, 10**6)
     top_p: float | None = opt(None, f"probability to choose from; 1 is all {OF_MODEL}", 0, 1)
 
     def given(self) -> dict[str, Any]:
         """Return the fields of the sampling that were given."""
         return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@options
+class Distribution(Filters):
+    """The distribution that tokens are sampled from."""
+
+    temperature: float | None = opt(None, f"0 is greedy {OF_MODEL}", 0, 100)
 
 
 @options

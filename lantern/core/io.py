@@ -138,16 +138,12 @@ def save_component(
         sums.write_text(format_checksums(listed | {WEIGHTS_NAME: sha256_of(weights)}), encoding="ascii")
 
 
-def save_checksums(folder: str | Path, names: Collection[str] | None = None) -> None:
-    """Write `SHA256SUMS` of the safetensors files of a folder, or of the files named."""
+def save_checksums(folder: str | Path) -> None:
+    """Write `SHA256SUMS` of the safetensors files of a folder."""
     folder = Path(folder)
-    chosen = sorted(path.name for path in folder.glob("*.safetensors")) if names is None else names
-    if chosen:
+    if found := {path.name: sha256_of(path) for path in folder.glob("*.safetensors")}:
         with atomic_write(folder / SUMS_NAME) as sums:
-            sums.write_text(
-                format_checksums(read_checksums(folder) | {name: sha256_of(folder / name) for name in chosen}),
-                encoding="ascii",
-            )
+            sums.write_text(format_checksums(read_checksums(folder) | found), encoding="ascii")
 
 
 def load_state(folder: str | Path) -> dict[str, Tensor]:

@@ -334,27 +334,30 @@ def run(
     """Take the rounds of a generation that has begun, and return the finished grids.
 
     `rounds` takes one or more of them (`lantern.decoding.rounds`), by default those of torch. `callback` is called with
-    every step. With `keep_history` the result holds all steps, without their scores.
+    every step, and ends the generation by returning True. With `keep_history` the result holds all steps, without their
+    scores.
     """
     steps, is_watched = list[Step](), callback is not None or keep_history
 
-    def report() -> None:
-        step = state.step
-        if callback is not None:
-            callback(step)
+    def is_ended() -> bool:
+        """Report a step; return whether the callback ends the generation."""
         if keep_history:
-            steps.append(kept(step))
+            steps.append(kept(state.step))
+        return callback is not None and callback(state.step) is True
 
-    if is_watched:
-        report()
-    while not state.is_done():
+    is_stopped = is_watched and is_ended()
+    while not is_stopped and not state.is_done():
         if rounds is None:
             state.take()
         else:
             rounds(0.0 if is_watched else PATIENCE)
-        if is_watched:
-            report()
-    return replace(state.result(), history=steps)
+        is_stopped = is_watched and is_ended()
+    made = replace(state.result(), history=steps)
+    if not is_stopped:
+        return made
+    known = state.step.start + state.step.counts
+    is_missing = torch.arange(state.count, device=known.device) >= known[:, None]
+    return replace(made, tokens=made.tokens.masked_fill(is_missing, 0), known=known)
 
 
 def kept(step: Step) -> Step:

@@ -1,12 +1,12 @@
 """A method compared with plain decoding: the same image both ways, alternately, in one process."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Callback, Step
+from lantern.core.types import Callback
 from lantern.generation.generator import Generator, make_batch
 from lantern.generation.images import Picture
 from lantern.generation.requests import Request
@@ -39,6 +39,22 @@ class Comparison:
     def is_identical(self) -> bool:
         """Whether all tokens equal plain decoding's."""
         return self.differing == 0
+
+    @property
+    def sentence(self) -> str:
+        """What happened in one sentence."""
+        other = self.other.statistics
+        if self.is_identical:
+            image = "The same image, token for token"
+        elif other.promise == "distribution":
+            image = "Another image of the same distribution"
+        elif other.promise == "tokens":
+            image = f"Another image by rounding: {self.differing} of {other.tokens} tokens differ"
+        elif isnan(other.total_variation):
+            image = "Another image: total variation not measured"
+        else:
+            image = f"Another image: total variation {other.total_variation:.2f} a token"
+        return f"{image}, {self.speedup:.1f} times as fast."
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON values."""
@@ -107,17 +123,6 @@ def compare(
     return compared()
 
 
-class _WarmError(Exception):
-    """Ends a warm-up."""
-
-
 def warm_up(generator: Generator, request: Request) -> None:
     """Decode a few passes, so that compilation and allocation are not measured."""
-
-    def stop(step: Step) -> None:
-        if step.index >= WARM_UP_PASSES:
-            raise _WarmError
-
-    condition = generator.condition([request])
-    with suppress(_WarmError):
-        generator.decode(condition, [request], stop)
+    generator.decode(generator.condition([request]), [request], lambda step: step.index >= WARM_UP_PASSES)

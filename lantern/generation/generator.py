@@ -314,9 +314,8 @@ class Generator:
         forced = forced_of(requested, self.model.target.config.block_size)
         watching = [one for one in (callback, self.record) if one is not None]
 
-        def call(step: Step) -> None:
-            for one in watching:
-                one(step)
+        def call(step: Step) -> bool:
+            return any([one(step) is True for one in watching])
 
         layers: AbstractContextManager[None] = nullcontext()
         if self.debug:
@@ -385,12 +384,20 @@ def finish_batch(
     clock.lap("vq")
     shares = {phase: value / len(requested) for phase, value in (dict(seconds) | clock.seconds).items()}
     promise, columns = generator.parts.promise(images), generator.model.target.config.raster.columns
+    total = generation.tokens.shape[1]
+    counts = [total] * len(requested) if generation.known is None else generation.known.tolist()
+    requested = [
+        one
+        if count == total
+        else dataclasses.replace(one, warning=f"interrupted: {count} of {total} tokens were decoded, the others are 0")
+        for one, count in zip(requested, counts, strict=True)
+    ]
     pictures = [
         Picture(
             request=request,
             tokens=generation.tokens[i],
             pixels=None if pixels is None else pixels[i],
-            statistics=_statistics(generator.method, request, generation, i, shares, promise),
+            statistics=_statistics(generator.method, request, generation, i, counts[i], shares, promise),
             columns=columns,
             batch=images,
         )
@@ -487,11 +494,16 @@ def _warn_once(line: str) -> None:
 
 
 def _statistics(
-    method: Method, request: Request, generation: Generation, i: int, seconds: Mapping[str, float], promise: Promise
+    method: Method,
+    request: Request,
+    generation: Generation,
+    i: int,
+    tokens: int,
+    seconds: Mapping[str, float],
+    promise: Promise,
 ) -> Statistics:
-    """Return the statistics of image `i` of a batch."""
-    tokens, exact = generation.tokens.shape[1], method.exact
-    excess, distance = generation.excess, generation.latent_distance
+    """Return the statistics of image `i` of a batch, of which so many tokens were decoded."""
+    exact, excess, distance = method.exact, generation.excess, generation.latent_distance
     return Statistics(
         method=method.name,
         is_exact=exact,
@@ -506,7 +518,7 @@ def _statistics(
         excess=None if excess is None else float(excess[i]) / tokens,
         seconds=seconds,
         method_reason=method.reason,
-        promise=promise,
+        promise=promise if tokens == generation.tokens.shape[1] else None,
         forced=0 if request.forced is None else int((request.forced >= 0).sum()),
     )
 

@@ -11,7 +11,7 @@ import math
 import struct
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,7 @@ class Statistics:
     None. `seconds` are by phase; each image of a batch has an equal share.
     `method_reason` is why method "auto" chose this method; empty if it was given. `promise` is what the image has
     in common with plain decoding's of the same batch (`lantern.methods.PROMISES`), as far as the engine keeps it.
-    It is None for an interrupted image: `tokens` then counts the decoded ones, and what was not measured is NaN.
+    It is None for an interrupted image: `tokens` then counts the decoded ones.
     `forced` of the tokens were kept of an init image; they count as drafted tokens that were accepted.
     """
 
@@ -94,12 +94,6 @@ class Statistics:
     def tokens_per_step(self) -> float:
         """Tokens per step of the target."""
         return self.tokens / max(self.steps, 1)
-
-    def interrupted(self, tokens: int) -> "Statistics":
-        """Return the statistics of an image that was stopped after `tokens` tokens, without what was not measured."""
-        unknown = 0.0 if self.is_exact else math.nan
-        spent = {"relaxed": unknown, "total_variation": unknown, "total_variation_max": unknown}
-        return replace(self, tokens=tokens, promise=None, latent_distance=0.0 if self.is_exact else None, **spent)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the statistics as JSON values; "forced_tokens" only where there are any."""

@@ -27,6 +27,7 @@ ParallelDrafter = lazy("lantern.drafters.heads.parallelspec", "ParallelDrafter")
 JacobiDrafter = lazy("lantern.drafters.windows.jacobi", "JacobiDrafter")
 SjdPacDrafter = lazy("lantern.drafters.windows.sjd_pac", "SjdPacDrafter")
 Sam = lazy("lantern.drafters.lookup.sam", "sam")
+Repeat = lazy("lantern.drafters.lookup.repeat", "RepeatDrafter")
 RouterDrafter = lazy("lantern.drafters.combined.sam_eagle", "RouterDrafter")
 SelfCascadeDrafter = lazy("lantern.drafters.combined.self_cascade", "SelfCascadeDrafter")
 Cascade = lazy("lantern.drafters.combined.specmquant", "cascade")
@@ -409,6 +410,21 @@ def sam_eagle1(m: Parts, tree: str = TREE, copies: str = COPIES, **matching: Any
     """EAGLE-1's tree with a chain from similar contexts beside it"""
     beside = Sam(m.part("sam"), m.target, tree=named(copies), beside=named(tree), **matching)
     return RouterDrafter(eagle(m, tree), beside), Gumbel()
+
+
+REPEATED = opt(4, 1, None, "tokens drafted in a step")
+
+
+@method(page="repeat")
+def repeat_left(m: Parts, length: int = REPEATED):
+    """no drafter: the next tokens are drafted as copies of the last one; a baseline"""
+    return Repeat(m.target, side="left", length=length), Gumbel()
+
+
+@method(page="repeat")
+def repeat_above(m: Parts, length: int = REPEATED):
+    """no drafter: the next tokens are drafted as copies of those above them; a baseline"""
+    return Repeat(m.target, side="above", length=length), Gumbel()
 
 
 @method(paper="2408.07978")

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.types import Condition, Prompt, Raster, Scores, TargetDefaults
+from lantern.core.types import Condition, Prompt, Raster, Scores, Target
 from lantern.models.llamagen import prompt as prompts
 
 # A config past these is a damaged file, not a model: refused before anything is allocated.
@@ -409,7 +409,7 @@ class Block(nn.Module):
         return x + self.ffn_dropout(self.feed_forward(self.ffn_norm(x)))
 
 
-class Transformer(nn.Module, TargetDefaults):
+class Transformer(nn.Module, Target):
     """LlamaGen's transformer. One forward serves prefill, plain and tree passes: positions and mask are arguments."""
 
     layers: Any  # a ModuleList of Block, which the type checker takes for modules of any kind

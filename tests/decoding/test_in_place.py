@@ -13,7 +13,7 @@ from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 NAMES = [
     *("plain", "zipar", "eagle1", "eagle1-rejection", "eagle3", "poss", "vispec", "eagle2", "ddd", "eagle2-rejection"),
     *("gumbel-jacobi", "sjd", "sjd-pac", "bounded-window", "lantern", "medusa", "parallelspec", "vertical", "sam"),
-    *("self-cascade", "specmquant", "eagle1-traversal"),
+    *("self-cascade", "specmquant", "eagle1-traversal", "repeat-above"),
 ]
 
 

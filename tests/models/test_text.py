@@ -64,12 +64,6 @@ def test_long_prompt_keeps_its_end_token(encoder: TextEncoder) -> None:
     assert condition.mask.all() and torch.equal(condition.embeddings, want.embeddings)
 
 
-def test_cleaning_is_applied_only_where_requested(encoder: TextEncoder) -> None:
-    cleaned = encoder.encode(["red & apple"], slots=8).mask.sum()
-    raw = encoder.encode(["red & apple"], slots=8, clean=False).mask.sum()
-    assert (cleaned, raw) == (3, 4)
-
-
 @pytest.mark.parametrize("prompt", ["", "   ", "...", "png", "一只猫"])
 def test_prompt_without_content_is_refused(encoder: TextEncoder, prompt: str) -> None:
     with pytest.raises(ValueError, match="empty") as error:
@@ -78,8 +72,8 @@ def test_prompt_without_content_is_refused(encoder: TextEncoder, prompt: str) ->
 
 
 def test_unusual_prompts(encoder: TextEncoder) -> None:
-    """An allowed empty prompt is one end token, a lone surrogate is encoded, a text in place of a list is refused."""
-    assert encoder.encode([""], slots=5, allow_empty=True).mask.tolist() == [[False] * 4 + [True]]
+    """A lone surrogate is encoded, a text in place of a list is refused."""
+    assert encoder.encode(["red & apple"], slots=8).mask.sum() == 3
     assert encoder.encode(["red \ud83d cat"], slots=8).embeddings.isfinite().all()
     with pytest.raises(ValueError, match="wanted a list"):
         encoder.encode("red apple")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -55,55 +55,21 @@ class Scores:
     fused: Float[Tensor, "*rows n k"] | None = None
 
 
-class TargetDefaults:
-    """What a target without an engine has: no faster way of anything."""
-
-    follows_masks: bool = True
-    make_uniforms: Callable[..., Tensor] | None = None
-
-    def sampler(self, sampling: "Sampling", noise: Any) -> Sampler | None:
-        """Return None: tokens are sampled by `Sampling.scores`."""
-        return None
-
-    def ranker(self, sampling: "Sampling", noise: Any) -> Ranker | None:
-        """Return None: drafters rank tokens by `Sampling.log_probs`."""
-        return None
-
-    def walk(self, verifier: Any, tree: Any, rows: Any) -> Any:
-        """Return None: verifiers verify by their own operations."""
-        return None
-
-    def refresh(self) -> None:
-        """Do nothing: nothing was made from the weights."""
-
-
-@runtime_checkable
-class Target(Protocol):
+class Target:
     """The model whose distribution is sampled. It has no notion of trees, temperature or drafters.
 
     A call scores embedded inputs `(rows n c)` at `positions`: `config.cls_token_num` plus the number of the token in
     raster order; targets add the length of a prompt (`Prompt.first`) and newlines themselves. The mask is over cache
-    slots. `Transformer` and `TransformersTarget` are targets, and so is what `Engine.prepare` makes of one.
+    slots. `Transformer` and `TransformersTarget` are targets, and so is what `Engine.prepare` makes of one, with faster
+    ways where an engine has them: `make_uniforms` is a `noise.random_uniforms` with the same numbers. Unless it
+    `follows_masks`, all nodes of a pass see the tokens committed before node 0.
     """
 
     config: Any
     tok_embeddings: Any
     output: Any
-
-    @property
-    def training(self) -> bool:
-        """Whether dropout is on."""
-        ...
-
-    @property
-    def follows_masks(self) -> bool:
-        """Whether passes take any mask; if False, all nodes see the tokens committed before node 0."""
-        ...
-
-    @property
-    def make_uniforms(self) -> Callable[..., Tensor] | None:
-        """A faster `noise.random_uniforms` with the same numbers, or None."""
-        ...
+    follows_masks: bool = True
+    make_uniforms: Callable[..., Tensor] | None = None
 
     def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
         """Read the first `rows` guidance rows of prompts.
@@ -112,7 +78,7 @@ class Target(Protocol):
         returned too. ValueError for a condition of another kind or with too many slots, and where a target has no
         slots that guidance rows share.
         """
-        ...
+        raise NotImplementedError
 
     def __call__(
         self,
@@ -125,7 +91,7 @@ class Target(Protocol):
         taps: tuple[int, ...] = (),
     ) -> Scores:
         """Score n inputs; `taps` are layers whose inputs are returned too."""
-        ...
+        raise NotImplementedError
 
     def features(
         self,
@@ -137,15 +103,15 @@ class Target(Protocol):
         slots: Int[Tensor, "rows n"] | None = None,
     ) -> Float[Tensor, "rows n c"]:
         """Return the features of n inputs, without the head, in passes that need not be compiled for their size."""
-        ...
+        raise NotImplementedError
 
     def parameters(self) -> Iterator[Tensor]:
         """Return the weights."""
-        ...
+        raise NotImplementedError
 
     def head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
         """Map features to fp32 logits; their bits may differ from those of a call."""
-        ...
+        raise NotImplementedError
 
     def sampler(self, sampling: "Sampling", noise: Any) -> Sampler | None:
         """Return a function that samples the best tokens by log p + g directly from logits, or None.
@@ -154,7 +120,7 @@ class Target(Protocol):
         width)`, best first. With one row of logits the logits count as guided. The best token is bit for bit
         `(sampling.scores(logits, places) + noise.gumbel(places)).argmax(-1)`.
         """
-        ...
+        return None
 
     def ranker(self, sampling: "Sampling", noise: Any) -> Ranker | None:
         """Return a function that ranks children directly from logits and also returns log q, or None.
@@ -162,12 +128,11 @@ class Target(Protocol):
         It takes what the function of `sampler` takes; with `purpose` None tokens are ranked without noise. It returns
         the best tokens by log q + g `(b n width)` and `sampling.log_probs(logits, places)`, up to rounding.
         """
-        ...
+        return None
 
     def walk(self, verifier: Any, tree: Any, rows: Any) -> Any:
         """Return the `Verdict` of `verifier.verify(tree, rows, rows.noise)`, or None where it must verify itself."""
-        ...
+        return None
 
     def refresh(self) -> None:
         """Rebuild what was made from the weights if they have changed."""
-        ...

@@ -6,6 +6,7 @@ logits are then the same in every tree and window of at most that many nodes, so
 tokens.
 """
 
+import logging
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,17 +14,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.core.config import one_line
 from lantern.core.noise import Purpose
 from lantern.core.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Prompt, Ranker, Sampler, Scores
+from lantern.core.types import Condition, Prompt, Ranker, Sampler, Scores, Verdict
 from lantern.core.weights import has_eight_bits, is_quantized
 from lantern.decoding.cache import StaticCache
 from lantern.engines.chain import waves
-from lantern.engines.cuda import kernels
+from lantern.engines.cuda import kernels, walk
 from lantern.engines.cuda.rows import ROWS, rows_of
 from lantern.models.llamagen.transformer import Transformer
+from lantern.verifiers.gumbel import GumbelVerifier
 
+LOG = logging.getLogger("lantern")
 PROMPT_ROWS = 512  # rows of a pass over prompts
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -203,10 +207,14 @@ class KernelPass:
 
 
 class KernelTarget(PreparedTarget):
-    """A target that scores tokens by kernels, and prompts by torch, always the same number of them."""
+    """A target that scores tokens by kernels, and prompts by torch, always the same number of them.
+
+    Trees are walked by one kernel where it can.
+    """
 
     follows_masks = False
     passes: ClassVar[WeightCache[Any]] = WeightCache(KernelPass)
+    walks: ClassVar[bool] = True  # False once the kernel did not build or launch
 
     def __init__(self, module: Any, rows: int = ROWS, block: int = kernels.BLOCK) -> None:
         super().__init__(module)
@@ -242,6 +250,20 @@ class KernelTarget(PreparedTarget):
             return self.module(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
         how: dict[str, int] = {"least": self.rows, "block": self.block}
         return self.program(inputs, positions, mask, cache=cache, slots=slots, taps=taps, **how)
+
+    def walk(self, verifier: Any, tree: Any, rows: Any) -> Verdict | None:
+        """Walk a tree by one kernel if it can; kernels build in the steps before a capture."""
+        if not KernelTarget.walks or walk.refusal(verifier, tree, rows) is not None:
+            return None
+        try:
+            is_match = isinstance(verifier, GumbelVerifier)
+            return walk.match(tree, rows) if is_match else walk.walk(verifier, tree, rows)
+        except Exception as error:
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                raise
+            KernelTarget.walks = False
+            LOG.warning("trees are walked by torch, and not by the GPU kernel: %s", one_line(error))
+            return None
 
     def sampler(self, sampling: Sampling, noise: Any) -> Sampler | None:
         """Return the sampling kernel, None for top-p."""

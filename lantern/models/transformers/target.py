@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.types import Condition, Prompt, Raster, Scores, TargetDefaults
+from lantern.core.types import Condition, Prompt, Raster, Scores, Target
 
 ATTENTIONS = ("sdpa", "eager")  # of transformers' kinds of attention those that take any mask
 
@@ -119,7 +119,7 @@ class Collects:
         return keys, values
 
 
-class TransformersTarget(nn.Module, TargetDefaults):
+class TransformersTarget(nn.Module, Target):
     """A decoder of transformers, with embedding and head of tokens, as a `lantern.core.types.Target`.
 
     `body` maps embedded inputs to features after the final norm, and `words` is its embedding. `embedding` maps
