@@ -14,7 +14,6 @@ from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import Engine
 from lantern.generation import generator
 from lantern.generation.generator import FLAT, GAIN, choose, choose_method, generate
-from lantern.methods import METHODS
 from lantern.models.folder import Model
 
 NODES = (1, 2, 4, 8, 16)
@@ -149,8 +148,3 @@ def test_doctor_reports_the_choice_with_its_reason(
     main(["doctor"])
     [line] = [line for line in capsys.readouterr().out.splitlines() if "method auto" in line]
     assert "gumbel-jacobi" in line and "times a pass over one" in line and "lantern tune" in line
-
-
-def test_labels_name_what_differs_from_the_defaults() -> None:
-    assert METHODS["plain"].label == "plain"
-    assert METHODS["lantern++"].with_options(lambda_=2.5).label == "lantern++ lambda 2.5"

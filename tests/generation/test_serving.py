@@ -481,6 +481,7 @@ def test_slow_clients_do_not_keep_connections(model: Model, monkeypatch: pytest.
     monkeypatch.setattr("lantern.generation.serving.server.HEADER_SECONDS", 0.3)
     head = b"POST /v1/images/generations HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     with Served(model, Limits(arrival=0.3)) as server:
+        server.server.config.timeout_keep_alive = 1
         address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
         for sent, answered in (
             (b"", b""),
