@@ -15,8 +15,7 @@ from lantern.engines.engine import Engine
 from lantern.generation import generator
 from lantern.generation.generator import FLAT, GAIN, choose, choose_method, generate
 from lantern.methods import METHODS
-from lantern.models.folder import Model, load_model
-from tests.tiny_folder import save_tiny_model
+from lantern.models.folder import Model
 
 NODES = (1, 2, 4, 8, 16)
 Curve = Callable[[int], float]
@@ -33,11 +32,6 @@ def linear(n: int) -> float:
 def bent(n: int) -> float:
     """Flat up to four tokens, as passes that wait for weights are."""
     return 0.004 * max(1.0, n / 4)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return load_model(save_tiny_model(tmp_path_factory.mktemp("models") / "toy"), device="cpu")
 
 
 def script(monkeypatch: pytest.MonkeyPatch, seconds: Curve) -> list[int]:

@@ -29,17 +29,11 @@ from lantern.generation.requests import Request
 from lantern.generation.serving.app import Limits
 from lantern.generation.serving.errors import RefusedError
 from lantern.generation.serving.worker import Job, Worker
-from lantern.models.folder import Model, load_model
+from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
 from tests.generation.served import KEY, Served
-from tests.tiny_folder import save_tiny_model
 
 PROMPT = "a red apple"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return load_model(save_tiny_model(tmp_path_factory.mktemp("served") / "toy"), device="cpu", engine="eager")
 
 
 @pytest.fixture(scope="module")
