@@ -52,12 +52,6 @@ def test_a_saved_pipeline_keeps_its_method_and_lists_checksums(folder: Path, tmp
         assert path.name in read_checksums(path.parent), path
 
 
-def test_a_pipeline_of_rounded_weights_can_be_saved_and_loaded(folder: Path, tmp_path: Path) -> None:
-    pipe = LanternPipeline.from_pretrained(folder).to(torch.bfloat16).to(torch.float32)
-    pipe.save_pretrained(tmp_path / "saved")
-    assert tokens(LanternPipeline.from_pretrained(tmp_path / "saved")) == tokens(pipe)
-
-
 class Hub:
     """The calls of `HfApi` that are used, which keep what they are given."""
 

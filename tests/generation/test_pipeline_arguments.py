@@ -272,6 +272,7 @@ def test_rounded_weights_save_to_a_folder_that_loads(folder: Path, tmp_path: Pat
     digest = weights_digest(pipe.transformer.state_dict())
     assert read_config(tmp_path / "saved" / "drafter")["target"] == digest
     assert again.add_ons["eagle3"] is not None
+    assert torch.equal(tokens(LanternPipeline.from_pretrained(tmp_path / "saved")), tokens(pipe))
 
 
 def test_an_unsigned_drafter_stays_unsigned(folder: Path, tmp_path: Path) -> None:
