@@ -87,6 +87,8 @@ PAIRS = (
     ("lantern++-paper", "lantern++-paper:tree=eagle2_57_10_5"),
     ("cool-paper", "eagle1-rejection:tree=chain_5"),
     ("eagle1", "eagle1-rejection"),
+    ("eagle1-traversal", "eagle1-rejection"),
+    ("eagle1-traversal:tree=chain_8", "eagle1-rejection:tree=chain_8"),
     ("eagle2", "eagle2-paper"),
 )
 # one curve per relaxed rule, on the same tree or window, and the exact methods that they start from

@@ -1,12 +1,16 @@
-"""The generated rows of a document: between `<!-- rows: NAME -->` and `<!-- end rows -->`."""
+"""The tables of a board in Markdown: printed, or the rows of a document.
 
+Rows of a document stand between `<!-- rows: NAME -->` and `<!-- end rows -->`.
+"""
+
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lantern.core.config import read_json_object
-from lantern.eval.boards.table import MOST, RELAXED, TOKENS, figures_of, interval, markdown_lines, speed_words
+from lantern.eval.boards.table import MOST, RELAXED, TOKENS, figures_of
 from lantern.methods import METHODS
 
 ROWS = re.compile(r"(<!-- rows: (leaderboard|pairs) -->\n).*?(<!-- end rows -->)", re.S)
@@ -31,7 +35,10 @@ def earlier_row(row: Mapping[str, Any]) -> dict[str, Any]:
     speed = row["speedup"]
     claim = speed["value"] if row["refusal"] is None else None
     fastest = {"ratio_of_medians": speed["value"], "interval_95": [speed["low"], speed["high"]], "claim": claim}
-    return {**row, "over_fastest": fastest, "total_variation": row["quality"]["total-variation"], "against": []}
+    return {
+        **row, **row.get("identity", {}), "over_fastest": fastest, "against": [],
+        "total_variation": row["quality"]["total-variation"],
+    }  # fmt: skip
 
 
 def earlier_pair(pair: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,7 +55,8 @@ def rendered(text: str, found: Mapping[str, Any]) -> str:
     """
     if not ROWS.search(text):
         raise ValueError("the page has no line <!-- rows: leaderboard --> or <!-- rows: pairs -->: add one")
-    tables = {"leaderboard": leaderboard_rows(found["boards"]), "pairs": pair_rows(found["boards"])}
+    boards = [board | {"rows": list(filter(is_listed, board["rows"]))} for board in found["boards"]]
+    tables = {"leaderboard": leaderboard_rows(boards), "pairs": pair_rows(found["boards"])}
 
     def filled(place: re.Match[str]) -> str:
         rows = tables[place[2]]
@@ -62,44 +70,94 @@ def write(page: Path, found: Mapping[str, Any]) -> None:
     page.write_text(rendered(page.read_text(encoding="utf-8"), found), encoding="utf-8")
 
 
+def markdown(found: Mapping[str, Any]) -> str:
+    """Return the tables of each temperature, with a line that states what was measured with, and those of pairs."""
+    lines = [line for board in found["boards"] for line in board_lines(found, board)]
+    pairs = pair_rows(found["boards"])
+    return "\n".join([*lines, *(pairs if len(pairs) > 2 else ())])
+
+
+def board_lines(found: Mapping[str, Any], board: Board) -> Iterator[str]:
+    """Yield the lines of one temperature."""
+    where, loads = found["surroundings"], sorted(board["load"]) or [math.nan]
+    yield (
+        f"Model {found['model']} ({found['weights'][:12]}), {found['variant']}, seed {found['seed']}, guidance "
+        f"{found['sampling']['guidance']:g}, temperature {board['temperature']:g}, {board['images']} images; "
+        f"{where['gpu'] or where['cpu']}, {where['threads']} threads, load {loads[0]:.1f} to {loads[-1]:.1f}; torch "
+        f"{where['torch']}, commit {', '.join(commit[:12] for commit in found['commits'])}. The fastest plain decoding "
+        f"is {board['baseline'].partition(' | ')[2]}. Brackets: 95 % intervals, paired by seed. *: no claim: fewer "
+        "than 10 images, times that vary too much, or an interval that contains 1."
+    )
+    yield from ("", *leaderboard_rows([board]), "")
+    yield from (f"- `{row['method']}` not measured: {row['reason']}" for row in board["rows"] if "reason" in row)
+    if any(row.get("changes") for row in board["rows"]):
+        yield "Change of metrics from plain decoding; ! marks what chance does not explain."
+    for row in board["rows"]:
+        for name, one in row.get("changes", {}).items():
+            yield f"- `{row['method']}`: {name} {interval(one, '+.4f')}{'' if one['is_within'] else ' !'}"
+
+
+def is_listed(row: Mapping[str, Any]) -> bool:
+    """Return whether a document lists a row: methods at their own settings that exist still."""
+    return row["method"] in METHODS
+
+
 def leaderboard_rows(boards: Sequence[Board]) -> list[str]:
-    """Return one line per method at its own settings, those with the most tokens per step first."""
+    """Return one line per measured method, those with the most tokens per step first."""
     of = [{row["method"]: row for row in board["rows"] if "over_fastest" in row} for board in boards]
     rates = ["tokens_per_step", *["foreground"] * any("foreground" in row for row in of[0].values())]
     words = {"tokens_per_step": "tokens per step", "foreground": "in the foreground"}
     columns = [f"{words[rate]}, temperature {board['temperature']:g}" for board in boards for rate in rates]
     lines = [["method", *columns, "nodes", "speed over plain", "difference"]]
-    for row in sorted(of[0].values(), key=lambda row: -row["tokens_per_step"]["value"]):
-        name = row["method"]
-        if name in METHODS:
-            cells = [figure(known.get(name, {}), rate) for known in of for rate in rates]
-            nodes = f"{row['nodes_per_step']:.1f}" if "nodes_per_step" in row else ""
-            lines.append([f"`{name}`", *cells, nodes, speed_words(row["over_fastest"], "*"), difference(row)])
-    return markdown_lines(lines, left=(0, len(lines[0]) - 1))
+    for name, row in sorted(of[0].items(), key=lambda one: -one[1]["tokens_per_step"]["value"]):
+        cells = [figure(known.get(name, {}), rate) for known in of for rate in rates]
+        nodes = f"{row['nodes_per_step']:.1f}" if "nodes_per_step" in row else ""
+        lines.append([f"`{name}`", *cells, nodes, speed(row["over_fastest"]), difference(row)])
+    return table(lines, left=(0, len(lines[0]) - 1))
 
 
 def pair_rows(boards: Sequence[Board]) -> list[str]:
-    """Return one line per pair and temperature, in the order of names."""
+    """Return one line per pair and temperature, in the order of names; methods that are gone are left out."""
     lines = []
     for board in boards:
         for name, pair in ((row["method"], pair) for row in board["rows"] for pair in row["against"]):
             names = [name, pair["method"]]
             if all(re.split("[:@]", one)[0] in METHODS for one in names):
-                moved = interval(pair["variation"], "+.3f") if "variation" in pair else ""
-                ratio, at = figure(pair, "tokens_ratio"), f"{board['temperature']:g}"
+                ratio, moved = figure(pair, "tokens_ratio"), figure(pair, "variation", "+.3f")
                 outcome = pair.get("reason") or pair["verdict"]
-                lines.append([*(f"`{one}`" for one in names), at, ratio, moved, outcome])
+                lines.append([*(f"`{one}`" for one in names), f"{board['temperature']:g}", ratio, moved, outcome])
     header = ["method", "against", "temperature", "tokens per step", "total variation", "verdict"]
-    return markdown_lines([header, *sorted(lines, key=lambda line: line[:2])], left=(0, 1, 5))
+    return table([header, *sorted(lines, key=lambda line: line[:2])], left=(0, 1, 5))
 
 
-def figure(row: Mapping[str, Any], name: str) -> str:
-    """Return a rate with its interval, "" without one."""
-    return interval(row[name]) if name in row else ""
+def table(lines: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
+    """Return the lines of a Markdown table, the first its header; columns other than `left` are right-aligned."""
+    rule = ["---" if column in left else "---:" for column in range(len(lines[0]))]
+    return [f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:])]
+
+
+def figure(row: Mapping[str, Any], name: str, form: str = ".2f") -> str:
+    """Return a figure with its interval, "" without one."""
+    return interval(row[name], form) if name in row else ""
+
+
+def interval(found: Mapping[str, Any], form: str) -> str:
+    """Return a value with its interval; the value alone where all images agree."""
+    value, low, high = (format(found[name], form) for name in ("value", "low", "high"))
+    return value if low == high else f"{value} ({low} to {high})"
+
+
+def speed(ratio: Mapping[str, Any]) -> str:
+    """Return a speedup with its interval by rounds, marked if it is no claim."""
+    low, high = ratio["interval_95"]
+    return f"{ratio['ratio_of_medians']:.2f} ({low:.2f} to {high:.2f}){'' if ratio['claim'] is not None else '*'}"
 
 
 def difference(row: Mapping[str, Any]) -> str:
     """Return what a method's images have in common with plain decoding's."""
     if row["promise"] == RELAXED:
         return f"TV {row['total_variation']['value']:.4f}"
-    return "same tokens" if row["promise"] == TOKENS else "same distribution"
+    if row["promise"] != TOKENS:
+        return "same distribution"
+    differing = row.get("differing_images", 0)
+    return f"other tokens in {differing} of {row['images']} images" if differing else "same tokens"

@@ -1,11 +1,11 @@
-"""The table of a board: figures computed from its lines, each with its interval, and their Markdown.
+"""The figures of a board, computed from its lines, each with its interval; `page` writes them as tables.
 
 Intervals are paired: images, or rounds of the clock, are resampled for both sides of a ratio together. Verdicts on
 pairs are by Wilcoxon's signed-rank test of images, with Holm's correction over all pairs of the file.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import torch
 
 from lantern.core.config import read_json_object
 from lantern.eval.boards.board import at_temperature, name_of, rounds_of, unpack
+from lantern.eval.intervals import Estimate, bootstrap, mean_estimate
 from lantern.eval.json_lines import Line, read_lines
-from lantern.eval.metrics.distances import Estimate, bootstrap, mean_estimate
 from lantern.eval.speed.contenders import PLAIN
 from lantern.eval.speed.race import Spread, compare, rounded
 
@@ -23,10 +23,6 @@ LEAST = 3  # images, below which there is no verdict
 BACKGROUND = 0.1  # share of all tokens from which on the most frequent one counts as background
 MOST = 1 << 26  # bytes of a file of figures
 LEVEL = 0.05  # of the family of all pairs
-HEADER = (
-    "method", "promise", "tokens per step", "in the foreground", "speedup", "over the fastest plain", "TV per token",
-    "differs from plain", "against", "tokens per step, ratio", "verdict",
-)  # fmt: skip
 RELAXED, TOKENS, DISTRIBUTION = "relaxed", "tokens", "distribution"
 
 
@@ -264,72 +260,3 @@ def estimate(found: Estimate) -> dict[str, float]:
     """Return an estimate with an interval for JSON."""
     assert found.low is not None and found.high is not None
     return {"value": rounded(found.value), "low": rounded(found.low), "high": rounded(found.high)}
-
-
-def markdown(found: Mapping[str, Any]) -> str:
-    """Return the table of each temperature with a line that states what was measured with."""
-    return "\n".join(line for board in found["boards"] for line in board_lines(found, board))
-
-
-def board_lines(found: Mapping[str, Any], board: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of one temperature."""
-    where, loads = found["surroundings"], sorted(board["load"]) or [math.nan]
-    plain = ["plain", TOKENS, interval(board["tokens_per_step"]), *[""] * (len(HEADER) - 3)]
-    yield (
-        f"Model {found['model']} ({found['weights'][:12]}), {found['variant']}, seed {found['seed']}, guidance "
-        f"{found['sampling']['guidance']:g}, temperature {board['temperature']:g}, {board['images']} images; "
-        f"{where['gpu'] or where['cpu']}, {where['threads']} threads, load {loads[0]:.1f} to {loads[-1]:.1f}; torch "
-        f"{where['torch']}, commit {', '.join(commit[:12] for commit in found['commits'])}. The fastest plain decoding "
-        f"is {board['baseline'].partition(' | ')[2]}. Brackets: 95 % intervals, paired by seed. ?: no claim: fewer "
-        "than 10 images, times that vary too much, or an interval that contains 1."
-    )
-    rows = [cells for row in board["rows"] for cells in cells_of(row)]
-    yield from ("", *markdown_lines([HEADER, plain, *rows]), "")
-    changed = [f"- {row['method']}: {changed_words(row['changes'])}" for row in board["rows"] if row.get("changes")]
-    if changed:
-        yield from ("Change of metrics from plain decoding; * marks what chance does not explain.", "", *changed, "")
-
-
-def markdown_lines(lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Return the lines of a Markdown table, the first its header; columns other than `left` are right-aligned."""
-    rule = ["---" if column in left else "---:" for column in range(len(lines[0]))]
-    return [
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (lines[0], rule, *lines[1:])
-    ]
-
-
-def cells_of(row: Mapping[str, Any]) -> list[list[str]]:
-    """Return the cells of a method: one line, and one more for each further method that it is compared with."""
-    own = len(HEADER) - 3
-    if "reason" in row:
-        return [[row["method"], row["promise"], f"not measured: {row['reason']}", *[""] * own]]
-    differs = f"{row['differing_images']} of {row['images']} images" if "differing_images" in row else ""
-    moved = f"{row['total_variation']['value']:.4f}" if row["promise"] == RELAXED else "0"
-    speeds = [speed_words(row[name]) for name in ("speedup", "over_fastest")]
-    rates = [interval(row[name]) if name in row else "" for name in ("tokens_per_step", "foreground")]
-    first = [row["method"], row["promise"], *rates, *speeds, moved, differs]
-    pairs = [pair_cells(pair) for pair in row["against"]] or [[""] * 3]
-    return [[*(first if i == 0 else [""] * own), *pair] for i, pair in enumerate(pairs)]
-
-
-def pair_cells(pair: Mapping[str, Any]) -> list[str]:
-    """Return the cells of a comparison: the other method, the ratio, the verdict."""
-    ratio = interval(pair["tokens_ratio"]) if "tokens_ratio" in pair else ""
-    return [pair["method"], ratio, pair.get("verdict") or pair["reason"]]
-
-
-def speed_words(ratio: Mapping[str, Any], mark: str = " ?") -> str:
-    """Return a speedup with its interval by rounds, marked if it is no claim."""
-    low, high = ratio["interval_95"]
-    return f"{ratio['ratio_of_medians']:.2f} ({low:.2f} to {high:.2f}){'' if ratio['claim'] is not None else mark}"
-
-
-def interval(found: Mapping[str, Any], form: str = ".2f") -> str:
-    """Return a value with its interval; the value alone where all images agree."""
-    value, low, high = (format(found[name], form) for name in ("value", "low", "high"))
-    return value if low == high else f"{value} ({low} to {high})"
-
-
-def changed_words(found: Mapping[str, Any]) -> str:
-    """Return the changes of metrics as text."""
-    return ", ".join(f"{name} {interval(one, '+.4f')}{'' if one['is_within'] else ' *'}" for name, one in found.items())

@@ -2,8 +2,7 @@
 
 CLIP score (arXiv:2104.08718, without its factor) has two protocols: torchmetrics' (the prompt as it is, the mean
 clamped at 0) and LANTERN's (ViT-B/32, "A photo depicts" before each prompt). Both use OpenAI's ViT-B/32 unless another
-folder is given. The network is transformers', the tokens are open_clip's, and images are resized by Pillow as in
-open_clip.
+folder is given. The network is transformers', tokens and the resize of images are open_clip's.
 
 Preference scores are HPSv2.1 (arXiv:2306.09341) and PickScore (arXiv:2305.01569), both fine-tuned CLIP ViT-H/14.
 PickScore is a folder of transformers; HPSv2.1 is a file and a network of open_clip. PickScore's published score is the
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from lantern.core.config import one_line
@@ -26,20 +25,19 @@ from lantern.eval.metrics.weights import Found
 LENGTH = 77  # tokens with beginning and end
 LANTERN_PREFIX = "A photo depicts "
 RESIZE = "Pillow bicubic, shorter side, centre crop (open_clip)"
-MEAN, SPREAD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True)
 class Clip:
     """Maps images and prompts to unit vectors of one space.
 
-    `see` and `read` map images and tokens to features of `network`; `side` is the height and width of a prepared image.
+    `see` and `read` map images and tokens to features of `network`; `resized` maps a picture of Pillow to its input.
     """
 
     network: Any  # transformers' CLIPModel, whose annotations do not type-check, or open_clip's CLIP
-    side: int
-    see: Callable[[Tensor], object]
-    read: Callable[[Tensor], object]
+    resized: Callable[[Any], Tensor]
+    see: Callable[[Tensor], Tensor]
+    read: Callable[[Tensor], Tensor]
     weights: Found
     device: torch.device
 
@@ -47,13 +45,7 @@ class Clip:
         """Return an image (uint8, h w 3) as network input."""
         from PIL import Image
 
-        picture = Image.fromarray(pixels)
-        scale = self.side / min(picture.size)
-        width, height = (max(self.side, int(length * scale)) for length in picture.size)
-        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
-        left, top = (round((length - self.side) / 2) for length in (width, height))
-        cut = np.array(picture.crop((left, top, left + self.side, top + self.side)), dtype=np.float32) / 255
-        return torch.from_numpy((cut - np.array(MEAN, np.float32)) / np.array(SPREAD, np.float32)).permute(2, 0, 1)
+        return self.resized(Image.fromarray(pixels))
 
     @torch.inference_mode()
     def embed(self, inputs: Float[Tensor, "b 3 side side"]) -> Float[Tensor, "b c"]:
@@ -63,7 +55,9 @@ class Clip:
     @torch.inference_mode()
     def embed_prompts(self, prompts: Sequence[str], *, batch: int = 64) -> Float[Tensor, "b c"]:
         """Return unit vectors of prompts, on the CPU; longer prompts are truncated to LENGTH tokens."""
-        rows = [tokens(prompts[i : i + batch]) for i in range(0, len(prompts), batch)]
+        from open_clip import tokenize
+
+        rows = [tokenize(list(prompts[i : i + batch])) for i in range(0, len(prompts), batch)]
         return torch.cat([_unit(self.read(one.to(self.device))) for one in rows])
 
 
@@ -80,15 +74,12 @@ def load_clip(found: Found, *, device: torch.device | str = "cpu") -> Clip:
     finally:
         if had_bars:
             logging.enable_progress_bar()
-    side = network.to(device).config.vision_config.image_size
-    return Clip(network, side, network.get_image_features, network.get_text_features, found, torch.device(device))
-
-
-def tokens(prompts: Sequence[str]) -> Int[Tensor, "b 77"]:
-    """Return CLIP's tokens of prompts: beginning, text, end, zeros."""
-    from open_clip import tokenize
-
-    return tokenize(list(prompts), context_length=LENGTH)
+    network.to(device)
+    return Clip(
+        network, _resize(network.config.vision_config.image_size),
+        lambda pictures: network.get_image_features(pictures).pooler_output,
+        lambda words: network.get_text_features(words).pooler_output, found, torch.device(device),
+    )  # fmt: skip
 
 
 def cut_prompts(prompts: Sequence[str]) -> int:
@@ -104,10 +95,16 @@ def clip_scores(pictures: Float[Tensor, "n c"], prompts: Float[Tensor, "n c"]) -
     return 100 * (pictures * prompts).sum(-1)
 
 
-def _unit(found: object) -> Float[Tensor, "b c"]:
-    # transformers 5 returns an object with the projected pooler_output, earlier versions the tensor
-    features = found if isinstance(found, Tensor) else found.pooler_output  # type: ignore[attr-defined]
+def _unit(features: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
     return torch.nn.functional.normalize(features.float(), dim=-1).cpu()
+
+
+def _resize(side: int) -> Callable[[Any], Tensor]:
+    """Return open_clip's map from a picture of Pillow to the input of a network."""
+    from open_clip import image_transform
+
+    found: Any = image_transform(side, is_train=False)
+    return found
 
 
 def load_preference(found: Found, *, device: torch.device | str = "cpu") -> Clip:
@@ -137,5 +134,5 @@ def load_open_clip(found: Found, config: Mapping[str, Any], *, device: torch.dev
     # files do not hold the causal mask
     network.attn_mask = torch.full((LENGTH, LENGTH), -torch.inf).triu(1)
     network.float().eval().to(device)
-    side = config["vision_cfg"]["image_size"]
-    return Clip(network, side, network.encode_image, network.encode_text, found, torch.device(device))
+    resized = _resize(config["vision_cfg"]["image_size"])
+    return Clip(network, resized, network.encode_image, network.encode_text, found, torch.device(device))

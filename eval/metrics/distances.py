@@ -4,30 +4,18 @@ Ours are the distance of fewer images than features, density and coverage, and e
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.eval.metrics.moments import LIMIT, Moments
+from lantern.eval.intervals import DRAWS, Estimate, ends, mean_estimate
+from lantern.eval.metrics.moments import Moments
 
-DRAWS = 1000
 BLOCK = 2048  # rows of a kernel or distance matrix that are in memory at a time
-RESAMPLED = 1 << 22  # numbers that a block of resamples holds
+Gaussian = tuple[Float[Tensor, " c"], Float[Tensor, "c c"]]  # mean and covariance
 MOST_KERNEL = 10_000  # largest set of the kernel distance; of larger ones a random part is used
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value and its 95 % interval; `means` describes the interval, "" if there is none."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-    means: str = ""
 
 
 def frechet(a: Moments, b: Moments) -> float:
@@ -37,22 +25,16 @@ def frechet(a: Moments, b: Moments) -> float:
     """
     if a.made_with and b.made_with and a.made_with != b.made_with:
         raise ValueError(f"features made with {a.made_with!r} and with {b.made_with!r}, expected the same")
-    return frechet_gaussian(a.mean, a.covariance, b.mean, b.covariance)
+    return frechet_gaussian((a.mean, a.covariance), (b.mean, b.covariance))
 
 
-def frechet_gaussian(
-    mean_a: Float[Tensor, " c"],
-    covariance_a: Float[Tensor, "c c"],
-    mean_b: Float[Tensor, " c"],
-    covariance_b: Float[Tensor, "c c"],
-) -> float:
+def frechet_gaussian(a: Gaussian, b: Gaussian) -> float:
     """Return torch-fidelity's Frechet distance of two Gaussians; ValueError for means of different lengths."""
     from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
-    if mean_a.shape != mean_b.shape:
-        raise ValueError(f"features of {len(mean_a)} and of {len(mean_b)} values, expected features of one network")
-    sides = ((mean_a, covariance_a), (mean_b, covariance_b))
-    known = [{"mu": mean.double().numpy(), "sigma": covariance.double().numpy()} for mean, covariance in sides]
+    if len(a[0]) != len(b[0]):
+        raise ValueError(f"features of {len(a[0])} and of {len(b[0])} values, expected features of one network")
+    known = [{"mu": mean.double().numpy(), "sigma": covariance.double().numpy()} for mean, covariance in (a, b)]
     return fid_statistics_to_metric(*known, verbose=False)[KEY_METRIC_FID]
 
 
@@ -72,8 +54,7 @@ def _frechet_of(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], generator: tor
         raise ValueError(f"sets of {len(x)} and {len(y)} features, expected at least 2 in each")
     picks = [_resample(len(one), generator) if generator else None for one in (x, y)]
     if max(len(x), len(y)) >= x.shape[1]:
-        limit = max(_limit_of(x), _limit_of(y))
-        return frechet(*(moments_of(one, pick, limit=limit) for one, pick in zip((x, y), picks, strict=True)))
+        return frechet(*(moments_of(one, pick) for one, pick in zip((x, y), picks, strict=True)))
     # Fewer pictures than values: tr (A B)^(1/2) is the sum of singular values of the centred Xc Yc^T
     a, b = (one.double() if pick is None else one[pick].double() for one, pick in zip((x, y), picks, strict=True))
     apart = (a.mean(0) - b.mean(0)).square().sum()
@@ -82,30 +63,22 @@ def _frechet_of(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], generator: tor
     return float(apart + a.square().sum() + b.square().sum() - 2 * shared)
 
 
-def frechet_to(
-    x: Float[Tensor, "n c"], mean: Float[Tensor, " c"], covariance: Float[Tensor, "c c"], *, seed: int, draws: int = 20
-) -> Estimate:
+def frechet_to(x: Float[Tensor, "n c"], fixed: Gaussian, *, seed: int, draws: int = 20) -> Estimate:
     """Return the Frechet distance of features to a fixed Gaussian; the bootstrap resamples x only."""
     generator = torch.Generator().manual_seed(seed)
 
     def distance(picks: Int[Tensor, " n"] | None = None) -> float:
         moments = moments_of(x, picks)
-        return frechet_gaussian(moments.mean, moments.covariance, mean, covariance)
+        return frechet_gaussian((moments.mean, moments.covariance), fixed)
 
     return _centred(distance(), [distance(_resample(len(x), generator)) for _ in range(draws)], "reference fixed, ")
 
 
-def _limit_of(features: Float[Tensor, "n c"]) -> float:
-    """Return a power of two above all features, at least LIMIT."""
-    most = max(float(features[i : i + BLOCK].abs().max()) for i in range(0, len(features), BLOCK))
-    return max(2.0 ** (math.frexp(most)[1]), LIMIT)
-
-
 def moments_of(
-    features: Float[Tensor, "n c"], picks: Int[Tensor, " m"] | None = None, *, limit: float = LIMIT, made_with: str = ""
+    features: Float[Tensor, "n c"], picks: Int[Tensor, " m"] | None = None, *, made_with: str = ""
 ) -> Moments:
     """Return the moments of features, or of the rows `picks`, computed in blocks."""
-    moments = Moments(features.shape[1], limit=limit, made_with=made_with)
+    moments = Moments(features.shape[1], made_with=made_with)
     for i in range(0, len(features), BLOCK):
         moments.add(features[i : i + BLOCK] if picks is None else features[picks[i : i + BLOCK]])
     return moments
@@ -135,7 +108,7 @@ def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: i
     found = within[0] + within[1] - 2 * _kernel_mean(x, y, *weights, is_same=False)
     # a resample of one repeated picture has no pairs
     has_pairs = torch.stack([w.sum(0).square() > w.square().sum(0) for w in weights]).all(0)
-    low, high = (end + value - float(found[0]) for end in _ends(found[1:][has_pairs[1:]]))
+    low, high = (end + value - float(found[0]) for end in ends(found[1:][has_pairs[1:]]))
     return Estimate(value, low, high, f"95 % bootstrap, {draws} draws")
 
 
@@ -216,35 +189,6 @@ def inception_score(logits: Float[Tensor, "n k"], *, seed: int, draws: int = 100
     return _centred(score(logits), sampled)
 
 
-def mean_estimate(values: Float[Tensor, " n"], *, seed: int, draws: int = DRAWS) -> Estimate:
-    """Return the mean of values with its bootstrap interval."""
-    return bootstrap(values.double(), lambda sampled: sampled.mean(-1), seed=seed, draws=draws)
-
-
-def bootstrap(
-    rows: Tensor,
-    statistic: Callable[[Tensor], Tensor],
-    *,
-    seed: int,
-    draws: int = DRAWS,
-) -> Estimate:
-    """Return a statistic of rows (one per image or round) with a 95 % percentile interval over resampled rows.
-
-    `statistic` maps (..., n, *) to (...). Resamples are taken in blocks, so memory does not grow with n times `draws`.
-    ValueError without rows.
-    """
-    if not len(rows):
-        raise ValueError("got no values, expected at least one")
-    generator = torch.Generator().manual_seed(seed)
-    size = max(RESAMPLED // rows.numel(), 1)
-    found = []
-    for first in range(0, draws, size):
-        picks = torch.randint(0, len(rows), (min(size, draws - first), len(rows)), generator=generator)
-        found.append(statistic(rows[picks]))
-    low, high = _ends(torch.cat(found))
-    return Estimate(float(statistic(rows)), low, high, f"95 % bootstrap, {draws} draws")
-
-
 def _weights(count: int, draws: int, generator: torch.Generator) -> Float[Tensor, "n d"]:
     """Return how often each resample has each image; the first column is the set itself."""
     picks = torch.randint(0, count, (draws, count), generator=generator)
@@ -269,10 +213,5 @@ def _centred(value: float, sampled: Sequence[float], held: str = "") -> Estimate
     if not sampled:
         return Estimate(value)
     found = torch.tensor(sampled, dtype=torch.float64)
-    low, high = _ends(found - found.mean() + value)
+    low, high = ends(found - found.mean() + value)
     return Estimate(value, max(low, 0.0), high, f"95 % bootstrap, {len(sampled)} draws, {held}centred on the value")
-
-
-def _ends(found: Float[Tensor, " d"]) -> tuple[float, float]:
-    low, high = torch.quantile(found.double(), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return low, high

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,31 +17,40 @@ Pair = Callable[[UInt8[Tensor, "b 3 h w"], UInt8[Tensor, "b 3 h w"]], Float[Tens
 RAW = "raw"
 
 
-class Judge(Protocol):
-    """A network that maps images to features."""
+@dataclass(frozen=True)
+class Judge:
+    """A network that maps images to features.
 
-    @property
-    def weights(self) -> Found:
-        """The weights it was loaded from."""
-        ...
+    prepare: maps an image (uint8, h w 3) to the network's input, in reader threads. embed: maps prepared images to
+    features on the CPU. read: maps prompts to features of the same space.
+    """
 
-    def prepare(self, pixels: np.ndarray, /) -> Tensor:
-        """Return an image (uint8, h w 3) as network input; called in reader threads."""
-        ...
-
-    def embed(self, inputs: Tensor, /) -> Float[Tensor, "b c"]:
-        """Return features of prepared images, on the CPU."""
-        ...
+    weights: Found
+    prepare: Callable[[np.ndarray], Tensor]
+    embed: Callable[[Tensor], Float[Tensor, "b c"]]
+    read: Callable[[Sequence[str]], Float[Tensor, "b c"]] | None = None
 
 
 @dataclass
 class Seen:
-    """The features of a set of images, by network; the tensors are memory-mapped files."""
+    """The features of a set of `count` images, by network; the tensors are files in `folder`, mapped to memory."""
 
     count: int
+    folder: Path
     features: dict[str, Float[Tensor, "n c"]] = field(default_factory=dict)
     prompts: list[str | None] = field(default_factory=list)
     sha256: str = ""
+
+    def enter(self, batch: Batch, judges: Mapping[str, Judge]) -> None:
+        """Write the features of a batch."""
+        self.prompts += batch.prompts
+        for name, judge in judges.items():
+            features = judge.embed(batch.inputs[name])
+            if name not in self.features:
+                path, shape = self.folder / f"{name.replace(':', '-')}.npy", (self.count, features.shape[1])
+                self.folder.mkdir(exist_ok=True)
+                self.features[name] = torch.from_numpy(np.lib.format.open_memmap(path, "w+", np.float32, shape))
+            self.features[name][batch.first : batch.first + len(features)] = features
 
 
 @dataclass(frozen=True)
@@ -54,69 +62,53 @@ class Extracted:
     pairs: Mapping[str, Float[Tensor, " n"]]
 
 
-@dataclass(frozen=True)
-class Extraction:
-    """An extraction: networks for the images, networks for the reference, and measures of pairs of both by position.
+def extract(
+    folder: Path,
+    sets: Sequence[tuple[Sequence[Path], Mapping[str, Judge]]],
+    pairs: Mapping[str, Pair],
+    *,
+    batch: int = 32,
+    before: Callable[[np.ndarray], np.ndarray] | None = None,
+    reads_prompts: bool = False,
+    is_quiet: bool = False,
+) -> Extracted:
+    """Extract features of two sets, images and reference with their networks, and measures of pairs by position.
 
-    folder: where features are written. batch: images at a time. workers: reader threads, 0 for the default.
-    before: a function applied to every image first. reads_prompts: each image must contain its prompt.
+    folder: where features are written. batch: images at a time. before: a function applied to every image first.
+    reads_prompts: each image must contain its prompt. ValueError for sets that do not pair up.
     """
+    from tqdm import tqdm
 
-    folder: Path
-    ours: Mapping[str, Judge]
-    theirs: Mapping[str, Judge]
-    pairs: Mapping[str, Pair]
-    batch: int = 32
-    workers: int = 0
-    before: Callable[[np.ndarray], np.ndarray] | None = None
-    reads_prompts: bool = False
-    is_quiet: bool = False
+    if pairs:
+        _check_pairs(", ".join(pairs), *(paths for paths, _ in sets))
+    seen, streams = [], []
+    for place, (paths, judges) in enumerate(sets):
+        seen.append(Seen(len(paths), folder / str(place)))
+        prepare = {name: judge.prepare for name, judge in judges.items()} | ({RAW: raw} if pairs else {})
+        streams.append(Stream(paths, prepare, batch, before))
+    values: dict[str, list[Tensor]] = {name: [] for name in pairs}
+    total = sum(one.count for one in seen)
+    with tqdm(total=total, unit=" images", disable=True if is_quiet else None, leave=False) as bar:
+        for batches in zip_longest(*streams):
+            ours = batches[0]
+            if reads_prompts and ours is not None and None in ours.prompts:
+                name = ours.names[ours.prompts.index(None)]
+                raise ValueError(f"{name} has no prompt in its file: give one per image with --prompts")
+            for one, some, (_, judges) in zip(seen, batches, sets, strict=True):
+                if some is not None:
+                    one.enter(some, judges)
+                    bar.update(len(some.names))
+            for name, measure in pairs.items():
+                values[name].append(measure(*(some.inputs[RAW] for some in batches)))
+    for one, stream in zip(seen, streams, strict=True):
+        one.sha256 = stream.sha256
+    return Extracted(*seen, pairs={name: torch.cat(found) for name, found in values.items()})
 
-    def run(self, pictures: Sequence[Path], reference: Sequence[Path]) -> Extracted:
-        """Extract features of both sets and measures of pairs; ValueError for sets that do not pair up."""
-        from tqdm import tqdm
 
-        self._check_pairs(pictures, reference)
-        sets = [Seen(len(pictures)), Seen(len(reference))]
-        streams = []
-        for paths, judges in ((pictures, self.ours), (reference, self.theirs)):
-            prepare = {name: judge.prepare for name, judge in judges.items()} | ({RAW: raw} if self.pairs else {})
-            streams.append(Stream(paths, prepare, self.batch, self.workers, self.before))
-        values: dict[str, list[Tensor]] = {name: [] for name in self.pairs}
-        total = len(pictures) + len(reference)
-        with tqdm(total=total, unit=" images", disable=True if self.is_quiet else None, leave=False) as bar:
-            for batches in zip_longest(*streams):
-                ours = batches[0]
-                if self.reads_prompts and ours is not None and None in ours.prompts:
-                    name = ours.names[ours.prompts.index(None)]
-                    raise ValueError(f"{name} has no prompt in its file: give one per image with --prompts")
-                for place, (batch, judges) in enumerate(zip(batches, (self.ours, self.theirs), strict=True)):
-                    if batch is not None:
-                        self._enter(sets[place], batch, judges, f"{place}")
-                        bar.update(len(batch.names))
-                for name, measure in self.pairs.items():
-                    values[name].append(measure(*(batch.inputs[RAW] for batch in batches)))
-        for seen, stream in zip(sets, streams, strict=True):
-            seen.sha256 = stream.sha256
-        return Extracted(*sets, pairs={name: torch.cat(found) for name, found in values.items()})
-
-    def _check_pairs(self, pictures: Sequence[Path], reference: Sequence[Path]) -> None:
-        if not self.pairs:
-            return
-        names = ", ".join(self.pairs)
-        if len(pictures) != len(reference):
-            got = f"{len(pictures)} images and {len(reference)} reference images"
-            raise ValueError(f"{names}: got {got}, expected equal numbers")
-        for one, other in zip(pictures, reference, strict=True):
-            if one.stem != other.stem:
-                raise ValueError(f"{names}: {one.name} is paired with {other.name}, expected pairs of the same name")
-
-    def _enter(self, seen: Seen, batch: Batch, judges: Mapping[str, Judge], name: str) -> None:
-        seen.prompts += batch.prompts
-        for judge, network in judges.items():
-            features = network.embed(batch.inputs[judge])
-            if judge not in seen.features:
-                path = self.folder / f"{name}-{judge.replace(':', '-')}.npy"
-                shape = (seen.count, features.shape[1])
-                seen.features[judge] = torch.from_numpy(np.lib.format.open_memmap(path, "w+", np.float32, shape))
-            seen.features[judge][batch.first : batch.first + len(features)] = features
+def _check_pairs(names: str, pictures: Sequence[Path], reference: Sequence[Path]) -> None:
+    if len(pictures) != len(reference):
+        got = f"{len(pictures)} images and {len(reference)} reference images"
+        raise ValueError(f"{names}: got {got}, expected equal numbers")
+    for one, other in zip(pictures, reference, strict=True):
+        if one.stem != other.stem:
+            raise ValueError(f"{names}: {one.name} is paired with {other.name}, expected pairs of the same name")

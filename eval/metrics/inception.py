@@ -14,27 +14,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lantern.core.config import one_line
 from lantern.core.io import read_pickled
 from lantern.eval.metrics.pictures import raw
-from lantern.eval.metrics.weights import Found, find_weights, found_at
+from lantern.eval.metrics.weights import Found
 
 SIDE = 299
-# name: description in results
-RESIZES = {
+RESIZES = {  # what results say of them
     "clean": "Pillow bicubic in floats, not rounded (clean-fid, mode clean)",
     "legacy": "TensorFlow 1's bilinear, not antialiased (clean-fid, mode legacy_tensorflow)",
-    "torchmetrics": "PyTorch's bilinear, antialiased (torchmetrics' default)",
 }
-LAYERS = (
-    *("Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "MaxPool_1", "Conv2d_3b_1x1", "Conv2d_4a_3x3", "MaxPool_2"),
-    *("Mixed_5b", "Mixed_5c", "Mixed_5d", "Mixed_6a", "Mixed_6b", "Mixed_6c", "Mixed_6d", "Mixed_6e"),
-    *("Mixed_7a", "Mixed_7b", "Mixed_7c", "AvgPool"),
-)
 
 
 @dataclass(frozen=True)
@@ -52,7 +44,7 @@ class Inception:
 
     def prepare(self, pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
         """Return an image (uint8, h w 3) at the network's size, values 0 to 255."""
-        return RESIZERS[self.resize](pixels)
+        return (_clean if self.resize == "clean" else _legacy)(pixels)
 
     @torch.inference_mode()
     def embed(self, inputs: Float[Tensor, "b 3 299 299"]) -> Float[Tensor, "b 2048"]:
@@ -69,23 +61,9 @@ class Inception:
             )
         return self.head(features.to(self.device)).float().cpu()
 
-    def __call__(self, pictures: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, "b 2048"]:
-        """Return the pooled features of images."""
-        return self.embed(torch.stack([self.prepare(one.permute(1, 2, 0).cpu().numpy()) for one in pictures]))
 
-
-def load_inception(
-    weights: Path | Found | None = None, *, resize: str = "clean", device: torch.device | str = "cpu"
-) -> Inception:
-    """Load the network from a file, or from the cache folder if `weights` is None.
-
-    ValueError for a file of another kind or an unknown resize; FileNotFoundError for a missing file.
-    """
-    if resize not in RESIZES:
-        raise ValueError(f"resize {resize!r}, expected one of {', '.join(RESIZES)}")
-    if weights is None:
-        weights = find_weights("inception")
-    found = weights if isinstance(weights, Found) else found_at(Path(weights))
+def load_inception(found: Found, *, resize: str = "clean", device: torch.device | str = "cpu") -> Inception:
+    """Load the network from a file; ValueError for a file of another kind."""
     network, head = (_from_script if _is_script(found.path) else _from_tensors)(found.path, torch.device(device))
     return Inception(network, head, resize, found, torch.device(device))
 
@@ -111,16 +89,9 @@ def _from_script(path: Path, device: torch.device) -> tuple[Callable[[Tensor], T
 
 
 def _from_tensors(path: Path, device: torch.device) -> tuple[Callable[[Tensor], Tensor], nn.Module]:
-    network = _architecture(read_tensors(path), path).to(device)
-
-    def pooled(x: Float[Tensor, "b 3 299 299"]) -> Float[Tensor, "b 2048"]:
-        for name in LAYERS:
-            x = getattr(network, name)(x)
-        return x.flatten(1)
-
-    head = network.fc
-    assert isinstance(head, nn.Module)
-    return pooled, head
+    # torch-fidelity's own forward pass resizes first
+    *layers, head = _architecture(read_tensors(path), path).to(device).children()
+    return nn.Sequential(*layers), head
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -155,15 +126,3 @@ def _legacy(pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
     from torch_fidelity.interpolate_compat_tensorflow import interpolate_bilinear_2d_like_tensorflow1x
 
     return interpolate_bilinear_2d_like_tensorflow1x(raw(pixels)[None].float(), (SIDE, SIDE), align_corners=False)[0]
-
-
-def _torchmetrics(pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
-    wide = raw(pixels)[None].float()
-    return F.interpolate(wide, (SIDE, SIDE), mode="bilinear", align_corners=False, antialias=True)[0]
-
-
-RESIZERS: dict[str, Callable[[np.ndarray], Tensor]] = {
-    "clean": _clean,
-    "legacy": _legacy,
-    "torchmetrics": _torchmetrics,
-}

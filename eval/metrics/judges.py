@@ -1,11 +1,10 @@
 """The networks of metrics by name. Each is loaded once and shared by all metrics that use it."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
@@ -16,13 +15,12 @@ from lantern.eval.metrics.extraction import Judge, Pair
 from lantern.eval.metrics.weights import Found, find_weights
 
 
-@dataclass(frozen=True)
-class Network:
-    """A judge made of two functions, which `extraction.Judge` describes."""
-
-    weights: Found
-    prepare: Callable[[np.ndarray], Tensor]
-    embed: Callable[[Tensor], Tensor]
+def weights_of(judge: str, given: Mapping[str, Path]) -> str:
+    """Return the name of the weights of a network, "" for a measure without weights; `given` are the user's files."""
+    kind = judge.partition(":")[0]
+    if kind == "logits" or (kind == "inception" and "inception" not in given and "inception-logits" in given):
+        return "inception-logits"
+    return "" if kind == "psnr" else kind
 
 
 @dataclass
@@ -37,15 +35,17 @@ class Judges:
     def load(self, name: str) -> Judge:
         """Return a network; FileNotFoundError for missing weights."""
         kind, _, resize = name.partition(":")
+        if kind not in ("inception", "logits"):
+            load = clip_score.load_clip if name == "clip" else clip_score.load_preference
+            clip = load(self.find(name), device=self.device)
+            return Judge(clip.weights, clip.prepare, clip.embed, clip.embed_prompts)
+        stored = weights_of(name, self.weights)
+        if stored not in self._inceptions:
+            self._inceptions[stored] = inception.load_inception(self.find(stored), resize=resize, device=self.device)
+        network = dataclasses.replace(self._inceptions[stored], resize=resize)
         if kind == "inception":
-            has_other = "inception" not in self.weights and "inception-logits" in self.weights
-            return self._inception("inception-logits" if has_other else "inception", resize)
-        if kind == "logits":
-            pooled = self._inception("inception-logits", resize)
-            return Network(pooled.weights, pooled.prepare, lambda inputs: pooled.logits(pooled.embed(inputs)))
-        found = self.find(name)
-        load = clip_score.load_clip if name == "clip" else clip_score.load_preference
-        return load(found, device=self.device)
+            return Judge(network.weights, network.prepare, network.embed)
+        return Judge(network.weights, network.prepare, lambda inputs: network.logits(network.embed(inputs)))
 
     def pair(self, name: str) -> tuple[Pair, Found | None]:
         """Return a measure of pairs and its weights."""
@@ -57,11 +57,6 @@ class Judges:
     def find(self, name: str) -> Found:
         """Return the location of weights."""
         return find_weights(name, self.weights, cache=self.cache)
-
-    def _inception(self, name: str, resize: str) -> inception.Inception:
-        if name not in self._inceptions:
-            self._inceptions[name] = inception.load_inception(self.find(name), resize=resize, device=self.device)
-        return dataclasses.replace(self._inceptions[name], resize=resize)
 
 
 def psnr(a: UInt8[Tensor, "b 3 h w"], b: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, " b"]:

@@ -18,20 +18,14 @@ COARSE, FINE = 16, 17  # bits of the high part below the limit, of the low part 
 class Moments:
     """Number, sum and outer products of features of `width` values, in float64.
 
-    A feature is rounded to a fixed grid of 2**-33 of the limit (2**-28 at the default 32, which is float32 precision
-    for values from 1/16 up) and split into a high and a low part. Products of parts are multiples of one step, and
-    float64 holds the sum of 2**20 of them exactly, so order, split and kernel do not change a bit. `limit` is a power
-    of two above all features. `made_with` names network and resize; `sets` has the sha256 of the sets of images, if
-    known. Moments that were made otherwise, or of a set that is included already, are not merged.
-    ValueError for a width below 1 and for a limit that is not a power of two.
+    A feature is rounded to a fixed grid of 2**-28 (float32 precision for values from 1/16 up) and split into a high and
+    a low part. Products of parts are multiples of one step, and float64 holds the sum of 2**20 of them exactly, so
+    order, split and kernel do not change a bit. `made_with` names network and resize; `sets` has the sha256 of the sets
+    of images, if known. Moments that were made otherwise, or of a set that is included already, are not merged.
     """
 
-    def __init__(self, width: int, *, limit: float = LIMIT, made_with: str = "") -> None:
-        if width < 1:
-            raise ValueError(f"width {width}, expected a feature of at least one value")
-        if limit <= 0 or torch.frexp(torch.tensor(limit, dtype=torch.float64)).mantissa.item() != 0.5:
-            raise ValueError(f"limit {limit}, expected a power of two")
-        self.width, self.limit, self.count = width, limit, 0
+    def __init__(self, width: int, *, made_with: str = "") -> None:
+        self.width, self.count = width, 0
         self.made_with = made_with
         self.sets: tuple[str, ...] = ()
         self._sum = torch.zeros(width, dtype=torch.float64)
@@ -44,10 +38,9 @@ class Moments:
             raise ValueError(f"features of shape {list(features.shape)}, expected [n, {self.width}]")
         self._make_room(len(features))
         x = features.detach().double()
-        if len(x) and not bool((x.abs() < self.limit).all()):
-            worst = float(x.abs().max())
-            raise ValueError(f"a feature has magnitude {worst:g}, expected below {self.limit:g}: raise the limit")
-        step = self.limit / 2**COARSE
+        if len(x) and not bool((x.abs() < LIMIT).all()):
+            raise ValueError(f"a feature has magnitude {float(x.abs().max()):g}, expected below {LIMIT:g}")
+        step = LIMIT / 2**COARSE
         high = torch.round(x / step) * step
         low = torch.round((x - high) * (2**FINE / step)) * (step / 2**FINE)
         self._sum += (high + low).sum(0).cpu()
@@ -56,12 +49,12 @@ class Moments:
         self.count += len(x)
 
     def merge(self, other: "Moments") -> None:
-        """Add the moments of another set; ValueError if width, limit, network or resize differ."""
-        if (other.width, other.limit) != (self.width, self.limit):
-            got, expected = (other.width, other.limit), (self.width, self.limit)
-            raise ValueError(f"moments of width and limit {got}, expected {expected}: extract them the same way")
-        if other.made_with != self.made_with:
-            raise ValueError(f"moments made with {other.made_with!r}, expected {self.made_with!r}")
+        """Add the moments of another set; ValueError if width, network or resize differ."""
+        got, expected = ((one.width, one.made_with) for one in (other, self))
+        if got != expected:
+            raise ValueError(
+                f"moments of {got[0]} values made with {got[1]!r}, expected {expected[0]} made with {expected[1]!r}"
+            )
         if twice := set(self.sets) & set(other.sets):
             raise ValueError(f"the images of sha256 {min(twice)[:16]}... are included already: merge each set once")
         self._make_room(other.count)
@@ -91,7 +84,7 @@ class Moments:
         """Write the moments to a safetensors file, atomically."""
         from safetensors.torch import save_file
 
-        facts = torch.tensor([self.count, self.limit], dtype=torch.float64)
+        facts = torch.tensor([self.count, LIMIT], dtype=torch.float64)
         with atomic_write(path) as temporary:
             tensors = {"facts": facts, "sum": self._sum, "products": self._products}
             save_file(tensors, temporary, {"made_with": self.made_with, "sets": " ".join(self.sets)})
@@ -106,7 +99,9 @@ class Moments:
                 stored = {name: file.get_tensor(name) for name in ("facts", "sum", "products")}
                 reported = file.metadata() or {}
             count, limit = stored["facts"].tolist()
-            moments = cls(len(stored["sum"]), limit=limit, made_with=reported.get("made_with", ""))
+            if limit != LIMIT:
+                raise ValueError(f"its limit is {limit:g}, expected {LIMIT:g}")
+            moments = cls(len(stored["sum"]), made_with=reported.get("made_with", ""))
             moments.count, moments._sum, moments._products = int(count), stored["sum"], stored["products"]
             moments.sets = tuple(reported.get("sets", "").split())
         except (SafetensorError, OSError, ValueError) as error:

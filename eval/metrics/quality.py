@@ -3,20 +3,21 @@
 import dataclasses
 import hashlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import lantern
 from lantern.cli.command import nearest
-from lantern.eval.metrics.distances import DRAWS, frechet, moments_of
-from lantern.eval.metrics.extraction import Extracted, Extraction, Judge
+from lantern.eval.intervals import DRAWS
+from lantern.eval.metrics.distances import frechet, moments_of
+from lantern.eval.metrics.extraction import Extracted, Judge, extract
 from lantern.eval.metrics.judges import Judges
 from lantern.eval.metrics.moments import Moments
-from lantern.eval.metrics.pictures import resizing
 from lantern.eval.metrics.reference import Reference, made_with, open_reference
 from lantern.eval.metrics.registry import METRICS, PAIRS, PROMPTS, REFERENCE, Material, Metric
 from lantern.eval.metrics.weights import Found
@@ -31,8 +32,6 @@ class Figure:
 
     name: str
     value: float
-    interval: tuple[float, float] | None
-    interval_means: str
     protocol: str
     library: str
     resize: str
@@ -43,8 +42,10 @@ class Figure:
     reference: str
     reference_sha256: str
     reference_images: int
-    prompts: str
     seed: int
+    interval: tuple[float, float] | None = None
+    interval_means: str = ""
+    prompts: str = ""
     warning: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -57,8 +58,8 @@ class Options:
     """Options of a measurement.
 
     reference_name, prompts_name: names in the results. cache: folder of weights. draws: bootstrap draws. batch: images
-    at a time. workers: reader threads, 0 for one per core. moments: folder for Inception's moments of both sets, to
-    merge shards. resize, size: resize of both sets to `size` pixels before each network's own (`pictures.resizing`).
+    at a time. moments: folder for Inception's moments of both sets, to merge shards. before: a function applied to
+    every image of both sets first; `resized` describes it.
     """
 
     reference_name: str = ""
@@ -66,11 +67,10 @@ class Options:
     cache: Path | None = None
     draws: int = DRAWS
     batch: int = 32
-    workers: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     moments: Path | None = None
-    resize: str = "none"
-    size: int = 0
+    before: Callable[[np.ndarray], np.ndarray] | None = None
+    resized: str = ""
     is_quiet: bool = True
 
 
@@ -93,40 +93,26 @@ def measure(
     options = options or Options()
     known = open_reference(reference, name=options.reference_name)
     names = in_order(metrics, images=len(pictures), has_pictures=bool(known.pictures))
-    _check(names, pictures, known, prompts, options)
+    _check(names, pictures, known, prompts)
     judges, chosen = Judges(weights or {}, options.cache, options.device), [METRICS[name] for name in names]
     ours = {name: judges.load(name) for name in dict.fromkeys(one.judge for one in chosen if PAIRS not in one.needs)}
     of_reference = {one.judge for one in chosen if REFERENCE in one.needs} if known.pictures else set()
     theirs = {name: judge for name, judge in ours.items() if name in of_reference}
     pairs = {name: judges.pair(name) for name in names if PAIRS in METRICS[name].needs}
     needs = {need for one in chosen for need in one.needs}
-    found = {name: judge.weights for name, judge in ours.items()}
-    found |= {name: weights for name, (_, weights) in pairs.items() if weights is not None}
+    found: dict[str, Found | None] = {name: judge.weights for name, judge in ours.items()}
+    found |= {name: weights for name, (_, weights) in pairs.items()}
     with tempfile.TemporaryDirectory(prefix="lantern-eval-") as folder:
-        work = Extraction(
-            Path(folder),
-            ours,
-            theirs,
-            {name: measure for name, (measure, _) in pairs.items()},
-            batch=options.batch,
-            workers=options.workers,
-            before=resizing(options.resize, options.size),
-            reads_prompts=prompts is None and PROMPTS in needs,
-            is_quiet=options.is_quiet,
-        )
-        extracted = work.run(pictures, known.pictures if theirs or pairs else ())
+        extracted = extract(
+            Path(folder), ((pictures, ours), (known.pictures if theirs or pairs else (), theirs)),
+            {name: measure for name, (measure, _) in pairs.items()}, batch=options.batch, before=options.before,
+            reads_prompts=prompts is None and PROMPTS in needs, is_quiet=options.is_quiet,
+        )  # fmt: skip
         if options.moments is not None:
             _keep(ours, extracted, options.moments)
         texts = [str(prompt) for prompt in (extracted.ours.prompts if prompts is None else prompts)]
-        material = Material(
-            extracted,
-            known.statistics,
-            ours,
-            prompts=texts,
-            seed=seed,
-            draws=options.draws,
-        )
-        return {name: _figure(name, material, found.get(METRICS[name].judge), known, options) for name in names}
+        material = Material(extracted, known, ours, prompts=texts, seed=seed, draws=options.draws)
+        return {name: _figure(name, material, found.get(METRICS[name].judge), options) for name in names}
 
 
 def in_order(metrics: Sequence[str], *, images: int, has_pictures: bool = True) -> list[str]:
@@ -135,19 +121,18 @@ def in_order(metrics: Sequence[str], *, images: int, has_pictures: bool = True) 
         if name not in METRICS:
             near = nearest(name, list(METRICS))
             raise ValueError(f"metric {name[:40]!r}{near or ', expected one of ' + ', '.join(METRICS)}")
-    expected = set(metrics)
-    has_frechet = any(name.startswith("fid") for name in expected)
-    if has_frechet and images < FEW and has_pictures:
-        expected.add("kid")
-    if not expected:
+    if not metrics:
         raise ValueError(f"got no metrics, expected one or more of {', '.join(METRICS)}")
+    expected = set(metrics)
+    if any(name.startswith("fid") for name in metrics) and images < FEW and has_pictures:
+        expected.add("kid")
     return [name for name in METRICS if name in expected]
 
 
-def _figure(name: str, material: Material, weights: Found | None, reference: Reference, options: Options) -> Figure:
-    metric, ours, real = METRICS[name], material.extracted.ours, material.extracted.theirs
-    estimate, statistics, uses_reference = metric.take(material), reference.statistics, REFERENCE in metric.needs
-    resize = "" if options.resize == "none" else f"{options.resize} to {options.size}, then "
+def _figure(name: str, material: Material, weights: Found | None, options: Options) -> Figure:
+    metric, ours, reference = METRICS[name], material.extracted.ours, material.reference
+    estimate, uses_reference = metric.take(material), REFERENCE in metric.needs
+    real = material.extracted.theirs if reference.gaussian is None else reference
     prompts = ""
     if PROMPTS in metric.needs:
         digest = hashlib.sha256("\n".join(material.prompts).encode()).hexdigest()
@@ -159,14 +144,14 @@ def _figure(name: str, material: Material, weights: Found | None, reference: Ref
         interval_means=estimate.means,
         protocol=metric.protocol,
         library=library_of(metric),
-        resize=resize + metric.resize,
+        resize=(options.resized and f"{options.resized}, then ") + metric.resize,
         weights=weights.path.name if weights else "",
         weights_sha256=weights.sha256 if weights else "",
         images=ours.count,
         images_sha256=ours.sha256,
         reference=reference.name if uses_reference else "",
-        reference_sha256=(statistics.sha256 if statistics else real.sha256) if uses_reference else "",
-        reference_images=(statistics.count if statistics else real.count) if uses_reference else 0,
+        reference_sha256=real.sha256 if uses_reference else "",
+        reference_images=real.count if uses_reference else 0,
         prompts=prompts,
         seed=material.seed,
         warning=_warning(name, material),
@@ -178,54 +163,44 @@ def _keep(judges: Mapping[str, Judge], found: Extracted, folder: Path) -> None:
     for name, judge in judges.items():
         for role, one in (("pictures", found.ours), ("reference", found.theirs)):
             if name.startswith("inception:") and name in one.features:
-                moments = moments_of(one.features[name], made_with=made_with(judge))
+                moments = moments_of(one.features[name], made_with=made_with(name, judge))
                 moments.sets = (one.sha256,)
                 moments.save(folder / f"{role}-{name.replace(':', '-')}.safetensors")
 
 
-def _check(
-    names: Sequence[str],
-    pictures: Sequence[Path],
-    reference: Reference,
-    prompts: Sequence[str] | None,
-    options: Options,
-) -> None:
+def _check(names: Sequence[str], pictures: Sequence[Path], reference: Reference, prompts: Sequence[str] | None) -> None:
     """Raise ValueError for missing inputs of metrics, before anything is loaded."""
     if not pictures:
         raise ValueError("got no images to measure")
     if prompts is not None and len(prompts) != len(pictures):
-        raise ValueError(
-            f"{len(prompts)} prompts for {len(pictures)} images, expected one each, in order of file names"
-        )
+        raise ValueError(f"{len(prompts)} prompts for {len(pictures)} images, expected one each, in order of names")
     for name in names:
         needs = METRICS[name].needs
-        if REFERENCE in needs and not reference.pictures and reference.statistics is None:
+        if REFERENCE in needs and not reference.pictures and reference.gaussian is None:
             raise ValueError(f"{name} compares with real images: give them with --reference")
-        is_frechet = name.startswith("fid")
-        if REFERENCE in needs and not is_frechet and not reference.pictures:
+        if REFERENCE in needs and not name.startswith("fid") and not reference.pictures:
             raise ValueError(f"{name}: reference statistics support only FID, expected a folder of images")
 
 
 def library_of(metric: Metric) -> str:
     """Return the packages, with versions, that a metric's value depends on."""
-    parts = [f"{name} {installed(name)}" for name in metric.packages if name != "lantern"]
-    return ", ".join([f"lantern {lantern.__version__}", *parts])
+    return ", ".join([f"lantern {lantern.__version__}", *(f"{name} {installed(name)}" for name in metric.packages)])
 
 
 def few_warning(images: int) -> str:
-    """Return the warning for FID of fewer than FEW images."""
+    """Return the warning for FID of fewer than FEW images, "" for more."""
+    if images >= FEW:
+        return ""
     return f"{images} images are fewer than {FEW}: FID is biased upwards and depends on their number; use KID"
 
 
 def _warning(name: str, material: Material) -> str:
-    statistics = material.statistics
     if name.startswith("fid"):
-        ours, theirs = material.extracted.ours.count, material.extracted.theirs.count
-        count = ours if statistics else min(ours, theirs)
-        few = few_warning(count) if count < FEW else ""
-        is_unknown = statistics is not None and not statistics.made_with
-        unknown = "the reference file does not name its network and resize" if is_unknown else ""
-        return "; ".join(part for part in (few, unknown) if part)
+        fixed, ours, theirs = material.reference, material.extracted.ours.count, material.extracted.theirs.count
+        warnings = [few_warning(min(ours, theirs) if fixed.gaussian is None else ours)]
+        if fixed.gaussian is not None and not fixed.made_with:
+            warnings.append("the reference file does not name its network and resize")
+        return "; ".join(filter(None, warnings))
     if name == "psnr" and (equal := int(material.extracted.pairs["psnr"].isinf().sum())):
         return f"{equal} images are equal to their reference and left out (infinite PSNR)"
     if PROMPTS in METRICS[name].needs:
@@ -253,8 +228,6 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> F
     return Figure(
         name=name,
         value=frechet(ours, theirs),
-        interval=None,
-        interval_means="",
         protocol=metric.protocol,
         library=library_of(metric),
         resize=metric.resize,
@@ -265,9 +238,8 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> F
         reference=reference.name,
         reference_sha256=_digest(theirs.sets),
         reference_images=theirs.count,
-        prompts="",
         seed=seed,
-        warning=few_warning(ours.count) if ours.count < FEW else "",
+        warning=few_warning(ours.count),
     )
 
 

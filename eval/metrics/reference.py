@@ -1,41 +1,33 @@
 """References that images are compared with: folders of images, prepared training data, or saved statistics."""
 
-import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.core.io import atomic_write, sha256_of
+from lantern.core.io import sha256_of
+from lantern.eval.metrics.distances import Gaussian
+from lantern.eval.metrics.extraction import Judge
 from lantern.eval.metrics.moments import Moments
 from lantern.eval.metrics.pictures import find_pictures
-from lantern.training.data import Prepared
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Mean and covariance of a set's features; count is 0 and made_with "" if unknown."""
-
-    mean: Float[Tensor, " c"]
-    covariance: Float[Tensor, "c c"]
-    count: int
-    sha256: str
-    made_with: str
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A named reference: images, statistics, or neither."""
+    """A named reference: images, or mean and covariance of their features, or neither.
+
+    Of features that were not made here count is 0 and made_with "".
+    """
 
     name: str
     pictures: Sequence[Path] = ()
-    statistics: Statistics | None = None
+    gaussian: Gaussian | None = None
+    count: int = 0
+    sha256: str = ""
+    made_with: str = ""
 
 
 def open_reference(given: Path | Sequence[Path] | None, *, name: str = "") -> Reference:
@@ -51,19 +43,19 @@ def open_reference(given: Path | Sequence[Path] | None, *, name: str = "") -> Re
         return Reference(name or given.name, find_pictures(given))
     if given.suffix == ".safetensors":
         stored = Moments.load(given)
-        known = Statistics(stored.mean, stored.covariance, stored.count, sha256_of(given), stored.made_with)
-        return Reference(name or given.name, statistics=known)
+        gaussian = stored.mean, stored.covariance
+        return Reference(name or given.name, (), gaussian, stored.count, sha256_of(given), stored.made_with)
     if given.suffix == ".npz":
-        return Reference(name or given.name, statistics=_gaussian(given))
+        return Reference(name or given.name, gaussian=_gaussian(given), sha256=sha256_of(given))
     raise ValueError(f"got reference {given}, expected a folder of images, .npz with mu and sigma, or .safetensors")
 
 
-def made_with(judge: Any) -> str:
-    """Return a string that identifies network and resize of moments."""
-    return f"inception {judge.weights.sha256} {judge.resize}"
+def made_with(name: str, judge: Judge) -> str:
+    """Return a string that identifies network and resize of moments; `name` is such as "inception:clean"."""
+    return f"inception {judge.weights.sha256} {name.partition(':')[2]}"
 
 
-def _gaussian(path: Path) -> Statistics:
+def _gaussian(path: Path) -> Gaussian:
     try:
         with np.load(path, allow_pickle=False) as stored:
             mean, covariance = (torch.from_numpy(stored[name].astype(np.float64)) for name in ("mu", "sigma"))
@@ -71,36 +63,4 @@ def _gaussian(path: Path) -> Statistics:
         raise ValueError(f"{path} has no mu and sigma: {one_line(error)}") from error
     if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
         raise ValueError(f"{path}: mu is {list(mean.shape)}, sigma {list(covariance.shape)}, expected [c] and [c, c]")
-    return Statistics(mean, covariance, 0, sha256_of(path), "")
-
-
-THOUSAND = 1000
-
-
-def is_prepared(folder: Path) -> bool:
-    """Return whether a folder was written by `lantern train data`."""
-    return (folder / "records.jsonl").is_file() and (folder / "pictures.tar").is_file()
-
-
-def unpack(folder: Path, out: Path) -> list[Path]:
-    """Write the plain training images of a prepared folder below `out`; return them.
-
-    Existing files are kept. Files are named by image number, in folders of a thousand. ValueError for an incomplete
-    folder.
-    """
-    prepared = Prepared.open(folder)
-    chosen = [record for record in prepared.records if record.kind == "plain" and record.split == "train"]
-    if not chosen:
-        raise ValueError(f"{folder} has no plain training images: prepare it again with `lantern train data`")
-    places = {f"{one.image:06d}.png": out / f"{one.image // THOUSAND:03d}" / f"{one.image:06d}.png" for one in chosen}
-    lacking = {name: path for name, path in places.items() if not path.is_file()}
-    if lacking:
-        with tarfile.open(folder / "pictures.tar") as tar:
-            for member in tar:
-                path, file = lacking.pop(member.name, None), tar.extractfile(member)
-                if path is not None and file is not None:
-                    with atomic_write(path) as temporary:
-                        temporary.write_bytes(file.read())
-        if lacking:
-            raise ValueError(f"{folder}/pictures.tar lacks {min(lacking)}: prepare it again with `lantern train data`")
-    return list(places.values())
+    return mean, covariance

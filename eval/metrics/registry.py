@@ -4,24 +4,15 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
+from lantern.eval.intervals import DRAWS, Estimate, mean_estimate
 from lantern.eval.metrics import clip_score, inception
-from lantern.eval.metrics.distances import (
-    DRAWS,
-    Estimate,
-    frechet_distance,
-    frechet_to,
-    inception_score,
-    kernel_distance,
-    mean_estimate,
-    prdc,
-)
+from lantern.eval.metrics.distances import frechet_distance, frechet_to, inception_score, kernel_distance, prdc
 from lantern.eval.metrics.extraction import Extracted, Judge
-from lantern.eval.metrics.reference import Statistics, made_with
+from lantern.eval.metrics.reference import Reference, made_with
 
 REFERENCE, PROMPTS, PAIRS = "reference", "prompts", "pairs"
 MANY = 1000  # pictures of both sets above which FID uses fewer bootstrap draws
@@ -29,10 +20,10 @@ MANY = 1000  # pictures of both sets above which FID uses fewer bootstrap draws
 
 @dataclass(frozen=True)
 class Material:
-    """Inputs of metrics: features of both sets, or statistics in place of the reference."""
+    """Inputs of metrics: features of both sets, or of one and the reference's mean and covariance."""
 
     extracted: Extracted
-    statistics: Statistics | None
+    reference: Reference
     judges: Mapping[str, Judge]
     prompts: Sequence[str]
     seed: int
@@ -53,19 +44,22 @@ class Material:
 
         ValueError for statistics of another network or resize.
         """
-        if self.statistics is None:
+        if self.reference.gaussian is None:
             ours, theirs = self.sets(judge)
             draws = min(self.draws, 100 if len(ours) + len(theirs) <= MANY else 20)
             return frechet_distance(ours, theirs, seed=self.seed, draws=draws)
-        ours, real, expected = self.extracted.ours.features[judge], self.statistics, made_with(self.judges[judge])
-        if real.made_with and real.made_with != expected:
-            raise ValueError(f"reference statistics made with {real.made_with!r}, expected {expected!r}")
-        return frechet_to(ours, real.mean, real.covariance, seed=self.seed, draws=min(self.draws, 20))
+        made, expected = self.reference.made_with, made_with(judge, self.judges[judge])
+        if made and made != expected:
+            raise ValueError(f"reference statistics made with {made!r}, expected {expected!r}")
+        return frechet_to(
+            self.extracted.ours.features[judge], self.reference.gaussian, seed=self.seed, draws=min(self.draws, 20)
+        )
 
     def alignment(self, judge: str, *, prefix: str = "") -> Float[Tensor, " n"]:
         """Return 100 x the cosine of each image and its prompt."""
-        network: Any = self.judges[judge]
-        prompts = network.embed_prompts([prefix + prompt for prompt in self.prompts])
+        read = self.judges[judge].read
+        assert read is not None
+        prompts = read([prefix + prompt for prompt in self.prompts])
         return clip_score.clip_scores(self.extracted.ours.features[judge], prompts)
 
     def mean(self, values: Float[Tensor, " n"]) -> Estimate:
@@ -88,7 +82,7 @@ class Metric:
     protocol: str
 
 
-RESIZED_BY = {"clean": "clean-fid", "legacy": "torch-fidelity", "torchmetrics": "torchmetrics"}
+RESIZED_BY = {"clean": "clean-fid", "legacy": "torch-fidelity"}
 
 
 def _of_inception(judge: str, take: Callable[[Material], Estimate], protocol: str, *needs: str) -> Metric:
@@ -110,11 +104,11 @@ def _neighbourhood(name: str) -> Metric:
 def _aligned(judge: str, protocol: str, *, prefix: str = "", is_positive: bool = False) -> Metric:
     def take(material: Material) -> Estimate:
         found = material.mean(material.alignment(judge, prefix=prefix))
-        if not is_positive or found.low is None or found.high is None:
+        if not is_positive:
             return found
-        return dataclasses.replace(
-            found, value=max(found.value, 0.0), low=max(found.low, 0.0), high=max(found.high, 0.0)
-        )
+        ends = {"low": found.low, "high": found.high}
+        cut = {name: end and max(end, 0.0) for name, end in ends.items()}
+        return dataclasses.replace(found, value=max(found.value, 0.0), **cut)
 
     packages = ("transformers", "open_clip_torch")
     return Metric(judge, frozenset({PROMPTS}), take, clip_score.RESIZE, packages, protocol)
@@ -147,7 +141,6 @@ METRICS: dict[str, Metric] = {
     ),
     "fid": _frechet("clean"),
     "fid-legacy": _frechet("legacy"),
-    "fid-torchmetrics": _frechet("torchmetrics"),
     **{name: _neighbourhood(name) for name in ("precision", "recall", "density", "coverage")},
     "is": _of_inception("logits:legacy", _score, "exp of the mean KL, one split"),
     "clip": _aligned("clip", "torchmetrics' CLIPScore: 100 x cosine, the mean not below 0", is_positive=True),

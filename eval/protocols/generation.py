@@ -1,8 +1,10 @@
 """Generation of images for evaluation: sharded, resumable and idempotent.
 
     OUT/pictures/012/012345.png     image 12345 of the set, in a folder of a thousand
-    OUT/manifest-1-of-4.jsonl       finished images of shard 1 of 4 (`lantern.eval.protocols.manifest`)
+    OUT/manifest-1-of-4.jsonl       finished images of shard 1 of 4, one a line after its fingerprint: an `Entry`
     OUT/staging/1-of-4/             temporary files of shard 1
+
+A folder has one manifest per writer, so no two processes write to one file. A line is written after its image.
 
 Images are made in batches of consecutive numbers, and a shard is every n-th batch. A batch therefore contains the
 same images in every sharding; on resume it is decoded again as a whole. A kill loses at most the current batch of
@@ -26,10 +28,9 @@ import torch
 
 import lantern
 from lantern.core.types import Callback
-from lantern.eval.json_lines import JsonLines
-from lantern.eval.protocols.manifest import Entry, read_entries
+from lantern.eval.json_lines import JsonLines, read_lines
 from lantern.generation.generator import Generator, make_batches
-from lantern.generation.images import NotFiniteError, Picture, save_image, to_image
+from lantern.generation.images import NotFiniteError, Picture, Statistics, save_image, to_image
 from lantern.generation.requests import Request
 
 THOUSAND = 1000
@@ -66,6 +67,41 @@ class Shard:
     def name(self) -> str:
         """Name of its files."""
         return f"{self.number}-of-{self.count}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A finished image: number in the set, size and sha256 of its file, sha256 of its prompt, statistics.
+
+    `statistics` holds the fields of `lantern.generation.images.Statistics`.
+    """
+
+    id: int
+    bytes: int
+    sha256: str
+    prompt_sha256: str
+    statistics: Mapping[str, Any]
+
+    def figures(self) -> Statistics:
+        """Return the statistics of the image."""
+        lists = {name: tuple(self.statistics[name]) for name in ("accepted", "reached")}
+        return Statistics(**{**self.statistics, **lists})
+
+
+def read_entries(folder: Path, fingerprint: Mapping[str, Any] | None = None) -> dict[int, Entry]:
+    """Return the entries of all manifests of a folder by number.
+
+    ValueError for a damaged line and, if `fingerprint` is given, for images of another one.
+    """
+    entries: dict[int, Entry] = {}
+    for path in sorted(folder.glob("manifest-*.jsonl")):
+        for number, line in enumerate(read_lines(path, fingerprint)[1], start=2):
+            try:
+                entry = Entry(**line)
+            except TypeError as error:
+                raise ValueError(f"{path}, line {number} is not an entry of an image: delete that line") from error
+            entries[entry.id] = entry
+    return entries
 
 
 def picture_path(folder: Path, number: int) -> Path:

@@ -72,7 +72,7 @@ class Protocol:
 
     `sizes` are the allowed image sizes of a model in pixels. `guidance` applies to every model, or
     `guidance_by_model` to LlamaGen's sizes by name. Images and reference are resized to `evaluated_size` by `resize`
-    (`pictures.resizing`) before each network's own resize. `source` is the paper or code of the figures; `departs`
+    (`protocols.resizing`) before each network's own resize. `source` is the paper or code of the figures; `departs`
     lists where this protocol differs from it.
 
     ValueError for contradictory fields.

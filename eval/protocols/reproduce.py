@@ -7,6 +7,7 @@ OUT/row.json                            protocol, choices, fingerprint, machine,
 import dataclasses
 import hashlib
 import os
+import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -21,10 +22,10 @@ from lantern.core.io import write_json
 from lantern.core.places import EMBEDDED_MODEL
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
-from lantern.eval.protocols.generation import Shard, finished, picture_path, produce
-from lantern.eval.protocols.manifest import Entry
+from lantern.eval.protocols.generation import Entry, Shard, finished, picture_path, produce
 from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol
 from lantern.eval.protocols.ray_job import Recipe, produce_on_ray
+from lantern.eval.protocols.resizing import resizing
 from lantern.eval.speed.contenders import method_of
 from lantern.eval.speed.surroundings import file_hashes, installed, surroundings
 from lantern.generation.generator import choose_method
@@ -33,6 +34,7 @@ from lantern.generation.requests import Request, check_requests
 from lantern.methods import Method
 from lantern.models.folder import DTYPES, Model, load_model, pick_device, pick_dtype
 from lantern.models.folder import FOLDER as PARTS_FOLDER
+from lantern.training.data import Prepared
 
 
 @dataclass(frozen=True)
@@ -121,14 +123,13 @@ def measured(task: Task) -> tuple[dict[str, Any], dict[str, str]]:
     if not can:
         return {}, missing
     from lantern.eval.metrics.quality import Options, measure
-    from lantern.eval.metrics.reference import is_prepared, unpack
 
     row, protocol = task.row, task.protocol
     options = Options(
         reference_name=protocol.reference.name if protocol.reference else "",
         prompts_name=protocol.prompts.file if protocol.prompts else "",
-        resize=protocol.resize,
-        size=protocol.evaluated_size,
+        before=resizing(protocol.resize, protocol.evaluated_size),
+        resized="" if protocol.resize == "none" else f"{protocol.resize} to {protocol.evaluated_size}",
         device=torch.device(task.recipe.device),
         is_quiet=row.is_quiet,
     )
@@ -149,6 +150,7 @@ def obstacles(task: Task) -> dict[str, str]:
 
 def _obstacle(task: Task, name: str) -> str:
     """Return what one metric lacks (a reference, weights, a package), or "" if nothing."""
+    from lantern.eval.metrics.judges import weights_of
     from lantern.eval.metrics.registry import METRICS, REFERENCE
     from lantern.eval.metrics.weights import find_weights
 
@@ -158,16 +160,13 @@ def _obstacle(task: Task, name: str) -> str:
         return f"give its reference with --reference{f': {known.name} ({known.origin})' if known else ''}"
     if REFERENCE in metric.needs and given is not None and not given.is_dir() and not name.startswith("fid"):
         return f"{given.name} is a file of statistics, expected a folder of images with --reference"
-    network = metric.judge.partition(":")[0]
-    network = {"logits": "inception-logits", "psnr": ""}.get(network, network)
-    if network == "inception" and network not in task.row.weights and "inception-logits" in task.row.weights:
-        network = "inception-logits"
+    network = weights_of(metric.judge, task.row.weights)
     try:
         if network:
             find_weights(network, task.row.weights)
     except (FileNotFoundError, ConnectionError) as error:
         return one_line(error)
-    lacking = [package for package in metric.packages if installed(package) is None and package != "lantern"]
+    lacking = [package for package in metric.packages if installed(package) is None]
     return f"{lacking[0]} is not installed; {install_hint('eval')}" if lacking else ""
 
 
@@ -243,7 +242,6 @@ def conclude(task: Task, entries: Mapping[int, Entry]) -> dict[str, Any]:
         "protocol": task.protocol.as_dict(),
         "choices": _choices(task),
         "fingerprint": task.recipe.fingerprint,
-        "command": command_line(task),
         "pictures": len(entries),
         "pictures_of_protocol": task.protocol.pictures,
         "pictures_sha256": digest(entry.sha256 for _, entry in sorted(entries.items())),
@@ -274,19 +272,6 @@ def is_repeated(task: Task, row: Mapping[str, Any]) -> bool | None:
     if task.before is None:
         return None
     return all(row[name] == task.before.get(name) for name in ("pictures", "pictures_sha256", "prompt_sha256"))
-
-
-def command_line(task: Task) -> str:
-    """Return the command that repeats the row, without local paths."""
-    chosen = _choices(task)
-    words = ["lantern reproduce", task.protocol.name, "--method", f"'{chosen['method']}'"]
-    for name in ("model", "limit", "batch", "device", "dtype", "threads"):
-        if chosen[name] not in (None, 0, "") and (name, chosen[name]) not in (("batch", 1), ("model", EMBEDDED_MODEL)):
-            words += [f"--{name}", str(chosen[name])]
-    engine = make_engine(**chosen["engine"])
-    words += [] if engine.name == "eager" else ["--engine", engine.name]
-    words += [] if engine.weights == "full" else ["--target-weights", engine.weights]
-    return " ".join(words)
 
 
 def spec_of(method: Method) -> str:
@@ -338,3 +323,25 @@ def _own_device(row: Row) -> str:
     if row.device in ("auto", "cuda") and local.isdecimal() and torch.cuda.is_available():
         return f"cuda:{local}"
     return row.device
+
+
+def is_prepared(folder: Path) -> bool:
+    """Return whether a folder was written by `lantern train data`."""
+    return (folder / "records.jsonl").is_file() and (folder / "pictures.tar").is_file()
+
+
+def unpack(folder: Path, out: Path) -> list[Path]:
+    """Write the plain training images of a prepared folder to `out`; return them, in order of image numbers.
+
+    ValueError for an incomplete folder.
+    """
+    chosen = [one for one in Prepared.open(folder).records if one.kind == "plain" and one.split == "train"]
+    names = sorted({f"{one.image:06d}.png" for one in chosen})
+    if not names:
+        raise ValueError(f"{folder} has no plain training images: prepare it again with `lantern train data`")
+    with tarfile.open(folder / "pictures.tar") as tar:
+        found = {member.name: member for member in tar}
+        if lacking := set(names) - found.keys():
+            raise ValueError(f"{folder}/pictures.tar lacks {min(lacking)}: prepare it again with `lantern train data`")
+        tar.extractall(out, [found[name] for name in names], filter="data")
+    return [out / name for name in names]

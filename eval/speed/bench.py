@@ -15,6 +15,7 @@ from lantern.eval.speed.contenders import (
     PROMPTS,
     Job,
     Stable,
+    built,
     condition_of,
     kinds_of,
     line_up,
@@ -70,7 +71,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     races, failed, slow, stop = [], [], [], None
     for batch in options.batches:
         chosen = variants(options.kinds or kinds_of(model.device), options.dtypes, options.baselines)
-        lineup = line_up(stable, specs, chosen, sampling, batch)
+        lineup = line_up(stable, specs, chosen, built(sampling, batch))
         jobs = jobs_of(model, options, batch)
         how = {"device": model.device, "is_quiet": options.is_quiet, "asked": options.kinds}
         try:

@@ -204,30 +204,43 @@ def assemble(model: Model, method: Method, sampling: Sampling) -> Decoder:
 
 
 def line_up(
-    stable: Stable, specs: Sequence[str], variants: Mapping[str, Sequence[Variant]], sampling: Sampling, batch: int = 1
+    stable: Stable,
+    labels: Sequence[str],
+    variants: Mapping[str, Sequence[Variant]],
+    build: Callable[[str, Model], tuple[Method, Decoder]],
 ) -> Lineup:
-    """Build every method in each of its variants; `variants` has the keys "plain" and "others".
+    """Build plain decoding and every label in each of its variants; `variants` has the keys "plain" and "others".
 
-    A variant that this machine or its engine cannot run is recorded in `failed`. ValueError for an invalid spec.
+    A variant that this machine or its engine cannot run is recorded in `failed`. ValueError if `build` refuses a label
+    in an eager variant.
     """
     lineup = Lineup()
-    for spec in (PLAIN, *specs):
-        for variant in variants[PLAIN if spec == PLAIN else "others"]:
+    for label in (PLAIN, *labels):
+        for variant in variants[PLAIN if label == PLAIN else "others"]:
             try:
                 model = stable.model(variant)
             except Exception as error:  # compilers and quantisers raise errors of any kind
-                lineup.note(spec, variant, error)
+                lineup.note(label, variant, error)
                 continue
-            method = METHODS[PLAIN] if spec == PLAIN else method_of(model, spec, sampling=sampling, batch=batch)
             try:
-                parts = assemble(model, method, sampling)
+                method, parts = build(label, model)
             except ValueError as error:
                 if variant.kind == "eager":  # no engine is to blame
                     raise
-                lineup.note(spec, variant, error)
+                lineup.note(label, variant, error)
             else:
-                lineup.contenders.append(Contender(spec, method, variant, parts))
+                lineup.contenders.append(Contender(label, method, variant, parts))
     return lineup
+
+
+def built(sampling: Sampling, batch: int = 1) -> Callable[[str, Model], tuple[Method, Decoder]]:
+    """Return the function that builds the method of a spec for `line_up`."""
+
+    def build(spec: str, model: Model) -> tuple[Method, Decoder]:
+        method = METHODS[PLAIN] if spec == PLAIN else method_of(model, spec, sampling=sampling, batch=batch)
+        return method, assemble(model, method, sampling)
+
+    return build
 
 
 def variants(kinds: Sequence[str], dtypes: Sequence[str], baselines: Sequence[str] = ()) -> dict[str, list[Variant]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lantern.core.types import Generation, Step
 from lantern.decoding.statistics import now
-from lantern.eval.metrics.distances import bootstrap
+from lantern.eval.intervals import bootstrap
 from lantern.eval.speed.contenders import METHOD_KINDS, PLAIN, Contender, Job, Lineup, Variant, warm_up
 
 Result = TypeVar("Result")

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from statistics import median
 from typing import Any
 
 import torch
@@ -13,19 +12,29 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
 from lantern.decoding.statistics import now
 from lantern.drafters.trees.static import StaticTree, named
-from lantern.eval.speed.contenders import PLAIN, Contender, Job, Lineup, Stable, assemble, kinds_of, variants, warm_up
-from lantern.eval.speed.race import CutShort, Spread, compare, interleave, report_rounds, reporter, rounded
+from lantern.eval.speed.contenders import (
+    PLAIN,
+    Contender,
+    Job,
+    Lineup,
+    Stable,
+    assemble,
+    kinds_of,
+    line_up,
+    variants,
+    warm_up,
+)
+from lantern.eval.speed.race import CutShort, Entry, Spread, interleave, report_rounds, reporter, results, rounded
 from lantern.eval.speed.roofline import copy_bandwidth, roofline
 from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.generation.decoder import Decoder
-from lantern.methods import METHODS, find
+from lantern.methods import METHODS, Method, find
 from lantern.methods.parts import ADD_ONS, DRAFTER, AddOn
 from lantern.models.folder import DTYPES, Model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
 CAPTION_WORDS = 24
-Timed = tuple[Contender, list[float]]  # seconds per token by round
 
 
 @dataclass(frozen=True)
@@ -76,8 +85,8 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         "tokens": options.tokens,
         "surroundings": surroundings(device),
         "copy_gbps": rounded(copy_gbps),
-        "contenders": [bench.figures(one, seconds, copy_gbps) for one, seconds in timed],
-        "results": bench.results(timed),
+        "contenders": [bench.figures(one, copy_gbps) for one in timed],
+        "results": results(timed, options.batch),
         "failed": lineup.failed,
         "stopped": None if stop is None else str(stop) or "interrupted",
         "load_average": {"begin": before, "end": load_average()},
@@ -135,28 +144,23 @@ class ShapeBench:
     def line_up(self) -> Lineup:
         """Return plain decoding and the scripted methods, each in its variants."""
         kinds = self.options.kinds or kinds_of(self.device)
-        lineup, names = Lineup(), variants(kinds, self.options.dtypes, self.options.baselines)
-        for label in self.counts:
-            for variant in names[PLAIN if label == PLAIN else "others"]:
-                try:
-                    model = self.stable.model(variant)
-                except Exception as error:  # compilers and quantisers raise errors of any kind
-                    lineup.note(label, variant, error)
-                    continue
-                method = METHODS[PLAIN if label == PLAIN else self.options.drafter]
-                lineup.contenders.append(Contender(label, method, variant, self._parts(label, model)))
-        return lineup
+        chosen = variants(kinds, self.options.dtypes, self.options.baselines)
+        return line_up(self.stable, [label for label in self.counts if label != PLAIN], chosen, self._parts)
 
-    def race(self, lineup: Lineup) -> list[Timed]:
+    def race(self, lineup: Lineup) -> list[Entry]:
         """Return seconds per token of each contender by round, without prefill."""
         report, rounds = reporter(self.options.is_quiet), self.options.images
         warm_up(lineup, self.seconds_per_token, lambda line: report(f"{self.options.shape}: {line}"))
         runs = [lambda _, one=one: self.seconds_per_token(one) for one in lineup.contenders]
+
+        def entries(found: list[list[float]]) -> list[Entry]:
+            return [Entry(one, seconds, []) for one, seconds in zip(lineup.contenders, found, strict=True)]
+
         try:
             _, found = interleave(runs, rounds, device=self.device, after_round=report_rounds(report, rounds))
         except CutShort as cut:
-            raise CutShort(list(zip(lineup.contenders, cut.found[1], strict=True))) from cut.__cause__
-        return list(zip(lineup.contenders, found, strict=True))
+            raise CutShort(entries(cut.found[1])) from cut.__cause__
+        return entries(found)
 
     def seconds_per_token(self, contender: Contender) -> float:
         """Return the seconds of the steps that commit the tokens after the first, divided by their number.
@@ -178,9 +182,10 @@ class ShapeBench:
             return done.args[0] / sum(counts)
         raise RuntimeError("the image was finished before the measurement: give fewer tokens")
 
-    def figures(self, contender: Contender, seconds: Sequence[float], copy_gbps: float) -> dict[str, Any]:
+    def figures(self, entry: Entry, copy_gbps: float) -> dict[str, Any]:
         """Return milliseconds per token of a contender, and its roofline."""
-        spread, counts = Spread.of([1e3 * value for value in seconds]), self.counts[contender.label]
+        contender, counts = entry.contender, self.counts[entry.contender.label]
+        spread = Spread.of([1e3 * value for value in entry.seconds])
         step = spread.median / 1e3 * sum(counts) / len(counts)
         bound = roofline(
             contender, rows=self.options.batch * self.sampling.rows, copy_gbps=copy_gbps, step_seconds=step
@@ -194,27 +199,15 @@ class ShapeBench:
             **bound,
         }
 
-    def results(self, timed: Sequence[Timed]) -> list[dict[str, Any]]:
-        """Compare the fastest variant of every tau with the fastest plain decoding."""
-        best: dict[str, Timed] = {}
-        for contender, seconds in sorted(timed, key=lambda pair: median(pair[1])):
-            best.setdefault(contender.label, (contender, seconds))
-        base, baseline = best[PLAIN]
-        found = []
-        for contender, seconds in (best[label] for label in self.counts if label in best and label != PLAIN):
-            ratio = compare(baseline, seconds, images=len(seconds) * self.options.batch)
-            sides = {"method": contender.label, "variant": str(contender.variant), "baseline": str(base.variant)}
-            found.append(sides | ratio.as_dict())
-        return found
-
-    def _parts(self, label: str, model: Model) -> Decoder:
+    def _parts(self, label: str, model: Model) -> tuple[Method, Decoder]:
         if label == PLAIN:
-            return assemble(model, METHODS[PLAIN], self.sampling)
-        parts = assemble(model, METHODS[self.options.drafter].with_options(tree=self.options.tree), self.sampling)
+            return METHODS[PLAIN], assemble(model, METHODS[PLAIN], self.sampling)
+        method = METHODS[self.options.drafter].with_options(tree=self.options.tree)
+        parts = assemble(model, method, self.sampling)
         assert parts.verifier is not None
         path, tokens = deepest(self.tree.shape()), self.options.config.block_size
         verifier = ScriptedVerifier(parts.verifier, tuple(self.counts[label]), tuple(path), tokens)
-        return dataclasses.replace(parts, verifier=verifier)
+        return method, dataclasses.replace(parts, verifier=verifier)
 
     def _condition(self) -> Condition:
         config, generator = self.options.config, torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # a test compares both with the registry of lantern.eval
 METRICS = (
-    *("kid", "fid", "fid-legacy", "fid-torchmetrics", "precision", "recall", "density", "coverage", "is"),
+    *("kid", "fid", "fid-legacy", "precision", "recall", "density", "coverage", "is"),
     *("clip", "clip-lantern", "hps", "pickscore", "lpips", "psnr"),
 )
 WEIGHTS = ("inception", "inception-logits", "clip", "hps", "pickscore", "lpips")
@@ -35,7 +35,6 @@ def eval_(
     seed: int = opt(0, "seed of the bootstrap (default 0)", 0, MAX_SEED),
     draws: int = opt(1000, "number of bootstrap samples, at most 100 for FID (default 1000)", 0, 10**5),
     batch: int = opt(32, "images at a time", 1, 4096),
-    workers: int = opt(0, "reading threads, 0 for as many as cores (default)", 0, 1024),
     keep_moments: Path | None = opt(None, "write Inception's moments there, to merge shards", metavar="FOLDER"),
     json: bool = opt(False, "one JSON line on stdout, the table on stderr"),
     out: Path | None = opt(None, "write the figures to a JSON file as well", metavar="FILE"),
@@ -70,7 +69,6 @@ def eval_(
             cache=cache,
             draws=draws,
             batch=batch,
-            workers=workers,
             device=device,
             moments=keep_moments,
             is_quiet=machine.quiet,

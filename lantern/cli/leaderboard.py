@@ -81,8 +81,8 @@ def leaderboard(
 ) -> int:
     """Measure methods in one run, as JSON lines and a table."""
     from lantern.eval.boards.board import Board, Judging
-    from lantern.eval.boards.page import results_of, write
-    from lantern.eval.boards.table import figures_of, markdown
+    from lantern.eval.boards.page import markdown, results_of, write
+    from lantern.eval.boards.table import figures_of
     from lantern.eval.metrics.quality import in_order
 
     if results is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 from lantern.core.sampling import Sampling
@@ -38,6 +39,22 @@ class Comparison:
     def is_identical(self) -> bool:
         """Whether all tokens equal plain decoding's."""
         return self.differing == 0
+
+    @property
+    def sentence(self) -> str:
+        """What happened in one sentence."""
+        other = self.other.statistics
+        if self.is_identical:
+            image = "The same image, token for token"
+        elif other.promise == "distribution":
+            image = "Another image of the same distribution"
+        elif other.promise == "tokens":
+            image = f"Another image by rounding: {self.differing} of {other.tokens} tokens differ"
+        elif isnan(other.total_variation):
+            image = "Another image: total variation not measured"
+        else:
+            image = f"Another image: total variation {other.total_variation:.2f} a token"
+        return f"{image}, {self.speedup:.1f} times as fast."
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON values."""

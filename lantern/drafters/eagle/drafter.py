@@ -97,6 +97,7 @@ class EagleDrafter(TreeDrafter):
             device=device,
         )
         sees = torch.ones_like(prompt.mask[:, :-1]) if config.sees_padding else prompt.mask[:, :-1]
+        self.cache.first.copy_(sees[:, :prefix].sum(1).repeat_interleave(self.rows)[:, None])
         self._mask = self.cache.tree_mask(sees[:, :prefix], stage)
         self._has_begun = True
         self.held.stage = torch.arange(stage, device=device) + self.cache.first_stage_slot
@@ -197,19 +198,15 @@ class EagleDrafter(TreeDrafter):
         depth: int = 0,
     ) -> Float[Tensor, "b r n c"]:
         """One pass over pairs staged from slot `first` on, each below `depth` pairs with drafted features or one."""
-        images, rows, pairs, _ = features.shape
-        slots = self.held.stage[first : first + pairs].expand(images * rows, -1)
-        out = self.module(
-            features.flatten(0, 1),
-            tokens.repeat_interleave(rows, 0),
-            (places + self.module.config.cls_token_num).repeat_interleave(rows, 0),
-            self._sees(places, ancestors),
-            scales=self.sampling.scales(places) if rows == 1 else None,
+        return self.module.draft(
+            *(features, tokens, places, self._sees),
+            known=self.known,
+            ancestors=ancestors,
+            scales=self.sampling.scales(places) if features.shape[1] == 1 else None,
             cache=self.cache,
-            slots=slots,
+            slots=self.held.stage[first : first + features.shape[2]],
             depth=depth,
         )
-        return out.unflatten(0, (images, rows))
 
     def _log_q(self, features: Float[Tensor, "b r f c"], depth: int) -> Float[Tensor, "b f v"]:
         """log q of what follows nodes of a depth."""

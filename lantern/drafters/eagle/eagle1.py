@@ -15,6 +15,7 @@ read of the target (`taps`, `enter`), which layers run at a depth (`run_layers`)
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -239,6 +240,32 @@ class Eagle(Trainee):
         """
         factors = self.rotary(positions)
         return self.run_layers(features, tokens, factors, scales, depth, mask=mask, cache=cache, slots=slots)
+
+    def draft(
+        self,
+        features: Float[Tensor, "b r n c"],
+        tokens: Int[Tensor, "b n"],
+        places: Int[Tensor, "b n"],
+        sees: Callable[[Tensor, Tensor], Tensor],
+        *,
+        known: Int[Tensor, " b"],
+        ancestors: Bool[Tensor, "*b n m"],
+        scales: Float[Tensor, "b n"] | None,
+        cache: Any,
+        slots: Int[Tensor, " n"],
+        depth: int = 0,
+    ) -> Float[Tensor, "b r n c"]:
+        """Return the next features of staged pairs of all rows of images, after `known` committed pairs.
+
+        `places` are those of the tokens in the image, `sees(places, ancestors)` is the mask.
+        """
+        rows = features.shape[1]
+        positions = (places + self.config.cls_token_num).repeat_interleave(rows, 0)
+        slots = slots.expand(len(positions), -1)
+        flat, tokens = features.flatten(0, 1), tokens.repeat_interleave(rows, 0)
+        mask = sees(places, ancestors)
+        out = self(flat, tokens, positions, mask, scales=scales, cache=cache, slots=slots, depth=depth)
+        return out.unflatten(0, features.shape[:2])
 
     def run_layers(
         self,

@@ -93,7 +93,14 @@ class GraphEngine(Engine):
         return self.prepare_part(target)
 
     def prepare_part(self, module: Any) -> Any:
-        """Return a target with newlines with passes of one size, which a graph can replay; others as they are."""
+        """Return a target with newlines with passes of one size, which a graph can replay.
+
+        With `fused` products an EAGLE-1 module has passes by kernels too. Others are returned as they are.
+        """
+        if self.products == "fused" and find_spec("triton") is not None:
+            from lantern.engines.cuda.fused_eagle import fused_eagle
+
+            module = fused_eagle(module)
         from lantern.core.prepared import FixedPasses
         from lantern.models.transformers.target import TransformersTarget
 

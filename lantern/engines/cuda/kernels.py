@@ -531,12 +531,14 @@ class Plan:
         tokens: int,
         device: torch.device,
         block: int = BLOCK,
+        ahead: int = 0,
     ) -> None:
         self.images, self.guided, self.rows, self.block = images, guided, rows, block
         self.live = rows
         self.blocks = -(-tokens // block)
-        # the last node of a chain stands at most `rows - 1` positions after the first
-        self.tail = -(-(rows - 1) // block) + 1
+        # the last node of a chain stands at most `rows - 1` positions after the first, one whose ancestors are of
+        # earlier passes fewer than `ahead` after the committed tokens
+        self.tail = -(-(max(rows, ahead) - 1) // block) + 1
         self.table = torch.full((images, rows, self.tail * block), -1, dtype=torch.int32, device=device)
         self.places = torch.zeros((images, rows), dtype=torch.int32, device=device)
         self.full = torch.zeros(images, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""Compiles the fused kernels and the walk ahead of time, without a GPU, and prints what ptxas reports as JSON."""
+"""Compiles kernels ahead of time, without a GPU, and prints what ptxas reports as JSON."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree
 from lantern.decoding.rows import LogitRows
 from lantern.drafters.trees.static import grown
-from lantern.engines.cuda import fused, walk
+from lantern.engines.cuda import fused, kernels, walk
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.lantern_pp import LanternPP
@@ -120,6 +120,19 @@ def walks(mode: Any, rule: str, tokens: int) -> list[tuple[str, Any, dict[str, A
     return [(f"{name} {mode} {rule} {tokens}", *launch) for name, launch in named]
 
 
+def children(lines: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Return kernel, arguments and options of the launch that ranks the children of four nodes and writes log q."""
+    wide, places = torch.float32, empty(1, 1, dtype=torch.long).expand(1, 4)
+    how: dict[str, Any] = {"guidance": 3.0, "temperature": 1.0, "top_k": 1000, "interval": -1, "width": 4}
+    with Recorded() as recorded:
+        kernels.sample(
+            *(empty(1, lines, 4, TOKENS, dtype=wide), places, empty(1, 1024, TOKENS, dtype=wide)),
+            log_q=empty(1, 4, TOKENS, dtype=wide),
+            **how,
+        )
+    return recorded.launches[0]
+
+
 def report(kernel: Any, arguments: dict[str, Any], options: dict[str, Any], architecture: int) -> dict[str, int]:
     """Compile a kernel; return registers, spilled bytes and shared memory. CalledProcessError if ptxas refuses it."""
     made = triton.compile(source(kernel, arguments), target=GPUTarget("cuda", architecture, 32), options=options)
@@ -152,5 +165,10 @@ if __name__ == "__main__":
         for architecture in (80, 90)
         for case in WALKS
         for name, *launch in walks(*case)
+    }
+    made |= {
+        f"children {lines} sm_{architecture}": report(*children(lines), architecture)  # pyright: ignore[reportCallIssue]
+        for architecture in (80, 90)
+        for lines in (1, 2)
     }
     print(json.dumps(made))

@@ -8,10 +8,10 @@ from tests.engines.cuda.launches import METHODS, launches_of
 
 MOST = {
     "plain": 239,
-    "EAGLE-1": 385,
-    "EAGLE-1, rejection": 387,
-    "LANTERN++": 387,
-    "LANTERN++, published tree": 528,
+    "EAGLE-1": 327,
+    "EAGLE-1, rejection": 329,
+    "LANTERN++": 329,
+    "LANTERN++, published tree": 383,
     "window of 16": 279,
 }
 

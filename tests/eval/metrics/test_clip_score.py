@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from open_clip import tokenize as tokens
 from PIL import Image
 
 from lantern.eval.metrics.clip_score import (
@@ -14,7 +15,6 @@ from lantern.eval.metrics.clip_score import (
     load_clip,
     load_open_clip,
     load_preference,
-    tokens,
 )
 from lantern.eval.metrics.weights import Found, find_weights
 from tests.eval.tiny_metrics import save_tiny_clip

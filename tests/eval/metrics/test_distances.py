@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from lantern.eval.intervals import mean_estimate
 from lantern.eval.metrics.distances import (
     frechet,
     frechet_distance,
@@ -11,7 +12,6 @@ from lantern.eval.metrics.distances import (
     frechet_to,
     inception_score,
     kernel_distance,
-    mean_estimate,
     moments_of,
     prdc,
 )
@@ -39,13 +39,15 @@ def test_frechet_of_diagonal_gaussians_matches_the_closed_form() -> None:
     a, b = torch.tensor([1.0, 4.0, 9.0]).double(), torch.tensor([4.0, 1.0, 0.25]).double()
     mean = torch.tensor([1.0, -2.0, 0.5]).double()
     expected = float(mean.square().sum() + (a.sqrt() - b.sqrt()).square().sum())
-    assert frechet_gaussian(mean, a.diag(), torch.zeros(3).double(), b.diag()) == pytest.approx(expected, abs=1e-6)
+    assert frechet_gaussian((mean, a.diag()), (torch.zeros(3).double(), b.diag())) == pytest.approx(expected, abs=1e-6)
 
 
 def test_frechet_of_commuting_gaussians_matches_the_closed_form() -> None:
     step = torch.linalg.qr(features(16, 16, seed=3).double()).Q
     a, b = (torch.rand(16, generator=torch.Generator().manual_seed(s)).double() + 0.1 for s in (1, 2))
-    found = frechet_gaussian(torch.zeros(16).double(), step * a @ step.T, torch.ones(16).double(), step * b @ step.T)
+    found = frechet_gaussian(
+        (torch.zeros(16).double(), step * a @ step.T), (torch.ones(16).double(), step * b @ step.T)
+    )
     assert found == pytest.approx(16 + float((a.sqrt() - b.sqrt()).square().sum()), abs=1e-6)
 
 
@@ -56,7 +58,7 @@ def test_frechet_agrees_with_clean_fid() -> None:
     for width in (4, 32, 96):
         (mean_a, a), (mean_b, b) = random_gaussian(width, 1), random_gaussian(width, 2)
         expected = theirs(mean_a.numpy(), a.numpy(), mean_b.numpy(), b.numpy())
-        assert frechet_gaussian(mean_a, a, mean_b, b) == pytest.approx(expected, abs=1e-6)
+        assert frechet_gaussian((mean_a, a), (mean_b, b)) == pytest.approx(expected, abs=1e-6)
 
 
 def test_frechet_of_features_agrees_with_torchmetrics() -> None:
@@ -79,7 +81,7 @@ def test_frechet_of_features_agrees_with_torchmetrics() -> None:
 
 def test_frechet_to_a_fixed_gaussian_matches_its_features() -> None:
     x, y = features(200), features(200, seed=1, shift=0.4)
-    fixed = frechet_to(x, y.double().mean(0), y.double().T.cov(), seed=0)
+    fixed = frechet_to(x, (y.double().mean(0), y.double().T.cov()), seed=0)
     assert fixed.value == pytest.approx(frechet_distance(x, y, seed=0, draws=0).value, abs=1e-6)
     assert fixed.low is not None and fixed.high is not None
     assert fixed.low < fixed.value < fixed.high
@@ -94,7 +96,7 @@ def test_few_and_many_pictures_give_the_same_distance() -> None:
     expected = float((mean_a - mean_b).square().sum() + a.trace() + b.trace() - 2 * shared)
     assert frechet_distance(x, y, seed=0, draws=0).value == pytest.approx(expected, abs=1e-6)
     # torch-fidelity's eigenvalues of a singular product are less exact
-    assert frechet_gaussian(mean_a, a, mean_b, b) == pytest.approx(expected, rel=1e-7)
+    assert frechet_gaussian((mean_a, a), (mean_b, b)) == pytest.approx(expected, rel=1e-7)
 
 
 def test_frechet_rejects_features_of_two_resizes() -> None:
@@ -210,3 +212,7 @@ def test_the_interval_of_three_pictures_has_ends() -> None:
     generator = torch.Generator().manual_seed(0)
     found = kernel_distance(torch.randn(3, 8, generator=generator), torch.randn(3, 8, generator=generator), seed=0)
     assert found.low is not None and found.high is not None and found.low < found.value < found.high
+
+
+def test_no_draws_give_no_interval() -> None:
+    assert mean_estimate(features(5, 1)[:, 0], seed=0, draws=0).low is None

@@ -7,7 +7,7 @@ import torch
 
 from lantern.eval.metrics.inception import RESIZES, SIDE, load_inception
 from lantern.eval.metrics.pictures import raw
-from lantern.eval.metrics.weights import SOURCES, cache_folder, find_weights
+from lantern.eval.metrics.weights import SOURCES, cache_folder, find_weights, found_at
 from tests.eval.tiny_metrics import FEATURES, save_tiny_inception
 
 
@@ -17,8 +17,8 @@ def pixels(side: int = 40, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("resize", list(RESIZES))
 def test_features_come_for_every_resize(tmp_path: Path, resize: str) -> None:
-    network = load_inception(save_tiny_inception(tmp_path / "n.pt"), resize=resize)
-    found = network(torch.stack([raw(pixels(seed=seed)) for seed in range(3)]))
+    network = load_inception(found_at(save_tiny_inception(tmp_path / "n.pt")), resize=resize)
+    found = network.embed(torch.stack([network.prepare(pixels(seed=seed)) for seed in range(3)]))
     assert found.shape == (3, FEATURES)
     assert network.prepare(pixels()).shape == (3, SIDE, SIDE)
 
@@ -26,13 +26,13 @@ def test_features_come_for_every_resize(tmp_path: Path, resize: str) -> None:
 def test_clean_resize_matches_clean_fid(tmp_path: Path) -> None:
     from cleanfid.resize import build_resizer
 
-    network = load_inception(save_tiny_inception(tmp_path / "n.pt"), resize="clean")
+    network = load_inception(found_at(save_tiny_inception(tmp_path / "n.pt")), resize="clean")
     expected = build_resizer("clean")(pixels()).transpose(2, 0, 1)
     assert np.array_equal(network.prepare(pixels()).numpy(), expected)
 
 
 def test_legacy_resize_is_bilinear_aligned_to_the_upper_left_corner(tmp_path: Path) -> None:
-    network = load_inception(save_tiny_inception(tmp_path / "n.pt"), resize="legacy")
+    network = load_inception(found_at(save_tiny_inception(tmp_path / "n.pt")), resize="legacy")
     picture = pixels(40).astype(np.float64)
     places = np.arange(SIDE) * (40 / SIDE)
     low = np.floor(places).astype(int)
@@ -42,35 +42,8 @@ def test_legacy_resize_is_bilinear_aligned_to_the_upper_left_corner(tmp_path: Pa
     assert np.allclose(network.prepare(pixels(40)).permute(1, 2, 0).numpy(), expected, atol=1e-3)
 
 
-def test_torchmetrics_resize_matches_torchmetrics(tmp_path: Path) -> None:
-    from torchmetrics.image.fid import NoTrainInceptionV3
-
-    seen: list[torch.Tensor] = []
-
-    class Stop(Exception):
-        pass
-
-    class Recorder(torch.nn.Module):
-        INPUT_IMAGE_SIZE, use_antialias, features_list = SIDE, True, ["2048"]
-
-        @staticmethod
-        def Conv2d_1a_3x3(x: torch.Tensor) -> torch.Tensor:
-            seen.append(x)
-            raise Stop
-
-    with pytest.raises(Stop):
-        NoTrainInceptionV3._torch_fidelity_forward(Recorder(), raw(pixels())[None])  # type: ignore[arg-type]
-    network = load_inception(save_tiny_inception(tmp_path / "n.pt"), resize="torchmetrics")
-    assert torch.equal((network.prepare(pixels())[None] - 128) / 128, seen[0])
-
-
-def test_unknown_resize_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected one of clean, legacy, torchmetrics"):
-        load_inception(save_tiny_inception(tmp_path / "n.pt"), resize="cleen")
-
-
 def test_script_without_logits_names_the_file_with_logits(tmp_path: Path) -> None:
-    network = load_inception(save_tiny_inception(tmp_path / "n.pt"))
+    network = load_inception(found_at(save_tiny_inception(tmp_path / "n.pt")))
     with pytest.raises(ValueError, match="pt_inception-2015-12-05-6726825d.pth"):
         network.logits(torch.zeros(1, FEATURES))
 
@@ -79,10 +52,10 @@ def test_another_kind_of_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "n.pth"
     path.write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"n.pth is no whole checkpoint of plain tensors"):
-        load_inception(path)
+        load_inception(found_at(path))
     torch.save({"fc.weight": torch.zeros(2, 2)}, path)
     with pytest.raises(ValueError, match="a network other than Inception"):
-        load_inception(path)
+        load_inception(found_at(path))
 
 
 def test_file_with_token_is_not_executed(tmp_path: Path) -> None:
@@ -96,7 +69,7 @@ def test_file_with_token_is_not_executed(tmp_path: Path) -> None:
     with path.open("wb") as file:
         pickle.dump({"x": Bomb()}, file, protocol=2)
     with pytest.raises(ValueError, match="posix.mkdir, which is code"):
-        load_inception(path)
+        load_inception(found_at(path))
     assert not (tmp_path / "ran").exists()
 
 
@@ -119,11 +92,11 @@ def test_file_with_logits_matches_torch_fidelity(tmp_path: Path) -> None:
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
     path = tensors_of_inception(tmp_path / "pt.pth")
-    network = load_inception(path, resize="legacy")
+    network = load_inception(found_at(path), resize="legacy")
     theirs = FeatureExtractorInceptionV3("x", ["2048", "logits"], feature_extractor_weights_path=str(path))
     pictures = raw(pixels())[None]
     features, logits = theirs(pictures)
-    found = network(pictures)
+    found = network.embed(network.prepare(pixels())[None])
     assert torch.allclose(found, features, rtol=1e-4, atol=1e-5)
     assert torch.allclose(network.logits(found), logits, rtol=1e-4, atol=1e-5)
 
@@ -139,7 +112,7 @@ def test_released_network_has_2048_features_and_zero_distance_to_itself() -> Non
     from lantern.eval.metrics.distances import frechet_distance, kernel_distance
 
     network = load_inception(find_weights("inception"))
-    features = network(torch.stack([raw(pixels(64, seed)) for seed in range(4)]))
+    features = network.embed(torch.stack([network.prepare(pixels(64, seed)) for seed in range(4)]))
     assert features.shape == (4, 2048)
     assert abs(frechet_distance(features, features, seed=0, draws=0).value) < 1e-3
     assert kernel_distance(features, features, seed=0, draws=0).value < 0

@@ -67,9 +67,9 @@ def test_a_set_is_not_merged_twice() -> None:
 
 
 def test_moments_of_two_networks_are_not_merged() -> None:
-    with pytest.raises(ValueError, match="made with 'b', expected 'a'"):
+    with pytest.raises(ValueError, match="made with 'b', expected 3 made with 'a'"):
         Moments(3, made_with="a").merge(Moments(3, made_with="b"))
-    with pytest.raises(ValueError, match="width and limit"):
+    with pytest.raises(ValueError, match="of 4 values made with"):
         Moments(3).merge(Moments(4))
 
 

@@ -12,10 +12,10 @@ from lantern.eval.metrics.pictures import AHEAD, Stream, find_pictures, raw
 from tests.eval.tiny_metrics import save_pictures
 
 
-def test_batches_keep_the_order_with_any_number_of_threads(tmp_path: Path) -> None:
+def test_batches_keep_the_order(tmp_path: Path) -> None:
     paths = save_pictures(tmp_path, 11, prompts=True)
-    for workers in (1, 4):
-        batches = list(Stream(paths, {"raw": raw}, batch=4, workers=workers))
+    for _ in range(2):
+        batches = list(Stream(paths, {"raw": raw}, batch=4))
         assert [len(one.names) for one in batches] == [4, 4, 3]
         assert [one.first for one in batches] == [0, 4, 8]
         assert [name for one in batches for name in one.names] == [path.name for path in paths]

@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 
 from lantern.eval.protocols import generation
-from lantern.eval.protocols.generation import Shard, Worker, batches_of, finished, images_bar, picture_path, produce
-from lantern.eval.protocols.manifest import read_entries
+from lantern.eval.protocols.generation import (
+    Shard,
+    Worker,
+    batches_of,
+    finished,
+    images_bar,
+    picture_path,
+    produce,
+    read_entries,
+)
 from lantern.generation.generator import Generator
 from tests.eval.workers import FINGERPRINT, contents, expected, lines, paint
 

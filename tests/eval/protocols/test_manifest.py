@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lantern.eval.json_lines import JsonLines
-from lantern.eval.protocols.manifest import Entry, read_entries
+from lantern.eval.protocols.generation import Entry, read_entries
 from lantern.generation.images import Statistics
 
 HERE = {"weights": {"model": "a"}, "config": {"batch": 1}, "versions": {"torch": "2"}}

@@ -10,7 +10,6 @@ import pytest
 
 from lantern.core.config import build_config
 from lantern.core.places import embedded_model
-from lantern.eval.metrics.pictures import resizing
 from lantern.eval.metrics.registry import METRICS
 from lantern.eval.protocols.protocol import (
     PromptSet,
@@ -21,6 +20,7 @@ from lantern.eval.protocols.protocol import (
     prompt_folders,
     size_name,
 )
+from lantern.eval.protocols.resizing import resizing
 from lantern.models.folder import Model, load_model
 from lantern.models.llamagen.transformer import SIZES
 from tests.tiny import tiny_target

@@ -11,8 +11,8 @@ import pytest
 from lantern.cli.main import main
 from lantern.eval.metrics import quality
 from lantern.eval.metrics.quality import Figure, Options
-from lantern.eval.metrics.reference import is_prepared, unpack
 from lantern.eval.protocols import generation
+from lantern.eval.protocols.reproduce import is_prepared, unpack
 from tests.tiny_folder import save_tiny_model
 
 TEXT = "a red apple\na blue cat\ntwo dog\n"
@@ -71,7 +71,6 @@ def test_a_row_records_how_it_was_made(place: Path, model: Path, capsys: pytest.
     assert found["choices"]["method"] == "gumbel-jacobi:window=4" and found["protocol"]["name"] == "three"
     assert found["fingerprint"]["config"]["sampling"]["guidance"] == 3.0 and found["surroundings"]["torch"]
     assert found["speed"]["tokens"] == 6 * 16 and found["speed"]["tokens_per_step"] >= 1
-    assert found["command"].startswith("lantern reproduce three --method 'gumbel-jacobi:window=4'")
     assert "6 images" in capsys.readouterr().out
 
 
@@ -132,7 +131,7 @@ def test_pictures_of_another_method_are_not_mixed_in(
 
 
 def figure(name: str) -> Figure:
-    return Figure(name, 0.5, (0.4, 0.6), "draws", "", "lib 1", "none", "w", "s", 6, "i", "r", "s", 3, "", 0, "few")
+    return Figure(name, 0.5, "", "lib 1", "none", "w", "s", 6, "i", "r", "s", 3, 0, (0.4, 0.6), "draws", warning="few")
 
 
 @pytest.fixture
@@ -157,7 +156,7 @@ def test_metrics_get_all_pictures_with_their_prompts(
     assert [path.name for path in measured["paths"]] == [f"{i:06d}.png" for i in range(6)]
     assert measured["prompts"] == [*TEXT.splitlines()] * 2 and measured["metrics"] == ["kid", "fid"]
     assert measured["reference"] == place / "real" and measured["weights"] == {"inception": Path("net.pt")}
-    assert isinstance(measured["options"], Options) and measured["options"].resize == "none"
+    assert isinstance(measured["options"], Options) and measured["options"].before is None
     assert row(place)["metrics"]["kid"]["interval"] == [0.4, 0.6] and row(place)["not_measured"] == {}
     assert "kid 0.5000 [0.4000, 0.6000]; few" in capsys.readouterr().out
 
@@ -198,7 +197,7 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
     assert is_prepared(tmp_path / "data") and not is_prepared(tmp_path)
     pictures = unpack(tmp_path / "data", tmp_path / "out")
     names = [path.relative_to(tmp_path / "out").as_posix() for path in pictures]
-    assert names == ["000/000000.png", "000/000003.png"]
+    assert names == ["000000.png", "000003.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
 
 

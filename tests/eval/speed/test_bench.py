@@ -15,7 +15,7 @@ from lantern.cli.main import main
 from lantern.eval.speed import bench as speed
 from lantern.eval.speed import race
 from lantern.eval.speed.bench import WIDTH, BenchOptions, render
-from lantern.eval.speed.contenders import Job, Lineup, Stable, Variant, kinds_of, line_up, variants
+from lantern.eval.speed.contenders import Job, Lineup, Stable, Variant, built, kinds_of, line_up, variants
 from lantern.eval.speed.race import Entry, Made, identity, results
 from lantern.eval.speed.surroundings import commit, surroundings
 from lantern.generation import generator
@@ -36,7 +36,7 @@ def model(folder: Path) -> Model:
 
 
 def scripted_entries(model: Model, plain: list[float], mine: list[float]) -> list[Entry]:
-    lineup = line_up(Stable(model), ["eagle1"], EAGER, model.sampling())
+    lineup = line_up(Stable(model), ["eagle1"], EAGER, built(model.sampling()))
     tokens = torch.zeros(1, 16, dtype=torch.long)
     return [
         Entry(one, seconds, [Made(tokens, 16, 0.0, 0.0)] * len(seconds))
@@ -70,7 +70,7 @@ def test_differing_tokens_in_fp32_are_a_failure(model: Model) -> None:
 
 @pytest.mark.parametrize(("name", "is_promised"), [("eagle1", True), ("eagle1-rejection", False), ("lantern++", False)])
 def test_only_gumbel_match_promises_plain_tokens(model: Model, name: str, is_promised: bool) -> None:
-    lineup = line_up(Stable(model), [f"{name}"], EAGER, model.sampling())
+    lineup = line_up(Stable(model), [f"{name}"], EAGER, built(model.sampling()))
     assert lineup.contenders[1].is_identical == is_promised
 
 
@@ -158,7 +158,7 @@ def test_slow_variants_that_nobody_asked_for_are_left_out(
     model: Model, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], left: set[str]
 ) -> None:
     milliseconds = {"eager": 16.0, "graph": 14.0, "cpu": 12.0, "cpu+int8": 10.0}
-    parts = line_up(Stable(model), ["eagle1"], EAGER, model.sampling()).contenders
+    parts = line_up(Stable(model), ["eagle1"], EAGER, built(model.sampling())).contenders
     every = [dataclasses.replace(one, variant=Variant(kind, "bf16")) for kind in milliseconds for one in parts]
     monkeypatch.setattr(race, "pass_seconds", lambda one, job, device: milliseconds[one.variant.kind] / 1e3)
     lineup, (job, *_) = Lineup(every), speed.jobs_of(model, BenchOptions(images=1), 1)
@@ -169,7 +169,7 @@ def test_slow_variants_that_nobody_asked_for_are_left_out(
 
 def test_the_two_fastest_variants_are_always_measured(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     milliseconds = {"eager": 16.0, "graph": 99.0, "cpu": 1.0}
-    plain = line_up(Stable(model), [], EAGER, model.sampling()).contenders[0]
+    plain = line_up(Stable(model), [], EAGER, built(model.sampling())).contenders[0]
     lineup = Lineup([dataclasses.replace(plain, variant=Variant(kind, "bf16")) for kind in milliseconds])
     monkeypatch.setattr(race, "pass_seconds", lambda one, job, device: milliseconds[one.variant.kind] / 1e3)
     lines: list[str] = []
@@ -184,7 +184,7 @@ def test_the_two_fastest_variants_are_always_measured(model: Model, monkeypatch:
 
 
 def test_a_pass_is_timed_in_a_few_steps(model: Model) -> None:
-    plain = line_up(Stable(model), [], EAGER, model.sampling()).contenders[0]
+    plain = line_up(Stable(model), [], EAGER, built(model.sampling())).contenders[0]
     (job, *_) = speed.jobs_of(model, BenchOptions(images=1), 1)
     assert 0 < race.pass_seconds(plain, job, CPU) < 10
 

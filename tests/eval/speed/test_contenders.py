@@ -16,6 +16,7 @@ from lantern.eval.speed.contenders import (
     Lineup,
     Stable,
     Variant,
+    built,
     condition_of,
     line_up,
     method_of,
@@ -60,7 +61,7 @@ def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pyte
 
     monkeypatch.setattr("lantern.core.prepared.quantized", fail)
     names = contenders.variants(("eager", "eager+int8"), ("fp32",))
-    lineup = line_up(Stable(model), ["eagle1"], names, model.sampling())
+    lineup = line_up(Stable(model), ["eagle1"], names, built(model.sampling()))
     assert [str(one.variant) for one in lineup.contenders] == ["eager fp32", "eager fp32"]
     reason = "ImportError: no torchao here"
     assert lineup.failed == [{"method": "plain", "variant": "eager+int8 fp32", "reason": reason}]
@@ -70,14 +71,14 @@ def test_a_method_that_an_engine_refuses_is_listed(model: Model, monkeypatch: py
     monkeypatch.setattr(GraphEngine, "without_kernels", lambda *_: None)  # no device is missed
     monkeypatch.setattr(GraphEngine, "_prepare", lambda _, target: target)
     names = {"plain": [Variant("eager", "fp32")], "others": [Variant("graph", "fp32"), Variant("eager", "fp32")]}
-    lineup = line_up(Stable(model), ["ddd"], names, model.sampling())
+    lineup = line_up(Stable(model), ["ddd"], names, built(model.sampling()))
     assert [str(one.variant) for one in lineup.contenders] == ["eager fp32", "eager fp32"]
     [failure] = lineup.failed
     assert failure["variant"] == "graph fp32" and "change size from step to step" in failure["reason"]
 
 
 def test_a_variant_that_fails_when_run_is_listed(model: Model) -> None:
-    lineup = line_up(Stable(model), ["eagle1"], EAGER, model.sampling())
+    lineup = line_up(Stable(model), ["eagle1"], EAGER, built(model.sampling()))
     plain, method = lineup.contenders
     lineup.contenders[1] = dataclasses.replace(method, variant=Variant("cpu", "fp32"))
 
@@ -96,7 +97,7 @@ def test_a_failing_eager_contender_is_an_error(model: Model) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        warm_up(line_up(Stable(model), ["eagle1"], EAGER, model.sampling()), run)
+        warm_up(line_up(Stable(model), ["eagle1"], EAGER, built(model.sampling())), run)
 
 
 def test_a_bench_needs_plain_decoding() -> None:
@@ -142,7 +143,7 @@ def test_graphs_are_for_gpus_and_for_plain_decoding_too() -> None:
 
 
 def test_every_picture_includes_its_prefill(model: Model) -> None:
-    contender = line_up(Stable(model), [], EAGER, model.sampling()).contenders[0]
+    contender = line_up(Stable(model), [], EAGER, built(model.sampling())).contenders[0]
     before = len(model.prompts)
     contender.decode(Job(condition_of(model, ["two cats"], [0]), [(0, 0)]))
     assert len(model.prompts) == before
@@ -196,7 +197,7 @@ def test_a_cpu_caches_in_fp32_for_every_dtype() -> None:
 
 
 def test_the_roofline_is_the_time_to_read_weights_and_half_of_the_cache(model: Model) -> None:
-    plain, drafted = line_up(Stable(model), ["eagle1"], EAGER, model.sampling()).contenders
+    plain, drafted = line_up(Stable(model), ["eagle1"], EAGER, built(model.sampling())).contenders
     found = roofline(plain, rows=2, copy_gbps=1.0, step_seconds=0.5)
     seconds = pass_bytes(model.target, rows=2, nodes=1, cached=8) / 1e9
     assert list(found.values()) == pytest.approx([1e3 * seconds, seconds / 0.5], rel=1e-4)

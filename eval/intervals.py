@@ -1,0 +1,52 @@
+"""Values with 95 % bootstrap intervals."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+DRAWS = 1000
+RESAMPLED = 1 << 22  # numbers that a block of resamples holds
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its 95 % interval; `means` describes the interval, "" if there is none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    means: str = ""
+
+
+def mean_estimate(values: Float[Tensor, " n"], *, seed: int, draws: int = DRAWS) -> Estimate:
+    """Return the mean of values with its bootstrap interval."""
+    return bootstrap(values.double(), lambda sampled: sampled.mean(-1), seed=seed, draws=draws)
+
+
+def bootstrap(rows: Tensor, statistic: Callable[[Tensor], Tensor], *, seed: int, draws: int = DRAWS) -> Estimate:
+    """Return a statistic of rows (one per image or round) with a 95 % percentile interval over resampled rows.
+
+    `statistic` maps (..., n, *) to (...). Resamples are taken in blocks, so memory does not grow with n times `draws`.
+    ValueError without rows.
+    """
+    if not len(rows):
+        raise ValueError("got no values, expected at least one")
+    if not draws:
+        return Estimate(float(statistic(rows)))
+    generator = torch.Generator().manual_seed(seed)
+    size = max(RESAMPLED // rows.numel(), 1)
+    found = []
+    for first in range(0, draws, size):
+        picks = torch.randint(0, len(rows), (min(size, draws - first), len(rows)), generator=generator)
+        found.append(statistic(rows[picks]))
+    low, high = ends(torch.cat(found))
+    return Estimate(float(statistic(rows)), low, high, f"95 % bootstrap, {draws} draws")
+
+
+def ends(found: Float[Tensor, " d"]) -> tuple[float, float]:
+    """Return the 2.5 and 97.5 percentiles of resamples."""
+    low, high = torch.quantile(found.double(), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high

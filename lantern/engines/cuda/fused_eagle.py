@@ -1,0 +1,304 @@
+"""EAGLE-1 modules whose passes run by the products of `fused`: nine launches for a module of one layer, head included.
+
+A pass of the drafter follows committed tokens and earlier staged pairs. Ancestors are in the order of their depths, so
+that the k-th of them stands k positions after the committed tokens, which is all that attention by position needs.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lantern.core.config import one_line
+from lantern.core.prepared import WeightCache, on_device, original
+from lantern.core.weights import is_quantized
+from lantern.decoding.cache import StaticCache
+from lantern.drafters.eagle.eagle1 import Eagle
+from lantern.engines.chain import waves
+from lantern.engines.cuda import fused, kernels
+from lantern.engines.cuda.fused_target import FEW
+from lantern.engines.cuda.kernels import kernel
+from lantern.engines.cuda.target import DTYPES
+from lantern.models.llamagen.transformer import Transformer
+
+LOG = logging.getLogger("lantern")
+# Most norm of the difference from torch's features, as a share of their norm.
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.08}
+
+
+@kernel
+def pairs_kernel(
+    TOKENS,
+    PLACES,
+    EMBEDDINGS,
+    FEATURES,
+    BIAS,
+    SCALES,
+    GUIDANCE,
+    KNOWN,
+    ANCESTORS,
+    PAIRS,
+    X,
+    POSITIONS,
+    TABLE,
+    ROW_PLACES,
+    FULL,
+    live,
+    guided,
+    conditioning,
+    prefix,
+    slots,
+    count,
+    feature_line,
+    feature_row,
+    place_line,
+    place_row,
+    mask_line,
+    mask_row,
+    DIM: tl.constexpr,
+    DIM_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPAN: tl.constexpr,
+    SPAN_SIZE: tl.constexpr,
+    NODES: tl.constexpr,
+):
+    """Write the pair of one row, what its product is added to, its position, and where it finds its keys."""
+    line, node = tl.program_id(0), tl.program_id(1)
+    image, row = line // guided, line * live + node
+    at = tl.arange(0, DIM_SIZE)
+    inside = at < DIM
+    token = tl.load(TOKENS + image * live + node)
+    embedding = tl.load(EMBEDDINGS + token * DIM + at, mask=inside, other=0.0)
+    feature = tl.load(FEATURES + line * feature_line + node * feature_row + at, mask=inside, other=0.0)
+    tl.store(PAIRS + row * 2 * DIM + at, embedding, mask=inside)
+    tl.store(PAIRS + row * 2 * DIM + DIM + at, feature, mask=inside)
+    own = tl.zeros((DIM_SIZE,), tl.float32)
+    if BIAS is not None:
+        own += tl.load(BIAS + at, mask=inside, other=0.0).to(tl.float32)
+    if SCALES is not None:
+        scale = tl.log(tl.load(SCALES + image * live + node))
+        own += scale * tl.load(GUIDANCE + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(X + row * DIM + at, own.to(X.dtype.element_ty), mask=inside)
+    place = tl.load(PLACES + image * place_line + node * place_row)
+    tl.store(POSITIONS + row, place + conditioning)
+    if line % guided == 0:
+        known = tl.load(KNOWN + image)
+        full = known // BLOCK
+        if node == 0:
+            tl.store(FULL + image, full.to(tl.int32))
+        tl.store(ROW_PLACES + image * live + node, place.to(tl.int32))
+        ahead = full * BLOCK + tl.arange(0, SPAN_SIZE) - known
+        staged = tl.arange(0, NODES)
+        mark = ANCESTORS + image * mask_line + node * mask_row + staged
+        sees = tl.load(mark, mask=staged < count, other=0).to(tl.int32)
+        is_here = (sees > 0)[None] & ((tl.cumsum(sees, 0) - 1)[None] == ahead[:, None])
+        found = tl.max(tl.where(is_here, slots + staged[None], -1), 1)
+        slot = tl.where(ahead < 0, known + ahead + prefix, found)
+        column = tl.arange(0, SPAN_SIZE)
+        tl.store(TABLE + (image * live + node) * SPAN + column, slot.to(tl.int32), mask=column < SPAN)
+
+
+class Space:
+    """The memory of passes over `rows` pairs of each line, and where their keys are.
+
+    `unit` are sums of squares of rows that are not normed (`fused.qkv` with an eps of almost 0).
+    """
+
+    def __init__(self, config: Any, cache: StaticCache, rows: int, dtype: torch.dtype, block: int) -> None:
+        device, lines, width = cache.buffer.device, cache.images * cache.rows, config.dim // config.n_head
+        how: dict[str, Any] = {"tokens": cache.tokens, "device": device, "block": block, "ahead": cache.stage}
+        self.plan = kernels.Plan(images=cache.images, guided=cache.rows, rows=rows, **how)
+        prompts = -(-cache.prefix // block)
+        self.attention = kernels.Attention(self.plan, heads=config.n_head, width=width, prompts=prompts, device=device)
+        widths = (2 * config.dim, config.dim, 3 * config.dim, config.ffn_dim)
+        made = [torch.zeros(lines * rows, width, dtype=dtype, device=device) for width in widths]
+        self.pairs, self.attended, self.qkv, self.hidden = made
+        self.positions = torch.zeros(lines, rows, dtype=torch.long, device=device)
+        self.squares, self.unit = torch.zeros(2, lines * rows, -(-config.dim // kernels.PART), device=device).unbind()
+        self.unit[:, 0] = config.dim
+        self.ones = torch.ones(config.dim, dtype=dtype, device=device)
+
+
+class FusedEagle(Eagle):
+    """An EAGLE-1 module with the layers of another, whose small passes are kernels; larger ones are torch's.
+
+    Weights are read where they are, so that they may change.
+    """
+
+    block = kernels.BLOCK
+    spaces: dict[Any, Space]
+
+    def __init__(self, of: Eagle) -> None:
+        nn.Module.__init__(self)
+        vars(self).update(vars(of))
+        self.spaces = {}
+
+    def draft(
+        self,
+        features: Float[Tensor, "b r n c"],
+        tokens: Int[Tensor, "b n"],
+        places: Int[Tensor, "b n"],
+        sees: Callable[[Tensor, Tensor], Tensor],
+        *,
+        known: Int[Tensor, " b"],
+        ancestors: Bool[Tensor, "*b n m"],
+        scales: Float[Tensor, "b n"] | None,
+        cache: StaticCache,
+        slots: Int[Tensor, " n"],
+        depth: int = 0,
+    ) -> Float[Tensor, "b r n c"]:
+        """Return the next features, as `Eagle.draft`."""
+        images, guided, live, dim = features.shape
+        lines = images * guided
+        if lines * live > FEW:
+            how: dict[str, Any] = {"known": known, "ancestors": ancestors, "cache": cache, "slots": slots}
+            return super().draft(features, tokens, places, sees, scales=scales, depth=depth, **how)
+        space, rows = self._space(cache, live), {"rows": live}
+        x = torch.empty(lines * live, dim, dtype=self.dtype, device=features.device)
+        self._enter(features.flatten(0, 1), tokens, places, known, ancestors, scales, cache, space, x)
+        fused.single(space.pairs, self.fc.weight, x, space.squares, live=live, **rows)
+        for layer in self.layers:
+            attention, feed, kept = layer.attention, layer.feed_forward, cache.layer(layer.number)
+            has_norm = not isinstance(layer.attention_norm, nn.Identity)
+            norm = layer.attention_norm.weight if has_norm else space.ones
+            squares, eps = (space.squares, layer.attention_norm.eps) if has_norm else (space.unit, 1e-12)
+            fused.qkv(
+                *(x, attention.wqkv.weight, norm, squares, space.qkv, self.rotary.table, space.positions, slots, kept),
+                eps=eps,
+                **rows,
+            )
+            space.attention(space.qkv, kept, x, space.attended, prefix=cache.prefix, lengths=cache.first)
+            fused.single(space.attended, attention.wo.weight, x, space.squares, live=live, **rows)
+            gate, norm = feed.w13.weight, layer.ffn_norm
+            fused.gate_up(x, gate, norm.weight, space.squares, space.hidden, eps=norm.eps, live=live, **rows)
+            fused.single(space.hidden, feed.w2.weight, x, space.squares, live=live, **rows)
+        return x.view(images, guided, live, dim)
+
+    def logits(self, features: Float[Tensor, "b n c"], target: Any) -> Float[Tensor, "b n v"]:
+        """Return the fp32 logits of the target's head."""
+        (lines, live, dim), is_fit = features.shape, isinstance(original(target), Transformer)
+        if not is_fit or is_quantized(target.output.weight) or lines * live > FEW:
+            return super().logits(features, target)
+        weight = target.output.weight
+        if not weight.dtype == features.dtype == self.dtype:
+            return super().logits(features, target)
+        made = features.new_empty(lines, live, len(weight), dtype=torch.float32)
+        x = features.reshape(lines * live, dim)
+        fused.single(x, weight, made.view(lines * live, -1), None, rows=live, live=live)
+        return made
+
+    def _enter(
+        self,
+        features: Float[Tensor, "lines n c"],
+        tokens: Int[Tensor, "b n"],
+        places: Int[Tensor, "b n"],
+        known: Int[Tensor, " b"],
+        ancestors: Bool[Tensor, "*b n m"],
+        scales: Float[Tensor, "b n"] | None,
+        cache: StaticCache,
+        space: Space,
+        x: Float[Tensor, "m c"],
+    ) -> None:
+        """Write pairs, positions and plan of a pass, and to `x` what the product of the pairs is added to."""
+        (lines, live, dim), plan = features.shape, space.plan
+        if features.stride(2) != 1:
+            features = features.contiguous()
+        if self.config.form != "guided":
+            scales = None
+        seen = ancestors if ancestors.stride(-1) == 1 else ancestors.contiguous()
+        span = plan.tail * plan.block
+        pairs_kernel[(lines, live)](
+            *(tokens.contiguous(), places, self.embed_tokens.weight, features, self.fc.bias),
+            *(None if scales is None else scales.contiguous(), None if scales is None else self.guidance),
+            *(known, seen.view(torch.uint8), space.pairs, x, space.positions, plan.table, plan.places, plan.full),
+            *(live, cache.rows, self.config.cls_token_num, cache.prefix, cache.first_stage_slot, seen.shape[-1]),
+            *(features.stride(0), features.stride(1), places.stride(0), places.stride(1)),
+            *(seen.stride(0) if seen.ndim == 3 else 0, seen.stride(-2)),
+            DIM=dim,
+            DIM_SIZE=triton.next_power_of_2(dim),
+            BLOCK=plan.block,
+            SPAN=span,
+            SPAN_SIZE=triton.next_power_of_2(span),
+            NODES=max(triton.next_power_of_2(seen.shape[-1]), 2),
+            num_warps=4,
+        )
+
+    def _space(self, cache: StaticCache, rows: int) -> Space:
+        sizes = (cache.images, cache.rows, cache.prefix, cache.tokens, cache.stage)
+        key = (*sizes, rows, self.block, self.dtype, cache.buffer.device)
+        if key not in self.spaces:
+            self.spaces[key] = Space(self.config, cache, rows, self.dtype, self.block)
+        return self.spaces[key]
+
+
+_FUSED: WeightCache[FusedEagle] = WeightCache(FusedEagle)
+_FAULTS: WeakKeyDictionary[nn.Module, dict[Any, str | None]] = WeakKeyDictionary()
+
+
+def fused_eagle(module: Any) -> Any:
+    """Return an EAGLE-1 module with passes by kernels if they can run it on its device; others as they are."""
+    if type(module) is not Eagle or module.dtype not in DTYPES:
+        return module
+    device = module.embed_tokens.weight.device
+    if device.type != "cuda":
+        return _FUSED.get(module) if kernels.is_interpreted() else module
+    made, found, key = _FUSED.get(module), _FAULTS.setdefault(module, {}), (module.dtype, device)
+    if key not in found:
+        found[key] = fault_of(made)
+        if found[key]:
+            LOG.warning("the drafter's passes run through torch: %s", found[key])
+    return module if found[key] else made
+
+
+@torch.no_grad()
+def fault_of(made: FusedEagle) -> str | None:
+    """Return why passes of a prepared module cannot be used here, from passes beside torch's; None if they can."""
+    device = made.embed_tokens.weight.device
+    try:
+        with on_device(device):
+            expected, own = (tried(made, run) for run in (Eagle.draft, FusedEagle.draft))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # Triton, its compilers and drivers raise errors of any kind
+        return f"a pass failed: {type(error).__name__}: {one_line(error)[:200]}"
+    difference, most = float((own - expected).norm() / expected.norm()), TOLERANCE[made.dtype]
+    return None if difference <= most else f"features differ by {difference:.3g} of their norm, over {most:g}"
+
+
+def tried(module: Eagle, run: Callable[..., Tensor], pairs: int = 4) -> Tensor:
+    """Return features of a pass over a chain after half of an image, and of one over two nodes below its end."""
+    config, device = module.config, module.embed_tokens.weight.device
+    guided, known = 1 if config.form == "guided" else 2, config.block_size // 2
+    sizes = {"layers": module.num_caches, "images": 1, "rows": guided, "heads": config.n_head}
+    sizes |= {"prefix": config.cls_token_num, "tokens": config.block_size, "stage": pairs + 2}
+    cache = StaticCache(**sizes, head_dim=config.dim // config.n_head, dtype=module.cache_dtype, device=device)
+    cache.buffer.copy_(waves(cache.buffer.numel(), device=device).view_as(cache.buffer))
+    cache.first.fill_(config.cls_token_num)
+    mask = cache.tree_mask(torch.ones(1, config.cls_token_num, dtype=torch.bool, device=device), pairs + 2)
+    count, features, made = torch.full((1,), known, device=device), None, []
+    chain = torch.ones(pairs, pairs, dtype=torch.bool, device=device).tril()
+    fork = torch.cat([chain[-1:].expand(2, -1), torch.eye(2, dtype=torch.bool, device=device)], 1)
+    for ancestors, first in ((chain, 0), (fork, pairs)):
+        nodes = len(ancestors)
+        if features is None:
+            features = waves(guided * nodes * config.dim, device=device).to(module.dtype).view(1, guided, nodes, -1)
+        places = (ancestors.sum(1) - 1 + known).clamp(max=config.block_size - 1)[None]
+        out = run(
+            *(module, features, (torch.arange(nodes, device=device) % config.vocab_size)[None], places),
+            lambda _, seen: mask.update(count, seen),
+            known=count,
+            ancestors=ancestors,
+            scales=torch.full((1, nodes), 3.0, device=device),
+            cache=cache,
+            slots=torch.arange(first, first + nodes, device=device) + cache.first_stage_slot,
+            depth=first,
+        )
+        made.append(out.float())
+        features = out[:, :, -1:].expand(-1, -1, 2, -1)
+    return torch.cat(made, 2)
