@@ -195,11 +195,11 @@ def generate(
 
         check_init_image(**inputs.kept)
     made = None if chosen is None else chosen.made
-    reads_codebook = bool(made.asks("neighbours")) if made else may_have_profile(folder)
     needs = {  # by a profile "auto" may choose any method
         "text": bool(prompts),
-        "vq": place is not None or inputs.init_image is not None or reads_codebook,
+        "vq": place is not None or inputs.init_image is not None,
         "drafter": made.reads_drafter if made else may_have_profile(folder),
+        "codebook": bool(made.asks("neighbours")) if made else may_have_profile(folder),
     }
     parts: Any = [part for part, is_needed in needs.items() if is_needed]
     loaded = load_model(model, parts=parts, verify=not inputs.no_verify, size=inputs.size, processes=processes, **how)

@@ -64,8 +64,8 @@ WINDOWS_KEY = "tokens_per_step"  # in the index
 INDEX_NAME = "model_index.json"
 PROFILE_NAME = "profile.json"  # what `lantern tune` measured
 WORDS_NAME, NAMES_NAME, RECOGNISED_NAME = "words.txt", "names.txt", "recognised.txt"
-Part = Literal["vq", "text", "drafter"]
-ALL_PARTS: frozenset[Part] = frozenset(("vq", "text", "drafter"))
+Part = Literal["vq", "text", "drafter", "codebook"]
+ALL_PARTS: frozenset[Part] = frozenset(("vq", "text", "drafter", "codebook"))
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SAMPLING_FIELDS = tuple(entry.name for entry in dataclasses.fields(Sampling))
 # class names for diffusers: the pipeline's classes for our components, transformers' for the text encoder
