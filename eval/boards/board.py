@@ -39,7 +39,7 @@ from lantern.eval.speed.contenders import (
     Job,
     Stable,
     Variant,
-    assemble,
+    built,
     condition_of,
     kinds_of,
     method_of,
@@ -143,7 +143,6 @@ class Judging:
     metrics: Sequence[str]
     reference: Path | None
     weights: Mapping[str, Path]
-    cache: Path | None = None
 
 
 class Board:
@@ -271,7 +270,7 @@ class Board:
                 tokens = unpack([image["tokens"]]).to(self.model.device)
                 save_image(to_image(self.model.pictures(tokens)[0]), path, {})
             prompts = [self.prompt(number) for number in range(len(images))]
-            options = Options(cache=judging.cache, device=self.model.device)
+            options = Options(device=self.model.device)
             found = measure(
                 paths, judging.reference, judging.metrics, prompts=prompts, weights=judging.weights,
                 seed=self.options.seed, options=options,
@@ -293,9 +292,8 @@ class Board:
 
     def _entered(self, spec: str, variant: Variant, sampling: Sampling, job: Job) -> Contender:
         """Build and warm a contender; ValueError for missing parts."""
-        model = self.stable.model(variant)
-        method = METHODS[PLAIN] if spec == PLAIN else method_of(model, spec)
-        contender = Contender(spec, method, variant, assemble(model, method, sampling))
+        method, parts = built(sampling)(spec, self.stable.model(variant))
+        contender = Contender(spec, method, variant, parts)
         warm(contender, [job])
         return contender
 

@@ -35,7 +35,7 @@ class Clip:
     """
 
     network: Any  # transformers' CLIPModel, whose annotations do not type-check, or open_clip's CLIP
-    resized: Callable[[Any], Tensor]
+    resized: Any  # open_clip's function
     see: Callable[[Tensor], Tensor]
     read: Callable[[Tensor], Tensor]
     weights: Found
@@ -63,6 +63,7 @@ class Clip:
 
 def load_clip(found: Found, *, device: torch.device | str = "cpu") -> Clip:
     """Load a CLIP from a folder of transformers; ValueError for another kind of folder."""
+    from open_clip import image_transform
     from transformers import CLIPModel, logging
 
     had_bars = logging.is_progress_bar_enabled()
@@ -76,7 +77,7 @@ def load_clip(found: Found, *, device: torch.device | str = "cpu") -> Clip:
             logging.enable_progress_bar()
     network.to(device)
     return Clip(
-        network, _resize(network.config.vision_config.image_size),
+        network, image_transform(network.config.vision_config.image_size, is_train=False),
         lambda pictures: network.get_image_features(pictures).pooler_output,
         lambda words: network.get_text_features(words).pooler_output, found, torch.device(device),
     )  # fmt: skip
@@ -99,14 +100,6 @@ def _unit(features: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
     return torch.nn.functional.normalize(features.float(), dim=-1).cpu()
 
 
-def _resize(side: int) -> Callable[[Any], Tensor]:
-    """Return open_clip's map from a picture of Pillow to the input of a network."""
-    from open_clip import image_transform
-
-    found: Any = image_transform(side, is_train=False)
-    return found
-
-
 def load_preference(found: Found, *, device: torch.device | str = "cpu") -> Clip:
     """Load a preference network from a folder of transformers or a file of open_clip's ViT-H/14."""
     from open_clip import get_model_config
@@ -120,6 +113,7 @@ def load_preference(found: Found, *, device: torch.device | str = "cpu") -> Clip
 
 def load_open_clip(found: Found, config: Mapping[str, Any], *, device: torch.device | str = "cpu") -> Clip:
     """Load a file of open_clip tensors; `config` are open_clip's sizes. ValueError for another shape."""
+    from open_clip import image_transform
     from open_clip.model import CLIP
 
     state = {name.removeprefix("module."): tensor for name, tensor in read_tensors(found.path).items()}
@@ -134,5 +128,5 @@ def load_open_clip(found: Found, config: Mapping[str, Any], *, device: torch.dev
     # files do not hold the causal mask
     network.attn_mask = torch.full((LENGTH, LENGTH), -torch.inf).triu(1)
     network.float().eval().to(device)
-    resized = _resize(config["vision_cfg"]["image_size"])
+    resized = image_transform(config["vision_cfg"]["image_size"], is_train=False)
     return Clip(network, resized, network.encode_image, network.encode_text, found, torch.device(device))

@@ -23,9 +23,9 @@ from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import Found
 
 SIDE = 299
-RESIZES = {  # what results say of them
-    "clean": "Pillow bicubic in floats, not rounded (clean-fid, mode clean)",
-    "legacy": "TensorFlow 1's bilinear, not antialiased (clean-fid, mode legacy_tensorflow)",
+RESIZES = {  # what results say of them, and the package that has them
+    "clean": ("Pillow bicubic in floats, not rounded (clean-fid, mode clean)", "clean-fid"),
+    "legacy": ("TensorFlow 1's bilinear, not antialiased (clean-fid, mode legacy_tensorflow)", "torch-fidelity"),
 }
 
 
@@ -89,8 +89,18 @@ def _from_script(path: Path, device: torch.device) -> tuple[Callable[[Tensor], T
 
 
 def _from_tensors(path: Path, device: torch.device) -> tuple[Callable[[Tensor], Tensor], nn.Module]:
-    # torch-fidelity's own forward pass resizes first
-    *layers, head = _architecture(read_tensors(path), path).to(device).children()
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    # it unpickles its file without checks, so it gets a file of tensors that were read with weights_only
+    file = io.BytesIO()
+    torch.save(read_tensors(path), file)
+    file.seek(0)
+    try:
+        network = FeatureExtractorInceptionV3("inception", ["2048"], feature_extractor_weights_path=file)
+    except RuntimeError as error:
+        raise ValueError(f"{path} holds a network other than Inception: {one_line(error)[:200]}") from error
+    # its own forward pass resizes first
+    *layers, head = network.eval().to(device).children()
     return nn.Sequential(*layers), head
 
 
@@ -101,19 +111,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{path} is not a file of named tensors")
     return state
-
-
-def _architecture(state: dict[str, Tensor], path: Path) -> nn.Module:
-    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-
-    # it unpickles its file without checks, so it gets a file of tensors that were read with weights_only
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    try:
-        return FeatureExtractorInceptionV3("inception", ["2048"], feature_extractor_weights_path=file).eval()
-    except RuntimeError as error:
-        raise ValueError(f"{path} holds a network other than Inception: {one_line(error)[:200]}") from error
 
 
 def _clean(pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:

@@ -37,11 +37,12 @@ class Judges:
         kind, _, resize = name.partition(":")
         if kind not in ("inception", "logits"):
             load = clip_score.load_clip if name == "clip" else clip_score.load_preference
-            clip = load(self.find(name), device=self.device)
+            clip = load(find_weights(name, self.weights, cache=self.cache), device=self.device)
             return Judge(clip.weights, clip.prepare, clip.embed, clip.embed_prompts)
         stored = weights_of(name, self.weights)
         if stored not in self._inceptions:
-            self._inceptions[stored] = inception.load_inception(self.find(stored), resize=resize, device=self.device)
+            found = find_weights(stored, self.weights, cache=self.cache)
+            self._inceptions[stored] = inception.load_inception(found, resize=resize, device=self.device)
         network = dataclasses.replace(self._inceptions[stored], resize=resize)
         if kind == "inception":
             return Judge(network.weights, network.prepare, network.embed)
@@ -51,12 +52,8 @@ class Judges:
         """Return a measure of pairs and its weights."""
         if name == "psnr":
             return psnr, None
-        found = self.find(name)
+        found = find_weights(name, self.weights, cache=self.cache)
         return load_lpips(found, device=self.device), found
-
-    def find(self, name: str) -> Found:
-        """Return the location of weights."""
-        return find_weights(name, self.weights, cache=self.cache)
 
 
 def psnr(a: UInt8[Tensor, "b 3 h w"], b: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, " b"]:

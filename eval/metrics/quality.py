@@ -1,12 +1,10 @@
 """Quality figures of images, each with everything needed to repeat it."""
 
-import dataclasses
 import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -47,10 +45,6 @@ class Figure:
     interval_means: str = ""
     prompts: str = ""
     warning: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)

@@ -82,12 +82,9 @@ class Metric:
     protocol: str
 
 
-RESIZED_BY = {"clean": "clean-fid", "legacy": "torch-fidelity"}
-
-
 def _of_inception(judge: str, take: Callable[[Material], Estimate], protocol: str, *needs: str) -> Metric:
-    resize = judge.partition(":")[2]
-    return Metric(judge, frozenset(needs), take, inception.RESIZES[resize], (RESIZED_BY[resize],), protocol)
+    resize, package = inception.RESIZES[judge.partition(":")[2]]
+    return Metric(judge, frozenset(needs), take, resize, (package,), protocol)
 
 
 def _frechet(resize: str) -> Metric:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import lantern
 from lantern.core.config import load_config
+from lantern.core.places import shipped_folder
 from lantern.core.sampling import Sampling
 from lantern.eval.metrics.weights import cache_folder
 from lantern.generation.requests import Request, check_prompt, read_prompts
@@ -210,12 +210,9 @@ def find_prompts(expected: PromptSet, folder: Path | None = None) -> list[str]:
 
 
 def prompt_folders(folder: Path | None = None) -> list[Path]:
-    """Return the folders of prompt files in search order: the given one or the cache, and the project's own."""
-    package = Path(lantern.__file__).resolve().parent
-    own = [root / "assets" / "prompts" for root in (package, package.parent)]
-    if folder is not None:
-        return [folder, *own]
-    return [*own, cache_folder() / "prompts"]
+    """Return the folders of prompt files in search order: the given one or the cache, and lantern's own."""
+    own = shipped_folder("assets", "prompts")
+    return [own, cache_folder() / "prompts"] if folder is None else [folder, own]
 
 
 def size_name(model: Model) -> str | None:

@@ -181,7 +181,7 @@ class RowFront(State):
 
     def result(self) -> Generation:
         """Return the finished grids. The passes that measure the total variation are not counted."""
-        if self.log_p is None or bool((self.counts < self.layout.columns).any()):  # ended by a callback
+        if self.log_p is None or not self.is_done():  # ended by a callback
             spent = torch.full_like(self.counts[:, :1], torch.nan, dtype=torch.float)
         else:
             spent = self._total_variation(self.log_p)

@@ -1,7 +1,7 @@
 """FID and KID of a class-conditional target, and of its tokenizer alone, against the training pictures."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -80,7 +80,7 @@ def measure_fid(
         name: measure(sorted((out / name).glob("*.png")), out / "real", ["fid"], weights=weights, options=options)
         for name in ("generated", "reconstructed")
     }
-    figures = {name: {k: v.as_dict() for k, v in one.items()} for name, one in found.items()}
+    figures = {name: {k: asdict(v) for k, v in one.items()} for name, one in found.items()}
     write_json(out / "fid.json", {"classes": names, "figures": figures, "surroundings": surroundings(device)})
     texts = (f"{n}: " + ", ".join(f"{x.name} {x.value:.4g}" for x in one.values()) for n, one in found.items())
     return "; ".join(texts)

@@ -12,6 +12,7 @@ import torch
 from lantern.core.io import write_json
 from lantern.core.types import Target
 from lantern.engines import pass_times as timing
+from lantern.engines.chain import Chain
 from lantern.engines.engine import EAGER, EagerEngine, WideEngine
 from lantern.engines.pass_times import NODES, best_window, is_steady, measure, pass_times, time_of
 from lantern.generation.generator import choose
@@ -105,9 +106,15 @@ def test_two_tokens_are_never_faster_than_one(monkeypatch: pytest.MonkeyPatch) -
     assert list(found) == [*NODES] and found[2] == found[1] == pytest.approx(0.011)
 
 
-def test_real_passes_are_timed() -> None:
-    found = measure(tiny_target())  # 16 tokens
+def test_real_passes_are_timed_and_a_chain_scores_its_nodes_as_alone() -> None:
+    target = tiny_target()
+    found = measure(target)  # 16 tokens
     assert 1 in found and set(found) <= set(NODES) and min(found.values()) > 0
+    with torch.no_grad():
+        chain = Chain(target, 2, 4, is_random=True)
+        for node in range(4):
+            whole, alone = chain.run(target).logits, chain.run_alone(target, node).logits
+            assert torch.allclose(alone[:, 0], whole[:, node], atol=1e-4)
 
 
 def test_small_pictures_have_short_passes() -> None:

@@ -12,7 +12,6 @@ from lantern.generation.acceptance_map import (
     SHADES,
     AcceptanceMap,
     draw_map,
-    legend,
     outline,
     read_map,
     shade_of,
@@ -131,8 +130,3 @@ def test_shades_differ_in_lightness() -> None:
 
     found = [lightness(shade.colour, shade.opacity) for shade in SHADES]
     assert all(a - b > 0.04 for a, b in pairwise(found))
-
-
-def test_the_legend_names_every_shade_in_words() -> None:
-    text = legend()
-    assert all(shade.words in text for shade in SHADES) and "relaxed" in text

@@ -14,9 +14,7 @@ from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import Engine
 from lantern.generation import generator
 from lantern.generation.generator import FLAT, GAIN, choose, choose_method, generate
-from lantern.methods import METHODS
-from lantern.models.folder import Model, load_model
-from tests.tiny_folder import save_tiny_model
+from lantern.models.folder import Model
 
 NODES = (1, 2, 4, 8, 16)
 Curve = Callable[[int], float]
@@ -33,11 +31,6 @@ def linear(n: int) -> float:
 def bent(n: int) -> float:
     """Flat up to four tokens, as passes that wait for weights are."""
     return 0.004 * max(1.0, n / 4)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return load_model(save_tiny_model(tmp_path_factory.mktemp("models") / "toy"), device="cpu")
 
 
 def script(monkeypatch: pytest.MonkeyPatch, seconds: Curve) -> list[int]:
@@ -155,8 +148,3 @@ def test_doctor_reports_the_choice_with_its_reason(
     main(["doctor"])
     [line] = [line for line in capsys.readouterr().out.splitlines() if "method auto" in line]
     assert "gumbel-jacobi" in line and "times a pass over one" in line and "lantern tune" in line
-
-
-def test_labels_name_what_differs_from_the_defaults() -> None:
-    assert METHODS["plain"].label == "plain"
-    assert METHODS["lantern++"].with_options(lambda_=2.5).label == "lantern++ lambda 2.5"

@@ -25,11 +25,6 @@ PROMPT = "a red apple"
 needs_gradio = pytest.mark.skipif(find_spec("gradio") is None, reason="the extra demo is not installed")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return load_model(save_tiny_model(tmp_path_factory.mktemp("demo") / "toy"), device="cpu", engine="eager")
-
-
 @pytest.fixture
 def sides(model: Model) -> Iterator[SideBySide]:
     found = SideBySide(model)

@@ -17,19 +17,13 @@ from lantern.generation.generator import generate
 from lantern.generation.images import Picture
 from lantern.generation.requests import Request
 from lantern.generation.serving.app import Limits
-from lantern.models.folder import Model, load_model
+from lantern.models.folder import Model
 from tests.generation.served import Served
-from tests.tiny_folder import save_tiny_model
 
 PROMPT = "a red apple"
 SIDE = 8  # pixels of an image; a token has two
 BELOW = (slice(4, 8), slice(0, 8))  # the lower half
 ONE = (slice(3, 4), slice(4, 5))  # one pixel, of token 6
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return load_model(save_tiny_model(tmp_path_factory.mktemp("edited") / "toy"), device="cpu", engine="eager")
 
 
 @pytest.fixture(scope="module")

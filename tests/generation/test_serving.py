@@ -29,17 +29,11 @@ from lantern.generation.requests import Request
 from lantern.generation.serving.app import Limits
 from lantern.generation.serving.errors import RefusedError
 from lantern.generation.serving.worker import Job, Worker
-from lantern.models.folder import Model, load_model
+from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
 from tests.generation.served import KEY, Served
-from tests.tiny_folder import save_tiny_model
 
 PROMPT = "a red apple"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return load_model(save_tiny_model(tmp_path_factory.mktemp("served") / "toy"), device="cpu", engine="eager")
 
 
 @pytest.fixture(scope="module")
@@ -487,6 +481,7 @@ def test_slow_clients_do_not_keep_connections(model: Model, monkeypatch: pytest.
     monkeypatch.setattr("lantern.generation.serving.server.HEADER_SECONDS", 0.3)
     head = b"POST /v1/images/generations HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     with Served(model, Limits(arrival=0.3)) as server:
+        server.server.config.timeout_keep_alive = 1
         address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
         for sent, answered in (
             (b"", b""),

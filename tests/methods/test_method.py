@@ -125,6 +125,7 @@ def test_a_bad_name_of_a_dynamic_tree_is_refused(name: str) -> None:
 def test_changed_options_are_those_that_differ() -> None:
     assert METHODS["lantern"].with_options(k=5, delta=0.1).changed() == {"k": 5}
     assert METHODS["lantern++"].with_options(**{"lambda": 3.0}).label == "lantern++ lambda 3.0"
+    assert METHODS["plain"].label == "plain"
 
 
 # -- a method is one file, its drafter, and a paragraph --------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_tokens_follow_the_relaxed_distribution(rule: Relaxation, inner: Verifie
 def walk(inner: Verifier, mode: DraftMode) -> tuple[DraftTree, GivenRows, Any]:
     toy, noise = world("generic", 3, tokens=5, count=3), bulk_noise(2000, 3, 5, 0)
     progress = Progress(toy, 2000)
-    tree = drafted(toy, mode, TREE, noise, progress, noise.generator(50))
+    tree = drafted(toy, mode, TREE, noise, progress, noise.generator(50), is_fresh=False)
     strings = node_strings(toy, tree.tokens, tree.shape)
     log_p, tree = (
         toy.single.log_p(strings, tree.shape),

@@ -20,7 +20,7 @@ from typing import Any
 
 from lantern.core.io import user_cache
 from lantern.engines.cpu import compiler as compiling
-from lantern.engines.cpu.compiler import ABI, CompilerError, Variant, compile_library, record_of, supported
+from lantern.engines.cpu.compiler import ABI, CompilerError, Variant, compile_library, facts, record_of, supported
 
 LOG = logging.getLogger("lantern")
 PACKAGED = Path(__file__).with_name("lib")  # written by hatch_build.py
@@ -87,15 +87,11 @@ def find_compiler() -> str:
     return found
 
 
-@cache
 def processor() -> str:
     """Return what identifies the instruction set: kind and features of the processor."""
-    listing = Path("/proc/cpuinfo")
-    if not listing.is_file():
-        return f"{platform.machine()} {platform.processor()}"
-    first = listing.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     names = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
-    return "\n".join(line for line in first.splitlines() if line.partition(":")[0].strip() in names)
+    known = [f"{name}: {facts()[name]}" for name in names if name in facts()]
+    return "\n".join(known) or f"{platform.machine()} {platform.processor()}"
 
 
 def library_name(variant: Variant | None = None) -> str:

@@ -65,16 +65,18 @@ def find_compiler() -> str | None:
 
 
 @cache
-def features() -> frozenset[str]:
-    """Return the features of this processor; none where the system does not list them."""
+def facts() -> dict[str, str]:
+    """Return what the system lists of the first processor, by name; nothing where it does not list any."""
     listing = Path("/proc/cpuinfo")
     if not listing.is_file():
-        return frozenset()
-    for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
+        return {}
+    lines = listing.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0].splitlines()
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def features() -> frozenset[str]:
+    """Return the features of this processor; none where the system does not list them."""
+    return frozenset((facts().get("flags") or facts().get("Features", "")).split())
 
 
 def supported() -> list[Variant]:

@@ -95,19 +95,9 @@ class PackedPass:
         features = torch.empty(rows, nodes, self.dim)
         fused = torch.empty(rows, nodes, len(taps) * self.dim) if taps else None
         tapped = (ctypes.c_int32 * len(taps))(*taps)
-        self.call(
-            ctypes.byref(self.model),
-            ctypes.byref(
-                PassArgs(
-                    *(rows, nodes, cache.slots, torch.get_num_threads(), len(taps)),
-                    *(inputs.data_ptr(), positions.data_ptr(), places.data_ptr(), mask.data_ptr()),
-                    *(mask.stride(0), mask.stride(1), cache.buffer.data_ptr(), cache.buffer.stride(0)),
-                    ctypes.addressof(tapped),
-                    *(None if fused is None else fused.data_ptr(), features.data_ptr(), logits.data_ptr()),
-                    None if self.spent is None else self.spent.data_ptr(),
-                )
-            ),
-        )
+        made = (fused, features, logits, self.spent)
+        run = PassArgs.of((inputs, positions, places, mask), cache.buffer, made, tapped)
+        self.call(ctypes.byref(self.model), ctypes.byref(run))
         return Scores(logits, features.to(self.dtype), None if fused is None else fused.to(self.dtype))
 
     def head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
@@ -215,12 +205,6 @@ def is_fused(state: State) -> bool:
     return has_all and (is_plain or is_window)
 
 
-def program_of(state: State) -> PackedPass:
-    """Return the packed weights of a generation's target."""
-    assert isinstance(state.target, CpuTarget)
-    return state.target.program
-
-
 class FusedImages:
     """The tensors of one generation that `lantern_steps` reads and writes, as in `steps.cpp`."""
 
@@ -288,7 +272,8 @@ class FusedRounds:
     def _prepare(self) -> None:
         """Make inputs and outputs of a pass, and the arguments of the program."""
         cache, one, self.nodes = self.cache, self.states[0], self.images[0].nodes
-        nodes, config, self._program = self.nodes, one.target.config, program_of(one)
+        assert isinstance(one.target, CpuTarget)  # as `is_fused` has it
+        nodes, config, self._program = self.nodes, one.target.config, one.target.program
         rows, first = cache.images * cache.rows, cache.first_stage_slot
         self._inputs, self._features = torch.empty(2, rows, nodes, config.dim).unbind()
         self._logits = torch.empty(rows, nodes, config.vocab_size)
@@ -300,13 +285,7 @@ class FusedRounds:
         if cache.stage:
             self._mask[..., first : first + nodes] = torch.full((nodes, nodes), -torch.inf).triu(1)
         taken = (self._inputs, self._positions, self._places, self._mask)
-        self._args = PassArgs(
-            *(rows, nodes, cache.slots, torch.get_num_threads(), 0),
-            *(tensor.data_ptr() for tensor in taken),
-            *(self._mask.stride(0), self._mask.stride(1), cache.buffer.data_ptr(), cache.buffer.stride(0)),
-            *(None, None),
-            *(self._features.data_ptr(), self._logits.data_ptr()),
-        )
+        self._args = PassArgs.of(taken, cache.buffer, (None, self._features, self._logits))
         self._images = (ImageArgs * cache.images)(*(args for image in self.images for args in image.args))
         embeddings = one.target.tok_embeddings.weight
         self._steps = StepArgs(

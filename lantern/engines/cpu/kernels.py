@@ -6,6 +6,7 @@ Weights are in the order in which `pass.cpp` reads them. torch.compile leaves th
 import contextlib
 import ctypes
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,24 @@ class PassArgs(ctypes.Structure):
         ("plane", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("tapped", "fused", "features", "logits", "spent")),
     ]
+
+    @classmethod
+    def of(
+        cls, taken: Sequence[Tensor], cache: Tensor, made: Sequence[Tensor | None], tapped: Any = None
+    ) -> "PassArgs":
+        """Return the arguments of a pass, whose tensors, and the numbers of `tapped` layers, must outlive them.
+
+        `taken` are inputs, positions, places and mask, `cache` the keys and values of all layers, and `made` the fields
+        from `fused` on.
+        """
+        inputs, _, _, mask = taken
+        taps, address = (0, None) if tapped is None else (len(tapped), ctypes.addressof(tapped))
+        return cls(
+            *(*inputs.shape[:2], cache.shape[-2], torch.get_num_threads(), taps),
+            *(tensor.data_ptr() for tensor in taken),
+            *(mask.stride(0), mask.stride(1), cache.data_ptr(), cache.stride(0)),
+            *(address, *(None if tensor is None else tensor.data_ptr() for tensor in made)),
+        )
 
 
 class LinearArgs(ctypes.Structure):
@@ -245,7 +264,7 @@ def _layer(
     x: Tensor, factors: Tensor, mask: Tensor, cache: Tensor, places: Tensor, weights: list[Tensor | None], eps: float
 ) -> Tensor:
     rows, nodes, dim = x.shape
-    _, _, heads, slots, _ = cache.shape
+    heads = cache.shape[2]
     linears = [weight for weight in weights[2:] if weight is not None]
     assert cache.is_contiguous()
     inputs, factors, places = x.float().contiguous(), factors.contiguous(), places.expand(rows, -1).contiguous()
@@ -256,11 +275,7 @@ def _layer(
     only = (LayerArgs * 1)(arguments(tuple(weights)))
     shape = (dim, heads, 1, len(linears[2]) * PANEL // 2, 0, kind_of(*linears))
     model = ModelArgs(*shape, eps, only, None, None, factors.data_ptr())
-    run = PassArgs(
-        *(rows, nodes, slots, torch.get_num_threads(), 0),
-        *(inputs.data_ptr(), positions.data_ptr(), places.data_ptr(), mask.data_ptr()),
-        *(mask.stride(0), mask.stride(1), cache.data_ptr(), cache.stride(0), None, None, out.data_ptr(), None),
-    )
+    run = PassArgs.of((inputs, positions, places, mask), cache, (None, out, None))
     library().lantern_pass(ctypes.byref(model), ctypes.byref(run))
     return out
 

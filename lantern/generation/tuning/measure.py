@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from lantern.core.prepared import original
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree, Scores, Step
 from lantern.decoding.statistics import now
@@ -92,6 +93,11 @@ class TimedTarget:
 
     def __init__(self, target: Any, clock: StepClock) -> None:
         self._target, self._clock = target, clock
+
+    @property
+    def training(self) -> bool:
+        """Whether the module that the target was prepared from is in training mode."""
+        return original(self._target).training
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)

@@ -5,6 +5,7 @@ import gc
 import pickle
 import shutil
 import weakref
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,7 +18,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Target
 from lantern.decoding.cache import StaticCache
 from lantern.engines.cpu.engine import CpuEngine, CpuTarget
-from lantern.engines.engine import EAGER, Weights
+from lantern.engines.engine import EAGER, AutoEngine, EagerEngine
 from lantern.generation.decoder import build_decoder
 from lantern.generation.images import NotFiniteError
 from lantern.generation.layer_watch import watched_layers
@@ -149,15 +150,15 @@ def test_bits_do_not_depend_on_nodes_and_threads(nodes: int, dtype: torch.dtype)
         torch.set_num_threads(threads)
 
 
+@needs_torchao
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("weights", ["full", pytest.param("int8", marks=needs_torchao)])
-def test_exact_methods_give_the_tokens_of_plain_decoding(weights: Weights, dtype: torch.dtype, name: str) -> None:
-    how: dict[str, Any] = {"sampling": Sampling(guidance=7.5), "engine": CpuEngine(weights=weights)}
+def test_exact_methods_give_the_tokens_of_plain_decoding_by_8_bit_weights(dtype: torch.dtype, name: str) -> None:
+    """Full weights are compared bit by bit in test_bits.py."""
+    how: dict[str, Any] = {"sampling": Sampling(guidance=7.5), "engine": CpuEngine(weights="int8")}
     target = target_in(dtype)
     plain = tiny_decoder("plain", target, **how)
-    assert isinstance(plain.target, CpuTarget)
-    assert plain.target.module is (target if weights == "full" else quantized(target, "int8"))
+    assert isinstance(plain.target, CpuTarget) and plain.target.module is quantized(target, "int8")
     expected = plain.generate(CONDITION, keys=KEYS).tokens
     parts = tiny_decoder(name, target, **how)
     assert torch.equal(parts.generate(CONDITION, keys=KEYS).tokens, expected)
@@ -248,16 +249,11 @@ def test_unused_add_ons_are_not_read() -> None:
     build_decoder("gumbel-jacobi", target, sampling=Sampling(), add_ons=parts, engine=CpuEngine())
 
 
-def test_nan_logits_are_detected() -> None:
+def test_nan_logits_are_detected_and_debug_mode_names_their_layer() -> None:
     target = target_in(torch.float32)
     target.layers[1].feed_forward.w2.weight.data[3, 5] = torch.nan
     made = build_decoder("plain", target, sampling=Sampling(), engine=CpuEngine()).generate(CONDITION, keys=KEYS)
     assert made.is_finite is not None and not made.is_finite.any()
-
-
-def test_debug_mode_names_the_layer_of_a_nan() -> None:
-    target = target_in(torch.float32)
-    target.layers[1].feed_forward.w2.weight.data[3, 5] = torch.nan
     with pytest.raises(NotFiniteError, match="layers.1.feed_forward.w2 gave NaN"), watched_layers(target):
         build_decoder("plain", target, sampling=Sampling()).generate(CONDITION, keys=KEYS)
 
@@ -271,13 +267,19 @@ def test_debug_mode_names_the_layer_of_a_nan() -> None:
         (lambda: target_in(torch.float32, dim=96, n_head=4), "width of a head is 24"),
     ],
 )
-def test_unsupported_targets_are_refused(target: object, message: str) -> None:
+def test_unsupported_targets_are_refused_and_left_to_eager_by_auto(
+    target: Callable[[], Transformer], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        build_decoder("plain", target(), sampling=Sampling(), engine=CpuEngine())  # type: ignore[operator]
+        build_decoder("plain", target(), sampling=Sampling(), engine=CpuEngine())
+    found = AutoEngine().resolve(target())
+    assert found == EagerEngine() and message.removeprefix("the cpu engine ") in found.reason
 
 
 @needs_torchao
 def test_fused_passes_and_four_bit_weights_are_refused_together() -> None:
-    with pytest.raises(ValueError, match="reads weights in full or in int8, int4 was given"):
-        target = target_in(torch.float32, multiple_of=32)
+    message, target = "reads weights in full or in int8, int4 was given", target_in(torch.float32, multiple_of=32)
+    with pytest.raises(ValueError, match=message):
         build_decoder("plain", target, sampling=Sampling(), engine=CpuEngine(weights="int4"))
+    found = AutoEngine(weights="int4").resolve(target)
+    assert found == EagerEngine(weights="int4") and message in found.reason

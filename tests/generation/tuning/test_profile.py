@@ -101,24 +101,36 @@ def test_the_profile_of_a_read_only_folder_is_in_the_cache(model: Model, monkeyp
     assert reported(model) == ("eagle1 0 1 0.0", [])
 
 
+INVALID = "recommends an invalid method"
+
+
 @pytest.mark.parametrize(
-    ("key", "value", "output"),
+    ("changes", "output"),
     [
-        ("name", "another processor", "measured with name another processor"),
-        ("threads", 999, "measured with threads 999"),
-        ("dtype", "bf16", "measured with dtype bf16, here it is fp32"),
-        ("passes", "fused", "measured with passes fused, here it is as torch runs them"),
+        ({"machine": {"name": "another processor"}}, "measured with name another processor"),
+        ({"machine": {"threads": 999}}, "measured with threads 999"),
+        ({"machine": {"dtype": "bf16"}}, "measured with dtype bf16, here it is fp32"),
+        ({"machine": {"passes": "fused"}}, "measured with passes fused, here it is as torch runs them"),
+        ({"model": {"fingerprint": "0" * 64}}, "other weights"),
+        ({"choice": {"method": "eagel9"}}, INVALID),
+        ({"choice": {}}, INVALID),
+        ({"choice": {"method": "eagle1", "settings": {"delta": 1}}}, INVALID),
+        ({"choice": {"method": "eagle1", "settings": [1]}}, INVALID),
+        ("{", "is not JSON"),
+        ("[]", "wanted an object"),
+        ('{"version": 99}', "has version 99"),
+        ('{"version": 1}', "'machine' is missing"),
     ],
 )
-def test_a_profile_of_another_machine_is_not_used(model: Model, key: str, value: object, output: str) -> None:
-    write_profile(profile(model, machine=describe_machine(model) | {key: value}), model)
+def test_a_profile_that_does_not_fit_is_reported_and_not_used(model: Model, changes: Any, output: str) -> None:
+    if isinstance(changes, str):
+        assert model.folder is not None
+        (model.folder / NAME).write_text(changes)
+    else:
+        machine = describe_machine(model) | changes.get("machine", {})
+        write_profile(profile(model, **(changes | {"machine": machine})), model)
     method, [line, *_] = reported(model)
     assert method == "gumbel-jacobi None" and output in line and "lantern tune" in line
-
-
-def test_a_profile_of_other_weights_is_not_used(model: Model) -> None:
-    write_profile(profile(model, model={"fingerprint": "0" * 64}), model)
-    assert "other weights" in reported(model)[1][0]
 
 
 @pytest.mark.parametrize(
@@ -143,36 +155,6 @@ def test_a_profile_of_similar_sampling_is_used() -> None:
     for here in (there, Sampling(guidance=2.0), Sampling(guidance=4.5, temperature=0.9), Sampling(top_k=800)):
         assert too_far(there, here, 2048) == ""
     assert too_far(Sampling(guidance=0), Sampling(guidance=1), 24) == ""
-
-
-@pytest.mark.parametrize(
-    ("content", "output"),
-    [
-        ("{", "is not JSON"),
-        ("[]", "wanted an object"),
-        ('{"version": 99}', "has version 99"),
-        ('{"version": 1}', "'machine' is missing"),
-    ],
-)
-def test_a_damaged_profile_is_reported_and_not_used(model: Model, content: str, output: str) -> None:
-    assert model.folder is not None
-    (model.folder / NAME).write_text(content)
-    method, [line, *_] = reported(model)
-    assert output in line and method == "gumbel-jacobi None"
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"method": "eagel9"},
-        {},
-        {"method": "eagle1", "settings": {"delta": 1}},
-        {"method": "eagle1", "settings": [1]},
-    ],
-)
-def test_an_invalid_recommendation_is_not_used(model: Model, choice: dict[str, Any]) -> None:
-    write_profile(profile(model, choice=choice), model)
-    assert "recommends an invalid method" in reported(model)[1][0]
 
 
 def test_the_api_logs_why_a_profile_is_not_used(model: Model, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lantern.drafters.trees.static import Choice, StaticTree, chain
+from lantern.drafters.trees.static import Choice, StaticTree
 from lantern.generation.tuning.costs import Costs, Linear
 from lantern.generation.tuning.solve import likeliest_nodes, solve, tokens_per_step
 
@@ -65,23 +65,6 @@ def test_the_likeliest_nodes_are_the_tree_of_greatest_acceptance(rates: list[lis
 
 def costs(verify_slope: float, draft: float) -> Costs:
     return Costs(tuple(1 + verify_slope * n for n in range(32)), Linear(0.0, draft), Linear(), plain_host=0.05)
-
-
-def test_a_sure_and_cheap_drafter_gets_a_deep_chain() -> None:
-    rates = [[0.9, *[0.005] * 15]] * 8
-    best = solve(rates, costs(0.01, 0.01), max_nodes=32, max_depth=8)[0]
-    assert best.tree.depth == 8 and set(chain(8).choices) <= set(best.tree.choices)
-    assert solve(rates, costs(0.06, 0.01), max_nodes=32, max_depth=8)[0].tree == chain(8)
-
-
-def test_acceptance_that_is_flat_over_ranks_gets_a_wide_tree() -> None:
-    best = solve([[0.05] * 16] * 8, costs(0.001, 0.2), max_nodes=32, max_depth=8)[0]
-    assert best.tree.depth == 1 and best.tree.shape().widths == (16,)
-
-
-def test_if_every_node_costs_a_pass_plain_decoding_is_best() -> None:
-    linear = costs(1.0, 0.1)
-    assert solve([[0.6, 0.1, 0.1]] * 4, linear, max_nodes=32, max_depth=4)[0].seconds > linear.plain
 
 
 def test_a_drafter_that_is_never_accepted_is_not_chosen() -> None:

@@ -55,31 +55,27 @@ def decide(
     return Tuner(setup, Effort(), bounds or Bounds(), ["eagle1"]).run()
 
 
-def test_a_drafter_of_random_weights_makes_plain_decoding_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = decide(monkeypatch, [[1 / 2048] * 16] * 8, verify_slope=0.0, draft=0.0)
-    assert found.choice.name == "plain"
+FLAT, GOOD = [[0.05] * 16] * 8, [[0.9, *[0.001] * 15]] * 8
 
 
-def test_a_good_and_cheap_drafter_makes_a_deep_chain_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = decide(monkeypatch, [[0.9, *[0.001] * 15]] * 8, verify_slope=0.05, draft=0.02)
-    assert found.choice.method.tree == named("chain_8").spelling
-    reported = found.choice.as_dict(found.plain)
-    assert (
-        reported["predicted"]["speedup"] == pytest.approx(reported["measured"]["speedup"], rel=1e-3)
-        and found.choice.run
-    )
-    assert reported["predicted"]["speedup"] > 3
-
-
-def test_flat_acceptance_makes_a_wide_tree_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = decide(monkeypatch, [[0.05] * 16] * 8, verify_slope=0.001, draft=0.3)
-    assert found.choice.name == "eagle1" and named(str(found.choice.method.tree)).shape().widths == (16,)
-
-
-def test_passes_that_cost_as_much_as_their_nodes_make_plain_decoding_the_choice(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("rates", "verify_slope", "draft", "chosen"),
+    [
+        ([[1 / 2048] * 16] * 8, 0.0, 0.0, None),  # a drafter of random weights
+        (GOOD, 0.05, 0.02, "chain_8"),  # a good and cheap one
+        (FLAT, 0.001, 0.3, "grown_16_1"),  # one whose ranks are equally good
+        ([[0.6, 0.1, 0.1]] * 8, 1.0, 0.1, None),  # each node costs as much as a step
+    ],
+)
+def test_the_choice_follows_from_rates_and_costs(
+    monkeypatch: pytest.MonkeyPatch, rates: list[list[float]], verify_slope: float, draft: float, chosen: str | None
 ) -> None:
-    assert decide(monkeypatch, [[0.6, 0.1, 0.1]] * 8, verify_slope=1.0, draft=0.1).choice.name == "plain"
+    found = decide(monkeypatch, rates, verify_slope=verify_slope, draft=draft)
+    assert found.choice.method.tree == (named(chosen).spelling if chosen else None)
+    assert found.choice.name == ("eagle1" if chosen else "plain")
+    if chosen == "chain_8":
+        speedups = [found.choice.as_dict(found.plain)[kind]["speedup"] for kind in ("predicted", "measured")]
+        assert speedups[0] == pytest.approx(speedups[1], rel=1e-3) and speedups[0] > 3 and found.choice.run
 
 
 def test_slow_candidates_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
