@@ -1,4 +1,4 @@
-"""`lantern assemble OUT`: puts components into a model folder, with a proximity table and the defaults of a call."""
+"""`lantern assemble OUT`: puts components into a model folder, with the defaults of a call."""
 
 from pathlib import Path
 
@@ -42,7 +42,6 @@ def assemble(
     out: Path = arg(OUT_HELP),
     data: Path | None = opt(None, DATA_HELP, parse=existing, metavar="DIR"),
     names: Path | None = opt(None, NAMES_HELP, parse=existing, metavar="FILE"),
-    neighbours: int = opt(100, "columns of the proximity table", 1, 1024, metavar="K"),
     *,
     components: Components,
     defaults: Defaults,
@@ -51,7 +50,6 @@ def assemble(
     from lantern.core.io import CONFIG_NAME, load_component, read_config, weights_digest, write_json
     from lantern.models import folder as model_folder
     from lantern.models.llamagen.transformer import Transformer, TransformerConfig
-    from lantern.models.llamagen.vqvae import VQVAE, VQConfig
     from lantern.models.trial import try_components
 
     # components are tried where they are, before anything is copied
@@ -64,12 +62,6 @@ def assemble(
     for part, folder in folders.items():
         if folder.resolve() != (out / part).resolve():
             _copy(folder, out / part, skips_weights=part == "tokenizer")
-    if (out / "vqvae").is_dir():
-        from lantern.verifiers.relaxations.neighbours import proximity_table, save_table
-
-        tokens = load_component(VQVAE, VQConfig, out / "vqvae").quantize.tokens().detach()
-        table = proximity_table(tokens, min(neighbours, len(tokens) - 1))
-        save_table(table, out / "vqvae" / model_folder.NEIGHBOURS_NAME)
     if data is not None:
         from lantern.training.data import Prepared
 

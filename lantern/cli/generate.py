@@ -199,7 +199,7 @@ def generate(
         "text": bool(prompts),
         "vq": place is not None or inputs.init_image is not None,
         "drafter": made.reads_drafter if made else may_have_profile(folder),
-        "neighbours": bool(made.asks("neighbours")) if made else may_have_profile(folder),
+        "codebook": bool(made.asks("neighbours")) if made else may_have_profile(folder),
     }
     parts: Any = [part for part, is_needed in needs.items() if is_needed]
     loaded = load_model(model, parts=parts, verify=not inputs.no_verify, size=inputs.size, processes=processes, **how)
@@ -284,15 +284,12 @@ def _requests(
     notes: list[str],
 ) -> "Sequence[Request]":
     """Return the images to make, checked against the model; warnings go to `notes`."""
-    from lantern.generation.requests import check_requests, requests, subjects_of_call, with_noise, with_warnings
+    from lantern.generation.embeddings import with_conditions
+    from lantern.generation.requests import check_requests, subjects_of_call, with_noise, with_warnings
 
-    requested: Sequence[Request] = requests(prompts=prompts, labels=labels, seed=seed, count=count)
-    if inputs.negative_prompt:
-        from lantern.generation.embeddings import with_conditions
-
-        subjects = subjects_of_call(prompts, None)
-        subjects = with_conditions(model, subjects, sampling, negative_prompt=inputs.negative_prompt)
-        requested = with_noise(subjects, count, seed)
+    subjects = subjects_of_call(prompts or None, labels or None)
+    subjects = with_conditions(model, subjects, sampling, negative_prompt=inputs.negative_prompt or None)
+    requested = with_noise(subjects, count, seed)
     check_requests(model, requested)
     requested = with_warnings(model, requested, warn=notes.append)
     if inputs.kept:

@@ -60,7 +60,7 @@ def tune(
     from lantern.generation.tuning import tuner
     from lantern.models.folder import load_model
 
-    parts: set[Any] = {"text", "drafter", "neighbours"} | ({"vq"} if bounds.admits_relaxed else set())
+    parts: set[Any] = {"text", "drafter", "codebook"} | ({"vq"} if bounds.admits_relaxed else set())
     loaded = load_model(model, parts=parts, **where.options())
     if prompts_file is not None and not loaded.takes_prompts:
         raise ValueError(f"model {loaded.name} takes class labels, not prompts: leave --prompts-file out")

@@ -75,6 +75,11 @@ class PreparedTarget(Target):
         """Score inputs, as `Target.__call__`."""
         return self.module(*args, **kwargs)
 
+    @property
+    def training(self) -> bool:
+        """Whether dropout is on."""
+        return self.module.training
+
     def features(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return features, as `Target.features`."""
         return self.module.features(*args, **kwargs)

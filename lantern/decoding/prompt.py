@@ -83,7 +83,7 @@ def prefill(
     `cache` is reused if it has the right size. With `reproducible` prompts are read one by one, and the cache is that
     of reproducible decoding (`make_cache`). ValueError for a target in training mode.
     """
-    if original(target).training:
+    if target.training:
         raise ValueError("the target is in training mode, in which dropout is random: call .eval() on it first")
     prompts = prompts if prompts is not None else PromptCache()
     prompt = prompts.read(target, condition, rows, whole=whole, taps=taps, alone=reproducible)

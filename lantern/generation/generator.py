@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -44,6 +44,7 @@ Made = TypeVar("Made")
 # torch raises RuntimeError for all of these, so only the text identifies them
 SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
 LOG = logging.getLogger("lantern")
+TABLE_COLUMNS = 100  # of a proximity table, where a method needs fewer
 FLAT = 1.1  # most seconds of a pass over a window, as a multiple of those of a pass over one token
 GAIN = 1.1  # least predicted speedup over plain decoding at which a window is chosen; less is noise
 
@@ -236,18 +237,23 @@ def has_parts(model: Model, method: Method) -> bool:
 
 
 def neighbours_for(model: Model, columns: int) -> Int[Tensor, "v k"]:
-    """Return the model's proximity table with at least `columns` columns; it is computed from the codebook if need be.
+    """Return the proximity table of the model's codebook, with at least `columns` columns.
 
-    ValueError for a model without a table and without a codebook.
+    ValueError for a model without a codebook.
     """
     codebook = model.codebook
-    if model.neighbours is not None and (model.neighbours.shape[1] >= columns or codebook is None):
-        return model.neighbours
     if codebook is None:
-        raise ValueError(f"model {model.name} has neither a proximity table nor a vqvae/ folder to make it from")
+        raise ValueError(f"model {model.name} has no vqvae/ folder, of whose codebook a proximity table is made")
+    vectors = codebook.detach().cpu().float()
+    most = max(columns, min(TABLE_COLUMNS, len(vectors) - 1))
+    return _table(vectors.numpy().tobytes(), vectors.shape[1], most).to(model.device)
+
+
+@lru_cache(maxsize=4)
+def _table(codebook: bytes, width: int, columns: int) -> Int[Tensor, "v k"]:
     from lantern.verifiers.relaxations.neighbours import proximity_table
 
-    return proximity_table(codebook, columns).to(model.device)
+    return proximity_table(torch.frombuffer(bytearray(codebook), dtype=torch.float32).view(-1, width), columns)
 
 
 class Generator:

@@ -58,7 +58,6 @@ from lantern.models.folder import (
     COMPONENTS,
     INDEX_NAME,
     NAMES_NAME,
-    NEIGHBOURS_NAME,
     RECOGNISED_NAME,
     WINDOWS_KEY,
     WORDS_NAME,
@@ -71,7 +70,6 @@ from lantern.models.folder import (
     describe,
     is_transformers_folder,
     load_model,
-    load_neighbours,
     load_text_encoder,
     pick_dtype,
     read_index,
@@ -83,7 +81,6 @@ from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.trial import try_components
-from lantern.verifiers.relaxations.neighbours import save_table
 
 PUSH_OPTIONS = ("license", "base_model", "private", "token", "commit_message", "create_pr")
 INSTEAD = {"variant": "omit it, and give torch_dtype", "device_map": "omit it, and call pipe.to(device)"}
@@ -133,29 +130,9 @@ class LanternDrafter(Eagle, Component):
 
 
 class LanternVQ(VQVAE, Component):
-    """The VQ tokenizer as a diffusers component, with the proximity table of its tokens if it has one."""
+    """The VQ tokenizer as a diffusers component."""
 
     config_class = VQConfig
-    neighbours: Tensor | None
-
-    def __init__(self, config: VQConfig) -> None:
-        super().__init__(config)
-        self.register_buffer("neighbours", None, persistent=False)
-
-    @classmethod
-    def from_pretrained(
-        cls, pretrained_model_name_or_path: str | Path, *, torch_dtype: torch.dtype | None = None, **others: Any
-    ) -> "LanternVQ":
-        """Load the folder with its proximity table; always in fp32, as in the reference."""
-        module: Any = super().from_pretrained(pretrained_model_name_or_path, **others)
-        module.neighbours = load_neighbours(Path(pretrained_model_name_or_path), torch.device("cpu"))
-        return module
-
-    def save_pretrained(self, save_directory: str | Path, **others: Any) -> None:
-        """Write the folder with its proximity table."""
-        super().save_pretrained(save_directory, **others)
-        if self.neighbours is not None:
-            save_table(self.neighbours, Path(save_directory) / NEIGHBOURS_NAME)
 
 
 @dataclass
@@ -417,7 +394,6 @@ class LanternPipeline(DiffusionPipeline):
             vq=self.vqvae,
             text=None if encoder is None or tokenizer is None else TextEncoder(encoder, tokenizer),
             drafter=self.drafter,
-            neighbours=None if self.vqvae is None else self.vqvae.neighbours,
             generation=dict(self.config["generation"]),
             prompts=self._prompts,
             engine=engine,

@@ -2,7 +2,7 @@
 
     model_index.json    the components, and under "generation" the defaults of a call
     transformer/        the target
-    vqvae/              images from tokens; neighbours.safetensors beside it
+    vqvae/              images from tokens
     text_encoder/ tokenizer/    for models that take prompts
     drafter/            EAGLE-1, which most methods use
     words.txt           the words of the training captions, if they are recorded
@@ -63,10 +63,9 @@ from lantern.models.transformers.target import TargetConfig, TransformersTarget
 WINDOWS_KEY = "tokens_per_step"  # in the index
 INDEX_NAME = "model_index.json"
 PROFILE_NAME = "profile.json"  # what `lantern tune` measured
-NEIGHBOURS_NAME = "neighbours.safetensors"
 WORDS_NAME, NAMES_NAME, RECOGNISED_NAME = "words.txt", "names.txt", "recognised.txt"
-Part = Literal["vq", "text", "drafter", "neighbours"]
-ALL_PARTS: frozenset[Part] = frozenset(("vq", "text", "drafter", "neighbours"))
+Part = Literal["vq", "text", "drafter", "codebook"]
+ALL_PARTS: frozenset[Part] = frozenset(("vq", "text", "drafter", "codebook"))
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SAMPLING_FIELDS = tuple(entry.name for entry in dataclasses.fields(Sampling))
 # class names for diffusers: the pipeline's classes for our components, transformers' for the text encoder
@@ -113,7 +112,6 @@ class Model:
     vq: VQVAE | Pixels | None = None
     text: TextEncoder | Prompts | None = None
     drafter: Any = None  # a network of `ADD_ONS[DRAFTER]`
-    neighbours: Int[Tensor, "v k"] | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     prompts: PromptCache = field(default_factory=PromptCache)
@@ -309,7 +307,6 @@ def load_model(
         else None,
         text=load_text_encoder(folder, where, kind, verify=verify) if has_text and "text" in read else None,
         drafter=load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in read else None,
-        neighbours=load_neighbours(folder / "vqvae", where, verify=verify) if "neighbours" in read else None,
         generation=generation,
         folder=folder,
         engine=chosen,
@@ -370,19 +367,6 @@ def load_drafter(folder: Path, device: torch.device, dtype: torch.dtype, *, veri
     kind = ADD_ONS[DRAFTER]
     drafter = load_component(kind.module, kind.config, folder, verify=verify, device=device, dtype=dtype)
     return drafter.requires_grad_(False)
-
-
-def load_neighbours(folder: Path, device: torch.device, *, verify: bool = True) -> Int[Tensor, "v k"] | None:
-    """Load the proximity table of a VQ folder, or return None where none was saved."""
-    path = folder / NEIGHBOURS_NAME
-    if not is_there(path):
-        return None
-    from lantern.verifiers.relaxations.neighbours import load_table
-
-    if verify:
-        verify_files(folder, [NEIGHBOURS_NAME])
-    tokens = load_config(VQConfig, folder / CONFIG_NAME).codebook_size
-    return load_table(path, tokens).to(device)
 
 
 def read_index(folder: Path) -> dict[str, Any]:

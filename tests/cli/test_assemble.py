@@ -10,6 +10,7 @@ import torch
 from lantern.cli.main import main
 from lantern.core.io import load_state, read_checksums, read_config, save_component, weights_digest, write_json
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.generation.generator import neighbours_for
 from lantern.models.folder import load_model
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.verifiers.relaxations.neighbours import proximity_table
@@ -33,14 +34,13 @@ def options(components: dict[str, Path]) -> list[str]:
     return [text for name, path in components.items() for text in (f"--{name}", str(path))]
 
 
-def test_a_folder_loads_with_table_and_defaults_and_later_calls_replace_single_components(
+def test_a_folder_loads_with_defaults_and_later_calls_replace_single_components(
     tmp_path: Path, components: dict[str, Path]
 ) -> None:
     out = tmp_path / "model"
     assert main(["assemble", str(out), *options(components), "--guidance", "2.5", "--method", "lantern++"]) == 0
     model: Any = load_model(out, device="cpu")
     assert dict(model.generation) == {"guidance": 2.5, "method": "lantern++"} and model.drafter is not None
-    assert torch.equal(model.neighbours, proximity_table(model.vq.quantize.tokens(), 23))
     target, vq = tiny_target(seed=5), VQVAE(VQ)
     save_component(target.state_dict(), target.config, tmp_path / "t2")
     save_component(vq.state_dict(), vq.config, tmp_path / "v2")
@@ -49,9 +49,9 @@ def test_a_folder_loads_with_table_and_defaults_and_later_calls_replace_single_c
     assert main(["assemble", str(out), *options(parts)]) == 0
     model = load_model(out, device="cpu")
     assert torch.equal(model.target.output.weight, target.output.weight)
-    assert torch.equal(model.neighbours, proximity_table(vq.quantize.tokens(), 23))
+    assert torch.equal(neighbours_for(model, 3), proximity_table(vq.quantize.tokens(), 23))
     assert dict(model.generation) == {"guidance": 2.5, "method": "lantern++"}
-    assert set(read_checksums(out / "vqvae")) == {"model.safetensors", "neighbours.safetensors"}
+    assert set(read_checksums(out / "vqvae")) == {"model.safetensors"}
 
 
 def test_drafter_of_another_size_is_refused_before_anything_is_copied(

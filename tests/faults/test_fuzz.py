@@ -30,7 +30,6 @@ from lantern.generation.generator import generate
 from lantern.models.folder import load_model
 from lantern.models.llamagen.checkpoint import read_checkpoint
 from lantern.training.kinds import load_kind
-from lantern.verifiers.relaxations.neighbours import proximity_table, save_table
 from tests.tiny_folder import save_tiny_model
 
 SECONDS, WAIT, GROWTH_KIB, HUGE = 10, 60, 1 << 20, 1 << 36
@@ -157,7 +156,6 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
     root = tmp_path_factory.mktemp("places")
     whole = save_tiny_model(root / "model")
     model: Any = load_model(whole)
-    save_table(proximity_table(model.vq.quantize.tokens(), 12), whole / "vqvae" / "neighbours.safetensors")
     shutil.copytree(whole, root / "pipeline")
     shutil.copytree(whole / "drafter", root / "drafter")
     for name in ("bare", "pickled"):

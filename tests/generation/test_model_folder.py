@@ -17,7 +17,6 @@ from lantern.generation.generator import choose_method, generate
 from lantern.generation.requests import requests
 from lantern.methods import METHODS
 from lantern.models.folder import load_model, pick_device, record_tokens_per_step, write_index
-from lantern.verifiers.relaxations.neighbours import proximity_table, save_table
 from tests.tiny_folder import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +40,7 @@ print(picture.statistics.steps)
 
 def test_only_requested_parts_are_loaded(folder: Path) -> None:
     model = load_model(folder, parts=())
-    assert (model.vq, model.text, model.drafter, model.neighbours) == (None, None, None, None)
+    assert (model.vq, model.text, model.drafter) == (None, None, None)
     assert load_model(folder, parts=("vq",)).vq is not None
 
 
@@ -78,19 +77,6 @@ def test_a_window_that_nobody_chose_suits_the_engine(
     assert choose_method(replace(fused, generation={"method": "eagle1"})) == METHODS["eagle1"]
     relaxed = METHODS["bounded-window"]  # its tokens depend on the window, so that no measurement may choose it
     assert choose_method(fused, "bounded-window") == relaxed
-
-
-def test_the_shipped_table_equals_a_computed_one(folder: Path, tmp_path: Path) -> None:
-
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    model: Any = load_model(folder)
-    save_table(proximity_table(model.vq.quantize.tokens(), 12), copy / "vqvae" / "neighbours.safetensors")
-    sampled = [
-        next(iter(generate(load_model(path), requests(prompts=["blue cat"]), method="lantern", settings={"k": 8})))
-        for path in (folder, copy)
-    ]
-    assert sampled[0].prompt_sha256 == sampled[1].prompt_sha256
-    assert load_model(copy).fingerprint != model.fingerprint == load_model(folder).fingerprint
 
 
 @pytest.mark.parametrize(

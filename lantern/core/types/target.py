@@ -68,6 +68,7 @@ class Target:
     config: Any
     tok_embeddings: Any
     output: Any
+    training: Any  # whether dropout is on
     follows_masks: bool = True
     make_uniforms: Callable[..., Tensor] | None = None
 

@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any
 
 from lantern.core.sampling import Sampling
-from lantern.generation.generator import neighbours_for
 from lantern.generation.requests import Request, check_requests
 from lantern.generation.tuning import measure
 from lantern.generation.tuning.candidates import OTHER_INITS, Bounds, Variant, describe, variants
@@ -128,11 +127,10 @@ class Tuner:
             has_drafter=model.drafter is not None,
             tokens=self.setup.tokens,
             vocabulary=model.target.config.vocab_size,
-            has_table=self.bounds.admits_relaxed and (model.neighbours is not None or model.codebook is not None),
+            has_table=self.bounds.admits_relaxed and model.codebook is not None,
             names=self.names,
             parts=model.add_ons,
         )
-        self.setup = with_table(self.setup, chosen)
         self.report("plain decoding")
         self.plain_laps = measure.time_plain(self.setup, steps=2 * self.effort.steps, rounds=self.effort.rounds)
         plain = Candidate("plain", {}, Run(self.plain_laps.step / self.setup.batch, 1.0, 0.0))
@@ -235,16 +233,6 @@ class Tuner:
         run_of = {id(candidate): run for candidate, run in zip(finalists, runs[1:], strict=True)}
         tried = [dataclasses.replace(candidate, run=run_of.get(id(candidate))) for candidate in candidates]
         return dataclasses.replace(plain, run=runs[0]), tried
-
-
-def with_table(setup: Setup, chosen: Sequence[Variant]) -> Setup:
-    """Return the setup with the proximity table of the candidates, so that it is computed once."""
-    tokens = setup.model.target.config.vocab_size
-    columns = max((variant.method.made.columns(tokens) for variant in chosen), default=0)
-    if not columns:
-        return setup
-    model = dataclasses.replace(setup.model, neighbours=neighbours_for(setup.model, columns))
-    return dataclasses.replace(setup, model=model)
 
 
 def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:

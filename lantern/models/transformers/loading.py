@@ -101,7 +101,7 @@ def load(
     if processes > 1:
         parallel.divide_heads(made.target.body, processes)
         made.target.share(processes)
-    if "vq" in parts or ("neighbours" in parts and made.vq.codebook.is_meta):
+    if "vq" in parts or ("codebook" in parts and made.vq.codebook.is_meta):
         made.vq.read(folder)
     if not made.vq.codebook.is_meta:
         made.vq.to(device)

@@ -6,7 +6,6 @@ probability of its neighbours.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float, Int, Int32
@@ -17,7 +16,6 @@ from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 MAX_NEIGHBOURS = 1024
 SPARE = 32  # distances that are sorted beyond the k nearest
 BLOCK = 256  # rows of distances at a time: no V x V matrix
-TABLE_KEY = "neighbours"
 RESIDUALS = ("paper", "released", "cool")
 
 
@@ -79,30 +77,6 @@ def mean_distance(
     vectors = codebook.to(distribution.dtype)
     distances = torch.cdist(vectors[tokens], vectors, compute_mode="donot_use_mm_for_euclid_dist")
     return (distances * distribution).sum(-1) / distribution.sum(-1).clamp(min=torch.finfo(distribution.dtype).tiny)
-
-
-def save_table(table: Int32[Tensor, "v k"], path: str | Path) -> None:
-    """Write a table as safetensors, atomically."""
-    from safetensors.torch import save_file
-
-    from lantern.core.io import atomic_write
-
-    with atomic_write(path) as temporary:
-        save_file({TABLE_KEY: table.cpu().contiguous()}, temporary, metadata={"format": "pt"})
-
-
-def load_table(path: str | Path, vocab_size: int) -> Int32[Tensor, "v k"]:
-    """Read a table; ValueError names the file if it is damaged or does not fit a codebook of this size."""
-    from lantern.core.io import load_tensors
-
-    table = load_tensors(path).get(TABLE_KEY)
-    if table is None or table.dtype != torch.int32 or table.ndim != 2 or len(table) != vocab_size:
-        got = "nothing" if table is None else f"{table.dtype} {list(table.shape)}"
-        raise ValueError(f"{path}: {TABLE_KEY} is {got}, wanted int32 with {vocab_size} rows")
-    own = torch.arange(vocab_size)[:, None]
-    if not table.shape[1] or bool(((table < 0) | (table >= vocab_size) | (table == own)).any()):
-        raise ValueError(f"{path}: {TABLE_KEY} names tokens outside the codebook, or a token as its own neighbour")
-    return table
 
 
 def longest_prefix(

@@ -1,7 +1,5 @@
 """The proximity table, and mass moved between neighbours."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -54,20 +52,6 @@ def test_distances_match_the_neighbours(monkeypatch: pytest.MonkeyPatch) -> None
 def test_invalid_k_raises(k: int) -> None:
     with pytest.raises(ValueError, match=f"k is {k}, wanted from 1 to 3"):
         neighbours.proximity_table(torch.randn(4, 2), k)
-
-
-def test_saved_tables_load_unchanged(tmp_path: Path) -> None:
-    table = neighbours.proximity_table(torch.randn(6, 2), 3)
-    neighbours.save_table(table, tmp_path / "neighbours.safetensors")
-    assert torch.equal(neighbours.load_table(tmp_path / "neighbours.safetensors", 6), table)
-    with pytest.raises(ValueError, match="wanted int32 with 7 rows"):
-        neighbours.load_table(tmp_path / "neighbours.safetensors", 7)
-
-
-def test_tokens_as_their_own_neighbours_raise(tmp_path: Path) -> None:
-    neighbours.save_table(torch.tensor([[1], [1]], dtype=torch.int32), tmp_path / "bad.safetensors")
-    with pytest.raises(ValueError, match="own neighbour"):
-        neighbours.load_table(tmp_path / "bad.safetensors", 2)
 
 
 def test_prefix_stops_at_the_first_token_over_the_budget() -> None:
