@@ -6,7 +6,7 @@ that the k-th of them stands k positions after the committed tokens, which is al
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,13 +19,18 @@ from lantern.core.config import one_line
 from lantern.core.prepared import WeightCache, on_device, original
 from lantern.core.weights import is_quantized
 from lantern.decoding.cache import StaticCache
-from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.engines.chain import waves
 from lantern.engines.cuda import fused, kernels
 from lantern.engines.cuda.fused_target import FEW
 from lantern.engines.cuda.kernels import kernel
 from lantern.engines.cuda.target import DTYPES
+from lantern.methods.parts import ADD_ONS, DRAFTER
 from lantern.models.llamagen.transformer import Transformer
+
+if TYPE_CHECKING:
+    from lantern.drafters.eagle.eagle1 import Eagle
+else:  # engines know drafters by name only
+    Eagle = ADD_ONS[DRAFTER].module
 
 LOG = logging.getLogger("lantern")
 # Most norm of the difference from torch's features, as a share of their norm.
