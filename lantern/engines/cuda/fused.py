@@ -37,8 +37,24 @@ def added(total, left, right, IS_WIDE: tl.constexpr):
 
 
 @triton.jit
+def sum_of(x, ROWS: tl.constexpr):
+    """Add the 16 columns of each row, neighbours first, then their sums.
+
+    The order of `tl.sum` follows from how columns are divided among threads, which for few columns depends on the rows.
+    """
+    left, right = tl.split(tl.reshape(x, (ROWS, 8, 2)))
+    left, right = tl.split(tl.reshape(left + right, (ROWS, 4, 2)))
+    left, right = tl.split(tl.reshape(left + right, (ROWS, 2, 2)))
+    left, right = tl.split(left + right)
+    return left + right
+
+
+@triton.jit
 def scale_of(SQUARES, at, is_live, eps, INPUTS: tl.constexpr, PARTS: tl.constexpr, PARTS_SIZE: tl.constexpr):
-    """Return 1 / sqrt(mean of squares + eps) of some rows."""
+    """Return 1 / sqrt(mean of squares + eps) of some rows.
+
+    From 32 parts on each thread holds four of a row, whatever the number of rows, so that `tl.sum` has one order.
+    """
     part = tl.arange(0, PARTS_SIZE)
     inside = is_live[:, None] & (part < PARTS)[None]
     squares = tl.load(SQUARES + at[:, None] * PARTS + part[None], mask=inside, other=0.0)
@@ -180,7 +196,7 @@ def single_kernel(
         tl.store(at, x, mask=kept)
         wide = tl.where(kept, x.to(tl.float32), 0.0)
         parts: tl.constexpr = (OUTPUTS_ALL + OUTPUTS - 1) // OUTPUTS
-        tl.store(SQUARES + row * parts + tl.program_id(1), tl.sum(wide * wide, 1), mask=is_live)
+        tl.store(SQUARES + row * parts + tl.program_id(1), sum_of(wide * wide, ROWS), mask=is_live)
     else:
         tl.store(OUT + lane[:, None] * OUTPUTS_ALL + column[None], made.to(OUT.dtype.element_ty), mask=kept)
 
@@ -291,7 +307,7 @@ def _pair(*given: Any, pairs: int, step: int, apart: int, heads: int, width: int
         HEADS=heads,
         WIDTH=width,
         PARTS=parts,
-        PARTS_SIZE=triton.next_power_of_2(parts),
+        PARTS_SIZE=max(triton.next_power_of_2(parts), 32),
         MODE=mode,
         **how,
     )
