@@ -15,7 +15,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, Generation, Step
 from lantern.drafters.eagle.dynamic import GrowingDrafter, Growth
 from lantern.drafters.policies.eagle2 import Eagle2
-from lantern.drafters.policies.policy import STOPPED_BELOW, Layer, Limits, Policy, State
+from lantern.drafters.policies.policy import STOPPED_BELOW, Layer, Policy
 from lantern.drafters.trees.static import grown
 from lantern.methods import METHODS
 from lantern.methods.method import Call
@@ -90,12 +90,9 @@ class Constant(Policy):
     rates: tuple[float, ...]
     is_predictable: ClassVar[bool] = True
 
-    def begin(self, size: Limits) -> State:
-        return (torch.tensor(self.rates).log(),)
-
-    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
+    def chances(self, layer: Layer) -> Float[Tensor, "b f k"]:
         assert layer.log_q is None and layer.match is None
-        return state[0].expand(*layer.reach.shape, -1), state
+        return torch.tensor(self.rates).log().expand(*layer.reach.shape, -1)
 
 
 def growing(policy: Any, growth: Growth, mode: DraftMode = "gumbel") -> GrowingDrafter:

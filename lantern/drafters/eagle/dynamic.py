@@ -14,14 +14,13 @@ from lantern.decoding.statistics import Readback
 from lantern.drafters.base import PURPOSE_OF_MODE
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.eagle1 import Eagle
-from lantern.drafters.policies.history import empty_map, neighbours, updated_map
+from lantern.drafters.policies.history import PRIOR, neighbours, updated_map
 from lantern.drafters.policies.policy import (
     MAX_DEPTH,
     MAX_LOG,
     MIN_LOG,
     STOPPED,
     Layer,
-    Limits,
     Policy,
     Pool,
     match_chances,
@@ -117,10 +116,8 @@ class GrowingDrafter(EagleDrafter):
         super().begin(prompt, noise)
         images, device = len(prompt.mask), prompt.features.device
         self.side = round(self.count**0.5)
-        self.held.seen = empty_map(images, self.count, device)
-        self.held.state = self.policy.begin(
-            Limits(images, self.growth.nodes, self.growth.depth, self.growth.width, device)
-        )
+        self.held.seen = torch.full((images, self.count + 1), PRIOR, device=device)
+        self.policy.begin(images, device)
         self._size, self._wanted, self._readback = (self.growth.nodes, self.depth), None, Readback(device)
 
     def observe(self, step: Step) -> None:
@@ -128,16 +125,20 @@ class GrowingDrafter(EagleDrafter):
         super().observe(step)
         if step.verdict is None:  # given tokens
             return
-        self.held.state = self.policy.observe(self.held.state, step, self.held.chances)
-        if self.policy.reads_neighbours or self.records_traits:
+        self.policy.observe(step)
+        if self._reads_neighbours:
             self.held.seen = updated_map(self.held.seen, step, self.side)
+
+    @property
+    def _reads_neighbours(self) -> bool:
+        return self.policy.reads_neighbours or self.records_traits
 
     def propose(self) -> DraftTree:
         """Grow the trees, with one pass of the drafter per depth."""
         nodes, passes = self._next_size()
         features = self._read_pending()
         root = self.held.tokens.gather(1, self.held.last)
-        found, front, state = Candidates.of_root(root), Frontier.of_root(root), self.policy.plan(self.held.state)
+        found, front = Candidates.of_root(root), Frontier.of_root(root)
         log_qs, fronts, layers, picks = [], [], [], []
         for depth in range(passes):
             if depth > 0:
@@ -145,20 +146,16 @@ class GrowingDrafter(EagleDrafter):
             log_qs.append(self._log_q(features, depth))
             layer, tokens = self._look(log_qs[-1], front, depth)
             shown = layer if not self.policy.is_predictable else dataclasses.replace(layer, log_q=None, match=None)
-            chances, state = self.policy.chances(shown, state)
             fronts.append(front)
             layers.append(layer)
-            found, front, pick = self._add(found, front, layer, tokens, chances)
+            found, front, pick = self._add(found, front, layer, tokens, self.policy.chances(shown))
             picks.append(pick)
-        self.held.state = state
         kept = found.best_nodes(nodes if self.sizes is None else found.count)
-        own = found.chosen(kept)
-        self.held.chances = own.chances
         self._request_size(found, passes)
         shape = shape_of(found, kept, (self.growth.width,) * passes)
         log_q = _log_q_of_nodes(log_qs, fronts, found, kept) if self.records_log_q else None
         traits = self._traits(layers, picks, kept) if self.records_traits else None
-        return DraftTree(own.tokens, shape, self.mode, log_q, traits=traits)
+        return DraftTree(found.tokens.gather(1, kept), shape, self.mode, log_q, traits=traits)
 
     def _extend_front(
         self, features: Float[Tensor, "b r f c"], front: Frontier, depth: int
@@ -178,7 +175,7 @@ class GrowingDrafter(EagleDrafter):
         tokens = scores.topk(self.growth.width, dim=-1).indices
         q = log_q.exp()
         near = self.held.seen[:, :3]
-        if self.policy.reads_neighbours or self.records_traits:
+        if self._reads_neighbours:
             near = neighbours(self.held.seen, places, self.known, self.side)[:, 0]
         layer = Layer(
             depth=depth,
@@ -217,7 +214,6 @@ class GrowingDrafter(EagleDrafter):
             front.numbers.gather(1, slots),
             pick % self.growth.width,
             torch.full_like(pick, layer.depth + 1),
-            chances.flatten(1).gather(1, pick),
             values.gather(1, pick),
         )
         after = front.below(more, slots, joint, first=found.count, width=self.growth.width)
@@ -249,11 +245,9 @@ class GrowingDrafter(EagleDrafter):
         """Store the size that the next tree should have, the largest over the images, for the host to read."""
         if not self.needs_host:
             return
-        pool = Pool(found.values[:, 1:], found.depths[0, 1:], passes, self.growth.nodes)
-        wanted = self.policy.preferred_size(pool, self.held.state)
-        is_alive = self.known < self.count
-        nodes, depth = (torch.where(is_alive, size, 0).amax() for size in (wanted.nodes, wanted.depth))
-        self._wanted = -(depth * SPAN + nodes)[None]
+        wanted = self.policy.preferred_size(Pool(found.values[:, 1:], found.depths[0, 1:], passes))
+        nodes, depth = (torch.where(self.known < self.count, size, 0).amax() for size in wanted)
+        self._wanted = -(depth * SPAN + nodes.clamp(max=self.growth.nodes))[None]
 
     def _next_size(self) -> tuple[int, int]:
         """Return the drafted nodes and passes of this step, as the last step (on a GPU the one before) requested."""

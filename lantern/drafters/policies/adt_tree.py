@@ -5,23 +5,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from lantern.core.types import Step
-from lantern.drafters.policies.policy import (
-    Layer,
-    Limits,
-    Policy,
-    State,
-    check_share,
-)
+from lantern.drafters.policies.policy import Layer, StoppingPolicy, check_share
 
 LEAST, MOST = 0.05, 0.95  # bounds of the acceptance at neighbours
 
 
-@dataclass(frozen=True)
-class AdtTree(Policy):
+@dataclass
+class AdtTree(StoppingPolicy):
     """Sets depth and width of a tree of constant size by the acceptance at the left, upper and upper right tokens.
 
     If these accepted the share a of their drafts, a path of depth d is accepted with probability a^d. The depth is
@@ -39,20 +33,18 @@ class AdtTree(Policy):
     def __post_init__(self) -> None:
         check_share("end", self.end)
 
-    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
-        """Return log probabilities to match, -inf beyond the depth and width given by the neighbours."""
-        assert layer.match is not None
+    def stops(self, layer: Layer) -> Bool[Tensor, "*b #f #k"]:
+        """Return what is beyond the depth and width given by the neighbours."""
         # At the first depth all three are decided, so depth and width follow from the tree's first token.
         predicted = layer.near.mean(1).clamp(LEAST, MOST)
         depth = (math.log(self.end) / predicted.log()).round().clamp(min=1.0)
         width = (self.nodes / depth).ceil()
         rank = torch.arange(layer.width, device=predicted.device)
-        is_out = (layer.depth >= depth)[:, None] | (rank >= width[:, None])
-        return layer.match.masked_fill(is_out[:, None], -torch.inf), state
+        return ((layer.depth >= depth)[:, None] | (rank >= width[:, None]))[:, None]
 
 
-@dataclass(frozen=True)
-class AdtBisection(Policy):
+@dataclass
+class AdtBisection(StoppingPolicy):
     """Inherits depth d and width k of the tree from the tokens before, and moves both after each step by bisection.
 
     With a the share of the depth d that was accepted,
@@ -72,25 +64,24 @@ class AdtBisection(Policy):
         if not 0 < self.rate <= 1:
             raise ValueError(f"rate is {self.rate}, wanted above 0, at most 1")
 
-    def begin(self, size: Limits) -> State:
-        """Return depth and width of the first tree of each image."""
-        return tuple(torch.full((size.images,), -(-most // 2), device=size.device) for most in (self.depth, self.width))
+    def begin(self, images: int, device: torch.device) -> None:
+        """Set depth and width of the first tree of each image."""
+        self.held.depth, self.held.width = (
+            torch.full((images,), -(-most // 2), device=device) for most in (self.depth, self.width)
+        )
 
-    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
-        """Return log probabilities to match, -inf beyond depth and width; only the k best nodes are extended."""
-        assert layer.match is not None
-        depth, width = state
+    def stops(self, layer: Layer) -> Bool[Tensor, "*b #f #k"]:
+        """Return what is beyond depth and width; only the k best nodes are extended."""
+        depth, width = self.held.depth, self.held.width
         rank = torch.arange(layer.width, device=depth.device)
         order = (layer.reach[:, None] > layer.reach[..., None]).sum(-1)
         is_out = (layer.depth >= depth)[:, None, None] | (rank >= width[:, None, None])
-        return layer.match.masked_fill(is_out | (order >= width[:, None])[..., None], -torch.inf), state
+        return is_out | (order >= width[:, None])[..., None]
 
-    def observe(self, state: State, step: Step, chances: Float[Tensor, "b n"]) -> State:
-        """Return depth and width after a step; those of finished images do not matter."""
+    def observe(self, step: Step) -> None:
+        """Move depth and width; those of finished images do not matter."""
         assert step.verdict is not None
-        depth, width = state
+        depth, width = self.held.depth, self.held.width
         is_good = step.verdict.length >= self.rate * depth
-        return (
-            torch.where(is_good, (depth + self.depth + 1) // 2, (depth + 1) // 2),
-            torch.where(is_good, (width + 1) // 2, (width + self.width + 1) // 2),
-        )
+        self.held.depth = torch.where(is_good, (depth + self.depth + 1) // 2, (depth + 1) // 2)
+        self.held.width = torch.where(is_good, (width + 1) // 2, (width + self.width + 1) // 2)

@@ -5,21 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lantern.drafters.policies.policy import (
-    TRAITS,
-    Layer,
-    Policy,
-    Pool,
-    State,
-    TreeSize,
-    check_share,
-    not_stopped,
-    size_of,
-    traits_of,
-)
+from lantern.drafters.policies.policy import TRAITS, Layer, Policy, Pool, check_share, not_stopped, size_of, traits_of
 
 # Traits are divided by these, so that all are of the order of 1.
 SCALES = {"joint": 10.0, "match": 5.0, "log_q": 10.0, "entropy": 8.0, "gap": 5.0, "depth": 8.0, "rank": 8.0}
@@ -79,7 +68,7 @@ class C2T(nn.Module):
         return self.second(torch.relu(self.first((own / self.scale).to(weight.dtype))))[..., 0].float()
 
 
-@dataclass(frozen=True)
+@dataclass
 class C2TPolicy(Policy):
     """Chooses nodes by the classifier's confidence along their path; those below `threshold` do not count in the size.
 
@@ -96,19 +85,19 @@ class C2TPolicy(Policy):
     def __post_init__(self) -> None:
         check_share("threshold", self.threshold)
 
-    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
+    def chances(self, layer: Layer) -> Float[Tensor, "b f k"]:
         """Return the classifier's log confidence in each candidate."""
         chances = nn.functional.logsigmoid(self.part(traits_of(layer)))
         if self.ranks:
-            return chances, state
+            return chances
         is_open = not_stopped(layer.reach)[..., None] & (chances >= math.log(self.threshold))
         chances = chances.masked_fill(~is_open, -torch.inf)
         flat = chances.flatten(1)
         least = flat.topk(min(layer.width, flat.shape[1]), dim=1).values[:, -1, None, None]
-        return chances.masked_fill(chances < least, -torch.inf), state
+        return chances.masked_fill(chances < least, -torch.inf)
 
-    def preferred_size(self, pool: Pool, state: State) -> TreeSize:
+    def preferred_size(self, pool: Pool) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
         """Return the size of the nodes above the threshold."""
         if not self.ranks:
-            return super().preferred_size(pool, state)
+            return super().preferred_size(pool)
         return size_of(pool, pool.values >= math.log(self.threshold))

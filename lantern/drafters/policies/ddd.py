@@ -4,22 +4,14 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from lantern.drafters.policies.policy import (
-    Layer,
-    Policy,
-    Pool,
-    State,
-    TreeSize,
-    not_stopped,
-    size_of,
-)
+from lantern.drafters.policies.policy import Layer, Pool, StoppingPolicy, not_stopped
 
 
-@dataclass(frozen=True)
-class Ddd(Policy):
+@dataclass
+class Ddd(StoppingPolicy):
     """EAGLE-2's beam, stopped where the probability that any of its paths matches the target is small.
 
     H = log sum exp of the beam's reach, checked from depth `check` on; below log `alive` an image drafts no deeper. The
@@ -34,17 +26,14 @@ class Ddd(Policy):
         if not 0 < self.alive < 1 or self.check < 1:
             raise ValueError(f"alive {self.alive}, check {self.check}: wanted a share between 0 and 1, a depth from 1")
 
-    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
-        """Return log probabilities to match, -inf below a beam with little probability."""
-        assert layer.match is not None
-        if layer.depth < self.check:
-            return layer.match, state
+    def stops(self, layer: Layer) -> Bool[Tensor, "*b #f #k"]:
+        """Return what is below a beam with little probability."""
         is_over = layer.reach.logsumexp(1) < math.log(self.alive)
-        return layer.match.masked_fill(is_over[:, None, None], -torch.inf), state
+        return (is_over & (layer.depth >= self.check))[:, None, None]
 
-    def preferred_size(self, pool: Pool, state: State) -> TreeSize:
+    def preferred_size(self, pool: Pool) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
         """Return the size of all nodes that are not stopped; one deeper only where the last beam is not stopped."""
-        size = size_of(pool, not_stopped(pool.values))
+        nodes, depth = super().preferred_size(pool)
         last = torch.where((pool.depths == pool.deepest) & not_stopped(pool.values), pool.values, -torch.inf)
         is_over = last.logsumexp(1) < math.log(self.alive)
-        return TreeSize(size.nodes, torch.where(is_over, size.depth.clamp(max=pool.deepest), size.depth))
+        return nodes, torch.where(is_over, depth.clamp(max=pool.deepest), depth)

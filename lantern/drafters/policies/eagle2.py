@@ -6,14 +6,15 @@ from typing import ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
-from lantern.drafters.policies.policy import Layer, Limits, Policy, State
+from lantern.drafters.policies.policy import Layer, Policy
 from lantern.drafters.trees.static import RATES
 
 VALUES = ("q", "match")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Eagle2(Policy):
     """The value of a node is the product of q along its path; the candidates of highest value are verified.
 
@@ -29,14 +30,14 @@ class Eagle2(Policy):
         if self.value not in VALUES:
             raise ValueError(f'value is "{self.value}", wanted one of {", ".join(VALUES)}')
 
-    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
+    def chances(self, layer: Layer) -> Float[Tensor, "b f k"]:
         """Return log q of the candidates, or their log probability to match."""
         chosen = layer.log_q if self.value == "q" else layer.match
         assert chosen is not None
-        return chosen, state
+        return chosen
 
 
-@dataclass(frozen=True)
+@dataclass
 class PredictableEagle2(Eagle2):
     """EAGLE-2 for rejection: the number of children of a node is chosen before they are sampled.
 
@@ -47,13 +48,12 @@ class PredictableEagle2(Eagle2):
 
     is_predictable: ClassVar[bool] = True
 
-    def begin(self, size: Limits) -> State:
-        """Return the rates of each rank."""
-        rates = [*RATES[: size.width], *[0.0] * (size.width - len(RATES))]
-        return (torch.tensor(rates, device=size.device),)
+    def begin(self, images: int, device: torch.device) -> None:
+        """Keep the rates of the ranks."""
+        self.held.rates = torch.tensor(RATES, device=device)
 
-    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
+    def chances(self, layer: Layer) -> Float[Tensor, "b f k"]:
         """Return log probabilities by rank, from the parent's distribution alone."""
         sure = layer.collision[..., None]
-        first = torch.nn.functional.pad(sure, (0, layer.width - 1))
-        return (first + (1 - sure) * state[0]).log(), state
+        first, rates = pad(sure, (0, layer.width - 1)), pad(self.held.rates, (0, layer.width))[: layer.width]
+        return (first + (1 - sure) * rates).log()

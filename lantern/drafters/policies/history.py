@@ -1,53 +1,30 @@
-"""The acceptance of drafts at decided tokens, as an estimate of the acceptance at their neighbours."""
+"""The acceptance of drafts at decided tokens, as an estimate of the acceptance at their neighbours.
 
-from dataclasses import dataclass
+A map has a cell for each place of an image, and a last one for neighbours outside it.
+"""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.types import Step
 
-PRIOR = 0.5  # acceptance at places without neighbours
-
-
-@dataclass(frozen=True)
-class Tested:
-    """The nodes on the path of a step, one per column: the root and `d` nodes below it.
-
-    `is_tested`: the node was visited within the image and had children; `is_taken`: one of its children was accepted.
-    """
-
-    nodes: Int[Tensor, "b m"]
-    is_tested: Bool[Tensor, "b m"]
-    is_taken: Bool[Tensor, "b m"]
-
-
-def outcome(step: Step) -> Tested:
-    """Return what a step tested; nothing where an image is finished."""
-    assert step.tree is not None and step.verdict is not None
-    nodes = torch.nn.functional.pad(step.verdict.path, (1, 0))
-    depth = torch.arange(nodes.shape[1], device=nodes.device)
-    is_visited = (depth <= step.verdict.length[:, None]) & (depth < step.counts[:, None])
-    has_children = step.tree.shape.has_children.expand(len(nodes), -1).gather(1, nodes)
-    return Tested(nodes, is_visited & has_children, depth < step.verdict.length[:, None])
-
-
-def empty_map(images: int, tokens: int, device: torch.device) -> Float[Tensor, "b m"]:
-    """Return the map before the first step; the last cell is for neighbours outside the image."""
-    return torch.full((images, tokens + 1), PRIOR, device=device)
+PRIOR = 0.5  # acceptance at places without neighbours, and of all before the first step
 
 
 def updated_map(seen: Float[Tensor, "b m"], step: Step, side: int, *, decay: float = 0.5) -> Float[Tensor, "b m"]:
     """Return the map after a step: a tested token gets the weighted mean of its neighbours and its own result.
 
-    Tokens without drafts get the mean of their neighbours.
+    A token is tested if the node before it was visited and had children. Others get the mean of their neighbours.
     """
-    made, last = outcome(step), seen.shape[1] - 1
-    ahead = torch.arange(made.nodes.shape[1], device=seen.device)
-    places = step.start[:, None] + ahead
+    assert step.tree is not None and step.verdict is not None
+    nodes, last = torch.nn.functional.pad(step.verdict.path, (1, 0)), seen.shape[1] - 1
+    ahead, length = torch.arange(nodes.shape[1], device=seen.device), step.verdict.length[:, None]
+    places, is_visited = step.start[:, None] + ahead, ahead <= length
+    has_children = step.tree.shape.has_children.expand(len(nodes), -1).gather(1, nodes)
     predicted = neighbours(seen, places, step.start, side).mean(-1)
-    updated = torch.where(made.is_tested, decay * predicted + (1 - decay) * made.is_taken, predicted)
+    mixed = decay * predicted + (1 - decay) * (ahead < length)
+    updated = torch.where(is_visited & has_children, mixed, predicted)
     is_new = (places < last) & (ahead < step.counts[:, None])
     # Other entries are written to the last cell, which keeps the value PRIOR.
     return seen.scatter(1, torch.where(is_new, places, last), torch.where(is_new, updated, PRIOR))

@@ -7,12 +7,14 @@ make the next tree smaller.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lantern.core.buffers import Buffers
 from lantern.core.types import Step
 
 MAX_DEPTH = 12
@@ -21,7 +23,6 @@ MAX_DEPTH = 12
 MIN_LOG, STOPPED, MAX_LOG = -15.0, -200.0, -1e-3
 STOPPED_BELOW = -190.0
 
-State = tuple[Tensor, ...]
 TRAITS = ("joint", "match", "log_q", "entropy", "gap", "depth", "rank", "left", "up", "up_right", "row", "column")
 
 
@@ -51,67 +52,59 @@ class Layer:
 
 @dataclass(frozen=True)
 class Pool:
-    """All candidates of a step: the log probability of reaching each and its depth, from 1 to `deepest`.
-
-    At most `most` nodes are drafted.
-    """
+    """All candidates of a step: the log probability of reaching each and its depth, from 1 to `deepest`."""
 
     values: Float[Tensor, "b p"]
     depths: Int[Tensor, " p"]
     deepest: int
-    most: int
-
-
-@dataclass(frozen=True)
-class TreeSize:
-    """The number of drafted nodes and the depth that a step would have preferred; at most one deeper than it was."""
-
-    nodes: Int[Tensor, " b"]
-    depth: Int[Tensor, " b"]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of a generation: images, and the most nodes, depths and children of a node."""
-
-    images: int
-    nodes: int
-    depth: int
-    width: int
-    device: torch.device
 
 
 class Policy:
-    """Estimates acceptance probabilities. The drafter holds its state, a tuple of tensors of constant size.
+    """Estimates acceptance probabilities, for one generation at a time.
 
     `is_predictable`: it reads no sampled candidate, so trees may be sampled and verified by rejection. `saves`: its
-    preferred sizes vary from step to step. `reads_neighbours`: it reads `Layer.near`. By default it has no state, and
-    its preferred size covers all nodes that are not stopped.
+    preferred sizes vary from step to step. `reads_neighbours`: it reads `Layer.near`. What it keeps between steps is in
+    `held`, in tensors of constant size; what it keeps between the depths of a tree begins anew at depth 0.
     """
 
     is_predictable: ClassVar[bool] = False
     saves: ClassVar[bool] = True
     reads_neighbours: ClassVar[bool] = False
 
-    def begin(self, size: Limits) -> State:
-        """Return the state before the first step."""
-        return ()
+    @cached_property
+    def held(self) -> Buffers:
+        """What it keeps between steps."""
+        return Buffers()
 
-    def plan(self, state: State) -> State:
-        """Return the state before the first layer of a step."""
-        return state
+    def begin(self, images: int, device: torch.device) -> None:
+        """Begin a generation of so many images."""
 
-    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
+    def chances(self, layer: Layer) -> Float[Tensor, "b f k"]:
         """Return log probabilities of the candidates given their parents; -inf where it stops."""
         raise NotImplementedError
 
-    def preferred_size(self, pool: Pool, state: State) -> TreeSize:
-        """Return the size of tree that fits a step's candidates."""
+    def preferred_size(self, pool: Pool) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
+        """Return the number of drafted nodes and the depth of the tree that fits a step's candidates.
+
+        It is that of all nodes that are not stopped, and at most one deeper than the step's.
+        """
         return size_of(pool, not_stopped(pool.values))
 
-    def observe(self, state: State, step: Step, chances: Float[Tensor, "b n"]) -> State:
-        """Return the state after a step whose nodes had these log probabilities."""
-        return state
+    def observe(self, step: Step) -> None:
+        """Read what was accepted of a step's tree."""
+
+
+class StoppingPolicy(Policy):
+    """Estimates that the target takes a candidate as often as it is its own sample by the scores, and stops early."""
+
+    def chances(self, layer: Layer) -> Float[Tensor, "b f k"]:
+        """Return log probabilities to match, -inf where it stops."""
+        assert layer.match is not None
+        return layer.match.masked_fill(self.stops(layer), -torch.inf)
+
+    def stops(self, layer: Layer) -> Bool[Tensor, "*b #f #k"]:
+        """Return which candidates are not drafted."""
+        raise NotImplementedError
 
 
 def check_share(name: str, share: float) -> None:
@@ -134,10 +127,10 @@ def not_stopped(values: Float[Tensor, "*n"]) -> Bool[Tensor, "*n"]:
     return values > STOPPED_BELOW
 
 
-def size_of(pool: Pool, is_kept: Bool[Tensor, "b p"]) -> TreeSize:
+def size_of(pool: Pool, is_kept: Bool[Tensor, "b p"]) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
     """Return the number and the depth of the kept nodes; one deeper if that is the last depth."""
     depth = torch.where(is_kept, pool.depths, 0).amax(1)
-    return TreeSize(is_kept.sum(1).clamp(max=pool.most), depth + (depth == pool.deepest))
+    return is_kept.sum(1), depth + (depth == pool.deepest)
 
 
 def traits_of(layer: Layer) -> Float[Tensor, "b f k t"]:
@@ -146,7 +139,8 @@ def traits_of(layer: Layer) -> Float[Tensor, "b f k t"]:
     size = layer.match.shape
     match, log_q = (values.clamp(min=MIN_LOG) for values in (layer.match, layer.log_q))
     rank = torch.arange(size[2], device=match.device)
-    of_image = torch.cat([layer.near, _cell(layer)], 1)[:, None, None].expand(*size[:2], size[2], 5)
+    cell = torch.stack([layer.places // layer.side, layer.places % layer.side], 1) / layer.side
+    of_image = torch.cat([layer.near, cell], 1)[:, None, None].expand(*size[:2], size[2], 5)
     of_node = [
         layer.joint[..., None] + match,
         match,
@@ -163,8 +157,3 @@ def padded_beam(beam: Float[Tensor, "b f"], width: int) -> Float[Tensor, "b w"]:
     """Return the best `width` log probabilities of a beam, padded with MIN_LOG."""
     best = beam.topk(min(width, beam.shape[1]), dim=1).values
     return torch.nn.functional.pad(best, (0, width - best.shape[1]), value=MIN_LOG)
-
-
-def _cell(layer: Layer) -> Float[Tensor, "b 2"]:
-    row, column = layer.places // layer.side, layer.places % layer.side
-    return torch.stack([row, column], 1) / layer.side

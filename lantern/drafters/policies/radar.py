@@ -4,18 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from lantern.drafters.policies.policy import (
-    MIN_LOG,
-    Layer,
-    Limits,
-    Policy,
-    State,
-    check_share,
-    padded_beam,
-)
+from lantern.drafters.policies.policy import MIN_LOG, Layer, StoppingPolicy, check_share, padded_beam
+
+Memory = tuple[Tensor, Tensor]
 
 SIDE_INPUTS = 4  # depth, and the acceptance at three neighbours
 
@@ -58,9 +52,9 @@ class Radar(nn.Module):
         self.second.bias.data.fill_(1.0)
 
     def forward(
-        self, beam: Float[Tensor, "b w"], side: Float[Tensor, "b 4"], memory: State
-    ) -> tuple[Float[Tensor, " b"], State]:
-        """Return the logit of drafting below a beam of log probabilities, and the new memory."""
+        self, beam: Float[Tensor, "b w"], side: Float[Tensor, "b 4"], memory: Memory | None = None
+    ) -> tuple[Float[Tensor, " b"], Memory]:
+        """Return the logit of drafting below a beam of log probabilities, and the new memory (before: None)."""
         seen = torch.cat([beam.clamp(min=MIN_LOG) / 10, side], 1).to(self.second.weight.dtype)
         hidden, kept = self.cell(seen, memory)
         continue_logit = self.second(torch.relu(self.first(torch.cat([hidden, seen], 1))))[:, 0]
@@ -72,8 +66,8 @@ def side_inputs(depth: int, near: Float[Tensor, "b 3"]) -> Float[Tensor, "b 4"]:
     return torch.cat([torch.full_like(near[:, :1], depth / 8), near], 1)
 
 
-@dataclass(frozen=True)
-class RadarPolicy(Policy):
+@dataclass
+class RadarPolicy(StoppingPolicy):
     """EAGLE-2's tree by probabilities to match, as deep as the network continues; the first depth is always drafted.
 
     It stops where the probability of stopping is above `threshold`; only training samples the decision.
@@ -87,23 +81,12 @@ class RadarPolicy(Policy):
     def __post_init__(self) -> None:
         check_share("threshold", self.threshold)
 
-    def begin(self, size: Limits) -> State:
-        """Return the network's memory, and whether it has stopped."""
-        kind = self.part.second.weight.dtype
-        memory = torch.zeros(size.images, self.part.config.hidden, dtype=kind, device=size.device)
-        return memory, memory.clone(), torch.zeros(size.images, dtype=torch.bool, device=size.device)
-
-    def plan(self, state: State) -> State:
-        """Return the reset state: every step starts from zero."""
-        hidden, kept, is_over = (torch.zeros_like(x) for x in state)
-        return hidden, kept, is_over
-
-    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
-        """Return log probabilities to match, -inf below a beam after which the network stopped."""
-        assert layer.match is not None
+    def stops(self, layer: Layer) -> Bool[Tensor, "*b #f #k"]:
+        """Return what is below a beam after which the network stopped."""
         if layer.depth == 0:
-            return layer.match, state
-        beam = padded_beam(layer.joint, self.part.config.beam)
-        continue_logit, (hidden, kept) = self.part(beam, side_inputs(layer.depth, layer.near), state[:2])
-        is_over = state[2] | (torch.sigmoid(-continue_logit) > self.threshold)
-        return layer.match.masked_fill(is_over[:, None, None], -torch.inf), (hidden, kept, is_over)
+            self._memory, self._is_over = None, torch.zeros_like(layer.places, dtype=torch.bool)
+        else:
+            beam = padded_beam(layer.joint, self.part.config.beam)
+            continue_logit, self._memory = self.part(beam, side_inputs(layer.depth, layer.near), self._memory)
+            self._is_over = self._is_over | (torch.sigmoid(-continue_logit) > self.threshold)
+        return self._is_over[:, None, None]

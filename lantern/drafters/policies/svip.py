@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool
 from torch import Tensor
 
-from lantern.drafters.policies.policy import Layer, Limits, Policy, State
+from lantern.drafters.policies.policy import Layer, StoppingPolicy
 
 
-@dataclass(frozen=True)
-class Svip(Policy):
+@dataclass
+class Svip(StoppingPolicy):
     """Drafts nothing below a node whose distribution has sqrt(c H(q)) above `threshold`, with H the entropy in nats.
 
     By Pinsker's inequality acceptance is at least 1 - sqrt(KL(p, q) / 2), and KL is estimated as a multiple of H(q).
@@ -29,20 +29,11 @@ class Svip(Policy):
         if self.c <= 0 or self.threshold <= 0:
             raise ValueError(f"c {self.c}, threshold {self.threshold}: wanted both above 0")
 
-    def begin(self, size: Limits) -> State:
-        """Return whether drafting has stopped."""
-        return (torch.zeros(size.images, 1, dtype=torch.bool, device=size.device),)
-
-    def plan(self, state: State) -> State:
-        """Return the reset state."""
-        return (torch.zeros_like(state[0]),)
-
-    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
-        """Return log probabilities to match, -inf below uncertain nodes."""
-        assert layer.match is not None
+    def stops(self, layer: Layer) -> Bool[Tensor, "*b #f #k"]:
+        """Return what is below uncertain nodes; with `keeps` below a depth of such nodes."""
         is_over = (self.c * layer.entropy).sqrt() > self.threshold
         if self.keeps:
-            is_over, state = state[0], (state[0] | is_over.all(1, keepdim=True),)
-        elif layer.depth == 0:
-            return layer.match, state
-        return layer.match.masked_fill(is_over[..., None], -torch.inf), state
+            before = self._is_over if layer.depth else torch.zeros_like(is_over[:, :1])
+            self._is_over = before | is_over.all(1, keepdim=True)
+            return before[..., None]
+        return (is_over & (layer.depth > 0))[..., None]

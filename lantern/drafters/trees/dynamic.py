@@ -13,21 +13,20 @@ from lantern.core.types import TreeShape
 class Candidates:
     """Nodes that may be drafted, numbered from the root (0), depth by depth; `parents` are numbers of candidates.
 
-    `chances` are log probabilities given the parent, `values` their sums along the path, which never rise with depth.
+    `values` are sums of log probabilities along the path, which never rise with depth.
     """
 
     tokens: Int[Tensor, "b p"]
     parents: Int[Tensor, "b p"]
     ranks: Int[Tensor, "b p"]
     depths: Int[Tensor, "b p"]
-    chances: Float[Tensor, "b p"]
     values: Float[Tensor, "b p"]
 
     @classmethod
     def of_root(cls, root: Int[Tensor, "b 1"]) -> "Candidates":
         """Return the root alone."""
         zeros = torch.zeros_like(root)
-        return cls(root, zeros, zeros, zeros, zeros.float(), zeros.float())
+        return cls(root, zeros, zeros, zeros, zeros.float())
 
     @property
     def count(self) -> int:

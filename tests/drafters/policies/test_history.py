@@ -4,9 +4,10 @@ import torch
 
 from lantern.core.types import DraftTree, Step, TreeShape, Verdict
 from lantern.decoding.loop import NO_SCORES
-from lantern.drafters.policies.history import PRIOR, empty_map, neighbours, outcome, updated_map
+from lantern.drafters.policies.history import PRIOR, neighbours, updated_map
 
 SIDE, TOKENS = 4, 16
+EMPTY = torch.full((1, TOKENS + 1), PRIOR)
 
 
 def chain_step(length: int, counts: int | None = None) -> Step:
@@ -40,20 +41,16 @@ def test_neighbours_are_the_left_upper_and_upper_right_tokens() -> None:
 
 
 def test_a_step_updates_only_tested_tokens() -> None:
-    before = empty_map(1, TOKENS, torch.device("cpu"))
-    after = updated_map(before, chain_step(1), SIDE)  # tokens 3 and 4: accepted, then rejected
+    after = updated_map(EMPTY, chain_step(1), SIDE)  # tokens 3 and 4: accepted, then rejected
     assert after[0, 3] == 0.75 and after[0, 4] < 0.5
     untouched = [i for i in range(TOKENS + 1) if i not in (3, 4)]
     assert (after[0, untouched] == PRIOR).all()
 
 
 def test_bonus_tokens_behind_leaves_are_not_tested() -> None:
-    made = outcome(chain_step(2))
-    assert made.is_tested.tolist() == [[True, True, False]] and made.is_taken.tolist() == [[True, True, False]]
-    after = updated_map(empty_map(1, TOKENS, torch.device("cpu")), chain_step(2), SIDE)
+    after = updated_map(EMPTY, chain_step(2), SIDE)
     assert after[0, 3] == 0.75 and after[0, 4] > 0.5 and after[0, 5] == PRIOR
 
 
 def test_finished_images_are_not_updated() -> None:
-    before = empty_map(1, TOKENS, torch.device("cpu"))
-    assert torch.equal(updated_map(before, chain_step(0, counts=0), SIDE), before)
+    assert torch.equal(updated_map(EMPTY, chain_step(0, counts=0), SIDE), EMPTY)

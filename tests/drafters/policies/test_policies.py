@@ -17,7 +17,6 @@ from lantern.drafters.policies.policy import (
     STOPPED_BELOW,
     TRAITS,
     Layer,
-    Limits,
     Policy,
     Pool,
     match_chances,
@@ -30,7 +29,6 @@ from lantern.methods import METHODS
 from lantern.methods.parts import resolved
 
 IMAGES, NODES, WIDTH = 2, 3, 4
-SIZE = Limits(IMAGES, 6, 3, WIDTH, torch.device("cpu"))
 DRAFTERS = {name: method.made.drafter for name, method in METHODS.items() if method.made.calls("Growth")}
 POLICIES = {name: resolved(drafter.named["policy"].path) for name, drafter in DRAFTERS.items() if drafter}
 
@@ -49,14 +47,14 @@ def layer(depth: int = 1, **changes: Any) -> Layer:
     return Layer(**(fields | changes))
 
 
-def pool(values: list[list[float]], depths: list[int], *, most: int = 9) -> Pool:
-    """Return candidates of these probabilities, of which the deepest have depth 2."""
-    return Pool(torch.tensor(values).log(), torch.tensor(depths), 2, most)
+def wanted(policy: Policy, values: list[list[float]], depths: list[int]) -> list[list[int]]:
+    """Return the nodes and depth that a policy prefers for candidates of these probabilities, to depth 2."""
+    return [size.tolist() for size in policy.preferred_size(Pool(torch.tensor(values).log(), torch.tensor(depths), 2))]
 
 
-def stopped(policy: Policy, given: Layer, state: Any = ()) -> list[list[bool]]:
+def stopped(policy: Policy, given: Layer) -> list[list[bool]]:
     """Return below which nodes a policy drafts nothing; elsewhere it gives the probabilities to match."""
-    chances, _ = policy.chances(given, state)
+    chances = policy.chances(given)
     is_over = (chances == -torch.inf).all(-1)
     assert given.match is not None and torch.equal(chances[~is_over], given.match[~is_over])
     return is_over.tolist()
@@ -75,15 +73,13 @@ PARTS["c2t"].init_weights(torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_policy_states_keep_their_sizes(name: str) -> None:
+def test_every_policy_gives_a_chance_to_each_candidate(name: str) -> None:
     policy = POLICIES[name](**({"part": PARTS[kind]} if (kind := name.removesuffix("-paper")) in PARTS else {}))
-    state = policy.begin(SIZE)
-    planned = policy.plan(state)
-    shown = layer(0, log_q=None, match=None) if policy.is_predictable else layer(0)
+    policy.begin(IMAGES, torch.device("cpu"))
     with torch.no_grad():
-        chances, after = policy.chances(shown, planned)
-    assert chances.shape == (2, 3, 4) and not chances.isnan().any()
-    assert [x.shape for x in state] == [x.shape for x in planned] == [x.shape for x in after]
+        for depth in (0, 1):
+            chances = policy.chances(layer(depth, **({"log_q": None, "match": None} if policy.is_predictable else {})))
+            assert chances.shape == (2, 3, 4) and not chances.isnan().any()
 
 
 def test_open_paths_rank_above_stopped_ones_and_children_below_parents() -> None:
@@ -112,19 +108,16 @@ def test_traits_have_the_order_of_their_names() -> None:
     assert torch.equal(of["up_right"][:, 2, 1], given.near[:, 2])
 
 
-def test_eagle2_takes_q_or_the_probability_to_match_within_its_budget() -> None:
+def test_eagle2_takes_q_or_the_probability_to_match() -> None:
     given = layer()
-    assert Eagle2("q").chances(given, ())[0] is given.log_q and Eagle2("match").chances(given, ())[0] is given.match
-    size = Eagle2().preferred_size(pool([[0.5, 0.2, 0.1, 0.0]], [1, 1, 2, 2], most=2), ())
-    assert size.nodes.tolist() == [2] and size.depth.tolist() == [3]
+    assert Eagle2("q").chances(given) is given.log_q and Eagle2("match").chances(given) is given.match
+    assert wanted(Eagle2(), [[0.5, 0.2, 0.1, 0.0]], [1, 1, 2, 2]) == [[3], [3]]
 
 
 def test_the_predictable_form_reads_the_parents_distribution_alone() -> None:
     policy = PredictableEagle2()
-    state = policy.begin(SIZE)
-    peaked, flat = (
-        policy.chances(layer(log_q=None, match=None, collision=torch.full((2, 3), c)), state)[0] for c in (1.0, 0.0)
-    )
+    policy.begin(IMAGES, torch.device("cpu"))
+    peaked, flat = (policy.chances(layer(log_q=None, match=None, collision=torch.full((2, 3), c))) for c in (1.0, 0.0))
     assert torch.equal(peaked[..., 0], torch.zeros(2, 3)) and (peaked[..., 1:] == -torch.inf).all()
     assert torch.allclose(flat[0, 0].exp(), torch.tensor([0.424, 0.115, 0.065, 0.055]))
 
@@ -135,7 +128,7 @@ def test_ddd_stops_below_beams_of_low_probability_from_its_check_on() -> None:
     low = torch.full((2, 3), -9.0)
     assert [stopped(Ddd(alive=0.5, check=2), layer(d, reach=low))[0][0] for d in (0, 1, 2)] == [False, False, True]
     values = [[0.9, 0.8, 0.0], [0.9, 0.1, 0.05]]  # one more depth only where the last beam continues
-    assert Ddd(alive=0.3).preferred_size(pool(values, [1, 2, 2]), ()).depth.tolist() == [3, 2]
+    assert wanted(Ddd(alive=0.3), values, [1, 2, 2])[1] == [3, 2]
 
 
 def test_svip_stops_below_uncertain_nodes_other_than_the_root() -> None:
@@ -148,31 +141,23 @@ def test_c2t_reads_its_traits_and_counts_nodes_above_the_threshold() -> None:
     module, given = C2T(C2TConfig(traits=("joint", "entropy", "depth"))), layer()
     module.init_weights(torch.Generator().manual_seed(0))
     traits = traits_of(given)
-    assert torch.allclose(C2TPolicy(module).chances(given, ())[0].exp(), torch.sigmoid(module(traits)))
+    assert torch.allclose(C2TPolicy(module).chances(given).exp(), torch.sigmoid(module(traits)))
     for name in TRAITS:
         changed = traits.clone()
         changed[..., TRAITS.index(name)] += 3.0
         assert torch.equal(module(changed), module(traits)) == (name not in module.config.traits)
-    size = C2TPolicy(module, threshold=0.1).preferred_size(pool([[0.5, 0.2, 0.02]], [1, 1, 2]), ())
-    assert size.nodes.tolist() == [2] and size.depth.tolist() == [1]
+    assert wanted(C2TPolicy(module, threshold=0.1), [[0.5, 0.2, 0.02]], [1, 1, 2]) == [[2], [1]]
 
 
 def test_radar_stops_until_the_next_step_and_reads_earlier_depths() -> None:
     policy = RadarPolicy(network(-5.0))
-    state = policy.plan(policy.begin(SIZE))
-    given = layer(0)
-    chances, state = policy.chances(given, state)
-    assert chances is given.match and not state[2].any()  # the first depth is always drafted
-    chances, state = policy.chances(layer(1), state)
-    assert (chances == -torch.inf).all() and state[2].all()
+    none, every = [[False] * 3] * 2, [[True] * 3] * 2
+    assert stopped(policy, layer(0)) == none and stopped(policy, layer(1)) == every  # the first depth is always drafted
     policy.part.second.bias.data.fill_(5.0)
-    chances, state = policy.chances(layer(2), state)
-    assert (chances == -torch.inf).all()
-    state = policy.plan(state)
-    assert not state[2].any() and stopped(policy, layer(1), state) == [[False] * 3] * 2
+    assert stopped(policy, layer(2)) == every and stopped(policy, layer(0)) == stopped(policy, layer(1)) == none
     policy.part.init_weights(torch.Generator().manual_seed(0))
     beam, side = torch.full((1, 4), -1.0), torch.zeros(1, 4)
-    first, memory = policy.part(beam, side, (torch.zeros(1, 8), torch.zeros(1, 8)))
+    first, memory = policy.part(beam, side)
     assert not torch.equal(policy.part(beam, side, memory)[0], first)
     assert padded_beam(torch.tensor([[-3.0, -1.0]]), 3).tolist() == [[-1.0, -3.0, MIN_LOG]]
 
@@ -182,7 +167,7 @@ def test_adt_trees_are_deep_where_drafts_were_accepted_and_wide_elsewhere(near: 
     policy, children = AdtTree(end=0.1, nodes=12), list[int]()
     for d in range(12):
         given = layer(d, near=torch.full((2, 3), near), width=12, match=torch.zeros(2, 3, 12))
-        children.append(int((policy.chances(given, ())[0] > -torch.inf)[0, 0].sum()))
+        children.append(int((policy.chances(given) > -torch.inf)[0, 0].sum()))
     assert children == [width] * depth + [0] * (12 - depth)
 
 

@@ -15,10 +15,9 @@ def candidates(seed: int, images: int = 2, depth: int = 4, width: int = 3) -> Ca
     for level in range(1, depth + 1):
         count = width * above if level == 1 else width * width
         parents = first + torch.randint(above, (images, count), generator=generator)
-        chances = -torch.rand(images, count, generator=generator) - 1e-3
         numbers = torch.arange(count).expand(images, -1)
-        values = found.values.gather(1, parents) + chances
-        more = Candidates(numbers, parents, numbers, torch.full_like(numbers, level), chances, values)
+        values = found.values.gather(1, parents) - torch.rand(images, count, generator=generator) - 1e-3
+        more = Candidates(numbers, parents, numbers, torch.full_like(numbers, level), values)
         first, above, found = found.count, count, found.and_more(more)
     return found
 
@@ -60,7 +59,6 @@ def test_example_of_the_docstring() -> None:
         torch.tensor([[0, 0, 1, 2]]),
         torch.tensor([[0, 1, 0, 0]]),
         torch.tensor([[1, 1, 2, 2]]),
-        torch.tensor([[-1.0, -2.0, -0.5, -0.5]]),
         torch.tensor([[-1.0, -2.0, -1.5, -2.5]]),
     )
     found = root.and_more(more)
