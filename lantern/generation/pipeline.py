@@ -415,7 +415,7 @@ class LanternPipeline(DiffusionPipeline):
         """
         from lantern.generation.tuning.tuner import tune
 
-        return tune(self.model, **how)[1]
+        return tune(self.model, **how)[0]
 
     def warmup(self, prompt: str = "a red apple", *, batch_size: int = 1, **call: Any) -> None:
         """Make a batch and discard it, so that later calls of this size compile nothing and have `prompt` cached.
