@@ -21,7 +21,7 @@ from lantern.models.folder import Model, record_tokens_per_step
 
 MARGIN = 1.03  # a method must beat plain decoding by this factor; less is noise
 HOPEFUL = 1 / 1.15  # least speedup in the first batch of a candidate that races
-FINALISTS, OF_A_METHOD = 3, 2
+FINALISTS, OF_A_METHOD = 5, 3
 ROUNDS = 3  # least number of a race
 WARM_UP = 6  # steps of a generation that is not timed
 EXACT = Bounds()
@@ -187,9 +187,10 @@ def tune(
 
 
 def label(name: str, settings: Mapping[str, Any]) -> str:
-    """Return a method and its settings as text, the tree by its number of nodes."""
+    """Return a method and its settings as text, the tree by its nodes and its depth."""
     words = [f"{key.rstrip('_')} {value}" for key, value in settings.items() if key != "tree"]
-    size = [f"tree {len(settings['tree'].split()) + 1}"] if "tree" in settings else []
+    nodes = settings.get("tree", "").split()
+    size = [f"tree {len(nodes) + 1} to depth {nodes[-1].count('.') + 1}"] if nodes else []
     return " ".join([name, *words, *size])
 
 

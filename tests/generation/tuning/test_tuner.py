@@ -116,4 +116,4 @@ def test_a_race_makes_whole_batches_by_every_method(model: Model) -> None:
 
 
 def test_labels_are_short() -> None:
-    assert label("lantern++", {"lambda_": 2.0, "tree": "0 1 0.0"}) == "lantern++ lambda 2.0 tree 4"
+    assert label("lantern++", {"lambda_": 2.0, "tree": "0 1 0.0"}) == "lantern++ lambda 2.0 tree 4 to depth 2"
