@@ -209,7 +209,8 @@ def rows_of_tile(count: int, operands: int) -> int:
 def tiling(inputs: int, count: int, *, operands: int) -> dict[str, Any]:
     """Return how the inputs of a product are divided, and how many blocks are under way.
 
-    Only the number of blocks under way depends on the rows: it changes no sum.
+    Only the number of blocks under way depends on the rows: it changes no sum. Every number of rows is compiled on its
+    own, so the compiler may not join products and sums to FMAs: it could choose others for other rows.
     """
     rows = rows_of_tile(count, operands)
     depth = 64 if inputs % (64 * SLICES) == 0 else 32
@@ -223,6 +224,7 @@ def tiling(inputs: int, count: int, *, operands: int) -> dict[str, Any]:
         "IS_WIDE": is_interpreted(),
         "num_warps": SLICES,
         "num_stages": stages,
+        "enable_fp_fusion": False,
     }
 
 

@@ -1,7 +1,7 @@
 """What passes of a prepared target gave on this very device, before anything relies on them.
 
 A trial compares a pass over a chain of nodes with torch's own, directly and as a replay of a graph, and the bits of a
-node's logits in it with those of the node alone after the same tokens.
+node in it with those that it has in shorter chains and alone after the same tokens.
 """
 
 import dataclasses
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from lantern.core.config import one_line
 from lantern.core.prepared import FixedPasses, PreparedTarget, on_device, original
-from lantern.engines.chain import Chain
+from lantern.core.types import Scores
+from lantern.engines.chain import Chain, waves
+from lantern.engines.cuda.rows import ROWS
 from lantern.engines.cuda.target import KernelTarget
 
 LOG = logging.getLogger("lantern")
-NODES = 16
 # Most norm of the difference of logits, as a share of the norm of torch's. The mean over the vocabulary, which changes
 # no probability, is left out.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.08}
@@ -31,7 +32,7 @@ OTHER_DTYPE = 0.08
 class Trial:
     """`fault` is why passes cannot be used, None if they can; `difference` that of the logits, as in TOLERANCE.
 
-    `keeps_bits` is whether a node's logits had the same bits in a chain of NODES nodes as alone.
+    `keeps_bits` is whether nodes had the same bits in chains of other lengths and alone.
     """
 
     fault: str | None = None
@@ -83,7 +84,8 @@ def tried(prepared: Any) -> Trial:
     dtype, device = module.tok_embeddings.weight.dtype, module.tok_embeddings.weight.device
     try:
         with on_device(device):
-            nodes = min(NODES, module.config.block_size // 2)
+            most = prepared.rows if isinstance(prepared, KernelTarget) else ROWS
+            nodes = min(most, module.config.block_size // 2)
             chain, own = (Chain(module, 2, nodes, is_random=True) for _ in range(2))
             expected = chain.run(FixedPasses(module) if isinstance(prepared, FixedPasses) else module).logits
             made = own.run(prepared).logits
@@ -108,12 +110,29 @@ def apart(made: Float[Tensor, "r n v"], expected: Float[Tensor, "r n v"]) -> flo
 
 
 def keeps_bits(prepared: PreparedTarget, chain: Chain) -> bool:
-    """Return whether nodes of a chain have the bits that they have alone, after the nodes before them as tokens."""
-    together, count = chain.run(prepared).logits, chain.nodes
-    for node in {0, 1, count // 2, count - 1} & set(range(count)):
-        if not torch.equal(together[:, node], chain.run_alone(prepared, node).logits[:, 0]):
+    """Return whether nodes of a chain have the bits that they have in shorter chains, and alone after the same tokens.
+
+    Compared are logits, features, and the keys and values of all layers. Inputs range over 2^16, so that sums of
+    their squares in another order have other bits.
+    """
+    chain.inputs = chain.inputs * waves(chain.inputs.shape[-1], device=chain.inputs.device).mul(8).exp2()
+    cache, count = chain.cache, chain.nodes
+
+    def made(scores: Scores) -> list[Tensor]:
+        staged = cache.buffer[..., cache.first_stage_slot :, :].clone()
+        return [scores.logits.clone(), scores.features.clone(), staged]
+
+    together = made(chain.run(prepared))
+    for nodes in {1, 2, 4, 8, 16} & set(range(count)):
+        shorter = made(chain.run(prepared, nodes))
+        if not all(torch.equal(a[..., :nodes, :], b[..., :nodes, :]) for a, b in zip(shorter, together, strict=True)):
             return False
-        chain.run(prepared)  # stages the nodes again
+    chain.run(prepared)  # stages all nodes
+    for node in sorted({1, count // 2, count - 1}):  # each commits those before it
+        alone = made(chain.run_alone(prepared, node))
+        if not all(torch.equal(a[..., 0, :], b[..., node, :]) for a, b in zip(alone, together, strict=True)):
+            return False
+        chain.run(prepared)
     return True
 
 

@@ -1,8 +1,12 @@
-"""Compiles kernels ahead of time, without a GPU, and prints what ptxas reports as JSON."""
+"""Compiles kernels ahead of time, without a GPU, and prints what ptxas reports as JSON.
+
+With `orders` as argument it prints how fused kernels add, by number of inputs, device, number of nodes and kernel.
+"""
 
 import json
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -149,12 +153,51 @@ def report(kernel: Any, arguments: dict[str, Any], options: dict[str, Any], arch
     return used | {"shared": made.metadata.shared}
 
 
+def orders(nodes: int, architecture: int) -> dict[str, list[str]]:
+    """Return how the sums and products of each fused kernel divide what they add among threads, by Triton's names.
+
+    The order of a sum follows from it. `few parts` has a kernel with a fault of earlier times: 16 sums of squares.
+    """
+    made = launches(nodes)[1:]
+    name, kernel, arguments, options = made[0]
+    made.append((f"{name} of few parts", kernel, arguments | {"PARTS": 16, "PARTS_SIZE": 16}, options))
+    return {
+        name: divided(
+            triton.compile(source(kernel, arguments), target=GPUTarget("cuda", architecture, 32), options=options)
+        )
+        for name, kernel, arguments, options in made
+    }
+
+
+def divided(made: Any) -> list[str]:
+    """Return the layouts of the sums and products of a compiled kernel, sums with their axis."""
+    ir = made.asm["ttgir"]
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", ir, re.MULTILINE))
+    found = re.findall(r'"tt.reduce".*?axis = (\d) : i32.*?\}\) : \(tensor<[\dx]+x\w+, (.*?)>\)', ir, re.DOTALL)
+    found += re.findall(r"tt.(dot) .*-> tensor<[\dx]+x\w+, (.*?)>", ir)
+    return [f"{what} {resolved(layout, layouts)}" for what, layout in found]
+
+
+def resolved(layout: str, layouts: dict[str, str]) -> str:
+    """Return a layout with the definitions of the names in it."""
+    return re.sub(r"#\w+(?![\w.])", lambda name: layouts.get(name[0], name[0]), layout)
+
+
 CASES = ((80, 1), (80, 30), (90, 1), (90, 30))
 
 WALKS = (("sampled", "exact", 16384), ("sampled", "lantern", 16384), ("sampled", "lantern++", 16384))
 WALKS += (("sampled", "released lantern++", 16384), ("point", "lantern++", 16384), ("sampled", "lantern++", 2048))
 
-if __name__ == "__main__":
+
+def main() -> dict[str, Any]:
+    global DIM, HIDDEN, HEADS
+    if "orders" in sys.argv:
+        found = {}
+        for size in ((DIM, HIDDEN, HEADS), (256, 768, 4)):
+            DIM, HIDDEN, HEADS = size
+            for architecture in (80, 90):
+                found[f"{DIM} sm_{architecture}"] = {nodes: orders(nodes, architecture) for nodes in (1, 12, 30)}
+        return found
     made = {
         f"{name} {nodes} sm_{architecture}": report(*launch, architecture)  # pyright: ignore[reportCallIssue]
         for architecture, nodes in CASES
@@ -171,4 +214,8 @@ if __name__ == "__main__":
         for architecture in (80, 90)
         for lines in (1, 2)
     }
-    print(json.dumps(made))
+    return made
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()))

@@ -95,13 +95,26 @@ def test_logits_in_a_window_are_bit_for_bit_those_of_plain_decoding(dtype: torch
     assert torch.equal(made, expected) and all(torch.equal(logits[token], others[token]) for token in logits)
 
 
-@pytest.mark.slow
-def test_kernels_compile_for_gpus_without_spills_and_fit_their_shared_memory() -> None:
+def compiled(*arguments: str) -> Any:
+    """Return what `ahead` prints, without the interpreter."""
     where = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.engines.cuda.ahead"]
+    command = [sys.executable, "-m", "tests.engines.cuda.ahead", *arguments]
     done = subprocess.run(command, env=where, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_sums_and_products_are_divided_among_threads_in_one_way_for_any_number_of_nodes() -> None:
+    for size, by_nodes in compiled("orders").items():
+        for name, expected in by_nodes["1"].items():
+            is_equal = all(made[name] == expected for made in by_nodes.values())
+            assert len(expected) >= 2 and is_equal == ("few parts" not in name), (size, name)
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_gpus_without_spills_and_fit_their_shared_memory() -> None:
+    found = compiled()
     assert len(found) == 24 + 24 + 4
     for name, used in found.items():
         assert used["stores"] == used["loads"] == 0, name

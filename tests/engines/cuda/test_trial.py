@@ -1,7 +1,9 @@
 """Trials of kernels on the device they are to run on: faults, wrong numbers and bits are found, and acted on."""
 
+from functools import reduce
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,13 +14,16 @@ from lantern.methods import METHODS
 from tests.engines.cuda.claimed import claim_module, claimed_cuda
 
 pytest.importorskip("triton", reason="Triton is not installed")
+from triton.runtime import interpreter
+
 from lantern.engines.cuda import fused, kernels
 from lantern.engines.cuda import target as module
 from lantern.engines.cuda import trial as trials
 from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.cuda.fused_target import FusedTarget
 from lantern.engines.cuda.target import KernelPass, KernelTarget, Linear, keeps_rows
 from lantern.engines.cuda.trial import TOLERANCE, Trial, tried
-from tests.engines.cuda.test_target import target_in
+from tests.engines.cuda.test_target import DEVICE, target_in
 
 
 @pytest.fixture
@@ -64,6 +69,37 @@ def test_bits_that_depend_on_the_number_of_nodes_are_found(prepared: Any, monkey
     monkeypatch.setattr(KernelPass, "__call__", uneven)
     found = tried(prepared)
     assert found.fault is None and not found.keeps_bits and "bits depend" in found.found
+
+
+def exact_dot(builder: Any, a: Any, b: Any, total: Any, *_: object) -> Any:
+    """NumPy's product, whose order of summation depends on the number of rows, in fp64 instead."""
+    product = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64)) + total.data
+    return interpreter.TensorHandle(product.astype(total.data.dtype), total.dtype.scalar)
+
+
+# bf16 hides most of the bits, so its case has more numbers
+SLOW = pytest.param(torch.bfloat16, {"block_size": 25, "n_layer": 2}, marks=pytest.mark.slow)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="replaces a product of Triton's interpreter")
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, {"block_size": 16}), SLOW])
+def test_squares_added_in_an_order_that_depends_on_the_rows_are_found(
+    dtype: torch.dtype, size: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = fused.single
+
+    def uneven(x: Any, weight: Any, out: Any, squares: Any, *, rows: int, live: int) -> None:
+        run(x, weight, out, squares, rows=rows, live=live)
+        if squares is not None and live > 2:
+            parts = out.float().square().view(*squares.shape, fused.OUTPUTS).unbind(-1)
+            squares.copy_(reduce(torch.add, parts[::-1]))
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", exact_dot)
+    prepared = FusedTarget(target_in(dtype, dim=64, n_head=2, **size), 16)
+    assert tried(prepared).keeps_bits
+    monkeypatch.setattr(fused, "single", uneven)
+    found = tried(prepared)
+    assert found.fault is None and not found.keeps_bits
 
 
 def test_products_whose_bits_depend_on_the_row_are_found(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
