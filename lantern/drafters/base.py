@@ -1,31 +1,25 @@
-"""Shared by several families of drafters: noise and widths of trees, inputs for tokens, logits of features."""
+"""Shared by several families of drafters: how children are chosen, inputs for tokens, logits of features."""
 
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.noise import Purpose
+from lantern.core.buffers import Buffers
+from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import Sampling
-from lantern.core.types import Target
-from lantern.drafters.trees.static import StaticTree
+from lantern.core.types import DraftMode, Prompt, Target
+from lantern.drafters.trees.static import StaticTree, TreeDrafter
 
 # whose noise ranks the children of a node; none in mode "point"
 PURPOSE_OF_MODE = {"gumbel": Purpose.TARGET, "sampled": Purpose.DRAFT}
 
 
-def check_draft(mode: str, tree: StaticTree, tokens: int) -> int:
-    """Return the largest number of children of a node.
-
-    ValueError for an unknown mode and for a tree wider than a codebook of so many tokens.
-    """
-    if mode not in ("gumbel", "sampled", "point"):
-        raise ValueError(f'draft mode is "{mode}", wanted gumbel, sampled or point')
-    width = max(level.width for level in tree.levels())
-    if width > tokens:
-        raise ValueError(f"the tree has {width} children at a node, wanted at most {tokens}: use a narrower one")
-    return width
+def check_width(tree: StaticTree, tokens: int) -> None:
+    """Raise ValueError for a tree wider than a codebook of so many tokens."""
+    if tree.width > tokens:
+        raise ValueError(f"the tree has {tree.width} children at a node, wanted at most {tokens}: use a narrower one")
 
 
 def ranking(sampling: Sampling) -> Sampling:
@@ -42,3 +36,71 @@ def token_embeddings(target: Any, tokens: int) -> Float[Tensor, "v c"]:
 def target_logits(target: Target, features: Float[Tensor, "*b c"]) -> Float[Tensor, "*b v"]:
     """Return the fp32 logits of the next token from features, by the target's head."""
     return target.head(features.to(target.tok_embeddings.weight.dtype))
+
+
+class NetworkDrafter(TreeDrafter):
+    """Drafts static trees by a network, most often with the target's head.
+
+    Mode "gumbel" takes the top of log q + g with the target's noise; "sampled" samples without replacement with the
+    drafter's own noise (the same top-K trick); "point" takes the most likely tokens. q uses the same `sampling` as the
+    target's p; at temperature 0 tokens are ranked by their logits. Trees carry log q in mode "sampled", whose verifiers
+    read it, and with `records_log_q`, for relaxations that read it.
+
+    The config of `module` has `dim`, `vocab_size` and `block_size`. ValueError for an unknown mode, for a module of
+    other sizes than the target's, and for a tree that is wider than the codebook.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        target: Target,
+        *,
+        tree: StaticTree,
+        mode: DraftMode,
+        sampling: Sampling,
+        records_log_q: bool = False,
+    ) -> None:
+        if mode not in ("gumbel", "sampled", "point"):
+            raise ValueError(f'draft mode is "{mode}", wanted gumbel, sampled or point')
+        got, wanted = ((c.dim, c.vocab_size, c.block_size) for c in (module.config, target.config))
+        if got != wanted:
+            raise ValueError(
+                f"the drafter has (dim, tokens, block_size) {got}, its target {wanted}: use a drafter trained for it"
+            )
+        check_width(tree, target.config.vocab_size)
+        self.module, self.target, self.tree, self.count = module, target, tree, target.config.block_size
+        self.mode, self.records_log_q = mode, records_log_q or mode == "sampled"
+        self.sampling, self.draft_sampling, self.held = sampling, ranking(sampling), Buffers()
+
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
+        """Keep the noise and what an engine has to choose children with."""
+        super().begin(prompt, noise)
+        is_direct = not self.records_log_q and self.mode != "point"
+        self._sampler = self.target.sampler(self.draft_sampling, noise) if is_direct else None
+        self._ranker = self.target.ranker(self.draft_sampling, noise)
+
+    def children(
+        self, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "*b #n"], width: int
+    ) -> tuple[Int[Tensor, "b n k"], Float[Tensor, "b n v"] | None]:
+        """Return the children of nodes in sampling order, and log q below the nodes where it was computed.
+
+        They are the tokens of these numbers; `logits` are of all guidance rows, or of the guided one.
+        """
+        every, purpose = places.expand(-1, logits.shape[2]), PURPOSE_OF_MODE.get(self.mode)
+        if self._sampler is not None:
+            return self._sampler(logits, every, width=width, purpose=purpose), None
+        if self._ranker is not None:
+            return self._ranker(logits, every, width=width, purpose=purpose)
+        log_q = self.log_q(logits, places)
+        return self.scores(log_q, places).topk(width, dim=-1).indices, log_q
+
+    def log_q(self, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "*b #n"]) -> Float[Tensor, "b n v"]:
+        """Return log q of tokens of these numbers, from logits of all guidance rows or of the guided one."""
+        if logits.shape[1] == 1:
+            return self.draft_sampling.filtered(logits[:, 0])
+        return self.draft_sampling.log_probs(logits, places.expand(-1, logits.shape[2]))
+
+    def scores(self, log_q: Float[Tensor, "b n v"], places: Int[Tensor, "*b #n"]) -> Float[Tensor, "b n v"]:
+        """Return what ranks children: log q plus the noise of these numbers."""
+        purpose = PURPOSE_OF_MODE.get(self.mode)
+        return log_q if purpose is None else log_q + self.noise.gumbel(places, purpose)

@@ -17,7 +17,7 @@ from lantern.drafters.examples import Examples, fused_layers
 from lantern.training.kinds import new_module
 from tests.drafters.sampled_trees import stepped
 from tests.tiny import tiny_condition, tiny_target
-from tests.tiny_decoder import TARGET, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, TARGET, tiny_decoder
 from tests.tiny_parts import tiny_part, tiny_table
 
 DEEP = tiny_target(n_layer=5)
@@ -51,6 +51,18 @@ def test_state_dict_has_the_published_names() -> None:
     names = {"embed_tokens.weight", "fc.weight", "fc.bias", *(f"layers.0.{name}.weight" for name in layer)}
     assert set(Eagle(EagleConfig.for_target(TARGET.config, form="rows")).state_dict()) == names
     assert set(Eagle(EagleConfig.for_target(TARGET.config)).state_dict()) == names | {"guidance"}
+
+
+def test_fresh_samples_are_never_ranked_by_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine's noise is that of token numbers, which nodes share."""
+
+    def refused(*_: Any, **how: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(type(TARGET), "ranker", lambda *_: refused)
+    tiny_decoder("eagle1-traversal", tree="chain_2").generate(CONDITION, keys=KEYS)
+    with pytest.raises(ZeroDivisionError):
+        tiny_decoder("eagle1-rejection", tree="chain_2").generate(CONDITION, keys=KEYS)
 
 
 # -- EAGLE-3 ----------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def test_invalid_configs_raise(config: Any, fields: dict[str, Any], message: str
         ("sam", {"add_ons": {"sam": tiny_sam(OTHER)}}, r"tables are of \(vocab_size, block_size\) \(30, 16\)"),
         ("eagle1", {"module": tiny_eagle(tiny_target(dim=48))}, "use a drafter trained for it"),
         ("eagle1", {"tree": "grown_99_1", "target": tiny_target(vocab_size=5)}, "children at a node, wanted at most"),
-        ("medusa", {"add_ons": {"medusa": tiny_part("medusa", tiny_target(block_size=4))}}, "train one for it"),
+        ("medusa", {"add_ons": {"medusa": tiny_part("medusa", tiny_target(block_size=4))}}, "trained for it"),
         ("medusa", {"add_ons": {"medusa": tiny_part("medusa", TARGET, depths=1)}}, "guesses 1 tokens"),
         ("sam", {"reach": 1}, "reach 1"),
         ("sjd-pac", {"width": 25}, "25 wide"),

@@ -35,7 +35,7 @@ class SmallModel:
                 )
         self.model, self.sampling, self.stage = model, sampling, stage
         self.draft_sampling = ranking(sampling)
-        self._prompts, self.held, self._has_begun = PromptCache(), Buffers(), False
+        self._prompts, self.held = PromptCache(), Buffers()
 
     def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Read the prompt."""
@@ -43,10 +43,9 @@ class SmallModel:
         assert prompt.condition is not None
         prompt = self._prompts.read(self.model, prompt.condition, rows)
         self.noise, self.count, self.rows = noise, self.model.config.block_size, rows
-        self.cache = make_cache(self.model, prompt, self.stage, used=self.cache if self._has_begun else None)
+        self.cache = make_cache(self.model, prompt, self.stage, used=getattr(self, "cache", None))
         self.cache.fill(prompt)
         self._mask = self.cache.tree_mask(self.cache.prefix_scores, self.stage)
-        self._has_begun = True
         self.held.slots = torch.arange(self.stage, device=prompt.mask.device) + self.cache.first_stage_slot
         self.held.known = torch.zeros(len(prompt.mask), dtype=torch.long, device=prompt.mask.device)
         self._is_read = True
@@ -80,13 +79,13 @@ class SmallModel:
         return self._log_probs(logits.gather(2, last.expand(-1, *logits.shape[1:2], 1, logits.shape[3])), 0)
 
     def score(
-        self, tokens: Int[Tensor, "b f"], ancestors: Bool[Tensor, "f m"], first: int, depths: Int[Tensor, " f"]
+        self, tokens: Int[Tensor, "b f"], ancestors: Bool[Tensor, "f m"], first: int, depths: Int[Tensor, " f"] | int
     ) -> Float[Tensor, "b f v"]:
         """Return log q of what follows drafted tokens `depths` behind the last committed one.
 
         They are staged from slot `first` on and see the staged tokens that `ancestors` selects.
         """
-        logits = self._pass(tokens, self.known[:, None] + depths - 1, ancestors, first)
+        logits = self._pass(tokens, (self.known[:, None] + depths - 1).expand_as(tokens), ancestors, first)
         return self._log_probs(logits, depths)
 
     def ranked(self, log_q: Float[Tensor, "b f v"], depths: Int[Tensor, " f"] | int, width: int) -> Tensor:
@@ -110,6 +109,6 @@ class SmallModel:
     def _log_probs(self, logits: Float[Tensor, "b r f v"], depths: Int[Tensor, " f"] | int) -> Float[Tensor, "b f v"]:
         return self.draft_sampling.log_probs(logits, self._places(depths).expand(-1, logits.shape[2]))
 
-    def _places(self, depths: Int[Tensor, " f"] | int) -> Int[Tensor, "b f"]:
+    def _places(self, depths: Int[Tensor, " f"] | int) -> Int[Tensor, "*b #f"]:
         """Return the numbers of the tokens that follow nodes of these depths."""
         return (self.known[:, None] + depths).clamp(max=self.count - 1)

@@ -41,7 +41,7 @@ class CascadeDrafter(TreeDrafter):
             raise ValueError(f"the inner drafter's chain is {inner.depth} long, wanted {length - 1}: one less")
         if width > small.model.config.vocab_size:
             raise ValueError(f"width is {width}, wanted at most {small.model.config.vocab_size}, the number of tokens")
-        self.inner, self.small = inner, small
+        self.drafter, self.small = inner, small
         self.tree, self.width, self.rounds, self.held = brush(length, width), width, rounds, Buffers()
         self.needs_whole_prefix = inner.needs_whole_prefix
         inner.most_committed = length + 1
@@ -53,11 +53,10 @@ class CascadeDrafter(TreeDrafter):
 
     def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Let the inner drafter and the small model read the prompt."""
-        self.inner.begin(prompt, noise)
+        super().begin(prompt, noise)
+        self.drafter.begin(prompt, noise)
         self.small.begin(prompt, noise)
         device = prompt.mask.device
-        self._shape, self._rows = self.tree.shape(device), self.tree.log_q_rows(device)
-        self._inner_nodes = self.tree.inner(device)
         self.held.depths = torch.arange(self.depth, device=device)
         self.held.sees = torch.ones(self.depth - 1, self.depth - 1, dtype=torch.bool, device=device).tril()
 
@@ -65,7 +64,7 @@ class CascadeDrafter(TreeDrafter):
         """Draft a chain, resample it with the small model, and return its tokens with their log q."""
         root, first = self.small.last, self.small.read()
         log_q = first
-        ranked = self.inner.propose().tokens[:, 1:, None]
+        ranked = self.drafter.propose().tokens[:, 1:, None]
         for _ in range(self.rounds or self.depth):
             known = ranked[:, : self.depth - 1, 0]
             rest = self.small.score(known, self.held.sees, 0, self.held.depths[1:])
@@ -73,12 +72,11 @@ class CascadeDrafter(TreeDrafter):
             ranked = self.small.ranked(log_q, self.held.depths, self.width)
             if not self.rounds and torch.equal(ranked[:, : self.depth - 1, 0], known):
                 break
-        tokens = torch.cat([root, ranked.flatten(1)], 1)
-        return DraftTree(tokens, self._shape, self.mode, log_q[:, self._rows], self._inner_nodes)
+        return self.drafted([root, ranked.flatten(1)], [log_q])
 
     def observe(self, step: Step) -> None:
         """Pass the step to the inner drafter and the committed tokens to the small model."""
-        self.inner.observe(step)
+        self.drafter.observe(step)
         self.small.take(step)
 
 

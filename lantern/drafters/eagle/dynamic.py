@@ -2,16 +2,15 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, Prompt, Step, Target, Traits
+from lantern.core.types import DraftTree, Prompt, Step, Target, Traits
 from lantern.decoding.statistics import Readback
-from lantern.drafters.base import PURPOSE_OF_MODE
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.drafters.policies.history import PRIOR, neighbours, updated_map
@@ -71,29 +70,18 @@ class GrowingDrafter(EagleDrafter):
     ValueError for a policy that reads sampled tokens in that mode.
     """
 
-    def __init__(
-        self,
-        module: Eagle,
-        target: Target,
-        *,
-        policy: Policy,
-        growth: Growth,
-        mode: DraftMode,
-        sampling: Sampling,
-        records_log_q: bool = False,
-    ) -> None:
+    def __init__(self, module: Eagle, target: Target, *, policy: Policy, growth: Growth, **how: Any) -> None:
         width = min(growth.width, target.config.vocab_size)
         self.growth = dataclasses.replace(growth, width=width)
-        outline = from_widths((width,) * growth.depth)
-        super().__init__(module, target, tree=outline, mode=mode, sampling=sampling, records_log_q=records_log_q)
-        if mode == "sampled" and not policy.is_predictable:
+        super().__init__(module, target, tree=from_widths((width,) * growth.depth), **how)
+        if self.mode == "sampled" and not policy.is_predictable:
             raise ValueError(
                 f"{type(policy).__name__} chooses the tested tokens after they are sampled, which rejection does not "
                 'allow: use verifier "gumbel"'
             )
         self.policy, self.records_traits = policy, False
         self.sizes = None
-        if mode == "sampled":
+        if self.mode == "sampled":
             self.sizes = [min(size, width if d == 0 else width * width) for d, size in enumerate(growth.level_sizes)]
 
     @property
@@ -137,13 +125,12 @@ class GrowingDrafter(EagleDrafter):
         """Grow the trees, with one pass of the drafter per depth."""
         nodes, passes = self._next_size()
         features = self._read_pending()
-        root = self.held.tokens.gather(1, self.held.last)
-        found, front = Candidates.of_root(root), Frontier.of_root(root)
+        found, front = Candidates.of_root(self._root), Frontier.of_root(self._root)
         log_qs, fronts, layers, picks = [], [], [], []
         for depth in range(passes):
             if depth > 0:
                 features = self._extend_front(features, front, depth)
-            log_qs.append(self._log_q(features, depth))
+            log_qs.append(self.log_q(self._logits(features), self._followed(depth)))
             layer, tokens = self._look(log_qs[-1], front, depth)
             shown = layer if not self.policy.is_predictable else dataclasses.replace(layer, log_q=None, match=None)
             fronts.append(front)
@@ -162,16 +149,13 @@ class GrowingDrafter(EagleDrafter):
     ) -> Float[Tensor, "b r g c"]:
         """Return features below the frontier, from its parents' features and its own tokens."""
         index = front.parents[:, None, :, None].expand(-1, features.shape[1], -1, features.shape[-1])
-        places = (self.known[:, None] + (depth - 1)).clamp(max=self.count - 1).expand_as(front.tokens)
         first = front.seen.shape[2] - front.seen.shape[1]
-        return self._run(features.gather(2, index), front.tokens, places, front.seen, first=first, depth=depth)
+        return self._run(features.gather(2, index), front.tokens, front.seen, first=first, depth=depth)
 
     def _look(self, log_q: Float[Tensor, "b f v"], front: Frontier, depth: int) -> tuple[Layer, Int[Tensor, "b f k"]]:
         """Return what is known of a frontier and its candidates, and their tokens in sampling order."""
-        places = (self.known[:, None] + depth).clamp(max=self.count - 1)
-        scores = log_q
-        if self.mode != "point":
-            scores = scores + self.noise.gumbel(places, PURPOSE_OF_MODE[self.mode])
+        places = self._followed(depth)
+        scores = self.scores(log_q, places)
         tokens = scores.topk(self.growth.width, dim=-1).indices
         q = log_q.exp()
         near = self.held.seen[:, :3]

@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lantern.decoding.cache import StaticCache
 from lantern.drafters.base import target_logits, token_embeddings
 from lantern.drafters.eagle.unroll import Unroll
 from lantern.drafters.examples import Examples, Prediction, Trainee
@@ -184,11 +185,27 @@ class Eagle(Trainee):
         """The linears that join embeddings and features."""
         return [self.fc]
 
-    def enter(self, features: Float[Tensor, "b n k"]) -> Float[Tensor, "b n c"]:
-        """Return the feature that is paired with a token, from the target's features at the prediction of that
-        token.
-        """
+    def enter(self, features: Float[Tensor, "*b n k"]) -> Float[Tensor, "*b n c"]:
+        """Return the feature that is paired with a token, from the target's at the prediction of that token."""
         return features.to(self.dtype)
+
+    def new_cache(self, earlier: Any, kind: type[StaticCache] = StaticCache, **sizes: Any) -> Any:
+        """Return a cache of its layers, an `earlier` one if that has the same sizes."""
+        heads = {"heads": self.config.n_head, "head_dim": self.config.dim // self.config.n_head}
+        return kind.of(earlier, layers=self.num_caches, dtype=self.cache_dtype, **heads, **sizes)
+
+    def sees(self, words: Bool[Tensor, "b t"]) -> Bool[Tensor, "b t"]:
+        """Return which slots of a prompt are seen: those of words, or all."""
+        return torch.ones_like(words) if self.config.sees_padding else words
+
+    def read_prompt(
+        self, features: Float[Tensor, "b t c"], sees: Bool[Tensor, "b t"], cache: Any, width: int | None = None
+    ) -> None:
+        """Run a prompt's features, each paired with token 0's embedding; masks of the cache are `width` wide."""
+        slots = torch.arange(features.shape[1], device=features.device).expand(len(features), -1)
+        mask = torch.tril(sees[:, None] | ~sees[:, :, None])
+        mask = nn.functional.pad(mask, (0, (width or mask.shape[2]) - mask.shape[2]))
+        self(features.to(self.dtype), torch.zeros_like(slots), slots, mask, cache=cache, slots=slots)
 
     def logits(self, features: Float[Tensor, "b n c"], target: Any) -> Float[Tensor, "b n v"]:
         """Return the fp32 logits of the next token, by the target's head."""
@@ -319,7 +336,11 @@ class Eagle(Trainee):
         rows, is_guided = inputs.shape[1], self.config.form == "guided"
         tokens = examples.tokens[:, :-1].repeat_interleave(rows, 0)
         scales = examples.scales[:, None].expand(-1, count - 1) if is_guided else None
-        unroll = self._read_prompt(examples) if "prompt" in self.reads else Unroll()
+        unroll = Unroll()
+        if "prompt" in self.reads:  # as drafting does before its first pair
+            assert examples.prompt is not None and examples.mask is not None
+            unroll.prompt = self.sees(examples.mask[:, :-1]).repeat_interleave(2, 0)
+            self.read_prompt(examples.prompt.flatten(0, 1), unroll.prompt, unroll)
         features, made = self.enter(inputs[:, :, :-1].flatten(0, 1)), []
         for depth in range(1, depths + 1):
             out = self.training_forward(features, tokens, scales=scales, unroll=unroll)
@@ -341,14 +362,3 @@ class Eagle(Trainee):
         if self.config.form == "guided":
             return Prediction(depth, places, predicted[:, 0])
         return Prediction(depth, places, rows=predicted)
-
-    def _read_prompt(self, examples: Examples) -> Unroll:
-        """Run the prompt's features, each paired with token 0's embedding, as drafting does before its first pair."""
-        assert examples.prompt is not None and examples.mask is not None
-        features, words = examples.prompt.flatten(0, 1), examples.mask[:, :-1].repeat_interleave(2, 0)
-        sees = torch.ones_like(words) if self.config.sees_padding else words
-        unroll = Unroll(sees)
-        slots = torch.arange(features.shape[1], device=features.device).expand(len(features), -1)
-        mask = torch.tril(sees[:, None] | ~sees[:, :, None])
-        self(features, torch.zeros_like(slots), slots, mask, cache=unroll, slots=slots)
-        return unroll

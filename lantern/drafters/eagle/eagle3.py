@@ -87,7 +87,7 @@ class Eagle3(Eagle):
         """Extras of `Examples` that training needs: the tapped layers."""
         return frozenset({"layers"})
 
-    def enter(self, features: Float[Tensor, "b n k"]) -> Float[Tensor, "b n c"]:
+    def enter(self, features: Float[Tensor, "*b n k"]) -> Float[Tensor, "*b n c"]:
         """Map guided layers, concatenated, to one feature."""
         return self.fc(features.to(self.dtype))
 

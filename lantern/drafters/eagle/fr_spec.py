@@ -62,7 +62,7 @@ class FrSpecDrafter(EagleDrafter):
 
     def __init__(self, *given: Any, frequent: Int[Tensor, " f"], **settings: Any) -> None:
         super().__init__(*given, **settings)
-        widest = max(level.width for level in self.tree.levels())
+        widest = self.tree.width
         if len(frequent) < widest:
             raise ValueError(f"the draft vocabulary has {len(frequent)} tokens, wanted at least {widest} for this tree")
         self._frequent, self._head = frequent, self.target.output.weight[frequent].contiguous()

@@ -198,34 +198,18 @@ class ViSpecDrafter(EagleDrafter):
     module: ViSpec
     cache: RingCache
 
-    def __init__(self, module: ViSpec, target: Target, **settings: Any) -> None:
-        super().__init__(module, target, **settings)
+    def __init__(self, module: ViSpec, target: Target, **how: Any) -> None:
+        super().__init__(module, target, **how)
         self.needs_whole_prefix = True
-
-    @property
-    def _ring(self) -> int:
-        """Slots for tokens: a pass must not overwrite a slot that a pair in the oldest current row still sees."""
-        config = self.module.config
-        return min((config.recent + 1) * config.grid, config.block_size) + self.stage
 
     def _open(self, prompt: Prompt) -> None:
         """Create the cache and compress the caption."""
-        config, device, images = self.module.config, prompt.features.device, len(prompt.mask)
-        self.cache = RingCache.of(
-            self.cache if self._has_begun else None,
-            layers=1,
-            images=images,
-            rows=1,
-            heads=config.n_head,
-            head_dim=config.dim // config.n_head,
-            prefix=config.summaries + config.grid,
-            tokens=self._ring,
-            stage=self.stage,
-            dtype=self.module.cache_dtype,
-            device=device,
-        )
-        self._has_begun = True
-        self.held.stage = torch.arange(self.stage, device=device) + self.cache.first_stage_slot
+        config, device, images = self.module.config, prompt.mask.device, len(prompt.mask)
+        # A pass must not overwrite a slot that a pair in the oldest current row still sees.
+        ring = min((config.recent + 1) * config.grid, config.block_size) + self.stage
+        sizes = {"images": images, "rows": 1, "prefix": config.summaries + config.grid, "tokens": ring}
+        earlier = getattr(self, "cache", None)
+        self.cache = self.module.new_cache(earlier, RingCache, **sizes, stage=self.stage, device=device)
         places = torch.zeros(prompt.mask.shape, dtype=torch.long, device=device)
         caption = self.module.read_caption(self.sampling.guide(prompt.features, places), prompt.mask)
         self.held.caption, self.held.globe = caption.tokens, caption.globe
@@ -240,17 +224,10 @@ class ViSpecDrafter(EagleDrafter):
         return super()._read_pending()
 
     def _run(
-        self,
-        features: Float[Tensor, "b r n c"],
-        tokens: Int[Tensor, "b n"],
-        places: Int[Tensor, "b n"],
-        ancestors: Bool[Tensor, "*b n m"],
-        *,
-        first: int = 0,
-        depth: int = 0,
+        self, features: Float[Tensor, "b r n c"], tokens: Tensor, ancestors: Tensor, **at: int
     ) -> Float[Tensor, "b r n c"]:
         """Run a pass over pairs after adding the caption's vector to their features."""
-        return super()._run(features + self.held.globe[:, None], tokens, places, ancestors, first=first, depth=depth)
+        return super()._run(features + self.held.globe[:, None], tokens, ancestors, **at)
 
     def _sees(self, places: Int[Tensor, "b n"], ancestors: Bool[Tensor, "*b n m"]) -> Bool[Tensor, "b n s"]:
         """Return the mask: all of the caption, tokens of old rows, tokens of recent rows, and staged ancestors."""

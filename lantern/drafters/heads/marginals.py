@@ -7,12 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, Prompt, Step, Target
-from lantern.drafters.base import PURPOSE_OF_MODE, check_draft, ranking, target_logits
-from lantern.drafters.trees.static import StaticTree, TreeDrafter
+from lantern.core.types import DraftTree, Prompt, Step, Target
+from lantern.drafters.base import NetworkDrafter, target_logits
 
 
 @dataclass(frozen=True)
@@ -62,52 +60,31 @@ class Pairs:
         return self.features.gather(1, self.last[..., None].expand(-1, -1, self.features.shape[-1]))
 
 
-class MarginalDrafter(TreeDrafter):
+class MarginalDrafter(NetworkDrafter):
     """Drafts a static tree over independent marginals: q_d is the distribution of the d-th token to come.
 
     q_d does not depend on the tokens before, so the k-th child of every node of a depth is the same token, the k-th
-    best of log q_d + g, and a tree costs one top-k over a matrix. In mode "gumbel" g is the target's noise; in mode
-    "sampled" it is the drafter's own noise (samples without replacement, one set per depth, independent of the depths
-    above); in mode "point" it is zero.
+    best of log q_d + g, and a tree costs one top-k over a matrix. In mode "sampled" there is one set of samples per
+    depth, independent of the depths above.
 
-    The config of `module` has `dim`, `vocab_size`, `block_size` and the number of `depths` that it guesses at once.
-    Subclasses define `propose`, and `begin` and `take` if they keep more than the last pairs. ValueError for an unknown
-    mode, for a module of other sizes than the target's, and for a tree that is deeper than its guesses or wider than
-    the codebook.
+    The config of `module` also has the number of `depths` that it guesses at once. Subclasses define `propose`, and
+    `begin` and `take` if they keep more than the last pairs. ValueError for a tree that is deeper than its guesses.
     """
 
-    def __init__(
-        self,
-        module: Any,
-        target: Target,
-        *,
-        tree: StaticTree,
-        mode: DraftMode,
-        sampling: Sampling,
-        records_log_q: bool = False,
-    ) -> None:
-        got, wanted = ((c.dim, c.vocab_size, c.block_size) for c in (module.config, target.config))
-        if got != wanted:
-            raise ValueError(f"the drafter has (dim, tokens, block_size) {got}, its target {wanted}: train one for it")
-        if tree.depth > module.config.depths:
+    def __init__(self, module: Any, target: Target, **how: Any) -> None:
+        super().__init__(module, target, **how)
+        if self.depth > module.config.depths:
             raise ValueError(
-                f"the tree is {tree.depth} deep and the drafter guesses {module.config.depths} tokens:"
+                f"the tree is {self.depth} deep and the drafter guesses {module.config.depths} tokens:"
                 " use a shallower one"
             )
-        self.width = check_draft(mode, tree, target.config.vocab_size)
-        self.module, self.target, self.tree, self.sampling, self.held = module, target, tree, sampling, Buffers()
-        self.mode: DraftMode = mode
-        self.records_log_q = records_log_q or mode == "sampled"
-        self.draft_sampling = ranking(sampling)
-        self.count = target.config.block_size
 
     def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Create the constants of the tree."""
-        device = prompt.mask.device
-        self.noise, self.shape, self.inner = noise, self.tree.shape(device), self.tree.inner(device)
-        self.held.steps_ahead = torch.arange(self.depth, device=device)
-        self.held.picks = ((self.shape.depths - 1) * self.width + self.shape.ranks)[1:]
-        self.held.log_q_rows = self.shape.depths.clamp(max=self.depth - 1)
+        super().begin(prompt, noise)
+        self.held.steps_ahead = torch.arange(self.depth, device=prompt.mask.device)
+        self.held.picks = ((self.shape.depths - 1) * self.tree.width + self.shape.ranks)[1:]
+        self.held.depths = self.shape.depths.clamp(max=self.depth - 1)
 
     def observe(self, step: Step) -> None:
         """Take the committed tokens with their features."""
@@ -126,30 +103,13 @@ class MarginalDrafter(TreeDrafter):
         """Return the numbers of the tokens to come, one per depth."""
         return (self.pairs.known[:, None] + self.held.steps_ahead).clamp(max=self.count - 1)
 
-    def log_q(self, features: Float[Tensor, "b d c"]) -> Float[Tensor, "b d v"]:
-        """Return log q of guided features, by the target's head."""
-        return self.draft_sampling.filtered(target_logits(self.target, features))
-
     def draft(self, features: Float[Tensor, "b d c"]) -> DraftTree:
         """Return the tree below the last committed token, from guided features that predict the tokens to come."""
-        direct = not self.records_log_q and self.mode != "point"
-        sampler = self.target.sampler(self.draft_sampling, self.noise) if direct else None
-        ranker, purpose = self.target.ranker(self.draft_sampling, self.noise), PURPOSE_OF_MODE.get(self.mode)
-        given: dict[str, Any] = {"places": self.places(), "width": self.width, "purpose": purpose}
-        if sampler is not None:
-            return self._tree(sampler(target_logits(self.target, features)[:, None], **given))
-        if ranker is not None:
-            best, log_q = ranker(target_logits(self.target, features)[:, None], **given)
-            return self._tree(best, log_q[:, self.held.log_q_rows] if self.records_log_q else None)
-        return self.grow(self.log_q(features))
+        logits = target_logits(self.target, features)[:, None]
+        return self.grow(*self.children(logits, self.places(), self.tree.width))
 
-    def grow(self, log_q: Float[Tensor, "b d v"]) -> DraftTree:
-        """Return the tree below the last committed token, from log q of each depth."""
-        recorded = log_q[:, self.held.log_q_rows] if self.records_log_q else None
-        if self.mode != "point":
-            log_q = log_q + self.noise.gumbel(self.places(), PURPOSE_OF_MODE[self.mode])
-        return self._tree(log_q.topk(self.width, dim=-1).indices, recorded)
-
-    def _tree(self, best: Int[Tensor, "b d k"], log_q: Tensor | None = None) -> DraftTree:
+    def grow(self, best: Int[Tensor, "b d k"], log_q: Float[Tensor, "b d v"] | None) -> DraftTree:
+        """Return the tree below the last committed token, from the best tokens of each depth and their log q."""
         tokens = torch.cat([self.pairs.root, best.flatten(1)[:, self.held.picks]], 1)
-        return DraftTree(tokens, self.shape, self.mode, log_q, self.inner)
+        recorded = log_q[:, self.held.depths] if self.records_log_q and log_q is not None else None
+        return DraftTree(tokens, self.shape, self.mode, recorded, self.inner)

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from lantern.core.noise import Noise
 from lantern.core.types import DraftTree, Prompt, Target
-from lantern.decoding.cache import StaticCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
 from lantern.drafters.heads.marginals import MarginalDrafter, Pairs
@@ -153,28 +152,15 @@ class ParallelDrafter(MarginalDrafter):
     def __init__(self, module: ParallelSpec, target: Target, **common: Any) -> None:
         super().__init__(module, target, **common)
         # the pairs of a step, and a mask for each depth but the first
-        self.stage, self._has_begun = 2 * self.depth, False
+        self.stage = 2 * self.depth
 
     def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Create an empty cache."""
         super().begin(prompt, noise)
-        config, device, images = self.module.config, prompt.mask.device, len(prompt.mask)
-        self.cache = StaticCache.of(
-            self.cache if self._has_begun else None,
-            layers=len(self.module.layers),
-            images=images,
-            rows=1,
-            heads=config.n_head,
-            head_dim=config.dim // config.n_head,
-            prefix=0,
-            tokens=config.block_size,
-            stage=self.stage,
-            dtype=self.module.cache_dtype,
-            device=device,
-        )
-        prefix = torch.zeros(images, 0, dtype=torch.bool, device=device)
-        self._mask = self.cache.tree_mask(prefix, self.stage)
-        self._has_begun = self._is_read = True
+        device, images, self._is_read = prompt.mask.device, len(prompt.mask), True
+        sizes = {"images": images, "rows": 1, "prefix": 0, "tokens": self.count, "stage": self.stage}
+        self.cache = self.module.new_cache(getattr(self, "cache", None), **sizes, device=device)
+        self._mask = self.cache.tree_mask(torch.zeros(images, 0, dtype=torch.bool, device=device), self.stage)
         self.held.steps = torch.arange(self.stage, device=device)
 
     def take(self, pairs: Pairs) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from lantern.core.noise import Noise
 from lantern.core.types import DraftTree, Prompt, Target
+from lantern.drafters.base import target_logits
 from lantern.drafters.heads.marginals import MarginalDrafter, Pairs
 from lantern.drafters.heads.medusa import Medusa, MedusaConfig
 from lantern.models.llamagen.transformer import check_grid
@@ -71,11 +72,11 @@ class VerticalDrafter(MarginalDrafter):
         """Run the target's head over the last horizontal guesses and the pool's guesses for the same places."""
         places = self.places()
         index = places[..., None].expand(-1, -1, self.held.pool.shape[-1])
-        both = self.log_q(torch.cat([self.held.ahead, self.held.pool.gather(1, index)], 1))
-        horizontal, vertical = both.chunk(2, dim=1)
+        both = target_logits(self.target, torch.cat([self.held.ahead, self.held.pool.gather(1, index)], 1))
+        horizontal, vertical = self.draft_sampling.filtered(both).chunk(2, dim=1)
         share = self.held.is_filled.gather(1, places)[..., None].float() * self.share
         log_q = torch.logaddexp(horizontal + torch.log1p(-share), vertical + share.log())
-        return self.grow(log_q)
+        return self.grow(self.scores(log_q, places).topk(self.tree.width, dim=-1).indices, log_q)
 
     def take(self, pairs: Pairs) -> None:
         """Run all heads on the committed tokens and put the vertical guesses into the pool."""

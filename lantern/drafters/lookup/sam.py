@@ -16,7 +16,7 @@ from torch import Tensor
 from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise, Purpose
 from lantern.core.types import DraftMode, DraftTree, Prompt, Step, Target
-from lantern.drafters.base import check_draft
+from lantern.drafters.base import check_width
 from lantern.drafters.lookup.matchers import Evidence, GridMatcher, Past, SuffixMatcher
 from lantern.drafters.lookup.tables import SamTables
 from lantern.drafters.trees.static import StaticTree, TreeDrafter
@@ -32,6 +32,7 @@ class SamDrafter(TreeDrafter):
     """
 
     mode: DraftMode = "gumbel"
+    records_log_q = False
 
     def __init__(
         self,
@@ -51,15 +52,15 @@ class SamDrafter(TreeDrafter):
             )
         if not 0 <= smooth <= 1:
             raise ValueError(f"smooth is {smooth}, wanted from 0 to 1")
-        check_draft(self.mode, tree, config.vocab_size)
+        check_width(tree, config.vocab_size)
         self.tables, self.matcher, self.tree, self.held = tables, matcher, tree, Buffers()
         self.smooth, self.count, self.vocab_size = smooth, config.block_size, config.vocab_size
         self.room = self.count + max(most_committed, tree.depth + 1)
 
     def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Reset the past and start from the first token."""
+        super().begin(prompt, noise)
         device, images = prompt.mask.device, len(prompt.mask)
-        self.noise, self.shape, self.levels = noise, self.tree.shape(device), self.tree.levels(device)
         self.held.group_of = self.tables.group_of.long().to(device)
         groups = self.tables.config.groups
         self.held.sizes = torch.zeros(groups, device=device).index_add_(
@@ -85,7 +86,7 @@ class SamDrafter(TreeDrafter):
                 context = self.matcher.extend(context, level.parents, tokens[-1][:, level.pairs])
             best = self._rank(self._log_q(self.matcher.evidence(context)), depth, level.width)
             tokens.append(best.flatten(1)[:, level.picks])
-        return DraftTree(torch.cat(tokens, 1), self.shape, self.mode)
+        return self.drafted(tokens, [])
 
     def _rank(self, log_q: Float[Tensor, "b f v"], depth: int, width: int) -> Int[Tensor, "b f k"]:
         """Return the children of each node in sampling order."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.types import Drafter, TreeShape
+from lantern.core.noise import Noise
+from lantern.core.types import Drafter, DraftTree, Prompt, TreeShape
 
 Choice = tuple[int, ...]
 # Probabilities that Gumbel match takes the child of each rank, for an average drafter (measured on 500 pairs of
@@ -75,6 +76,11 @@ class StaticTree:
     def depth(self) -> int:
         """Depth of the deepest node."""
         return len(self.choices[-1])
+
+    @property
+    def width(self) -> int:
+        """Largest number of children of a node."""
+        return max(choice[-1] for choice in self.choices) + 1
 
     @property
     def num_inner(self) -> int:
@@ -247,9 +253,20 @@ NOT_INCLUDED = {"mc_sim_7b_63_balanced": 25, "medusa_2_7b_63": 63, "reverse_bala
 
 
 class TreeDrafter(Drafter):
-    """Base class of drafters whose every tree has the shape of `tree`."""
+    """Base class of drafters whose every tree has the shape of `tree`, or with several shapes at most its width."""
 
     tree: StaticTree
+
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
+        """Keep the noise, and the constants of the tree on the prompt's device."""
+        device, self.noise = prompt.mask.device, noise
+        self.shape, self.levels = self.tree.shape(device), self.tree.levels(device)
+        self.inner, self.log_q_rows = self.tree.inner(device), self.tree.log_q_rows(device)
+
+    def drafted(self, tokens: list[Int[Tensor, "b _"]], log_qs: list[Float[Tensor, "b _ v"]]) -> DraftTree:
+        """Return the tree of the tokens of every depth, with log q below its inner nodes if it records them."""
+        log_q = torch.cat(log_qs, 1)[:, self.log_q_rows] if self.records_log_q else None
+        return DraftTree(torch.cat(tokens, 1), self.shape, self.mode, log_q, self.inner)
 
     @property
     def max_nodes(self) -> int:

@@ -56,12 +56,12 @@ class SjdPacDrafter(TreeDrafter):
         self.held, self.sampling, self.count = Buffers(), sampling, target.config.block_size
         self.draft_sampling = ranking(sampling)
         window = max(min(window, self.count), 2)
-        self.tree, self.width, self.levels = fronted(window, width, levels), width, min(levels, window - 1)
+        self.tree, self.width, self.front = fronted(window, width, levels), width, min(levels, window - 1)
 
     def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Create the constants of the tree."""
+        super().begin(prompt, noise)
         device = prompt.mask.device
-        self.noise, self._shape = noise, self.tree.shape(device)
         choices = ((), *self.tree.choices)
         chain = [i for i, choice in enumerate(choices) if not any(choice)]
         self.held.chain = torch.tensor(chain, device=device)
@@ -72,7 +72,7 @@ class SjdPacDrafter(TreeDrafter):
 
     def propose(self) -> DraftTree:
         """Return the current window."""
-        return DraftTree(self.held.tokens.clone(), self._shape, self.mode)  # a step outlives the window
+        return DraftTree(self.held.tokens.clone(), self.shape, self.mode)  # a step outlives the window
 
     def observe(self, step: Step) -> None:
         """Shift the window by the committed tokens; the distributions behind it give the front.
@@ -83,7 +83,7 @@ class SjdPacDrafter(TreeDrafter):
         self.held.known.add_(counts)
         root = step.tokens.gather(1, (counts - 1).clamp(min=0)[:, None])
         if step.verdict is None:
-            self._build(root, root.expand(-1, self.depth), root[..., None].expand(-1, self.levels, self.width))
+            self._build(root, root.expand(-1, self.depth), root[..., None].expand(-1, self.front, self.width))
             return
         assert step.verdict.samples is not None, "the verifier returned no samples for a window"
         # Row e of the chain is the distribution of token start + e in this pass.
@@ -93,21 +93,21 @@ class SjdPacDrafter(TreeDrafter):
         window = torch.where(
             index > self.depth, torch.where(counts[:, None] > self.depth, root, sampled[:, -1:]), window
         )
-        self._build(root, window, self._front(step, index[:, : self.levels]))
+        self._build(root, window, self._front(step, index[:, : self.front]))
 
     def _front(self, step: Step, index: Int[Tensor, "b l"]) -> Int[Tensor, "b l k"]:
         """Return the best tokens by these rows of the chain, with the noise of their new places."""
         logits = step.scores.logits
         rows = self.held.chain[index.clamp(max=self.depth)]
         logits = logits.gather(2, rows[:, None, :, None].expand(-1, logits.shape[1], -1, logits.shape[3]))
-        places = (self.held.known[:, None] + self.held.steps[: self.levels]).clamp(max=self.count - 1)
+        places = (self.held.known[:, None] + self.held.steps[: self.front]).clamp(max=self.count - 1)
         return (
             (self.draft_sampling.log_probs(logits, places) + self.noise.gumbel(places)).topk(self.width, dim=-1).indices
         )
 
     def _build(self, root: Int[Tensor, "b 1"], window: Int[Tensor, "b d"], front: Int[Tensor, "b l k"]) -> None:
         """Arrange tokens as a tree; a token that the window already holds is replaced by the next best."""
-        own = window[:, : self.levels, None]
+        own = window[:, : self.front, None]
         others = torch.arange(self.width, device=root.device).expand_as(front)
         # The window's own token is sorted to the end of the candidates and dropped.
         order = torch.where(front == own, self.width, others).argsort(-1)
