@@ -42,16 +42,11 @@ def with_conditions(
             raise ValueError(f"{name}_attention_mask is given without {name}_embeds: give both")
     if prompt_embeds is None and not has_negative:
         return list(subjects)
-    name = "prompt_embeds" if prompt_embeds is not None else "negative_prompt"
-    if not model.takes_prompts or model.target.config.family != "llamagen":
-        takes = "prompts as tokens" if model.takes_prompts else "class labels"
-        raise ValueError(f"{name} is not supported: model {model.name} takes {takes}, not caption embeddings")
+    check_captions(model, sampling, has_negative, "negative_prompt" if prompt_embeds is None else "prompt_embeds")
     if prompt_embeds is not None and subjects:
         raise ValueError("a call takes prompt or prompt_embeds: give one of them")
     if any(texts) and negative_prompt_embeds is not None:
         raise ValueError("a call takes negative_prompt or negative_prompt_embeds: give one of them")
-    if has_negative and sampling.rows != 2:
-        raise ValueError("negative_prompt has no effect without guidance: give guidance above 1")
     if prompt_embeds is not None:
         found = given_condition(model, prompt_embeds, prompt_attention_mask, name="prompt_embeds")
         subjects = [Request()] * found.batch
@@ -65,6 +60,18 @@ def with_conditions(
     return [
         replace(subject, condition=found.select([i]), negative_prompt=shown[i]) for i, subject in enumerate(subjects)
     ]
+
+
+def check_captions(model: "Model", sampling: Sampling, negative: object, name: str = "negative_prompt") -> None:
+    """Raise ValueError if the model takes no caption embeddings, or the sampling no `negative` caption if there is one.
+
+    `name` is the argument that needs them.
+    """
+    if not model.takes_prompts or model.target.config.family != "llamagen":
+        takes = "prompts as tokens" if model.takes_prompts else "class labels"
+        raise ValueError(f"{name} is not supported: model {model.name} takes {takes}, not caption embeddings")
+    if negative and sampling.rows != 2:
+        raise ValueError("negative_prompt has no effect without guidance: give guidance above 1")
 
 
 def _negative(
