@@ -52,7 +52,7 @@ def with_conditions(
         subjects = [Request()] * found.batch
     else:
         check_requests(model, subjects)
-        found = _encoded(model, [model.read(subject.prompt or "") for subject in subjects])
+        found = captions(model, [model.read(subject.prompt or "") for subject in subjects])
     if has_negative:
         negative, texts = _negative(model, texts, negative_prompt_embeds, negative_prompt_attention_mask, found.batch)
         found = replace(found, negative=negative)
@@ -81,7 +81,7 @@ def _negative(
     if embeddings is not None:
         found = given_condition(model, embeddings, mask, name="negative_prompt_embeds")
     elif all(texts):
-        found = _encoded(model, texts)
+        found = captions(model, [check_prompt(text) for text in texts])
     else:
         raise ValueError("negative_prompt is empty for some prompts: give a text for each, or none")
     if found.batch not in (1, images):
@@ -120,12 +120,10 @@ def given_condition(model: "Model", embeddings: Any, mask: Any = None, *, name: 
     return Condition(embeddings=padded, mask=torch.nn.functional.pad(seen.to(device), (missing, 0)))
 
 
-def _encoded(model: "Model", texts: Sequence[str]) -> Condition:
-    """Return the condition of some texts; ValueError if one is empty or the model has no text encoder."""
+def captions(model: "Model", texts: Sequence[str]) -> Condition:
+    """Return the condition of some texts, of which equal ones are encoded once; ValueError without a text encoder."""
     if model.text is None:
         raise ValueError(f"model {model.name} has no text encoder, which prompts need: give embeddings")
-    for text in texts:
-        check_prompt(text)
     unique = list(dict.fromkeys(texts))
     found = model.text.condition(unique, slots=model.target.config.cls_token_num)
     return found.select([unique.index(text) for text in texts])

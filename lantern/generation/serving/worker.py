@@ -17,6 +17,7 @@ from lantern.core.prepared import WeightCache
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.rounds import Joint
+from lantern.generation.embeddings import captions
 from lantern.generation.generator import (
     BatchSize,
     Generator,
@@ -81,7 +82,7 @@ class Worker(threading.Thread):
         self._reason = ""  # why no more images are taken
         self._stepped = time.monotonic()
         self.fault: Exception | None = None
-        self._captions = WeightCache(lambda _: lru_cache(CAPTIONS)(self._caption))
+        self._captions = WeightCache(lambda _: lru_cache(CAPTIONS)(lambda text: captions(model, [text])))
 
     @property
     def queued(self) -> int:
@@ -244,10 +245,6 @@ class Worker(threading.Thread):
         if request.negative_prompt:
             found = replace(found, negative=caption(request.negative_prompt))
         return replace(request, condition=found)
-
-    def _caption(self, text: str) -> Condition:
-        assert self.model.text is not None
-        return self.model.text.condition([text], slots=self.model.target.config.cls_token_num)
 
     def _decoder(self, job: Job) -> Generator:
         """Return a decoder for an image that no other image uses, kept from an earlier one if there was one."""
