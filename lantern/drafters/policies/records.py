@@ -135,7 +135,7 @@ def record_of(step: Step, first: int) -> Records:
 
 def joined(parts: Sequence[Records], about: Mapping[str, Any]) -> Records:
     """Return several records as one, padded to the largest tree; traits only if all have them."""
-    made, fillers = {}, {"parents": -1, "beams": MIN_LOG}
+    made, fillers = dict[str, Any](), {"parents": -1, "beams": MIN_LOG}
     for name in (entry.name for entry in fields(Records) if entry.name != "about"):
         rows = [getattr(part, name) for part in parts]
         if any(row is None for row in rows):
