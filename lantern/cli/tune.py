@@ -1,17 +1,16 @@
 """`lantern tune`: measures this machine and writes the fastest method to a profile that method "auto" reads."""
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lantern.cli.command import DONE, check_file, say
 from lantern.cli.options import MAX_SEED, MODEL, MODEL_HELP, Distribution, Placement, command, existing, opt, options
 from lantern.core.config import read_json_object
 
-if TYPE_CHECKING:
-    from lantern.generation.tuning.tuner import Candidate, Findings
-
+SHOWN = 12  # candidates in the table
 MAX_TV_HELP = "admit relaxed methods up to this mean total variation per token"
 QUALITY_HELP = 'KID losses by method and setting: {"lantern++": {"2.0": 0.0004}}'
 WRITE_HELP = "also write the tokens per step of windows into the model's folder; `auto` reads them on every machine"
@@ -42,7 +41,7 @@ class Results:
 def tune(
     model: str = opt(MODEL, MODEL_HELP),
     prompts_file: str | None = opt(None, "prompts to measure on (default: eight simple ones)", metavar="FILE"),
-    images: int = opt(4, "images to count acceptance on", 1, 10_000),
+    images: int = opt(4, "images of the race of the fastest candidates", 1, 10_000),
     batch: int = opt(1, "images at a time", 1, 4096),
     seed: int = opt(0, "seed of these images (default 0)", 0, MAX_SEED),
     *,
@@ -64,7 +63,7 @@ def tune(
     loaded = load_model(model, parts=parts, **where.options())
     if prompts_file is not None and not loaded.takes_prompts:
         raise ValueError(f"model {loaded.name} takes class labels, not prompts: leave --prompts-file out")
-    found, profile, path = tuner.tune(
+    profile, path = tuner.tune(
         loaded,
         sampling=loaded.sampling(**distribution.given()),
         prompts=() if prompts_file is None else read_prompts(prompts_file),
@@ -82,41 +81,36 @@ def tune(
     if results.json:
         print(dumps(profile | {"path": str(path)}, sort_keys=True))
     else:
-        print("\n".join([*table(found), f"profile: {path}"]))
+        print("\n".join([*table(profile, tuner.label), f"profile: {path}"]))
     return DONE
 
 
-def table(found: "Findings") -> list[str]:
-    """Return the candidates with predicted and measured figures as lines of a table; the chosen one is marked.
+def table(profile: Mapping[str, Any], label: Callable[[str, Mapping[str, Any]], str]) -> list[str]:
+    """Return plain decoding and the best candidates as lines of a table; the chosen one is marked.
 
-    The candidates are the ten best ones, and those with a real run.
+    An interval has what raced against plain decoding; of the others one batch was made.
     """
-    shown = [one for i, one in enumerate(found.candidates) if i < 10 or one.run is not None]
-    rows = [("", "method", "tokens/step", "ms/token", "speedup", "measured", "total variation")]
-    rows += [_row(found, candidate) for candidate in [found.plain, *shown]]
+    choice = profile["choice"]
+    rows = [("", "method", "tokens/step", "ms/token", "speedup", "95 % interval", "total variation")]
+    for one in [profile["plain"], *profile["candidates"][:SHOWN]]:
+        rows.append(
+            (
+                "*" if one == choice else "",
+                label(one["method"], one["settings"]),
+                f"{one['tokens_per_step']:.2f}",
+                f"{one['milliseconds_per_token']:.2f}",
+                f"{one['speedup']:.2f}x",
+                "-" if one["interval_95"] is None else "{:.2f} to {:.2f}".format(*one["interval_95"]),
+                f"{one['total_variation']:.3f}",
+            )
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        left = [row[i].ljust(widths[i]) for i in (0, 1)]
-        right = [row[i].rjust(widths[i]) for i in range(2, len(row))]
-        lines.append("  ".join([*left, *right]).rstrip())
-    if "tree" in found.choice.settings:
-        lines.append(f"tree: {found.choice.settings['tree']}")
-    return lines
-
-
-def _row(found: "Findings", candidate: "Candidate") -> tuple[str, ...]:
-    reported = candidate.as_dict(found.plain)
-    predicted, measured = reported["predicted"], reported["measured"]
-    return (
-        "*" if candidate == found.choice else "",
-        candidate.label,
-        f"{predicted['tokens_per_step']:.2f}",
-        f"{predicted['milliseconds_per_token']:.2f}",
-        f"{predicted['speedup']:.2f}x",
-        "-" if measured is None else f"{measured['speedup']:.2f}x",
-        f"{(measured or predicted)['total_variation']:.3f}",
-    )
+    places = [str.ljust, str.ljust, *[str.rjust] * (len(widths) - 2)]
+    lines = [
+        "  ".join(place(cell, width) for place, cell, width in zip(places, row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return lines + ([f"tree: {choice['settings']['tree']}"] if "tree" in choice["settings"] else [])
 
 
 COMMAND = command(tune)

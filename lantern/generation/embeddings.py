@@ -42,22 +42,17 @@ def with_conditions(
             raise ValueError(f"{name}_attention_mask is given without {name}_embeds: give both")
     if prompt_embeds is None and not has_negative:
         return list(subjects)
-    name = "prompt_embeds" if prompt_embeds is not None else "negative_prompt"
-    if not model.takes_prompts or model.target.config.family != "llamagen":
-        takes = "prompts as tokens" if model.takes_prompts else "class labels"
-        raise ValueError(f"{name} is not supported: model {model.name} takes {takes}, not caption embeddings")
+    check_captions(model, sampling, has_negative, "negative_prompt" if prompt_embeds is None else "prompt_embeds")
     if prompt_embeds is not None and subjects:
         raise ValueError("a call takes prompt or prompt_embeds: give one of them")
     if any(texts) and negative_prompt_embeds is not None:
         raise ValueError("a call takes negative_prompt or negative_prompt_embeds: give one of them")
-    if has_negative and sampling.rows != 2:
-        raise ValueError("negative_prompt has no effect without guidance: give guidance above 1")
     if prompt_embeds is not None:
         found = given_condition(model, prompt_embeds, prompt_attention_mask, name="prompt_embeds")
         subjects = [Request()] * found.batch
     else:
         check_requests(model, subjects)
-        found = _encoded(model, [model.read(subject.prompt or "") for subject in subjects])
+        found = captions(model, [model.read(subject.prompt or "") for subject in subjects])
     if has_negative:
         negative, texts = _negative(model, texts, negative_prompt_embeds, negative_prompt_attention_mask, found.batch)
         found = replace(found, negative=negative)
@@ -67,6 +62,18 @@ def with_conditions(
     ]
 
 
+def check_captions(model: "Model", sampling: Sampling, negative: object, name: str = "negative_prompt") -> None:
+    """Raise ValueError if the model takes no caption embeddings, or the sampling no `negative` caption if there is one.
+
+    `name` is the argument that needs them.
+    """
+    if not model.takes_prompts or model.target.config.family != "llamagen":
+        takes = "prompts as tokens" if model.takes_prompts else "class labels"
+        raise ValueError(f"{name} is not supported: model {model.name} takes {takes}, not caption embeddings")
+    if negative and sampling.rows != 2:
+        raise ValueError("negative_prompt has no effect without guidance: give guidance above 1")
+
+
 def _negative(
     model: "Model", texts: Sequence[str], embeddings: Any, mask: Any, images: int
 ) -> tuple[Condition, list[str]]:
@@ -74,7 +81,7 @@ def _negative(
     if embeddings is not None:
         found = given_condition(model, embeddings, mask, name="negative_prompt_embeds")
     elif all(texts):
-        found = _encoded(model, texts)
+        found = captions(model, [check_prompt(text) for text in texts])
     else:
         raise ValueError("negative_prompt is empty for some prompts: give a text for each, or none")
     if found.batch not in (1, images):
@@ -113,12 +120,10 @@ def given_condition(model: "Model", embeddings: Any, mask: Any = None, *, name: 
     return Condition(embeddings=padded, mask=torch.nn.functional.pad(seen.to(device), (missing, 0)))
 
 
-def _encoded(model: "Model", texts: Sequence[str]) -> Condition:
-    """Return the condition of some texts; ValueError if one is empty or the model has no text encoder."""
+def captions(model: "Model", texts: Sequence[str]) -> Condition:
+    """Return the condition of some texts, of which equal ones are encoded once; ValueError without a text encoder."""
     if model.text is None:
         raise ValueError(f"model {model.name} has no text encoder, which prompts need: give embeddings")
-    for text in texts:
-        check_prompt(text)
     unique = list(dict.fromkeys(texts))
     found = model.text.condition(unique, slots=model.target.config.cls_token_num)
     return found.select([unique.index(text) for text in texts])

@@ -24,6 +24,7 @@ from lantern.decoding.statistics import Stopwatch
 from lantern.engines.engine import engine as make_engine
 from lantern.engines.pass_times import TOKENS, best_window, is_steady, pass_times
 from lantern.generation.decoder import build_decoder
+from lantern.generation.embeddings import captions
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.init_image import with_init_image
 from lantern.generation.requests import Request, as_requests, check_requests, with_warnings
@@ -273,7 +274,7 @@ class Generator:
         record: "Recorder | None" = None,
     ) -> None:
         self.model, self.method, self.sampling, self.record = model, method, sampling, record
-        self.size = size or BatchSize(1)
+        self.size, self.is_stopped = size or BatchSize(1), False
         self.debug = is_debugging() if debug is None else debug
         self.assemble()
 
@@ -305,11 +306,7 @@ class Generator:
         labels = [request.label for request in requested if request.label is not None]
         if labels:
             return Condition(labels=torch.tensor(labels, device=self.model.device))
-        assert self.model.text is not None
-        prompts = [request.text for request in requested if request.text is not None]
-        unique = list(dict.fromkeys(prompts))
-        found = self.model.text.condition(unique, slots=self.model.target.config.cls_token_num)
-        return found.select([unique.index(prompt) for prompt in prompts])
+        return captions(self.model, [request.text for request in requested if request.text is not None])
 
     @torch.inference_mode(False)  # what is kept between calls must not belong to the mode of one
     def decode(
@@ -320,8 +317,11 @@ class Generator:
         forced = forced_of(requested, self.model.target.config.block_size)
         watching = [one for one in (callback, self.record) if one is not None]
 
+        self.is_stopped = False
+
         def call(step: Step) -> bool:
-            return any([one(step) is True for one in watching])
+            self.is_stopped |= any([one(step) is True for one in watching])
+            return self.is_stopped
 
         layers: AbstractContextManager[None] = nullcontext()
         if self.debug:
@@ -353,9 +353,15 @@ class Generator:
 def make_batches(
     generator: Generator, requested: Sequence[Request], *, with_pixels: bool, callback: Callback | None = None
 ) -> Iterator[list[Picture]]:
-    """Yield the images batch by batch; where memory runs out the batches get smaller."""
+    """Yield the images batch by batch; where memory runs out the batches get smaller.
+
+    The batch in which the callback returns True is the last one; its missing tokens are 0.
+    """
     attempt = partial(make_batch, generator, with_pixels=with_pixels, callback=callback)
-    return in_batches(requested, generator.size, attempt=attempt, forget=generator.assemble)
+    for pictures in in_batches(requested, generator.size, attempt=attempt, forget=generator.assemble):
+        yield pictures
+        if generator.is_stopped:
+            return
 
 
 def make_batch(

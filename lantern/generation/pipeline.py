@@ -40,10 +40,9 @@ from lantern.engines.engine import engine as make_engine
 from lantern.generation.card import model_card
 from lantern.generation.embeddings import with_conditions
 from lantern.generation.file_names import MAX_SCALE
-from lantern.generation.generator import BatchSize, Generator, choose_method
-from lantern.generation.images import check_scale, convert, enlarge
-from lantern.generation.init_image import with_init_image
-from lantern.generation.progress import Watcher, make_watched
+from lantern.generation.generator import generate
+from lantern.generation.images import NotFiniteError, Picture, check_scale, convert, enlarge
+from lantern.generation.progress import Watcher
 from lantern.generation.requests import (
     CALLBACK_TENSORS,
     check_call,
@@ -415,7 +414,7 @@ class LanternPipeline(DiffusionPipeline):
         """
         from lantern.generation.tuning.tuner import tune
 
-        return tune(self.model, **how)[1]
+        return tune(self.model, **how)[0]
 
     def warmup(self, prompt: str = "a red apple", *, batch_size: int = 1, **call: Any) -> None:
         """Make a batch and discard it, so that later calls of this size compile nothing and have `prompt` cached.
@@ -503,19 +502,31 @@ class LanternPipeline(DiffusionPipeline):
         )
         requested = with_noise(subjects, num_images_per_prompt, generator)
         check_requests(model, requested)
-        if output_type != "latent" and model.vq is None:
-            raise ValueError('the pipeline has no vqvae: it can only make output_type="latent"')
         requested = with_warnings(model, requested, depth=5)
-        kept: dict[str, Any] = {"init_image": init_image, "keep_rows": keep_rows, "mask_image": mask_image}
-        requested = with_init_image(model, requested, **kept)
-        size = BatchSize(batch_size or len(requested))
-        chosen = choose_method(model, method or self._method, settings, sampling=sampling, batch=size.now)
-        maker = Generator(model, chosen, sampling, size=size, debug=debug)
-        self._interrupt = False
+        self._interrupt, watcher, pictures = False, Watcher(self, *watching), list[Picture]()
+        made = generate(
+            model,
+            requested,
+            method=method or self._method,
+            settings=settings,
+            sampling=sampling,
+            batch=batch_size or len(requested),
+            with_pixels=output_type != "latent",
+            callback=watcher,
+            debug=debug,
+            init_image=init_image,
+            keep_rows=keep_rows,
+            mask_image=mask_image,
+        )
         progress_bar: Any = self.progress_bar
-        with progress_bar(total=len(requested) * model.target.config.block_size) as bar:
-            watcher = Watcher(self, bar, *watching)
-            pictures = make_watched(maker, requested, watcher, with_pixels=output_type != "latent")
+        with progress_bar(total=len(requested) * model.target.config.block_size) as watcher.bar:
+            try:
+                for picture in made:
+                    pictures.append(picture)
+                    watcher.finish()
+            except NotFiniteError as error:
+                error.sound = pictures
+                raise
         shape = (-1, pictures[0].columns)
         tokens: Int[Tensor, "b h w"] = torch.stack([picture.tokens for picture in pictures]).unflatten(1, shape)
         pixels = [picture.pixels for picture in pictures if picture.pixels is not None]

@@ -10,9 +10,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from lantern.core.types import Step
-from lantern.generation.generator import Generator, make_batches
-from lantern.generation.images import NotFiniteError, Picture
-from lantern.generation.requests import Request
+from lantern.generation.generator import Generator
 
 INTERVAL = 0.1  # seconds between two reads from the device
 
@@ -117,47 +115,27 @@ def partial_pixels(generator: Generator, tokens: Int[Tensor, " n"]) -> UInt8[Ten
 
 
 class Watcher:
-    """Callback of a pipeline's call: updates the bar, calls the user's callback, and stops on `pipe._interrupt`."""
+    """Callback of a pipeline's call: updates `bar`, calls the user's callback, and stops on `pipe._interrupt`."""
 
-    def __init__(self, pipe: Any, bar: Any, callback: Callable[..., Any] | None, names: Sequence[str]) -> None:
-        self._pipe, self._bar, self._callback, self._names = pipe, bar, callback, names
+    bar: Any
+
+    def __init__(self, pipe: Any, callback: Callable[..., Any] | None, names: Sequence[str]) -> None:
+        self._pipe, self._callback, self._names = pipe, callback, names
         self._tokens, self._done = pipe.transformer.config.block_size, 0
         self.canvas = Canvas(self._tokens)
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the call is to stop."""
-        return bool(self._pipe.interrupt)
-
-    def finish(self, pictures: int) -> None:
-        """Count finished images."""
-        self._done += pictures * self._tokens
+    def finish(self) -> None:
+        """Count a finished image."""
+        self._done += self._tokens
 
     def __call__(self, step: Step) -> bool:
         """Add one pass; return whether the call is to stop."""
         self.canvas.add(step)
         known = self.canvas.known
         counts = known.tolist()  # sync
-        self._bar.set_postfix_str(describe_progress(counts, self._tokens, self.canvas.steps_made), refresh=False)
-        self._bar.update(self._done + sum(counts) - self._bar.n)
+        self.bar.set_postfix_str(describe_progress(counts, self._tokens, self.canvas.steps_made), refresh=False)
+        self.bar.update(self._done + sum(counts) - self.bar.n)
         if self._callback is not None:
             seen = {"tokens": self.canvas.tokens, "known": known}
             self._callback(self._pipe, step.index, min(counts), {name: seen[name] for name in self._names})
-        return self.is_stopped
-
-
-def make_watched(
-    generator: Generator, requested: Sequence[Request], watcher: Watcher, *, with_pixels: bool
-) -> list[Picture]:
-    """Make all images; after an interruption those of the last batch have token 0 in place of missing tokens."""
-    pictures: list[Picture] = []
-    try:
-        for made in make_batches(generator, requested, with_pixels=with_pixels, callback=watcher):
-            pictures += made
-            watcher.finish(len(made))
-            if watcher.is_stopped:
-                break
-    except NotFiniteError as error:
-        error.sound = pictures + error.sound
-        raise
-    return pictures
+        return bool(self._pipe.interrupt)

@@ -5,22 +5,24 @@ A record holds, for every drafted node, its traits and whether the target accept
 of a model's folder.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.config import read_json_object
 from lantern.core.io import save_component
 from lantern.drafters.policies.c2t import C2T, C2TConfig
 from lantern.drafters.policies.policy import TRAITS
 from lantern.drafters.policies.radar import SIDE_INPUTS, Radar, RadarConfig, side_inputs
 from lantern.drafters.policies.records import Records, load_records
-from lantern.generation.tuning.costs import Costs, costs_of
+from lantern.drafters.trees.static import named
+from lantern.generation.tuning.profile import read_profile
 from lantern.methods.parts import resolved
 from lantern.training.kinds import find_kind
 from lantern.training.loop import LoopConfig, Task, step_generator
@@ -54,18 +56,40 @@ class PolicyConfig:
 
 
 @dataclass(frozen=True)
-class AssumedCosts:
+class StepCosts:
     """Time of a step in units of a plain step: `node` for each further node of the pass, `level` for each draft pass.
 
-    Measured with the embedded model on two slow cores; `lantern tune` measures other machines.
+    The defaults were measured with the embedded model on two slow cores; `lantern tune` measures other machines.
     """
 
     node: float = 0.15
     level: float = 0.35
 
-    def step(self, *, nodes: int, depth: int, inner: int) -> float:
+    def step(self, *, nodes: int, depth: int) -> float:
         """Return the time of a step with a tree of `nodes`, root included."""
         return 1.0 + self.node * (nodes - 1) + self.level * depth
+
+    @classmethod
+    def of_profile(cls, profile: Mapping[str, Any]) -> "StepCosts":
+        """Return the least-squares fit to the trees of EAGLE-1, or of the first method with trees, in a profile.
+
+        ValueError for a profile without trees.
+        """
+        drafted = [one for one in profile.get("candidates", ()) if "tree" in one["settings"]]
+        if not drafted:
+            raise ValueError("the profile has no trees: tune with a method that drafts trees")
+        names = {one["method"] for one in drafted}
+        name = "eagle1" if "eagle1" in names else drafted[0]["method"]
+        mine = [one for one in drafted if one["method"] == name]
+        trees = [named(one["settings"]["tree"]) for one in mine]
+        sizes = np.array([(tree.max_nodes - 1.0, tree.depth) for tree in trees])
+        extra = np.array([one["tokens_per_step"] / one["speedup"] - 1 for one in mine])
+        fits = [np.zeros(2)]
+        for terms in ([0], [1], [0, 1]):
+            fit = np.zeros(2)
+            fit[terms] = np.linalg.lstsq(sizes[:, terms], extra, rcond=None)[0]
+            fits += [fit] if (fit >= 0).all() else []
+        return cls(*map(float, min(fits, key=lambda fit: float(((sizes @ fit - extra) ** 2).sum()))))
 
 
 def held_out(records: Records) -> Bool[Tensor, " s"]:
@@ -100,7 +124,7 @@ class C2TTask(PolicyTask):
     Held-out figures are reported beside those of the path's own probabilities, the baseline.
     """
 
-    def __init__(self, config: PolicyConfig, records: Records, costs: Costs | AssumedCosts) -> None:
+    def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
         super().__init__(config, records, C2T, C2TConfig)
         assert records.traits is not None
         is_held = held_out(records)
@@ -167,14 +191,14 @@ class RadarTask(PolicyTask):
     a mean above 0 is faster than that. ValueError for records with fewer beams than the network reads.
     """
 
-    def __init__(self, config: PolicyConfig, records: Records, costs: Costs | AssumedCosts) -> None:
+    def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
         super().__init__(config, records, Radar, RadarConfig)
         assert records.beams is not None
         self._beams, self._sides = records.beams[..., : self.part.config.beam], sides(records)
         if self._beams.shape[2] < self.part.config.beam:
             raise ValueError(f"the records' beams are {self._beams.shape[2]} wide, wanted {self.part.config.beam}")
         depths = torch.arange(1, self._beams.shape[1] + 2)
-        times = [costs.step(nodes=config.nodes, depth=int(d), inner=config.nodes // 2) for d in depths]
+        times = [costs.step(nodes=config.nodes, depth=int(d)) for d in depths]
         self._times = torch.tensor(times)
         self._tokens = torch.minimum(records.length[:, None], depths) + 1.0
         self._is_held = held_out(records)
@@ -267,7 +291,7 @@ def train(
             f"{records}: the method {found.about.get('method')} records no traits of nodes: use one with dynamic "
             "trees, such as eagle2"
         )
-    costs: Costs | AssumedCosts = AssumedCosts() if profile is None else costs_of(read_json_object(profile))
+    costs = StepCosts() if profile is None else StepCosts.of_profile(read_profile(profile))
     torch.manual_seed(config.loop.seed)
     task: type[Task] = resolved(find_kind(config.kind, "policy").task)
     run_loop(task(config, found, costs), config.loop, out=out)

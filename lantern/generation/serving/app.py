@@ -12,7 +12,8 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from functools import partial
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Form, Request, Response, UploadFile
 from fastapi.exceptions import RequestValidationError
@@ -29,6 +30,7 @@ from lantern import __version__
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.engines.engine import Engine
+from lantern.generation.embeddings import check_captions
 from lantern.generation.images import Picture, enlarge, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import MAX_SEED, check_prompt, check_requests, requests, with_warnings
@@ -41,6 +43,8 @@ from lantern.models.folder import Model, load_model
 LOG = logging.getLogger(__name__)
 PROBES = ("/health", "/ready", "/metrics")  # not logged
 EDITS = "/v1/images/edits"
+# what a job reports: "partial", "done" or "failed", the number of its image, what belongs to it, the partial's number
+Event = tuple[str, int, Any, int | None]
 
 
 @dataclass(frozen=True)
@@ -69,15 +73,6 @@ def refused_for(param: str) -> Iterator[None]:
         raise RefusedError(400, one_line(error), param=param) from None
 
 
-class Event(NamedTuple):
-    """What a job reports: "partial", "done" or "failed", the number of its image, and what belongs to it."""
-
-    kind: str
-    number: int
-    value: Any
-    index: int | None
-
-
 class Call:
     """A request under way: its jobs, and the events that the model thread sends, in the order of arrival."""
 
@@ -85,7 +80,10 @@ class Call:
         self.service, self.body, self.kept = service, body, kept
         self.loop, self.events = asyncio.get_running_loop(), asyncio.Queue[Event]()
         self.created, self.begun = int(time.time()), time.monotonic()
-        self.size, self.scale = service.size_of(body.size)
+        size, self.scale = service.size_of(body.size)
+        self.form = body.output_format or "png"
+        # fields that answers and events share
+        self.about = {"size": size, "quality": "auto", "background": "opaque", "output_format": self.form}
         self.jobs = self._jobs()
 
     def _jobs(self) -> list[Job]:
@@ -99,22 +97,19 @@ class Call:
             service.worker.check(body.method, sampling)
         if body.negative_prompt:
             with refused_for("negative_prompt"):
-                check_negative(service.model, body.negative_prompt, sampling)
+                check_captions(service.model, sampling, check_prompt(body.negative_prompt))
             requested = [replace(one, negative_prompt=body.negative_prompt) for one in requested]
         requested = with_warnings(service.model, requested, warn=lambda line: None)
         deadline = time.monotonic() + service.limits.seconds
         partials = (body.partial_images or 0) if body.stream else 0
         return [
-            Job(one, body.method, sampling, self._sender(number), self.kept, partials=partials, deadline=deadline)
+            Job(one, body.method, sampling, partial(self._send, number), self.kept, partials, deadline)
             for number, one in enumerate(requested)
         ]
 
-    def _sender(self, number: int) -> Any:
-        def send(kind: str, value: Any, index: int | None) -> None:
-            with suppress(RuntimeError):  # the server has ended
-                self.loop.call_soon_threadsafe(self.events.put_nowait, Event(kind, number, value, index))
-
-        return send
+    def _send(self, number: int, kind: str, value: Any, index: int | None) -> None:
+        with suppress(RuntimeError):  # the server has ended
+            self.loop.call_soon_threadsafe(self.events.put_nowait, (kind, number, value, index))
 
     async def next(self) -> Event:
         """Return the next event; RefusedError for an error of the model or after the time limit."""
@@ -123,14 +118,22 @@ class Call:
             event = await asyncio.wait_for(self.events.get(), max(left, 0.01))
         except TimeoutError:
             raise timed_out() from None
-        if event.kind == "failed":
-            if isinstance(event.value, RefusedError):
-                raise event.value
-            LOG.error("an image failed", exc_info=event.value)
-            raise RefusedError(500, one_line(event.value), code="model_error")
-        if event.kind == "done":
-            self.service.metrics.made(event.value.statistics)
+        kind, _, value, _ = event
+        if kind == "failed" and isinstance(value, RefusedError):
+            raise value
+        if kind == "failed":
+            LOG.error("an image failed", exc_info=value)
+            raise RefusedError(500, one_line(value), code="model_error")
+        if kind == "done":
+            self.service.metrics.made(value.statistics)
         return event
+
+    async def pictures(self) -> list[Picture]:
+        """Return all images once they are complete."""
+        made: dict[int, Picture] = {}
+        while len(made) < len(self.jobs):
+            _, number, made[number], _ = await self.next()
+        return [made[number] for number in range(len(made))]
 
     def end(self, reason: str) -> None:
         """Drop what is still queued, and count the request."""
@@ -144,16 +147,6 @@ class Call:
         options = {} if form == "png" else {"quality": 90 if compression is None else max(compression, 1)}
         to_image(enlarge(pixels, self.scale)).save(target, format=form.upper(), **options)
         return base64.b64encode(target.getvalue()).decode()
-
-    @property
-    def form(self) -> str:
-        """The format of images."""
-        return self.body.output_format or "png"
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """Fields that answers and events share."""
-        return {"size": self.size, "quality": "auto", "background": "opaque", "output_format": self.form}
 
     def usage(self, pictures: int) -> dict[str, Any]:
         """Tokens: words of the prompt and tokens kept of an image, tokens of the images."""
@@ -403,15 +396,6 @@ def build_app(service: Service) -> FastAPI:
     return app
 
 
-def check_negative(model: Model, text: str, sampling: Sampling) -> None:
-    """Raise ValueError if a negative prompt is empty, or the model or the sampling takes none."""
-    check_prompt(text)
-    if not model.takes_prompts or model.target.config.family != "llamagen":
-        raise ValueError(f"negative_prompt is not supported by model {model.name}: leave it out")
-    if sampling.rows != 2:
-        raise ValueError("negative_prompt has no effect without guidance: give guidance above 1")
-
-
 def invalid_body(fault: dict[str, Any], content_type: str | None, *, is_form: bool) -> RefusedError:
     """Return the answer to a body that pydantic finds a fault in."""
     kind = (content_type or "").split(";")[0].strip().lower()
@@ -431,24 +415,20 @@ def invalid_body(fault: dict[str, Any], content_type: str | None, *, is_form: bo
 
 async def whole(call: Call, request: Request) -> Response:
     """Wait for all images, and answer; a client that goes away cancels its images."""
-    made: dict[int, Picture] = {}
+    making, gone = asyncio.ensure_future(call.pictures()), asyncio.ensure_future(disconnected(request))
     reason = "error"
-    gone = asyncio.ensure_future(disconnected(request))
     try:
-        while len(made) < len(call.jobs):
-            waiting = asyncio.ensure_future(call.next())
-            await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                waiting.cancel()
-                reason = "abort"
-                return Response(status_code=499)
-            event = waiting.result()
-            made[event.number] = event.value
+        await asyncio.wait({making, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not making.done():
+            reason = "abort"
+            return Response(status_code=499)
+        made = making.result()
         reason = "stop"
     finally:
+        making.cancel()
         gone.cancel()
         call.end(reason)
-    return JSONResponse(await asyncio.to_thread(answer, call, [made[number] for number in range(len(made))]))
+    return JSONResponse(await asyncio.to_thread(answer, call, made))
 
 
 async def disconnected(request: Request) -> None:
@@ -478,14 +458,14 @@ async def streamed(call: Call) -> AsyncIterator[bytes]:
     reason, left = "abort", len(call.jobs)
     try:
         while left:
-            event = await call.next()
-            pixels = event.value if event.kind == "partial" else event.value.pixels
+            kind, number, value, index = await call.next()
+            pixels = value if kind == "partial" else value.pixels
             fields = {"b64_json": await asyncio.to_thread(call.image, pixels), "created_at": call.created, **call.about}
-            fields["image_index"] = event.number
-            if event.kind == "partial":
-                name, more = "partial_image", {"partial_image_index": event.index}
+            fields["image_index"] = number
+            if kind == "partial":
+                name, more = "partial_image", {"partial_image_index": index}
             else:
-                name, more = "completed", {"usage": call.usage(1), "metrics": event.value.statistics.as_dict()}
+                name, more = "completed", {"usage": call.usage(1), "metrics": value.statistics.as_dict()}
                 left -= 1
             yield sse(f"image_{'generation' if call.kept is None else 'edit'}.{name}", fields | more)
         reason = "stop"

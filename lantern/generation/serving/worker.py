@@ -3,10 +3,11 @@
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from lantern.core.prepared import WeightCache
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.rounds import Joint
+from lantern.generation.embeddings import captions
 from lantern.generation.generator import (
     BatchSize,
     Generator,
@@ -57,11 +59,6 @@ class Job:
     is_cancelled: bool = False
     queued: float = field(default_factory=time.monotonic)
 
-    @property
-    def kind(self) -> tuple[str | None, Sampling]:
-        """What images have in common that may use one decoder after another."""
-        return self.method, self.sampling
-
 
 class Worker(threading.Thread):
     """Decodes queued images, at most `batch` at a time, in the order of arrival.
@@ -78,12 +75,14 @@ class Worker(threading.Thread):
         self.observe: Callable[[float], None] = lambda wait: None
         self._queue: deque[Job] = deque()
         self._changed = threading.Condition()
-        self._idle: list[tuple[Any, Generator]] = []  # the latest last
+        self._idle: list[tuple[tuple[str | None, Sampling], Generator]] = []  # by method and sampling, the latest last
         self._rows: list[Row] = []
-        self._joint, self._reason = self._no_rounds(), ""  # why no more images are taken
+        self._no_rounds = partial(Joint, model.engine.group, model.engine.drive)
+        self._joint = self._no_rounds()
+        self._reason = ""  # why no more images are taken
         self._stepped = time.monotonic()
         self.fault: Exception | None = None
-        self._captions = Captions()
+        self._captions = WeightCache(lambda _: lru_cache(CAPTIONS)(lambda text: captions(model, [text])))
 
     @property
     def queued(self) -> int:
@@ -186,7 +185,7 @@ class Worker(threading.Thread):
             try:
                 if self._is_wanted(job):
                     waited = time.monotonic() - job.queued
-                    self._rows.append(Row(job, self._decoder(job), self._captions))
+                    self._rows.append(Row(job, self._decoder(job), self._captioned(job.request)))
                     self.observe(waited)
             except Exception as error:
                 if is_out_of_memory(error) and self._rows:
@@ -201,10 +200,6 @@ class Worker(threading.Thread):
         if is_final(error):
             raise error
         job.send("failed", error, None)
-
-    def _keep(self, job: Job, generator: Generator) -> None:
-        """Keep a decoder that no image uses any more."""
-        self._idle = [*self._idle, (job.kind, generator)][-max(KEPT, self.batch) :]
 
     def _step(self) -> None:
         """Take a step of each image, and send those that are complete."""
@@ -223,7 +218,7 @@ class Worker(threading.Thread):
             except Exception as error:
                 self._fail(row.job, error)
             self._rows.remove(row)
-            self._keep(row.job, row.generator)
+            self._idle = [*self._idle, ((row.job.method, row.job.sampling), row.generator)][-max(KEPT, self.batch) :]
 
     def _lose(self, error: Exception) -> None:
         """End all images under way with an error; where memory ran out, start fewer of them again."""
@@ -236,15 +231,25 @@ class Worker(threading.Thread):
             for row in lost:
                 row.job.send("failed", error, None)
 
-    def _no_rounds(self) -> Joint:
-        """Return what takes rounds, of no generation yet."""
-        engine = self.model.engine
-        return Joint(engine.group, engine.drive)
+    def _captioned(self, request: Request) -> Request:
+        """Return a request with the condition of its prompts, so that those of a prompt need one pass of the encoder.
+
+        The conditions of the latest prompts are kept while the encoder's weights are the same. Other requests, and
+        those of token prompts, are returned as they are.
+        """
+        encoder, text = self.model.text, request.text
+        if text is None or request.condition is not None or not isinstance(encoder, TextEncoder):
+            return request
+        caption = self._captions.get(encoder.model)
+        found: Condition = caption(text)
+        if request.negative_prompt:
+            found = replace(found, negative=caption(request.negative_prompt))
+        return replace(request, condition=found)
 
     def _decoder(self, job: Job) -> Generator:
         """Return a decoder for an image that no other image uses, kept from an earlier one if there was one."""
         for place, (kind, generator) in reversed(list(enumerate(self._idle))):
-            if kind == job.kind:
+            if kind == (job.method, job.sampling):
                 del self._idle[place]
                 return generator
         method = choose_method(self.model, job.method, sampling=job.sampling)
@@ -260,13 +265,13 @@ def is_final(error: Exception) -> bool:
 class Row:
     """An image that is being decoded, with the decoder that it uses alone."""
 
-    def __init__(self, job: Job, generator: Generator, captions: "Captions") -> None:
+    def __init__(self, job: Job, generator: Generator, request: Request) -> None:
         self.job, self.generator, begun = job, generator, time.perf_counter()
         self._tokens, self._sent = generator.model.target.config.block_size, 0
         self._canvas = Canvas(self._tokens)
         if job.kept is not None:
-            job.request = replace(job.request, forced=job.kept.tokens)
-        self.state = generator.begin(captions.added(generator, job.request))
+            job.request, request = (replace(one, forced=job.kept.tokens) for one in (job.request, request))
+        self.state = generator.begin(request)
         self.send_partial()
         self.seconds = {"prompt": time.perf_counter() - begun, "decode": 0.0}
 
@@ -284,32 +289,3 @@ class Row:
         """Decode the tokens to pixels; `together` is the largest number of images decoded together."""
         how: dict[str, Any] = {"seconds": self.seconds, "with_pixels": True, "images": together}
         return finish_batch(self.generator, [self.job.request], self.state.result(), **how)[0]
-
-
-class Captions:
-    """Conditions of the latest prompts, so that the images of a prompt need one pass of the text encoder.
-
-    They are dropped when the text encoder's weights change.
-    """
-
-    def __init__(self) -> None:
-        self._latest: WeightCache[OrderedDict[str, Condition]] = WeightCache(lambda _: OrderedDict())
-
-    def added(self, generator: Generator, request: Request) -> Request:
-        """Return the request with the condition of its prompts; others, and those of token prompts, as they are."""
-        encoder, text = generator.model.text, request.text
-        if text is None or request.condition is not None or not isinstance(encoder, TextEncoder):
-            return request
-        known = self._latest.get(encoder.model)
-        found = self._condition(generator, known, text)
-        if request.negative_prompt:
-            found = replace(found, negative=self._condition(generator, known, request.negative_prompt))
-        return replace(request, condition=found)
-
-    def _condition(self, generator: Generator, known: OrderedDict[str, Condition], text: str) -> Condition:
-        if text not in known:
-            known[text] = generator.condition([Request(prompt=text)])
-        known.move_to_end(text)
-        if len(known) > CAPTIONS:
-            known.popitem(last=False)
-        return known[text]

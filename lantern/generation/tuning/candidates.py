@@ -1,13 +1,19 @@
 """The candidates of tuning: which methods, at which settings."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lantern.drafters.trees.static import grown
+from lantern.generation.generator import has_parts
 from lantern.methods import METHODS, Method
+from lantern.methods.parts import ADD_ONS
+from lantern.models.folder import Model
 
 WINDOWS = (2, 4, 8, 16, 32, 64)
-OTHER_INITS = ("random", "repeat-left")  # tried at the best length
+NODES = (4, 8, 16, 32, 64, 128, 256)  # of a tree, the root included
+CHANCES = (0.3, 0.7)  # that a drafted token is accepted: trees are wide for the first, deep for the second
+WIDEST = 16
 
 
 @dataclass(frozen=True)
@@ -40,87 +46,17 @@ class Bounds:
         """Whether any bound is given, which admits relaxed methods."""
         return self.max_tv is not None or self.max_kid is not None
 
-    def admits_knob(self, name: str, value: float) -> bool:
-        """Return whether `max_kid` admits this value of a method's knob."""
-        if self.max_kid is None:
-            return True
-        drops = {float(knob): drop for knob, drop in self.quality.get(name, {}).items()}
-        return value in drops and drops[value] <= self.max_kid
-
     def admits_variation(self, total_variation: float) -> bool:
         """Return whether `max_tv` admits this mean total variation per token."""
         return self.max_tv is None or total_variation <= self.max_tv
 
-
-@dataclass(frozen=True)
-class Variant:
-    """A method at fixed settings; its tree is still open."""
-
-    method: Method
-    settings: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, method: Method, settings: Mapping[str, Any]) -> "Variant":
-        """Return the method with these settings."""
-        return cls(method.with_options(**settings), settings)
-
-    @property
-    def label(self) -> str:
-        """Method and settings as text: "lantern++ lambda 2.0"."""
-        return describe(self.method.name, self.settings)
-
-    @property
-    def is_window(self) -> bool:
-        """Whether the method drafts a window instead of a tree."""
-        return "window" in self.method.options
-
-
-def describe(name: str, settings: Mapping[str, Any]) -> str:
-    """Return a method and its settings as text, without its tree."""
-    words = [f"{key.rstrip('_')} {value}" for key, value in settings.items() if key != "tree"]
-    return " ".join([name, *words])
-
-
-def variants(
-    bounds: Bounds,
-    *,
-    has_drafter: bool,
-    tokens: int,
-    vocabulary: int,
-    has_table: bool,
-    names: Sequence[str] = (),
-    parts: Container[str] = (),
-) -> list[Variant]:
-    """Return the candidates, exact ones first; `names` restricts them. Plain decoding is always measured besides.
-
-    Methods with dynamic trees, or without tree and window, have nothing to tune and are left out, as are methods whose
-    add-ons are not in `parts`. ValueError for an unknown name and for one that the bounds exclude.
-    """
-    for name in names:
-        if name not in METHODS or name == "auto":
-            known = ", ".join(known for known in METHODS if known != "auto")
-            raise ValueError(f"method {name!r} cannot be tuned, wanted some of {known}")
-        if not METHODS[name].exact and not bounds.admits_relaxed:
-            raise ValueError(f'method "{name}" is relaxed: give a bound on its cost with --max-tv')
-    found = []
-    for method in METHODS.values():
-        if method.name in ("plain", "auto") or (names and method.name not in names):
-            continue
-        if method.tree is None and "window" not in method.options:
-            continue
-        if any(part not in parts for part in method.made.parts):
-            continue
-        if method.exact:
-            found += _exact(method, has_drafter=has_drafter, tokens=tokens)
-        elif bounds.admits_relaxed and (has_drafter or not method.made.reads_drafter):
-            found += _relaxed(method, bounds, tokens, vocabulary) if has_table or "k" not in method.settings else []
-    return sorted(found, key=lambda variant: not variant.method.exact)
-
-
-def _exact(method: Method, *, has_drafter: bool, tokens: int) -> list[Variant]:
-    if "window" in method.options:
-        return [Variant.of(method, {"window": size}) for size in _sizes(method, tokens)]
-    return [Variant(method, {})] if has_drafter else []
+    def knobs(self, method: Method) -> list[dict[str, Any]]:
+        """Return the admitted settings of the option of a relaxed method that trades quality for speed."""
+        name, values = swept(method)
+        if self.max_kid is not None:
+            drops = {float(value): drop for value, drop in self.quality.get(method.name, {}).items()}
+            values = tuple(value for value in sorted(drops) if drops[value] <= self.max_kid)
+        return [{name: value} for value in values]
 
 
 def swept(method: Method) -> tuple[str, tuple[float, ...]]:
@@ -128,21 +64,48 @@ def swept(method: Method) -> tuple[str, tuple[float, ...]]:
     return next((option.name, option.sweep) for option in method.options.values() if option.sweep)
 
 
-def _relaxed(method: Method, bounds: Bounds, tokens: int, vocabulary: int) -> list[Variant]:
-    knob, values = swept(method)
-    # a table has at most as many columns as a token has neighbours, and "released" reads one more
-    narrow = {"k": min(method.settings["k"], vocabulary - 2)} if "k" in method.settings else {}
-    fixed = {name: value for name, value in narrow.items() if value != method.settings[name]}
-    if bounds.max_kid is not None:
-        values = tuple(sorted({float(value) for value in bounds.quality.get(method.name, {})}))
-    admitted = [value for value in values if bounds.admits_knob(method.name, value)]
-    sizes = [{"window": size} for size in _sizes(method, tokens)] if "window" in method.options else [{}]
-    return [Variant.of(method, {knob: value, **size, **fixed}) for value in admitted for size in sizes]
+def candidates(
+    model: Model, bounds: Bounds, *, max_nodes: int = 32, max_depth: int = 8, names: Sequence[str] = ()
+) -> list[Method]:
+    """Return the methods with the settings to measure, exact ones first; `names` restricts them.
+
+    Methods with dynamic trees, or without tree and window, have nothing to tune and are left out, as are methods whose
+    networks or codebook the model lacks. ValueError for an unknown name and for one that the bounds exclude.
+    """
+    for name in names:
+        if name not in METHODS or name == "auto":
+            known = ", ".join(known for known in METHODS if known != "auto")
+            raise ValueError(f"method {name!r} cannot be tuned, wanted some of {known}")
+        if not METHODS[name].exact and not bounds.admits_relaxed:
+            raise ValueError(f'method "{name}" is relaxed: give a bound on its cost with --max-tv')
+    found, has_table = [], bounds.admits_relaxed and model.codebook is not None
+    for method in METHODS.values():
+        is_admitted = method.exact or (bounds.admits_relaxed and (has_table or "k" not in method.options))
+        if is_admitted and has_parts(model, method) and (not names or method.name in names):
+            knobs = [{}] if method.exact else bounds.knobs(method)
+            shapes = list(shapes_of(method, model, max_nodes, max_depth))
+            found += [method.with_options(**narrowed(method, model), **knob, **one) for knob in knobs for one in shapes]
+    return sorted(found, key=lambda one: not one.exact)
 
 
-def _sizes(method: Method, tokens: int) -> list[int]:
-    """Return the window lengths to try: at most the image's tokens."""
-    return [size for size in WINDOWS if 1 < size <= tokens]
+def shapes_of(method: Method, model: Model, max_nodes: int, max_depth: int) -> Iterator[dict[str, Any]]:
+    """Yield the windows or the trees to try, as settings; some add-ons draft a limited number of tokens."""
+    if "window" in method.options:
+        yield from ({"window": size} for size in WINDOWS if size <= model.target.config.block_size)
+    elif method.tree is not None:
+        deep: list[Any] = [model.add_ons[name] for name in method.made.parts if ADD_ONS[name].limits_depth]
+        depth = min([max_depth, *(part.config.depths for part in deep)])
+        ranks = range(min(WIDEST, model.target.config.vocab_size))
+        sizes = [nodes for nodes in NODES if nodes < max_nodes] + [max_nodes]
+        likely = [[chance * (1 - chance) ** rank for rank in ranks] for chance in CHANCES]
+        trees = dict.fromkeys(grown(nodes - 1, depth, rates) for nodes in sizes for rates in likely)
+        yield from ({"tree": tree.spelling} for tree in trees)
+
+
+def narrowed(method: Method, model: Model) -> dict[str, Any]:
+    """Return the number of neighbours that the codebook has for a method; it may read one more than it uses."""
+    k, most = method.settings.get("k", 0), model.target.config.vocab_size - 2
+    return {"k": most} if k > most else {}
 
 
 def _is_number(text: str) -> bool:

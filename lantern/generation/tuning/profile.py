@@ -12,7 +12,6 @@ import math
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,11 @@ import torch
 from lantern.core.config import read_json_object
 from lantern.core.io import user_cache, write_json
 from lantern.core.sampling import Sampling
+from lantern.engines.cpu.compiler import facts
 from lantern.methods import Method, find
 from lantern.models.folder import DTYPES, PROFILE_NAME, Model, may_have_profile
 
-VERSION = 1
+VERSION = 2
 NAME = PROFILE_NAME
 PACKAGE = Path(__file__).resolve().parents[2]  # nothing is written into it
 KEYS = ("machine", "model", "sampling", "choice")
@@ -33,9 +33,10 @@ KEYS = ("machine", "model", "sampling", "choice")
 def describe_machine(model: Model) -> dict[str, Any]:
     """Return what decoding times depend on: device, its name, threads, dtype, how passes are run, torch's version."""
     is_cuda = model.device.type == "cuda"
+    processor = facts().get("model name") or platform.processor() or platform.machine()
     return {
         "device": model.device.type,
-        "name": torch.cuda.get_device_name(model.device) if is_cuda else processor(),
+        "name": torch.cuda.get_device_name(model.device) if is_cuda else processor,
         "threads": torch.get_num_threads(),
         "dtype": next((name for name, dtype in DTYPES.items() if dtype == model.dtype), str(model.dtype)),
         "passes": model.passes,
@@ -43,27 +44,20 @@ def describe_machine(model: Model) -> dict[str, Any]:
     }
 
 
-def processor() -> str:
-    """Return the processor's name; where the system does not give it, the architecture's."""
-    listing = Path("/proc/cpuinfo")
-    if listing.is_file():
-        for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 def cache_folder() -> Path:
     """Return the folder of profiles for models in read-only folders."""
     return user_cache() / "profiles"
 
 
-def check_place(model: Model) -> None:
-    """Raise ValueError if there is no place where "auto" would find a profile of this model; make the cache folder."""
+def place_of(model: Model) -> Path:
+    """Return the file in which "auto" finds the profile of this model; make its folder.
+
+    ValueError if there is no place for it.
+    """
     if model.folder is None:
         raise ValueError("a model that was assembled in memory has no folder for its profile: give out, a file")
     if os.access(model.folder, os.W_OK) and not model.folder.resolve().is_relative_to(PACKAGE):
-        return
+        return model.folder / NAME
     try:
         cache_folder().mkdir(parents=True, exist_ok=True)
         if not os.access(cache_folder(), os.W_OK):
@@ -72,21 +66,12 @@ def check_place(model: Model) -> None:
         raise ValueError(
             f"{cache_folder()}: {error.strerror}: give the profile's file (out), or a cache folder"
         ) from error
+    return cache_folder() / f"{model.fingerprint}.json"
 
 
-def write_profile(profile: Mapping[str, Any], model: Model, out: Path | None = None) -> Path:
-    """Write a profile, with sorted keys, to `out` or to where "auto" finds it; return the path."""
-    content = json.loads(json.dumps(profile, sort_keys=True, allow_nan=False))
-    if out is not None:
-        write_json(out, content)
-        return out
-    assert model.folder is not None
-    if not model.folder.resolve().is_relative_to(PACKAGE):
-        with suppress(OSError):
-            write_json(model.folder / NAME, content)
-            return model.folder / NAME
-    path = cache_folder() / f"{model.fingerprint}.json"
-    write_json(path, content)
+def write_profile(profile: Mapping[str, Any], path: Path) -> Path:
+    """Write a profile with sorted keys; return the path."""
+    write_json(path, json.loads(json.dumps(profile, sort_keys=True, allow_nan=False)))
     return path
 
 

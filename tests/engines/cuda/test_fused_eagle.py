@@ -107,7 +107,7 @@ def generated(form: str, images: int, **engine: Any) -> Any:
     return decoder, decoder.generate(condition, keys=KEYS[:images])
 
 
-@pytest.mark.parametrize(("form", "images"), [("guided", 1), ("rows", 2)])
+@pytest.mark.parametrize(("form", "images"), [("guided", 1), pytest.param("rows", 2, marks=pytest.mark.slow)])
 def test_drafts_by_kernels_are_those_of_torch(form: str, images: int) -> None:
     _, expected = generated(form, images, products="cublas")
     decoder, made = generated(form, images)

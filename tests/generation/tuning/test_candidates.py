@@ -1,29 +1,34 @@
 """Candidates of tuning under bounds."""
 
-from typing import Any
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
-from lantern.generation.tuning.candidates import Bounds, swept, variants
+from lantern.drafters.trees.static import StaticTree, named
+from lantern.generation.tuning.candidates import Bounds, candidates, swept
 from lantern.methods import METHODS
+from lantern.models.folder import Model
+from tests.tiny_parts import tiny_part
 
 KID = Bounds(max_kid=0.001, quality={"lantern++": {"2.0": 0.0004, "5": 0.02}})
 
 
-def found(bounds: Bounds, **changes: Any) -> list[str]:
-    given: dict[str, Any] = {"has_drafter": True, "tokens": 256, "vocabulary": 2048, "has_table": True}
-    return [variant.label for variant in variants(bounds, **(given | changes))]
+def names(model: Model, bounds: Bounds | None = None, **how: Any) -> set[str]:
+    return {method.name for method in candidates(model, bounds or Bounds(), **how)}
 
 
-def test_without_a_bound_only_exact_methods_are_candidates() -> None:
-    names = {label.split()[0] for label in found(Bounds())}
-    assert "eagle1" in names and all(METHODS[name].exact for name in names)
+def test_without_a_bound_only_exact_methods_are_candidates(model: Model) -> None:
+    found = names(model)
+    assert "eagle1" in found and all(METHODS[name].exact for name in found) and not {"plain", "auto"} & found
 
 
-def test_a_bound_on_total_variation_admits_relaxed_methods_at_several_settings() -> None:
-    labels = found(Bounds(max_tv=0.1))
-    assert {"lantern++ lambda 2.0", "lantern delta 0.1", "bounded delta 0.1"} <= set(labels)
-    exact = [METHODS[label.split()[0]].exact for label in labels]
+def test_a_bound_on_total_variation_admits_relaxed_methods_at_several_settings(model: Model) -> None:
+    found = candidates(model, Bounds(max_tv=0.1))
+    assert {one.settings["lambda_"] for one in found if one.name == "lantern++"} == set(swept(METHODS["lantern++"])[1])
+    assert {"lantern", "bounded", "bounded-window"} <= {one.name for one in found}
+    exact = [one.exact for one in found]
     assert exact == sorted(exact, reverse=True)
 
 
@@ -35,9 +40,9 @@ def test_every_knob_is_a_setting_of_its_method() -> None:
     assert not any(option.sweep for method in METHODS.values() if method.exact for option in method.options.values())
 
 
-def test_kid_figures_admit_only_the_listed_settings() -> None:
-    relaxed = [label for label in found(KID) if not METHODS[label.split()[0]].exact]
-    assert relaxed == ["lantern++ lambda 2.0"]
+def test_kid_figures_admit_only_the_listed_settings(model: Model) -> None:
+    relaxed = [one for one in candidates(model, KID) if not one.exact]
+    assert {(one.name, one.settings["lambda_"]) for one in relaxed} == {("lantern++", 2.0)}
 
 
 def test_a_bound_on_kid_without_figures_is_refused() -> None:
@@ -53,31 +58,34 @@ def test_damaged_kid_figures_are_refused(quality: Any) -> None:
         Bounds(max_kid=0.01, quality=quality)
 
 
-def test_without_a_drafter_there_are_windows_only() -> None:
-    labels = found(Bounds(max_tv=0.5), has_drafter=False)
-    assert labels and all("window" in label for label in labels)
+def test_methods_are_candidates_if_the_model_has_their_networks(model: Model) -> None:
+    bare = replace(model, drafter=None, add_ons={})
+    found = candidates(bare, Bounds(max_tv=0.5))
+    assert found and all("window" in one.options for one in found)
+    parts = {"parallelspec": tiny_part("parallelspec", cast(Any, model.target))}
+    drafted = names(replace(bare, add_ons=parts)) - names(bare)
+    assert drafted == {"parallelspec", "parallelspec-paper"}
+    assert {"eagle1"} <= names(replace(bare, drafter=model.drafter)) - names(bare)
 
 
-def test_methods_with_add_ons_are_candidates_if_the_model_has_them() -> None:
-    names = {label.split()[0] for label in found(Bounds())}
-    assert not {"parallelspec", "fr-spec", "c2t"} & names
-    names = {label.split()[0] for label in found(Bounds(), parts={"parallelspec", "c2t"})}
-    assert "parallelspec" in names and not {"fr-spec", "c2t"} & names
+def test_trees_and_windows_keep_to_the_sizes_allowed_and_those_of_the_model(model: Model) -> None:
+    deep = tiny_part("medusa", cast(Any, model.target), depths=2)
+    found = candidates(replace(model, add_ons={"medusa": deep}), Bounds(max_tv=0.5), max_nodes=12, max_depth=5)
+    trees = defaultdict[str, set[StaticTree]](set)
+    for one in found:
+        if one.tree is not None:
+            trees[one.name].add(named(one.tree))
+        else:
+            assert 2 <= one.settings["window"] <= model.target.config.block_size
+    assert {tree.depth for tree in trees["medusa"]} <= {1, 2}
+    sizes = [(tree.max_nodes, tree.depth) for tree in trees["eagle1"]]
+    assert max(sizes)[0] == 12 and max(depth for _, depth in sizes) in (4, 5) and len(sizes) > 3
+    k = {one.settings["k"] for one in found if one.name == "lantern"}
+    assert k == {model.target.config.vocab_size - 2}  # of 100
 
 
-def test_windows_are_at_most_as_long_as_the_picture() -> None:
-    windows = [label for label in found(Bounds(), tokens=9) if "window" in label]
-    assert windows and not [label for label in windows if int(label.rsplit(" ", 1)[1]) > 9]
-
-
-def test_names_restrict_the_candidates() -> None:
-    assert found(Bounds(), names=["eagle1"]) == ["eagle1"]
-    with pytest.raises(ValueError, match="cannot be tuned"):
-        found(Bounds(), names=["eagle9"])
-    with pytest.raises(ValueError, match="--max-tv"):
-        found(Bounds(), names=["lantern++"])
-
-
-def test_methods_that_need_a_drafter() -> None:
-    needy = {name for name, method in METHODS.items() if method.made.reads_drafter}
-    assert {"eagle1", "lantern++"} <= needy and not needy & {"plain", "sjd", "gumbel-jacobi"}
+def test_names_restrict_the_candidates(model: Model) -> None:
+    assert names(model, names=["eagle1"]) == {"eagle1"}
+    for name, message in (("eagle9", "cannot be tuned"), ("lantern++", "--max-tv")):
+        with pytest.raises(ValueError, match=message):
+            candidates(model, Bounds(), names=[name])

@@ -1,103 +1,119 @@
-"""The choice of a method from given costs and acceptance."""
+"""The choice of a method from given times of batches."""
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lantern.core.sampling import Sampling
-from lantern.drafters.trees.static import StaticTree, named
+from lantern.drafters.trees.static import named
 from lantern.generation.requests import Request
-from lantern.generation.tuning import measure
+from lantern.generation.tuning import tuner
 from lantern.generation.tuning.candidates import Bounds
-from lantern.generation.tuning.costs import Laps
-from lantern.generation.tuning.measure import Acceptance, Run, Setup
-from lantern.generation.tuning.solve import tokens_per_step
-from lantern.generation.tuning.tuner import Candidate, Effort, Findings, Tuner, choose
-from lantern.methods import Method
+from lantern.generation.tuning.tuner import FINALISTS, OF_A_METHOD, Run, interval, label, race, tune
+from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
-from tests.tiny import tiny_eagle, tiny_target
 
-TARGET = tiny_target()
-MODEL = Model("toy", TARGET, drafter=tiny_eagle(TARGET))
+Scripted = Callable[[Method, int], Run]
 
 
 def decide(
-    monkeypatch: pytest.MonkeyPatch,
-    rates: list[list[float]],
-    *,
-    verify_slope: float,
-    draft: float,
-    bounds: Bounds | None = None,
-) -> Findings:
-    """Tune "eagle1" with given instead of measured times and acceptance; real runs are as predicted."""
+    monkeypatch: pytest.MonkeyPatch, model: Model, folder: Path, script: Scripted, **how: Any
+) -> tuple[dict[str, Any], list[list[str]]]:
+    """Tune with given instead of measured runs, by method and number of the batch; return the profile and the races."""
+    races: list[list[str]] = []
 
-    def laps(nodes: int, depth: int, inner: int) -> Laps:
-        verify, drafting = 1 + verify_slope * (nodes - 1), draft * depth
-        return Laps(nodes, depth, inner, verify, drafting, verify + drafting + 0.1)
+    def scripted(_: Model, methods: Sequence[Method], sampling: Sampling, batches: Sequence[Any]) -> list[list[Run]]:
+        races.append([method.name for method in methods])
+        is_race = len(batches) > 1
+        return [[script(method, i + is_race) for i in range(len(batches))] for method in methods]
 
-    def timed(setup: Setup, method: Method, trees: Sequence[StaticTree], **_: object) -> list[Laps]:
-        return [laps(tree.max_nodes, tree.depth, tree.num_inner) for tree in trees]
-
-    def run(setup: Setup, methods: Sequence[Method], *, batches: int) -> list[Run]:
-        seconds = [Run(1.1, 1.0, 0.0)]
-        for method in methods[1:]:
-            tree = named(str(method.tree))
-            tau = tokens_per_step(tree, rates)
-            seconds.append(Run(laps(tree.max_nodes, tree.depth, tree.num_inner).step / tau, tau, 0.0))
-        return seconds
-
-    monkeypatch.setattr(measure, "time_plain", lambda setup, **_: laps(1, 0, 0))
-    monkeypatch.setattr(measure, "time_trees", timed)
-    monkeypatch.setattr(measure, "measure_acceptance", lambda *_, **__: Acceptance(rates, [], 0.0))
-    monkeypatch.setattr(measure, "run_interleaved", run)
-    setup = Setup(MODEL, Sampling(), [Request(prompt="a cat")])
-    return Tuner(setup, Effort(), bounds or Bounds(), ["eagle1"]).run()
+    monkeypatch.setattr(tuner, "race", scripted)
+    profile, path = tune(model, out=folder / "profile.json", **how)
+    assert path.is_file()
+    return profile, races
 
 
-FLAT, GOOD = [[0.05] * 16] * 8, [[0.9, *[0.001] * 15]] * 8
+def nodes(method: Method) -> int:
+    return named(method.tree).max_nodes if method.tree else 1
 
 
 @pytest.mark.parametrize(
-    ("rates", "verify_slope", "draft", "chosen"),
+    ("seconds", "chosen"),
     [
-        ([[1 / 2048] * 16] * 8, 0.0, 0.0, None),  # a drafter of random weights
-        (GOOD, 0.05, 0.02, "chain_8"),  # a good and cheap one
-        (FLAT, 0.001, 0.3, "grown_16_1"),  # one whose ranks are equally good
-        ([[0.6, 0.1, 0.1]] * 8, 1.0, 0.1, None),  # each node costs as much as a step
+        (lambda n: 0.9 + 0.1 * abs(n - 8), 8),  # least for a tree of eight nodes
+        (lambda n: 2.0, None),  # no tree is as fast as plain decoding
+        (lambda n: 0.99, None),  # within noise
     ],
 )
-def test_the_choice_follows_from_rates_and_costs(
-    monkeypatch: pytest.MonkeyPatch, rates: list[list[float]], verify_slope: float, draft: float, chosen: str | None
+def test_the_fastest_tree_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+    model: Model,
+    tmp_path: Path,
+    seconds: Callable[[int], float],
+    chosen: int | None,
 ) -> None:
-    found = decide(monkeypatch, rates, verify_slope=verify_slope, draft=draft)
-    assert found.choice.method.tree == (named(chosen).spelling if chosen else None)
-    assert found.choice.name == ("eagle1" if chosen else "plain")
-    if chosen == "chain_8":
-        speedups = [found.choice.as_dict(found.plain)[kind]["speedup"] for kind in ("predicted", "measured")]
-        assert speedups[0] == pytest.approx(speedups[1], rel=1e-3) and speedups[0] > 3 and found.choice.run
+    def script(method: Method, batch: int) -> Run:
+        return Run(seconds(nodes(method)) if method.tree else 1.0, 1.0, 0.0)
+
+    profile, races = decide(monkeypatch, model, tmp_path, script, methods=["eagle1"])
+    assert races[0] == ["plain"] and len(races[-1]) <= 1 + OF_A_METHOD
+    choice = profile["choice"]
+    if chosen is None:
+        assert choice == profile["plain"] and choice["method"] == "plain"
+    else:
+        assert nodes(METHODS["eagle1"].with_options(**choice["settings"])) == chosen
+        assert choice["interval_95"] == [pytest.approx(1 / 0.9, abs=1e-4)] * 2 and choice["rounds"] == 4
+        assert profile["candidates"][0] == choice
 
 
-def test_slow_candidates_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = decide(monkeypatch, [[0.01] * 16] * 8, verify_slope=1.0, draft=1.0)
-    assert found.candidates and all(candidate.run is None for candidate in found.candidates)
+def test_slow_candidates_do_not_race_and_the_race_decides(
+    monkeypatch: pytest.MonkeyPatch, model: Model, tmp_path: Path
+) -> None:
+    def script(method: Method, batch: int) -> Run:
+        """sjd is fast in its first batch only, and in one round of the race gumbel-jacobi is slow."""
+        window = method.settings.get("window", 0)
+        seconds = {"sjd": 0.2 if batch == 0 else 1.5, "gumbel-jacobi": 0.4 + 0.01 * window, "scd": 3.0}
+        return Run(
+            seconds.get(method.name, 1.0) * (4 if method.name == "gumbel-jacobi" and batch == 2 else 1), 2.0, 0.0
+        )
+
+    names = ["sjd", "gumbel-jacobi", "scd"]
+    profile, races = decide(monkeypatch, model, tmp_path, script, methods=names, images=8)
+    assert len(races[-1]) == 1 + FINALISTS and "scd" not in races[-1]
+    assert profile["choice"]["settings"] == {"window": 2} and profile["choice"]["method"] == "gumbel-jacobi"
+    # of three rounds one is too many
+    profile, _ = decide(monkeypatch, model, tmp_path, script, methods=names, images=3)
+    assert profile["choice"]["method"] == "plain"
+    fast = next(one for one in profile["candidates"] if one["settings"] == {"window": 2} and one["interval_95"])
+    assert fast["speedup"] > 2 and fast["interval_95"][0] < 1
 
 
-PLAIN = Candidate("plain", {}, Run(1.0, 1.0, 0.0), Run(1.0, 1.0, 0.0))
-FAST = Candidate("lantern++", {"lambda_": 2.0}, Run(0.5, 2.0, 0.05), Run(0.5, 2.0, 0.08))
+@pytest.mark.parametrize(("in_race", "chosen"), [(0.05, "lantern++"), (0.08, "plain")])
+def test_a_run_that_breaks_the_bound_is_not_chosen(
+    monkeypatch: pytest.MonkeyPatch, model: Model, tmp_path: Path, in_race: float, chosen: str
+) -> None:
+    def script(method: Method, batch: int) -> Run:
+        return Run(0.5 if method.tree else 1.0, 2.0, in_race if batch and method.tree else 0.0)
+
+    profile, _ = decide(monkeypatch, model, tmp_path, script, methods=["lantern++"], bounds=Bounds(max_tv=0.07))
+    assert profile["choice"]["method"] == chosen
+    assert all(one["total_variation"] <= 0.07 for one in profile["candidates"])
 
 
-def test_the_measured_run_decides_not_the_prediction() -> None:
-    slow = dataclasses.replace(FAST, run=Run(1.2, 2.0, 0.0))
-    assert choose(PLAIN, [slow], Bounds(max_tv=0.5)) == PLAIN
-    assert choose(PLAIN, [slow, FAST], Bounds(max_tv=0.5)) == FAST
-    assert choose(PLAIN, [dataclasses.replace(FAST, run=None)], Bounds(max_tv=0.5)) == PLAIN
+def test_an_interval_holds_the_median_and_shrinks_with_the_rounds() -> None:
+    few, many = interval([1.0, 2.0, 3.0]), interval([1.0, 2.0, 3.0] * 30)
+    assert few[0] == 1.0 and few[1] == 3.0 and many == [2.0, 2.0]
 
 
-def test_a_run_that_breaks_the_bound_is_not_chosen() -> None:
-    assert choose(PLAIN, [FAST], Bounds(max_tv=0.07)) == PLAIN
-    assert choose(PLAIN, [FAST], Bounds(max_tv=0.09)) == FAST
+def test_a_race_makes_whole_batches_by_every_method(model: Model) -> None:
+    batches = [[Request(prompt="a cat", seed=0, number=number)] for number in range(2)]
+    methods = [METHODS["plain"], METHODS["gumbel-jacobi"].with_options(window=4)]
+    plain, windows = race(model, methods, model.sampling(), batches)
+    assert [run.tokens_per_step for run in plain] == [1.0, 1.0]
+    assert len(windows) == 2 and all(1 < run.tokens_per_step <= 4 and run.seconds > 0 for run in windows)
 
 
-def test_a_speedup_within_noise_is_not_chosen() -> None:
-    assert choose(PLAIN, [dataclasses.replace(FAST, run=Run(0.99, 2.0, 0.0))], Bounds(max_tv=0.5)) == PLAIN
+def test_labels_are_short() -> None:
+    assert label("lantern++", {"lambda_": 2.0, "tree": "0 1 0.0"}) == "lantern++ lambda 2.0 tree 4 to depth 2"
