@@ -130,7 +130,8 @@ def record_of(step: Step, first: int) -> Records:
     found["picture"] = torch.arange(first, first + images, device=path.device)
     if (traits := step.tree.traits) is not None:
         found |= {"traits": traits.nodes.float(), "beams": traits.beams.float()}
-    return Records(**{name: x[step.counts > 0].cpu() for name, x in found.items()})
+    alive: Any = {name: x[step.counts > 0].cpu() for name, x in found.items()}
+    return Records(**alive)
 
 
 def joined(parts: Sequence[Records], about: Mapping[str, Any]) -> Records:

@@ -73,7 +73,7 @@ def proximity_distances(codebook: Float[Tensor, "v d"], table: Int32[Tensor, "v 
 def mean_distance(
     codebook: Float[Tensor, "v d"] | None, tokens: Int[Tensor, " b"], distribution: Float[Tensor, "b v"]
 ) -> Float[Tensor, " b"] | None:
-    """Return the mean L2 distance from each token to tokens of a distribution, 0 if it is empty; without codebook None."""
+    """Return the mean L2 distance from tokens to those of a distribution, 0 if it is empty; None without a codebook."""
     if codebook is None:
         return None
     vectors = codebook.to(distribution.dtype)
@@ -218,7 +218,7 @@ def residual_as_released(trial: Trial, around: Int[Tensor, "b k1"], claim: Claim
 def root_mean_square(
     codebook: Float[Tensor, "v d"] | None, takers: Float[Tensor, "n v"], givers: Float[Tensor, "n v"]
 ) -> Float[Tensor, " n"] | None:
-    """Return the root mean square L2 distance of tokens sampled in proportion to these weights, None without codebook."""
+    """Return the root mean square distance of tokens sampled by these weights; None without a codebook."""
     if codebook is None:
         return None
     vectors = codebook.to(takers.dtype)
