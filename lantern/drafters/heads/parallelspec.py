@@ -81,7 +81,7 @@ class ParallelSpec(Eagle):
         `positions` and `mask` cover the pairs, then the masks, of which each anchor has (n - m) / a. Output j of the
         pairs predicts token j + 1; mask d behind anchor i predicts token i + d.
         """
-        pairs = self.add_scale(self.fc(self.pair(features, tokens)), scales)
+        pairs = self.join(features, tokens, scales)
         masks = (positions.shape[1] - tokens.shape[1]) // anchors.shape[1]
         behind = pairs.gather(1, anchors[..., None].expand(-1, -1, pairs.shape[-1]))
         groups = (behind[:, :, None] + self.masks[:masks].to(pairs.dtype)).flatten(1, 2)
