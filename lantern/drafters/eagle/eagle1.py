@@ -89,17 +89,9 @@ class EagleConfig:
     @classmethod
     def for_target(cls, config: Any, **changes: Any) -> Self:
         """Return a config with its target's width, heads, feed-forward and rotary table."""
-        form = changes.get("form", "guided")
-        fields = {
-            "dim": config.dim,
-            "n_head": config.query_heads,
-            "ffn_dim": config.ffn_dim,
-            "vocab_size": config.vocab_size,
-            "block_size": config.block_size,
-            "cls_token_num": max(config.cls_token_num - 1, 0) if form == "rows" else 0,
-            "norm_eps": config.norm_eps,
-            "rope_base": config.rope_base,
-        }
+        same = ("dim", "ffn_dim", "vocab_size", "block_size", "norm_eps", "rope_base")
+        fields = {"n_head": config.query_heads, **{name: getattr(config, name) for name in same}}
+        fields["cls_token_num"] = max(config.cls_token_num - 1, 0) if changes.get("form") == "rows" else 0
         return cls(**(fields | changes))
 
 
