@@ -41,37 +41,6 @@ def test_clip_score_matches_transformers(clip: Clip) -> None:
     assert found.abs().max() > 1e-2
 
 
-def test_clip_score_matches_torchmetrics(clip: Clip) -> None:
-    from torchmetrics.functional.multimodal import clip_score
-
-    class Tensors:
-        """Return tensors for torchmetrics 1.9; transformers 5 returns objects."""
-
-        config = clip.network.config
-
-        def to(self, device: torch.device) -> "Tensors":
-            return self
-
-        def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
-            return clip.network.get_image_features(pixel_values=pixel_values).pooler_output
-
-        def get_text_features(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            return clip.network.get_text_features(input_ids=input_ids).pooler_output
-
-    def processor(text: list[str] | None = None, images: list[torch.Tensor] | None = None, **_: object) -> dict:
-        if images is not None:
-            return {"pixel_values": torch.stack([clip.prepare(one.permute(1, 2, 0).numpy()) for one in images])}
-        found = tokens(text or [])
-        return {"input_ids": found, "attention_mask": torch.ones_like(found)}
-
-    pictures = [torch.from_numpy(pixels(seed=seed)).permute(2, 0, 1) for seed in range(3)]
-    with torch.inference_mode():
-        expected = clip_score(pictures, PROMPTS, lambda: (Tensors(), processor))  # type: ignore[arg-type]
-    inputs = torch.stack([clip.prepare(pixels(seed=seed)) for seed in range(3)])
-    found = clip_scores(clip.embed(inputs), clip.embed_prompts(PROMPTS)).mean()
-    assert max(float(found), 0.0) == pytest.approx(float(expected), abs=1e-4)
-
-
 @pytest.mark.parametrize("size", [(40, 40), (32, 32), (57, 33), (20, 90)])
 def test_pictures_are_resized_by_pillow_and_cropped_at_the_centre(clip: Clip, size: tuple[int, int]) -> None:
     picture = Image.fromarray(pixels(*size))

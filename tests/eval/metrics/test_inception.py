@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from lantern.eval.metrics.inception import RESIZES, SIDE, load_inception
+from lantern.eval.metrics.inception import SIDE, load_inception
 from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import SOURCES, cache_folder, find_weights, found_at
 from tests.eval.tiny_metrics import FEATURES, save_tiny_inception
@@ -13,22 +13,6 @@ from tests.eval.tiny_metrics import FEATURES, save_tiny_inception
 
 def pixels(side: int = 40, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
-
-
-@pytest.mark.parametrize("resize", list(RESIZES))
-def test_features_come_for_every_resize(tmp_path: Path, resize: str) -> None:
-    network = load_inception(found_at(save_tiny_inception(tmp_path / "n.pt")), resize=resize)
-    found = network.embed(torch.stack([network.prepare(pixels(seed=seed)) for seed in range(3)]))
-    assert found.shape == (3, FEATURES)
-    assert network.prepare(pixels()).shape == (3, SIDE, SIDE)
-
-
-def test_clean_resize_matches_clean_fid(tmp_path: Path) -> None:
-    from cleanfid.resize import build_resizer
-
-    network = load_inception(found_at(save_tiny_inception(tmp_path / "n.pt")), resize="clean")
-    expected = build_resizer("clean")(pixels()).transpose(2, 0, 1)
-    assert np.array_equal(network.prepare(pixels()).numpy(), expected)
 
 
 def test_legacy_resize_is_bilinear_aligned_to_the_upper_left_corner(tmp_path: Path) -> None:

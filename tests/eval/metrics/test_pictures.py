@@ -7,7 +7,6 @@ import pytest
 import torch
 from PIL import Image
 
-from lantern.eval.metrics import pictures as module
 from lantern.eval.metrics.pictures import AHEAD, Stream, find_pictures, raw
 from tests.eval.tiny_metrics import save_pictures
 
@@ -23,15 +22,6 @@ def test_batches_keep_the_order(tmp_path: Path) -> None:
         pixels = torch.cat([one.inputs["raw"] for one in batches])
         expected = torch.stack([torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1) for path in paths])
         assert torch.equal(pixels, expected)
-
-
-def test_each_file_is_opened_once_for_all_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = save_pictures(tmp_path, 5)
-    opened: list[str] = []
-    read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda self: opened.append(self.name) or read(self))
-    list(Stream(paths, {"one": raw, "two": raw}, batch=2))
-    assert sorted(opened) == [path.name for path in paths]
 
 
 def test_only_a_few_batches_are_in_memory(tmp_path: Path) -> None:
@@ -57,26 +47,19 @@ def test_digest_is_of_the_contents_in_order(tmp_path: Path) -> None:
     assert stream.sha256 == hashlib.sha256(parts).hexdigest()
 
 
-@pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n" + b"\0" * 40])
-def test_file_that_is_not_a_picture_is_named(tmp_path: Path, content: bytes) -> None:
+TORN = b"\x89PNG\r\n\x1a\n" + b"\0" * 40
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"", "its format is not recognised$"), (b"no image", "its format is not recognised$"), (TORN, ""), (None, "")],
+)
+def test_a_file_that_is_no_whole_picture_is_named(tmp_path: Path, content: bytes | None, reason: str) -> None:
     path = tmp_path / "bad.png"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"bad.png is not a complete image"):
-        list(Stream([path], {"raw": raw}))
-
-
-def test_the_fault_of_a_file_of_another_format_has_no_address(tmp_path: Path) -> None:
-    (tmp_path / "bad.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"bad.png is not a complete image: its format is not recognised$"):
-        list(Stream([tmp_path / "bad.png"], {"raw": raw}))
-
-
-def test_damaged_picture_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "torn.png"
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(noise).save(path)
-    path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(ValueError, match=r"torn.png is not a complete image"):
+    path.write_bytes(path.read_bytes()[:2000] if content is None else content)
+    with pytest.raises(ValueError, match=rf"bad.png is not a complete image: {reason}"):
         list(Stream([path], {"raw": raw}))
 
 
@@ -93,16 +76,6 @@ def test_pictures_are_found_in_subfolders_by_name(tmp_path: Path) -> None:
     (tmp_path / ".hidden.png").write_bytes(b"x")
     found = [str(path.relative_to(tmp_path)) for path in find_pictures(tmp_path)]
     assert found == sorted(found) and len(found) == 6
-
-
-def test_each_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("a", "b", "c"):
-        save_pictures(tmp_path / name, 3)
-    listed: list[str] = []
-    scan = module.os.scandir
-    monkeypatch.setattr(module.os, "scandir", lambda path: listed.append(str(path)) or scan(path))
-    assert len(find_pictures(tmp_path)) == 9
-    assert len(listed) == len(set(listed)) == 4
 
 
 def test_folder_without_pictures_is_rejected(tmp_path: Path) -> None:

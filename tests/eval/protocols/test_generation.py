@@ -1,8 +1,6 @@
 """Generation for evaluation: any sharding and any resume give the same files."""
 
-import io
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from lantern.eval.protocols.generation import (
     Worker,
     batches_of,
     finished,
-    images_bar,
     picture_path,
     produce,
     read_entries,
@@ -23,23 +20,6 @@ from lantern.generation.generator import Generator
 from tests.eval.workers import FINGERPRINT, contents, expected, lines, paint
 
 # places
-
-
-def test_paths_follow_from_numbers_in_folders_of_a_thousand() -> None:
-    assert picture_path(Path("out"), 12345) == Path("out/pictures/012/012345.png")
-    assert len({picture_path(Path(), number).parent for number in range(30_000)}) == 30
-
-
-def test_making_lists_no_folder_of_pictures(
-    decoder: Generator, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed: list[str] = []
-    for name in ("listdir", "scandir"):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda path=".", real=real: (listed.append(str(path)), real(path))[1])
-    paint(decoder, tmp_path / "out", 3)
-    finished(whole)
-    assert not [path for path in listed if "pictures" in path]
 
 
 # shards
@@ -150,27 +130,3 @@ def test_picture_metadata_has_no_time(whole: Path) -> None:
 
 
 # the bar
-
-
-class Terminal(io.StringIO):
-    """What a bar is shown on."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_bar_shows_rate_and_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    with images_bar(40, 10) as bar:
-        bar.start_t -= 60  # as if it had started a minute ago
-        bar.update(15)
-        text = str(bar)
-    assert "25/40 [01:00<01:00, " in text and "0.25 images/s" in text
-
-
-def test_no_progress_bar_without_a_terminal(
-    decoder: Generator, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with Worker(decoder, tmp_path, FINGERPRINT, name="1-of-1") as worker:
-        produce(worker, expected(1))
-    assert capfd.readouterr().err == ""

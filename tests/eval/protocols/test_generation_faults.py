@@ -131,16 +131,3 @@ def test_a_full_disk_leaves_no_partial_picture(decoder: Generator, tmp_path: Pat
         paint(decoder, tmp_path / "out", 2)
     assert str(raised.value.filename).endswith("000000.png")
     assert not contents(tmp_path / "out") and not lines(tmp_path / "out")
-
-
-def test_an_unwritable_folder_is_reported(
-    decoder: Generator, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(self: Path, *_: object, **__: object) -> None:
-        raise PermissionError(13, os.strerror(13), str(self))
-
-    monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(PermissionError):
-        paint(decoder, tmp_path / "out", 2)
-    monkeypatch.undo()
-    assert not contents(tmp_path / "out") and lines(tmp_path / "out") == []

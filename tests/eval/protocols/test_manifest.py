@@ -43,16 +43,6 @@ def test_recorded_entries_are_read_back(tmp_path: Path) -> None:
     assert isinstance(figures, Statistics) and figures.tokens_per_step == 1.0 and figures.accepted == ()
 
 
-def test_an_empty_or_missing_folder_has_nothing(tmp_path: Path) -> None:
-    assert read_entries(tmp_path / "none", HERE) == {}
-
-
-def test_reopening_appends(tmp_path: Path) -> None:
-    recorded(tmp_path, 0)
-    path = recorded(tmp_path, 1)
-    assert len(path.read_text().splitlines()) == 3 and set(read_entries(tmp_path)) == {0, 1}
-
-
 @pytest.mark.parametrize("left", range(1, 200, 23))
 def test_an_incomplete_last_line_is_dropped(tmp_path: Path, left: int) -> None:
     path = recorded(tmp_path, 0, 1)
@@ -104,12 +94,6 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
     path.write_bytes(path.read_bytes() + line)
     with pytest.raises(ValueError, match=r"manifest-1-of-1\.jsonl, line 3 is .*delete that line"):
         read_entries(tmp_path)
-
-
-def test_a_file_that_is_not_a_manifest_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "manifest-own.jsonl").write_text('{"mine": 1}\n')
-    with pytest.raises(ValueError, match="has no fingerprint"):
-        read_entries(tmp_path, HERE)
 
 
 def test_a_failed_write_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

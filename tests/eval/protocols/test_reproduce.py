@@ -232,25 +232,6 @@ def test_a_launcher_and_an_option_that_differ_are_rejected(
     assert "the launcher sets 2/2" in capsys.readouterr().err
 
 
-def test_a_full_disk_gives_one_line_and_exit_status_1(
-    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real, kept = generation.save_image, []
-
-    def save(image: Any, path: Path, facts: Any) -> None:
-        if len(kept) == 2:
-            raise OSError(28, "No space left on device", str(path))
-        kept.append(path)
-        real(image, path, facts)
-
-    monkeypatch.setattr(generation, "save_image", save)
-    assert reproduce(place, model, "--metrics") == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "No space left on device" in line
-    monkeypatch.undo()
-    assert len(pictures(place)) == 2
-
-
 def test_an_unwritable_folder_gives_one_line_and_exit_status_1(
     place: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
