@@ -53,7 +53,7 @@ CRASHED = 3
 # sections in the order of their worth, and the seconds after which one leaves out its further figures
 SECTIONS = {
     "machine": 20,
-    "plain": 100,
+    "plain": 90,
     "pass_times": 40,
     "drafted": 90,
     "exact": 60,
@@ -75,12 +75,12 @@ class Sizes:
     steps: int = 160
     nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64)
     windows: tuple[int, ...] = (4, 16, 32)
-    trees: tuple[str, ...] = ("chain_4", "grown_15_4")
+    trees: tuple[str, ...] = ("chain_4", "grown_7_4", "grown_15_4")
     others: tuple[tuple[str, int], ...] = (("B", 256), ("L", 256), ("XL", 256), ("XXL", 576), ("3B", 576))
     janus: tuple[int, ...] = (2048, 5632, 24, 16)
     batches: tuple[int, ...] = (1, 8, 16, 64)
-    images: int = 8
-    seeds: int = 8
+    exact: tuple[int, int] = (2, 2)  # images of a batch, and seeds
+    seeds: int = 4
     served: int = 32
     training_batch: int = 384
     changes: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -97,7 +97,7 @@ TOY = Sizes(
     others=(("B", 4),),
     janus=(16, 24, 1, 1),
     batches=(1,),
-    images=1,
+    exact=(1, 1),
     seeds=1,
     served=1,
     training_batch=2,
@@ -379,7 +379,9 @@ class Bench:
             if tau <= drafter.depth + 1:
                 counts = tuple(script(tau, made.target.config.block_size - 1))
                 path = tuple(deepest(drafter.tree.shape()))
-                verifier = ScriptedVerifier(made.verifier, counts, path, made.target.config.block_size)
+                verifier = ScriptedVerifier(
+                    made.verifier, counts, path, made.target.config.block_size, made.target.walk
+                )
                 scripted = dataclasses.replace(made, verifier=verifier)
                 found[f"{tau:g}"] = self._at(tau, self.steps(scripted, most=self.sizes.steps))
         return found
@@ -400,22 +402,21 @@ class Bench:
     def exact(self) -> None:
         """Bits: tokens of exact methods in bf16 that differ from plain decoding's, of random weights of the size."""
         names = exact_methods({"eagle1"})
-        condition = self.condition(self.model()[0].config, self.sizes.images)
-
-        def same(name: str, make: Any, plain: Any) -> Figures:
-            return self._same(make(name), condition, plain)
+        images, seeds = self.sizes.exact
+        condition = self.condition(self.model()[0].config, images)
 
         for kind in dict.fromkeys((self.products(), PRODUCTS[0])):
             make = partial(self.decoder, engine=GraphEngine(products=kind))
-            plain = self._tokens(make("plain"), condition)
+            plain = self._tokens(make("plain"), condition, seeds)
             for name in names[:2] if self.is_toy else names:
-                self.measure("exact", f"{name} {kind}", partial(same, name, make, plain))
+                same = partial(self._same, partial(make, name), condition, plain)
+                self.measure("exact", f"{name} {kind}", same)
 
-    def _tokens(self, decoder: Decoder, condition: Condition) -> tuple[list[Tensor], float, int]:
+    def _tokens(self, decoder: Decoder, condition: Condition, seeds: int) -> tuple[list[Tensor], float, int]:
         """Return the tokens of all seeds, the median seconds of a batch, and the number of passes."""
         made, spent, steps = list[Tensor](), list[float](), 0
         images = len(condition.mask) if condition.mask is not None else 1
-        for seed in range(self.sizes.seeds):
+        for seed in range(seeds):
             begun = time.perf_counter()
             one = decoder.generate(condition, keys=[(seed, image) for image in range(images)])
             made.append(one.tokens.cpu())
@@ -423,9 +424,15 @@ class Bench:
             steps += int(one.steps.sum())
         return made, median(spent), steps
 
-    def _same(self, decoder: Decoder, condition: Condition, plain: tuple[list[Tensor], float, int]) -> Figures:
+    def _same(
+        self, make: Callable[[], Decoder], condition: Condition, plain: tuple[list[Tensor], float, int]
+    ) -> Figures:
         """Return tokens a step, milliseconds an image, and the tokens that differ from plain decoding's."""
-        tokens, seconds, steps = self._tokens(decoder, condition)
+        try:
+            decoder = make()
+        except ValueError as error:
+            return {"refused": str(error)}
+        tokens, seconds, steps = self._tokens(decoder, condition, len(plain[0]))
         differing = sum(int((one != other).sum()) for one, other in zip(tokens, plain[0], strict=True))
         count, images = sum(one.numel() for one in tokens), len(tokens[0])
         figures: Figures = {"tokens": count, "differing": differing, "promise": decoder.promise(images)}
@@ -436,10 +443,16 @@ class Bench:
         from lantern.generation.generator import Generator, choose_method
 
         model = self._embedded()
-        others = ("eagle1-rejection", "lantern", "lantern++", "bounded", "bounded-window", "sjd")
-
-        def same(name: str, make: Any, condition: Condition, plain: Any) -> Figures:
-            return self._same(make(name), condition, plain)
+        main = (
+            "gumbel-jacobi",
+            "eagle1",
+            "eagle1-rejection",
+            "lantern",
+            "lantern++",
+            "bounded",
+            "bounded-window",
+            "sjd",
+        )
 
         for images in (1, 8) if not self.is_toy else (1,):
             condition = condition_of(model, PROMPTS, range(images))
@@ -449,11 +462,14 @@ class Bench:
                 def make(name: str, sampling: Sampling = sampling) -> Decoder:
                     return Generator(model, choose_method(model, name, sampling=sampling), sampling).parts
 
-                plain = self._tokens(make("plain"), condition)
-                names = [name for name in ("plain", *exact_methods(model.add_ons), *others) if name in METHODS]
-                for name in names[:2] if self.is_toy else dict.fromkeys(names):
+                plain = self._tokens(make("plain"), condition, self.sizes.seeds)
+                names = dict.fromkeys(
+                    ("plain", *main, *exact_methods(model.add_ons)) if images == 1 else ("plain", *main)
+                )
+                for name in list(names)[:2] if self.is_toy else names:
                     label = f"{name} guidance {guidance:g} batch {images}"
-                    self.measure("embedded", label, partial(same, name, make, condition, plain))
+                    same = partial(self._same, partial(make, name), condition, plain)
+                    self.measure("embedded", label, same)
 
     def _embedded(self) -> Any:
         from lantern.models.folder import load_model

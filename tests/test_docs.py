@@ -67,12 +67,7 @@ class Exercise:
     replace: dict[str, str] = field(default_factory=dict)
     prepare: "Callable[[Path], None] | None" = None
     is_slow: bool = False
-    tokens: tuple[int, ...] = (0,)
-
-
-@dataclass(frozen=True)
-class Installation:
-    """A command that installs lantern: the words must be part of a command that `.ci/run` executes."""
+    codes: tuple[int, ...] = (0,)
 
 
 TINY = Exercise("--model {model}")
@@ -164,19 +159,10 @@ def released(folder: Path) -> None:
 
 QUICK = "--images 1 --dtype fp32"
 BENCH = Exercise(f"--model {{model}} --variants eager --baseline eager {QUICK}")
-INSTALLATION = Installation()
 EMBEDDED = "assets/lantern-emoji"
 SWEPT = "bounded-window:delta=0.05/0.2"
-VENV, INSTALL = "python3 -m venv .venv", ".venv/bin/pip install -q ."
-FIRST = '.venv/bin/lantern-generate --prompt "a red apple"'
 # Commands of one page run in one folder, in the order of the page: they may use what an earlier one wrote.
-EXERCISES: dict[str, Exercise | Installation] = {
-    VENV: INSTALLATION,
-    INSTALL: INSTALLATION,
-    f"{VENV} && {INSTALL} && {FIRST}": INSTALLATION,
-    '.venv/bin/pip install -q -e ".[dev,eval,train]" && .venv/bin/python -m pytest -q -n 2 --dist worksteal': (
-        INSTALLATION
-    ),
+EXERCISES: dict[str, Exercise] = {
     "lantern convert vq_ds16_t2i.pt llamagen-t2i/vqvae": Exercise(prepare=released),
     "lantern convert t2i_XL_stage2_512.pt llamagen-t2i/transformer --image-size 512": Exercise(),
     "lantern convert llamagen2_drafter/ llamagen-t2i/drafter --image-size 512": Exercise(),
@@ -193,11 +179,11 @@ EXERCISES: dict[str, Exercise | Installation] = {
     "torchrun --nproc-per-node 2 -m lantern.cli.main generate --model Janus-Pro-1B "
     '--prompt "a red apple" --method gumbel-jacobi': Exercise("--out shared.png", is_slow=True),
     "lantern doctor --model Janus-Pro-1B --dtype bf16": Exercise(),
-    ".venv/bin/lantern doctor": Exercise(tokens=(0, 1)),
+    ".venv/bin/lantern doctor": Exercise(codes=(0, 1)),
     # it is refused before it listens; tests/generation/test_serving.py sends requests to a server
-    "lantern serve lantern-emoji --port 8000": Exercise(replace={"8000": "80000"}, tokens=(2,)),
-    "lantern serve lantern-emoji --ray --replicas 2": Exercise(replace={"2": "0"}, tokens=(2,)),
-    "lantern demo lantern-emoji --port 7860": Exercise(replace={"7860": "78600"}, tokens=(2,)),
+    "lantern serve lantern-emoji --port 8000": Exercise(replace={"8000": "80000"}, codes=(2,)),
+    "lantern serve lantern-emoji --ray --replicas 2": Exercise(replace={"2": "0"}, codes=(2,)),
+    "lantern demo lantern-emoji --port 7860": Exercise(replace={"7860": "78600"}, codes=(2,)),
     'lantern-generate --prompt "a red apple"': Exercise(),
     'lantern-generate --prompt "a red apple" -n 4 --seed 7 --out apples --batch 4': TINY,
     'lantern-generate --prompt "a red apple" --negative-prompt "a green leaf" --out away.png': Exercise(
@@ -281,6 +267,15 @@ def is_training(command: str) -> bool:
     return command.startswith("lantern train ")
 
 
+def is_installation(command: str) -> bool:
+    return "-m venv" in command or "pip install" in command
+
+
+def is_request(command: str) -> bool:
+    """Whether it is sent to a server: tests/generation/test_serving.py sends such ones."""
+    return command.startswith("curl ")
+
+
 def run(words: list[str]) -> int:
     """Run a command in this process and return its exit code."""
     program, *arguments = words
@@ -296,43 +291,28 @@ def run(words: list[str]) -> int:
     return int(import_module(modules.get(program, program)).main(arguments) or 0)
 
 
-def run_page(path: Path, model: Path, place: Path, *, with_slow: bool) -> None:
-    """Run the commands of a page that the table names, in the order of the page."""
-    for command in commands(path):
-        exercise = EXERCISES.get(command)
-        if not isinstance(exercise, Exercise) or (exercise.is_slow and not with_slow):
-            continue
+def test_every_command_of_a_page_has_an_exercise() -> None:
+    known = {command for path in PAGES for command in commands(path)}
+    others = (is_training, is_installation, is_request)
+    assert {one for one in known if not any(kind(one) for kind in others)} == set(EXERCISES)
+
+
+def exercises(path: Path, is_slow: bool) -> list[tuple[str, Exercise]]:
+    """Return the commands of a page in order; those that are not slow come with those that are."""
+    known = [(command, EXERCISES[command]) for command in commands(path) if command in EXERCISES]
+    has_slow = any(one.is_slow for _, one in known)
+    return [pair for pair in known if is_slow or not pair[1].is_slow] if has_slow or not is_slow else []
+
+
+@pytest.mark.parametrize("is_slow", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("path", [path for path in PAGES if commands(path)], ids=shown)
+def test_commands_of_a_page_run(path: Path, is_slow: bool, model: Path, place: Path) -> None:
+    for command, exercise in exercises(path, is_slow):
         if exercise.prepare is not None:
             exercise.prepare(place)
         words = [exercise.replace.get(word, word) for word in shlex.split(command)] + shlex.split(exercise.extra)
         words = [word.replace("{model}", str(model)) for word in words]
-        assert run(words) in exercise.tokens, f"{shown(path)}: {shlex.join(words)}"
-
-
-@pytest.mark.parametrize("path", PAGES, ids=shown)
-def test_every_command_of_a_page_is_covered(path: Path) -> None:
-    missing = [command for command in commands(path) if command not in EXERCISES and not is_training(command)]
-    assert not missing, f"{shown(path)}: add an exercise to EXERCISES of tests/test_docs.py for {missing}"
-
-
-def test_every_exercise_is_of_a_command_in_the_documents() -> None:
-    known = {command for path in PAGES for command in commands(path)}
-    assert not set(EXERCISES) - known
-
-
-@pytest.mark.parametrize("path", [path for path in PAGES if commands(path)], ids=shown)
-def test_commands_of_a_page_run(path: Path, model: Path, place: Path) -> None:
-    run_page(path, model, place, with_slow=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "path",
-    [path for path in PAGES if any(getattr(EXERCISES.get(one), "is_slow", False) for one in commands(path))],
-    ids=shown,
-)
-def test_slow_commands_of_a_page_run(path: Path, model: Path, place: Path) -> None:
-    run_page(path, model, place, with_slow=True)
+        assert run(words) in exercise.codes, f"{shown(path)}: {shlex.join(words)}"
 
 
 def test_commands_of_an_installation_are_run_by_ci() -> None:
@@ -342,8 +322,8 @@ def test_commands_of_an_installation_are_run_by_ci() -> None:
         for line in re.findall(rf"<!-- run: {mark} -->\n```sh\n(.*?)\n```", PAGES[0].read_text(encoding="utf-8"))
     )
     assert executed
-    for command, exercise in EXERCISES.items():
-        assert not isinstance(exercise, Installation) or command in executed, command
+    for command in {command for path in PAGES for command in commands(path) if is_installation(command)}:
+        assert command in executed, command
 
 
 VALUES = ("--config", "--kind", "--steps", "--decay", "--minutes", "--recipe", "--only")

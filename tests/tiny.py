@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lantern.core.types import Condition
+from lantern.core.types import Condition, Prompt
 from lantern.decoding.cache import StaticCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.models.llamagen.transformer import CaptionEmbedder, Transformer, TransformerConfig
@@ -61,6 +61,14 @@ def tiny_condition(lengths: tuple[int, ...] = (4,), slots: int = 6, width: int =
         rows.append(torch.randn(slots, width, generator=generator) * 3)
     mask = torch.arange(slots) >= slots - torch.tensor(lengths)[:, None]
     return Condition(embeddings=torch.stack(rows) * mask[..., None], mask=mask)
+
+
+def tiny_prompt(features: torch.Tensor, condition: Condition) -> Prompt:
+    """What drafters read of a prompt with these features (b r t c)."""
+    images, rows, slots, _ = features.shape
+    none, first = torch.zeros(images, rows, 0), torch.zeros(images, rows, dtype=torch.long)
+    is_used = torch.ones(images, slots, dtype=torch.bool)
+    return Prompt(none, none, first, none, features, is_used, condition=condition)
 
 
 def tiny_cache(**sizes: Any) -> StaticCache:

@@ -30,7 +30,7 @@ SIZES = {"nodes": 8, "width": 3, "depth": 2}  # of dynamic trees
 class Blind(EagerEngine):
     """Passes whose rounds do not look at values, as on a GPU."""
 
-    may_look: ClassVar[bool] = False
+    captures: ClassVar[bool] = True
 
 
 BLIND = Blind()

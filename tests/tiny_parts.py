@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lantern.drafters.eagle.fr_spec import FrequencyTable
 from lantern.drafters.lookup.tables import SamTables
-from lantern.drafters.parts import ADD_ONS
+from lantern.methods.parts import ADD_ONS
 from lantern.models.llamagen.transformer import Transformer
 
 DEPTHS = 12  # as deep as the deepest tree of the tests

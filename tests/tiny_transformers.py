@@ -330,6 +330,52 @@ def simplear_tokens(model: Any, words: Any, prompt: str) -> torch.Tensor:
     return _causal_grid(model, words, texts, tokens=24, count=12, guidance=6.0)
 
 
+GLM_IMAGE = [f"<|image {token}|>" for token in range(24)]
+GLM_IMAGE += ["<boi>", "<eoi>", "<unused>", "<grid>", "</grid>", *WORDS[:4], *WORDS[6:], "2", "3", "13", "19"]
+
+
+def tiny_glm_image(seed: int = 0) -> Any:
+    """GLM-Image with 24 tokens, which are its first words."""
+    from transformers import GlmImageConfig, GlmImageForConditionalGeneration
+
+    rotary = {"rope_theta": 100.0, "rope_type": "default", "mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5}
+    size: dict[str, Any] = {"vocab_size": len(GLM_IMAGE), "vision_vocab_size": 27, "hidden_size": 64}
+    text = HEADS | size | {"intermediate_size": 48, "num_key_value_heads": 2, "rope_parameters": rotary}
+    config = GlmImageConfig(
+        text_config=text | {"pad_token_id": GLM_IMAGE.index("<pad>"), "eos_token_id": 25},
+        vision_config={"depth": 1, "hidden_size": 16, "num_heads": 2, "image_size": 64, "intermediate_size": 16},
+        vq_config={"embed_dim": 8, "num_embeddings": 24, "latent_channels": 16},
+        image_start_token_id=24,
+        image_end_token_id=25,
+        image_token_id=GLM_IMAGE.index("<image>"),
+    )
+    return randomise(GlmImageForConditionalGeneration(config), seed)
+
+
+def glm_image_processor() -> Any:
+    """The processor of `tiny_glm_image`."""
+    from transformers import GlmImageImageProcessor, GlmImageProcessor
+
+    names = {"image_token": "<image>", "grid_bos_token": "<grid>", "grid_eos_token": "</grid>"}
+    words = tokenizer(GLM_IMAGE, bos_token="<boi>", pad_token="<pad>", eos_token="<eos>", **names)
+    return GlmImageProcessor(GlmImageImageProcessor(), words, chat_template=TEMPLATE.replace("<bos>", ""))
+
+
+def glm_image_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
+    """Greedy tokens of the library for an image of 2 x 3 tokens, behind those of the small grid of 13 x 19."""
+    message = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
+    how: dict[str, Any] = {"target_h": 64, "target_w": 96, "return_dict": True, "return_tensors": "pt"}
+    inputs = processor.apply_chat_template([message], tokenize=True, **how)
+    assert inputs["image_grid_thw"].tolist() == [[1, 2, 3], [1, 13, 19]]
+    found = model.generate(
+        **inputs,
+        max_new_tokens=13 * 19 + 2 * 3,
+        do_sample=False,
+        prefix_allowed_tokens_fn=lambda *_: list(range(24)),
+    )
+    return found[0, inputs["input_ids"].shape[1] :]
+
+
 def _causal_grid(
     model: Any, words: Any, texts: tuple[str, str], *, tokens: int, count: int, guidance: float
 ) -> torch.Tensor:
@@ -346,6 +392,18 @@ def _causal_grid(
         negative_prompt_attention_mask=torch.ones_like(negative),
     )
     return found[0, ids.shape[1] :] - len(words)
+
+
+# family -> how its tiny model and its processor are made
+FAMILY: dict[str, Any] = {
+    "janus": (tiny_janus, janus_processor),
+    "emu3": (tiny_emu3, emu3_processor),
+    "chameleon": (tiny_chameleon, chameleon_processor),
+    "lumina": (tiny_chameleon, chameleon_tokenizer),
+    "liquid": (tiny_liquid, liquid_tokenizer),
+    "simplear": (tiny_simplear, simplear_tokenizer),
+    "glm_image": (tiny_glm_image, glm_image_processor),
+}
 
 
 def assemble(family: str, model: Any, processor: Any, size: tuple[int, int] | None = None) -> Components:

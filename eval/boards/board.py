@@ -1,9 +1,9 @@
 """One board: methods and plain decoding make the same images in interleaved rounds; every result is a JSON line.
 
     {"fingerprint": {...}}                      model, weights, methods, sampling, seed, machine
-    {"round": 0, "contender": "eagle1 | cpu bf16", "seconds": 0.1, "images": [{"passes": 120, ...}], "load": [0.1, ...]}
+    {"round": 0, "contender": "eagle1 | cpu bf16", "temperature": 1.0, "seconds": 0.1, "images": [{"steps": 120, ...}]}
     {"absent": "eagle3 | cpu bf16", "reason": "..."}
-    {"quality": "lantern | cpu bf16", "images": 64, "metrics": {"kid": {"value": ..., "low": ..., "high": ...}}}
+    {"quality": "lantern | cpu bf16", "temperature": 1.0, "images": 64, "metrics": {"kid": {"value": ..., ...}}}
 
 Lines are only appended: an interrupted run resumes, and one with more images extends a shorter one. `table` computes
 the figures from the lines, `plot` draws them; neither needs the model.
@@ -29,7 +29,7 @@ from torch import Tensor
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import TRAINING_NAME
 from lantern.core.sampling import Sampling
-from lantern.core.types import Generation
+from lantern.core.types import Generation, Step
 from lantern.decoding.statistics import now
 from lantern.eval.json_lines import JsonLines, Line, read_lines
 from lantern.eval.speed.contenders import (
@@ -57,6 +57,7 @@ SAME = ("lantern", "python", "torch", "torchao", "cpu", "cores", "threads", "dev
 # what the papers compare with, at the same tree or window
 PAIRS = (
     ("eagle2-paper", "eagle1-paper"),
+    ("eagle2-paper:tree=eagle2_25_8_5", "eagle1-paper"),  # as many nodes
     ("eagle3-paper", "eagle2-paper:tree=eagle2_59_10_8"),
     ("poss-paper", "eagle2-paper:tree=eagle2_59_10_7"),
     ("vispec-paper", "eagle2-paper:tree=eagle2_29_8_4"),
@@ -83,6 +84,7 @@ PAIRS = (
     ("lantern-paper", "eagle2-paper:tree=eagle2_58_10_5"),
     ("lantern-released", "eagle2-paper:tree=eagle2_58_10_5"),
     ("lantern++-paper", "eagle1-rejection:tree=naive_extend_57"),
+    ("lantern++-paper", "lantern++-paper:tree=eagle2_57_10_5"),
     ("cool-paper", "eagle1-rejection:tree=chain_5"),
     ("eagle1", "eagle1-rejection"),
     ("eagle2", "eagle2-paper"),
@@ -111,7 +113,8 @@ class BoardOptions:
     """How methods are measured: in `variant`, on `prompts`, which are used in order and repeated; lines go to `out`.
 
     Empty `methods` and `pairs` mean all methods. Both methods of a pair are measured and compared. Plain decoding also
-    runs in each of the kinds `baselines` (empty: all kinds of the device) and each of `baseline_dtypes`.
+    runs in each of the kinds `baselines` (empty: all kinds of the device) and each of `baseline_dtypes`. Everything is
+    measured at each of `temperatures` (empty: the model's own).
     """
 
     out: Path
@@ -125,6 +128,7 @@ class BoardOptions:
     baselines: Sequence[str] = ()
     baseline_dtypes: Sequence[str] = ("fp32", "bf16")
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    temperatures: Sequence[float] = ()
     seed: int = 0
     device: str = "auto"
     is_quiet: bool = False
@@ -147,7 +151,9 @@ class Board:
         self.model: Model = load_model(options.model, device=options.device, dtype="fp32", engine="eager")
         self.stable = Stable(self.model)
         self.options, self.variant = options, options.variant.resolved(self.stable)
-        self.sampling: Sampling = self.model.sampling(**options.sampling)
+        own: Sampling = self.model.sampling(**options.sampling)
+        temperatures = dict.fromkeys(options.temperatures or [own.temperature])
+        self.samplings = [dataclasses.replace(own, temperature=temperature) for temperature in temperatures]
         of_pairs = tuple(itertools.chain.from_iterable(options.pairs))
         given = (*options.methods, *of_pairs) or [name for name in METHODS if name not in (PLAIN, "auto")]
         self.specs = list(dict.fromkeys(one for spec in given for one in expand(spec)))
@@ -175,7 +181,8 @@ class Board:
             "plain": [name_of(PLAIN, one) for one in self.plain_variants],
             "methods": {spec: self.facts(spec) for spec in self.specs},
             "pairs": [list(pair) for pair in options.pairs],
-            "sampling": dataclasses.asdict(self.sampling),
+            "sampling": dataclasses.asdict(self.samplings[0])
+            | {"temperature": [sampling.temperature for sampling in self.samplings]},
             "seed": options.seed,
             "batch": options.batch,
             "prompts": hashlib.sha256("\n".join(options.prompts).encode()).hexdigest(),
@@ -192,7 +199,8 @@ class Board:
     def facts(self, spec: str) -> dict[str, Any]:
         """Return what the table states of a method: its promise, and the steps that its networks were trained for."""
         method = method_of(self.model, spec)
-        return {"promise": promise_of(method, is_greedy=self.sampling.is_greedy), "training": self._training(method)}
+        promise = "relaxed" if not method.exact else "tokens" if method.is_identical else "distribution"
+        return {"promise": promise, "training": self._training(method)}
 
     def _training(self, method: Method) -> dict[str, int | None]:
         names = [f"{FOLDER}/{part}" for part in method.made.parts] + ["drafter"] * method.made.reads_drafter
@@ -204,24 +212,29 @@ class Board:
         entries = [(PLAIN, one) for one in self.plain_variants] + [(spec, self.variant) for spec in self.specs]
         with JsonLines(self.options.out, self.fingerprint) as file:
             _, lines = read_lines(self.options.out)
-            done = {(line["contender"], line["round"]) for line in lines if "round" in line}
-            known = {line["absent"] for line in lines if "absent" in line}
-            missing = {entry: [n for n in rounds if (name_of(*entry), n) not in done] for entry in entries}
-            field, jobs = [], {number: self.job(number) for number in rounds}
-            for entry in (entry for entry in entries if missing[entry]):
-                self._report(f"preparing {name_of(*entry)}")
+            done = {(line["contender"], line["temperature"], line["round"]) for line in lines if "round" in line}
+            absent = {line["absent"] for line in lines if "absent" in line}
+            field = list[tuple[Contender, set[int]]]()
+            jobs = [self.job(number) for number in rounds]
+            for (spec, variant), sampling in itertools.product(entries, self.samplings):
+                name = name_of(spec, variant)
+                missing = {number for number in rounds if (name, sampling.temperature, number) not in done}
+                if not missing:
+                    continue
+                self._report(f"preparing {name} at temperature {sampling.temperature:g}")
                 try:
-                    field.append(self._entered(*entry, [jobs[number] for number in missing[entry]]))
+                    field.append((self._entered(spec, variant, sampling, jobs[min(missing)]), missing))
                 except Exception as error:  # the reason is shown in the method's row
                     why = one_line(error)
-                    if entry == entries[0]:
+                    if (spec, variant) == entries[0]:
                         raise RuntimeError(f"plain decoding does not run as {self.variant}: {why}") from error
                     is_lacking = isinstance(error, ValueError)
                     status, kind = ("lacking", "") if is_lacking else ("failed", f"{type(error).__name__}: ")
-                    if name_of(*entry) not in known:
-                        file.append({"absent": name_of(*entry), "status": status, "reason": f"{kind}{why}"[:300]})
+                    if name not in absent:
+                        file.append({"absent": name, "status": status, "reason": f"{kind}{why}"[:300]})
+                        absent.add(name)
             for number in rounds:
-                those = [one for one in field if number in missing[one.label, one.variant]]
+                those = [one for one, missing in field if number in missing]
                 for place in step_order(len(those), number):
                     file.append(self._line(those[place], number, jobs[number]))
                 if those:
@@ -236,14 +249,16 @@ class Board:
             raise ValueError(f"model {self.model.name} has no vqvae/ folder, which quality figures need")
         with JsonLines(self.options.out, self.fingerprint) as file:
             _, lines = read_lines(self.options.out)
-            known = {(line["quality"], line["images"]) for line in lines if "quality" in line}
+            known = {(line["quality"], line["temperature"], line["images"]) for line in lines if "quality" in line}
             relaxed = [spec for spec in self.specs if self.fingerprint["methods"][spec]["promise"] == "relaxed"]
-            for name in (name_of(spec, self.variant) for spec in (PLAIN, *relaxed)):
-                images = [image for line in rounds_of(lines, name).values() for image in line["images"]]
-                images = images[: self.options.images]
-                if images and (name, len(images)) not in known:
+            names = [name_of(spec, self.variant) for spec in (PLAIN, *relaxed)]
+            for name, sampling in itertools.product(names, self.samplings):
+                rounds = rounds_of(at_temperature(lines, sampling.temperature), name)
+                images = [image for line in rounds.values() for image in line["images"]][: self.options.images]
+                line = {"quality": name, "temperature": sampling.temperature, "images": len(images)}
+                if images and tuple(line.values()) not in known:
                     self._report(f"metrics of {name}")
-                    file.append({"quality": name, "images": len(images), "metrics": self._metrics(images, judging)})
+                    file.append(line | {"metrics": self._metrics(images, judging)})
 
     def _metrics(self, images: Sequence[Line], judging: Judging) -> dict[str, Any]:
         from lantern.eval.metrics.quality import Options, measure
@@ -274,23 +289,28 @@ class Board:
         condition = condition_of(self.model, self.options.prompts, list(of_round))
         return Job(condition, [(self.options.seed, image) for image in of_round])
 
-    def _entered(self, spec: str, variant: Variant, jobs: Sequence[Job]) -> Contender:
+    def _entered(self, spec: str, variant: Variant, sampling: Sampling, job: Job) -> Contender:
         """Build and warm a contender; ValueError for missing parts."""
         model = self.stable.model(variant)
         method = METHODS[PLAIN] if spec == PLAIN else method_of(model, spec)
-        contender = Contender(spec, method, variant, assemble(model, method, self.sampling))
-        warm(contender, jobs[:1])
+        contender = Contender(spec, method, variant, assemble(model, method, sampling))
+        warm(contender, [job])
         return contender
 
     def _line(self, contender: Contender, number: int, job: Job) -> Line:
+        """Decode a round. Steps are watched where that costs no time, else in a second decoding, which is not timed."""
+        counted = Counted()
         load, begin = load_average(), now(self.model.device)
-        made = contender.decode(job)
+        made = contender.decode(job, **({} if contender.is_fused else {"callback": counted}))
         seconds = now(self.model.device) - begin
+        if contender.is_fused and not contender.is_plain:
+            contender.decode(job, callback=counted)
         return {
             "round": number,
             "contender": name_of(contender.label, contender.variant),
+            "temperature": contender.parts.sampling.temperature,
             "seconds": seconds,
-            "images": [record(made, image) for image in range(len(job.keys))],
+            "images": [record(made, image) | counted.record(image) for image in range(len(job.keys))],
             "load": load,
             "commit": self.surroundings["commit"],
         }
@@ -317,15 +337,6 @@ def parse_pair(text: str) -> tuple[str, str]:
     return first, second
 
 
-def promise_of(method: Method, *, is_greedy: bool) -> str:
-    """Return "tokens" for plain decoding's tokens, "distribution", or "relaxed"; greedy exact methods promise
-    tokens.
-    """
-    if not method.exact:
-        return "relaxed"
-    return "tokens" if method.is_identical or is_greedy else "distribution"
-
-
 def training_steps(model: Model, name: str) -> int | None:
     """Return the steps that a component of a model's folder was trained for, None if it does not record them."""
     if model.folder is None:
@@ -341,6 +352,30 @@ def name_of(spec: str, variant: Variant) -> str:
     return f"{spec} | {variant}"
 
 
+class Counted:
+    """A callback that keeps what each step committed, and the number of nodes that it verified."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Tensor, Tensor, int]] = []
+
+    def __call__(self, step: Step) -> None:
+        """Keep the numbers of a step."""
+        nodes = 0 if step.tree is None else step.tree.shape.num_nodes - 1
+        self._steps.append((step.start.clone(), step.counts.clone(), nodes))
+
+    def record(self, number: int) -> Line:
+        """Return for image `number` the tokens of each step, and the sum of the nodes.
+
+        Empty where steps were not watched or do not commit tokens in their order.
+        """
+        own = [(int(start[number]), int(counts[number]), nodes) for start, counts, nodes in self._steps]
+        own = [one for one in own if one[1]]  # others of the batch may take more steps
+        runs = [counts for _, counts, _ in own]
+        if not runs or [start for start, _, _ in own] != [0, *itertools.accumulate(runs[:-1])]:
+            return {}
+        return {"runs": " ".join(map(str, runs)), "nodes": sum(nodes for _, _, nodes in own)}
+
+
 def record(made: Generation, number: int) -> Line:
     """Return the record of image `number` of a batch; total variation and relaxed are sums over its tokens."""
     return {
@@ -351,8 +386,13 @@ def record(made: Generation, number: int) -> Line:
     }
 
 
+def at_temperature(lines: Sequence[Line], temperature: float) -> list[Line]:
+    """Return the lines of a temperature, with those of all."""
+    return [line for line in lines if line.get("temperature", temperature) == temperature]
+
+
 def rounds_of(lines: Sequence[Line], name: str) -> dict[int, Line]:
-    """Return the lines of a contender by round, in order."""
+    """Return the lines of a contender at one temperature by round, in order."""
     found = {line["round"]: line for line in lines if line.get("contender") == name}
     return dict(sorted(found.items()))
 

@@ -35,17 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw the board and print the path of the image."""
-    from lantern.eval.boards.table import figures
-    from lantern.eval.json_lines import read_lines
+    from lantern.eval.boards.table import figures_of
 
-    header, lines = read_lines(args.file)
     path = args.out or args.file.with_suffix(".png")
-    save(header, figures(header, lines), path)
+    save(figures_of(args.file), path)
     print(path)
     return DONE
 
 
-def save(header: Mapping[str, Any], found: Mapping[str, Any], path: Path) -> None:
+def save(found: Mapping[str, Any], path: Path) -> None:
     """Write the plot, without time and program names."""
     from matplotlib import rc_context
 
@@ -53,22 +51,21 @@ def save(header: Mapping[str, Any], found: Mapping[str, Any], path: Path) -> Non
 
     facts: dict[str, Any] = {"Date": None, "Creator": None} if path.suffix == ".svg" else {}
     with rc_context(SETTINGS), atomic_write(path) as temporary:
-        figure = draw(header, found)
+        figure = draw(found)
         figure.savefig(temporary, dpi=110, metadata=facts or ({"Software": None} if path.suffix == ".png" else None))
 
 
-def draw(header: Mapping[str, Any], found: Mapping[str, Any]) -> "Figure":
-    """Draw the methods that were measured."""
+def draw(found: Mapping[str, Any]) -> "Figure":
+    """Draw the methods that were measured, at the first temperature."""
     from matplotlib.figure import Figure
 
-    rows = sorted(
-        (row for row in found["rows"] if "reason" not in row), key=lambda row: row["tokens_per_step"]["value"]
-    )
+    measured = [row for row in found["boards"][0]["rows"] if "reason" not in row]
+    rows = sorted(measured, key=lambda row: row["tokens_per_step"]["value"])
     figure = Figure(figsize=(WIDTH, max(LINE * len(rows) + MARGIN, LEAST_HEIGHT)), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
     draw_ranks(left, rows)
     draw_costs(right, rows)
-    figure.suptitle(f"{header['model']}, {header['variant']}; bars: 95 % intervals", fontsize=9)
+    figure.suptitle(f"{found['model']}, {found['variant']}; bars: 95 % intervals", fontsize=9)
     return figure
 
 

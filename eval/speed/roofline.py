@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lantern.core.prepared import original
 from lantern.decoding.statistics import now
-from lantern.engines.prepared import original
 from lantern.eval.speed.contenders import Contender
 from lantern.eval.speed.race import rounded
 

@@ -5,6 +5,7 @@ tau = 2.5, a tree of depth 3: tokens kept of each step, its bonus token included
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -45,13 +46,15 @@ def deepest(shape: TreeShape) -> list[int]:
 class ScriptedVerifier:
     """Runs another verifier, then replaces its verdict by the scripted length of the deepest path.
 
-    The length is looked up by token position, on the device, for all images. ValueError for a tree that is too shallow.
+    The length is looked up by token position, on the device, for all images. `walk` is that of a prepared target, which
+    may verify by a kernel. ValueError for a tree that is too shallow.
     """
 
     inner: Verifier
     counts: tuple[int, ...]
     path: tuple[int, ...]
     positions: int
+    walk: Callable[[Verifier, DraftTree, Rows], Verdict | None] = lambda *_: None
     is_exact: bool = False
     _lengths: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
@@ -67,7 +70,8 @@ class ScriptedVerifier:
 
     def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Return the scripted path with the bonus token of the inner verifier."""
-        verdict, device = self.inner.verify(tree, rows, noise), tree.tokens.device
+        verdict = self.walk(self.inner, tree, rows) or self.inner.verify(tree, rows, noise)
+        device = tree.tokens.device
         lengths = self._table(device)[rows.places[:, 0]]
         steps = torch.arange(len(self.path), device=device)
         nodes = torch.where(steps < lengths[:, None], self._path(device), 0)

@@ -12,7 +12,6 @@ import torch
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
 from lantern.decoding.statistics import now
-from lantern.drafters.parts import ADD_ONS, DRAFTER, AddOn
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.eval.speed.contenders import PLAIN, Contender, Job, Lineup, Stable, assemble, kinds_of, variants, warm_up
 from lantern.eval.speed.race import CutShort, Spread, compare, interleave, report_rounds, reporter, rounded
@@ -21,6 +20,7 @@ from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.generation.decoder import Decoder
 from lantern.methods import METHODS, find
+from lantern.methods.parts import ADD_ONS, DRAFTER, AddOn
 from lantern.models.folder import DTYPES, Model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 

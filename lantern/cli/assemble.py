@@ -1,14 +1,10 @@
 """`lantern assemble OUT`: puts components into a model folder, with a proximity table and the defaults of a call."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lantern.cli.command import DONE
 from lantern.cli.options import arg, command, existing, opt, options
 from lantern.generation.file_names import MAX_SCALE
-
-if TYPE_CHECKING:
-    from torch import nn
 
 PARTS = ("transformer", "vqvae", "text_encoder", "tokenizer", "drafter")
 OUT_HELP = "the model folder; components that are not given stay as they are"
@@ -52,37 +48,42 @@ def assemble(
     defaults: Defaults,
 ) -> int:
     """Put components together into a model folder."""
-    from lantern.models.folder import (
-        NAMES_NAME,
-        load_model,
-        read_index,
-        read_names,
-        write_index,
-        write_names,
-        write_words,
-    )
+    from lantern.core.io import CONFIG_NAME, load_component, read_config, weights_digest, write_json
+    from lantern.models import folder as model_folder
+    from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+    from lantern.models.llamagen.vqvae import VQVAE, VQConfig
     from lantern.models.trial import try_components
 
     # components are tried where they are, before anything is copied
     folders = {part: getattr(components, part) or out / part for part in PARTS}
     try_components({part: folder for part, folder in folders.items() if folder.exists()}, name=out.name)
-    _check_pair(folders["transformer"], folders["drafter"], name=out.name)
+    if folders["transformer"].is_dir() and folders["drafter"].is_dir():
+        target = load_component(Transformer, TransformerConfig, folders["transformer"])
+        digest = weights_digest(target.state_dict())
+        model_folder.check_drafter(folders["drafter"], target.config, digest, model_name=out.name)
     for part, folder in folders.items():
         if folder.resolve() != (out / part).resolve():
             _copy(folder, out / part, skips_weights=part == "tokenizer")
-    _write_table(out, neighbours)
+    if (out / "vqvae").is_dir():
+        from lantern.verifiers.relaxations.neighbours import proximity_table, save_table
+
+        tokens = load_component(VQVAE, VQConfig, out / "vqvae").quantize.tokens().detach()
+        table = proximity_table(tokens, min(neighbours, len(tokens) - 1))
+        save_table(table, out / "vqvae" / model_folder.NEIGHBOURS_NAME)
     if data is not None:
         from lantern.training.data import Prepared
 
         records = [record for record in Prepared.open(data).records if record.split == "train"]
-        write_words(out, (text for record in records for text, _ in record.captions))
+        model_folder.write_words(out, (text for record in records for text, _ in record.captions))
     if names is not None:
-        write_names(out / NAMES_NAME, read_names(names))
+        model_folder.write_names(out / model_folder.NAMES_NAME, model_folder.read_names(names))
     given = {name: value for name, value in vars(defaults).items() if value is not None}
-    write_index(out, generation={**(read_index(out).get("generation") or {}), **given})
-    model = load_model(out, device="cpu")
-    if model.drafter is not None:
-        _sign(out / "drafter", model.target)
+    before = model_folder.read_index(out).get("generation") or {}
+    model_folder.write_index(out, generation={**before, **given})
+    model = model_folder.load_model(out, device="cpu")
+    if model.drafter is not None and (config := read_config(out / "drafter")).get("target") is None:
+        digest = weights_digest(model.target.state_dict())
+        write_json(out / "drafter" / CONFIG_NAME, config | {"target": digest})
     parts = [part for part in PARTS if (out / part).is_dir()]
     print(f"{out}: {', '.join(parts)}; codebook of {model.target.config.vocab_size}, defaults {model.generation}")
     return DONE
@@ -108,37 +109,6 @@ def _copy(source: Path, folder: Path, *, skips_weights: bool) -> None:
     if SUMS_NAME not in {path.name for path in files}:
         (folder / SUMS_NAME).unlink(missing_ok=True)
         save_checksums(folder)
-
-
-def _write_table(folder: Path, columns: int) -> None:
-    from lantern.core.io import load_component
-    from lantern.models.folder import NEIGHBOURS_NAME
-    from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-    from lantern.verifiers.relaxations.neighbours import proximity_table, save_table
-
-    if (folder / "vqvae").is_dir():
-        tokens = load_component(VQVAE, VQConfig, folder / "vqvae").quantize.tokens().detach()
-        save_table(proximity_table(tokens, min(columns, len(tokens) - 1)), folder / "vqvae" / NEIGHBOURS_NAME)
-
-
-def _check_pair(transformer: Path, drafter: Path, name: str) -> None:
-    """Raise ValueError for a drafter of another target."""
-    from lantern.core.io import load_component, weights_digest
-    from lantern.models.folder import check_drafter
-    from lantern.models.llamagen.transformer import Transformer, TransformerConfig
-
-    if transformer.is_dir() and drafter.is_dir():
-        target = load_component(Transformer, TransformerConfig, transformer)
-        check_drafter(drafter, target.config, weights_digest(target.state_dict()), model_name=name)
-
-
-def _sign(folder: Path, target: "nn.Module") -> None:
-    """Write the digest of the target's weights into a drafter's config, if it has none."""
-    from lantern.core.io import CONFIG_NAME, read_config, weights_digest, write_json
-
-    config = read_config(folder)
-    if config.get("target") is None:
-        write_json(folder / CONFIG_NAME, config | {"target": weights_digest(target.state_dict())})
 
 
 COMMAND = command(assemble)

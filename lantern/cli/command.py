@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line on stderr, naming the nearest valid option."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the message and exit with token 2."""
+        """Print the message and exit with code 2."""
         complain(message)
         sys.exit(REFUSED)
 
@@ -160,9 +160,8 @@ def explained(error: Exception) -> str:
         return f"{error}; {install_hint('eval,train')}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    if isinstance(error, ValueError | OSError | ImportError | FloatingPointError):
-        return one_line(error)
-    if isinstance(error, MemoryError) and str(error):
+    is_clear = isinstance(error, ValueError | OSError | ImportError | FloatingPointError)
+    if is_clear or (isinstance(error, MemoryError) and str(error)):
         return one_line(error)
     if isinstance(error, MemoryError | RuntimeError):
         from lantern.generation.generator import is_out_of_memory

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, TextIO
 
 from lantern.cli.command import DONE
-from lantern.cli.options import Names, arg, command, one_of
+from lantern.cli.options import arg, command, one_of
 from lantern.methods import METHODS
 
 SHELLS = ("bash", "zsh", "fish")
@@ -61,16 +61,6 @@ def _fill(parser: argparse.ArgumentParser, name: str, words: Sequence[str]) -> N
     for action in parser._actions:
         if settings & set(action.option_strings):
             action.help = None  # it is not hidden
-    _complete_names(parser)
-
-
-def _complete_names(parser: argparse.ArgumentParser) -> None:
-    for action in parser._actions:
-        if isinstance(action.type, Names):
-            action.completer = lambda names=action.type.names, **_: names  # type: ignore[attr-defined]
-        if isinstance(action, argparse._SubParsersAction):
-            for each in action.choices.values():
-                _complete_names(each)
 
 
 COMMAND = command(completion, epilog=EPILOG)

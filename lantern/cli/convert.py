@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import DONE, run_command
-from lantern.cli.options import arg, command, existing, one_of, opt
+from lantern.cli.options import DTYPES, arg, command, existing, one_of, opt
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,6 @@ COMPONENTS = ("t2i", "c2i", "vq", "drafter")
 RELEASES = ("janus", "chameleon", "vqgan")
 KINDS = (*COMPONENTS, *RELEASES)
 WEIGHTS = "model*.safetensors*"
-DTYPES = {"keep": None, "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 CHECKPOINT_HELP = "a .pt, .bin, .safetensors or .ckpt file, or a folder with configs and weights"
 CONFIG_HELP = "config fields that the checkpoint does not determine"
 SIZE_HELP = "side of the image, 16 pixels per token; or --grid"
@@ -39,7 +38,7 @@ def convert(
     image_size: int | None = opt(None, SIZE_HELP, 16, 4096, metavar="PIXELS"),
     grid: int | None = opt(None, "tokens along one side of the image", 1, 256, metavar="TOKENS"),
     ema: bool = opt(False, "use the moving average of the weights if the file has one"),
-    dtype: str = opt("keep", "keep, bf16, fp16 or fp32", parse=one_of(list(DTYPES))),
+    dtype: str = opt("keep", "keep, bf16, fp16 or fp32", parse=one_of(("keep", *DTYPES))),
     to: str = opt("lantern", TO_HELP, parse=one_of(("lantern", "hf"))),
     overwrite: bool = opt(False, "replace an existing component in OUT"),
 ) -> int:
@@ -50,14 +49,13 @@ def convert(
         raise ValueError(
             f"--image-size is {image_size}, wanted a multiple of 16; or give the tokens of a side with --grid"
         )
-    import torch
-
     from lantern.core.config import read_json_object
+    from lantern.models.folder import DTYPES as KINDS_OF_NUMBERS
     from lantern.models.llamagen.checkpoint import read_checkpoint
     from lantern.models.transformers.loading import shape_of
     from lantern.models.transformers.releases import add_decoder, convert_release, read_release
 
-    stored = getattr(torch, DTYPES[dtype]) if DTYPES[dtype] else None
+    stored = KINDS_OF_NUMBERS.get(dtype)  # None for "keep"
     is_vqgan = checkpoint.suffix == ".ckpt"
     is_model = (checkpoint / "transformer" / "config.json").is_file()
     held = "vq_decoder.safetensors" if is_vqgan else "transformer" if is_model else WEIGHTS
@@ -144,30 +142,29 @@ def temporary_until_complete(out: Path) -> Iterator[Path]:
     the path of `out` instead of the temporary one.
     """
     import shutil
-    import tempfile
+    from tempfile import TemporaryDirectory
 
     parents = [parent for parent in (out, *out.parents) if not parent.exists()]
     out.mkdir(parents=True, exist_ok=True)
-    trial = Path(tempfile.mkdtemp(prefix=".convert-", dir=out))
+    name = ""
     try:
-        yield trial
-        written = sorted(trial.iterdir(), key=lambda path: (path.match(WEIGHTS), path.name))
-        for path in set(out.glob(WEIGHTS)) - {out / path.name for path in written}:
-            path.unlink()
-        for path in written:
-            if path.is_dir():
-                shutil.rmtree(out / path.name, ignore_errors=True)
-            path.replace(out / path.name)
+        with TemporaryDirectory(prefix=".convert-", dir=out) as name:
+            yield Path(name)
+            written = sorted(Path(name).iterdir(), key=lambda path: (path.match(WEIGHTS), path.name))
+            for path in set(out.glob(WEIGHTS)) - {out / path.name for path in written}:
+                path.unlink()
+            for path in written:
+                if path.is_dir():
+                    shutil.rmtree(out / path.name, ignore_errors=True)
+                path.replace(out / path.name)
     except BaseException as error:
-        shutil.rmtree(trial, ignore_errors=True)
         for folder in parents:
             with suppress(OSError):
                 folder.rmdir()
         if isinstance(error, ValueError | OSError):
             kind = ValueError if isinstance(error, ValueError) else OSError
-            raise kind(str(error).replace(str(trial), str(out))) from error
+            raise kind(str(error).replace(name, str(out))) from error
         raise
-    trial.rmdir()
 
 
 COMMAND = command(convert)

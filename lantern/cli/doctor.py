@@ -22,6 +22,7 @@ OPTIONAL = {
     "ftfy": "prompts can be plain ASCII only",
     "argcomplete": "shells complete no options",
 }
+PIP = f"{sys.executable} -m pip install"
 EXTRAS = ("eval", "train", "quantized", "serve", "demo", "ray")
 SUPPORTED = '"torch>=2.9,<2.15" "torchvision>=0.24,<0.30"'
 TORCH_MINORS = range(9, 15)
@@ -78,9 +79,9 @@ def compatibility(torch_version: str, torchvision_version: str) -> Finding:
         return Finding(f"{text}: not a release, compatibility unknown")
     expected = torch_minor + TORCHVISION_AHEAD
     if torch_major != 2 or torch_minor not in TORCH_MINORS:
-        return Finding(f"{text}: not supported by lantern", f"{_pip()} {SUPPORTED}")
+        return Finding(f"{text}: not supported by lantern", f"{PIP} {SUPPORTED}")
     if (vision_major, vision_minor) != (0, expected):
-        return Finding(f"{text}: not compatible", f'{_pip()} "torch==2.{torch_minor}.*" "torchvision==0.{expected}.*"')
+        return Finding(f"{text}: not compatible", f'{PIP} "torch==2.{torch_minor}.*" "torchvision==0.{expected}.*"')
     return Finding(f"{text}: compatible")
 
 
@@ -95,7 +96,7 @@ def _torch() -> Iterator[Finding]:
     versions = {name: _version(name) for name in ("torch", "torchvision")}
     for name, found in versions.items():
         if not found:
-            yield Finding(f"{name} is not installed", f"{_pip()} {SUPPORTED}")
+            yield Finding(f"{name} is not installed", f"{PIP} {SUPPORTED}")
             return
     verdict = compatibility(versions["torch"], versions["torchvision"])
     yield verdict
@@ -103,7 +104,7 @@ def _torch() -> Iterator[Finding]:
         try:
             import_module(name)
         except (ImportError, OSError, RuntimeError) as error:
-            again = f'{_pip()} --force-reinstall --no-deps "{name}=={versions[name].split("+")[0]}"'
+            again = f'{PIP} --force-reinstall --no-deps "{name}=={versions[name].split("+")[0]}"'
             yield Finding(f"{name} does not import: {one_line(error)}", verdict.repair or again)
             return
 
@@ -113,10 +114,10 @@ def _packages() -> Iterator[Finding]:
     yield Finding(", ".join(f"{name} {number}" for name, number in found.items() if number))
     absent = [name for name in NEEDED if not found[name]]
     if absent:
-        yield Finding(f"not installed: {', '.join(absent)}", f"{_pip()} {' '.join(absent)}")
+        yield Finding(f"not installed: {', '.join(absent)}", f"{PIP} {' '.join(absent)}")
     for name, lacks in OPTIONAL.items():
         if not found[name]:
-            yield Finding(f"{name} is not installed: {lacks}; {_pip()} {name}", state="absent")
+            yield Finding(f"{name} is not installed: {lacks}; {PIP} {name}", state="absent")
     for extra in EXTRAS:
         names = _packages_of(extra)
         present = [f"{name} {_version(name)}" for name in names if _version(name)]
@@ -169,24 +170,22 @@ def _engines() -> Iterator[Finding]:
 
 def _engines_of(target: Any) -> Iterator[Finding]:
     """Yield what `auto` chooses for a target, and why each other engine can run it or not, in the engine's words."""
-    from lantern.engines.engine import ENGINES, engine
+    from lantern.engines.cuda.engine import GraphEngine
+    from lantern.engines.engine import ENGINES, Engine, engine
+
+    def remark_of(engine: Engine) -> str | None:
+        """Return what the engine `graph` does not do for a target that it can run; None for others."""
+        return engine.remark(target) if isinstance(engine, GraphEngine) else None
 
     chosen = engine("auto").resolve(target)
-    remark = remark_of(chosen, target)
+    remark = remark_of(chosen)
     yield Finding(f"engine auto: {chosen.name} ({chosen.reason}){f'; {remark}' if remark else ''}")
     for name in ENGINES:
         if name not in ("auto", chosen.name):
             other = engine(name)
-            reason, remark = other.why_not(target, can_wait=False), remark_of(other, target)
+            reason, remark = other.why_not(target, can_wait=False), remark_of(other)
             ready = f"available{f', but {remark}' if remark else ''}"
             yield Finding(f"engine {name}: {reason or ready}", state="absent" if reason else "ok")
-
-
-def remark_of(engine: Any, target: Any) -> str | None:
-    """Return what the engine `graph` does not do for a target that it can run; None for others."""
-    from lantern.engines.cuda.engine import GraphEngine
-
-    return engine.remark(target) if isinstance(engine, GraphEngine) else None
 
 
 def _model() -> Iterator[Finding]:
@@ -245,10 +244,6 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return ""
-
-
-def _pip() -> str:
-    return f"{sys.executable} -m pip install"
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_system, _torch, _packages, _devices, _model, _engines)

@@ -9,8 +9,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,19 +34,18 @@ from lantern.cli.options import (
 from lantern.core.config import read_json_object
 from lantern.core.places import resolve_model
 from lantern.generation.file_names import FIELDS, FORMATS, MAX_SCALE, RESAMPLINGS, SUFFIXES, compact, destination, slug
-from lantern.methods import METHODS, Method, check_parts, find
+from lantern.methods import METHODS, Method, check_parts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from lantern.core.sampling import Sampling
     from lantern.core.signals import Stopping
-    from lantern.core.types import Callback, Step
+    from lantern.core.types import Step
     from lantern.drafters.policies.records import Recorder
     from lantern.generation.comparison import Comparison
     from lantern.generation.file_names import Destination
     from lantern.generation.images import Picture
-    from lantern.generation.progress import Progress
     from lantern.generation.requests import Request
     from lantern.models.folder import Model
 
@@ -100,7 +99,6 @@ class Files:
     tokens: Path | None = opt(None, "write the token grid as JSON, - is stdout; no image unless --out", metavar="FILE")
     json: bool = opt(False, "print statistics as one JSON object on stdout; if interrupted, of the finished images")
     compare: bool = opt(False, "make each image by plain decoding as well, and print the difference")
-    repeats: int | None = opt(None, "--compare: runs of each (default 1)", 1, 100)
     record: Path | None = opt(None, "write the drafts of every step, to train tree policies", metavar="FILE")
     no_prompt_in_metadata: bool = opt(False, "leave the prompt out of the metadata")
     quiet: bool = opt(False, "print only errors on stderr")
@@ -116,14 +114,27 @@ class Files:
         if out is not None or self.tokens is None:
             place = destination(out, template=self.name, form=self.format, overwrites=self.overwrite)
             check_folder(place.out.parent if place.is_file else place.out)
-        for option in ("name", "format", "quality", "scale", "grid"):
-            if getattr(self, option) is not None and place is None:
-                raise ValueError(
-                    f"--{option} is an option of image files, which --tokens alone does not write: give --out"
-                )
-        if self.quality is not None and place is not None and FORMATS[place.suffix] == "png":
-            raise ValueError("--quality is an option of JPEG and WebP, and PNG is lossless: give --format jpeg or webp")
-        self._check_combinations(method)
+        of_files = [name for name in ("name", "format", "quality", "scale", "grid") if getattr(self, name) is not None]
+        if place is None and of_files:
+            raise ValueError(
+                f"--{of_files[0]} is an option of image files, which --tokens alone does not write: give --out"
+            )
+        is_png = place is not None and FORMATS[place.suffix] == "png"
+        contradictions = (
+            (self.quality and is_png, "--quality is an option of JPEG and WebP, and PNG is lossless: give --format jpeg"
+             " or webp"),
+            (self.compare and self.tokens, "--tokens is of one method, --compare runs two: leave one of them out"),
+            (self.compare and self.record, "--record is of one method, --compare runs two: leave one of them out"),
+            (self.compare and self.grid is not None, "--compare puts two images side by side, --grid all on one: leave"
+             " one of them out"),
+            (self.json and self.tokens == STDOUT, "--tokens - and --json both write to standard output: give --tokens"
+             " a file"),
+            (self.record and method == "plain", 'method "plain" drafts nothing, so there is nothing to --record: choose'
+             " one that drafts"),
+        )  # fmt: skip
+        for is_given, message in contradictions:
+            if is_given:
+                raise ValueError(message)
         written = {"--record": self.record, "--tokens": None if self.tokens == STDOUT else self.tokens}
         for option, path in written.items():
             check_file(option, path)
@@ -135,21 +146,6 @@ class Files:
             if path is not None and (other := taken.get(path.resolve())):
                 raise ValueError(f"{other} is {path}, which {option} reads: give another file")
         return place
-
-    def _check_combinations(self, method: str | None) -> None:
-        """Raise ValueError for options that contradict each other."""
-        if self.compare:
-            for option in ("tokens", "record"):
-                if getattr(self, option) is not None:
-                    raise ValueError(f"--{option} is of one method, --compare runs two: leave one of them out")
-            if self.grid is not None:
-                raise ValueError("--compare puts two images side by side, --grid all on one: leave one of them out")
-        elif self.repeats is not None:
-            raise ValueError("--repeats is an option of --compare: give both, or leave it out")
-        if self.tokens == STDOUT and self.json:
-            raise ValueError("--tokens - and --json both write to standard output: give --tokens a file")
-        if self.record is not None and method == "plain":
-            raise ValueError('method "plain" drafts nothing, so there is nothing to --record: choose one that drafts')
 
 
 def generate(
@@ -187,21 +183,25 @@ def generate(
         files = Files(quiet=True)
     place = files.place(out, inputs, method) if rank == 0 else None
     texts, how, given = _settings(settings), where.options(), distribution.given()
-    _check_method(method, model, texts)
+    folder = resolve_model(model)
+    chosen = _chosen(method, folder, texts)
     from lantern.core.sampling import Sampling
     from lantern.generation.generator import choose_method
-    from lantern.models.folder import load_model
+    from lantern.models.folder import load_model, may_have_profile
 
     Sampling(**given)
     if inputs.kept:
         from lantern.generation.init_image import check_init_image
 
         check_init_image(**inputs.kept)
-
-    def parts(default: str) -> frozenset[Any]:
-        has_pixels = place is not None or inputs.init_image is not None
-        return _parts(_chosen(method, default, texts), model, has_prompts=bool(prompts), has_pixels=has_pixels)
-
+    made = None if chosen is None else chosen.made
+    needs = {  # by a profile "auto" may choose any method
+        "text": bool(prompts),
+        "vq": place is not None or inputs.init_image is not None,
+        "drafter": made.reads_drafter if made else may_have_profile(folder),
+        "neighbours": bool(made.asks("neighbours")) if made else may_have_profile(folder),
+    }
+    parts: Any = [part for part, is_needed in needs.items() if is_needed]
     loaded = load_model(model, parts=parts, verify=not inputs.no_verify, size=inputs.size, processes=processes, **how)
     sampling = loaded.sampling(**given)
     notes: list[str] = []  # printed when nothing can be refused any more
@@ -211,13 +211,11 @@ def generate(
     usual = choose_method(loaded, method, sampling=sampling, batch=together, report=report)
     own = _parsed(usual, texts, is_named=method not in (None, "auto"))
     requested = _requests(loaded, prompts, class_label, num_images, seed, sampling, inputs, notes)
-    job = Job(loaded, usual, usual.with_options(**own), own, sampling, requested, files, place, stopping)
+    given_settings = usual.changed() | own
+    job = Job(loaded, usual, usual.with_options(**own), given_settings, sampling, requested, files, place, stopping)
     for note in notes:
         say(note, files.quiet)
-    if files.compare:
-        job.compare(repeats=files.repeats or 1)
-    else:
-        job.make(batch=batch, debug=debug)
+    job.run(batch=batch, debug=debug)
     if processes > 1:
         from lantern.models.transformers.parallel import finish
 
@@ -227,7 +225,7 @@ def generate(
     return DONE
 
 
-def _settings(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+def _settings(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the settings that were given, as texts; ValueError for one with two values."""
     given: dict[str, str] = {}
     for name, text in pairs:
@@ -236,19 +234,16 @@ def _settings(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     return given
 
 
-def _check_method(name: str | None, model: str, texts: Mapping[str, str]) -> None:
-    """Raise ValueError for wrong settings, and for parts that the model lacks, before anything heavy is imported."""
-    folder = resolve_model(model)
+def _chosen(name: str | None, folder: Path, texts: Mapping[str, str]) -> Method | None:
+    """Return the method with its settings, None for "auto"; ValueError for wrong settings and for missing parts."""
     index = folder / "model_index.json"
-    default = (read_json_object(index).get("generation") or {}).get("method") if index.is_file() else "auto"
-    chosen = METHODS.get(name or str(default))
-    if chosen is not None and chosen.name != "auto":
-        check_parts(chosen.with_options(**_parsed(chosen, texts, is_named=name is not None)), folder)
-
-
-def _chosen(name: str | None, default: str, texts: Mapping[str, str]) -> Method:
-    chosen = find(name or default)
-    return chosen if chosen.name == "auto" else chosen.with_options(**chosen.parsed(texts))
+    default = (read_json_object(index).get("generation") or {}).get("method") if index.is_file() else None
+    chosen = METHODS.get(name or str(default))  # an unknown default is refused with the index
+    if chosen is None or chosen.name == "auto":
+        return None
+    chosen = chosen.with_options(**_parsed(chosen, texts, is_named=name is not None))
+    check_parts(chosen, folder)
+    return chosen
 
 
 def _parsed(method: Method, texts: Mapping[str, str], *, is_named: bool) -> dict[str, Any]:
@@ -260,8 +255,7 @@ def _parsed(method: Method, texts: Mapping[str, str], *, is_named: bool) -> dict
         for name in () if is_named else texts:
             having = [one.name for one in METHODS.values() if name in {option.label for option in one.options.values()}]
             if name not in labels and having:
-                more = ", ..." if len(having) > 6 else ""
-                known = f"{', '.join(having[:6])}{more}"
+                known = ", ".join(having[:6] + ["..."] * (len(having) > 6))
                 raise ValueError(f"{name} is a setting of {known}: name the method with --method") from None
         raise
 
@@ -277,20 +271,6 @@ def _prompts(given: Sequence[str], file: str | None, labels: Sequence[int]) -> l
     from lantern.generation.requests import check_prompt, read_prompts
 
     return [check_prompt(prompt) for prompt in given] + ([] if file is None else read_prompts(file))
-
-
-def _parts(method: Method, model: str, *, has_prompts: bool, has_pixels: bool) -> frozenset[Any]:
-    """Return the components that this run reads beside the target; by a profile, "auto" may choose any method."""
-    from lantern.models.folder import may_have_profile
-
-    is_any = method.name == "auto" and may_have_profile(resolve_model(model))
-    needs = {
-        "text": has_prompts,
-        "vq": has_pixels,
-        "drafter": is_any or method.made.reads_drafter,
-        "neighbours": is_any or bool(method.made.asks("neighbours")),
-    }
-    return frozenset(part for part, is_needed in needs.items() if is_needed)
 
 
 def _requests(
@@ -326,7 +306,7 @@ def _requests(
 class Job:
     """One run of the command after all choices are made; ValueError if a file would be overwritten.
 
-    `usual` is the method without the `settings` of the call.
+    `usual` is the method without the settings of the call, `settings` are those that are reported.
     """
 
     model: "Model"
@@ -340,7 +320,6 @@ class Job:
     stopping: "Stopping"
 
     def __post_init__(self) -> None:
-        self.settings = self.usual.changed() | self.settings
         self.scale = self.files.scale or self.model.scale
         self.planned: dict[Request, list[Path]] = {}
         self.paths: list[Path] = []
@@ -358,77 +337,53 @@ class Job:
         for request, path in zip(self.requested, paths * (len(self.requested) // len(paths)), strict=True):
             self.planned.setdefault(request, []).append(path)
 
-    def make(self, *, batch: int, debug: bool) -> None:
-        """Make the images, save each when it is done, write the tokens, print paths or statistics.
+    def run(self, *, batch: int, debug: bool) -> None:
+        """Make the images, or pairs of them, save each when it is done, and report them.
 
-        After a signal or an error, tokens and statistics are those of the finished images.
+        After a signal or an error the report is of those that are finished.
         """
         from lantern.generation.generator import generate, halving_message
-
-        recorder, done = self._recorder(), []
-        how = {"method": self.method, "sampling": self.sampling, "with_pixels": bool(self.planned), "debug": debug}
-        try:
-            with self._progress(1) as (progress, callback):
-
-                def report(tried: int, fits: int) -> None:
-                    self.halved = fits
-                    if progress is not None:
-                        progress.say(f"lantern: {halving_message(tried, fits)}")
-
-                how |= {"callback": callback, "on_halved": report, "record": recorder}
-                for picture in generate(self.model, self.requested, batch=batch, **how):
-                    with self.stopping.shield():
-                        done.append(self._save(picture))
-        except (Exception, KeyboardInterrupt) as error:
-            if done:
-                self._finish(done, batch, recorder, error)
-            raise
-        self._finish(done, batch, recorder)
-
-    def compare(self, *, repeats: int) -> None:
-        """Make each image by plain decoding and by the method, print the comparison, save both side by side."""
-        from lantern.generation.comparison import compare
-
-        reported: list[dict[str, Any]] = []
-        how = {"method": self.method, "sampling": self.sampling, "repeats": repeats}
-        try:
-            with self._progress(2 * repeats) as (_, callback):
-                for comparison in compare(self.model, self.requested, **how, callback=callback):
-                    with self.stopping.shield():
-                        reported.append(self._report_pair(comparison))
-        except (Exception, KeyboardInterrupt) as error:
-            if reported and self.files.json:
-                _print_json(self._head() | self._ending(error) | {"comparisons": reported})
-            raise
-        if self.files.json:
-            _print_json(self._head() | self._ending() | {"comparisons": reported})
-
-    def _recorder(self) -> "Recorder | None":
-        if self.files.record is None:
-            return None
-        from lantern.drafters.policies.records import Recorder
-
-        sampling, target = dataclasses.asdict(self.sampling), self.model.weights_digest
-        return Recorder(method=self.method.name, settings=self.settings, sampling=sampling, target=target)
-
-    @contextmanager
-    def _progress(self, runs: int) -> "Iterator[tuple[Progress | None, Callback]]":
-        """Yield the bar, None with --quiet, and a callback that updates it and stops after a signal."""
         from lantern.generation.progress import Progress
 
-        pictures, tokens = runs * len(self.requested), self.model.target.config.block_size
-        progress = None if self.files.quiet else Progress(pictures, tokens, is_quiet=self.files.json)
+        files, done, recorder = self.files, list[Any](), None
+        if files.record is not None:
+            from lantern.drafters.policies.records import Recorder
 
-        def call(step: "Step") -> None:
-            self.stopping.check()  # foreign token may have swallowed the exception of a signal
-            if progress is not None:
-                progress(step)
+            about = {"sampling": dataclasses.asdict(self.sampling), "target": self.model.weights_digest}
+            recorder = Recorder(method=self.method.name, settings=self.settings, **about)
+        pictures = len(self.requested) * (2 if files.compare else 1)
+        tokens = self.model.target.config.block_size
+        bar = None if files.quiet else Progress(pictures, tokens, is_quiet=files.json)
 
-        if progress is None:
-            yield None, call
-        else:
-            with progress:
-                yield progress, call
+        def watch(step: "Step") -> None:
+            self.stopping.check()  # code of others may have swallowed the exception of a signal
+            if bar is not None:
+                bar(step)
+
+        def report_halved(tried: int, fits: int) -> None:
+            self.halved = fits
+            if bar is not None:
+                bar.say(f"lantern: {halving_message(tried, fits)}")
+
+        how: dict[str, Any] = {"method": self.method, "sampling": self.sampling, "callback": watch}
+        try:
+            with bar or nullcontext():
+                if files.compare:
+                    from lantern.generation.comparison import compare
+
+                    for pair in compare(self.model, self.requested, **how):
+                        with self.stopping.shield():
+                            done.append(self._save_pair(pair))
+                else:
+                    how |= {"with_pixels": bool(self.planned), "debug": debug, "record": recorder, "batch": batch}
+                    for picture in generate(self.model, self.requested, on_halved=report_halved, **how):
+                        with self.stopping.shield():
+                            done.append(self._save(picture))
+        except (Exception, KeyboardInterrupt) as error:
+            if done:
+                self._report(done, batch, recorder, error)
+            raise
+        self._report(done, batch, recorder)
 
     def _values(self, request: "Request") -> dict[str, Any]:
         """Return the values of the fields of file names."""
@@ -508,7 +463,7 @@ class Job:
             del facts[name]
         self._write(whole, self.planned[self.requested[0]][0], facts)
 
-    def _report_pair(self, comparison: "Comparison") -> dict[str, Any]:
+    def _save_pair(self, comparison: "Comparison") -> dict[str, Any]:
         """Save both images side by side and print the comparison; return it as JSON values."""
         from lantern.generation.images import sheet
 
@@ -558,18 +513,19 @@ class Job:
             "versions": {"lantern": __version__, "torch": torch.__version__},
         }
 
-    def _ending(self, error: BaseException | None = None) -> dict[str, Any]:
-        """Return how many images were requested, and why the run ended before they were done."""
-        stopped = explained(error) if isinstance(error, Exception) else str(error) if error is not None else None
-        return {"asked": len(self.requested), "stopped": stopped}
-
-    def _finish(
-        self, done: list["Picture"], batch: int, recorder: "Recorder | None", error: BaseException | None = None
+    def _report(
+        self, done: list[Any], batch: int, recorder: "Recorder | None", error: BaseException | None = None
     ) -> None:
-        """Write the tokens and print the statistics; after an error they are printed only as JSON."""
+        """Write the sheet, the tokens and the drafts, and print figures, after an error only as JSON."""
         from lantern.generation.images import totals
 
         files = self.files
+        stopped = explained(error) if isinstance(error, Exception) else str(error) if error is not None else None
+        head = self._head() | {"asked": len(self.requested), "stopped": stopped}
+        if files.compare:
+            if files.json:
+                _print(json.dumps(head | {"comparisons": done}, allow_nan=False))
+            return
         if self.planned and files.grid is not None:
             self._save_sheet(done)
         if files.tokens is not None:
@@ -589,10 +545,12 @@ class Job:
             paths = [str(path) for path in self.paths]
             # a sheet is the file of all pictures
             places = [None] * len(done) if not paths else paths * (len(done) // len(paths))
-            pictures = [one.as_dict() | {"path": place} for one, place in zip(done, places, strict=True)]
-            digests = [picture.prompt_sha256 for picture in done]
-            reported = {"prompt_sha256": digests, "paths": paths, "pictures": pictures}
-            _print_json(self._head() | self._ending(error) | figures | reported)
+            figures |= {
+                "prompt_sha256": [picture.prompt_sha256 for picture in done],
+                "paths": paths,
+                "pictures": [one.as_dict() | {"path": place} for one, place in zip(done, places, strict=True)],
+            }
+            _print(json.dumps(head | figures, allow_nan=False))
         elif error is None:
             if files.tokens is not None and files.has_paths:
                 _print(str(files.tokens))
@@ -629,10 +587,6 @@ def _print(text: str) -> None:
     """Print text that may hold characters the terminal's encoding lacks, such as file names."""
     encoding = sys.stdout.encoding or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    print(json.dumps(value, allow_nan=False), flush=True)
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from lantern.cli.options import (
     MODEL,
     MODEL_HELP,
     VARIANT,
-    Distribution,
+    Filters,
     Machine,
     Runs,
     command,
@@ -25,7 +25,11 @@ from lantern.cli.options import (
 if TYPE_CHECKING:
     from lantern.eval.boards.board import BoardOptions
 
-FROM_HELP = "print the table of a file; nothing is measured"
+FROM_HELP = "print the table of a file, of lines or of figures (--json); nothing is measured"
+DOCS_HELP = (
+    "write the rows of the table into a page, between <!-- rows: leaderboard --> (or pairs) and <!-- end rows -->"
+)
+TEMPERATURE_HELP = "one or more temperatures, 0 is greedy (default: the model's)"
 METHODS_HELP = 'such as eagle1 "lantern:k=10/100,delta=0.1" (default: all)'
 PAIRS_HELP = "compare these methods, paired by seed (default: each published method with what its paper compares with)"
 PROMPTS_HELP = "prompts, one per line (default assets/prompts/concepts.txt)"
@@ -46,6 +50,7 @@ class What:
     images: int = opt(8, "images per method", 1, 10**5)
     batch: int = opt(1, "images at a time", 1, 4096)
     prompts_file: str | None = opt(None, PROMPTS_HELP, metavar="FILE")
+    temperature: list[float] = opt([], TEMPERATURE_HELP, 0, 100)
     seed: int = opt(0, "seed of noise and order of prompts (default 0)", 0, MAX_SEED)
     dtype: str = opt("fp32", "dtype of methods: fp32, bf16 or fp16", parse=one_of(DTYPES))
     baseline: list[str] = opt([], BASELINE_HELP, parse=VARIANT)
@@ -65,18 +70,19 @@ class Quality:
 def leaderboard(
     results: Path | None = opt(None, FROM_HELP, parse=existing, metavar="FILE", flag="--from"),
     out: Path = opt(Path("runs/leaderboard.jsonl"), OUT_HELP, metavar="FILE"),
+    docs: Path | None = opt(None, DOCS_HELP, parse=existing, metavar="PAGE"),
     json: bool = opt(False, "print the figures of the table as one JSON line"),
     *,
     what: What,
-    distribution: Distribution,
+    filters: Filters,
     quality: Quality,
     runs: Runs,
     machine: Machine,
 ) -> int:
     """Measure methods in one run, as JSON lines and a table."""
     from lantern.eval.boards.board import Board, Judging
-    from lantern.eval.boards.table import figures, markdown
-    from lantern.eval.json_lines import read_lines
+    from lantern.eval.boards.page import results_of, write
+    from lantern.eval.boards.table import figures_of, markdown
     from lantern.eval.metrics.quality import in_order
 
     if results is None:
@@ -85,25 +91,24 @@ def leaderboard(
         if out.parent.is_dir():
             check_file("--out", out)
         machine.set_threads()
-        options = _options(out, what, distribution, runs, machine)
+        options = _options(out, what, filters, runs, machine)
         if quality.metrics is not None:
             in_order(quality.metrics, images=what.images)  # rejects unknown ones
         board = Board(options)
         board.measure()
         if quality.metrics is not None:
             board.judge(Judging(quality.metrics, quality.reference, dict(quality.weights)))
-    path = results or out
-    header, lines = read_lines(path)
-    if header.get("what") != "leaderboard":
-        raise ValueError(f"{path} holds no leaderboard: give a file that `lantern leaderboard` wrote")
-    found = figures(header, lines)
-    print(dumps(found, ensure_ascii=False) if json else markdown(header, found))
+    found = (figures_of if docs is None else results_of)(results or out)
+    if docs is not None:
+        write(docs, found)
+    if json or docs is None:
+        print(dumps(found, ensure_ascii=False) if json else markdown(found))
     for failure in found["failures"]:
         complain(failure)
     return FAILED if found["failures"] else DONE
 
 
-def _options(out: Path, what: What, distribution: Distribution, runs: Runs, machine: Machine) -> "BoardOptions":
+def _options(out: Path, what: What, filters: Filters, runs: Runs, machine: Machine) -> "BoardOptions":
     from lantern.eval.boards.board import PAIRS, RULES, BoardOptions, parse_pair
     from lantern.eval.speed.contenders import Variant
 
@@ -118,7 +123,8 @@ def _options(out: Path, what: What, distribution: Distribution, runs: Runs, mach
         variant=Variant.of(runs.chosen(), what.dtype),
         baselines=tuple(what.baseline),
         baseline_dtypes=("fp32", "bf16") if what.dtype != "fp16" else ("fp32", "fp16"),
-        sampling=distribution.given(),
+        sampling=filters.given(),
+        temperatures=tuple(what.temperature),
         seed=what.seed,
         device=machine.device,
         is_quiet=machine.quiet,

@@ -8,9 +8,9 @@ from typing import Any
 from lantern.cli.command import DONE
 from lantern.cli.options import METHOD, MODEL, MODEL_HELP, arg, command, opt
 from lantern.core.places import resolve_model
-from lantern.drafters.parts import ADD_ONS
 from lantern.engines.engine import ENGINES
 from lantern.methods import METHODS, PROMISES, Method
+from lantern.methods.parts import ADD_ONS
 
 LACKS = "*"  # before a method that needs a part
 
@@ -58,19 +58,10 @@ def description(method: Method, model: str, folder: Path) -> dict[str, Any]:
     """Return what a method is made of and takes, and whether a model has the add-ons that it needs."""
     made, found = method.made, row(method, folder)
     here, engine = settings_here(method, model)
+    shown = ("name", "flag", "default", "low", "high", "range", "help")
     settings = [
-        {
-            "name": option.name,
-            "flag": option.flag,
-            "type": type(option.default).__name__,
-            "default": option.default,
-            "here": here[option.name],
-            "low": option.low,
-            "high": option.high,
-            "choices": list(option.choices),
-            "range": option.range,
-            "help": option.help,
-        }
+        {name: getattr(option, name) for name in shown}
+        | {"type": type(option.default).__name__, "here": here[option.name], "choices": list(option.choices)}
         for option in method.options.values()
     ]
     needs = [

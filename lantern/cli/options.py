@@ -18,8 +18,9 @@ import math
 import re
 import types
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
@@ -39,8 +40,10 @@ DTYPES = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
-class Option:
-    """An option beside its name and type. `low` and `high` are inclusive bounds of numbers.
+class Argument:
+    """What a command takes, beside its name and type: an option (`opt`), or a place (`arg`).
+
+    low, high: inclusive bounds of numbers.
 
     parse: of one value, default the type. flag: where it is not the name. each: the values of a list are given by
     repeating the option, otherwise they follow it, at least one unless `may_be_empty`. bare: the value of the option
@@ -62,19 +65,19 @@ class Option:
 
 
 def opt(default: Any, help: str, low: float | None = None, high: float | None = None, **more: Any) -> Any:
-    """Declare an option as the default of a parameter; `more` are fields of `Option`."""
-    return Option(default, help, low, high, **more)
+    """Declare an option as the default of a parameter; `more` are fields of `Argument`."""
+    return Argument(default, help, low, high, **more)
 
 
 def arg(help: str, default: Any = None, **more: Any) -> Any:
     """Declare an argument without a name; it is required unless it has a default or may be None."""
-    return Option(default, help, is_positional=True, **more)
+    return Argument(default, help, is_positional=True, **more)
 
 
 @dataclass_transform(frozen_default=True)
 def options(group: type[Kind]) -> type[Kind]:
     """Declare a group of options: a dataclass whose fields are declared with `opt`."""
-    own = {name: one for name, one in vars(group).items() if isinstance(one, Option)}
+    own = {name: one for name, one in vars(group).items() if isinstance(one, Argument)}
     for name, one in own.items():
         is_list = isinstance(one.default, list)  # which dataclasses take only as a factory
         setattr(group, name, field(default_factory=one.default.copy) if is_list else one.default)
@@ -93,7 +96,13 @@ def command(
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.epilog = epilog
-        add_options(parser, function)
+        for name, (kind, declared) in _declared(function).items():
+            if isinstance(declared, Argument):
+                add_option(parser, name, kind, declared)
+            elif declared:
+                added, hints = parser.add_argument_group((kind.__doc__ or "").rstrip(".")), get_type_hints(kind)
+                for each, option in declared.items():
+                    add_option(added, each, hints[each], option)
         if more is not None:
             more(parser)
 
@@ -102,47 +111,43 @@ def command(
     return Command(name, summary, add_arguments, lambda args: function(**values_of(args, function)), is_brief)
 
 
-def add_options(parser: argparse.ArgumentParser, function: Callable[..., int]) -> None:
-    """Add the options that the parameters of a function declare."""
-    for one in inspect.signature(function).parameters.values():
-        if isinstance(one.default, Option):
-            _add(parser, one.name, one.annotation, one.default)
-        for group, declared in _groups(one):
-            hints, title = get_type_hints(group), (group.__doc__ or "").partition("\n")[0].rstrip(".")
-            added = parser.add_argument_group(title)
-            for name, option in declared.items():
-                _add(added, name, hints[name], option)
-
-
 def values_of(args: argparse.Namespace, function: Callable[..., int]) -> dict[str, Any]:
     """Return the arguments of a function as they were parsed."""
-    values = {}
+    return {
+        name: kind(**{each: getattr(args, each) for each in declared})
+        if isinstance(declared, dict)
+        else getattr(args, name)
+        for name, (kind, declared) in _declared(function).items()
+    }
+
+
+def _declared(function: Callable[..., int]) -> dict[str, tuple[Any, Any]]:
+    """Return each parameter's annotation, and its option, the options of its group by name, or None."""
+    found = {}
     for one in inspect.signature(function).parameters.values():
-        if isinstance(one.default, Option) or not list(_groups(one)):
-            values[one.name] = getattr(args, one.name)
-        for group, declared in _groups(one):
-            values[one.name] = group(**{name: getattr(args, name) for name in declared})
-    return values
+        is_option = isinstance(one.default, Argument)
+        found[one.name] = one.annotation, one.default if is_option else getattr(one.annotation, "OPTIONS", None)
+    return found
 
 
-def _groups(parameter: inspect.Parameter) -> Iterator[tuple[Any, dict[str, Option]]]:
-    declared = getattr(parameter.annotation, "OPTIONS", None)
-    if declared is not None:
-        yield parameter.annotation, declared
-
-
-def _add(parser: Any, name: str, kind: Any, option: Option) -> None:
-    """Add one option to a parser or group."""
+def add_option(parser: Any, name: str, kind: Any, option: Argument) -> None:
+    """Add one option, whose type is `kind`, to a parser or group."""
     is_optional = get_origin(kind) is types.UnionType
     if is_optional:
         kind = next(each for each in get_args(kind) if each is not types.NoneType)
     is_many = get_origin(kind) is list
     kind = get_args(kind)[0] if is_many else kind
-    how: dict[str, Any] = {"default": option.default, "help": _shown(option)}
+    default = " ".join(map(str, option.default)) if isinstance(option.default, list) else option.default
+    is_clear = default in (None, False, "") or "default" in option.help
+    shown = option.help if is_clear else f"{option.help} (default {default})"
+    how: dict[str, Any] = {"default": option.default, "help": shown.replace("%", "%%")}
     if kind is bool:
         how["action"] = "store_true"
     else:
-        how |= {"type": option.parse or _parser(kind, option), "metavar": option.metavar or METAVARS.get(kind, "VALUE")}
+        parse = option.parse or (
+            kind if option.low is None or option.high is None else number(kind, option.low, option.high)
+        )
+        how |= {"type": parse, "metavar": option.metavar or METAVARS.get(kind, "VALUE")}
         if option.each:
             how["action"] = "append"
         elif is_many:
@@ -151,23 +156,11 @@ def _add(parser: Any, name: str, kind: Any, option: Option) -> None:
             how |= {"nargs": "?", "const": option.bare}
     if option.is_positional:
         how |= {"nargs": "?"} if is_optional or option.default is not None else {}
-        parser.add_argument(name, **how | {"metavar": option.metavar or name.upper()})
+        added = parser.add_argument(name, **how | {"metavar": option.metavar or name.upper()})
     else:
-        names = [option.short] * bool(option.short) + [option.flag or flag(name)]
-        parser.add_argument(*names, dest=name, **how)
-
-
-def _shown(option: Option) -> str:
-    """Return the help of an option with its default."""
-    default = " ".join(map(str, option.default)) if isinstance(option.default, list) else option.default
-    is_clear = default in (None, False, "") or "default" in option.help
-    return (option.help if is_clear else f"{option.help} (default {default})").replace("%", "%%")
-
-
-def _parser(kind: Any, option: Option) -> Callable[[str], Any]:
-    if option.low is None or option.high is None:
-        return kind
-    return integer(int(option.low), int(option.high)) if kind is int else real(option.low, option.high)
+        added = parser.add_argument(*filter(None, (option.short, option.flag or flag(name))), dest=name, **how)
+    if isinstance(names := option.parse, Names):
+        added.completer = lambda **_: names.names
 
 
 def flag(name: str) -> str:
@@ -175,34 +168,23 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def integer(low: int, high: int) -> Callable[[str], int]:
-    """Return a type for whole numbers in [low, high]."""
+def number(kind: type, low: float, high: float) -> Callable[[str], Any]:
+    """Return a type for numbers of a kind, int or float, in [low, high]."""
+    wanted = f"a whole number from {low} to {high}" if kind is int else f"a number from {low:g} to {high:g}"
 
-    def parse(text: str) -> int:
+    def parse(text: str) -> Any:
         try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise ArgumentTypeError(f"{text[:40]!r}, wanted a whole number from {low} to {high}")
-        return value
-
-    return parse
-
-
-def real(low: float, high: float) -> Callable[[str], float]:
-    """Return a type for finite numbers in [low, high]."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
+            value = kind(text)
         except ValueError:
             value = math.nan
-        if not (math.isfinite(value) and low <= value <= high):
-            raise ArgumentTypeError(f"{text[:40]!r}, wanted a number from {low:g} to {high:g}")
+        if not low <= value <= high:  # NaN is in no range
+            raise ArgumentTypeError(f"{text[:40]!r}, wanted {wanted}")
         return value
 
     return parse
+
+
+integer, real = partial(number, int), partial(number, float)
 
 
 def size_of(text: str) -> tuple[int, int]:
@@ -215,18 +197,14 @@ def size_of(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)  # argparse hashes types
 class Names:
-    """A type for texts of which the usual ones are known; completion offers them.
-
-    is_strict: others are refused. noun: what they are, where a list would be long.
-    """
+    """A type for one of some names, which completion offers. noun: what they are, where a list would be long."""
 
     names: tuple[str, ...]
-    is_strict: bool = True
     noun: str = ""
 
     def __call__(self, text: str) -> str:
-        """Return the text; ArgumentTypeError names the nearest known one."""
-        if self.is_strict and text not in self.names:
+        """Return the text if it is one of the names; ArgumentTypeError names the nearest one."""
+        if text not in self.names:
             known = self.noun or f"one of {', '.join(self.names)}"
             raise ArgumentTypeError(f"{text[:40]!r}, wanted {known}{nearest(text, self.names)}")
         return text
@@ -260,7 +238,7 @@ def named_path(names: Sequence[str] = (), kind: Callable[[str], Path] = Path) ->
     return parse
 
 
-METHOD = Names(tuple(METHODS), noun="a method that `lantern methods` lists")
+METHOD = Names(tuple(METHODS), "a method that `lantern methods` lists")
 VARIANT = one_of([f"{name}{weights}" for name in ENGINES if name != "auto" for weights in ("", "+int8")])
 ENGINE_HELP = (
     "how steps are run: eager (by torch), wide (attention in fp64: rounds the same in any tree), graph (one CUDA "
@@ -276,18 +254,24 @@ OF_MODEL = "(default: the model's)"
 
 
 @options
-class Distribution:
+class Filters:
     """The distribution that tokens are sampled from."""
 
     guidance: float | None = opt(None, f"classifier-free guidance; 1 or less is none {OF_MODEL}", 0, 1000)
     guidance_interval: int | None = opt(None, f"guide only tokens 0 to N + 1; -1 guides all {OF_MODEL}", -1, 10**6)
-    temperature: float | None = opt(None, f"0 is greedy {OF_MODEL}", 0, 100)
     top_k: int | None = opt(None, f"tokens to choose from; 0 is all {OF_MODEL}", 0, 10**6)
     top_p: float | None = opt(None, f"probability to choose from; 1 is all {OF_MODEL}", 0, 1)
 
     def given(self) -> dict[str, Any]:
         """Return the fields of the sampling that were given."""
         return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@options
+class Distribution(Filters):
+    """The distribution that tokens are sampled from."""
+
+    temperature: float | None = opt(None, f"0 is greedy {OF_MODEL}", 0, 100)
 
 
 @options
@@ -326,7 +310,7 @@ class Apart(Runs):
 class Placement(Apart):
     """Where and how the model runs."""
 
-    OPTIONS: ClassVar[dict[str, Option]]
+    OPTIONS: ClassVar[dict[str, Argument]]
     target_weights: str | None = replace(Apart.OPTIONS["target_weights"], flag="--weights")  # type: ignore[attr-defined]
 
 

@@ -44,7 +44,7 @@ def serve(
     where: Placement,
 ) -> int:
     """Answer requests over HTTP in the form of OpenAI's image API."""
-    for package in ("fastapi", "uvicorn", "prometheus_client"):
+    for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"lantern serve needs {package}, which is not installed; {install_hint('serve')}")
     key = _key_of(api_key_file)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern.cli.command import DONE, Command, Parser
-from lantern.cli.options import Names, existing, flag, integer, real, size_of
+from lantern.cli.options import existing, flag, integer, real, size_of
 from lantern.core.config import read_json_object
 from lantern.training.stages import (
     ALL,
@@ -46,18 +46,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     each = parser.add_subparsers(dest="stage", metavar="STAGE", required=True, parser_class=Parser)
     for name, summary in summaries.items():
         one = each.add_parser(name, help=summary, description=f"Stage {name}: {summary}.", allow_abbrev=False)
-        own = tuple(config for config in config_names() if config.startswith(f"{name}-"))
-        names = Names(tuple(recipes), is_strict=False)
-        one.add_argument("--recipe", type=names, metavar="NAME", help="use a recipe's stages and configs")
-        one.add_argument("--config", type=Names(own, is_strict=False), help=f"a JSON file, or one of {', '.join(own)}")
-        one.add_argument("--out", required=True, type=Path, help="folder to write to; a stopped run is resumed")
+        add: Any = one.add_argument
+        own = [config for config in config_names() if config.startswith(f"{name}-")]
+        add("--recipe", metavar="NAME", help="use a recipe's stages and configs").completer = lambda **_: recipes
+        add("--config", help=f"a JSON file, or one of {', '.join(own)}").completer = lambda own=own, **_: own
+        add("--out", required=True, type=Path, help="folder to write to; a stopped run is resumed")
         for option in sorted(takers[name]):
             found = options[option]
             how: dict[str, Any] = {"dest": option, "help": found.help}
             if found.kind == "flag":
-                one.add_argument(flag(option), action="store_true", default=None, **how)
+                add(flag(option), action="store_true", default=None, **how)
             else:
-                one.add_argument(flag(option), type=TYPES[found.kind], metavar=option.upper(), **how)
+                add(flag(option), type=TYPES[found.kind], metavar=option.upper(), **how)
 
 
 def run(args: argparse.Namespace) -> int:

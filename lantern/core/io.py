@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float, Int8
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -76,9 +75,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix[:16]}")
     try:
         temporary.touch(exist_ok=False)
-        mode = (
-            temporary.stat().st_mode
-        )  # as the umask has it; writers of some formats replace the file by a private one
+        mode = temporary.stat().st_mode  # of the umask; writers of some formats replace the file by a private one
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
@@ -94,9 +91,13 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 def write_json(path: str | Path, value: object) -> None:
     """Write `value` as indented JSON, atomically; ValueError for NaN and infinity."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    text = _json(value)
     with atomic_write(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -110,25 +111,18 @@ def save_component(
     folder: str | Path,
     *,
     dtype: torch.dtype | None = None,
-    int8: Collection[str] = (),
 ) -> None:
     """Write a component: `state` to `model.safetensors`, `config` to `config.json`.
 
     `config` is a mapping or a config dataclass. `dtype` converts floating tensors (torch.bfloat16
-    halves a folder). Tensors named in `int8` are stored as int8 with one scale per row, under their
-    own name and `<name>.scale`. OSError if a file cannot be written.
+    halves a folder). OSError if a file cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         config = dataclasses.asdict(config)
-    stored: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        if name in int8:
-            stored[name], stored[f"{name}.scale"] = quantize_rows(tensor.detach().cpu().float())
-        else:
-            stored[name] = _own_storage(tensor, dtype)
+    stored = {name: _own_storage(tensor, dtype) for name, tensor in state.items()}
     folder = Path(folder)
     with (
         atomic_write(folder / SUMS_NAME) as sums,
@@ -139,29 +133,21 @@ def save_component(
             save_file(stored, weights, metadata={"format": "pt"})
         except SafetensorError as error:  # of the system, such as a full disk
             raise OSError(f"{folder / WEIGHTS_NAME} cannot be written: {one_line(error)}") from error
-        text = json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False)
-        config_file.write_text(text + "\n", encoding="utf-8")
+        config_file.write_text(_json(config), encoding="utf-8")
         listed = {name: digest for name, digest in read_checksums(folder).items() if (folder / name).is_file()}
         sums.write_text(format_checksums(listed | {WEIGHTS_NAME: sha256_of(weights)}), encoding="ascii")
 
 
-def save_checksums(folder: str | Path, names: Collection[str] | None = None) -> None:
-    """Write `SHA256SUMS` of the safetensors files of a folder, or of the files named."""
+def save_checksums(folder: str | Path) -> None:
+    """Write `SHA256SUMS` of the safetensors files of a folder."""
     folder = Path(folder)
-    chosen = sorted(path.name for path in folder.glob("*.safetensors")) if names is None else names
-    if chosen:
+    if found := {path.name: sha256_of(path) for path in folder.glob("*.safetensors")}:
         with atomic_write(folder / SUMS_NAME) as sums:
-            sums.write_text(
-                format_checksums(read_checksums(folder) | {name: sha256_of(folder / name) for name in chosen}),
-                encoding="ascii",
-            )
+            sums.write_text(format_checksums(read_checksums(folder) | found), encoding="ascii")
 
 
 def load_state(folder: str | Path) -> dict[str, Tensor]:
-    """Load the tensors of a component folder; int8 rows are dequantised to fp32, others stay as stored.
-
-    ValueError names the file, and the tensor that is not finite or has no scale.
-    """
+    """Load the tensors of a component folder; ValueError names the file, and the tensor that is not finite."""
     return load_tensors(Path(folder) / WEIGHTS_NAME)
 
 
@@ -172,28 +158,28 @@ def check_there(path: Path) -> None:
         raise ValueError(f"{path} is {what}")
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file; ValueError for what goes wrong in the block."""
+    from safetensors import SafetensorError, safe_open
+
+    check_there(path)
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{path} is not a complete safetensors file: {one_line(error)}") from error
+
+
 def load_tensors(path: str | Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
     """Load one safetensors file, or some of its tensors; see `load_state`. ValueError for a file that is not complete.
 
     Tensors are views of the mapped file.
     """
-    from safetensors import SafetensorError, safe_open
-
     path = Path(path)
-    check_there(path)
-    try:
-        with safe_open(path, "pt") as file:
-            held = set(file.keys())
-            wanted = held if names is None else held & {name + end for name in names for end in ("", ".scale")}
-            stored = {name: file.get_tensor(name) for name in wanted}
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"{path} is not a complete safetensors file: {one_line(error)}") from error
-    check_finite(stored, source=path)
-    state = {}
-    for name, tensor in stored.items():
-        if name.endswith(".scale") and _is_int8(stored.get(name.removesuffix(".scale"))):
-            continue
-        state[name] = _dequantized(name, stored, path) if _is_int8(tensor) else tensor
+    with _opened(path) as file:
+        state = {name: file.get_tensor(name) for name in file.keys() if names is None or name in names}  # noqa: SIM118
+    check_finite(state, source=path)
     return state
 
 
@@ -296,15 +282,6 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def quantize_rows(
-    tensor: Float[Tensor, " rows *rest"],
-) -> tuple[Int8[Tensor, " rows *rest"], Float[Tensor, " rows"]]:
-    """Round each row to 255 even steps: `tensor` is about `int8 * scale[row]`."""
-    scale = tensor.flatten(1).abs().amax(1).clamp(min=1e-12) / 127
-    broadcast = scale.view(-1, *[1] * (tensor.ndim - 1))
-    return torch.round(tensor / broadcast).to(torch.int8), scale
-
-
 def _own_storage(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     tensor = tensor.detach().cpu().contiguous()
     if dtype is not None and tensor.is_floating_point():
@@ -317,20 +294,6 @@ def user_cache() -> Path:
     """Return the cache folder of this user: lantern/ in $XDG_CACHE_HOME or ~/.cache."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "lantern"
-
-
-def _is_int8(tensor: Tensor | None) -> bool:
-    return tensor is not None and tensor.dtype == torch.int8
-
-
-def _dequantized(name: str, stored: Mapping[str, Tensor], path: Path) -> Tensor:
-    rows, scale = stored[name], stored.get(f"{name}.scale")
-    if scale is None:
-        raise ValueError(f"{path}: int8 tensor {name!r} has no {name + '.scale'!r}")
-    if scale.shape != rows.shape[:1]:
-        got, required = list(scale.shape), list(rows.shape[:1])
-        raise ValueError(f"{path}: tensor {name + '.scale'!r} has shape {got}, wanted {required}")
-    return rows.float() * scale.float().view(-1, *[1] * (rows.ndim - 1))
 
 
 def _pickle_fault(error: Exception) -> str:
@@ -368,8 +331,13 @@ def load_component(
     """
     folder = Path(folder)
     config, path = load_config(kind, folder / CONFIG_NAME), folder / WEIGHTS_NAME
-    with NoInitialisation():
-        module = _built(build, config, folder)
+    try:
+        with NoInitialisation():
+            module = build(config)
+    except (RuntimeError, ValueError, OverflowError, MemoryError) as error:
+        raise ValueError(
+            f"{folder / CONFIG_NAME} describes a module that cannot be built: {one_line(error)}"
+        ) from error
     expected = module.state_dict()
     check_state(read_header(path), expected, source=path)
     if verify:
@@ -419,14 +387,6 @@ def _placed(tensor: Tensor, *, device: torch.device | str, dtype: torch.dtype) -
     return tensor.to(device=device, dtype=dtype)
 
 
-def _built(build: Callable[[Config], Module], config: Config, folder: Path) -> Module:
-    try:
-        return build(config)
-    except (RuntimeError, ValueError, OverflowError, MemoryError) as error:
-        source = folder / CONFIG_NAME
-        raise ValueError(f"{source} describes a module that cannot be built: {one_line(error)}") from error
-
-
 class NoInitialisation(TorchFunctionMode):
     """Leaves new parameters and large buffers uninitialised: memory that is never written is not allocated.
 
@@ -443,30 +403,18 @@ class NoInitialisation(TorchFunctionMode):
 
 
 def read_header(path: str | Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file on the meta device; int8 rows become the fp32 tensors they stand for.
+    """Return the tensors of a safetensors file on the meta device.
 
     ValueError for a file that is not complete and for tensors of another kind.
     """
-    from safetensors import SafetensorError, safe_open
-
-    path = Path(path)
-    check_there(path)
     found: dict[str, Tensor] = {}
-    try:
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 (no mapping)
-                part = file.get_slice(name)
-                if (kind := part.get_dtype()) not in STORED:
-                    raise ValueError(f"tensor {name!r} is {kind}, wanted one of {', '.join(STORED)}")
-                found[name] = torch.empty(part.get_shape(), dtype=STORED[kind], device="meta")
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"{path} is not a complete safetensors file: {one_line(error)}") from error
-    scales = {f"{name}.scale" for name, tensor in found.items() if _is_int8(tensor)}
-    return {
-        name: torch.empty(tensor.shape, device="meta") if _is_int8(tensor) else tensor
-        for name, tensor in found.items()
-        if name not in scales
-    }
+    with _opened(Path(path)) as file:
+        for name in file.keys():  # noqa: SIM118 (no mapping)
+            part = file.get_slice(name)
+            if (kind := part.get_dtype()) not in STORED:
+                raise ValueError(f"tensor {name!r} is {kind}, wanted one of {', '.join(STORED)}")
+            found[name] = torch.empty(part.get_shape(), dtype=STORED[kind], device="meta")
+    return found
 
 
 def sha256_of(path: str | Path) -> str:

@@ -162,6 +162,16 @@ class Noise:
             self._gumbel[purpose] = self._make_table(Purpose(purpose))
         return self._gumbel[purpose]
 
+    def fresh(self, starts: Int[Tensor, " b"], rows: Int[Tensor, " n"]) -> Float[Tensor, "b n v"]:
+        """Return Gumbel noise for the n samples of a drafter in the step that begins at each image's token `starts`.
+
+        Unlike `gumbel` it differs between the steps and between the nodes of a token number: `rows` number the nodes.
+        """
+        if self.is_silent:
+            return torch.zeros(1, 1, 1, device=self.device).expand(len(starts), len(rows), self.vocab_size)
+        seeds, images = self._keys.unbind(1)
+        return to_gumbel(to_uniform(random_words(seeds, images, Purpose.DRAFT, rows, self.vocab_size, starts + 1)))
+
     def uniform(
         self,
         positions: Int[Tensor, "b n"],

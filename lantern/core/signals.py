@@ -25,12 +25,10 @@ class Stopping:
     """Context in which the first of these signals raises Stopped, and a second one ends the process at once.
 
     In a block under `shield` the first signal takes effect at the end of the block, so that the block is done whole or
-    not begun. With `raises=False` a signal only sets `is_requested`. Outside of the main thread, where Python delivers
-    no signals, the context does nothing.
+    not begun. Outside of the main thread, where Python delivers no signals, the context does nothing.
     """
 
-    def __init__(self, *, raises: bool = True) -> None:
-        self._raises = raises
+    def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
         self._pending = self._shields = 0
 
@@ -64,7 +62,7 @@ class Stopping:
 
     def check(self) -> None:
         """Raise Stopped if a signal was delayed, or if foreign token swallowed its exception."""
-        if self._pending and self._raises and not self._shields:
+        if self._pending and not self._shields:
             raise Stopped(self._pending)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:

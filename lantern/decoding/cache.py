@@ -33,6 +33,9 @@ class StaticCache:
     not needed go there. `first` is the position of token 0 in each row: the number of its prompt's tokens.
     """
 
+    prefix_scores: Float[Tensor, "b r p"]
+    _mask: "TreeMask | None" = None
+
     def __init__(
         self,
         *,
@@ -101,13 +104,23 @@ class StaticCache:
     @classmethod
     def of(cls, earlier: "Self | None", **sizes: Any) -> "Self":
         """Return an earlier cache if it has the given sizes, else a new one; the arguments are those of the class."""
-        device = torch.device(sizes["device"])
-        names = ("images", "rows", "prefix", "tokens", "stage")
-        wanted = ([sizes[name] for name in names], sizes["dtype"], device)
+        names = ("images", "rows", "prefix", "tokens", "stage", "least_rows", "columns")
+        wanted = [*(sizes.get(name, 0) for name in names), sizes["dtype"], torch.device(sizes["device"])]
         if earlier is None:
             return cls(**sizes)
-        found = ([getattr(earlier, name) for name in names], earlier.buffer.dtype, earlier.buffer.device)
+        found = [*(getattr(earlier, name) for name in names), earlier.buffer.dtype, earlier.buffer.device]
         return earlier if found == wanted else cls(**sizes)
+
+    def tree_mask(self, prefix: Bool[Tensor, "*b t"] | Float[Tensor, "*b t"], nodes: int) -> "TreeMask":
+        """Return the mask of passes over up to `nodes` staged nodes: the same one as long as their number is the same.
+
+        `prefix` holds the values added at the slots of the prompt, or which of them are seen, of each image or of each
+        of its rows.
+        """
+        if self._mask is None or self._mask.nodes != nodes:
+            self._mask = TreeMask(self, nodes)
+        self._mask.show(prefix)
+        return self._mask
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -158,12 +171,12 @@ class StaticCache:
         """Return which newline follows each of these slots."""
         return slots[..., None] == self._ahead
 
-    def fill(self, prompt: Prompt) -> Float[Tensor, "b r p"]:
-        """Write what a target read of prompts, and return what is added to the attention scores of their slots."""
+    def fill(self, prompt: Prompt) -> None:
+        """Write what a target read of prompts; `prefix_scores` are added to the attention scores of their slots."""
         flat = prompt.entries.permute(1, 2, 0, 3, 4, 5, 6).flatten(2, 3).flatten(0, 1)
         self.buffer[:, :, :, : self.prefix] = flat.to(self.buffer.dtype)
         self.first.copy_(prompt.first.reshape(-1, 1))
-        return prompt.scores.to(self.buffer.dtype)
+        self.prefix_scores = prompt.scores.to(self.buffer.dtype)
 
     def layer(self, number: int) -> Float[Tensor, "2 b h s d"]:
         """Return keys and values of a layer."""
@@ -204,9 +217,8 @@ def by_row(scores: Float[Tensor, "*b t"]) -> Float[Tensor, "b r 1 t"]:
 class TreeMask:
     """Mask `(images x rows, nodes, slots)` of a pass over staged nodes, added to attention scores: 0 or -inf.
 
-    Each node sees the prompt, the committed tokens and its own ancestors. `prefix` holds the values added at the slots
-    of the prompt, or which of them are seen, of each image or of each of its rows. For prompt "p", two
-    committed tokens of four, and the tree a(b c(d)), with 0 shown as 1 and -inf as a dot:
+    Each node sees the prompt, the committed tokens and its own ancestors. For prompt "p", two committed tokens of four,
+    and the tree a(b c(d)), with 0 shown as 1 and -inf as a dot:
 
               p | 0 1 2 3 | a b c d
         a     1 | 1 1 . . | 1 . . .
@@ -215,39 +227,25 @@ class TreeMask:
         d     1 | 1 1 . . | 1 . 1 1
     """
 
-    def __init__(self, cache: StaticCache, prefix: Bool[Tensor, "*b t"] | Float[Tensor, "*b t"], nodes: int) -> None:
-        self._cache, dtype, device = cache, cache.buffer.dtype, prefix.device
+    def __init__(self, cache: StaticCache, nodes: int) -> None:
+        dtype, device = cache.buffer.dtype, cache.buffer.device
         size = (cache.images, cache.rows, nodes, cache.slots)
         self._buffer = torch.full(size, -torch.inf, dtype=dtype, device=device)
         self._shown, self._hidden = torch.tensor([0.0, -torch.inf], dtype=dtype, device=device).unbind()
         self._tokens = torch.arange(cache.tokens, device=device)
+        self.nodes, self._prefix, self._first = nodes, cache.prefix, cache.first_stage_slot
         self._last: Tensor | None = None
-        self._show(prefix)
 
-    @classmethod
-    def of(
-        cls,
-        earlier: "TreeMask | None",
-        cache: StaticCache,
-        prefix: Bool[Tensor, "*b t"] | Float[Tensor, "*b t"],
-        nodes: int,
-    ) -> "TreeMask":
-        """Return an earlier mask of the same cache and size with another prefix, else a new one."""
-        if earlier is None or earlier._cache is not cache or earlier._buffer.shape[2] != nodes:
-            return cls(cache, prefix, nodes)
-        earlier._show(prefix)
-        return earlier
-
-    def _show(self, prefix: Bool[Tensor, "*b t"] | Float[Tensor, "*b t"]) -> None:
+    def show(self, prefix: Bool[Tensor, "*b t"] | Float[Tensor, "*b t"]) -> None:
+        """Take over the values of a prompt's slots, as in `StaticCache.tree_mask`."""
         scores = self._scores(prefix) if prefix.dtype == torch.bool else prefix.to(self._buffer.dtype)
-        self._buffer[..., : self._cache.prefix] = by_row(scores)
+        self._buffer[..., : self._prefix] = by_row(scores)
 
     def update(self, lengths: Int[Tensor, " b"], ancestors: Bool[Tensor, "*b n m"]) -> Float[Tensor, "rows n s"]:
         """Return the mask of n nodes, which see `lengths` committed tokens and `ancestors` among m stage slots."""
         nodes, width = ancestors.shape[-2:]
-        view = self._buffer[:, :, :nodes]
-        first = self._cache.first_stage_slot
-        view[..., self._cache.prefix : first] = self._scores(self._tokens < lengths[:, None])[:, None, None]
+        view, first = self._buffer[:, :, :nodes], self._first
+        view[..., self._prefix : first] = self._scores(self._tokens < lengths[:, None])[:, None, None]
         if ancestors is not self._last:  # a static tree is written once
             seen = self._scores(ancestors)
             view[..., first : first + width] = seen if seen.ndim == 2 else seen[:, None]

@@ -21,14 +21,13 @@ class ForcedTokens:
 
     tokens: Int[Tensor, "b n"]
 
-    def checked(self, *, images: int, tokens: int, vocab_size: int) -> "ForcedTokens":
-        """Return itself; ValueError for another number of images or tokens, and for tokens that do not exist."""
+    def check(self, *, images: int, tokens: int, vocab_size: int) -> None:
+        """Raise ValueError for another number of images or tokens, and for tokens that do not exist."""
         if list(self.tokens.shape) != [images, tokens]:
             raise ValueError(f"forced tokens have shape {list(self.tokens.shape)}, wanted {[images, tokens]}")
         lowest, highest = int(self.tokens.min()), int(self.tokens.max())
         if lowest < -1 or highest >= vocab_size:
             raise ValueError(f"forced tokens are from {lowest} to {highest}, wanted -1 (free) to {vocab_size - 1}")
-        return self
 
     @property
     def kept(self) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
+from lantern.core.prepared import original
 from lantern.core.sampling import Sampling
 from lantern.core.types import (
     Callback,
@@ -25,7 +26,7 @@ from lantern.core.types import (
     Drafter,
     DraftTree,
     Generation,
-    Prefill,
+    Prompt,
     Scores,
     Step,
     Target,
@@ -35,10 +36,9 @@ from lantern.core.types import (
 )
 from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.decoding.forced import ForcedTokens
-from lantern.decoding.prompt import PromptCache, Start, read_tokens, start
+from lantern.decoding.prompt import PromptCache, prefill, read_tokens
 from lantern.decoding.rows import LogitRows, logits_at
 from lantern.decoding.statistics import Readback, Statistics, Stopwatch, is_finite
-from lantern.engines.prepared import original
 
 PATIENCE = 0.1  # seconds of rounds per call; between calls the interpreter handles signals
 NO_SCORES: Any = None  # of steps that are kept
@@ -72,6 +72,7 @@ class State:
     cache: StaticCache
     mask: TreeMask
     noise: Noise
+    watch: Stopwatch
     tree: DraftTree
     step: Step
 
@@ -84,11 +85,10 @@ class State:
         self.index = self._age = self._left = 0
         self.has_begun = False
 
-    def start(self, begun: Start, condition: Condition, watch: Stopwatch) -> Step:
-        """Take over the pass over the prompt; return the step that gives token 0 and the given tokens behind it."""
-        has_begun = self._take_over(begun, watch)
-        images, device, nodes = len(begun.mask), begun.mask.device, self.drafter.max_nodes
-        self.mask = TreeMask.of(self.mask if has_begun else None, self.cache, begun.prefix, nodes)
+    def start(self, prompt: Prompt) -> Step:
+        """Take over the prompt, which fills `cache`; return the step that gives token 0 and the given tokens after."""
+        images, device, nodes = len(prompt.mask), prompt.mask.device, self.drafter.max_nodes
+        self.mask = self.cache.tree_mask(self.cache.prefix_scores, nodes)
         self.held.slots = torch.arange(nodes, device=device) + self.cache.first_stage_slot
         self.statistics = Statistics(images, self.drafter.depth, self.count, device)
         self.readback, self._left, self._age = Readback(device), self.count - 1, 0
@@ -96,26 +96,13 @@ class State:
         self.held.tokens = torch.zeros(images, self.count + nodes, dtype=torch.long, device=device)
         self.held.known = torch.zeros(images, dtype=torch.long, device=device)
         self.held.finite = torch.ones(images, dtype=torch.bool, device=device)
-        self.drafter.begin(Prefill(begun.features, begun.mask, condition, begun.fused), self.noise)
-        first = self._first(begun)
+        self.drafter.begin(prompt, self.noise)
+        first = self._first(prompt)
         self.drafter.observe(first)
         for step in self._given():
             self.drafter.observe(step)
             first = replace(first, counts=first.counts + step.counts, tokens=torch.cat([first.tokens, step.tokens], 1))
-        self.step = first
-        self.watch.lap("prefill")
         return first
-
-    def _take_over(self, begun: Start, watch: Stopwatch) -> bool:
-        """Take over what was made of the prompt, in the memory of an earlier generation if there was one."""
-        self.watch, self.index, self.cache, self.prefix = watch, 0, begun.cache, begun.prefix
-        self.noise = self.noise.take_keys(begun.noise) if self.has_begun else begun.noise
-        self.forced = begun.forced
-        if begun.forced is not None:
-            self.held.forced = begun.forced.tokens
-            self.forced = ForcedTokens(self.held.forced)
-        had_begun, self.has_begun = self.has_begun, True
-        return had_begun
 
     def draft(self) -> Inputs:
         """Propose a tree; return the pass that scores it. All guidance rows of an image see the same tokens."""
@@ -241,15 +228,15 @@ class State:
         verdict = self.target.walk(self.verifier, tree, rows)
         return self.verifier.verify(tree, rows, self.noise) if verdict is None else verdict
 
-    def _first(self, begun: Start) -> Step:
+    def _first(self, prompt: Prompt) -> Step:
         """Return step 0: token 0 follows the prompt, as it would follow a tree of one node."""
         node = torch.zeros_like(self.known)[:, None]
-        verdict = self.verify(DraftTree(node, TreeShape.chain(0, node.device), self.drafter.mode), begun.logits, node)
+        verdict = self.verify(DraftTree(node, TreeShape.chain(0, node.device), self.drafter.mode), prompt.logits, node)
         self.tokens[:, :1] = verdict.next_token[:, None]
         self.known.fill_(1)
-        self.held.finite = is_finite(begun.logits).all(1)
-        fused = None if begun.fused is None else begun.fused[:, :, -1:]
-        scores = Scores(begun.logits, begun.features[:, :, -1:], fused)
+        self.held.finite = is_finite(prompt.logits).all(1)
+        fused = None if prompt.fused is None else prompt.fused[:, :, -1:]
+        scores = Scores(prompt.logits, prompt.features[:, :, -1:], fused)
         return Step(0, node[:, 0], torch.ones_like(self.known), self.tokens[:, :1].clone(), scores)
 
     def _given(self) -> Iterator[Step]:
@@ -257,14 +244,14 @@ class State:
         if self.forced is None or (kept := self.forced.kept) == 1:
             return
         tokens = self.forced.tokens[:, :kept]
-        read = read_tokens(self.target, self.cache, self.prefix, tokens[:, :-1], taps=self.drafter.taps)
-        self.statistics.steps += read.steps
+        read, passes = read_tokens(self.target, self.cache, tokens[:, :-1], taps=self.drafter.taps)
+        self.statistics.steps += passes
         size = self.drafter.depth + 1
         for first in range(1, kept, size):
             these = slice(first, min(first + size, kept))
             fused = None if read.fused is None else read.fused[:, :, first - 1 : these.stop - 1]
             features = read.features[:, :, first - 1 : these.stop - 1]
-            scores = Scores(features[..., :0], features, fused)  # no logits were computed
+            scores = Scores(features[..., :0], features, fused)
             counts = torch.full_like(self.known, these.stop - first)
             self.tokens[:, these] = tokens[:, these]
             yield Step(0, self.known.clone(), counts, tokens[:, these], scores)
@@ -291,7 +278,6 @@ def begin(
     *,
     keys: Sequence[tuple[int, int]],
     prompts: PromptCache | None = None,
-    cache: StaticCache | None = None,
     forced: Int[Tensor, "b n"] | None = None,
     is_wide: bool = False,
     is_timed: bool = False,
@@ -300,25 +286,40 @@ def begin(
 
     `keys` are the (seed, image number) of each image's noise. `forced` are tokens that are given, -1 where a token is
     sampled: no method changes them. Those that all images keep from the start are read in few passes and reported with
-    token 0; the others count as drafted tokens that were accepted. `prompts` keeps prompts between calls, `cache` is
-    reused if it fits, `is_wide` is as for `decoding.prompt.start`.
+    token 0; the others count as drafted tokens that were accepted. `prompts` keeps prompts between calls. A state that
+    has begun before keeps its cache if it fits; with `is_wide` it is that of reproducible decoding (`make_cache`).
+    ValueError for another number of keys, and for forced tokens of another shape or number.
     """
-    device, drafter = state.target.tok_embeddings.weight.device, state.drafter
-    watch, condition = Stopwatch(device, is_timed), condition.to(device)
-    begun = start(
-        state.target,
-        condition,
-        sampling=state.sampling,
-        keys=keys,
+    if len(keys) != condition.batch:
+        raise ValueError(f"got {len(keys)} noise keys for {condition.batch} images, wanted one (seed, number) each")
+    target, drafter, config = state.target, state.drafter, state.target.config
+    device = target.tok_embeddings.weight.device
+    state.watch, state.index = Stopwatch(device, is_timed), 0
+    prompt, state.cache = prefill(
+        target,
+        condition.to(device),
+        state.sampling.rows,
         stage=state.stage,
-        needs_whole_prefix=drafter.needs_whole_prefix,
+        whole=drafter.needs_whole_prefix,
         taps=drafter.taps,
-        cache=cache or (state.cache if state.has_begun else None),
+        cache=state.cache if state.has_begun else None,
         prompts=prompts,
         reproducible=is_wide,
-        forced=forced,
     )
-    state.start(begun, condition, watch)
+    sizes = {"positions": config.block_size, "vocab_size": config.vocab_size, "device": device}
+    how = {"is_silent": state.sampling.is_greedy, "make_uniforms": target.make_uniforms}
+    noise = Noise(keys, **sizes, **how)
+    state.noise = state.noise.take_keys(noise) if state.has_begun else noise
+    state.forced = None
+    if forced is not None:
+        state.held.forced = forced.to(device)
+        state.forced = ForcedTokens(state.held.forced)
+        state.forced.check(images=len(keys), tokens=config.block_size, vocab_size=config.vocab_size)
+        logits = state.forced.logits(prompt.logits, forced.new_zeros(len(keys), 1).to(device))
+        prompt = replace(prompt, logits=logits)
+    state.step = state.start(prompt)
+    state.has_begun = True
+    state.watch.lap("prefill")
     return state
 
 
@@ -333,27 +334,30 @@ def run(
     """Take the rounds of a generation that has begun, and return the finished grids.
 
     `rounds` takes one or more of them (`lantern.decoding.rounds`), by default those of torch. `callback` is called with
-    every step. With `keep_history` the result holds all steps, without their scores.
+    every step, and ends the generation by returning True. With `keep_history` the result holds all steps, without their
+    scores.
     """
     steps, is_watched = list[Step](), callback is not None or keep_history
 
-    def report() -> None:
-        step = state.step
-        if callback is not None:
-            callback(step)
+    def is_ended() -> bool:
+        """Report a step; return whether the callback ends the generation."""
         if keep_history:
-            steps.append(kept(step))
+            steps.append(kept(state.step))
+        return callback is not None and callback(state.step) is True
 
-    if is_watched:
-        report()
-    while not state.is_done():
+    is_stopped = is_watched and is_ended()
+    while not is_stopped and not state.is_done():
         if rounds is None:
             state.take()
         else:
             rounds(0.0 if is_watched else PATIENCE)
-        if is_watched:
-            report()
-    return replace(state.result(), history=steps)
+        is_stopped = is_watched and is_ended()
+    made = replace(state.result(), history=steps)
+    if not is_stopped:
+        return made
+    known = state.step.start + state.step.counts
+    is_missing = torch.arange(state.count, device=known.device) >= known[:, None]
+    return replace(made, tokens=made.tokens.masked_fill(is_missing, 0), known=known)
 
 
 def kept(step: Step) -> Step:

@@ -19,7 +19,7 @@ from lantern.core.types import (
     DraftMode,
     DraftTree,
     Generation,
-    Prefill,
+    Prompt,
     Scores,
     Step,
     Target,
@@ -27,9 +27,9 @@ from lantern.core.types import (
 )
 from lantern.decoding.cache import by_row
 from lantern.decoding.loop import Inputs, State, begin, run
-from lantern.decoding.prompt import Start, read_tokens
+from lantern.decoding.prompt import read_tokens
 from lantern.decoding.rows import LogitRows
-from lantern.decoding.statistics import Statistics, Stopwatch, is_finite
+from lantern.decoding.statistics import Statistics, is_finite
 from lantern.verifiers.gumbel import GumbelVerifier
 
 
@@ -43,7 +43,7 @@ class NoDrafts(Drafter):
     mode: DraftMode = "point"
     max_nodes, depth = 1, 0
 
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Begin."""
         self.held = Buffers()
 
@@ -62,28 +62,25 @@ class Plain(State):
     def __init__(self, target: Target, sampling: Sampling) -> None:
         super().__init__(target, sampling, NoDrafts(), GumbelVerifier())
 
-    def start(self, begun: Start, condition: Condition, watch: Stopwatch) -> Step:
-        """Take over the pass over the prompt; return the step that gives token 0 and the given tokens behind it."""
-        self._take_over(begun, watch)
-        cache, images, device, held = begun.cache, len(begun.mask), begun.mask.device, self.held
+    def start(self, prompt: Prompt) -> Step:
+        """Take over the prompt, which fills `cache`; return the step that gives token 0 and the given tokens after."""
+        cache, images, device, held = self.cache, len(prompt.mask), prompt.mask.device, self.held
         self.statistics = Statistics(images, 0, self.count, device)
         held.tokens = torch.zeros(images, self.count, dtype=torch.long, device=device)
         held.finite = torch.ones(images, dtype=torch.bool, device=device)
         held.known = torch.zeros(images, dtype=torch.long, device=device)
         mask = cache.buffer.new_full((images, cache.rows, 1, cache.slots), -torch.inf)
-        mask[..., : cache.prefix] = by_row(begun.prefix)
+        mask[..., : cache.prefix] = by_row(cache.prefix_scores)
         held.shown = mask.flatten(0, 1)
-        scores = Scores(begun.logits, begun.features[:, :, -1:])
+        scores = Scores(prompt.logits, prompt.features[:, :, -1:])
         first, self.kept = self._sample(scores), 1
         if self.forced is not None and (kept := self.forced.kept) > 1:
             tokens = self.forced.tokens[:, :kept]
-            self.statistics.steps += read_tokens(self.target, cache, begun.prefix, tokens[:, :-1]).steps
+            self.statistics.steps += read_tokens(self.target, cache, tokens[:, :-1])[1]
             held.shown[..., cache.prefix : cache.prefix + kept - 1] = 0.0
             held.tokens[:, :kept] = tokens
             held.known, self.kept = held.known + (kept - 1), kept
             first = replace(first, counts=first.counts + (kept - 1), tokens=tokens)
-        self.step = first
-        self.watch.lap("prefill")
         return first
 
     def draft(self) -> Inputs:

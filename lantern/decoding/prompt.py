@@ -2,49 +2,19 @@
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Prompt, Target
+from lantern.core.prepared import original, weights_of
+from lantern.core.types import Condition, Prompt, Scores, Target
 from lantern.decoding.cache import StaticCache, by_row
-from lantern.decoding.forced import ForcedTokens
-from lantern.engines.prepared import original, weights_of
 
 READ_TOKENS = 64  # known tokens of a pass
 FP32_ROWS = 16  # measured: fp32 products of this many rows or more round in the same way
-
-
-@dataclass(frozen=True)
-class Start:
-    """Results of the pass over the prompt: a filled cache, its mask, the logits of the first token, and forced tokens.
-
-    `prefix` is added to the attention scores of the prompt's slots.
-    """
-
-    cache: StaticCache
-    noise: Noise
-    mask: Bool[Tensor, "b t"]
-    prefix: Float[Tensor, "b r p"]
-    features: Float[Tensor, "b r t c"]
-    logits: Float[Tensor, "b r 1 v"]
-    fused: Float[Tensor, "b r t k"] | None = None
-    forced: ForcedTokens | None = None
-
-
-@dataclass(frozen=True)
-class TokensRead:
-    """Results of `passes` over known tokens: the features of each, and the inputs of tapped layers side by side."""
-
-    features: Float[Tensor, "b r m c"]
-    fused: Float[Tensor, "b r m k"] | None
-    steps: int
 
 
 class PromptCache:
@@ -92,71 +62,51 @@ class PromptCache:
         size = sum(prompt.nbytes for prompt in self._prompts.values())
         while len(self._prompts) > self.limit or (size > self.limit_bytes and len(self._prompts) > len(set(names))):
             size -= self._prompts.popitem(last=False)[1].nbytes
-        return Prompt.joined(prompts)
+        return replace(Prompt.joined(prompts), condition=condition)
 
 
 @torch.no_grad()
-def start(
+def prefill(
     target: Target,
     condition: Condition,
+    rows: int,
     *,
-    sampling: Sampling,
-    keys: Sequence[tuple[int, int]],
     stage: int,
-    needs_whole_prefix: bool = False,
+    whole: bool = False,
     taps: tuple[int, ...] = (),
     cache: StaticCache | None = None,
     prompts: PromptCache | None = None,
     reproducible: bool = False,
-    forced: Int[Tensor, "b n"] | None = None,
-) -> Start:
-    """Score the prompt, or take its state from `prompts`; `cache` is reused if it has the right size.
+) -> tuple[Prompt, StaticCache]:
+    """Read prompts as `Target.read` does, or find them in `prompts`, and fill a cache with `stage` slots for nodes.
 
-    `forced` are given tokens, -1 where tokens are sampled (`ForcedTokens`).
-
-    With `reproducible` prompts are read one by one, and the cache is that of reproducible decoding (`make_cache`).
-    ValueError for a target in training mode and for another number of noise keys.
+    `cache` is reused if it has the right size. With `reproducible` prompts are read one by one, and the cache is that
+    of reproducible decoding (`make_cache`). ValueError for a target in training mode.
     """
-    if len(keys) != condition.batch:
-        raise ValueError(f"got {len(keys)} noise keys for {condition.batch} images, wanted one (seed, number) each")
-    if target.training:
+    if original(target).training:
         raise ValueError("the target is in training mode, in which dropout is random: call .eval() on it first")
     prompts = prompts if prompts is not None else PromptCache()
-    prompt = prompts.read(target, condition, sampling.rows, whole=needs_whole_prefix, taps=taps, alone=reproducible)
+    prompt = prompts.read(target, condition, rows, whole=whole, taps=taps, alone=reproducible)
     cache = make_cache(target, prompt, stage, reproducible, cache)
-    prefix = cache.fill(prompt)
-    config = target.config
-    noise = Noise(
-        keys,
-        positions=config.block_size,
-        vocab_size=config.vocab_size,
-        device=prompt.mask.device,
-        is_silent=sampling.is_greedy,
-        make_uniforms=target.make_uniforms,  # faster ones of an engine, if any
-    )
-    given, logits = None, prompt.logits
-    if forced is not None:
-        given = ForcedTokens(forced.to(logits.device))
-        given.checked(images=len(keys), tokens=config.block_size, vocab_size=config.vocab_size)
-        logits = given.logits(logits, forced.new_zeros(len(keys), 1).to(logits.device))
-    return Start(cache, noise, prompt.mask, prefix, prompt.features, logits, prompt.fused, given)
+    cache.fill(prompt)
+    return prompt, cache
 
 
 @torch.no_grad()
 def read_tokens(
-    target: Target, cache: StaticCache, prefix: Tensor, tokens: Int[Tensor, "b m"], *, taps: tuple[int, ...] = ()
-) -> TokensRead:
-    """Write keys and values of the first m tokens to the cache, READ_TOKENS in a pass; return their features.
+    target: Target, cache: StaticCache, tokens: Int[Tensor, "b m"], *, taps: tuple[int, ...] = ()
+) -> tuple[Scores, int]:
+    """Write keys and values of the first m tokens to the cache, READ_TOKENS in a pass.
 
-    `prefix` is added to the attention scores of the prompt's slots (`Start`).
-    An engine runs them only if it need not compile their size (`Target.features`), or for taps.
+    Return the features at each token, without logits, and the number of passes. An engine runs them only if it need
+    not compile their size (`Target.features`), or for taps.
     """
     images, rows, count = len(tokens), cache.rows, tokens.shape[1]
     numbers = torch.arange(count, device=tokens.device)
     found, entered = list[Tensor](), list[Tensor]()
     for block in numbers.split(READ_TOKENS):
         mask = cache.buffer.new_full((images, rows, len(block), cache.slots), -torch.inf)
-        mask[..., : cache.prefix] = by_row(prefix)
+        mask[..., : cache.prefix] = by_row(cache.prefix_scores)
         mask[..., cache.prefix : cache.prefix + count].masked_fill_(numbers <= block[:, None], 0.0)
         places = block.expand(images * rows, -1)
         inputs = target.tok_embeddings(tokens[:, block]).repeat_interleave(rows, 0)
@@ -170,7 +120,7 @@ def read_tokens(
             found.append(target.features(inputs, positions, mask.flatten(0, 1), **how))
     features = torch.cat(found, 1).unflatten(0, (images, rows))
     fused = torch.cat(entered, 1).unflatten(0, (images, rows)) if taps else None
-    return TokensRead(features, fused, len(found))
+    return Scores(features[..., :0], features, fused), len(found)
 
 
 def make_cache(
@@ -186,17 +136,23 @@ def make_cache(
     in another order, and in fp64 the difference vanishes when the result is rounded to the model's precision. For fp32
     models passes then have at least FP32_ROWS rows too, since a matrix product of fewer rows sums in another order.
     """
-    config, weights = target.config, target.tok_embeddings.weight
-    dtype = torch.float64 if reproducible else prompt.entries.dtype
-    images, _, _, rows, heads, prefix, head_dim = prompt.entries.shape
-    columns = config.raster.columns if config.raster.newlines else 0
-    expected = {"images": images, "rows": rows, "prefix": prefix, "stage": stage, "columns": columns}
-    expected["tokens"] = config.block_size
-    expected["least_rows"] = FP32_ROWS if reproducible and weights.dtype == torch.float32 else 0
-    if used is not None and {name: getattr(used, name) for name in expected} == expected and used.buffer.dtype == dtype:
-        return used
-    sizes = {"layers": config.n_layer, "heads": heads, "head_dim": head_dim} | expected
-    return StaticCache(dtype=dtype, device=prompt.mask.device, **sizes)
+    config, is_fp32 = target.config, target.tok_embeddings.weight.dtype == torch.float32
+    images, layers, _, rows, heads, prefix, head_dim = prompt.entries.shape
+    return StaticCache.of(
+        used,
+        layers=layers,
+        images=images,
+        rows=rows,
+        heads=heads,
+        head_dim=head_dim,
+        prefix=prefix,
+        tokens=config.block_size,
+        stage=stage,
+        dtype=torch.float64 if reproducible else prompt.entries.dtype,
+        device=prompt.mask.device,
+        least_rows=FP32_ROWS if reproducible and is_fp32 else 0,
+        columns=config.raster.columns if config.raster.newlines else 0,
+    )
 
 
 def _digest(condition: Condition, image: int, kind: str) -> bytes:

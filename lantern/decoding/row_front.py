@@ -12,14 +12,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lantern.core.prepared import original
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Generation, Scores, Step, Target
+from lantern.core.types import Generation, Prompt, Scores, Step, Target
 from lantern.decoding.cache import by_row
 from lantern.decoding.loop import State
 from lantern.decoding.plain import NoDrafts
-from lantern.decoding.prompt import Start, read_tokens
-from lantern.decoding.statistics import Readback, Statistics, Stopwatch, is_finite
-from lantern.engines.prepared import original
+from lantern.decoding.prompt import read_tokens
+from lantern.decoding.statistics import Readback, Statistics, is_finite
 from lantern.verifiers.gumbel import GumbelVerifier
 
 
@@ -105,11 +105,10 @@ class RowFront(State):
         """Nodes of a pass."""
         return self.layout.nodes
 
-    def start(self, begun: Start, condition: Condition, watch: Stopwatch) -> Step:
-        """Take over the pass over the prompt; return the step that gives token 0 and the given tokens behind it."""
-        self._take_over(begun, watch)
-        self.begun, layout = begun, self.layout
-        images, device, width = len(begun.mask), begun.mask.device, layout.width
+    def start(self, prompt: Prompt) -> Step:
+        """Take over the prompt, which fills `cache`; return the step that gives token 0 and the given tokens after."""
+        self.first_logits, layout = prompt.logits, self.layout
+        images, device, width = len(prompt.mask), prompt.mask.device, layout.width
         self.images = torch.arange(images, device=device)[:, None]
         self.steps = torch.arange(width, device=device)
         self.lines = torch.arange(layout.lines, device=device)
@@ -123,15 +122,13 @@ class RowFront(State):
         size = (images, layout.tokens + 1, self.target.config.vocab_size)
         self.log_p = torch.zeros(size, device=device) if self.is_measured else None
         place = torch.zeros_like(self.images)
-        self.held.finite = is_finite(begun.logits).all(1)
-        log_p = self.sampling.log_probs(begun.logits, place)
-        self.grid[:, 0] = (log_p + begun.noise.gumbel(place)).argmax(-1)
+        self.held.finite = is_finite(prompt.logits).all(1)
+        log_p = self.sampling.log_probs(prompt.logits, place)
+        self.grid[:, 0] = (log_p + self.noise.gumbel(place)).argmax(-1)
         self.counts[:, 0] = 1
         self._record(place, log_p)
         self._read_kept()
-        self.watch.lap("prefill")
-        self.step = self._reported(torch.zeros_like(place[:, 0]), Scores(begun.logits, begun.features))
-        return self.step
+        return self._reported(torch.zeros_like(place[:, 0]), Scores(prompt.logits, prompt.features))
 
     def round(self) -> Step:
         """Score the lines and commit what they sample."""
@@ -143,7 +140,7 @@ class RowFront(State):
         scores = self._score(front, tokens, places.flatten(1))
         ahead = (places + 1).clamp(max=layout.tokens - 1).flatten(1)
         logits, log_p = self._distributions(scores, ahead)
-        sampled = (log_p + self.begun.noise.gumbel(ahead)).argmax(-1).view(tokens.shape)
+        sampled = (log_p + self.noise.gumbel(ahead)).argmax(-1).view(tokens.shape)
         # A sample counts if the tokens before it in its row were drafted as they were sampled.
         is_match = (tokens[..., 1:] == sampled[..., :-1]).cumprod(-1)
         length = torch.minimum(1 + is_match.sum(-1), front.free)
@@ -184,26 +181,26 @@ class RowFront(State):
 
     def result(self) -> Generation:
         """Return the finished grids. The passes that measure the total variation are not counted."""
-        if self.log_p is None:
+        if self.log_p is None or bool((self.counts < self.layout.columns).any()):  # ended by a callback
             spent = torch.full_like(self.counts[:, :1], torch.nan, dtype=torch.float)
         else:
-            spent = total_variation(self.target, self.begun, self.sampling, self.tokens, self.log_p)
+            spent = self._total_variation(self.log_p)
         self.watch.lap("variation")
         self.statistics.variation, self.statistics.largest = spent.sum(1), spent.amax(1)
         return super().result()
 
     def _read_kept(self) -> None:
         """Fill the cache with the tokens that all images keep from the start but the last."""
-        forced = self.begun.forced
+        forced = self.forced
         if forced is None or (kept := forced.kept) == 1:
             return
         tokens, columns = forced.tokens[:, :kept], self.layout.columns
-        self.statistics.steps += read_tokens(self.target, self.begun.cache, self.begun.prefix, tokens[:, :-1]).steps
+        self.statistics.steps += read_tokens(self.target, self.cache, tokens[:, :-1])[1]
         self.is_cached[:, : kept - 1] = True
         places = self.places[None, :kept].expand(len(tokens), -1)
         self.grid[self.images, places // columns, places % columns] = tokens
         self.counts[:] = (kept - columns * torch.arange(self.layout.rows, device=tokens.device)).clamp(0, columns)
-        zeros = self.begun.logits.new_zeros(*self.begun.logits.shape[:2], kept, self.begun.logits.shape[-1])
+        zeros = self.first_logits.new_zeros(*self.first_logits.shape[:2], kept, self.first_logits.shape[-1])
         self._record(places, self.sampling.log_probs(forced.logits(zeros, places), places))
 
     def _front(self) -> Front:
@@ -231,7 +228,7 @@ class RowFront(State):
 
     def _score(self, front: Front, tokens: Int[Tensor, "b l w"], places: Int[Tensor, "b n"]) -> Scores:
         """Run the target over all nodes. A line sees tokens before its head, the heads of other lines, and itself."""
-        cache, width = self.begun.cache, self.layout.width
+        cache, width = self.cache, self.layout.width
         is_cached = self.is_cached[:, None] & (self.places < front.heads[..., None])
         heads = torch.where(front.is_shown & ~front.is_copy, front.heads, self.layout.tokens)
         is_other = heads[:, None] < front.heads[..., None]
@@ -242,7 +239,7 @@ class RowFront(State):
         staged[:, self.lines, :, self.lines] = own
         seen = torch.cat([is_cached.repeat_interleave(width, 1), staged.view(len(tokens), nodes, nodes)], -1)
         mask = cache.buffer.new_zeros(len(tokens), cache.rows, nodes, cache.slots)
-        mask[..., : cache.prefix] = by_row(self.begun.prefix)
+        mask[..., : cache.prefix] = by_row(cache.prefix_scores)
         mask[..., cache.prefix :] = torch.where(seen, 0.0, -torch.inf)[:, None]
         inputs = self.target.tok_embeddings(tokens.flatten(1)).repeat_interleave(cache.rows, 0)
         positions = (places + self.target.config.cls_token_num).repeat_interleave(cache.rows, 0)
@@ -252,8 +249,8 @@ class RowFront(State):
     def _distributions(self, scores: Scores, places: Int[Tensor, "b n"]) -> tuple[Tensor, Float[Tensor, "b n v"]]:
         """Return logits `(b r n v)` and log-probabilities of these token numbers, from the first rows of a pass."""
         logits = scores.logits.unflatten(0, (len(places), -1))[:, :, : places.shape[1]]
-        if self.begun.forced is not None:
-            logits = self.begun.forced.logits(logits, places)
+        if self.forced is not None:
+            logits = self.forced.logits(logits, places)
         return logits, self.sampling.log_probs(logits, places)
 
     def _keep(self, front: Front, length: Int[Tensor, "b l"]) -> None:
@@ -262,7 +259,7 @@ class RowFront(State):
         is_kept = is_head | ((self.steps > 0) & (self.steps < length[..., None]))
         places = torch.where(is_kept, front.heads[..., None] + self.steps, self.layout.tokens - 1).flatten(1)
         nodes = torch.arange(self.layout.nodes, device=places.device).expand_as(places)
-        self.begun.cache.move(nodes, places)
+        self.cache.move(nodes, places)
         self.is_cached = self.is_cached.scatter_reduce(1, places, is_kept.flatten(1), "amax")
 
     def _write(self, front: Front, sampled: Int[Tensor, "b l w"]) -> None:
@@ -277,37 +274,31 @@ class RowFront(State):
         if self.log_p is not None:
             self.log_p[self.images, places] = log_p
 
+    @torch.no_grad()
+    def _total_variation(self, log_p: Float[Tensor, "b n+ v"]) -> Float[Tensor, "b n"]:
+        """Return TV between the distributions that tokens were sampled from, `log_p`, and those of plain decoding.
 
-@torch.no_grad()
-def total_variation(
-    target: Target, begun: Start, sampling: Sampling, tokens: Int[Tensor, "b n"], log_p: Float[Tensor, "b n+ v"]
-) -> Float[Tensor, "b n"]:
-    """Return TV between the distributions that tokens were sampled from, `log_p`, and those of plain decoding.
+        Both follow the same tokens. The rows of a grid are scored again, each in a pass over its tokens, with all
+        tokens before them; the cache is overwritten.
+        """
+        cache, config, tokens = self.cache, self.target.config, self.tokens
+        images, columns = len(tokens), config.raster.columns
+        numbers = self.places
+        mask = cache.buffer.new_full((images, cache.rows, columns, cache.slots), -torch.inf)
+        mask[..., : cache.prefix] = by_row(cache.prefix_scores)
 
-    Both follow the same tokens. The rows of a grid are scored again, each in a pass over its tokens, with all tokens
-    before them. `begun` holds a cache of all tokens, which is overwritten.
-    """
-    cache, config = begun.cache, target.config
-    images, columns = len(tokens), config.raster.columns
-    numbers = torch.arange(config.block_size, device=tokens.device)
-    mask = torch.full((images, cache.rows, columns, cache.slots), -torch.inf, device=tokens.device)
-    mask = mask.to(cache.buffer.dtype)
-    mask[..., : cache.prefix] = by_row(begun.prefix)
+        def apart(exact: Float[Tensor, "b m v"], first: int) -> Float[Tensor, "b m"]:
+            return (log_p[:, first : first + exact.shape[1]].exp() - exact.exp()).abs().sum(-1) / 2
 
-    def apart(exact: Float[Tensor, "b m v"], first: int) -> Float[Tensor, "b m"]:
-        return (log_p[:, first : first + exact.shape[1]].exp() - exact.exp()).abs().sum(-1) / 2
-
-    found = [apart(sampling.log_probs(begun.logits, numbers[:1].expand(images, -1)), 0)]
-    for row in range(config.raster.rows):
-        places = numbers[row * columns : (row + 1) * columns]
-        seen = numbers <= places[:, None]
-        mask[..., cache.prefix : cache.first_stage_slot] = torch.where(seen, 0.0, -torch.inf)
-        inputs = target.tok_embeddings(tokens[:, places]).repeat_interleave(cache.rows, 0)
-        at = places.expand(len(inputs), -1)
-        scores = target(inputs, at + config.cls_token_num, mask.flatten(0, 1), cache=cache, slots=at + cache.prefix)
-        after = numbers[row * columns + 1 : (row + 1) * columns + 1].expand(images, -1)
-        logits = scores.logits.unflatten(0, (images, -1))[:, :, : after.shape[1]]
-        if begun.forced is not None:
-            logits = begun.forced.logits(logits, after)
-        found.append(apart(sampling.log_probs(logits, after), row * columns + 1))
-    return torch.cat(found, 1)
+        found = [apart(self.sampling.log_probs(self.first_logits, numbers[:1].expand(images, -1)), 0)]
+        for row in range(config.raster.rows):
+            places = numbers[row * columns : (row + 1) * columns]
+            seen = numbers <= places[:, None]
+            mask[..., cache.prefix : cache.first_stage_slot] = torch.where(seen, 0.0, -torch.inf)
+            inputs = self.target.tok_embeddings(tokens[:, places]).repeat_interleave(cache.rows, 0)
+            at = places.expand(len(inputs), -1)
+            positions, slots = at + config.cls_token_num, at + cache.prefix
+            scores = self.target(inputs, positions, mask.flatten(0, 1), cache=cache, slots=slots)
+            after = numbers[row * columns + 1 : (row + 1) * columns + 1].expand(images, -1)
+            found.append(apart(self._distributions(scores, after)[1], row * columns + 1))
+        return torch.cat(found, 1)

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lantern.core.config import WEIGHTS, Weights
 
@@ -28,22 +28,25 @@ MOST_WIDE = 16
 
 @dataclass(frozen=True)
 class Engine(ABC):
-    """Runs passes and rounds. It changes no distribution; what it rounds otherwise, `keeps_bits` tells.
+    """Runs passes and rounds: `why_not`, `prepare`, `drive` and `keeps_bits`. It changes no distribution.
+
+    Only `why_not` must be written. Beside the four, an engine says otherwise than the defaults below if it packs
+    drafters and tokenizers too (`prepare_part`), if its rounds are joined by other sizes than those of passes (`group`,
+    `fuses_plain`), or if passes of some size are known to cost the same (`free_nodes`). `is_wide`: prompts are read one
+    by one, and the cache is in fp64 (`decoding.prompt.prefill`). `captures`: a round is captured once and replayed, so
+    that the host looks at no values within it, and later generations use the memory of the first. `fits_windows`:
+    rounds have so little overhead that the best window follows from the times of passes.
 
     `weights`: "full" are the target's own; "int8" quantizes the linears of its layers and its head, "int4" those of its
     layers. The result is another target: exact methods are exact with respect to it. `reason` is why `auto` chose this
-    engine; empty if it was given. `is_wide`: prompts are read one by one, and the cache is in fp64
-    (`decoding.prompt.start`). `may_look`: the host may look at values within a round on a CPU. `keeps_state`: later
-    generations of a decoder use the memory of the first. `fits_windows`: rounds have so little overhead that the best
-    window follows from the times of passes.
+    engine; empty if it was given.
     """
 
     weights: Weights = "full"
     reason: str = field(default="", compare=False)
     name: ClassVar[str]
     is_wide: ClassVar[bool] = False
-    may_look: ClassVar[bool] = True
-    keeps_state: ClassVar[bool] = False
+    captures: ClassVar[bool] = False
     fits_windows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -67,7 +70,7 @@ class Engine(ABC):
         The target is not changed. What is made from its weights is cached, and made again when they have changed.
         ValueError gives the reason why the engine cannot run it.
         """
-        from lantern.engines.prepared import original, quantized
+        from lantern.core.prepared import original, quantized
 
         target = original(target)
         if (reason := self.why_not(target)) is not None:
@@ -111,10 +114,6 @@ class Engine(ABC):
     def as_dict(self) -> dict[str, Any]:
         """Return name and settings for reports, which `engine(**settings)` takes."""
         return {"name": self.name} | asdict(self)
-
-    def changed(self, **changes: Any) -> Self:
-        """Return the engine with some of its settings changed."""
-        return replace(self, **changes)
 
 
 def engine(name: "str | Engine", **settings: Any) -> Engine:
@@ -202,7 +201,7 @@ class AutoEngine(Engine):
             from lantern.engines.cuda.trial import trial_of
 
             trial = trial_of(found.prepare(target))
-            why_not, found = trial.fault, found.changed(reason=f"{reason}; {trial.found}")
+            why_not, found = trial.fault, replace(found, reason=f"{reason}; {trial.found}")
         return found if why_not is None else EagerEngine(self.weights, f"{name} is not available: {why_not}")
 
     def prepare(self, target: "Target") -> "Target":

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from lantern.core.io import user_cache, write_json
+from lantern.core.prepared import on_device, original
 from lantern.core.types import Target
 from lantern.decoding.statistics import now
 from lantern.engines.chain import passes_of
 from lantern.engines.engine import Engine
-from lantern.engines.prepared import on_device, original
 
 LOG = logging.getLogger("lantern")
 NODES = (1, 2, 4, 8, 16)

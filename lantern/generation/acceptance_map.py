@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from html import escape
 from io import BytesIO
 from math import isqrt
-from typing import Any
 
 from jaxtyping import UInt8
 from torch import Tensor
@@ -69,22 +68,6 @@ class AcceptanceMap:
     def marked(self) -> list[int]:
         """Cells that count as relaxed."""
         return [cell for cell, chance in self.relaxed if chance >= RELAXED]
-
-    def share(self, least: int) -> float:
-        """Return the share of cells in runs of `least` or more tokens."""
-        return sum(run for run in self.runs if run >= least) / self.cells
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the map for JSON; inverse of `from_dict`."""
-        relaxed = " ".join(f"{cell}:{chance:g}" for cell, chance in self.relaxed)
-        return {"columns": self.columns, "runs": " ".join(map(str, self.runs)), "relaxed": relaxed}
-
-    @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> "AcceptanceMap":
-        """Read a map written by `as_dict`."""
-        pairs = (pair.split(":") for pair in found["relaxed"].split())
-        relaxed = tuple((int(cell), float(chance)) for cell, chance in pairs)
-        return cls(tuple(map(int, found["runs"].split())), relaxed, found["columns"])
 
 
 def read_map(steps: Sequence[Step], image: int, tokens: int, *, columns: int | None = None) -> AcceptanceMap:
@@ -173,11 +156,6 @@ def legend() -> str:
     ]
     items.append(f'<li><span class="swatch round" style="background:{MARK}"></span>{escape(MARK_WORDS)}</li>')
     return f'<ul class="legend">{"".join(items)}</ul>'
-
-
-def mean_share(maps: Sequence[AcceptanceMap], least: int) -> float:
-    """Return the share of cells of several images in runs of `least` or more tokens."""
-    return sum(one.share(least) for one in maps) / len(maps)
 
 
 def data_uri(pixels: UInt8[Tensor, "h w 3"], *, effort: int = 6) -> str:

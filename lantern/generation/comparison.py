@@ -1,16 +1,15 @@
 """A method compared with plain decoding: the same image both ways, alternately, in one process."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
+from math import isnan
 from typing import Any
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Callback, Step
-from lantern.generation.generator import Generator, choose_method, make_batch
+from lantern.core.types import Callback
+from lantern.generation.generator import Generator, make_batch
 from lantern.generation.images import Picture
-from lantern.generation.requests import Request, check_requests, with_warnings
+from lantern.generation.requests import Request
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
 
@@ -19,7 +18,7 @@ WARM_UP_PASSES = 8
 
 @dataclass(frozen=True)
 class Comparison:
-    """One image by plain decoding and by a method, with the seconds of decoding of each (median of all runs)."""
+    """One image by plain decoding and by a method, with the seconds of decoding of each."""
 
     plain: Picture
     other: Picture
@@ -40,6 +39,22 @@ class Comparison:
     def is_identical(self) -> bool:
         """Whether all tokens equal plain decoding's."""
         return self.differing == 0
+
+    @property
+    def sentence(self) -> str:
+        """What happened in one sentence."""
+        other = self.other.statistics
+        if self.is_identical:
+            image = "The same image, token for token"
+        elif other.promise == "distribution":
+            image = "Another image of the same distribution"
+        elif other.promise == "tokens":
+            image = f"Another image by rounding: {self.differing} of {other.tokens} tokens differ"
+        elif isnan(other.total_variation):
+            image = "Another image: total variation not measured"
+        else:
+            image = f"Another image: total variation {other.total_variation:.2f} a token"
+        return f"{image}, {self.speedup:.1f} times as fast."
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON values."""
@@ -84,50 +99,30 @@ def compare(
     model: Model,
     requested: Sequence[Request],
     *,
-    method: str | Method | None = None,
-    sampling: Sampling | None = None,
-    settings: Mapping[str, Any] | None = None,
-    repeats: int = 1,
-    with_pixels: bool = True,
+    method: Method,
+    sampling: Sampling,
     callback: Callback | None = None,
 ) -> Iterator[Comparison]:
-    """Make each image by plain decoding and by `method`, alternately, `repeats` times, after a warm-up of both.
+    """Make each image by plain decoding, then by `method`, after a warm-up of both.
 
-    All runs of a method give the same tokens; only their times differ. ValueError for plain decoding against itself.
+    ValueError for plain decoding against itself.
     """
-    sampling = sampling or model.sampling()
-    chosen = choose_method(model, method, settings, sampling=sampling)
-    if chosen.is_plain:
+    if method.is_plain:
         raise ValueError('nothing to compare with "plain": choose a method that drafts, and a model with a drafter')
-    check_requests(model, requested)
-    requested = with_warnings(model, requested)
-    generators = Generator(model, METHODS["plain"], sampling), Generator(model, chosen, sampling)
+    generators = Generator(model, METHODS["plain"], sampling), Generator(model, method, sampling)
 
     def compared() -> Iterator[Comparison]:
         for generator in generators:
             warm_up(generator, requested[0])
         for request in requested:
-            runs: tuple[list[Picture], list[Picture]] = ([], [])
-            for _ in range(repeats):
-                for generator, done in zip(generators, runs, strict=True):
-                    done += make_batch(generator, [request], with_pixels=with_pixels and not done, callback=callback)
-            seconds = [median(picture.statistics.seconds["decode"] for picture in done) for done in runs]
-            yield Comparison(runs[0][0], runs[1][0], seconds[0], seconds[1])
+            plain, other = (
+                make_batch(generator, [request], with_pixels=True, callback=callback)[0] for generator in generators
+            )
+            yield Comparison(plain, other, *(one.statistics.seconds["decode"] for one in (plain, other)))
 
     return compared()
 
 
-class _WarmError(Exception):
-    """Ends a warm-up."""
-
-
 def warm_up(generator: Generator, request: Request) -> None:
     """Decode a few passes, so that compilation and allocation are not measured."""
-
-    def stop(step: Step) -> None:
-        if step.index >= WARM_UP_PASSES:
-            raise _WarmError
-
-    condition = generator.condition([request])
-    with suppress(_WarmError):
-        generator.decode(condition, [request], stop)
+    generator.decode(generator.condition([request]), [request], lambda step: step.index >= WARM_UP_PASSES)

@@ -44,8 +44,8 @@ class Decoder:
 
         With `is_joined` its rounds can be joined with those of others (`Engine.drive`).
         """
+        from lantern.core.prepared import on_device
         from lantern.decoding.loop import begin
-        from lantern.engines.prepared import on_device
 
         self.target.refresh()
         fuses = self.engine.fuses_plain(self.sampling)
@@ -66,8 +66,8 @@ class Decoder:
         **how: Any,
     ) -> "Generation":
         """Decode a batch; the arguments are those of `decoding.loop.run` and `begin`."""
+        from lantern.core.prepared import on_device
         from lantern.decoding.loop import run
-        from lantern.engines.prepared import on_device
 
         state = self.begin(condition, **how)
         with on_device(self.target.tok_embeddings.weight.device):
@@ -90,8 +90,8 @@ class Decoder:
             made = State(self.target, self.sampling, NoDrafts(), GumbelVerifier())
         else:
             made = Plain(self.target, self.sampling)
-        made.may_look = self.engine.may_look and self.target.tok_embeddings.weight.device.type == "cpu"
-        if self.engine.keeps_state:
+        made.may_look = not self.engine.captures and self.target.tok_embeddings.weight.device.type == "cpu"
+        if self.engine.captures:
             self._kept = made
         return made
 

@@ -18,21 +18,11 @@ RESAMPLINGS = ("lanczos", "nearest")
 MAX_SCALE = 16
 OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".jxl")
 MAX_SLUG, MAX_NAME = 60, 200
-FIELDS = {
-    "prompt": "the prompt in lower case with hyphens (with a digest where that is not unique), or class-N",
-    "method": "name of the method",
-    "settings": "settings of the method, temperature, top-k and top-p that are not the defaults",
-    "model": "name of the model",
-    "engine": "name of the engine",
-    "dtype": "fp32, bf16 or fp16",
-    "weights": "int8 or int4; empty for the model's own weights",
-    "guidance": "guidance scale",
-    "temperature": "temperature",
-    "top_k": "top-k",
-    "top_p": "top-p",
-    "seed": "seed of the noise",
-    "image": "number of the image within its prompt or class, from 0",
-}
+# `settings` are those that are not the defaults; `weights` is empty for the model's own, `image` a number
+FIELDS = (
+    *("prompt", "method", "settings", "model", "engine", "dtype", "weights"),
+    *("guidance", "temperature", "top_k", "top_p", "seed", "image"),
+)
 TEMPLATE = "{prompt}-{method}-{settings}-{dtype}-{weights}-g{guidance}-seed{seed}-{image}"
 
 

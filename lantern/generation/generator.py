@@ -67,8 +67,7 @@ def release_memory() -> None:
     if graphs is not None:
         graphs.forget_all()
     gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
@@ -315,9 +314,8 @@ class Generator:
         forced = forced_of(requested, self.model.target.config.block_size)
         watching = [one for one in (callback, self.record) if one is not None]
 
-        def call(step: Step) -> None:
-            for one in watching:
-                one(step)
+        def call(step: Step) -> bool:
+            return any([one(step) is True for one in watching])
 
         layers: AbstractContextManager[None] = nullcontext()
         if self.debug:
@@ -386,18 +384,26 @@ def finish_batch(
     clock.lap("vq")
     shares = {phase: value / len(requested) for phase, value in (dict(seconds) | clock.seconds).items()}
     promise, columns = generator.parts.promise(images), generator.model.target.config.raster.columns
+    total = generation.tokens.shape[1]
+    counts = [total] * len(requested) if generation.known is None else generation.known.tolist()
+    requested = [
+        one
+        if count == total
+        else dataclasses.replace(one, warning=f"interrupted: {count} of {total} tokens were decoded, the others are 0")
+        for one, count in zip(requested, counts, strict=True)
+    ]
     pictures = [
         Picture(
             request=request,
             tokens=generation.tokens[i],
             pixels=None if pixels is None else pixels[i],
-            statistics=_statistics(generator.method, request, generation, i, shares, promise),
+            statistics=_statistics(generator.method, request, generation, i, counts[i], shares, promise),
             columns=columns,
             batch=images,
         )
         for i, request in enumerate(requested)
     ]
-    is_finite = [True] * len(requested) if generation.is_finite is None else generation.is_finite.tolist()  # sync
+    is_finite = generation.is_finite.tolist()  # sync
     if not all(is_finite):
         lost = requested[is_finite.index(False)]
         raise NotFiniteError(
@@ -438,7 +444,7 @@ def quick_choice(model: Model, sampling: Sampling, *, batch: int = 1) -> Method:
     lines = sampling.rows * batch
     times, most = pass_times(model.engine, model.target, rows=lines), model.engine.free_nodes(lines)
     allowed = {n: seconds for n, seconds in times.items() if most is None or n <= max(most, 2)}
-    return choose(allowed, model.tokens_per_step, can_shrink=not model.engine.keeps_state)
+    return choose(allowed, model.tokens_per_step, can_shrink=not model.engine.captures)
 
 
 def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None, *, can_shrink: bool = True) -> Method:
@@ -488,11 +494,16 @@ def _warn_once(line: str) -> None:
 
 
 def _statistics(
-    method: Method, request: Request, generation: Generation, i: int, seconds: Mapping[str, float], promise: Promise
+    method: Method,
+    request: Request,
+    generation: Generation,
+    i: int,
+    tokens: int,
+    seconds: Mapping[str, float],
+    promise: Promise,
 ) -> Statistics:
-    """Return the statistics of image `i` of a batch."""
-    tokens, exact, excess = generation.tokens.shape[1], method.exact, generation.excess
-    largest, distance = generation.total_variation_max, generation.latent_distance
+    """Return the statistics of image `i` of a batch, of which so many tokens were decoded."""
+    exact, excess, distance = method.exact, generation.excess, generation.latent_distance
     return Statistics(
         method=method.name,
         is_exact=exact,
@@ -502,12 +513,12 @@ def _statistics(
         reached=tuple(generation.reached[i].tolist()),
         relaxed=float(generation.relaxed[i]) / tokens,
         total_variation=float(generation.total_variation[i]) / tokens,
-        total_variation_max=0.0 if largest is None else float(largest[i]),
+        total_variation_max=float(generation.total_variation_max[i]),
         latent_distance=(None if distance is None else float(distance[i]) / tokens) if not exact else 0.0,
         excess=None if excess is None else float(excess[i]) / tokens,
         seconds=seconds,
         method_reason=method.reason,
-        promise=promise,
+        promise=promise if tokens == generation.tokens.shape[1] else None,
         forced=0 if request.forced is None else int((request.forced >= 0).sum()),
     )
 

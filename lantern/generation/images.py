@@ -11,8 +11,7 @@ import math
 import struct
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from operator import attrgetter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +70,7 @@ class Statistics:
     None. `seconds` are by phase; each image of a batch has an equal share.
     `method_reason` is why method "auto" chose this method; empty if it was given. `promise` is what the image has
     in common with plain decoding's of the same batch (`lantern.methods.PROMISES`), as far as the engine keeps it.
-    It is None for an interrupted image: `tokens` then counts the decoded ones, and what was not measured is NaN.
+    It is None for an interrupted image: `tokens` then counts the decoded ones.
     `forced` of the tokens were kept of an init image; they count as drafted tokens that were accepted.
     """
 
@@ -95,12 +94,6 @@ class Statistics:
     def tokens_per_step(self) -> float:
         """Tokens per step of the target."""
         return self.tokens / max(self.steps, 1)
-
-    def interrupted(self, tokens: int) -> "Statistics":
-        """Return the statistics of an image that was stopped after `tokens` tokens, without what was not measured."""
-        unknown = 0.0 if self.is_exact else math.nan
-        spent = {"relaxed": unknown, "total_variation": unknown, "total_variation_max": unknown}
-        return replace(self, tokens=tokens, promise=None, latent_distance=0.0 if self.is_exact else None, **spent)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the statistics as JSON values; "forced_tokens" only where there are any."""
@@ -177,31 +170,27 @@ def acceptance(accepted: Sequence[int], reached: Sequence[int]) -> list[float | 
 
 def totals(done: Sequence[Statistics]) -> dict[str, Any]:
     """Return the statistics of several images of one method together."""
-    tokens, steps = sum(one.tokens for one in done), sum(one.steps for one in done)
-    depth = max(len(one.reached) for one in done)
-    accepted = [sum(one.accepted[d] for one in done) for d in range(depth)]
-    reached = [sum(one.reached[d] for one in done) for d in range(depth)]
-    promises = [one.promise for one in done if one.promise is not None]
-    phases, forced = done[0].seconds, sum(one.forced for one in done)
-    moved, over = (
-        [value * one.tokens for one in done if (value := getter(one)) is not None]
-        for getter in (attrgetter("latent_distance"), attrgetter("excess"))
+    tokens = sum(one.tokens for one in done)
+    promises: list[Promise] = [one.promise for one in done if one.promise is not None]
+    moved = [one.latent_distance * one.tokens for one in done if one.latent_distance is not None]
+    over = [one.excess * one.tokens for one in done if one.excess is not None]
+    together = Statistics(
+        method="",
+        is_exact=all(one.is_exact for one in done),
+        tokens=tokens,
+        steps=sum(one.steps for one in done),
+        accepted=tuple(map(sum, zip(*(one.accepted for one in done), strict=True))),
+        reached=tuple(map(sum, zip(*(one.reached for one in done), strict=True))),
+        relaxed=sum(one.relaxed * one.tokens for one in done) / tokens,
+        total_variation=sum(one.total_variation * one.tokens for one in done) / tokens,
+        total_variation_max=max(one.total_variation_max for one in done),
+        latent_distance=sum(moved) / tokens if len(moved) == len(done) else None,
+        excess=sum(over) / tokens if len(over) == len(done) else None,
+        seconds={phase: sum(one.seconds[phase] for one in done) for phase in done[0].seconds},
+        promise=max(promises, key=lambda one: list(PROMISES).index(one)) if len(promises) == len(done) else None,
+        forced=sum(one.forced for one in done),
     )
-    return {
-        "exact": all(one.is_exact for one in done),
-        "promise": max(promises, key=list(PROMISES).index) if len(promises) == len(done) else None,
-        "tokens": tokens,
-        "steps": steps,
-        "tokens_per_step": round(tokens / max(steps, 1), 4),
-        "accepted_by_depth": acceptance(accepted, reached),
-        "relaxed_share": measured(sum(one.relaxed * one.tokens for one in done) / tokens),
-        "total_variation": measured(sum(one.total_variation * one.tokens for one in done) / tokens),
-        "total_variation_max": measured(max(one.total_variation_max for one in done)),
-        "latent_distance": None if len(moved) < len(done) else round(sum(moved) / tokens, 6),
-        "total_variation_excess": None if len(over) < len(done) else round(sum(over) / tokens, 6),
-        "seconds": {phase: round(sum(one.seconds[phase] for one in done), 4) for phase in phases},
-        **({"forced_tokens": forced} if forced else {}),
-    }
+    return {name: value for name, value in together.as_dict().items() if name not in ("method", "method_reason")}
 
 
 def to_image(pixels: UInt8[Tensor, "h w 3"]) -> "Image":

@@ -1,13 +1,15 @@
 """Pictures that keep a part of another: its first rows, or what a mask does not cover, as tokens of the VQ encoder."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, UInt8
+from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from lantern.core.config import one_line
@@ -20,6 +22,27 @@ if TYPE_CHECKING:
     from lantern.models.folder import Model
 
 MASKED = 128  # grey level from which a mask's pixel is to be generated
+OPAQUE = 128  # alpha from which a pixel of an edit is kept
+FORMATS = ("PNG", "WEBP", "JPEG")  # of images that come from other machines
+MAX_SIDE = 2048  # pixels of an image that comes from another machine
+
+
+@dataclass(frozen=True, eq=False)
+class KeptPart:
+    """What images keep of another: its pixels in the model's raw size, and which tokens are kept."""
+
+    model: "Model"
+    pixels: UInt8[Tensor, "h w 3"]
+    is_kept: Bool[Tensor, "rows columns"]
+
+    @cached_property
+    def tokens(self) -> Int[Tensor, " n"]:
+        """The tokens of the VQ encoder, -1 where tokens are generated; the first access runs the encoder."""
+        assert self.model.vq is not None
+        with torch.inference_mode():
+            pixels = to_pixels(self.pixels.permute(2, 0, 1)[None].to(self.model.device))
+            tokens = self.model.vq.encode(pixels)[0].cpu()
+        return tokens.where(self.is_kept.flatten(), -1)
 
 
 def check_init_image(init_image: Any, keep_rows: Any, mask_image: Any) -> None:
@@ -49,28 +72,74 @@ def with_init_image(
     check_init_image(init_image, keep_rows, mask_image)
     if init_image is None:
         return list(requested)
-    raster, vq = model.target.config.raster, model.vq
-    if vq is None:
-        place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
-        raise ValueError(f"model {model.name} has no VQ encoder, which an init image needs{place}")
-    side = vq.config.downsample
-    size = raster.columns * side, raster.rows * side
+    rows, columns, side = _grid(model)
+    size = columns * side, rows * side
     pixels = _read(init_image, "RGB", size, "init image")
-    is_kept: Bool[Tensor, "rows columns"] = torch.zeros(raster.rows, raster.columns, dtype=torch.bool)
+    is_kept: Bool[Tensor, "rows columns"] = torch.zeros(rows, columns, dtype=torch.bool)
     if mask_image is not None:
         mask = _read(mask_image, "L", size, "mask")
-        is_kept = (mask.view(raster.rows, side, raster.columns, side) < MASKED).all(3).all(1)
+        is_kept = (mask.view(rows, side, columns, side) < MASKED).all(3).all(1)
         if bool(is_kept.all()):
             raise ValueError("the mask has no white pixel, wanted white where tokens are generated")
     else:
         is_whole = isinstance(keep_rows, int) and not isinstance(keep_rows, bool)
-        if not is_whole or not 1 <= keep_rows < raster.rows:  # type: ignore[operator]
-            raise ValueError(f"rows to keep are {keep_rows}, wanted a whole number from 1 to {raster.rows - 1}")
+        if not is_whole or not 1 <= keep_rows < rows:  # type: ignore[operator]
+            raise ValueError(f"rows to keep are {keep_rows}, wanted a whole number from 1 to {rows - 1}")
         is_kept[:keep_rows] = True
-    with torch.inference_mode():
-        tokens = vq.encode(to_pixels(pixels.permute(2, 0, 1)[None].to(model.device)))[0].cpu()
-    forced = tokens.where(is_kept.flatten(), -1)
+    forced = KeptPart(model, pixels, is_kept).tokens
     return [replace(request, forced=forced) for request in requested]
+
+
+def received(model: "Model", file: bytes, name: str) -> "Image":
+    """Return an image with alpha from the bytes of a PNG, WebP or JPEG file.
+
+    It has the model's raw size or a whole multiple of it, up to MAX_SIDE: ValueError for others, and for what is no
+    such file. `name` is what messages say.
+    """
+    from PIL import Image, ImageOps
+
+    rows, columns, side = _grid(model)
+    width, height = columns * side, rows * side
+    try:
+        with Image.open(BytesIO(file), formats=FORMATS) as opened:
+            if max(opened.size) > MAX_SIDE:
+                raise ValueError(f"it has {opened.width}x{opened.height} pixels, wanted at most {MAX_SIDE} a side")
+            found = ImageOps.exif_transpose(opened).convert("RGBA")
+    except Image.UnidentifiedImageError as error:
+        raise ValueError(f"cannot read the {name}: wanted a PNG, WebP or JPEG file") from error
+    except Exception as error:  # Pillow raises of every kind for damaged files
+        raise ValueError(f"cannot read the {name}: {one_line(error)}") from error
+    scale = max(found.width // width, 1)
+    if found.size != (width * scale, height * scale):
+        got, wanted = f"{found.width}x{found.height}", f"{width}x{height} or a whole multiple"
+        raise ValueError(f"the {name} has {got} pixels, wanted {wanted}")
+    return found
+
+
+def edited(model: "Model", image: "Image", mask: "Image | None" = None) -> KeptPart:
+    """Return what an edit keeps of a received image: a token is generated if one of its pixels is transparent.
+
+    Transparent pixels are those of the mask, without one those of the image. ValueError if there are none.
+    """
+    rows, columns, side = _grid(model)
+    cover = image if mask is None else mask
+    scale = cover.width // (columns * side)
+    alpha = torch.from_numpy(np.array(cover.getchannel("A"))).view(rows, side * scale, columns, side * scale)
+    is_kept = (alpha >= OPAQUE).all(3).all(1)
+    if bool(is_kept.all()):
+        name, instead = ("image", ", or a mask") if mask is None else ("mask", "")
+        raise ValueError(f"the {name} has no transparent pixel, wanted some where it is to be made anew{instead}")
+    pixels = image.convert("RGB").reduce(image.width // (columns * side))
+    return KeptPart(model, torch.from_numpy(np.array(pixels)), is_kept)
+
+
+def _grid(model: "Model") -> tuple[int, int, int]:
+    """Return the rows and columns of tokens, and the pixels of a token's side; ValueError without a VQ encoder."""
+    if model.vq is None:
+        place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
+        raise ValueError(f"model {model.name} has no VQ encoder, which an init image needs{place}")
+    raster = model.target.config.raster
+    return raster.rows, raster.columns, model.vq.config.downsample
 
 
 def _read(source: "str | Path | Image", mode: str, size: tuple[int, int], name: str) -> UInt8[Tensor, "*n"]:

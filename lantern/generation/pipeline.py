@@ -55,10 +55,8 @@ from lantern.generation.requests import (
 )
 from lantern.methods import find
 from lantern.models.folder import (
-    CLASSES,
     COMPONENTS,
     INDEX_NAME,
-    LIBRARY,
     NAMES_NAME,
     NEIGHBOURS_NAME,
     RECOGNISED_NAME,
@@ -219,7 +217,7 @@ class LanternPipeline(DiffusionPipeline):
             if options.get(option) is not None:
                 raise ValueError(f"{option} is {options[option]!r:.40}, which lantern does not have: {instead}")
         engine, weights = options.pop("engine", "auto"), options.pop("weights", None)
-        engine = engine if weights is None else make_engine(engine).changed(weights=weights)
+        engine = engine if weights is None else replace(make_engine(engine), weights=weights)
         make_engine(engine)  # refused before anything is loaded
         pipe = cls._loaded_from(pretrained_model_name_or_path, **options)
         pipe.engine = engine
@@ -242,13 +240,21 @@ class LanternPipeline(DiffusionPipeline):
             return cls._of_whole(name, dtype=dtypes.get("default", torch.float32), size=options.pop("size", None))
         if "transformer" not in options and not is_there(folder / "transformer"):
             raise ValueError(f"{folder} is not a model: it has no transformer/ folder")
-        options.setdefault("low_cpu_mem_usage", False)
         if is_there(folder / "text_encoder") and not {"text_encoder", "tokenizer"} <= set(options):
             text = load_text_encoder(folder, torch.device("cpu"), torch.float32, by_library=True)
             options = {"text_encoder": text.model, "tokenizer": text.tokenizer} | options
-        has_own_target = "transformer" not in options
-        pipe = super().from_pretrained(str(folder), **options)
-        if has_own_target:
+        own: dict[str, type[Component]] = {
+            "transformer": LanternTransformer,
+            "vqvae": LanternVQ,
+            "drafter": LanternDrafter,
+        }
+        loaded = {
+            name: kind.from_pretrained(folder / name)
+            for name, kind in own.items()
+            if name not in options and is_there(folder / name)
+        }
+        pipe = super().from_pretrained(str(folder), **options, **loaded)
+        if "transformer" in loaded:
             found = read_index(folder).get(WINDOWS_KEY) or {}
             pipe.transformer.generation = dict(pipe.config["generation"])
             pipe.transformer.tokens_per_step = check_tokens_per_step(found, source=folder / INDEX_NAME)
@@ -276,15 +282,13 @@ class LanternPipeline(DiffusionPipeline):
 
     @classmethod
     def load_config(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Any:
-        """Return what diffusers builds the pipeline from: our classes for the components that are in the folder.
+        """Return what diffusers builds the pipeline from, beside the components that `from_pretrained` reads.
 
-        Of `model_index.json` only the defaults of a call are read, so that no class that it names is imported. Text
-        encoder and tokenizer are left out: `from_pretrained` reads them.
+        Of `model_index.json` only the defaults of a call are read, so that no class that it names is imported.
         """
         folder = Path(pretrained_model_name_or_path)
         read = check_generation(read_index(folder).get("generation") or {}, source=folder / INDEX_NAME)
-        components = {name: [LIBRARY, CLASSES[name]] for name in CLASSES if is_there(folder / name)}
-        return {"_class_name": cls.__name__, "generation": read, **components}
+        return {"_class_name": cls.__name__, "generation": read}
 
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **options: Any) -> "LanternPipeline":
@@ -299,8 +303,8 @@ class LanternPipeline(DiffusionPipeline):
         """Write all components and add-ons, the index with the chosen method, checksums, `pipeline.py` for diffusers.
 
         Drafter and add-ons that were trained for the transformer are signed for it as it is saved, also where its
-        weights were rounded. With `push_to_hub` the folder is uploaded, with the options of `push_to_hub`. ValueError
-        for a model of transformers, which is saved by its own class.
+        weights were rounded. With `push_to_hub`, `repo_id` and options of `push_to_hub` it is uploaded as well.
+        ValueError for a model of transformers, which is saved by its own class.
         """
         hub: dict[str, Any] = {name: options.pop(name) for name in ("repo_id", *PUSH_OPTIONS) if name in options}
         is_pushed = options.pop("push_to_hub", False)
@@ -323,22 +327,11 @@ class LanternPipeline(DiffusionPipeline):
                 save_checksums(folder)
         write_door(save_directory)
         if is_pushed:
-            self._push(Path(save_directory), hub.pop("repo_id", Path(save_directory).resolve().name), **hub)
+            hub.setdefault("repo_id", Path(save_directory).resolve().name)
+            self.push_to_hub(**hub)
 
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload the pipeline to a repository of the hub, which is made if there is none; return the commit's address.
-
-        README.md is the model card, with `license` and `base_model`, identifiers of the hub, "unknown" and none by
-        default. Other options: `private`, `token`, `commit_message`, `create_pr`. Every component is tried on the meta
-        device before anything is uploaded: ValueError for one that does not run, and for a model of transformers.
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            return self._push(Path(folder), repo_id, **options)
-
-    def _push(
+    def push_to_hub(
         self,
-        folder: Path,
         repo_id: str,
         *,
         license: str = "unknown",
@@ -348,18 +341,23 @@ class LanternPipeline(DiffusionPipeline):
         commit_message: str = "Upload LanternPipeline",
         create_pr: bool = False,
     ) -> str:
+        """Upload the pipeline to a repository of the hub, which is made if there is none; return the commit's address.
+
+        README.md is the model card, with `license` and `base_model`, identifiers of the hub. Every component is tried
+        on the meta device before anything is uploaded: ValueError for one that does not run.
+        """
         from huggingface_hub import HfApi
 
-        parts = [part for part in COMPONENTS if (folder / part).is_dir()]
-        add_ons = [f"{ADD_ONS_NAME}/{path.name}" for path in sorted((folder / ADD_ONS_NAME).glob("*"))]
-        try_components({part: folder / part for part in parts}, name=repo_id)
-        hub = HfApi(token=token)
-        repository = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        what: dict[str, Any] = {"license": license, "base_model": base_model, "method": self._method}
-        card = model_card(self.model, repository, parts=[*parts, *add_ons], **what)
-        (folder / "README.md").write_text(card, encoding="utf-8")
-        how: dict[str, Any] = {"commit_message": commit_message, "create_pr": create_pr}
-        return str(hub.upload_folder(repo_id=repository, folder_path=folder, **how))
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            self.save_pretrained(folder)
+            try_components({part: folder / part for part in COMPONENTS if (folder / part).is_dir()}, name=repo_id)
+            hub = HfApi(token=token)
+            repository = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
+            card = model_card(self.model, repository, method=self._method, license=license, base_model=base_model)
+            (folder / "README.md").write_text(card, encoding="utf-8")
+            how: dict[str, Any] = {"commit_message": commit_message, "create_pr": create_pr}
+            return str(hub.upload_folder(repo_id=repository, folder_path=folder, **how))
 
     def _save_add_ons(self, folder: Path) -> None:
         """Copy add-ons and words; write the digest of the saved transformer into the configs that name that of ours."""
@@ -513,7 +511,7 @@ class LanternPipeline(DiffusionPipeline):
         watching = callback_on_step_end, callback_on_step_end_tensor_inputs
         check_call(output_type, *watching, num_images_per_prompt, batch_size)
         engine = make_engine(self.engine if engine is None else engine)
-        model = self._model(engine if weights is None else engine.changed(weights=weights))
+        model = self._model(engine if weights is None else replace(engine, weights=weights))
         filters = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
         sampling = model.sampling(guidance=guidance_scale, guidance_interval=guidance_interval, **filters)
         is_given = prompt_embeds is not None and prompt is None and class_labels is None
@@ -575,19 +573,13 @@ class LanternPipeline(DiffusionPipeline):
         return scale
 
     def enable_model_cpu_offload(self, *_: Any, **__: Any) -> None:
-        """Raise ValueError: decoding calls parts of the transformer for every token, so it has to stay on the
-        device.
-        """
+        """Raise ValueError: decoding calls parts of the transformer for every token."""
         raise ValueError(
-            "enable_model_cpu_offload is not supported: decoding needs the transformer on the device throughout; to "
-            "free the text encoder, keep encode_prompt's result and pass it as prompt_embeds"
+            "offloading is not supported: every token needs the whole transformer on the device; to free the text "
+            "encoder, keep encode_prompt's result and pass it as prompt_embeds"
         )
 
-    def enable_sequential_cpu_offload(self, *_: Any, **__: Any) -> None:
-        """Raise ValueError: as `enable_model_cpu_offload`."""
-        raise ValueError(
-            "enable_sequential_cpu_offload is not supported: every token needs all layers, and each would be copied"
-        )
+    enable_sequential_cpu_offload = enable_model_cpu_offload
 
     @torch.no_grad()
     def encode_prompt(self, prompt: str | list[str]) -> tuple[Tensor, Tensor]:

@@ -3,15 +3,14 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from lantern.core.types import Generation, Step
-from lantern.generation.generator import Generator, finish_batch, make_batches
+from lantern.core.types import Step
+from lantern.generation.generator import Generator, make_batches
 from lantern.generation.images import NotFiniteError, Picture
 from lantern.generation.requests import Request
 
@@ -89,30 +88,21 @@ class Canvas:
     def __init__(self, tokens: int) -> None:
         self._size, self.steps_made = tokens, 0
         self.tokens = torch.empty(0, tokens, dtype=torch.long)
-        self._steps = torch.empty(0, dtype=torch.long)
 
     def add(self, step: Step) -> None:
         """Add the tokens of one pass; the first pass of a batch starts new grids."""
         if step.index == 0:
             self.tokens = torch.full((len(step.start), self._size), -1, device=step.tokens.device)
-            self._steps = torch.zeros_like(step.start)
         ahead = torch.arange(step.tokens.shape[1], device=step.tokens.device)
         is_good = ahead < step.counts[:, None]
         image, place = is_good.nonzero(as_tuple=True)
         self.tokens[image, (step.start[:, None] + ahead)[image, place]] = step.tokens[image, place]
-        self._steps += step.counts > 0
         self.steps_made = step.index + 1
 
     @property
     def known(self) -> Int[Tensor, " b"]:
         """Number of known tokens of each image."""
         return (self.tokens >= 0).sum(1)
-
-    def generation(self) -> Generation:
-        """Return the known tokens as a finished generation, with token 0 in place of missing ones."""
-        none = torch.zeros(len(self.tokens), 0, dtype=torch.long)
-        free = torch.zeros(len(self.tokens))
-        return Generation(self.tokens.clamp(min=0), self._steps, none, none, free, free, free, free == 0)
 
 
 def partial_pixels(generator: Generator, tokens: Int[Tensor, " n"]) -> UInt8[Tensor, "h w 3"]:
@@ -124,10 +114,6 @@ def partial_pixels(generator: Generator, tokens: Int[Tensor, " n"]) -> UInt8[Ten
     rows = -(-known // raster.columns) * (pixels.shape[0] // raster.rows)
     pixels[rows:] = 128
     return pixels
-
-
-class Interrupted(Exception):
-    """Ends a generation because `pipe._interrupt` was set."""
 
 
 class Watcher:
@@ -147,8 +133,8 @@ class Watcher:
         """Count finished images."""
         self._done += pictures * self._tokens
 
-    def __call__(self, step: Step) -> None:
-        """Add one pass; raise Interrupted if the call is to stop before the batch is done."""
+    def __call__(self, step: Step) -> bool:
+        """Add one pass; return whether the call is to stop."""
         self.canvas.add(step)
         known = self.canvas.known
         counts = known.tolist()  # sync
@@ -157,17 +143,13 @@ class Watcher:
         if self._callback is not None:
             seen = {"tokens": self.canvas.tokens, "known": known}
             self._callback(self._pipe, step.index, min(counts), {name: seen[name] for name in self._names})
-        if self.is_stopped and min(counts) < self._tokens:
-            raise Interrupted
+        return self.is_stopped
 
 
 def make_watched(
     generator: Generator, requested: Sequence[Request], watcher: Watcher, *, with_pixels: bool
 ) -> list[Picture]:
-    """Make all images; after an interruption those of the last batch have token 0 in place of missing tokens.
-
-    Their statistics promise nothing, and count the tokens that were decoded, as does a warning.
-    """
+    """Make all images; after an interruption those of the last batch have token 0 in place of missing tokens."""
     pictures: list[Picture] = []
     try:
         for made in make_batches(generator, requested, with_pixels=with_pixels, callback=watcher):
@@ -175,16 +157,6 @@ def make_watched(
             watcher.finish(len(made))
             if watcher.is_stopped:
                 break
-    except Interrupted:
-        grids = watcher.canvas.generation()
-        cut = requested[len(pictures) : len(pictures) + len(grids.tokens)]
-        counts, total = watcher.canvas.known.tolist(), generator.model.target.config.block_size
-        warnings = [f"interrupted: {count} of {total} tokens were decoded, the others are 0" for count in counts]
-        started = [replace(one, warning=text) for one, text in zip(cut, warnings, strict=True)]
-        made = finish_batch(generator, started, grids, seconds={}, with_pixels=with_pixels)
-        pictures += [
-            replace(one, statistics=one.statistics.interrupted(count)) for one, count in zip(made, counts, strict=True)
-        ]
     except NotFiniteError as error:
         error.sound = pictures + error.sound
         raise

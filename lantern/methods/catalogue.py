@@ -27,12 +27,14 @@ ParallelDrafter = lazy("lantern.drafters.heads.parallelspec", "ParallelDrafter")
 JacobiDrafter = lazy("lantern.drafters.windows.jacobi", "JacobiDrafter")
 SjdPacDrafter = lazy("lantern.drafters.windows.sjd_pac", "SjdPacDrafter")
 Sam = lazy("lantern.drafters.lookup.sam", "sam")
+Repeat = lazy("lantern.drafters.lookup.repeat", "RepeatDrafter")
 RouterDrafter = lazy("lantern.drafters.combined.sam_eagle", "RouterDrafter")
 SelfCascadeDrafter = lazy("lantern.drafters.combined.self_cascade", "SelfCascadeDrafter")
 Cascade = lazy("lantern.drafters.combined.specmquant", "cascade")
 Gumbel = lazy("lantern.verifiers.gumbel", "GumbelVerifier")
 Rejection = lazy("lantern.verifiers.rejection", "RejectionVerifier")
 Coupling = lazy("lantern.verifiers.coupling", "CouplingVerifier")
+Traversal = lazy("lantern.verifiers.traversal", "TraversalVerifier")
 Greedy = lazy("lantern.verifiers.greedy", "GreedyVerifier")
 Relaxed = lazy("lantern.verifiers.relaxed", "RelaxedVerifier")
 RowFront = lazy("lantern.decoding.row_front", "RowFront")
@@ -177,6 +179,15 @@ def eagle1(m: Parts, tree: str = TREE, mode: str = "gumbel"):
 
 
 preset("eagle1-rejection", "eagle1", "EAGLE-1 drafts, sampled, tested by multi-round rejection", mode="sampled")
+
+
+@method(paper="2505.12398", page="eagle1")
+def eagle1_traversal(m: Parts, tree: str = TREE):
+    """EAGLE-1 drafts, sampled, tested from the leaves up; on a chain it is block verification"""
+    how = drafting(m, "sampled")
+    return EagleDrafter(m.drafter, m.target, tree=named(tree), **how, is_fresh=how["mode"] == "sampled"), Traversal()
+
+
 OF_25 = dict(mode="sampled", tree="mc_sim_7b_63")  # EAGLE-1's tree of 25 nodes
 preset("eagle1-paper", "eagle1", "EAGLE-1 as published: its static tree of 25 nodes, rejection", **OF_25)
 
@@ -399,6 +410,21 @@ def sam_eagle1(m: Parts, tree: str = TREE, copies: str = COPIES, **matching: Any
     """EAGLE-1's tree with a chain from similar contexts beside it"""
     beside = Sam(m.part("sam"), m.target, tree=named(copies), beside=named(tree), **matching)
     return RouterDrafter(eagle(m, tree), beside), Gumbel()
+
+
+REPEATED = opt(4, 1, None, "tokens drafted in a step")
+
+
+@method(page="repeat")
+def repeat_left(m: Parts, length: int = REPEATED):
+    """no drafter: the next tokens are drafted as copies of the last one; a baseline"""
+    return Repeat(m.target, side="left", length=length), Gumbel()
+
+
+@method(page="repeat")
+def repeat_above(m: Parts, length: int = REPEATED):
+    """no drafter: the next tokens are drafted as copies of those above them; a baseline"""
+    return Repeat(m.target, side="above", length=length), Gumbel()
 
 
 @method(paper="2408.07978")

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from lantern.drafters.parts import ADD_ONS, DRAFTER, resolved
+from lantern.methods.parts import ADD_ONS, DRAFTER, resolved
 
 Promise = Literal["tokens", "distribution", "relaxed"]
 PROMISES: dict[str, str] = {
@@ -158,7 +158,7 @@ class Parts:
         self.target, self.sampling, self.drafter = Ask("target"), Ask("sampling"), Ask("drafter")
 
     def part(self, name: str) -> Any:
-        """The trained add-on of a name of `lantern.drafters.parts`."""
+        """The trained add-on of a name of `lantern.methods.parts`."""
         return Ask("part", name)
 
     def neighbours(self, k: float, spare: bool = False) -> Any:
@@ -232,7 +232,7 @@ class Made:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """All trained networks that it reads, names of `lantern.drafters.parts`."""
+        """All trained networks that it reads, names of `lantern.methods.parts`."""
         return (*((DRAFTER,) if self.reads_drafter else ()), *self.parts)
 
     def columns(self, tokens: int) -> int:

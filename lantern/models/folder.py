@@ -49,11 +49,10 @@ from lantern.core.places import EMBEDDED_MODEL, resolve_model
 from lantern.core.sampling import Sampling
 from lantern.core.weights import PARTS, Weights, check_kind, marked, quantize
 from lantern.decoding.prompt import PromptCache
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.drafters.parts import ADD_ONS
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.methods import find
+from lantern.methods.parts import ADD_ONS, DRAFTER
 from lantern.models.llamagen.text import TextEncoder, named_emoji
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
@@ -113,7 +112,7 @@ class Model:
     target: Transformer | TransformersTarget
     vq: VQVAE | Pixels | None = None
     text: TextEncoder | Prompts | None = None
-    drafter: Eagle | None = None
+    drafter: Any = None  # a network of `ADD_ONS[DRAFTER]`
     neighbours: Int[Tensor, "v k"] | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
@@ -360,24 +359,16 @@ def load_text_encoder(
     """Load the text encoder and its tokenizer, as objects of transformers where needed or asked for by `by_library`."""
     if verify:
         verify_files(folder / "text_encoder", read_checksums(folder / "text_encoder"))
-    if not by_library:
-        return TextEncoder.load(folder / "text_encoder", dtype=dtype).to(device)
-    from transformers import logging
-
-    had_bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        return TextEncoder.from_pretrained(folder / "text_encoder", dtype=dtype).to(device)
-    finally:
-        if had_bars:
-            logging.enable_progress_bar()
+    load = TextEncoder.from_pretrained if by_library else TextEncoder.load
+    return load(folder / "text_encoder", dtype=dtype).to(device)
 
 
-def load_drafter(folder: Path, device: torch.device, dtype: torch.dtype, *, verify: bool = True) -> Eagle | None:
+def load_drafter(folder: Path, device: torch.device, dtype: torch.dtype, *, verify: bool = True) -> Any:
     """Load the EAGLE-1 drafter, or return None where the model has none."""
     if not is_there(folder):
         return None
-    drafter = load_component(Eagle, EagleConfig, folder, verify=verify, device=device, dtype=dtype)
+    kind = ADD_ONS[DRAFTER]
+    drafter = load_component(kind.module, kind.config, folder, verify=verify, device=device, dtype=dtype)
     return drafter.requires_grad_(False)
 
 
@@ -617,9 +608,7 @@ class AddOns(Mapping[str, nn.Module]):
         return module.requires_grad_(False)
 
 
-def check_sizes(
-    drafter: EagleConfig, target: TransformerConfig | TargetConfig, *, drafter_name: str, model_name: str
-) -> None:
+def check_sizes(drafter: Any, target: TransformerConfig | TargetConfig, *, drafter_name: str, model_name: str) -> None:
     """Raise ValueError if the drafter has another codebook, width or grid than the target."""
     got, expected = (
         f"{sizes.vocab_size} tokens of width {sizes.dim}, {sizes.block_size} per image" for sizes in (drafter, target)
@@ -644,6 +633,6 @@ def check_drafter(folder: Path, target: TransformerConfig, digest: str, *, model
     """Run both checks on a drafter's folder before its weights are read; a missing folder passes."""
     if not is_there(folder):
         return
-    config = load_config(EagleConfig, folder / CONFIG_NAME)
+    config: Any = load_config(ADD_ONS[DRAFTER].config, folder / CONFIG_NAME)
     check_sizes(config, target, drafter_name=f"drafter {folder}", model_name=model_name)
     check_weights(config.target, digest, drafter_name=f"drafter {folder}", model_name=model_name)

@@ -12,7 +12,7 @@ from torch import nn
 
 from lantern.core.config import load_config, one_line
 from lantern.core.io import CONFIG_NAME, WEIGHTS_NAME, check_state, read_header
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.methods.parts import ADD_ONS, DRAFTER
 from lantern.models.folder import check_sizes
 from lantern.models.llamagen.text import check_text_files
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
@@ -27,7 +27,7 @@ def try_component(folder: Path, kind: Kind) -> nn.Module:
 
     ValueError names the file that does not fit.
     """
-    build, config, run = TRIALS[kind]
+    build, config, run = _trial(kind)
     source = folder / CONFIG_NAME
     values = load_config(config, source)
     try:
@@ -74,15 +74,17 @@ def _run_vq(vq: VQVAE) -> tuple[torch.Size, torch.Size]:
     return vq.decode(torch.zeros(1, 4, dtype=torch.long)).shape, torch.Size((1, 3, side, side))
 
 
-def _run_drafter(drafter: Eagle) -> tuple[torch.Size, torch.Size]:
+def _run_drafter(drafter: Any) -> tuple[torch.Size, torch.Size]:
     config = drafter.config
     features = torch.zeros(1, 1, config.dim)
     found = drafter(features, torch.zeros(1, 1, dtype=torch.long), torch.full((1, 1), config.cls_token_num))
     return found.shape, torch.Size((1, 1, config.dim))
 
 
-TRIALS: Mapping[Kind, tuple[Any, Any, Callable[[Any], tuple[torch.Size, torch.Size]]]] = {
-    "target": (Transformer, TransformerConfig, _run_target),
-    "vq": (VQVAE, VQConfig, _run_vq),
-    "drafter": (Eagle, EagleConfig, _run_drafter),
-}
+def _trial(kind: Kind) -> tuple[Any, Any, Callable[[Any], tuple[torch.Size, torch.Size]]]:
+    """Return the class of a component, that of its config, and the run over one token."""
+    if kind == "target":
+        return Transformer, TransformerConfig, _run_target
+    if kind == "vq":
+        return VQVAE, VQConfig, _run_vq
+    return ADD_ONS[DRAFTER].module, ADD_ONS[DRAFTER].config, _run_drafter

@@ -148,9 +148,7 @@ class DrafterTask(Task):
         return examples.guide(self._head(rows.flatten(0, 1)).unflatten(0, rows.shape[:2]))
 
     def _head(self, features: Tensor) -> Tensor:
-        """Return the logits of features; weights of a transformers target may be narrower."""
-        if self.target.config.family == "llamagen":
-            return self.target.head(features)
+        """Return the logits of features, whose dtype may be wider than the weights'."""
         return self.target.head(features.to(self.target.tok_embeddings.weight.dtype))
 
     def _loss(self, draft: Draft, predicted: Prediction, examples: Examples) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from lantern.core.config import build_config, hint_for
 from lantern.core.io import CONFIG_NAME, load_component, read_config, weights_digest
 from lantern.drafters.examples import Trainee
-from lantern.drafters.parts import ADD_ONS, AddOn
+from lantern.methods.parts import ADD_ONS, AddOn
 from lantern.models.llamagen.checkpoint import read_checkpoint
 from lantern.models.llamagen.lantern_layout import is_foreign_config
 

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from lantern.core.config import read_json_object
 from lantern.core.io import save_component
-from lantern.drafters.parts import resolved
 from lantern.drafters.policies.c2t import C2T, C2TConfig
 from lantern.drafters.policies.policy import TRAITS
 from lantern.drafters.policies.radar import SIDE_INPUTS, Radar, RadarConfig, side_inputs
 from lantern.drafters.policies.records import Records, load_records
 from lantern.generation.tuning.costs import Costs, costs_of
+from lantern.methods.parts import resolved
 from lantern.training.kinds import find_kind
 from lantern.training.loop import LoopConfig, Task, step_generator
 from lantern.training.loop import train as run_loop

@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -15,7 +16,7 @@ from lantern.core.io import atomic_write
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.plain import generate
-from lantern.decoding.prompt import read_tokens, start
+from lantern.decoding.prompt import prefill, read_tokens
 from lantern.drafters.examples import fused_layers
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.transformers.components import Prompts
@@ -64,6 +65,7 @@ def read_pictures(
     return {name: torch.stack(rows, dim=1) for name, rows in parts.items() if name == "rows" or name in reads}
 
 
+@dataclass(eq=False)
 class TokenTeacher:
     """A target of transformers as a teacher: images by number, as `Teacher` makes them.
 
@@ -71,25 +73,22 @@ class TokenTeacher:
     their own, which are not given slot by slot.
     """
 
-    slots = 0
+    target: TransformersTarget
+    prompts: Prompts
+    texts: Sequence[str]
+    _: KW_ONLY
+    sampling: Sampling
+    seed: int
+    reads: Collection[str] = ()
 
-    def __init__(
-        self,
-        target: TransformersTarget,
-        prompts: Prompts,
-        texts: Sequence[str],
-        *,
-        sampling: Sampling,
-        seed: int,
-        reads: Collection[str] = (),
-    ) -> None:
-        if sampling.rows != 2:
-            raise ValueError(f"guidance is {sampling.guidance}, wanted above 1: the drafter reads both guidance rows")
-        if others := sorted(set(reads) - {"layers"}):
+    def __post_init__(self) -> None:
+        if self.sampling.rows != 2:
+            given = self.sampling.guidance
+            raise ValueError(f"guidance is {given}, wanted above 1: the drafter reads both guidance rows")
+        if others := sorted(set(self.reads) - {"layers"}):
             raise ValueError(f"the drafter reads {others[0]}, which targets of transformers do not give: train another")
-        self.target, self.prompts, self.texts = target, prompts, list(texts)
-        self.sampling, self.seed, self.reads = sampling, seed, frozenset(reads)
-        self._layers = fused_layers(target.config.n_layer) if self.reads else ()
+        self.slots = 0
+        self._layers = fused_layers(self.target.config.n_layer) if self.reads else ()
 
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         """Generate these images on the target's device."""
@@ -97,17 +96,18 @@ class TokenTeacher:
         keys = [(self.seed, number) for number in numbers]
         condition = self.prompts.condition(texts)
         tokens = generate(self.target, condition, sampling=self.sampling, keys=keys).tokens
-        begun = start(
-            self.target, condition.to(tokens.device), sampling=self.sampling, keys=keys, stage=0, taps=self._layers
+        prompt, cache = prefill(
+            self.target, condition.to(tokens.device), self.sampling.rows, stage=0, taps=self._layers
         )
-        read = read_tokens(self.target, begun.cache, begun.prefix, tokens[:, :-1], taps=self._layers)
-        found = {"tokens": tokens.int(), "rows": torch.cat([begun.features[:, :, -1:], read.features], 2).bfloat16()}
-        if read.fused is not None and begun.fused is not None:
-            fused = torch.cat([begun.fused[:, :, -1:], read.fused], 2)
+        read, _ = read_tokens(self.target, cache, tokens[:, :-1], taps=self._layers)
+        found = {"tokens": tokens.int(), "rows": torch.cat([prompt.features[:, :, -1:], read.features], 2).bfloat16()}
+        if read.fused is not None and prompt.fused is not None:
+            fused = torch.cat([prompt.fused[:, :, -1:], read.fused], 2)
             found["layers"] = fused.unflatten(-1, (len(self._layers), -1)).transpose(2, 3).bfloat16()
         return found
 
 
+@dataclass(eq=False)
 class Teacher:
     """Generates image number i with a caption and noise that depend on the seed and i alone, not on the batch.
 
@@ -115,28 +115,25 @@ class Teacher:
     the prompt gets every slot of it, padding included. Features are in bf16, as in a feature cache.
     """
 
-    def __init__(
-        self,
-        target: Transformer,
-        captions: Conditions,
-        texts: Sequence[str],
-        *,
-        sampling: Sampling,
-        seed: int,
-        reads: Collection[str] = (),
-    ) -> None:
-        self.target, self.sampling, self.seed, self.reads = target, sampling, seed, frozenset(reads)
-        self._captions = captions
-        self._rows = torch.tensor([captions.index[text] for text in texts])
-        self.slots = target.config.cls_token_num if "prompt" in self.reads else captions.features.shape[1]
+    target: Transformer
+    captions: Conditions
+    texts: Sequence[str]
+    _: KW_ONLY
+    sampling: Sampling
+    seed: int
+    reads: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        self._rows = torch.tensor([self.captions.index[text] for text in self.texts])
+        self.slots = self.target.config.cls_token_num if "prompt" in self.reads else self.captions.features.shape[1]
 
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         """Generate these images on the target's device."""
         chosen = self._rows[[step_seed(self.seed, number, 0) % len(self._rows) for number in numbers]]
         device = self.target.tok_embeddings.weight.device
-        missing = self.slots - self._captions.features.shape[1]
-        words = pad(self._captions.features[chosen].float(), (0, 0, missing, 0)).to(device)
-        mask = pad(self._captions.mask[chosen], (missing, 0)).to(device)
+        missing = self.slots - self.captions.features.shape[1]
+        words = pad(self.captions.features[chosen].float(), (0, 0, missing, 0)).to(device)
+        mask = pad(self.captions.mask[chosen], (missing, 0)).to(device)
         keys = [(self.seed, number) for number in numbers]
         tokens = generate(self.target, Condition(embeddings=words, mask=mask), sampling=self.sampling, keys=keys).tokens
         features = read_pictures(self.target, words, mask, tokens, reads=self.reads) | {"words": words}
@@ -146,15 +143,17 @@ class Teacher:
 AnyTeacher = Teacher | TokenTeacher
 
 
+@dataclass(frozen=True)
 class FeatureCache:
     """The first `pictures` images of a teacher, `shard` per file: 00000.safetensors, 00001.safetensors, ...
 
     Files are written to a temporary path and renamed, so that a stopped build continues with the first missing one.
     """
 
-    def __init__(self, folder: Path, *, pictures: int, shard: int) -> None:
-        self.folder, self.pictures, self.shard = folder, pictures, shard
-        self.shards = range(-(-pictures // shard))
+    folder: Path
+    _: KW_ONLY
+    pictures: int
+    shard: int
 
     def fill(self, teacher: AnyTeacher) -> None:
         """Generate the missing files, each of several processes its share, and print the disk space they take.
@@ -163,7 +162,8 @@ class FeatureCache:
         """
         from accelerate import PartialState
 
-        missing = [number for number in self.shards if not self._path(number).exists()]
+        shards = range(-(-self.pictures // self.shard))
+        missing = [number for number in shards if not self._path(number).exists()]
         if not missing:
             return
         state = PartialState(cpu=not torch.cuda.is_available())

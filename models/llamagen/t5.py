@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from lantern.core.config import one_line, read_json_object
-from lantern.core.io import NoInitialisation, check_state, load_tensors, read_header
+from lantern.core.io import NoInitialisation, check_state, load_tensors
 
 PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # others change what tokenizer.json says
 PROJECTIONS = ("gated-gelu", "relu")
@@ -179,7 +179,7 @@ def load(weights: Path, words: Path, *, dtype: torch.dtype) -> tuple[T5, Words] 
     fields = {name: config[name] for name in T5Config.__dataclass_fields__ if name in config}
     is_known = config.get("model_type") in ("t5", "mt5") and config.get("feed_forward_proj", "relu") in PROJECTIONS
     is_known = is_known and dtype != torch.float16  # where transformers clamps, and keeps layers in fp32
-    if not (isinstance(pad, str) and is_plain and is_known and "shared.weight" in read_header(file)):
+    if not (isinstance(pad, str) and is_plain and is_known):
         return None
     try:
         with NoInitialisation():
@@ -188,6 +188,8 @@ def load(weights: Path, words: Path, *, dtype: torch.dtype) -> tuple[T5, Words] 
         raise ValueError(f"{weights / 'config.json'}: {one_line(error)}") from error
     expected = model.state_dict()
     state = load_tensors(file, expected)
+    if "shared.weight" not in state:
+        return None
     check_state(state, expected, source=file)
     model.load_state_dict({name: tensor.to(dtype) for name, tensor in state.items()}, assign=True)
     try:

@@ -303,7 +303,8 @@ class TextEncoder:
         weights, words = resolve_folders(Path(folder), None if tokenizer_dir is None else Path(tokenizer_dir))
         check_limits(weights / "config.json")
         file = next(path for name in WEIGHT_FILES if is_there(path := weights / name))
-        was = logging.get_verbosity()
+        had_bars, was = logging.is_progress_bar_enabled(), logging.get_verbosity()
+        logging.disable_progress_bar()
         logging.set_verbosity_error()  # a whole T5's decoder weights are unused on purpose
         try:
             if file.suffix == ".safetensors":
@@ -322,6 +323,8 @@ class TextEncoder:
             tokenizer = load_tokenizer(words, model.config.vocab_size)
         finally:
             logging.set_verbosity(was)
+            if had_bars:
+                logging.enable_progress_bar()
         return cls(model, tokenizer)
 
     def save_pretrained(self, folder: str | Path, tokenizer_dir: str | Path | None = None) -> None:
@@ -382,17 +385,15 @@ class TextEncoder:
         prompts: Sequence[str],
         *,
         slots: int = 120,
-        clean: bool = True,
-        allow_empty: bool = False,
         batch_size: int = 1,
     ) -> TextCondition:
         """Embeddings (b, slots, c) and mask of prompts, on the model's device and in its dtype.
 
         Long prompts are cut to `slots` tokens, the end token included. One prompt a pass keeps a prompt's embedding
         independent of its company, bit for bit; a larger `batch_size` is faster and agrees to rounding. A prompt of
-        which cleaning leaves nothing is a ValueError unless `allow_empty`; it then consists of the end token alone.
+        which cleaning leaves nothing is a ValueError.
         """
-        captions = [self._caption(p, clean, allow_empty) for p in checked_prompts(prompts, slots, batch_size)]
+        captions = [self._caption(p) for p in checked_prompts(prompts, slots, batch_size)]
         ids, mask = self._tokenize(captions, slots)
         rows = []
         with torch.no_grad():
@@ -401,9 +402,9 @@ class TextEncoder:
                 rows.append(getattr(found, "last_hidden_state", found))  # of transformers
         return rotate_to_right(torch.cat(rows), mask)
 
-    def _caption(self, prompt: str, clean: bool, allow_empty: bool) -> str:
-        caption = clean_caption(self._named(prompt)) if clean else prompt
-        if not caption.strip() and not allow_empty:
+    def _caption(self, prompt: str) -> str:
+        caption = clean_caption(self._named(prompt))
+        if not caption.strip():
             shown = prompt if len(prompt) <= 40 else prompt[:37] + "..."
             why = "is empty" if not prompt.strip() else "is empty once cleaned"
             raise ValueError(f"prompt {shown!r} {why}; give a few words, such as 'a red apple'")

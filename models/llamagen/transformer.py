@@ -6,6 +6,7 @@ and captions, the layers, the transformer.
 
 import dataclasses
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, runtime_checkable
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.types import Condition, Prompt, Raster, Scores, TargetDefaults
+from lantern.core.types import Condition, Prompt, Raster, Scores, Target
 from lantern.models.llamagen import prompt as prompts
 
 # A config past these is a damaged file, not a model: refused before anything is allocated.
@@ -232,19 +233,6 @@ class LabelEmbedder(nn.Module):
         return self(torch.full_like(labels, self.num_classes))
 
 
-class CaptionProjection(nn.Module):
-    """Two bias-free linears with a tanh-GELU between: a zero (padding) row stays zero."""
-
-    def __init__(self, caption_dim: int, dim: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(caption_dim, dim, bias=False)
-        self.fc2 = nn.Linear(dim, dim, bias=False)
-
-    def forward(self, x: Float[Tensor, "b t e"]) -> Float[Tensor, "b t c"]:
-        """Map caption features to the model's width."""
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
-
-
 class CaptionEmbedder(nn.Module):
     """Caption features to conditioning slots, with the stored unconditional caption."""
 
@@ -252,7 +240,9 @@ class CaptionEmbedder(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.cap_proj = CaptionProjection(config.caption_dim, config.dim)
+        # no biases: a row of zeros, which is padding, stays zero
+        fc1, fc2 = (nn.Linear(width, config.dim, bias=False) for width in (config.caption_dim, config.dim))
+        self.cap_proj = nn.Sequential(OrderedDict(fc1=fc1, gelu=nn.GELU("tanh"), fc2=fc2))
         # A buffer, as in the released files: random, never trained, and part of the weights.
         uncond = torch.empty(config.cls_token_num, config.caption_dim)
         self.register_buffer("uncond_embedding", nn.init.normal_(uncond, std=config.caption_dim**-0.5))
@@ -419,7 +409,7 @@ class Block(nn.Module):
         return x + self.ffn_dropout(self.feed_forward(self.ffn_norm(x)))
 
 
-class Transformer(nn.Module, TargetDefaults):
+class Transformer(nn.Module, Target):
     """LlamaGen's transformer. One forward serves prefill, plain and tree passes: positions and mask are arguments."""
 
     layers: Any  # a ModuleList of Block, which the type checker takes for modules of any kind
@@ -520,12 +510,10 @@ class Transformer(nn.Module, TargetDefaults):
             scores = self(*more[:3], cache=cache, slots=more[3], taps=taps)
             fused = None if scores.fused is None else scores.fused[:, :count]
             return Scores(scores.logits[:, :count], scores.features[:, :count], fused)
-        if not taps:
-            features = self.features(inputs, positions, mask, cache=cache, slots=slots)
-            return Scores(logits=self.head(features), features=features)
         entered = dict.fromkeys(taps, inputs)
         features = self.features(inputs, positions, mask, cache=cache, slots=slots, entered=entered)
-        return Scores(self.head(features), features, torch.cat([entered[layer] for layer in taps], dim=-1))
+        fused = torch.cat([entered[layer] for layer in taps], dim=-1) if taps else None
+        return Scores(self.head(features), features, fused)
 
 
 def _repeat_last(x: Tensor, count: int) -> Tensor:

@@ -1,7 +1,9 @@
 """The LlamaGen VQ tokenizer: pictures to tokens and back (arXiv:2406.06525, section 3.1)."""
 
 import dataclasses
+from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -107,18 +109,6 @@ class AttnBlock(nn.Module):
         return x + self.proj_out(out.transpose(1, 2).reshape(x.shape))
 
 
-class Downsample(nn.Module):
-    """Halves the picture: pad right and bottom by one, convolve with stride two."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
-
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
-        """Map (h, w) -> (h/2, w/2)."""
-        return self.conv(F.pad(x, (0, 1, 0, 1)))
-
-
 class Upsample(nn.Module):
     """Doubles the picture: nearest neighbour, then a convolution."""
 
@@ -164,20 +154,15 @@ class Encoder(nn.Module):
         super().__init__()
         widths = [config.ch * m for m in config.encoder_ch_mult]
         self.conv_in = nn.Conv2d(3, config.ch, 3, padding=1)
-        self.conv_blocks = nn.ModuleList()
-        previous = config.ch
-        for i, width in enumerate(widths):
-            is_lowest = i == len(widths) - 1
-            level = Level(
-                previous, width, blocks=config.num_res_blocks, has_attention=is_lowest, dropout=config.dropout_p
-            )
-            if not is_lowest:
-                level.downsample = Downsample(width)
-            self.conv_blocks.append(level)
-            previous = width
-        self.mid = middle(previous, config.dropout_p)
-        self.norm_out = group_norm(previous)
-        self.conv_out = nn.Conv2d(previous, config.z_channels, 3, padding=1)
+        self.conv_blocks, sizes = nn.ModuleList(), {"blocks": config.num_res_blocks, "dropout": config.dropout_p}
+        for i, (inputs, width) in enumerate(pairwise((config.ch, *widths)), start=1):
+            self.conv_blocks.append(level := Level(inputs, width, has_attention=i == len(widths), **sizes))
+            if i < len(widths):
+                halve = nn.Conv2d(width, width, 3, stride=2)  # after one pixel on the right and at the bottom
+                level.downsample = nn.Sequential(OrderedDict(pad=nn.ZeroPad2d((0, 1, 0, 1)), conv=halve))
+        self.mid = middle(widths[-1], config.dropout_p)
+        self.norm_out = group_norm(widths[-1])
+        self.conv_out = nn.Conv2d(widths[-1], config.z_channels, 3, padding=1)
 
     def forward(self, x: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b z h2 w2"]:
         """Map pixels in [-1, 1] to latents."""
@@ -195,18 +180,13 @@ class Decoder(nn.Module):
         widths = [config.ch * m for m in reversed(config.decoder_ch_mult)]
         self.conv_in = nn.Conv2d(config.z_channels, widths[0], 3, padding=1)
         self.mid = middle(widths[0], config.dropout_p)
-        self.conv_blocks = nn.ModuleList()
-        previous = widths[0]
-        for i, width in enumerate(widths):
-            level = Level(
-                previous, width, blocks=config.num_res_blocks + 1, has_attention=i == 0, dropout=config.dropout_p
-            )
-            if i < len(widths) - 1:
+        self.conv_blocks, sizes = nn.ModuleList(), {"blocks": config.num_res_blocks + 1, "dropout": config.dropout_p}
+        for i, (inputs, width) in enumerate(pairwise((widths[0], *widths)), start=1):
+            self.conv_blocks.append(level := Level(inputs, width, has_attention=i == 1, **sizes))
+            if i < len(widths):
                 level.upsample = Upsample(width)
-            self.conv_blocks.append(level)
-            previous = width
-        self.norm_out = group_norm(previous)
-        self.conv_out = nn.Conv2d(previous, 3, 3, padding=1)
+        self.norm_out = group_norm(widths[-1])
+        self.conv_out = nn.Conv2d(widths[-1], 3, 3, padding=1)
 
     def forward(self, z: Float[Tensor, "b z h w"]) -> Float[Tensor, "b 3 h2 w2"]:
         """Map latents to pixels, nominally in [-1, 1], not clamped."""
@@ -278,11 +258,18 @@ class VQVAE(nn.Module):
         side = round(tokens.shape[1] ** 0.5)
         if side * side != tokens.shape[1]:
             raise ValueError(f"got {tokens.shape[1]} tokens an image, wanted a square grid")
-        if not tokens.is_meta and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.config.codebook_size:
-            lowest, highest = int(tokens.min()), int(tokens.max())
-            raise ValueError(f"tokens are from {lowest} to {highest}, wanted 0 to {self.config.codebook_size - 1}")
+        check_tokens(tokens, self.config.codebook_size)
         vectors = self.quantize.tokens()[tokens.long()].unflatten(1, (side, side)).permute(0, 3, 1, 2)
         return self.decode_latents(vectors)
+
+
+def check_tokens(tokens: Int[Tensor, "b n"], count: int) -> None:
+    """Raise ValueError for tokens that are not below `count`; those on the meta device have no values."""
+    if tokens.is_meta:
+        return
+    lowest, highest = int(tokens.min()), int(tokens.max())
+    if lowest < 0 or highest >= count:
+        raise ValueError(f"tokens are from {lowest} to {highest}, wanted 0 to {count - 1}")
 
 
 def to_uint8(pixels: Float[Tensor, "b 3 h w"]) -> UInt8[Tensor, "b h w 3"]:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from lantern.cli.command import DONE, Command, run_command
 from lantern.cli.options import existing, integer
+from lantern.models.llamagen.vqvae import to_pixels, to_uint8
+from lantern.training.target import prefix_mask
 
 if TYPE_CHECKING:
     from lantern.core.types import Condition
@@ -68,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
         },
     }
     prompts = [line for line in PROMPTS.read_text(encoding="utf-8").splitlines() if line.strip()]
-    shown = [to_image(one.pixels) for one in generate(model, prompts, seed=args.seed, method="plain", batch=32)]
+    sheeted = generate(model, prompts, seed=args.seed, method="plain", batch=32)
+    shown = [to_image(one.pixels) for one in sheeted if one.pixels is not None]
     save_sheet(sheet(shown, columns=8, labels=prompts, lines=2), args.sheet)
     print(json.dumps(found, ensure_ascii=False, indent=1))
     return DONE
@@ -82,16 +85,12 @@ def count(module: Any) -> int:
 @torch.inference_mode()
 def encode(vq: "VQVAE", pictures: UInt8[Tensor, "n 3 h w"]) -> Int[Tensor, "n tokens"]:
     """Encode images to tokens."""
-    from lantern.models.llamagen.vqvae import to_pixels
-
     return torch.cat([vq.encode(to_pixels(block)) for block in pictures.split(BATCH)])
 
 
 @torch.inference_mode()
 def decode(vq: "VQVAE", tokens: Int[Tensor, "n tokens"]) -> UInt8[Tensor, "n 3 h w"]:
     """Decode tokens to images."""
-    from lantern.models.llamagen.vqvae import to_uint8
-
     return torch.cat([to_uint8(vq.decode(part)).permute(0, 3, 1, 2) for part in tokens.split(BATCH)])
 
 
@@ -113,15 +112,14 @@ def losses(model: "Model", captions: Sequence[str], tokens: Int[Tensor, "n token
     """Return the mean loss in nats per token with the caption and without one."""
     text: Any = model.text
     target: Any = model.target
-    found = {}
-    for name, has_caption in (("caption", True), ("none", False)):
-        total = 0.0
-        for first in range(0, len(tokens), BATCH):
-            part = slice(first, first + BATCH)
-            condition = text.condition(captions[part], slots=target.config.cls_token_num)
-            total += float(nats(target, condition, tokens[part], has_caption=has_caption).double().sum())
-        found[name] = total / tokens.numel()
-    return found
+    total = {"caption": 0.0, "none": 0.0}
+    for first in range(0, len(tokens), BATCH):
+        part = slice(first, first + BATCH)
+        condition = text.condition(captions[part], slots=target.config.cls_token_num)
+        for name in total:
+            found = nats(target, condition, tokens[part], has_caption=name == "caption")
+            total[name] += float(found.double().sum())
+    return {name: one / tokens.numel() for name, one in total.items()}
 
 
 def copies(vq: "VQVAE", pictures: UInt8[Tensor, "b 3 h w"], training: UInt8[Tensor, "n 3 h w"]) -> float:
@@ -131,14 +129,6 @@ def copies(vq: "VQVAE", pictures: UInt8[Tensor, "b 3 h w"], training: UInt8[Tens
     expected = training[nearest]
     error = (decode(vq, encode(vq, expected)).double() - expected).square().flatten(1).sum(1).sqrt()
     return float((distance < COPY_RATIO * error).double().mean())
-
-
-def teacher_mask(valid: Bool[Tensor, "b t"], tokens: int) -> Bool[Tensor, "b n n"]:
-    """Return the causal mask over t conditioning slots and `tokens` tokens; only padding attends to padding."""
-    count = valid.shape[1] + tokens
-    seen = F.pad(valid, (0, tokens), value=True)
-    causal = torch.ones(count, count, dtype=torch.bool, device=valid.device).tril() & seen[:, None]
-    return causal | torch.eye(count, dtype=torch.bool, device=valid.device)
 
 
 @torch.inference_mode()
@@ -153,7 +143,7 @@ def nats(
     inputs = torch.cat([prefix, target.tok_embeddings(tokens[:, :-1])], dim=1)
     first = target.config.cls_token_num - slots
     positions = torch.arange(first, first + inputs.shape[1], device=tokens.device).expand(len(tokens), -1)
-    features = target.features(inputs, positions, teacher_mask(condition.mask, tokens.shape[1] - 1))
+    features = target.features(inputs, positions, prefix_mask(condition.mask, tokens.shape[1] - 1))
     return F.cross_entropy(target.head(features[:, slots - 1 :]).transpose(1, 2), tokens, reduction="none")
 
 

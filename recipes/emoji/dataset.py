@@ -5,13 +5,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import UInt8
 
 from lantern.training.data import Made, Record, Summary, check_sizes, share_of, write_prepared
 from recipes.emoji.captions import (
+    Captions,
     check_reserved,
     colour_captions,
     count_captions,
@@ -110,6 +111,11 @@ class Cell:
         """Whether the mirror image is valid too."""
         return "text" not in self.concept.flags
 
+    def record(self, kind: str, captions: Captions, split: str, **more: Any) -> Record:
+        """Return the record of a picture of this one thing."""
+        names = (self.concept.name,)
+        return Record(0, captions, kind, names, self.style, split, may_mirror=self.may_mirror, **more)
+
 
 def prepare(config: EmojiConfig, *, out: Path, packages: Path) -> Summary:
     """Prepare the emoji training set into `out`, which is replaced as a whole once everything is written.
@@ -118,8 +124,7 @@ def prepare(config: EmojiConfig, *, out: Path, packages: Path) -> Summary:
     ones are fetched into it. Raises ValueError, in one line, for a wrong archive, or for a word that is both in a
     concept's name and in the evaluation prompts.
     """
-    concepts = [c for path in config.concepts for c in read_concepts(path)]
-    check_unique(concepts)
+    concepts = read_concepts(*config.concepts)
     reserved = read_reserved(config.reserved) if config.reserved else frozenset()
     check_reserved((n for c in concepts for n in (c.name, *c.synonyms)), reserved)
     cells, missing = read_cells(config, concepts, reserved, packages=packages)
@@ -149,15 +154,6 @@ def prepare(config: EmojiConfig, *, out: Path, packages: Path) -> Summary:
         skipped=missing,
         packages=[asdict(PACKAGES[name]) for name in (*config.styles, "labels", "keywords")],
     )
-
-
-def check_unique(concepts: list[Concept]) -> None:
-    """Raise ValueError when two lists hold the same thing."""
-    seen: set[str] = set()
-    for concept in concepts:
-        if seen & {concept.name, concept.hexcode}:
-            raise ValueError(f"{concept.hexcode} {concept.name!r} is in two lists: remove it from one")
-        seen |= {concept.name, concept.hexcode}
 
 
 def read_cells(
@@ -203,9 +199,7 @@ def make_plain(cell: Cell) -> Made:
     """Return the picture of the package, on white."""
     colour = cell.colouring.name if cell.colouring else None
     captions = plain_captions(cell.concept, cell.style, cell.tags, colour=colour)
-    names, may_mirror = (cell.concept.name,), cell.may_mirror
-    record = Record(0, captions, "plain", names, cell.style, cell.split, may_mirror=may_mirror)
-    return on_white(cell.picture), record
+    return on_white(cell.picture), cell.record("plain", captions, cell.split)
 
 
 def make_mirror(cell: Cell) -> Made:
@@ -281,13 +275,8 @@ def make_pair(left: Cell, right: Cell) -> Made:
     return arrange([left.picture, right.picture], list(LAYOUTS[2])), record
 
 
-def composite(cell: Cell, captions: tuple[tuple[str, float], ...], *, number: int, colour: str | None) -> Record:
+def composite(cell: Cell, captions: Captions, *, number: int, colour: str | None) -> Record:
     """Return the record of a composite of one cell; one in twenty-five is held out."""
     kind = "count" if number > 1 else "colour"
-    split = "heldout" if share_of(f"{kind}/{cell.key}/{number}/{colour}") < COMPOSITES_HELD_OUT else "train"
-    return Record(
-        *(0, captions, kind, (cell.concept.name,), cell.style, split),
-        may_mirror=cell.may_mirror,
-        colour=colour or "",
-        number=number,
-    )
+    is_held = share_of(f"{kind}/{cell.key}/{number}/{colour}") < COMPOSITES_HELD_OUT
+    return cell.record(kind, captions, "heldout" if is_held else "train", colour=colour or "", number=number)

@@ -108,31 +108,29 @@ def find_package(package: Package, folder: Path) -> Path:
     return path
 
 
-def read_concepts(path: Path) -> list[Concept]:
-    """Return the concepts of a list such as `configs/concepts-core.txt`, in order.
+def read_concepts(*paths: Path) -> list[Concept]:
+    """Return the concepts of lists such as `configs/concepts-core.txt`, in order.
 
     Raises ValueError for a missing list, and naming the line that is malformed or repeats a codepoint or a name.
     """
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; it is named under concepts in the config")
     concepts: list[Concept] = []
     seen: set[str] = set()
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
-        match = re.fullmatch(r"([0-9A-F-]+) ([a-z0-9' -]+?)(?: : ([a-z0-9',~ -]+?))?((?: @[a-z]+)*)", line)
-        flags = frozenset(match[4].replace("@", "").split()) if match else frozenset()
-        if match is None or not flags <= FLAGS:
-            raise ValueError(
-                f"{path}:{number}: got {line!r}, wanted 'HEXCODE name : synonym, ... @flag' "
-                f"with flags of {sorted(FLAGS)}"
-            )
-        if seen & {match[1], match[2]}:
-            raise ValueError(f"{path}:{number}: {match[1]} {match[2]!r} appears twice, remove one line")
-        seen |= {match[1], match[2]}
-        synonyms = tuple(s.strip() for s in (match[3] or "").split(",") if s.strip())
-        concepts.append(Concept(match[1], match[2], synonyms, flags))
+    for path in paths:
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; it is named under concepts in the config")
+        for number, line in enumerate(map(str.strip, path.read_text(encoding="utf-8").splitlines()), 1):
+            if not line or line.startswith("#"):
+                continue
+            match = re.fullmatch(r"([0-9A-F-]+) ([a-z0-9' -]+?)(?: : ([a-z0-9',~ -]+?))?((?: @[a-z]+)*)", line)
+            flags = frozenset(match[4].replace("@", "").split()) if match else frozenset()
+            if match is None or not flags <= FLAGS:
+                wanted = f"'HEXCODE name : synonym, ... @flag' with flags of {sorted(FLAGS)}"
+                raise ValueError(f"{path}:{number}: got {line!r}, wanted {wanted}")
+            if seen & {match[1], match[2]}:
+                raise ValueError(f"{path}:{number}: {match[1]} {match[2]!r} appears twice, remove one line")
+            seen |= {match[1], match[2]}
+            synonyms = tuple(s.strip() for s in (match[3] or "").split(",") if s.strip())
+            concepts.append(Concept(match[1], match[2], synonyms, flags))
     return concepts
 
 

@@ -4,26 +4,16 @@ from pathlib import Path
 
 from lantern.training.stages import Option, Recipe, Stage
 
+HOME = "recipes.emoji"
+DATA = "draw emoji and their captions into prepared data"
+TEXT = "train a text encoder by a teacher's sentence embeddings"
+WORDS = "give the text encoder the words of a lexicon"
 RECIPE = Recipe(
     name="emoji",
     stages={
-        "data": Stage(
-            "recipes.emoji.dataset:prepare",
-            "draw emoji and their captions into prepared data",
-            "packages",
-            is_training=False,
-        ),
-        "text": Stage(
-            "recipes.emoji.text_encoder:train",
-            "train a text encoder by a teacher's sentence embeddings",
-            "packages teacher",
-        ),
-        "words": Stage(
-            "recipes.emoji.words:train",
-            "give the text encoder the words of a lexicon",
-            "text_encoder packages teacher",
-            "tokenizer",
-        ),
+        "data": Stage(f"{HOME}.dataset:prepare", DATA, "packages", is_training=False),
+        "text": Stage(f"{HOME}.text_encoder:train", TEXT, "packages teacher"),
+        "words": Stage(f"{HOME}.words:train", WORDS, "text_encoder packages teacher", "tokenizer"),
     },
     options={"teacher": Option("folder of a BERT sentence encoder")},
     configs=Path(__file__).parent / "configs",

@@ -177,16 +177,12 @@ class TextTask(Task):
     ) -> dict[str, Tensor]:
         """Return the losses: cosine to the meaning, similarities within the batch, attributes, separation of rivals."""
         unit = F.normalize(self.means(ids, mask).float(), dim=-1)
-        likeness = F.log_softmax(meaning @ meaning.T / self.config.temperature, dim=-1)
-        found = F.log_softmax(unit @ meaning.T / self.config.temperature, dim=-1)
         named = [
             F.cross_entropy(16 * unit @ F.normalize(self.heads[kind], dim=-1).T, labels[:, k], ignore_index=-100)
             for k, kind in enumerate(ATTRIBUTES)
         ]
         near = (unit[rivals[:, 0]] * unit[rivals[:, 1]]).sum(-1)
-        figures = {
-            "cosine": 1 - (unit * meaning).sum(-1).mean(),
-            "relation": F.kl_div(found, likeness, log_target=True, reduction="batchmean"),
+        figures = distances(unit, meaning, self.config.temperature) | {
             "attribute": torch.stack(named).mean(),
             "rival": (near - 0.9).clamp_min(0).sum() / max(1, len(near)),
         }
@@ -223,6 +219,14 @@ class TextTask(Task):
         self.tokenizer.save_pretrained(folder / "tokenizer")
 
 
+def distances(unit: Float[Tensor, "b c"], meaning: Float[Tensor, "b c"], temperature: float) -> dict[str, Tensor]:
+    """Return the cosine loss to the meanings, and the loss of similarities within the batch."""
+    likeness = F.log_softmax(meaning @ meaning.T / temperature, dim=-1)
+    found = F.log_softmax(unit @ meaning.T / temperature, dim=-1)
+    relation = F.kl_div(found, likeness, log_target=True, reduction="batchmean")
+    return {"cosine": 1 - (unit * meaning).sum(-1).mean(), "relation": relation}
+
+
 def cut_tokens(tokenizer: Any, texts: list[str], longest: int) -> list[list[int]]:
     """Return token ids of texts, at most `longest` each, end token included."""
     return tokenizer(texts, truncation=True, max_length=longest)["input_ids"]
@@ -244,8 +248,8 @@ def prepare(config: TextConfig, out: Path, packages: Path, teacher: Path) -> Tex
     """Return the task with its words, tokenizer and meanings; `out/meanings.pt` caches the teacher's output."""
     nouns = read_nouns(packages)
     words = everyday_words((teacher / "vocab.txt").read_text(encoding="utf-8").split("\n"), nouns.lemmas)
-    named = [n for path in config.concepts for n in named_concepts(read_concepts(path))]
-    lexicon = build_lexicon([*read_emojis(packages), *named], nouns, words)
+    named = [*read_emojis(packages), *named_concepts(read_concepts(*config.concepts))]
+    lexicon = build_lexicon(named, nouns, words)
     tokenizer = train_tokenizer(lexicon, config.vocabulary)
     key = hashlib.sha256(json.dumps([asdict(config.meaning), lexicon.concepts, lexicon.pulls]).encode()).hexdigest()
     stored = out / "meanings.pt"

@@ -21,7 +21,7 @@ from lantern.training.stages import read_config
 from recipes.emoji.captions import plural
 from recipes.emoji.meaning import mean_over, pad
 from recipes.emoji.phrases import Composer
-from recipes.emoji.text_encoder import TextConfig, TextTask, cut_tokens, prepare, whole_words
+from recipes.emoji.text_encoder import TextConfig, TextTask, cut_tokens, distances, prepare, whole_words
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,8 @@ class WordsTask(Task):
         embedded = F.embedding(ids, self.table())
         hidden = self.encoder.model(inputs_embeds=embedded, attention_mask=mask).last_hidden_state
         unit = F.normalize(mean_over(hidden, mask).float(), dim=-1)
-        likeness = F.log_softmax(meaning @ meaning.T / self.config.temperature, dim=-1)
-        found = F.log_softmax(unit @ meaning.T / self.config.temperature, dim=-1)
-        cosine = 1 - (unit * meaning).sum(-1).mean()
-        relation = F.kl_div(found, likeness, log_target=True, reduction="batchmean")
-        return {"loss": 3 * cosine + relation, "cosine": cosine, "relation": relation}
+        found = distances(unit, meaning, self.config.temperature)
+        return {"loss": 3 * found["cosine"] + found["relation"], **found}
 
     def export(self, folder: Path) -> None:
         """Write encoder/ (bf16) and tokenizer/."""

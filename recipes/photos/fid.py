@@ -46,13 +46,7 @@ class FidConfig:
 
 
 def measure_fid(
-    config: FidConfig,
-    *,
-    out: Path,
-    data: Path,
-    target: Path,
-    vq: Path,
-    inception: Path | None = None,
+    config: FidConfig, *, out: Path, data: Path, target: Path, vq: Path, inception: Path | None = None
 ) -> str:
     """Generate pictures of all classes and compare them with the training pictures at their prepared size.
 

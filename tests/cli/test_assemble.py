@@ -33,37 +33,24 @@ def options(components: dict[str, Path]) -> list[str]:
     return [text for name, path in components.items() for text in (f"--{name}", str(path))]
 
 
-def test_assembled_folder_loads_with_table_and_defaults(tmp_path: Path, components: dict[str, Path]) -> None:
+def test_a_folder_loads_with_table_and_defaults_and_later_calls_replace_single_components(
+    tmp_path: Path, components: dict[str, Path]
+) -> None:
     out = tmp_path / "model"
     assert main(["assemble", str(out), *options(components), "--guidance", "2.5", "--method", "lantern++"]) == 0
     model: Any = load_model(out, device="cpu")
-    assert dict(model.generation) == {"guidance": 2.5, "method": "lantern++"}
-    assert model.vq is not None and model.drafter is not None and model.neighbours is not None
+    assert dict(model.generation) == {"guidance": 2.5, "method": "lantern++"} and model.drafter is not None
     assert torch.equal(model.neighbours, proximity_table(model.vq.quantize.tokens(), 23))
-
-
-def test_later_call_replaces_one_component_and_keeps_the_rest(tmp_path: Path, components: dict[str, Path]) -> None:
-    out = tmp_path / "model"
-    assert main(["assemble", str(out), *options(components), "--guidance", "2.5"]) == 0
-    other = tiny_target(seed=5)
-    save_component(other.state_dict(), other.config, tmp_path / "t2")
-    parts = ["--transformer", str(tmp_path / "t2"), "--drafter", str(components["drafter"])]
-    assert main(["assemble", str(out), *parts]) == 0
-    model: Any = load_model(out, device="cpu")
-    assert torch.equal(model.target.output.weight, other.output.weight)
-    assert dict(model.generation) == {"guidance": 2.5}
-
-
-def test_component_without_checksums_replaces_one_with_them(tmp_path: Path, components: dict[str, Path]) -> None:
-    out = tmp_path / "model"
-    assert main(["assemble", str(out), *options(components)]) == 0
-    torch.manual_seed(1)
-    other = VQVAE(VQ)
-    save_component(other.state_dict(), other.config, tmp_path / "v2")
+    target, vq = tiny_target(seed=5), VQVAE(VQ)
+    save_component(target.state_dict(), target.config, tmp_path / "t2")
+    save_component(vq.state_dict(), vq.config, tmp_path / "v2")
     (tmp_path / "v2" / "SHA256SUMS").unlink()
-    assert main(["assemble", str(out), "--vqvae", str(tmp_path / "v2")]) == 0
-    model: Any = load_model(out, device="cpu")
-    assert torch.equal(model.neighbours, proximity_table(other.quantize.tokens(), 23))
+    parts = {"transformer": tmp_path / "t2", "drafter": components["drafter"], "vqvae": tmp_path / "v2"}
+    assert main(["assemble", str(out), *options(parts)]) == 0
+    model = load_model(out, device="cpu")
+    assert torch.equal(model.target.output.weight, target.output.weight)
+    assert torch.equal(model.neighbours, proximity_table(vq.quantize.tokens(), 23))
+    assert dict(model.generation) == {"guidance": 2.5, "method": "lantern++"}
     assert set(read_checksums(out / "vqvae")) == {"model.safetensors", "neighbours.safetensors"}
 
 

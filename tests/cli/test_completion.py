@@ -35,32 +35,30 @@ def completions(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def
     return complete_line
 
 
-def test_commands_are_completed(completions) -> None:  # type: ignore[no-untyped-def]
-    assert completions("lantern ") >= set(SUMMARIES)
-    assert completions("lantern gen") == {"generate"}
+SETTINGS = {option.flag for option in find("bounded").options.values()}
 
 
-def test_options_are_those_of_the_method(completions) -> None:  # type: ignore[no-untyped-def]
-    for start in ("lantern generate", "lantern-generate"):
-        assert {"--k", "--delta", "--prompt"} <= completions(f"{start} --method lantern --")
-        plain = completions(f"{start} --method plain --")
-        assert "--prompt" in plain and "--delta" not in plain
-    settings = {option.flag for option in find("bounded").options.values()}
-    assert settings <= completions("lantern-generate --method bounded --")
-
-
-def test_names_are_completed(completions) -> None:  # type: ignore[no-untyped-def]
-    assert completions("lantern-generate --method ") >= set(METHODS)
-    assert completions("lantern-generate --engine c") == {"cpu"}
-    assert completions("lantern methods bounded-") == {name for name in METHODS if name.startswith("bounded-")}
-    assert completions("lantern train ") >= set(STAGES)
-    assert completions("lantern train drafter --config drafter-e") >= {"drafter-eagle1", "drafter-eagle3"}
-    assert completions("lantern completion ") >= set(SHELLS)
-
-
-def test_options_are_those_of_the_stage(completions) -> None:  # type: ignore[no-untyped-def]
-    found = completions("lantern train policy --")
-    assert "--records" in found and "--vq" not in found
+@pytest.mark.parametrize(
+    ("line", "offered", "not_offered"),
+    [
+        ("lantern ", set(SUMMARIES), set()),
+        ("lantern gen", {"generate"}, {"methods"}),
+        ("lantern generate --method lantern --", {"--k", "--delta", "--prompt"}, set()),
+        ("lantern-generate --method bounded --", SETTINGS, set()),
+        ("lantern-generate --method plain --", {"--prompt"}, {"--delta"}),
+        ("lantern-generate --method ", set(METHODS), set()),
+        ("lantern-generate --engine c", {"cpu"}, {"graph"}),
+        ("lantern methods bounded-", {name for name in METHODS if name.startswith("bounded-")}, {"plain"}),
+        ("lantern train ", set(STAGES), set()),
+        ("lantern train policy --", {"--records"}, {"--vq"}),
+        ("lantern train drafter --config drafter-e", {"drafter-eagle1", "drafter-eagle3"}, {"target-small"}),
+        ("lantern train data --recipe ", {"emoji"}, set()),
+        ("lantern completion ", set(SHELLS), set()),
+    ],
+)
+def test_commands_options_and_names_are_completed(completions, line, offered, not_offered) -> None:  # type: ignore[no-untyped-def]
+    found = completions(line)
+    assert offered <= found and not not_offered & found
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -56,26 +56,20 @@ def test_bf16_weights_are_the_dtype() -> None:
         parsed("--weights", "bf16", "--dtype", "fp32").options()
 
 
-def test_advice_is_given_where_the_library_is_not_built(unbuilt: None) -> None:
-    reported = advice(Model("toy", tiny_target(**FITTING), engine=AutoEngine()))
-    assert reported is not None and "lantern doctor --build" in reported
-
-
-@pytest.mark.parametrize("engine", [WideEngine(), EagerEngine()])
-def test_no_advice_is_given_if_an_engine_was_chosen(engine: Engine, unbuilt: None) -> None:
-    assert advice(Model("toy", tiny_target(**FITTING), engine=engine)) is None
-
-
-def test_no_advice_is_given_for_other_widths_or_without_a_compiler(
+def test_advice_is_given_only_where_auto_would_choose_an_unbuilt_library(
     unbuilt: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert advice(Model("toy", tiny_target(), engine=AutoEngine())) is None
+    fitting = tiny_target(**FITTING)
+    reported = advice(Model("toy", fitting, engine=AutoEngine()))
+    assert reported is not None and "lantern doctor --build" in reported
+    others = [(fitting, WideEngine()), (fitting, EagerEngine()), (tiny_target(), AutoEngine())]
+    assert [advice(Model("toy", target, engine=engine)) for target, engine in others] == [None] * 3
 
     def no_compiler() -> str:
         raise ValueError("no g++")
 
     monkeypatch.setattr(build, "find_compiler", no_compiler)
-    assert advice(Model("toy", tiny_target(**FITTING), engine=AutoEngine())) is None
+    assert advice(Model("toy", fitting, engine=AutoEngine())) is None
 
 
 @pytest.mark.parametrize("is_quiet", [False, True])

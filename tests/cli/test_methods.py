@@ -32,10 +32,6 @@ def test_a_method_is_described_with_its_settings_and_needs(capsys: Capture) -> N
     assert found["settings"][0]["flag"] == "--tree" and found["page"] == "docs/methods.md#medusa"
 
 
-def test_an_unknown_method_is_refused_with_the_nearest(capsys: Capture) -> None:
-    assert "did you mean medusa?" in refusal(capsys, main(["methods", "medsua"]))
-
-
 @pytest.mark.parametrize("name", [name for name in METHODS if not any(o.fits for o in METHODS[name].options.values())])
 def test_a_method_is_described_with_all_of_its_settings(name: str, capsys: Capture) -> None:
     assert main(["methods", name]) == 0
@@ -77,25 +73,10 @@ def test_help_fits_one_screen_and_help_all_lists_the_rest(capsys: Capture) -> No
     assert "--delta" not in whole and "lantern methods NAME" in brief
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--method", "sam", "--macth", "grid"], "did you mean --match?"),
-        (["--method", "eagle1", "--delta", "0.1"], 'method "eagle1" has no setting delta: it takes tree'),
-        (["--method", "grouped", "--p-radius", "2"], "wanted a number from 0 to 1"),
-        (["--method", "eagle2", "--set", "nodes=0"], "nodes is 0, wanted a whole number of at least 1"),
-        (["--method", "eagle2", "--set", "adaptive=true"], "has no setting adaptive"),
-    ],
-)
-def test_options_that_do_not_fit_the_method_are_refused(arguments: list[str], message: str, capsys: Capture) -> None:
-    assert message in refusal(capsys, generate(["--prompt", "a red apple", *arguments]))
-
-
-@pytest.mark.parametrize("command", [["methods", "nosuch"], ["generate", "--prompt", "a cat", "--method", "nosuch"]])
-def test_an_unknown_method_is_refused_without_a_list_of_all(command: list[str], capsys: Capture) -> None:
-    assert refusal(capsys, main(command)).endswith("'nosuch', wanted a method that `lantern methods` lists")
-
-
-def test_no_method_is_suggested_for_a_name_unlike_all() -> None:
+def test_an_unknown_method_is_refused_with_the_nearest_or_without_a_list_of_all(capsys: Capture) -> None:
+    assert "did you mean medusa?" in refusal(capsys, main(["methods", "medsua"]))
+    assert refusal(capsys, main(["methods", "nosuch"])).endswith(
+        "'nosuch', wanted a method that `lantern methods` lists"
+    )
     with pytest.raises(ValueError, match='"nosuch" is unknown: `lantern methods` and lantern.list_methods'):
         find("nosuch")

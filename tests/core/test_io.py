@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +16,10 @@ from lantern.core.io import (
     SUMS_NAME,
     WEIGHTS_NAME,
     atomic_write,
-    check_state,
     load_component,
     load_module,
     load_state,
     load_tensors,
-    quantize_rows,
     read_config,
     save_component,
     write_json,
@@ -49,18 +46,12 @@ class Shape:
 
 def test_a_component_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     module = _linear()
-    save_component(module.state_dict(), {"kind": "x", "sides": [1, 2]}, tmp_path / "part")
+    save_component(module.state_dict(), {"kind": "ä", "sides": [1, 2]}, tmp_path / "part")
     assert sorted(path.name for path in (tmp_path / "part").iterdir()) == [SUMS_NAME, CONFIG_NAME, WEIGHTS_NAME]
-    assert read_config(tmp_path / "part") == {"kind": "x", "sides": [1, 2]}
+    assert read_config(tmp_path / "part") == {"kind": "ä", "sides": [1, 2]}
     other = _linear()
     load_module(other, tmp_path / "part")
     assert torch.equal(other.weight, module.weight) and torch.equal(other.bias, module.bias)
-
-
-def test_a_config_dataclass_comes_back_equal(tmp_path: Path) -> None:
-    config = Shape(wide=7, kind="b", sides=(3,))
-    save_component({}, config, tmp_path)
-    assert build_config(Shape, read_config(tmp_path), source="x") == config
 
 
 def test_a_component_is_built_from_its_own_config(tmp_path: Path) -> None:
@@ -83,29 +74,6 @@ def test_bf16_halves_floats_and_leaves_integers(tmp_path: Path) -> None:
     assert state["w"].dtype == torch.bfloat16 and state["table"].dtype == torch.int64
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 6), st.integers(1, 6), st.floats(1e-4, 1e4), st.integers(0, 1 << 30))
-def test_int8_rows_differ_by_at_most_half_a_step(rows: int, columns: int, size: float, seed: int) -> None:
-    tensor = size * torch.randn(rows, columns, 2, generator=torch.Generator().manual_seed(seed))
-    quantised, scale = quantize_rows(tensor)
-    error = (quantised.float() * scale.view(-1, 1, 1) - tensor).abs()
-    assert bool((error <= 0.501 * scale.view(-1, 1, 1) + 1e-12).all())
-
-
-def test_int8_tensors_are_dequantised_on_loading(tmp_path: Path) -> None:
-    module = _linear()
-    save_component(module.state_dict(), {}, tmp_path, int8=("weight",))
-    state = load_state(tmp_path)
-    assert state.keys() == {"weight", "bias"} and state["weight"].dtype == torch.float32
-    assert torch.allclose(state["weight"], module.weight, atol=module.weight.abs().max().item() / 250)
-    assert torch.equal(state["bias"], module.bias)
-
-
-def test_a_parameter_called_scale_is_a_parameter(tmp_path: Path) -> None:
-    save_component({"norm.scale": torch.ones(2), "norm": torch.ones(2)}, {}, tmp_path)
-    assert load_state(tmp_path).keys() == {"norm.scale", "norm"}
-
-
 @pytest.mark.parametrize(
     ("stored", "message"),
     [
@@ -114,11 +82,7 @@ def test_a_parameter_called_scale_is_a_parameter(tmp_path: Path) -> None:
         ({"weight": torch.zeros(4, 3), "bias": torch.zeros(3)}, r"'weight' has shape \[4, 3\], wanted \[3, 4\]"),
         ({"weight": torch.full((3, 4), torch.nan), "bias": torch.zeros(3)}, "'weight' holds NaN"),
         ({"weight": torch.full((3, 4), torch.inf), "bias": torch.zeros(3)}, "'weight' holds NaN or infinity"),
-        ({"weight": torch.zeros(3, 4, dtype=torch.int8), "bias": torch.zeros(3)}, "no 'weight.scale'"),
-        (
-            {"weight": torch.zeros(3, 4, dtype=torch.int8), "weight.scale": torch.zeros(4), "bias": torch.zeros(3)},
-            r"'weight.scale' has shape \[4\], wanted \[3\]",
-        ),
+        ({"weight": torch.zeros(3, 4, dtype=torch.int8), "bias": torch.zeros(3)}, "'weight' is int8, wanted one of"),
     ],
 )
 def test_the_error_for_a_wrong_tensor_names_the_file(tmp_path: Path, stored: dict[str, Any], message: str) -> None:
@@ -133,11 +97,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_state(tmp_path)
     with pytest.raises(ValueError, match=CONFIG_NAME):
         read_config(tmp_path)
-
-
-def test_many_missing_tensors_are_counted() -> None:
-    with pytest.raises(ValueError, match=r"'weight' is missing \(and 1 more\)"):
-        check_state({}, _linear().state_dict(), source="x")
 
 
 @settings(max_examples=200, deadline=None)
@@ -177,37 +136,6 @@ def test_bad_json_is_refused_in_one_line(tmp_path: Path, content: bytes, message
     assert CONFIG_NAME in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"wyde": 3}, "unknown key 'wyde'; did you mean 'wide'"),
-        ({"zzz": 3}, "unknown key 'zzz'; known are kind, note, rate, sides, wide"),
-        ({"wide": "3"}, "wide is '3', wanted int"),
-        ({"wide": 3.5}, "wide is '3.5', wanted int"),
-        ({"wide": True}, "wide is 'True', wanted int"),
-        ({"wide": 10**30}, "wanted int"),
-        ({"wide": 0}, "wide is 0, wanted at least 1"),
-        ({"rate": float("nan")}, "rate is 'nan', wanted float"),
-        ({"rate": float("inf")}, "rate is 'inf', wanted float"),
-        ({"kind": "c"}, "kind is 'c'"),
-        ({"sides": [1, "x"]}, "sides is"),
-        ({"note": 3}, "note is '3'"),
-    ],
-)
-def test_a_config_that_does_not_fit_is_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build_config(Shape, values, source="x.json")
-
-
-def test_a_config_key_without_default_must_be_there() -> None:
-    @dataclasses.dataclass
-    class Needs:
-        size: int
-
-    with pytest.raises(ValueError, match="key 'size' is missing"):
-        build_config(Needs, {}, source="x.json")
-
-
 @dataclasses.dataclass(frozen=True)
 class Outer:
     shape: Shape
@@ -241,10 +169,16 @@ def test_nested_configs_are_built(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"shape": {"wyde": 3}}, "unknown key 'shape.wyde'; did you mean 'wide'"),
+        ({"shape": {"zzz": 3}}, "unknown key 'shape.zzz'; known are kind, note, rate, sides, wide"),
         ({"shape": {"wide": "3"}}, "shape.wide is '3', wanted int"),
+        ({"shape": {"wide": 3.5}}, "shape.wide is '3.5', wanted int"),
+        ({"shape": {"wide": 10**30}}, "wanted int"),
         ({"shape": {"wide": 0}}, "shape: wide is 0, wanted at least 1"),
+        ({"shape": {"rate": float("nan")}}, "rate is 'nan', wanted float"),
+        ({"shape": {"kind": "c"}}, "kind is 'c'"),
+        ({"shape": {"sides": [1, "x"]}}, "sides is"),
+        ({"shape": {"note": 3}}, "note is '3'"),
         ({"shape": 3}, r"shape is '3', wanted an object \(Shape\)"),
-        ({"shape": {}, "other": {"rate": "x"}}, "other.rate is 'x', wanted float"),
         ({"shape": {}, "other": 3}, r"other is '3', wanted an object \(Shape\), or null"),
         ({"shape": {}, "shapes": [{}, {"wide": True}]}, r"shapes\[1\].wide is 'True', wanted int"),
         ({"shape": {}, "pair": [1]}, "wanted a list of 2: int, text"),
@@ -252,7 +186,7 @@ def test_nested_configs_are_built(tmp_path: Path) -> None:
         ({}, "key 'shape' is missing"),
     ],
 )
-def test_faults_of_nested_configs_name_the_whole_key(values: dict[str, Any], message: str) -> None:
+def test_a_config_that_does_not_fit_is_refused_with_the_whole_key(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         build_config(Outer, values, source="x.json")
     assert str(caught.value).startswith("x.json: ") and "\n" not in str(caught.value)
@@ -278,23 +212,12 @@ def test_written_files_have_the_usual_permissions(tmp_path: Path) -> None:
     assert read_json_object(tmp_path / "careful.json") == {"a": 1}
 
 
-def test_json_with_nan_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_json(tmp_path / "x.json", {"a": float("nan")})
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_failed_save_keeps_the_old_component(tmp_path: Path) -> None:
     save_component({"w": torch.ones(1)}, {"a": 1}, tmp_path)
     with pytest.raises(ValueError, match="not JSON compliant"):
         save_component({"w": torch.zeros(1)}, {"a": float("nan")}, tmp_path)
     assert read_config(tmp_path) == {"a": 1} and load_state(tmp_path)["w"].item() == 1
     assert len(list(tmp_path.iterdir())) == 3
-
-
-def test_a_folder_is_its_own_model(tmp_path: Path) -> None:
-    assert resolve_model(tmp_path) == tmp_path
-    assert resolve_model(str(tmp_path)) == tmp_path
 
 
 @pytest.mark.parametrize("name", ["lantern-emojis", "", "a/b/c", "../x y", "nul\0", "x" * 5000, "https://x/y", "-"])
@@ -304,22 +227,12 @@ def test_an_unknown_model_name_is_refused_in_one_line(name: str) -> None:
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
-def test_the_error_for_a_misspelt_model_names_the_embedded_one() -> None:
-    with pytest.raises(ValueError, match="did you mean 'lantern-emoji'"):
-        resolve_model("lantern-emojy")
-
-
 def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ConnectionError, match="cannot download model 'no-such-owner/no-such-model'") as caught:
         resolve_model("no-such-owner/no-such-model")
     assert "\n" not in str(caught.value)
-
-
-def test_bytes_written_are_json_for_every_reader(tmp_path: Path) -> None:
-    save_component({}, {"prompt": "äpfel"}, tmp_path)
-    assert json.loads((tmp_path / CONFIG_NAME).read_bytes()) == {"prompt": "äpfel"}
 
 
 def test_links_stay_and_pipes_are_written_to(tmp_path: Path) -> None:

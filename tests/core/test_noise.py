@@ -90,9 +90,10 @@ def test_noise_does_not_depend_on_the_place_in_the_batch() -> None:
         assert torch.equal(alone.uniform(where[:1], 4)[0], every.uniform(where, 4)[i])
 
 
-def test_tables_made_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_those_of_seed_and_image_also_if_made_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     where = torch.arange(9)[None]
     whole = Noise([(1, 2)], positions=9, vocab_size=37).gumbel(where)
+    assert torch.equal(whole[0], to_gumbel(to_uniform(stream(1, 2, Purpose.TARGET, where[0], 37))))
     monkeypatch.setattr("lantern.core.noise.BLOCK", 50)
     assert torch.equal(Noise([(1, 2)], positions=9, vocab_size=37).gumbel(where), whole)
 

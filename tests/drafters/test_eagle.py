@@ -1,58 +1,138 @@
-"""EAGLE-1: drafts match its teacher-forced pass."""
+"""EAGLE-1, EAGLE-3, PosS and FR-Spec: what they start from, read and draft; tests of drafts and training are beside."""
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from lantern.core.io import load_component, save_component
 from lantern.core.sampling import Sampling
-from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.drafters.trees.static import named
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_decoder import TARGET
-from tests.uncached import uncached
+from lantern.drafters.eagle.eagle3 import Eagle3, Eagle3Config
+from lantern.drafters.eagle.fr_spec import FrequencyTable
+from lantern.drafters.eagle.poss import Poss, PossConfig
+from lantern.drafters.examples import Examples, fused_layers
+from lantern.training.kinds import new_module
+from tests.drafters.sampled_trees import stepped
+from tests.tiny import tiny_condition, tiny_target
+from tests.tiny_decoder import TARGET, tiny_decoder
+from tests.tiny_parts import tiny_part, tiny_table
 
-CONDITION = tiny_condition((4, 2))
-
-
-def true_features(tokens: Tensor, sampling: Sampling) -> Tensor:
-    """Features (b r n c) that predict tokens 0 .. 15, without a cache, after the prompt's six slots."""
-    return uncached(TARGET, CONDITION, tokens, "features", rows=sampling.rows)
-
-
-def test_guided_features_give_guided_logits() -> None:
-    sampling, tokens = Sampling(guidance=3), torch.zeros(2, 16, dtype=torch.long)
-    features, where = true_features(tokens, sampling)[:, :, 5:21], torch.arange(16).expand(2, -1)
-    logits = TARGET.head(features.flatten(0, 1)).unflatten(0, (2, 2))
-    guided = sampling.filtered(TARGET.head(sampling.guide(features, where)))
-    assert (sampling.log_probs(logits, where) - guided).abs().max() < 1e-4
+DEEP = tiny_target(n_layer=5)
+WARM = Sampling(guidance=3, temperature=0.9)
 
 
-def test_untrained_module_repeats_the_feature() -> None:
+def random_examples() -> Examples:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(24, (2, 16), generator=generator)
+    rows, layers = (torch.randn(2, 2, *more, 16, 32, generator=generator) for more in ((), (3,)))
+    return Examples(tokens, rows, torch.tensor([2.0, 3.0]), layers=layers)
+
+
+def test_untrained_modules_repeat_the_feature() -> None:
+    features, tokens = torch.randn(1, 5, 32), torch.randint(24, (1, 5))
+    scales, expected = torch.full((1, 5), 3.0), features + 0.05 * TARGET.tok_embeddings(tokens)
     module = Eagle(EagleConfig.for_target(TARGET.config))
     module.init_weights(TARGET.tok_embeddings.weight, torch.Generator().manual_seed(0))
-    features, tokens = torch.randn(1, 5, 32), torch.randint(24, (1, 5))
-    out = module.training_forward(features, tokens, scales=torch.full((1, 5), 3.0))
-    assert torch.allclose(out, features + 0.05 * TARGET.tok_embeddings(tokens), atol=1e-5)
+    assert torch.allclose(module.training_forward(features, tokens, scales=scales), expected, atol=1e-5)
+    specialists = Poss(PossConfig.for_target(TARGET.config))
+    specialists.init_for(TARGET, torch.Generator().manual_seed(0))
+    for depth in range(6):
+        own = specialists.layers[specialists.specialist_at(depth)]
+        x = specialists.add_scale(own.fc(specialists.pair(features, tokens)), scales)
+        out = own(x, specialists.rotary(torch.arange(5)[None]), None, cache=None, slots=None)
+        assert torch.allclose(out, expected, atol=1e-5)
 
 
 def test_state_dict_has_the_published_names() -> None:
-    names = set(Eagle(EagleConfig.for_target(TARGET.config, form="rows")).state_dict())
-    assert names == {
-        "embed_tokens.weight",
-        "fc.weight",
-        "fc.bias",
-        "layers.0.attention.wqkv.weight",
-        "layers.0.attention.wo.weight",
-        "layers.0.feed_forward.w1.weight",
-        "layers.0.feed_forward.w2.weight",
-        "layers.0.feed_forward.w3.weight",
-        "layers.0.ffn_norm.weight",
-    }
+    layer = ["attention.wqkv", "attention.wo", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "ffn_norm"]
+    names = {"embed_tokens.weight", "fc.weight", "fc.bias", *(f"layers.0.{name}.weight" for name in layer)}
+    assert set(Eagle(EagleConfig.for_target(TARGET.config, form="rows")).state_dict()) == names
     assert set(Eagle(EagleConfig.for_target(TARGET.config)).state_dict()) == names | {"guidance"}
 
 
-def test_drafters_of_another_target_raise() -> None:
-    other = tiny_eagle(tiny_target(dim=48))
-    with pytest.raises(ValueError, match="use a drafter trained for it"):
-        EagleDrafter(other, TARGET, tree=named("chain_1"), mode="gumbel", sampling=Sampling())
+# -- EAGLE-3 ----------------------------------------------------------------------------------------------------------
+
+
+def test_taps_give_what_enters_layers() -> None:
+    target, seen = tiny_target(n_layer=5), list[Tensor]()
+    for layer in (1, 3):
+        target.layers[layer].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    output = target(torch.randn(2, 4, 32), torch.arange(6, 10).expand(2, -1), taps=(3, 1))
+    assert output.fused is not None and torch.equal(output.fused, torch.cat([seen[1], seen[0]], -1))
+
+
+def test_the_layers_are_those_of_the_paper() -> None:
+    assert fused_layers(16) == (2, 8, 13)
+    assert Eagle3Config.for_target(DEEP.config).fused == fused_layers(5) == (2, 2, 2)
+    assert tiny_part("eagle3", tiny_target(n_layer=16)).taps == (2, 8, 13)
+
+
+def test_one_prompt_cache_serves_drafters_with_and_without_taps() -> None:
+    cache, taps, condition = PromptCache(), (1, 2), tiny_condition((4, 2))
+    plain, tapped, again = (cache.read(DEEP, condition, 2, taps=read) for read in ((), taps, taps))
+    assert plain.fused is None and len(cache) == 4 and tapped.fused is not None and again.fused is not None
+    assert tapped.fused.shape == (2, 2, 1, 64) and torch.equal(tapped.fused, again.fused)
+    assert torch.equal(tapped.features, plain.features)
+
+
+def test_a_fresh_drafter_says_what_the_target_says_of_the_last_tapped_layer() -> None:
+    module = Eagle3(Eagle3Config.for_target(DEEP.config))
+    module.init_for(DEEP, torch.Generator().manual_seed(0))
+    layers, tokens = torch.randn(1, 5, 3 * 32), torch.randint(24, (1, 5))
+    out = module(module.enter(layers), tokens, torch.arange(5)[None], scales=torch.full((1, 5), 3.0))
+    torch.testing.assert_close(module.logits(out, None), DEEP.head(DEEP.norm(layers[..., -32:])))
+
+
+def test_guided_layers_are_put_side_by_side_and_fewer_are_the_last_ones() -> None:
+    given, target = random_examples(), tiny_target(n_layer=16)
+    assert given.layers is not None
+    c, u = given.layers.unbind(1)
+    torch.testing.assert_close(tiny_part("eagle3", DEEP).inputs(given)[1, 0, :, 64:], u[1, 2] + 3 * (c[1, 2] - u[1, 2]))
+    module = new_module("eagle3", target, {"fused": [13]}, seed=0)
+    assert isinstance(module, Eagle3) and module.taps == (13,)
+    torch.testing.assert_close(module.inputs(given)[:, 0], given.guide(given.layers)[:, 2])
+    with pytest.raises(ValueError, match=r"fused is \[8\], wanted \[2, 8, 13\] or the last of these"):
+        new_module("eagle3", target, {"fused": [8]}, seed=0)
+
+
+# -- PosS -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("per_layer", "of"), [(1, [0, 1, 2, 3, 4, 5, 5, 5]), (2, [0, 0, 1, 1, 2, 2, 2, 2]), (3, [0, 0, 0, 1, 1, 1, 1, 1])]
+)
+def test_specialists_cover_their_depths_and_learn_from_them_only(per_layer: int, of: list[int]) -> None:
+    module = Poss(PossConfig.for_target(TARGET.config, depths=6, per_layer=per_layer))
+    assert len(module.layers) == max(of) + 1 and [module.specialist_at(depth) for depth in range(8)] == of
+    module = tiny_part("poss", TARGET, depths=4, per_layer=per_layer).requires_grad_(True)
+    for depth, made in enumerate(module.training_predictions(random_examples(), 4)):
+        assert made.features is not None
+        module.zero_grad()
+        made.features.square().mean().backward(retain_graph=True)
+        learns = [any(p.grad is not None and bool(p.grad.any()) for p in layer.parameters()) for layer in module.layers]
+        assert learns == [i == of[depth] for i in range(len(module.layers))]
+
+
+# -- FR-Spec ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["guided", "rows"])
+def test_frequent_tokens_are_drafted_and_all_of_them_give_eagle(form: str) -> None:
+    how: dict[str, Any] = {"sampling": WARM, "form": form, "tree": "narrow_10"}
+    settings: list[tuple[str, dict[str, int]]] = [("fr-spec", {"vocabulary": 24}), ("eagle1", {})]
+    mine, eagle = (stepped(tiny_decoder(name, **more, **how))[1] for name, more in settings)
+    assert [step.tree.tokens.tolist() for step in mine] == [step.tree.tokens.tolist() for step in eagle]
+    frequent = set(tiny_table(TARGET).ranking[:4].tolist())  # type: ignore[index,operator]
+    _, steps = stepped(tiny_decoder("fr-spec", vocabulary=4, **how))
+    assert all(set(step.tree.tokens[:, 1:].flatten().tolist()) <= frequent for step in steps)
+
+
+def test_ranking_is_by_count_then_by_number(tmp_path: Any) -> None:
+    table = FrequencyTable.of_tokens(torch.tensor([[3, 3, 1], [1, 5, 3]]), 6)
+    assert table.ranking.tolist() == [3, 1, 5, 0, 2, 4]
+    save_component(table.state_dict(), table.config, tmp_path / "fr-spec")
+    again = load_component(FrequencyTable, type(table.config), tmp_path / "fr-spec")
+    assert torch.equal(again.counts, table.counts) and again.config == table.config

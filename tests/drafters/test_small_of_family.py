@@ -1,10 +1,8 @@
 """A smaller model of the same family drafts for a model of transformers, at toy size and with random weights."""
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +10,10 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
-from lantern.decoding import cache as decoding_cache
 from lantern.decoding.forced import ForcedTokens
 from lantern.drafters.combined.small_model import SmallModel
 from lantern.generation.decoder import build_decoder
-from lantern.generation.generator import generate
 from lantern.methods import METHODS
-from lantern.models.folder import load_model
 from lantern.models.transformers.components import Components
 from lantern.training.kinds import new_module
 from tests import tiny_transformers as tiny
@@ -63,8 +58,9 @@ def built(name: str, method: str, sampling: Sampling, **more: Any) -> Any:
     return build_decoder(METHODS[method], parts(name).target, sampling=sampling, **given)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["sampled", "greedy", "filtered"])
+@pytest.mark.parametrize(
+    ("name", "sampling"), [*((name, SAMPLINGS[0]) for name in CASES), ("janus", SAMPLINGS[1]), ("emu3", SAMPLINGS[2])]
+)
 def test_tokens_are_those_of_plain_decoding(name: str, sampling: Sampling) -> None:
     plain = built(name, "plain", sampling).generate(condition(name), keys=KEYS)
     found = built(name, "self-cascade", sampling).generate(condition(name), keys=KEYS)
@@ -89,34 +85,17 @@ def test_a_cascade_of_three_models_gives_the_tokens_of_plain_decoding(name: str)
         )
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=["sampled", "greedy"])
+@pytest.mark.parametrize(("name", "sampling"), list(zip(CASES, [*SAMPLINGS[:2], SAMPLINGS[0]], strict=True)))
 def test_drafts_of_the_target_itself_are_all_accepted(name: str, sampling: Sampling) -> None:
-    """Its prompts, positions and newlines are those of the target: a pass gives a chain of four and the token
-    behind.
+    """Its prompts, positions and newlines are those of the target: a pass gives a chain of four and the token behind.
+
+    Of many images some would notice newlines of earlier passes that are not read.
     """
-    tokens = parts(name).target.config.block_size
-    made = built(name, "self-cascade", sampling, add_ons={"small": parts(name).target})
-    assert made.generate(condition(name), keys=KEYS).steps.tolist() == [1 + -(-(tokens - 1) // 5)] * 2
-
-
-def test_newlines_of_earlier_staged_nodes_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant: without newlines behind nodes of earlier passes, some drafts of the target itself are wrong."""
-    real = decoding_cache.StaticCache.newline_mask
-
-    def forgetful(self: Any, mask: Any, slots: Any, is_end: Any) -> Any:
-        self._ends[:, self.first_stage_slot :] = False
-        return real(self, mask, slots, is_end)
-
-    monkeypatch.setattr(decoding_cache.StaticCache, "newline_mask", forgetful)
-    name = "emu3-narrow"
-    made = built(name, "self-cascade", SAMPLINGS[0], add_ons={"small": parts(name).target})
-    keys = [(3, i) for i in range(16)]
-    text = parts(name).text
+    tokens, text = parts(name).target.config.block_size, parts(name).text
     assert text is not None
-    steps = made.generate(text.condition(PROMPTS * 8), keys=keys).steps
-    tokens = parts(name).target.config.block_size
-    assert (steps > 1 + -(-(tokens - 1) // 5)).any()
+    made = built(name, "self-cascade", sampling, add_ons={"small": parts(name).target})
+    steps = made.generate(text.condition(PROMPTS * 8), keys=[(3, i) for i in range(16)]).steps
+    assert steps.tolist() == [1 + -(-(tokens - 1) // 5)] * 16
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -138,32 +117,10 @@ def test_kept_tokens_are_read_at_once(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_model_of_another_family_or_vocabulary_is_refused() -> None:
-    target, small, other = parts("emu3").target, parts("emu3", True).target, parts("janus", True).target
+    target, other = parts("emu3").target, parts("janus", True).target
     with pytest.raises(ValueError, match="the small model has vocab_size 40, its target 24"):
         SmallModel(other, target, sampling=Sampling(), stage=2)
-    for name, value, expected in (("family", "lumina", "emu3"), ("words", 65, 64)):
-        changed = tiny.assemble("emu3", smaller("emu3"), tiny.emu3_processor(), (24, 24)).target
-        changed.config = replace(small.config, **{name: value})
-        with pytest.raises(ValueError, match=f"the small model has {name} {value}, its target {expected}"):
-            SmallModel(changed, target, sampling=Sampling(), stage=2)
-    wide = parts("emu3-narrow", True).target
-    with pytest.raises(ValueError, match="the small model has block_size 16, its target 9"):
-        SmallModel(wide, target, sampling=Sampling(), stage=2)
-
-
-@pytest.mark.parametrize("name", ["janus", "emu3"])
-def test_the_add_on_is_a_folder_of_transformers(name: str, tmp_path: Path) -> None:
-    make, processor, size = CASES[name]
-    folder = tiny.save(name, make(0), processor(), tmp_path / "large")
-    tiny.save(name, smaller(name), processor(), folder / "parts" / "small")
-    model = load_model(folder, engine="eager", size=size)
-    how: dict[str, Any] = {"with_pixels": False, "batch": 2}
-    plain = list(generate(model, PROMPTS, method="plain", **how))
-    found = list(generate(model, PROMPTS, method="self-cascade", **how))
-    assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in plain]
-    small: Any = model.add_ons["small"]
-    assert small.config.n_layer == 1 and small.config.raster == model.target.config.raster
-    assert model.add_ons["small"] is small
-    shutil.rmtree(folder / "parts" / "small")
-    with pytest.raises(ValueError, match='needs the trained part "small", which this model lacks'):
-        next(generate(load_model(folder, engine="eager", size=size), PROMPTS, method="self-cascade", **how))
+    changed = tiny.assemble("emu3", smaller("emu3"), tiny.emu3_processor(), (24, 24)).target
+    changed.config = replace(changed.config, family="lumina")
+    with pytest.raises(ValueError, match="the small model has family lumina, its target emu3"):
+        SmallModel(changed, target, sampling=Sampling(), stage=2)

@@ -66,21 +66,6 @@ def test_old_rows_are_seen_only_through_their_tokens() -> None:
 
 
 @torch.no_grad()
-def test_caption_enters_through_tokens_and_the_global_vector() -> None:
-    tokens = torch.randint(0, 24, (3, 36), generator=torch.Generator().manual_seed(0))
-    given = whole_pictures(TARGET, CONDITION, tokens)
-    assert given.prompt is not None
-    other = replace(given, prompt=given.prompt + 1.0)
-    for summaries, has_globe in ((0, True), (2, False), (0, False)):
-        module = made_of(summaries=summaries, has_globe=has_globe)
-        old, new = (module.training_predictions(e, 1)[0].features for e in (given, other))
-        assert old is not None and new is not None
-        apart = (old - new).abs().amax((1, 2))
-        assert bool((apart[[0, 2]] > 1e-4).all()) == bool(summaries or has_globe)
-        assert apart[1] < 1e-5  # a caption of one word: all slots before the last are padding
-
-
-@torch.no_grad()
 def test_untrained_module_equals_eagle_without_compression() -> None:
     module = ViSpec(ViSpecConfig.for_target(TARGET.config, summaries=0, recent=6))
     module.init_for(TARGET, torch.Generator().manual_seed(0))

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from lantern.core.prepared import weights_of
 from lantern.core.sampling import Sampling
 from lantern.decoding.prompt import FP32_ROWS
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import MOST_WIDE, WideEngine
-from lantern.engines.prepared import weights_of
 from lantern.methods import METHODS, Method
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_target

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lantern.core.io import write_json
-from lantern.core.types import TargetDefaults
+from lantern.core.types import Target
 from lantern.engines import pass_times as timing
 from lantern.engines.engine import EAGER, EagerEngine, WideEngine
 from lantern.engines.pass_times import NODES, best_window, is_steady, measure, pass_times, time_of
@@ -18,7 +18,7 @@ from lantern.generation.generator import choose
 from tests.tiny import tiny_target
 
 
-class Slow(TargetDefaults):
+class Slow(Target):
     """A target whose clock advances by 10 + n ms with every pass over n tokens, times the `load` at that time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, load: Callable[[float], float] = lambda now: 1.0) -> None:

@@ -21,7 +21,7 @@ def board_words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     model = save_tiny_model(folder / "tiny")
     (folder / "prompts.txt").write_text("a red apple\na blue cat\ntwo dog\n")
     words = ["--model", str(model), "--prompts-file", str(folder / "prompts.txt"), "--engine", "eager", "--quiet"]
-    return [*words, "--baseline", "eager", "--methods", *METHODS, "--pairs", *PAIRS]
+    return [*words, "--baseline", "eager", "--temperature", "1", "0", "--methods", *METHODS, "--pairs", *PAIRS]
 
 
 @pytest.fixture(scope="session")

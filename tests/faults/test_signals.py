@@ -39,23 +39,37 @@ def raise_after(saved: int, number: int, monkeypatch: pytest.MonkeyPatch, *, hal
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "word"),
+    ("saved", "halfway", "number", "code", "word"),
     [
-        (signal.SIGINT, 130, "interrupted"),
-        (signal.SIGTERM, 143, "terminated"),
-        (signal.SIGHUP, 129, "terminal closed"),
+        (2, False, signal.SIGINT, 130, "interrupted"),
+        (2, False, signal.SIGTERM, 143, "terminated"),
+        (2, False, signal.SIGHUP, 129, "terminal closed"),
+        (3, True, signal.SIGINT, 130, "interrupted"),  # what is being saved is saved and reported
+        (0, False, signal.SIGINT, 130, "interrupted"),  # nothing is written
     ],
 )
 def test_a_signal_keeps_and_reports_finished_pictures(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int, word: str
+    run: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    saved: int,
+    halfway: bool,
+    number: int,
+    code: int,
+    word: str,
 ) -> None:
-    raise_after(2, number, monkeypatch)
+    raise_after(saved, number, monkeypatch, halfway=halfway)
     tokens = tmp_path / "t.json"
     ended, out, error = run(*FIVE, "--out", tmp_path / "out", "--json", "--tokens", tokens)
+    assert (ended, error) == (code, f"lantern: error: {word}\n")
+    if not saved:
+        assert out == "" and not list(tmp_path.iterdir())
+        return
     found = json.loads(out)
-    assert (ended, error) == (code, f"lantern: error: {word}\n") and (found["stopped"], found["asked"]) == (word, 5)
-    assert sorted(map(str, (tmp_path / "out").iterdir())) == sorted(found["paths"]) and len(found["paths"]) == 2
-    assert [one["image"] for one in found["pictures"]] == [0, 1] and len(json.loads(tokens.read_text())) == 2
+    assert (found["stopped"], found["asked"]) == (word, 5) and len(found["paths"]) == saved
+    assert sorted(map(str, (tmp_path / "out").iterdir())) == sorted(found["paths"])
+    assert all(Path(path).read_bytes()[-8:-4] == b"IEND" for path in found["paths"])
+    assert len(found["pictures"]) == len(json.loads(tokens.read_text())) == saved
 
 
 def test_without_json_only_paths_of_finished_pictures_are_printed(
@@ -65,24 +79,6 @@ def test_without_json_only_paths_of_finished_pictures_are_printed(
     code, out, error = run(*FIVE, "--out", tmp_path / "out")
     assert sorted(out.split()) == sorted(map(str, (tmp_path / "out").iterdir()))
     assert code == 130 and len(out.split()) == 2 and error == "lantern: error: interrupted\n"
-
-
-def test_a_picture_that_is_being_saved_is_saved_and_reported(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raise_after(3, signal.SIGINT, monkeypatch, halfway=True)
-    code, out, _ = run(*FIVE, "--out", tmp_path / "out", "--json")
-    paths = json.loads(out)["paths"]
-    assert code == 130 and len(paths) == 3 and sorted(map(str, (tmp_path / "out").iterdir())) == sorted(paths)
-    assert all(Path(path).read_bytes()[-8:-4] == b"IEND" for path in paths)
-
-
-def test_without_a_finished_picture_nothing_is_written(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raise_after(0, signal.SIGINT, monkeypatch)
-    made = run(*FIVE, "--out", tmp_path / "out", "--json", "--tokens", tmp_path / "t.json")
-    assert made == (130, "", "lantern: error: interrupted\n") and not list(tmp_path.iterdir())
 
 
 def test_an_interrupted_comparison_reports_finished_pairs(
@@ -143,25 +139,16 @@ sys.exit(run_command(Command("stubborn", "", lambda parser: None, run), []))
 """
 
 
-def start(seconds: float) -> "subprocess.Popen[str]":
+@pytest.mark.parametrize(("seconds", "signals", "code"), [(1000, 2, -signal.SIGINT), (3, 1, 130)])
+def test_a_shielded_block_ends_first_unless_a_second_interrupt_ends_the_process_at_once(
+    seconds: float, signals: int, code: int
+) -> None:
     command = [sys.executable, "-c", STUBBORN.format(seconds=seconds)]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert running.stdout is not None and running.stdout.readline() == "begun\n"
-    return running
-
-
-def test_a_second_interrupt_ends_the_process_at_once() -> None:
-    running = start(1000)
-    running.send_signal(signal.SIGINT)
-    time.sleep(1)
-    assert running.poll() is None
-    running.send_signal(signal.SIGINT)
-    running.communicate(timeout=60)
-    assert running.returncode == -signal.SIGINT
-
-
-def test_one_interrupt_lets_a_shielded_block_end() -> None:
-    running = start(3)
-    running.send_signal(signal.SIGTERM)
+    for _ in range(signals):
+        running.send_signal(signal.SIGINT)
+        time.sleep(1)
+        assert running.poll() in (None, code)
     _, output = running.communicate(timeout=60)
-    assert running.returncode == 143 and output == "lantern: error: terminated\n"
+    assert running.returncode == code and output == ("lantern: error: interrupted\n" if signals == 1 else "")

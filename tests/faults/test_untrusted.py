@@ -28,8 +28,8 @@ from lantern.core.io import (
     verify_files,
 )
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.drafters.parts import ADD_ONS
 from lantern.generation.generator import generate
+from lantern.methods.parts import ADD_ONS
 from lantern.models.folder import AddOns, load_model
 from lantern.models.llamagen.checkpoint import read_checkpoint
 from lantern.models.llamagen.text import check_limits
@@ -78,20 +78,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
-def test_a_flipped_bit_is_refused_unless_files_are_not_verified(component: Path) -> None:
-    flip(component / WEIGHTS_NAME)
-    assert load_component(Transformer, TransformerConfig, component, verify=False) is not None
-    refused(component, "is damaged: its SHA-256 is not the one in SHA256SUMS")
-    (component / SUMS_NAME).unlink()
-    assert load(component) is not None
-
-
-def test_a_damaged_list_of_checksums_is_refused(component: Path) -> None:
-    (component / SUMS_NAME).write_text("not a digest\n")
-    refused(component, "is no SHA-256 with a file name")
-
-
-def test_checksums_are_in_the_format_of_sha256sum(component: Path) -> None:
+def test_checksums_are_those_of_sha256sum_and_are_compared_unless_files_are_not_verified(component: Path) -> None:
     digest, name = (component / SUMS_NAME).read_text().split()
     assert name == WEIGHTS_NAME and read_checksums(component) == {WEIGHTS_NAME: digest}
     save_file({"x": torch.zeros(1)}, component / "other.safetensors")
@@ -100,6 +87,13 @@ def test_checksums_are_in_the_format_of_sha256sum(component: Path) -> None:
     save_file({"x": torch.ones(1)}, component / "other.safetensors")
     with pytest.raises(ValueError, match=r"other\.safetensors is damaged"):
         verify_files(component, read_checksums(component))
+    flip(component / WEIGHTS_NAME)
+    assert load_component(Transformer, TransformerConfig, component, verify=False) is not None
+    refused(component, "is damaged: its SHA-256 is not the one in SHA256SUMS")
+    (component / SUMS_NAME).write_text("not a digest\n")
+    refused(component, "is no SHA-256 with a file name")
+    (component / SUMS_NAME).unlink()
+    assert load(component) is not None
 
 
 def test_the_embedded_model_lists_all_of_its_weights() -> None:
@@ -126,6 +120,10 @@ def test_a_failed_write_leaves_no_folder(tmp_path: Path) -> None:
         ({"norm_eps": -1}, "norm_eps is -1, wanted above 0"),
         ({"cls_token_num": 0}, "cls_token_num is 0, wanted from 1"),
         ({"vocab_size": 7}, "has shape"),
+        (
+            {"attn_dropout_p": 1.5, "resid_dropout_p": 1.5},
+            r"config\.json describes a module that cannot be built: dropout probability",
+        ),
     ],
     ids=str,
 )
@@ -158,22 +156,17 @@ def test_sizes_of_a_text_encoder_are_bounded(tmp_path: Path, field: str, value: 
         check_limits(tmp_path / "config.json")
 
 
-def wrapped_twice(state: dict[str, torch.Tensor]) -> dict[str, Any]:
-    return {"model": {"state_dict": state}}
-
-
-def sharded(state: dict[str, torch.Tensor]) -> dict[str, Any]:
-    def prefixed(name: str) -> str:
-        head, _, rest = name.partition(".")
-        return f"_fsdp_wrapped_module.{head}._fsdp_wrapped_module.{rest}" if rest else f"_fsdp_wrapped_module.{name}"
-
-    return {prefixed(name): tensor for name, tensor in state.items()}
-
-
-@pytest.mark.parametrize("wrap", [wrapped_twice, sharded])
-def test_wrappings_of_trainers_are_removed(tmp_path: Path, wrap: Callable[..., dict[str, Any]]) -> None:
-    target = tiny_target()
-    torch.save(wrap(target.state_dict()), tmp_path / "x.pt")
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_wrappings_of_trainers_are_removed(tmp_path: Path, is_sharded: bool) -> None:
+    target, mark = tiny_target(), "_fsdp_wrapped_module."
+    wrapped: dict[str, Any] = {"model": {"state_dict": target.state_dict()}}
+    if is_sharded:
+        heads = {name: name.partition(".") for name in target.state_dict()}
+        names = {
+            name: f"{mark}{head}.{mark}{rest}" if rest else f"{mark}{name}" for name, (head, _, rest) in heads.items()
+        }
+        wrapped = {names[name]: tensor for name, tensor in target.state_dict().items()}
+    torch.save(wrapped, tmp_path / "x.pt")
     config = {"n_head": target.config.n_head}
     found = read_checkpoint(tmp_path / "x.pt", config=config, block_size=target.config.block_size)
     assert sorted(found.state) == sorted(target.state_dict())
@@ -258,56 +251,66 @@ def test_no_class_that_an_index_names_is_imported(copy: Path, monkeypatch: pytes
     assert pipe.vqvae is not None and pipe.text_encoder is not None and "hostile" not in sys.modules
 
 
-@pytest.mark.parametrize("file", ["tokenizer/tokenizer_config.json", "text_encoder/config.json"])
-def test_a_config_that_names_token_is_refused(copy: Path, file: str) -> None:
-    path = copy / file
+def name_code(path: Path) -> None:
     change(path, auto_map={"AutoTokenizer": ["hostile.T", None]})
-    for load in (load_model, LanternPipeline.from_pretrained):
-        with pytest.raises(ValueError, match=rf"{path} names code to run"):
-            load(copy)
 
 
-def test_a_text_encoder_without_all_of_its_tensors_is_refused(copy: Path) -> None:
-    path = copy / "text_encoder" / WEIGHTS_NAME
+def remove_norm(path: Path) -> None:
     state = load_file(path)
     del state["encoder.final_layer_norm.weight"]
     save_file(state, path, metadata={"format": "pt"})
-    save_checksums(copy / "text_encoder")
-    with pytest.raises(ValueError, match=rf"{path}: tensor 'encoder.final_layer_norm.weight' is missing"):
-        load_model(copy)
+    save_checksums(path.parent)
 
 
-def test_a_flipped_bit_of_a_text_encoder_is_refused_by_the_pipeline(copy: Path) -> None:
-    flip(path := copy / "text_encoder" / WEIGHTS_NAME)
-    with pytest.raises(ValueError, match=rf"{path} is damaged"):
-        LanternPipeline.from_pretrained(copy)
-
-
-def test_tokens_beyond_the_text_encoder_are_refused(copy: Path) -> None:
-    path = copy / "tokenizer" / "tokenizer.json"
+def add_word(path: Path) -> None:
     words = json.loads(path.read_text())
     words["model"]["vocab"]["zebra"] = 1000
     path.write_text(json.dumps(words))
-    with pytest.raises(ValueError, match=rf"{path} has tokens up to 1000, the text encoder 11"):
-        load_model(copy)
 
 
-@pytest.mark.parametrize("file", ["drafter/config.json", "vqvae/config.json", "model_index.json", "drafter/SHA256SUMS"])
-def test_a_pipe_is_not_waited_for(copy: Path, file: str) -> None:
-    (path := copy / file).unlink()
+def become_pipe(path: Path) -> None:
+    path.unlink()
     os.mkfifo(path)
-    with pytest.raises(ValueError, match=rf"{path}.* regular file"):
-        load_model(copy)
 
 
-@pytest.mark.parametrize("name", ["vqvae", "text_encoder", "drafter", "vqvae/neighbours.safetensors"])
-def test_a_dangling_link_is_not_a_missing_component(copy: Path, name: str) -> None:
-    path = copy / name
+def become_dangling_link(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
-    path.symlink_to(copy / "nowhere")
-    with pytest.raises(ValueError, match=str(path)):
-        load_model(copy)
+    path.symlink_to(path.parent / "nowhere")
+
+
+TEXT = f"text_encoder/{WEIGHTS_NAME}"
+PIPES = ("drafter/config.json", "vqvae/config.json", "model_index.json", "drafter/SHA256SUMS")
+LINKS = ("transformer", "vqvae", "text_encoder", "drafter", "vqvae/neighbours.safetensors")
+
+
+@pytest.mark.parametrize("read", [load_model, LanternPipeline.from_pretrained])
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("tokenizer/tokenizer_config.json", name_code, "names code to run"),
+        ("text_encoder/config.json", name_code, "names code to run"),
+        (TEXT, flip, "is damaged"),
+        (TEXT, lambda path: os.truncate(path, 1 << 36), "is not a complete safetensors file"),  # it is not hashed
+        (TEXT, remove_norm, "tensor 'encoder.final_layer_norm.weight' is missing"),
+        ("tokenizer/tokenizer.json", add_word, "has tokens up to 1000, the text encoder 11"),
+        *((file, become_pipe, "regular file") for file in PIPES),  # it is not waited for
+    ],
+)
+def test_damage_of_a_folder_is_refused_by_file(
+    copy: Path, file: str, damage: Callable[[Path], None], message: str, read: Callable[[Path], object]
+) -> None:
+    damage(copy / file)
+    with pytest.raises(ValueError, match=f"{copy / file}.*{message}"):
+        read(copy)
+
+
+@pytest.mark.parametrize("read", [load_model, LanternPipeline.from_pretrained])
+@pytest.mark.parametrize("name", LINKS)
+def test_a_dangling_link_is_not_a_missing_component(copy: Path, name: str, read: Callable[[Path], object]) -> None:
+    become_dangling_link(copy / name)
+    with pytest.raises(ValueError, match=str(copy / name)):
+        read(copy)
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", pickle.dumps(print)], ids=["empty", "junk", "code"])
@@ -340,17 +343,6 @@ def test_sizes_of_add_ons_are_bounded(tmp_path: Path, name: str, changes: dict[s
     change(tmp_path / "part" / CONFIG_NAME, **changes)
     with pytest.raises(ValueError, match=rf"config\.json: .*{next(iter(changes))}"):
         load_component(entry.module, entry.config, tmp_path / "part")
-
-
-def test_a_dropout_beyond_one_is_refused_by_file(component: Path) -> None:
-    change(component / CONFIG_NAME, attn_dropout_p=1.5, resid_dropout_p=1.5)
-    refused(component, r"config\.json describes a module that cannot be built: dropout probability")
-
-
-def test_a_huge_file_is_refused_before_it_is_hashed(copy: Path) -> None:
-    os.truncate(path := copy / "text_encoder" / WEIGHTS_NAME, 1 << 36)
-    with pytest.raises(ValueError, match=rf"{path} is not a complete safetensors file"):
-        load_model(copy)
 
 
 @pytest.mark.parametrize("name", ["vqvae", "text_encoder"])

@@ -13,7 +13,6 @@ from lantern.generation.acceptance_map import (
     AcceptanceMap,
     draw_map,
     legend,
-    mean_share,
     outline,
     read_map,
     shade_of,
@@ -60,7 +59,7 @@ def step(start: int, count: int, relaxed: list[float] | None = None, length: int
 
 def test_plain_decoding_has_runs_of_one() -> None:
     found = read_map(generation("plain").history, 0, 16)
-    assert found.runs == (1,) * 16 and found.relaxed == () and found.share(2) == 0.0
+    assert found.runs == (1,) * 16 and found.relaxed == ()
 
 
 @pytest.mark.parametrize("method", ["eagle1", "gumbel-jacobi", "lantern"])
@@ -100,10 +99,8 @@ def test_runs_that_do_not_fill_rows_are_rejected() -> None:
         AcceptanceMap((2, 1), (), 4)
 
 
-def test_map_round_trips_through_json() -> None:
-    found = AcceptanceMap((1, 3, 4), ((1, 0.25), (6, 1.0)), 4)
-    assert AcceptanceMap.from_dict(found.as_dict()) == found
-    assert found.marked == [6] and found.share(3) == 7 / 8 and mean_share([found, found], 4) == 0.5
+def test_likely_relaxed_cells_are_marked() -> None:
+    assert AcceptanceMap((1, 3, 4), ((1, 0.25), (6, 1.0)), 4).marked == [6]
 
 
 # drawing

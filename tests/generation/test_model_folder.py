@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from lantern.core.io import load_state, save_component
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.pass_times import NODES
 from lantern.generation.generator import choose_method, generate
@@ -19,7 +18,7 @@ from lantern.generation.requests import requests
 from lantern.methods import METHODS
 from lantern.models.folder import load_model, pick_device, record_tokens_per_step, write_index
 from lantern.verifiers.relaxations.neighbours import proximity_table, save_table
-from tests.tiny_folder import forget_what_for, save_tiny_model
+from tests.tiny_folder import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -92,16 +91,6 @@ def test_the_shipped_table_equals_a_computed_one(folder: Path, tmp_path: Path) -
     ]
     assert sampled[0].prompt_sha256 == sampled[1].prompt_sha256
     assert load_model(copy).fingerprint != model.fingerprint == load_model(folder).fingerprint
-
-
-def test_int8_components_load(folder: Path, tmp_path: Path) -> None:
-    # the drafter was trained for the weights as they were before
-    copy = forget_what_for(Path(shutil.copytree(folder, tmp_path / "copy")))
-    config = json.loads((copy / "transformer" / "config.json").read_text())
-    save_component(load_state(copy / "transformer"), config, copy / "transformer", int8=["output.weight"])
-    models: list[Any] = [load_model(copy), load_model(folder)]
-    one, other = (model.target.output.weight for model in models)
-    assert torch.allclose(one, other, atol=0.02) and not torch.equal(one, other)
 
 
 @pytest.mark.parametrize(

@@ -225,14 +225,14 @@ def test_an_interrupted_call_returns_partial_pictures(pipe: LanternPipeline) -> 
     assert torch.equal(call(pipe, method="plain").tokens.flatten(), whole)
 
 
-def test_an_interrupted_picture_of_a_relaxed_method_has_no_total_variation(pipe: LanternPipeline) -> None:
+def test_an_interrupted_picture_of_a_relaxed_method_has_the_figures_of_its_tokens(pipe: LanternPipeline) -> None:
     def stop(given: LanternPipeline, step: int, timestep: int, tensors: dict[str, Any]) -> dict[str, Any]:
         given._interrupt = True
         return tensors
 
     stats = call(pipe, method="lantern", settings={"k": 4}, callback_on_step_end=stop).stats[0]
-    unknown = ("promise", "relaxed_share", "total_variation", "total_variation_max", "latent_distance")
-    assert [stats[name] for name in unknown] == [None] * 5 and 0 < stats["tokens"] < 16
+    assert stats["promise"] is None and 0 < stats["tokens"] < 16
+    assert 0 <= stats["total_variation"] <= stats["total_variation_max"] <= 1
 
 
 def test_the_progress_bar_counts_tokens(pipe: LanternPipeline, capsys: pytest.CaptureFixture[str]) -> None:

@@ -197,7 +197,7 @@ def test_engine_and_weights_are_those_of_the_call(pipe: LanternPipeline, folder:
 
 @pytest.mark.parametrize("name", ["enable_model_cpu_offload", "enable_sequential_cpu_offload"])
 def test_offloading_is_refused_by_name(pipe: LanternPipeline, name: str) -> None:
-    with pytest.raises(ValueError, match=f"^{name} is not supported: ") as refused:
+    with pytest.raises(ValueError, match="^offloading is not supported: ") as refused:
         getattr(pipe, name)(device="cpu")
     assert "\n" not in str(refused.value)
 

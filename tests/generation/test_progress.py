@@ -74,4 +74,4 @@ def test_a_canvas_is_reset_by_a_new_batch() -> None:
     run(type("See", (), {"__call__": lambda _, seen: canvas.add(seen)})(), 4, steps=2)
     assert canvas.known.tolist() == [8] * 4
     canvas.add(step(0, [0, 0], [3, 1]))
-    assert canvas.known.tolist() == [3, 1] and canvas.generation().steps.tolist() == [1, 1]
+    assert canvas.known.tolist() == [3, 1] and canvas.steps_made == 1

@@ -215,7 +215,7 @@ def test_an_empty_api_key_is_refused(content: str, tmp_path: Path, capsys: pytes
 def test_wrong_routes_and_verbs_say_what_is_right(served: Served) -> None:
     headers = {"Authorization": f"Bearer {KEY}"}
     assert httpx.get(f"{served.url}/docs").status_code == 404  # its page would load scripts from other hosts
-    for path in ("/nowhere", "/v1/images/edits", "/v1/images/generations/"):
+    for path in ("/nowhere", "/v1/images/variations", "/v1/images/generations/"):
         answer = httpx.post(served.url + path, json={}, headers=headers)
         assert answer.status_code == 404 and "POST /v1/images/generations" in answer.json()["error"]["message"]
     answer = httpx.get(f"{served.url}/v1/images/generations", headers=headers)

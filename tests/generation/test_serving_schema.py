@@ -27,7 +27,7 @@ def test_no_request_is_a_server_error(tmp_path: Path) -> None:
     with Served(model, Limits(), batch=4) as server:
         server.service.warm_up()
         routes = list(schemathesis.openapi.from_url(f"{server.url}/openapi.json").get_all_operations())
-        assert len(routes) == 7
+        assert len(routes) == 8
         for route in routes:
 
             @settings(max_examples=CASES, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])

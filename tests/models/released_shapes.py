@@ -57,6 +57,14 @@ def simplear(width: int, inner: int, layers: int, heads: int) -> Any:
     return Qwen2Config(hidden_size=width, intermediate_size=inner, **sizes)
 
 
+def glm_image() -> Any:
+    """GLM-Image."""
+    from transformers import GlmImageConfig
+
+    rotary = {"rope_theta": 10000, "rope_type": "default", "mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}
+    return GlmImageConfig(text_config={"rope_parameters": rotary})
+
+
 # model -> the config, its class, and a token of its tokenizer by which it is known
 SHAPES: dict[str, Any] = {
     "Janus-Pro-1B": (lambda: janus(2048, 5632, 24, 16), "JanusForConditionalGeneration", None),
@@ -67,6 +75,7 @@ SHAPES: dict[str, Any] = {
     "Liquid 7B": (liquid, "GemmaForCausalLM", "<boi>"),
     "SimpleAR 0.5B": (lambda: simplear(896, 4864, 24, 14), "Qwen2ForCausalLM", "<|t2i|>"),
     "SimpleAR 1.5B": (lambda: simplear(1536, 8960, 28, 12), "Qwen2ForCausalLM", "<|t2i|>"),
+    "GLM-Image": (glm_image, "GlmImageForConditionalGeneration", None),
 }
 
 

@@ -31,13 +31,9 @@ def chameleon() -> Any:
     return model
 
 
-MODELS = {
-    "janus": (tiny.tiny_janus, tiny.janus_processor),
-    "emu3": (tiny.tiny_emu3, tiny.emu3_processor),
+MODELS = {name: made for name, made in tiny.FAMILY.items() if name != "glm_image"} | {
     "chameleon": (chameleon, tiny.chameleon_processor),
-    "lumina": (tiny.tiny_chameleon, tiny.chameleon_tokenizer),
     "liquid": (partial(tiny.tiny_liquid, kv_heads=2), tiny.liquid_tokenizer),
-    "simplear": (tiny.tiny_simplear, tiny.simplear_tokenizer),
 }
 
 

@@ -17,12 +17,10 @@ from safetensors.torch import load_file, save_file
 from lantern.cli import generate as command
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, DraftTree, TreeShape
-from lantern.decoding import prompt as prefill
 from lantern.decoding.forced import ForcedTokens
-from lantern.decoding.loop import State
+from lantern.decoding.loop import State, begin
 from lantern.decoding.plain import NoDrafts
 from lantern.decoding.prompt import PromptCache
-from lantern.decoding.statistics import Stopwatch
 from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.decoder import build_decoder
@@ -42,35 +40,34 @@ PROMPTS = ["a red apple", "the sky"]
 
 @dataclass(frozen=True)
 class Case:
-    """A family: its model and processor at toy size, and how the library decodes greedily with guidance."""
+    """How the library decodes with a family greedily, its guidance, and the size of an image."""
 
-    make: Callable[[], Any]
-    processor: Callable[[], Any]
     library: Callable[[Any, Any, str], torch.Tensor]
     guidance: float
     size: tuple[int, int] | None = None
 
 
 CASES = {
-    "janus": Case(tiny.tiny_janus, tiny.janus_processor, tiny.janus_tokens, 5.0),
-    "emu3": Case(tiny.tiny_emu3, tiny.emu3_processor, tiny.emu3_tokens, 3.0, size=(24, 32)),
-    "chameleon": Case(tiny.tiny_chameleon, tiny.chameleon_processor, tiny.chameleon_tokens, 3.0),
-    "lumina": Case(tiny.tiny_chameleon, tiny.chameleon_tokenizer, tiny.lumina_tokens, 4.0, size=(4, 8)),
-    "liquid": Case(tiny.tiny_liquid, tiny.liquid_tokenizer, tiny.liquid_tokens, 7.0),
-    "simplear": Case(tiny.tiny_simplear, tiny.simplear_tokenizer, tiny.simplear_tokens, 6.0, size=(48, 64)),
+    "janus": Case(tiny.janus_tokens, 5.0),
+    "emu3": Case(tiny.emu3_tokens, 3.0, size=(24, 32)),
+    "chameleon": Case(tiny.chameleon_tokens, 3.0),
+    "lumina": Case(tiny.lumina_tokens, 4.0, size=(4, 8)),
+    "liquid": Case(tiny.liquid_tokens, 7.0),
+    "simplear": Case(tiny.simplear_tokens, 6.0, size=(48, 64)),
+    "glm_image": Case(tiny.glm_image_tokens, 1.0, size=(64, 96)),
 }
-PAINTED = [name for name in CASES if name != "simplear"]  # whose pixels are made here
+PAINTED = [name for name in CASES if name not in ("simplear", "glm_image")]  # whose pixels are made here
 
 
 @cache
 def model(name: str) -> Any:
     torch.manual_seed(0)  # convolutions keep the weights that they are made with
-    return CASES[name].make()
+    return tiny.FAMILY[name][0]()
 
 
 @cache
 def processor(name: str) -> Any:
-    return CASES[name].processor()
+    return tiny.FAMILY[name][1]()
 
 
 @cache
@@ -180,7 +177,14 @@ def sequential(name: str, condition: Condition, image: int, row: int, tokens: li
         inputs.append(target.tok_embeddings(torch.tensor([token])))
         if raster.newlines and (place + 1) % raster.columns == 0:
             inputs.append(target.words(torch.tensor([raster.newline])))
-    return target.head(target.body(inputs_embeds=torch.cat(inputs)[None]).last_hidden_state[0, -1])
+    positions = {}
+    if name == "glm_image":  # by the library's own table
+        prompt = condition.tokens[image, row][condition.mask[image, row]][None]
+        own, _ = model(name).model.get_rope_index(prompt, torch.tensor([[1, 2, 3], [1, 13, 19]]))
+        ahead = model(name).model._cached_decode_position_ids[0, :, None, : len(tokens)]
+        positions["position_ids"] = torch.cat([own, ahead], 2)
+    embedded = torch.cat(inputs)[None]
+    return target.head(target.body(inputs_embeds=embedded, **positions).last_hidden_state[0, -1])
 
 
 class Given(NoDrafts):
@@ -205,10 +209,8 @@ def test_logits_of_a_tree_are_those_of_its_paths(name: str, known: list[int]) ->
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(target.config.vocab_size, (2, 8), generator=generator)
     drafted = torch.randint(target.config.vocab_size, (2, shape.num_nodes), generator=generator)
-    begun = prefill.start(target, condition, sampling=Sampling(), keys=[(0, 0), (0, 1)], stage=shape.num_nodes)
     drafter = Given(shape.num_nodes, shape.depth)
-    state = State(target, Sampling(), drafter, GumbelVerifier())
-    state.start(begun, condition, Stopwatch(torch.device("cpu"), is_on=False))
+    state = begin(State(target, Sampling(), drafter, GumbelVerifier()), condition, keys=[(0, 0), (0, 1)])
 
     def score(counts: list[int], nodes: torch.Tensor, shape: TreeShape) -> torch.Tensor:
         state.held.known = torch.tensor(counts)
@@ -333,22 +335,18 @@ def test_the_decoder_of_chameleon_is_that_of_vqgan() -> None:
     made = tiny.vq_decoder(model("chameleon")).decoder
     blocks = ("UpDecoderBlock2D", "UpDecoderBlock2D")
     reference = Decoder(32, 3, up_block_types=blocks, block_out_channels=(32, 64), layers_per_block=1)
+    renamed = {
+        **{"mid.block_1": "mid_block.resnets.0", "mid.block_2": "mid_block.resnets.1", "norm_out": "conv_norm_out"},
+        **{"mid.attn_1.norm": "mid_block.attentions.0.group_norm", "mid.attn_1": "mid_block.attentions.0"},
+        **{".q.": ".to_q.", ".k.": ".to_k.", ".v.": ".to_v.", "proj_out": "to_out.0"},
+        **{"up.0.": "up_blocks.1.", "up.1.": "up_blocks.0.", ".block.": ".resnets."},
+        **{"upsample.conv": "upsamplers.0.conv", "nin_shortcut": "conv_shortcut"},
+    }
     state = {}
     for name, tensor in made.state_dict().items():
-        if name.startswith("mid"):
-            name = name.replace("mid.block_1", "mid_block.resnets.0").replace("mid.block_2", "mid_block.resnets.1")
-            name = name.replace("mid.attn_1", "mid_block.attentions.0").replace(
-                "attentions.0.norm", "attentions.0.group_norm"
-            )
-            for own, other in ((".q.", ".to_q."), (".k.", ".to_k."), (".v.", ".to_v."), ("proj_out", "to_out.0")):
-                name = name.replace(own, other)
-            tensor = tensor[:, :, 0, 0] if "attentions" in name and tensor.ndim == 4 else tensor
-        else:
-            for own, other in (("up.0.", "up_blocks.1."), ("up.1.", "up_blocks.0."), ("block.", "resnets.")):
-                name = name.replace(own, other) if name.startswith("up.") or own == "block." else name
-            name = name.replace("upsample.conv", "upsamplers.0.conv").replace("nin_shortcut", "conv_shortcut")
-            name = name.replace("norm_out", "conv_norm_out")
-        state[name] = tensor
+        for own, other in renamed.items():
+            name = name.replace(own, other)
+        state[name] = tensor[:, :, 0, 0] if "attentions" in name and tensor.ndim == 4 else tensor
     reference.load_state_dict(state)
     latents = torch.randn(1, 32, 4, 4, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(made(latents), reference.eval()(latents), atol=1e-5, rtol=1e-5)
@@ -442,21 +440,28 @@ def test_pictures_are_continued_from_their_first_rows(name: str, monkeypatch: py
     assert steps[0] == kept * raster.columns - 2 and steps[1] >= steps[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "why"), [("simplear", (3, 4), "TorchScript"), ("glm_image", (1, 253), "diffu")]
+)
 def test_tokens_of_a_model_without_pixels_are_written(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, shape: tuple[int, int], why: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    call = ["--model", str(folder("simplear", root)), "--prompt", PROMPTS[0], "--size", "64x48", "--quiet"]
+    size = "{1}x{0}".format(*CASES[name].size or ())
+    call = ["--model", str(folder(name, root)), "--prompt", PROMPTS[0], "--size", size, "--quiet"]
     assert command.main([*call, "--out", str(tmp_path / "a.png")]) == 2
-    assert "pixels of SimpleAR are made by TorchScript programs" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert why in refused and "write the tokens only (--tokens FILE)" in refused
     written = [*call, "--tokens", str(tmp_path / "grid.json"), "--temperature", "0"]
     assert command.main([*written, "--method", "sjd-pac"]) == 0
-    text: Any = load_model(folder("simplear", root), parts=("text",)).text
-    expected = tiny.simplear_tokens(model("simplear"), text.tokenizer, PROMPTS[0])
-    assert json.loads((tmp_path / "grid.json").read_text()) == expected.view(3, 4).tolist()
+    text: Any = load_model(folder(name, root), parts=("text",), size=CASES[name].size).text
+    words = text.processor if name == "glm_image" else text.tokenizer
+    expected = CASES[name].library(model(name), words, PROMPTS[0])
+    assert json.loads((tmp_path / "grid.json").read_text()) == expected.view(shape).tolist()
     assert command.main([*written, "--method", "bounded-window", "--temperature", "1", "--k", "8"]) == 0
-    made = model_of(parts("simplear"), name="simplear")
-    picture = Image.new("RGB", (64, 48))
-    with pytest.raises(ValueError, match="write the tokens only"):
+    made = model_of(parts(name), name=name)
+    with pytest.raises(ValueError, match="write the tokens only|rows to keep are 1"):
+        side = made.vq.config.downsample  # type: ignore[union-attr]
+        picture = Image.new("RGB", (side * shape[1], side * shape[0]))
         generate(made, PROMPTS[:1], init_image=picture, keep_rows=1)
 
 

@@ -94,12 +94,12 @@ def test_codebook_is_normalised_when_used_and_not_when_stored(vq: VQVAE) -> None
     torch.testing.assert_close(vq.quantize.tokens().norm(dim=1), torch.ones_like(stored))
 
 
-def test_number_of_tokens_that_is_no_square_is_refused(vq: VQVAE) -> None:
+def test_bad_grids_tokens_and_configs_are_refused(vq: VQVAE) -> None:
     with pytest.raises(ValueError, match="got 15 tokens an image, wanted a square grid"):
         vq.decode(torch.zeros(1, 15, dtype=torch.long))
-
-
-@pytest.mark.parametrize("changes", [{"ch": 20}, {"encoder_ch_mult": (1, 2)}, {"codebook_size": 0}])
-def test_bad_configs_are_refused(changes: dict) -> None:
-    with pytest.raises(ValueError, match="wanted"):
-        VQConfig(**changes)
+    with pytest.raises(ValueError, match="tokens are from -1 to 64, wanted 0 to 63"):
+        vq.decode(torch.tensor([[0, 64, -1, 3]]))
+    changed: list[dict[str, Any]] = [{"ch": 20}, {"encoder_ch_mult": (1, 2)}, {"codebook_size": 0}]
+    for changes in changed:
+        with pytest.raises(ValueError, match="wanted"):
+            VQConfig(**changes)

@@ -16,14 +16,15 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from lantern.core.noise import Noise, Purpose
-from lantern.core.types import Condition, DraftMode, DraftTree, Prefill, Step, TreeShape, Verdict, Verifier
+from lantern.core.types import Condition, DraftMode, DraftTree, Step, TreeShape, Verdict, Verifier
 from lantern.drafters.trees.static import StaticTree
 from lantern.drafters.windows.jacobi import JacobiDrafter
 from tests.proof.enumeration import Spoil, node_strings
 from tests.proof.worlds import GivenRows, World
+from tests.tiny import tiny_prompt
 
 RUNS, CHUNK = 200_000, 50_000
-LANES = 4
+LANES = 6  # uniforms of a token number: of the children of a node, or of all nodes of a tree
 FEW = 10  # expected counts below this are pooled
 
 
@@ -107,9 +108,11 @@ def draw(
     *,
     runs: int = RUNS,
     spoil: Spoil | None = None,
+    is_fresh: bool = False,
 ) -> Sampled:
-    """Decode many images with a tree."""
-    return tally(world, ((noise, decode(world, verifier, mode, tree, noise, spoil)) for noise in chunks(world, runs)))
+    """Decode many images with a tree, whose samples are `is_fresh` in every node and step or share their noise."""
+    made = ((noise, decode(world, verifier, mode, tree, noise, spoil, is_fresh)) for noise in chunks(world, runs))
+    return tally(world, made)
 
 
 def draw_windows(world: World, verifier: Verifier, window: int, init: str, *, runs: int = RUNS) -> Sampled:
@@ -182,14 +185,20 @@ def committed(draft: DraftTree, verdict: Verdict) -> Int[Tensor, "b m"]:
 
 
 def decode(
-    world: World, verifier: Verifier, mode: DraftMode, tree: StaticTree, noise: BulkNoise, spoil: Spoil | None = None
+    world: World,
+    verifier: Verifier,
+    mode: DraftMode,
+    tree: StaticTree,
+    noise: BulkNoise,
+    spoil: Spoil | None = None,
+    is_fresh: bool = False,
 ) -> Int[Tensor, " b"]:
     """Draft, verify and commit until every string is complete. Complete strings leave the batch."""
     made, rows = torch.zeros(noise.runs, dtype=torch.long), torch.arange(noise.runs)
     progress, private = Progress(world, noise.runs), noise.generator(50)
     while len(rows):
         noise = noise.at(rows)
-        draft = drafted(world, mode, tree, noise, progress, private)
+        draft = drafted(world, mode, tree, noise, progress, private, is_fresh)
         draft = spoil(draft) if spoil else draft
         verdict = progress.verify(verifier, draft, noise)
         progress.take(committed(draft, verdict), verdict.length + 1)
@@ -208,7 +217,7 @@ def decode_windows(world: World, verifier: Verifier, window: int, init: str, noi
     first = progress.verify(verifier, root, noise).next_token
     progress.take(first[:, None], torch.ones_like(first))
     none: Any = None
-    drafter.begin(Prefill(torch.zeros(noise.runs, 1, 1, 1), root.tokens == 0, Condition(labels=first)), noise)
+    drafter.begin(tiny_prompt(torch.zeros(noise.runs, 1, 1, 1), Condition(labels=first)), noise)
     drafter.observe(Step(0, first * 0, torch.ones_like(first), first[:, None], none))
     while not progress.is_done:
         draft, known = drafter.propose(), progress.known
@@ -220,7 +229,13 @@ def decode_windows(world: World, verifier: Verifier, window: int, init: str, noi
 
 
 def drafted(
-    world: World, mode: DraftMode, tree: StaticTree, noise: BulkNoise, progress: Progress, private: torch.Generator
+    world: World,
+    mode: DraftMode,
+    tree: StaticTree,
+    noise: BulkNoise,
+    progress: Progress,
+    private: torch.Generator,
+    is_fresh: bool,
 ) -> DraftTree:
     """Return trees below the strings. Nodes of one depth share the noise of their token number, as in drafters."""
     shape, runs = tree.shape(), len(progress.strings)
@@ -233,7 +248,7 @@ def drafted(
         below = node_strings(world, tokens, shape, progress.strings)[:, node]
         distributions[:, node] = world.single.log_q(below)
         place = (progress.known + int(shape.depths[node]))[:, None]
-        tokens[:, children] = siblings(distributions[:, node], mode, noise, place, len(children), private)
+        tokens[:, children] = siblings(distributions[:, node], mode, noise, place, len(children), private, is_fresh)
     return DraftTree(tokens, shape, mode, distributions)
 
 
@@ -244,6 +259,7 @@ def siblings(
     place: Int[Tensor, "b 1"],
     count: int,
     private: torch.Generator,
+    is_fresh: bool = False,
 ) -> Int[Tensor, "b k"]:
     """Return children in sampling order. "point" takes the best tokens of q; its third sibling repeats the first."""
     if mode == "iid":
@@ -253,5 +269,7 @@ def siblings(
         best = log_q.topk(count).indices
         best[:, 2:] = best[:, :1]
         return best
+    if is_fresh:
+        return (log_q - torch.empty_like(log_q).exponential_(generator=private).log_()).topk(count).indices
     purpose = Purpose.TARGET if mode == "gumbel" else Purpose.DRAFT
     return (log_q + noise.gumbel(place, purpose)[:, 0]).topk(count).indices

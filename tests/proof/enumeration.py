@@ -164,6 +164,14 @@ def outcome(
     walked = walk_to_each(world, verifier, draft)
     came = walked.end == torch.arange(shape.num_nodes)
     assert float(ends[~came].sum()) < SLACK, "an end of the walk that has a chance does not come about"
+    return completed(world, draft, ends, walked.distribution)
+
+
+def completed(
+    world: World, draft: DraftTree, ends: Float64[Tensor, "a n"], next_token: Float64[Tensor, "a n v"]
+) -> Float64[Tensor, " w"]:
+    """Return the distribution of whole strings, from the chance of each end and the distribution of what follows it."""
+    shape = draft.shape
     inside = node_strings(world, draft.tokens, shape)
     for node in range(1, shape.num_nodes):  # tokens past the end are dropped
         if int(shape.depths[node]) > world.count:
@@ -172,7 +180,7 @@ def outcome(
     is_whole = inside >= world.first_whole
     mass.index_add_(0, inside[is_whole], ends[is_whole])
     below = inside[~is_whole][:, None] * world.tokens + 1 + torch.arange(world.tokens)
-    mass.index_add_(0, below.flatten(), (ends[~is_whole][:, None] * walked.distribution[~is_whole]).flatten())
+    mass.index_add_(0, below.flatten(), (ends[~is_whole][:, None] * next_token[~is_whole]).flatten())
     return world.completed(mass)
 
 

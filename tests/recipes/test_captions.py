@@ -20,24 +20,11 @@ def test_a_reserved_word_in_a_name_is_an_error() -> None:
         check_reserved(["kitty toy"], frozenset({"kitty"}))
 
 
-@pytest.mark.parametrize(
-    ("one", "many"),
-    [
-        ("red apple", "red apples"),
-        ("cup of coffee", "cups of coffee"),
-        ("mouse", "mice"),
-        ("computer mouse", "computer mice"),
-        ("sheep", "sheep"),
-        ("cherry", "cherries"),
-        ("key", "keys"),
-        ("fox", "foxes"),
-        ("knife", "knives"),
-        ("face with mask", "faces with mask"),
-        ("snowman", "snowmen"),
-    ],
-)
-def test_plurals(one: str, many: str) -> None:
-    assert plural(one) == many
+def test_plurals() -> None:
+    many = {"red apple": "red apples", "cup of coffee": "cups of coffee", "face with mask": "faces with mask"}
+    many |= {"mouse": "mice", "computer mouse": "computer mice", "sheep": "sheep", "cherry": "cherries", "key": "keys"}
+    many |= {"fox": "foxes", "knife": "knives", "snowman": "snowmen"}
+    assert {one: plural(one) for one in many} == many
 
 
 def test_articles_depend_on_the_sound() -> None:

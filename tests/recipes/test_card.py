@@ -8,13 +8,8 @@ import torch
 from lantern.core.sampling import Sampling
 from lantern.decoding.plain import generate
 from recipes.emoji import card
-from recipes.emoji.card import copies, nats, teacher_mask
+from recipes.emoji.card import copies, nats
 from tests.tiny import tiny_condition, tiny_target
-
-
-def test_the_teacher_mask_is_as_sampled() -> None:
-    sampled = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]
-    assert teacher_mask(torch.tensor([[False, True]]), 2)[0].int().tolist() == sampled
 
 
 def test_the_loss_of_more_probable_tokens_is_smaller() -> None:

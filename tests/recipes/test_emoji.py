@@ -60,80 +60,53 @@ def config(tmp_path: Path) -> EmojiConfig:
     return read_config(EmojiConfig, tmp_path / "data.json")
 
 
-def test_emoji_preparation_makes_every_kind_and_reads_back(packages: Path, config: EmojiConfig, tmp_path: Path) -> None:
-    summary = prepare(config, out=tmp_path / "out", packages=packages)
-    prepared = Prepared.open(tmp_path / "out")
-    pictures = prepared.images()
-    assert summary.counts["kind"]["colour"] == 9
-    assert summary.counts["kind"]["count"] == 6
-    assert summary.counts["kind"]["pair"] == 4
-    assert [r.image for r in prepared.records] == list(range(summary.records))
-    assert pictures.shape == (summary.records, 3, 64, 64)
-    assert [r.kind for r in prepared.records[:15]] == ["plain"] * 15
-    assert {p["licence"] for p in summary.packages} == {"MIT", "Apache-2.0"}
-
-
-def test_preparation_is_a_function_of_its_config(packages: Path, config: EmojiConfig, tmp_path: Path) -> None:
-    first = prepare(config, out=tmp_path / "one", packages=packages)
-    again = prepare(config, out=tmp_path / "two", packages=packages)
-    other = prepare(replace(config, seed=1), out=tmp_path / "two", packages=packages)
-    assert first == again
-    assert first.sha256 != other.sha256
-
-
-def test_reserved_words_never_reach_a_caption(packages: Path, config: EmojiConfig, tmp_path: Path) -> None:
-    prepare(config, out=tmp_path / "out", packages=packages)
-    words = {w for r in Prepared.open(tmp_path / "out").records for text, _ in r.captions for w in words_of(text)}
-    assert "pet" in words and "fruit" in words
-    assert not words & {"kitty", "kitties"}
-
-
-def test_held_out_cells_leave_two_styles_and_feed_no_composite(
+def test_every_kind_is_made_of_training_cells_without_reserved_words_as_a_function_of_the_config(
     packages: Path, config: EmojiConfig, tmp_path: Path
 ) -> None:
-    prepare(config, out=tmp_path / "out", packages=packages)
-    records = Prepared.open(tmp_path / "out").records
+    summary = prepare(config, out=tmp_path / "out", packages=packages)
+    prepared = Prepared.open(tmp_path / "out")
+    records = prepared.records
+    assert [summary.counts["kind"][kind] for kind in ("colour", "count", "pair")] == [9, 6, 4]
+    assert [r.image for r in records] == list(range(summary.records))
+    assert prepared.images().shape == (summary.records, 3, 64, 64)
+    assert [r.kind for r in records[:15]] == ["plain"] * 15
+    assert {p["licence"] for p in summary.packages} == {"MIT", "Apache-2.0"}
+    words = {w for r in records for text, _ in r.captions for w in words_of(text)}
+    assert {"pet", "fruit"} <= words and not words & {"kitty", "kitties"}
+    # held-out cells leave two styles and feed no composite
     held = {(r.concepts[0], r.style) for r in records if r.kind == "plain" and r.split == "heldout"}
     assert held and len({name for name, _ in held}) == len(held)
     assert not held & {(name, r.style) for r in records if r.split == "train" for name in r.concepts}
     assert not held & {(name, r.style) for r in records if r.kind != "plain" for name in r.concepts}
+    assert prepare(config, out=tmp_path / "again", packages=packages) == summary
+    assert prepare(replace(config, seed=1), out=tmp_path / "again", packages=packages).sha256 != summary.sha256
 
 
-def test_a_wrong_archive_is_refused_in_one_line(packages: Path, config: EmojiConfig, tmp_path: Path) -> None:
-    (packages / emoji.PACKAGES["3d"].file_name).write_bytes(b"not this")
-    with pytest.raises(ValueError, match=r"sha256 is .* wanted .*delete the file") as caught:
-        prepare(config, out=tmp_path / "out", packages=packages)
-    assert "\n" not in str(caught.value)
-    assert not list(tmp_path.glob("*out*"))
-
-
-def test_without_npm_the_missing_archive_is_named(
+def test_wrong_and_missing_archives_are_refused_in_one_line(
     packages: Path, config: EmojiConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = emoji.PACKAGES["noto"].file_name
-    (packages / name).unlink()
     monkeypatch.setattr(emoji.shutil, "which", lambda _: None)
-    with pytest.raises(ValueError, match=f"{name} is missing and npm is not installed"):
-        prepare(config, out=tmp_path / "out", packages=packages)
+    wrong = {"noto": "is missing and npm is not installed", "3d": ": sha256 is .* wanted .*delete the file"}
+    for name, message in wrong.items():
+        path = packages / emoji.PACKAGES[name].file_name
+        content = path.read_bytes()
+        path.unlink() if name == "noto" else path.write_bytes(b"not this")
+        with pytest.raises(ValueError, match=f"{path}{'' if name == '3d' else ' '}{message}") as caught:
+            prepare(config, out=tmp_path / "out", packages=packages)
+        assert "\n" not in str(caught.value) and not list(tmp_path.glob("*out*"))
+        path.write_bytes(content)
 
 
 def test_committed_concepts_and_prompts_fit_together() -> None:
-    core = read_concepts(CONFIGS / "concepts-core.txt")
-    wide = read_concepts(CONFIGS / "concepts-wide.txt")
-    prompts = ROOT / "assets" / "prompts"
-    reserved = read_reserved(prompts / "synonyms.json")
-    check_reserved([n.name for c in (*core, *wide) for n in (c, *c.other_names)], reserved)
-    names = {concept.name for concept in core}
+    config, prompts = read_config(EmojiConfig, CONFIGS / "data-emoji.json"), ROOT / "assets" / "prompts"
+    assert config.reserved is not None and config.reserved.resolve() == prompts / "synonyms.json"
+    # it refuses a thing that is in two lists
+    every = read_concepts(CONFIGS / "concepts-core.txt", CONFIGS / "concepts-wide.txt")
+    check_reserved([n.name for c in every for n in (c, *c.other_names)], read_reserved(config.reserved))
+    names = {concept.name for concept in read_concepts(CONFIGS / "concepts-core.txt")}
     assert {entry["concept"] for entry in json.loads((prompts / "synonyms.json").read_text())} <= names
-    assert len({c.hexcode for c in (*core, *wide)}) == len(core) + len(wide)
     assert (prompts / "concepts.txt").read_text().split("\n")[:-1] == sorted(names)
     assert len((prompts / "contact_sheet.txt").read_text().splitlines()) == 64
-
-
-def test_the_committed_config_loads() -> None:
-    config = read_config(EmojiConfig, CONFIGS / "data-emoji.json")
-    assert config.source == "emoji"
-    assert all(path.is_file() for path in (*config.concepts, config.reserved))
 
 
 @pytest.mark.parametrize("values", [{}, {"concepts": ["x"], "pairs": -1}, {"concepts": ["x"], "styles": ["oil"]}])

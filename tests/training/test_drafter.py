@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lantern.core.io import load_component, save_component, weights_digest
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.drafters.examples import Examples
+from lantern.drafters.examples import Examples, Prediction
 from lantern.training.drafter import DrafterConfig, DrafterTask
 from lantern.training.kinds import find_kind, kinds, load_kind, new_module
 from lantern.training.loop import LoopConfig, train
@@ -64,14 +64,11 @@ def test_a_drafter_that_is_the_target_is_always_accepted_and_always_hits() -> No
     target = tiny_target()
     task = DrafterTask(CONFIG, target, Kept(tiny_teacher(target), 8))
 
-    class Oracle(torch.nn.Module):
-        def training_predictions(self, examples: Examples, depths: int) -> list:
-            from lantern.drafters.examples import Prediction
+    def exact(examples: Examples, depths: int) -> list[Prediction]:
+        places = {depth: torch.arange(depth, 16) for depth in range(1, depths + 1)}
+        return [Prediction(depth, at, examples.guided[:, at]) for depth, at in places.items()]
 
-            places = [torch.arange(depth, 16) for depth in range(1, depths + 1)]
-            return [Prediction(i + 1, at, examples.guided[:, at]) for i, at in enumerate(places)]
-
-    task.drafter.training_predictions = Oracle().training_predictions  # type: ignore[method-assign]
+    task.drafter.training_predictions = exact  # type: ignore[method-assign]
     figures = task.evaluate()
     for depth in (1, 2, 3):
         assert figures[f"accepted_{depth}"] == pytest.approx(1.0, abs=1e-5)
@@ -155,10 +152,7 @@ def released(folder: Path) -> None:
         "embed_tokens.weight": (24, 32),
         "fc.weight": (32, 64),
         "fc.bias": (32,),
-        "layers.0.self_attn.q_proj.weight": (32, 32),
-        "layers.0.self_attn.k_proj.weight": (32, 32),
-        "layers.0.self_attn.v_proj.weight": (32, 32),
-        "layers.0.self_attn.o_proj.weight": (32, 32),
+        **{f"layers.0.self_attn.{letter}_proj.weight": (32, 32) for letter in "qkvo"},
         "layers.0.mlp.gate_proj.weight": (96, 32),
         "layers.0.mlp.up_proj.weight": (96, 32),
         "layers.0.mlp.down_proj.weight": (32, 96),

@@ -14,7 +14,7 @@ from PIL import Image
 
 from lantern.cli.main import main
 from lantern.core.sampling import Sampling
-from lantern.decoding.prompt import read_tokens, start
+from lantern.decoding.prompt import prefill, read_tokens
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.drafters.eagle.fr_spec import FrequencyConfig, FrequencyTable
 from lantern.drafters.examples import fused_layers
@@ -31,16 +31,9 @@ from tests import tiny_transformers as tiny
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model
 
-CASES: dict[str, Any] = {
-    "janus": (tiny.tiny_janus, tiny.janus_processor, None),
-    "emu3": (tiny.tiny_emu3, tiny.emu3_processor, (24, 24)),
-}
-SQUARE: dict[str, Any] = CASES | {
-    "chameleon": (tiny.tiny_chameleon, tiny.chameleon_processor, None),
-    "lumina": (tiny.tiny_chameleon, tiny.chameleon_tokenizer, (8, 8)),
-    "liquid": (tiny.tiny_liquid, tiny.liquid_tokenizer, None),
-    "simplear": (tiny.tiny_simplear, tiny.simplear_tokenizer, (64, 64)),
-}
+SIZES: dict[str, Any] = {"emu3": (24, 24), "lumina": (8, 8), "simplear": (64, 64)}
+SQUARE = {name: (*made, SIZES.get(name)) for name, made in tiny.FAMILY.items() if name != "glm_image"}
+CASES = {name: SQUARE[name] for name in ("janus", "emu3")}
 UNROLL = {"poss": 5}  # every specialist is trained
 PROMPTS = ["a red apple", "the sky"]
 LOOP = LoopConfig(steps=2, warmup=1, decay=1, precision="fp32", evaluate_every=2, log_every=1)
@@ -87,27 +80,19 @@ def check_tokens(model: Model, methods: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_trained_drafter_gives_the_tokens_of_plain_decoding(name: str, tmp_path: Path) -> None:
-    size = CASES[name][2]
-    model = load_model(trained(name, tmp_path, ["eagle1"], steps=12), size=size)
+def test_trained_drafters_give_the_tokens_of_plain_decoding(name: str, tmp_path: Path) -> None:
+    """A head that is not linear, and one that is."""
+    kinds = ("eagle1", "eagle3", "poss", "medusa", "parallelspec", "vertical")
+    model = load_model(trained(name, tmp_path, kinds, steps=3), size=CASES[name][2])
     assert model.drafter is not None and model.drafter.config.form == "rows" and model.drafter.config.target is None
-    check_tokens(model, ("eagle1", "eagle2"))
+    add_ons: Any = model.add_ons
+    assert [add_ons[kind].config.kind for kind in kinds[1:]] == list(kinds[1:])
+    assert add_ons["poss"].config.form == "rows"
+    check_tokens(model, (*kinds, "eagle2"))
     for method in ("lantern", "lantern++"):  # on the proximity table of the model's own codebook
         how: dict[str, Any] = {"sampling": Sampling(guidance=4.0), "settings": {"k": 8}, "with_pixels": False}
         (found,) = generate(model, PROMPTS[:1], method=method, **how)
         assert found.statistics.latent_distance is not None and not found.statistics.is_exact
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_other_kinds_of_drafters_are_trained_and_give_the_tokens_of_plain_decoding(name: str, tmp_path: Path) -> None:
-    """A head that is not linear, and one that is."""
-    kinds = ("eagle3", "poss", "medusa", "parallelspec", "vertical")
-    folder = trained(name, tmp_path, kinds, steps=3)
-    model = load_model(folder, size=CASES[name][2])
-    add_ons: Any = model.add_ons
-    assert [add_ons[kind].config.kind for kind in kinds] == list(kinds)
-    assert add_ons["poss"].config.form == "rows"
-    check_tokens(model, kinds)
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3", "poss", "medusa", "parallelspec", "vertical"])
@@ -163,10 +148,9 @@ def test_tapped_layers_are_those_of_sequential_passes() -> None:
     condition = parts.text.condition(PROMPTS)
     assert condition.tokens is not None and condition.mask is not None
     tokens = torch.randint(24, (2, 8), generator=torch.Generator().manual_seed(0))
-    sampling, keys = Sampling(guidance=4.0), [(0, 0), (0, 1)]
-    begun = start(target, condition, sampling=sampling, keys=keys, stage=0, taps=taps)
-    read = read_tokens(target, begun.cache, begun.prefix, tokens, taps=taps)
-    assert read.fused is not None and begun.fused is not None
+    prompt, cache = prefill(target, condition, 2, stage=0, taps=taps)
+    read, _ = read_tokens(target, cache, tokens, taps=taps)
+    assert read.fused is not None and prompt.fused is not None
     for image in range(2):
         for row in range(2):
             inputs, ends = [target.words(condition.tokens[image, row][condition.mask[image, row]])], []
@@ -178,7 +162,7 @@ def test_tapped_layers_are_those_of_sequential_passes() -> None:
             with torch.no_grad():
                 whole = target.body(inputs_embeds=torch.cat(inputs)[None], output_hidden_states=True)
             layers = torch.cat([whole.hidden_states[layer] for layer in taps], -1)[0]
-            torch.testing.assert_close(begun.fused[image, row, -1], layers[len(inputs[0]) - 1], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(prompt.fused[image, row, -1], layers[len(inputs[0]) - 1], atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(read.fused[image, row], layers[ends], atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(
                 read.features[image, row], whole.last_hidden_state[0, ends], atol=1e-5, rtol=1e-5

@@ -82,12 +82,6 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     assert not (tmp_path / "net.pt").exists()
 
 
-def test_resuming_with_another_seed_is_refused(tmp_path: Path) -> None:
-    train(Line(), CONFIG, out=tmp_path)
-    with pytest.raises(ValueError, match="was trained with seed 0, got 1"):
-        train(Line(), LoopConfig(steps=40, seed=1), out=tmp_path)
-
-
 def test_learning_rate_rises_stays_and_falls() -> None:
     scales = [CONFIG.scale(step) for step in range(30)]
     assert scales[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
@@ -187,8 +181,10 @@ def test_exported_and_measured_weights_are_the_average(tmp_path: Path) -> None:
     assert measured[-1] == pytest.approx(float(kept["net.0.weight"].sum()), abs=1e-5)
 
 
-def test_resuming_with_another_kind_of_average_is_refused(tmp_path: Path) -> None:
+def test_resuming_as_another_training_is_refused(tmp_path: Path) -> None:
     train(Sum(16), replace(CONFIG, ema=0.9), out=tmp_path)
+    with pytest.raises(ValueError, match="was trained with seed 0, got 1"):
+        train(Sum(16), replace(CONFIG, ema=0.9, seed=1), out=tmp_path)
     with pytest.raises(ValueError, match="was trained with an average"):
         train(Sum(16), replace(CONFIG, steps=40), out=tmp_path)
     other = Sum(16)
@@ -284,7 +280,9 @@ def test_the_component_keeps_the_schedule_that_it_was_trained_with(tmp_path: Pat
     assert found["loop"]["steps"] == 3 and found == json.loads((tmp_path / "training.json").read_text())
 
 
-def test_a_timed_training_fills_its_time_with_steps_and_decay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timed_training_fills_its_time_with_steps_and_decay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     task = Timed(Clock(monkeypatch))
     train(task, TIMED, out=tmp_path)
     ran, seconds = result(tmp_path)
@@ -292,6 +290,12 @@ def test_a_timed_training_fills_its_time_with_steps_and_decay(tmp_path: Path, mo
     assert ran["steps"] == task.taken and ran["decay"] == round(0.4 * ran["steps"]) and ran["warmup"] == 10
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["steps"] for line in lines if "steps" in line] == [ran["steps"]]
+    # the remaining time is told before the steps are set
+    assert lines[0]["step"] == 10 and lines[0]["seconds_left"] == pytest.approx(60 - 2.9, abs=0.2)
+    assert "warning" not in capsys.readouterr().err
+    train(Timed(Clock(monkeypatch)), replace(TIMED, minutes=0.3), out=tmp_path / "few")
+    steps = result(tmp_path / "few")[0]["steps"]
+    assert f"warning: the time suffices for {steps} steps, fewer than 200" in capsys.readouterr().err
 
 
 def test_a_timed_training_that_becomes_slower_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,16 +343,6 @@ def test_time_that_ends_before_the_rate_is_known_ends_the_training(
     assert (tmp_path / "net.pt").exists() and result(tmp_path)[0]["steps"] <= 2
 
 
-def test_time_for_few_steps_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(Timed(Clock(monkeypatch)), TIMED, out=tmp_path / "enough")
-    assert "warning" not in capsys.readouterr().err
-    train(Timed(Clock(monkeypatch)), replace(TIMED, minutes=0.3), out=tmp_path / "few")
-    steps = result(tmp_path / "few")[0]["steps"]
-    assert f"warning: the time suffices for {steps} steps, fewer than 200" in capsys.readouterr().err
-
-
 def test_a_log_has_a_line_a_minute_with_loss_rates_and_remaining_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -362,14 +356,6 @@ def test_a_log_has_a_line_a_minute_with_loss_rates_and_remaining_time(
     assert lines[-1].startswith("step 1500 of 1500: loss ") and len(lines) == 3
 
 
-def test_a_timed_run_tells_the_remaining_time_before_its_steps_are_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train(Timed(Clock(monkeypatch)), TIMED, out=tmp_path)
-    line = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
-    assert line["step"] == 10 and line["seconds_left"] == pytest.approx(60 - 2.9, abs=0.2)
-
-
 def test_fewer_steps_than_the_decay_shorten_it_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     config = LoopConfig(steps=4000, decay=2000).with_length(steps=50)
     assert (config.steps, config.decay) == (50, 50)
@@ -379,18 +365,17 @@ def test_fewer_steps_than_the_decay_shorten_it_with_a_line(capsys: pytest.Captur
         LoopConfig(steps=4000).with_length(steps=5, minutes=1)
 
 
-@pytest.mark.parametrize("content", [b"", b"torn", b"PK\x03\x04torn"])
-def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "checkpoint.pt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"checkpoint\.pt is no whole checkpoint") as caught:
-        train(Line(), CONFIG, out=tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_file_of_another_kind_is_no_checkpoint(tmp_path: Path) -> None:
-    torch.save({"weights": 1}, tmp_path / "checkpoint.pt")
-    with pytest.raises(ValueError, match="is no checkpoint of a training"):
-        train(Line(), CONFIG, out=tmp_path)
+def test_a_damaged_checkpoint_and_another_file_are_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    for content in (b"", b"torn", b"PK\x03\x04torn", None):
+        if content is None:
+            torch.save({"weights": 1}, path)
+        else:
+            path.write_bytes(content)
+        reason = "no checkpoint of a training" if content is None else "no whole checkpoint"
+        with pytest.raises(ValueError, match=rf"checkpoint\.pt is {reason}") as caught:
+            train(Line(), CONFIG, out=tmp_path)
+        assert "\n" not in str(caught.value)
 
 
 def test_batches_are_built_one_ahead_in_a_thread_and_errors_reach_the_caller(tmp_path: Path) -> None:

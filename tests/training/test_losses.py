@@ -25,13 +25,6 @@ def test_acceptance_is_one_minus_total_variation() -> None:
     assert float(lk_alpha(P, Q.log())) == pytest.approx(-math.log(0.7))
 
 
-def test_acceptance_is_the_share_of_accepted_samples() -> None:
-    generator = torch.Generator().manual_seed(0)
-    drafts = torch.multinomial(Q, 200_000, replacement=True, generator=generator)
-    kept = torch.rand(200_000, generator=generator) < (P / Q)[drafts]
-    assert float(kept.float().mean()) == pytest.approx(0.7, abs=0.005)
-
-
 def test_lambda_moves_from_divergence_to_acceptance() -> None:
     divergence = float(sum(p * math.log(p / 0.25) for p in (0.5, 0.3, 0.2)))
     share = 0.9 * math.exp(-2.0 * 0.7)
@@ -50,12 +43,8 @@ def test_tokens_that_are_never_drafted_reduce_acceptance_alone() -> None:
     for form in ("alpha", "lambda"):
         (grad,) = torch.autograd.grad(Objective(form=form).of_distributions(P, logits.log_softmax(-1)), logits)
         assert torch.isfinite(grad).all() and grad[:2].abs().min() > 0
-
-
-def test_filtered_distributions_that_share_no_token_have_a_finite_loss() -> None:
-    p, log_q = torch.tensor([1.0, 0.0]), torch.tensor([-torch.inf, 0.0])
-    for form in ("alpha", "lambda"):
-        assert torch.isfinite(Objective(form=form).of_distributions(p, log_q))
+        apart = Objective(form=form).of_distributions(torch.tensor([1.0, 0.0]), torch.tensor([-torch.inf, 0.0]))
+        assert torch.isfinite(apart)
 
 
 def test_regression_is_linear_far_and_quadratic_near() -> None:
@@ -87,21 +76,6 @@ def test_descent_raises_acceptance_of_distributions(objective: Objective) -> Non
         objective.of_distributions(p, logits.log_softmax(-1)).mean().backward()
         optimizer.step()
     assert before < 0.6 and mean(logits.detach()) > 0.9
-
-
-def test_with_too_few_tokens_the_lk_loss_has_higher_acceptance_than_cross_entropy() -> None:
-    """Of two distributions of one parameter, the LK loss prefers the one of higher acceptance."""
-    p = torch.tensor([0.4, 0.3, 0.2, 0.1])
-    reach = torch.tensor([0.0, 0.6, -2.5, 3.0])
-
-    def best(objective: Objective) -> Tensor:
-        scores = torch.linspace(-4, 4, 801)
-        log_q = (scores[:, None] * reach).log_softmax(-1)
-        found = objective.of_distributions(p.expand(801, -1), log_q).argmin()
-        return acceptance(p, log_q[found])
-
-    lk, entropy = best(Objective(cross_entropy=0.0)), best(Objective(acceptance=0.0, cross_entropy=1.0))
-    assert lk >= entropy
 
 
 @pytest.mark.parametrize(

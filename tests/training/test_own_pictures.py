@@ -10,7 +10,10 @@ from PIL import Image
 
 from lantern.cli import generate
 from lantern.cli.main import main
-from lantern.training.stages import find_config
+from lantern.cli.train_all import AllConfig, Build, Step
+from lantern.core.config import load_config
+from lantern.training.drafter import DrafterConfig
+from lantern.training.stages import find_config, find_recipe, find_stage
 from tests.training.drawings import SMALL_TARGET, SMALL_VQ, small_configs
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (40, 60, 220)}
@@ -97,10 +100,6 @@ def test_minutes_are_shared_among_the_steps(
 
 
 def test_every_step_of_the_committed_configs_has_the_options_of_its_stage() -> None:
-    from lantern.cli.train_all import AllConfig
-    from lantern.core.config import load_config
-    from lantern.training.stages import find_recipe, find_stage
-
     emoji = find_recipe("emoji")
     recipes = {"all-small": None, "all-emoji": emoji, "all-addons": emoji, "all-photos": find_recipe("photos")}
     for name, recipe in recipes.items():
@@ -116,11 +115,6 @@ def test_every_step_of_the_committed_configs_has_the_options_of_its_stage() -> N
 
 
 def test_the_drafters_of_all_addons_are_trained_equally() -> None:
-    from lantern.cli.train_all import AllConfig
-    from lantern.core.config import load_config
-    from lantern.training.drafter import DrafterConfig
-    from lantern.training.stages import find_recipe
-
     recipe = find_recipe("emoji")
     steps = load_config(AllConfig, find_config("all-addons", recipe)).steps
     configs = [load_config(DrafterConfig, find_config(s.config, recipe)) for s in steps if s.stage == "drafter"]
@@ -131,8 +125,6 @@ def test_the_drafters_of_all_addons_are_trained_equally() -> None:
 
 
 def test_steps_of_all_take_folders_of_a_model(tmp_path: Path) -> None:
-    from lantern.cli.train_all import AllConfig, Build, Step
-
     step = Step("drafter", "drafter", "drafter-eagle1", options={"target": "@model/transformer", "data": "data"})
     seen: dict[str, Path] = {}
 

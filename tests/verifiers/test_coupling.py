@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.noise import Noise
-from lantern.core.types import DraftTree, TreeShape, Verdict
+from lantern.core.types import DraftTree, Verdict
 from lantern.drafters.trees.static import chain
 from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.relaxations.grouped import Grouped
@@ -78,13 +78,6 @@ def test_samples_follow_p_and_change_with_least_probability() -> None:
     assert (stays - torch.minimum(p, q)[:2].sum(1)).abs().max() < 2 / GRID
 
 
-def test_tokens_behind_the_last_node_follow_p() -> None:
-    p = distributions(3, 0)
-    for redraw in ("coupled", "independent"):
-        verdict, _ = walk(p, distributions(3, 1), [2, 4], redraw)
-        assert (distribution_of(sampled(verdict)[:, 2]) - p[2]).abs().max() < 2 / GRID
-
-
 def test_unchanged_distributions_keep_every_token() -> None:
     p = distributions(4, 0)
     for redraw in ("coupled", "independent"):
@@ -107,38 +100,12 @@ def test_coupling_keeps_tokens_behind_a_change_and_independent_redraws_do_not() 
     assert (distribution_of(sampled(independent)[:, 1]) - p[1]).abs().max() < 2 / GRID
 
 
-def test_tokens_without_probability_are_neither_kept_nor_sampled() -> None:
-    p, q = distributions(3, 0), distributions(3, 1)
-    p[:, [0, 4]] = 0.0
-    p = p / p.sum(-1, keepdim=True)
-    for tokens in ([0, 4], [1, 2], [4, 4]):
-        for redraw in ("coupled", "independent"):
-            verdict, _ = walk(p, q, tokens, redraw)
-            assert not torch.isin(sampled(verdict), torch.tensor([0, 4])).any()
-
-
-def test_point_masses_give_their_token() -> None:
-    hot = torch.eye(TOKENS)
-    for q in (hot[[3, 3, 3]], torch.full((3, TOKENS), 0.2)):
-        for redraw in ("coupled", "independent"):
-            verdict, _ = walk(hot[[3, 1, 4]], q, [3, 3], redraw)
-            assert (sampled(verdict) == torch.tensor([3, 1, 4])).all() and (verdict.length == 1).all()
-
-
 def test_recorded_distribution_is_p_and_uniforms_belong_to_the_step() -> None:
     p = distributions(3, 0)
     verdict, noise = walk(p, distributions(3, 1), [2, 4])
     assert verdict.log_q is not None
     assert torch.equal(verdict.log_q[5], p.log())
     assert torch.equal(noise.iterations, torch.full((GRID * GRID,), 7))  # type: ignore[attr-defined]
-
-
-def test_first_token_follows_p() -> None:
-    p, runs = distributions(1, 3), GRID * GRID
-    root = DraftTree(torch.zeros(runs, 1, dtype=torch.long), TreeShape.chain(0, p.device), "jacobi")
-    rows = GivenRows(p.log().expand(runs, 1, -1), root.tokens, Gridded())
-    token = CouplingVerifier().verify(root, rows, Gridded()).next_token
-    assert (distribution_of(token) - p[0]).abs().max() < 2 / GRID
 
 
 def test_windows_without_log_q_raise() -> None:
@@ -150,23 +117,9 @@ def test_windows_without_log_q_raise() -> None:
             CouplingVerifier().verify(odd, GivenRows(log_p, shape.depths[None], Gridded()), Gridded())
 
 
-def test_unknown_redraw_raises() -> None:
-    with pytest.raises(ValueError, match='redraw is "greedy", wanted "coupled", "independent" or "reuse"'):
-        CouplingVerifier("greedy")  # type: ignore[arg-type]
-
-
 def groups(size: int) -> Grouped:
     vectors = torch.randn(TOKENS, 3, generator=torch.Generator().manual_seed(5))
     return Grouped(vectors, group=size, p_radius=1.0, d_radius=2.5)
-
-
-def test_a_window_of_groups_of_one_is_speculative_jacobi_decoding() -> None:
-    p, q = distributions(4, 1), distributions(4, 2)
-    exact, _ = walk(p, q, [1, 2, 3], "independent")
-    found, _ = walk(p, q, [1, 2, 3], "independent", groups(0))
-    assert torch.equal(found.path, exact.path) and torch.equal(sampled(found), sampled(exact))
-    assert found.cost is not None
-    assert not found.cost.total_variation.any() and not (found.cost.relaxed * (found.path > 0)).any()
 
 
 def test_a_relaxed_window_follows_its_rule_and_reports_no_less_than_it_moves() -> None:

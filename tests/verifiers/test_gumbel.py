@@ -2,12 +2,12 @@
 
 import torch
 
+from lantern.drafters.trees.static import named
 from lantern.verifiers.gumbel import deepest_path
-from tests.verifiers.toys import TREE
 
 
 def test_the_deepest_path_is_found() -> None:
-    shape = TREE.shape()  # 1 2 3 below the root, 4 5 below 1, 6 below 2, 7 8 below 3
+    shape = named("0 1 2 0.0 0.1 1.0 2.0 2.1").shape()  # 1 2 3 below the root, 4 5 below 1, 6 below 2, 7 8 below 3
     matches = torch.tensor(
         [
             [1, 0, 0, 0, 1, 1, 1, 1, 1],  # nothing below the root matches: deeper matches do not count

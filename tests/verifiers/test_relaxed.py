@@ -17,18 +17,18 @@ from lantern.verifiers.relaxations.cool import Cool
 from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
 from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
-from lantern.verifiers.relaxed import RelaxedVerifier
-from tests.proof.worlds import GivenRows
+from lantern.verifiers.relaxed import RelaxedRows, RelaxedVerifier
+from tests.proof.draws import Progress, bulk_noise, drafted, draw
+from tests.proof.enumeration import node_strings
+from tests.proof.worlds import GivenRows, world
 from tests.tiny import tiny_condition
 from tests.tiny_decoder import BLIND, SAMPLING, tiny_codebook, tiny_decoder
-from tests.verifiers.toys import TOKENS, TREE, Toy, distance, draw_tree, outcome, spread_noise, target_distribution, toy
 
-TOLERANCE = 0.015
-FLAT = StaticTree(((0,), (1,)))
-CODEBOOK = torch.randn(TOKENS, 2, generator=torch.Generator().manual_seed(1))
-LINE = proximity_table(CODEBOOK, TOKENS - 1)
+TREE = StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (2, 1)))
+CODEBOOK = torch.randn(5, 2, generator=torch.Generator().manual_seed(1))
+LINE = proximity_table(CODEBOOK, 4)
 BOUNDED = Bounded(LINE, k=3, delta=0.3, distances=proximity_distances(CODEBOOK, LINE))
-PAIRS = [
+PAIRS: list[tuple[Verifier, DraftMode]] = [
     (GumbelVerifier(), "gumbel"),
     (GumbelVerifier(), "point"),
     (RejectionVerifier(), "sampled"),
@@ -44,97 +44,71 @@ class Halfway(Relaxation):
         return Relaxed(((log_p.exp() + log_q.exp()) / 2).log(), (log_p.exp() - log_q.exp()).abs().sum(-1) / 4)
 
 
-def distribution(rule: Relaxation, p: Tensor, q: Tensor, depth: int) -> Tensor:
+def relaxed(rule: Relaxation, log_p: Tensor, log_q: Tensor, depth: int) -> Tensor:
     depths = torch.full((1,), depth)
-    return rule.relax(p.log()[None], q.log()[None], depths=depths, levels=2).log_r[0].exp()
+    return rule.relax(log_p[None], log_q[None], depths=depths, levels=2).log_r[0].exp()
 
 
 @pytest.mark.parametrize(("inner", "mode"), PAIRS)
 @pytest.mark.parametrize("rule", [Halfway(), BOUNDED, Cool(omega=2.0, nu=0)])
-def test_the_first_token_follows_the_relaxed_distribution(rule: Relaxation, inner: Verifier, mode: DraftMode) -> None:
-    distributions = toy()
-    made = outcome(distributions, RelaxedVerifier(rule, inner), mode, runs=20_000, shape=FLAT).sum(1)
-    assert distance(made, distribution(rule, distributions.p, distributions.q, 0)) < TOLERANCE
-    assert distance(made, distributions.p) > 2 * TOLERANCE
+def test_tokens_follow_the_relaxed_distribution(rule: Relaxation, inner: Verifier, mode: DraftMode) -> None:
+    """Of images of one token; p and q are a world's at its only place."""
+    toy = world("generic", 3, tokens=5, count=1)
+    made = draw(toy, RelaxedVerifier(rule, inner), mode, StaticTree(((0,), (1,))), runs=50_000)
+    assert made.p_value(relaxed(rule, toy.logs.p[0], toy.logs.q[0], 0)) > 1e-4
+    assert made.p_value(toy.p[0]) < 1e-9
 
 
-def test_rows_of_leaves_are_not_relaxed() -> None:
-    distributions = toy()
-    made = outcome(distributions, RelaxedVerifier(BOUNDED, GumbelVerifier()), "gumbel", runs=20_000, shape=FLAT)
-    assert (
-        distance(made, distribution(BOUNDED, distributions.p, distributions.q, 0)[:, None] * distributions.p_next)
-        < 1.5 * TOLERANCE
-    )
-
-
-def walked(distributions: Toy, rule: Relaxation, inner: Verifier, mode: DraftMode, has_inner: bool = False):  # type: ignore[no-untyped-def]
-    noise = spread_noise(2000, 3)
-    tree = draw_tree(distributions, mode, noise, 2000)
-    tree = replace(tree, inner=TREE.inner()) if has_inner else tree
-    log_p = target_distribution(distributions, tree)
+def walk(inner: Verifier, mode: DraftMode) -> tuple[DraftTree, GivenRows, Any]:
+    toy, noise = world("generic", 3, tokens=5, count=3), bulk_noise(2000, 3, 5, 0)
+    progress = Progress(toy, 2000)
+    tree = drafted(toy, mode, TREE, noise, progress, noise.generator(50))
+    strings = node_strings(toy, tree.tokens, tree.shape)
+    log_p, tree = (
+        toy.single.log_p(strings, tree.shape),
+        replace(tree, log_q=toy.single.log_q(strings)),
+    )  # also of leaves
     rows = GivenRows(log_p, tree.shape.depths.expand(2000, -1), noise)
-    return tree, log_p, RelaxedVerifier(rule, inner).verify(tree, rows, noise)
+    return tree, rows, RelaxedVerifier(BOUNDED, inner).verify(tree, rows, noise)
 
 
 @pytest.mark.parametrize(("inner", "mode"), PAIRS)
 def test_reported_total_variation_is_that_along_the_path(inner: Verifier, mode: DraftMode) -> None:
-    distributions = toy()
-    tree, log_p, verdict = walked(distributions, BOUNDED, inner, mode)
-    cost = verdict.cost
-    assert cost is not None and cost.latent_distance is not None
-    node = torch.zeros_like(verdict.length)
-    for j in range(3):
-        is_visited = j <= verdict.length
-        for i in is_visited.nonzero()[:300, 0].tolist():
-            at, is_leaf = int(node[i]), not bool((tree.shape.parents[1:] == node[i]).any())
-            p = log_p[i, at].exp()
-            assert tree.log_q is not None
-            r = p if is_leaf else distribution(BOUNDED, p, tree.log_q[i, at].exp(), j)
-            spent = float((r - p).abs().sum() / 2)
-            assert float(cost.total_variation[i, j]) == pytest.approx(spent, abs=1e-6)
+    tree, rows, verdict = walk(inner, mode)
+    cost, visited = verdict.cost, torch.nn.functional.pad(verdict.path, (1, 0))
+    assert cost.latent_distance is not None and tree.log_q is not None
+    for i in range(300):
+        for j in range(int(verdict.length[i]) + 1):
+            node = int(visited[i, j])
+            log_p, is_leaf = rows.every[i, node], not bool((tree.shape.parents[1:] == node).any())
+            p = log_p.exp()
+            r = p if is_leaf else relaxed(BOUNDED, log_p, tree.log_q[i, node], j)
+            assert float(cost.total_variation[i, j]) == pytest.approx(float((r - p).abs().sum() / 2), abs=1e-6)
             if j < int(verdict.length[i]):
                 token = tree.tokens[i, verdict.path[i, j]]
-                owed = float((1 - p[token] / r[token]).clamp(min=0))
-                assert float(cost.relaxed[i, j]) == pytest.approx(owed, abs=1e-5)
-        node = verdict.path[:, j] if j < 2 else node
+                assert float(cost.relaxed[i, j]) == pytest.approx(
+                    float((1 - p[token] / r[token]).clamp(min=0)), abs=1e-5
+                )
 
 
-@pytest.mark.parametrize(("inner", "mode"), PAIRS)
-def test_naming_the_inner_nodes_changes_nothing(inner: Verifier, mode: DraftMode) -> None:
-    """Arbitrary log q at leaves has no effect either way."""
-    _, _, one = walked(toy(), BOUNDED, inner, mode)
-    _, _, other = walked(toy(), BOUNDED, inner, mode, has_inner=True)
-    for name in ("path", "length", "next_token"):
-        assert torch.equal(getattr(one, name), getattr(other, name)), name
-    for name in ("relaxed", "total_variation", "latent_distance"):
-        assert torch.equal(getattr(one.cost, name), getattr(other.cost, name)), name
+def test_rows_of_leaves_are_not_relaxed() -> None:
+    tree, rows, _ = walk(GumbelVerifier(), "gumbel")
+    found, inner = RelaxedRows(BOUNDED, tree, rows, rows.noise).log_p(), TREE.inner()
+    is_leaf = ~torch.zeros(9, dtype=torch.bool).scatter(0, inner, True)
+    assert torch.equal(found[:, is_leaf], rows.every[:, is_leaf])
+    assert ((found - rows.every)[:, inner].abs().amax((0, 2)) > 0.01).all()
 
 
-def test_without_distances_none_is_reported() -> None:
-    _, _, verdict = walked(toy(), Bounded(LINE, k=3), GumbelVerifier(), "gumbel")
-    assert verdict.cost is not None and verdict.cost.latent_distance is None
-
-
-def test_relaxed_verifier_has_the_modes_of_the_inner_one_and_is_not_exact() -> None:
-    verifier = RelaxedVerifier(BOUNDED, RejectionVerifier())
-    assert not verifier.is_exact and verifier.modes == RejectionVerifier().modes
-
-
-def test_acceptance_rules_raise() -> None:
+def test_what_cannot_be_relaxed_is_refused() -> None:
     with pytest.raises(Exception, match="use RejectionVerifier|Expected type"):
         RelaxedVerifier(Lantern(LINE, k=2), GumbelVerifier())  # type: ignore[arg-type]
-
-
-def test_relaxed_inner_verifiers_raise() -> None:
+    with pytest.raises(Exception, match="use RelaxedVerifier|Expected type"):
+        RejectionVerifier(Cool())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="wanted GumbelVerifier"):
         RelaxedVerifier(BOUNDED, RejectionVerifier(Lantern(LINE, k=2)))
-
-
-def test_drafts_without_log_q_raise() -> None:
-    tree = DraftTree(torch.zeros(1, 9, dtype=torch.long), TREE.shape(), "point")
-    rows = GivenRows(torch.zeros(1, 9, TOKENS), torch.zeros(1, 9, dtype=torch.long), noise := spread_noise(2000, 3))
+    tree, rows, _ = walk(GumbelVerifier(), "point")
     with pytest.raises(ValueError, match="use a drafter that records it"):
-        RelaxedVerifier(BOUNDED, GumbelVerifier()).verify(tree, rows, noise)
+        RelaxedRows(BOUNDED, DraftTree(tree.tokens, tree.shape, "point"), rows, rows.noise)
 
 
 VECTORS = tiny_codebook()
@@ -145,12 +119,11 @@ def decode(name: str, sampling: Sampling = SAMPLING, **how: Any) -> Generation:
     return tiny_decoder(name, sampling=sampling, engine=BLIND, **how).generate(condition, keys=keys)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(guidance=3), Sampling(guidance=3, temperature=0)])
-@pytest.mark.parametrize("settings", [{"delta": 0.0}, {"k": 0}, {"cap": 1.0}])
-def test_zero_budget_equals_plain_decoding(sampling: Sampling, settings: dict[str, Any]) -> None:
-    plain = decode("plain", sampling).tokens
+@pytest.mark.parametrize(("temperature", "settings"), [(1, {"delta": 0.0}), (1, {"k": 0}), (0, {"cap": 1.0})])
+def test_zero_budget_equals_plain_decoding(temperature: float, settings: dict[str, Any]) -> None:
+    sampling = Sampling(guidance=3, temperature=temperature)
     made = decode("bounded", sampling, **settings)
-    assert torch.equal(made.tokens, plain)
+    assert torch.equal(made.tokens, decode("plain", sampling).tokens)
     assert made.total_variation.sum() == 0 and made.relaxed.sum() == 0
 
 
@@ -172,8 +145,3 @@ def test_without_a_codebook_no_distance_is_reported(name: str) -> None:
     assert decode(name, has_codebook=False).latent_distance is None
     reported = decode(name).latent_distance
     assert reported is not None and (reported >= 0).all() and reported.sum() > 0
-
-
-def test_groups_need_a_codebook() -> None:
-    with pytest.raises(ValueError, match="needs the vectors of the tokens"):
-        decode("grouped", has_codebook=False)

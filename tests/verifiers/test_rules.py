@@ -20,10 +20,11 @@ from lantern.verifiers.relaxations.lantern_pp import LanternPP
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from lantern.verifiers.relaxations.rule import Acceptance, Relaxation, Trial
 from lantern.verifiers.relaxations.tolerance import Tolerance
-from tests.verifiers.toys import TOKENS, distance, outcome, toy
+from tests.proof.draws import draw
+from tests.proof.worlds import world
 
-CODEBOOK = torch.randn(TOKENS, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-TABLE = proximity_table(CODEBOOK, TOKENS - 1)
+CODEBOOK = torch.randn(5, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+TABLE = proximity_table(CODEBOOK, 4)
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,13 @@ def emitted(rule: Acceptance | Relaxation, case: Case, drafts: int) -> Emitted:
 )
 @pytest.mark.parametrize("drafts", [1, 2, 3])
 def test_enumeration_matches_the_verifier(rule: Acceptance, drafts: int) -> None:
-    distributions = toy()
-    mode: DraftMode = "point" if isinstance(rule, Tolerance) else "sampled"
+    """Images of one token. The third of three point drafts repeats the first, which changes nothing."""
+    toy = world("generic", 3, tokens=5, count=1)
+    is_point = isinstance(rule, Tolerance)
+    mode: DraftMode = "point" if is_point else "sampled"
     flat = StaticTree(tuple((rank,) for rank in range(drafts)))
-    made = outcome(distributions, RejectionVerifier(rule), mode, runs=20_000, shape=flat).sum(1)
-    found = emitted(rule, Case(distributions.p.double(), distributions.q.double(), CODEBOOK, TABLE), drafts)
-    assert distance(made, found.distribution) < 0.015
+    found = emitted(rule, Case(toy.p[0], toy.q[0], CODEBOOK, TABLE), min(drafts, 2) if is_point else drafts)
+    assert draw(toy, RejectionVerifier(rule), mode, flat, runs=50_000).p_value(found.distribution) > 1e-4
     assert float(found.distribution.sum()) == pytest.approx(1, abs=1e-6)
 
 
@@ -144,13 +146,6 @@ def test_rules_without_a_budget_emit_p(drafts: int) -> None:
             assert (found.distribution - case.p).abs().max() < 1e-12 and abs(found.reported) < 1e-12
 
 
-def test_lantern_realises_more_than_delta() -> None:
-    """One test moves at most delta, the distribution moves by more."""
-    for seed in range(2):
-        case = random_case(seed, tokens=64, sharpness=0.8)
-        assert emitted(Lantern(case.table, k=8, delta=0.05), case, 1).moved(case) > 2 * 0.05
-
-
 P = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
 Q = torch.tensor([0.1, 0.15, 0.25, 0.5], dtype=torch.float64)
 FOUR = Case(P, Q, torch.arange(4.0)[:, None], proximity_table(torch.arange(4.0)[:, None], 3))
@@ -165,8 +160,3 @@ def test_tolerance_matches_explicit_samples(samples: int, drafts: list[int]) -> 
         taken = next((draft for draft in drafts if draft in sampled), sampled[0])
         expected[taken] += P[list(sampled)].prod()
     assert torch.allclose(emitted(Tolerance(samples), FOUR, len(drafts)).distribution, expected, atol=1e-12)
-
-
-def test_reported_cost_of_one_tolerant_draft_is_its_total_variation() -> None:
-    found = emitted(Tolerance(3), FOUR, 1)
-    assert found.reported == pytest.approx(found.moved(FOUR), abs=1e-12)

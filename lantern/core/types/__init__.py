@@ -8,10 +8,10 @@ a row.
 Imported by all of `lantern`. Imports the noise only.
 """
 
-from lantern.core.types.drafter import Drafter, Prefill, SampleWindow
-from lantern.core.types.prompt import Prompt
+from lantern.core.types.drafter import Drafter, SampleWindow
+from lantern.core.types.prompt import Condition, Prompt
 from lantern.core.types.step import Callback, Generation, Step
-from lantern.core.types.target import Condition, Raster, Sampler, Scores, Target, TargetDefaults
+from lantern.core.types.target import Ranker, Raster, Sampler, Scores, Target
 from lantern.core.types.tree import DraftMode, DraftTree, Traits, TreeShape
 from lantern.core.types.verifier import Cost, Rows, Verdict, Verifier
 
@@ -23,8 +23,8 @@ __all__ = [
     "DraftTree",
     "Drafter",
     "Generation",
-    "Prefill",
     "Prompt",
+    "Ranker",
     "Raster",
     "Rows",
     "SampleWindow",
@@ -32,7 +32,6 @@ __all__ = [
     "Scores",
     "Step",
     "Target",
-    "TargetDefaults",
     "Traits",
     "TreeShape",
     "Verdict",

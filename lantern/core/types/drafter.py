@@ -1,29 +1,14 @@
-"""The drafter, and the prompt that it starts from."""
+"""The drafter."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from lantern.core.noise import Noise
+from lantern.core.types.prompt import Prompt
 from lantern.core.types.step import Step
-from lantern.core.types.target import Condition
 from lantern.core.types.tree import DraftMode, DraftTree
-
-
-@dataclass(frozen=True)
-class Prefill:
-    """The results of the pass over the prompt: `features` of its t slots, and the mask of slots in use.
-
-    `fused` holds the inputs of the layers that the drafter taps, side by side; None where it taps none. `condition` is
-    the prompt itself, for drafters that are models of their own.
-    """
-
-    features: Float[Tensor, "b r t c"]
-    mask: Bool[Tensor, "b t"]
-    condition: Condition
-    fused: Float[Tensor, "b r t k"] | None = None
 
 
 class Drafter(ABC):
@@ -49,7 +34,7 @@ class Drafter(ABC):
     reads_samples: bool = False
 
     @abstractmethod
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Drop the state of the last generation and read the prompt of the next. Token 0 follows as the first step."""
 
     @abstractmethod

@@ -38,7 +38,7 @@ class Step:
         return values.gather(2, visited[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[-1]))
 
 
-Callback = Callable[[Step], None]
+Callback = Callable[[Step], bool | None]  # of each step; True ends the generation
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Generation:
     `total_variation_max` the maximum over tokens, and `latent_distance` the sum of moved mass times L2 distance (None
     without codebook vectors). `excess` is the sum over tokens of what their total variation exceeds the rule's bound
     by, None for rules without one. `history` is filled only with `keep_history`, `seconds` by phase only if timed.
-    `is_finite`: whether the logits that the tokens were sampled from were finite.
+    `is_finite`: whether the logits that the tokens were sampled from were finite. `known` is the number of tokens of
+    each image where a callback ended the generation, and the others are 0.
     """
 
     tokens: Int[Tensor, "b n"]
@@ -64,6 +65,7 @@ class Generation:
     is_finite: Bool[Tensor, " b"]
     latent_distance: Float[Tensor, " b"] | None = None
     excess: Float[Tensor, " b"] | None = None
+    known: Int[Tensor, " b"] | None = None
     history: list[Step] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 

@@ -1,14 +1,13 @@
-"""The target of decoding: its raster of tokens, the condition that it reads, and the scores that it returns."""
+"""The target of decoding: its raster of tokens, and the scores that it returns."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.types.prompt import Prompt
+from lantern.core.types.prompt import Condition, Prompt
 
 if TYPE_CHECKING:
     from lantern.core.sampling import Sampling
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
 
 # (logits (b r n v), token numbers (b n), width=, purpose=) -> the best tokens (b n width)
 Sampler = Callable[..., Tensor]
+# the same, purpose None for no noise -> (the best tokens (b n width), log q (b n v))
+Ranker = Callable[..., tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -42,80 +43,6 @@ class Raster:
 
 
 @dataclass(frozen=True)
-class Condition:
-    """Condition of a batch of images: caption features, class labels, or the tokens of each guidance row.
-
-    Features come left-padded with their mask (b t). Tokens come left-padded with their mask (b 2 t), the conditional
-    row first; the rows of an image may differ in length. `negative` holds caption features that take the place of the
-    unconditional caption in the other guidance row. ValueError unless exactly one kind is given, for a batch of no
-    images, for a mask whose shape is not that of the features or tokens, and for a negative of another kind or batch.
-    """
-
-    embeddings: Float[Tensor, "b t e"] | None = None
-    mask: Bool[Tensor, "b t"] | Bool[Tensor, "b r t"] | None = None
-    labels: Int[Tensor, " b"] | None = None
-    tokens: Int[Tensor, "b r t"] | None = None
-    negative: "Condition | None" = None
-
-    def __post_init__(self) -> None:
-        if sum(part is not None for part in (self.embeddings, self.labels, self.tokens)) != 1:
-            raise ValueError("a condition is caption embeddings with their mask, or class labels: give one of them")
-        for name, given, size in (("caption", self.embeddings, 2), ("token", self.tokens, 3)):
-            if given is not None and (self.mask is None or self.mask.shape != given.shape[:size]):
-                got = None if self.mask is None else list(self.mask.shape)
-                raise ValueError(f"the {name} mask is {got}, wanted {list(given.shape[:size])} like the {name}s")
-        if self.batch < 1:
-            raise ValueError("the condition is of 0 images, wanted at least 1")
-        if self.negative is not None and (
-            self.embeddings is None or self.negative.embeddings is None or self.negative.batch != self.batch
-        ):
-            raise ValueError("a negative condition is caption embeddings, one for each image of caption embeddings")
-
-    @property
-    def batch(self) -> int:
-        """Number of images."""
-        return len(self._parts()[0])
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the tensors."""
-        return self._parts()[0].device
-
-    def to(self, device: torch.device | str) -> "Condition":
-        """Return the condition on another device."""
-        return self._map(lambda part: part.to(device))
-
-    def select(self, images: Sequence[int]) -> "Condition":
-        """Return the condition of some of the images, in this order."""
-        return self._map(lambda part: part[list(images)])
-
-    @classmethod
-    def joined(cls, parts: "Sequence[Condition]") -> "Condition":
-        """Return the condition of several batches of caption features with as many slots; all or none have a negative.
-
-        ValueError for other kinds of conditions.
-        """
-        if any(part.embeddings is None or (part.negative is None) != (parts[0].negative is None) for part in parts):
-            raise ValueError("only caption embeddings are joined, with negative ones for all or none")
-        return cls(
-            embeddings=torch.cat([part.embeddings for part in parts if part.embeddings is not None]),
-            mask=torch.cat([part.mask for part in parts if part.mask is not None]),
-            negative=cls.joined([part.negative for part in parts if part.negative is not None])
-            if parts[0].negative is not None
-            else None,
-        )
-
-    def _parts(self) -> list[Tensor]:
-        return [part for part in (self.embeddings, self.labels, self.tokens, self.mask) if part is not None]
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "Condition":
-        fields = ("embeddings", "mask", "labels", "tokens")
-        given = {name: getattr(self, name) for name in fields}
-        changed = {name: change(part) for name, part in given.items() if part is not None}
-        return Condition(**changed, negative=None if self.negative is None else self.negative._map(change))
-
-
-@dataclass(frozen=True)
 class Scores:
     """What a pass gives for n inputs: fp32 logits, before guidance and filters, and features after the final norm.
 
@@ -128,51 +55,21 @@ class Scores:
     fused: Float[Tensor, "*rows n k"] | None = None
 
 
-class TargetDefaults:
-    """What a target without an engine has: no faster way of anything."""
-
-    follows_masks: bool = True
-    make_uniforms: Callable[..., Tensor] | None = None
-
-    def sampler(self, sampling: "Sampling", noise: Any) -> Sampler | None:
-        """Return None: tokens are sampled by `Sampling.scores`."""
-        return None
-
-    def walk(self, verifier: Any, tree: Any, rows: Any) -> Any:
-        """Return None: verifiers verify by their own operations."""
-        return None
-
-    def refresh(self) -> None:
-        """Do nothing: nothing was made from the weights."""
-
-
-@runtime_checkable
-class Target(Protocol):
+class Target:
     """The model whose distribution is sampled. It has no notion of trees, temperature or drafters.
 
     A call scores embedded inputs `(rows n c)` at `positions`: `config.cls_token_num` plus the number of the token in
     raster order; targets add the length of a prompt (`Prompt.first`) and newlines themselves. The mask is over cache
-    slots. `Transformer` and `TransformersTarget` are targets, and so is what `Engine.prepare` makes of one.
+    slots. `Transformer` and `TransformersTarget` are targets, and so is what `Engine.prepare` makes of one, with faster
+    ways where an engine has them: `make_uniforms` is a `noise.random_uniforms` with the same numbers. Unless it
+    `follows_masks`, all nodes of a pass see the tokens committed before node 0.
     """
 
     config: Any
     tok_embeddings: Any
     output: Any
-
-    @property
-    def training(self) -> bool:
-        """Whether dropout is on."""
-        ...
-
-    @property
-    def follows_masks(self) -> bool:
-        """Whether passes take any mask; if False, all nodes see the tokens committed before node 0."""
-        ...
-
-    @property
-    def make_uniforms(self) -> Callable[..., Tensor] | None:
-        """A faster `noise.random_uniforms` with the same numbers, or None."""
-        ...
+    follows_masks: bool = True
+    make_uniforms: Callable[..., Tensor] | None = None
 
     def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
         """Read the first `rows` guidance rows of prompts.
@@ -181,7 +78,7 @@ class Target(Protocol):
         returned too. ValueError for a condition of another kind or with too many slots, and where a target has no
         slots that guidance rows share.
         """
-        ...
+        raise NotImplementedError
 
     def __call__(
         self,
@@ -194,7 +91,7 @@ class Target(Protocol):
         taps: tuple[int, ...] = (),
     ) -> Scores:
         """Score n inputs; `taps` are layers whose inputs are returned too."""
-        ...
+        raise NotImplementedError
 
     def features(
         self,
@@ -206,15 +103,15 @@ class Target(Protocol):
         slots: Int[Tensor, "rows n"] | None = None,
     ) -> Float[Tensor, "rows n c"]:
         """Return the features of n inputs, without the head, in passes that need not be compiled for their size."""
-        ...
+        raise NotImplementedError
 
     def parameters(self) -> Iterator[Tensor]:
         """Return the weights."""
-        ...
+        raise NotImplementedError
 
     def head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
         """Map features to fp32 logits; their bits may differ from those of a call."""
-        ...
+        raise NotImplementedError
 
     def sampler(self, sampling: "Sampling", noise: Any) -> Sampler | None:
         """Return a function that samples the best tokens by log p + g directly from logits, or None.
@@ -223,12 +120,19 @@ class Target(Protocol):
         width)`, best first. With one row of logits the logits count as guided. The best token is bit for bit
         `(sampling.scores(logits, places) + noise.gumbel(places)).argmax(-1)`.
         """
-        ...
+        return None
+
+    def ranker(self, sampling: "Sampling", noise: Any) -> Ranker | None:
+        """Return a function that ranks children directly from logits and also returns log q, or None.
+
+        It takes what the function of `sampler` takes; with `purpose` None tokens are ranked without noise. It returns
+        the best tokens by log q + g `(b n width)` and `sampling.log_probs(logits, places)`, up to rounding.
+        """
+        return None
 
     def walk(self, verifier: Any, tree: Any, rows: Any) -> Any:
         """Return the `Verdict` of `verifier.verify(tree, rows, rows.noise)`, or None where it must verify itself."""
-        ...
+        return None
 
     def refresh(self) -> None:
         """Rebuild what was made from the weights if they have changed."""
-        ...

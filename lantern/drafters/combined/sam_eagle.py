@@ -8,7 +8,7 @@ path is taken. Nodes that both propose are scored twice; the result is the same.
 import torch
 
 from lantern.core.noise import Noise
-from lantern.core.types import Drafter, DraftMode, DraftTree, Prefill, Step, TreeShape
+from lantern.core.types import Drafter, DraftMode, DraftTree, Prompt, Step, TreeShape
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.lookup.sam import SamDrafter
 
@@ -44,10 +44,10 @@ class RouterDrafter(Drafter):
         self.max_nodes, self.depth = eagle.max_nodes + sam.max_nodes - 1, max(eagle.depth, sam.depth)
         eagle.most_committed = self.depth + 1
 
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Begin both drafters."""
-        self.eagle.begin(prefill, noise)
-        self.sam.begin(prefill, noise)
+        self.eagle.begin(prompt, noise)
+        self.sam.begin(prompt, noise)
         self._shape = joined(self.eagle.shape, self.sam.shape)
 
     def propose(self) -> DraftTree:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, Prefill, Step, Target
+from lantern.core.types import DraftMode, DraftTree, Prompt, Step, Target
 from lantern.drafters.combined.small_model import SmallModel
 from lantern.drafters.trees.static import StaticTree, TreeDrafter
 
@@ -30,10 +30,10 @@ class SelfCascadeDrafter(SmallModel, TreeDrafter):
         super().__init__(model, target, sampling=sampling, stage=max(tree.depth + 1, tree.num_inner, 1))
         self.tree, self.records_log_q = tree, records_log_q
 
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Read the prompt."""
-        super().begin(prefill, noise)
-        device = prefill.mask.device
+        super().begin(prompt, noise)
+        device = prompt.mask.device
         self.shape, self.levels = self.tree.shape(device), self.tree.levels(device)
         self._log_q_rows, self._inner = self.tree.log_q_rows(device), self.tree.inner(device)
         self.held.depths = torch.arange(self.tree.depth + 1, device=device)

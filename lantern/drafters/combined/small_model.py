@@ -11,8 +11,7 @@ from torch import Tensor
 from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import Sampling
-from lantern.core.types import Prefill, Step, Target
-from lantern.decoding.cache import TreeMask
+from lantern.core.types import Prompt, Step, Target
 from lantern.decoding.prompt import PromptCache, make_cache
 from lantern.drafters.base import ranking
 
@@ -38,17 +37,18 @@ class SmallModel:
         self.draft_sampling = ranking(sampling)
         self._prompts, self.held, self._has_begun = PromptCache(), Buffers(), False
 
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Read the prompt."""
         rows = self.sampling.rows
-        prompt = self._prompts.read(self.model, prefill.condition, rows)
+        assert prompt.condition is not None
+        prompt = self._prompts.read(self.model, prompt.condition, rows)
         self.noise, self.count, self.rows = noise, self.model.config.block_size, rows
         self.cache = make_cache(self.model, prompt, self.stage, used=self.cache if self._has_begun else None)
-        self._prefix = self.cache.fill(prompt)
-        self._mask = TreeMask.of(self._mask if self._has_begun else None, self.cache, self._prefix, self.stage)
+        self.cache.fill(prompt)
+        self._mask = self.cache.tree_mask(self.cache.prefix_scores, self.stage)
         self._has_begun = True
-        self.held.slots = torch.arange(self.stage, device=prefill.mask.device) + self.cache.first_stage_slot
-        self.held.known = torch.zeros(len(prefill.mask), dtype=torch.long, device=prefill.mask.device)
+        self.held.slots = torch.arange(self.stage, device=prompt.mask.device) + self.cache.first_stage_slot
+        self.held.known = torch.zeros(len(prompt.mask), dtype=torch.long, device=prompt.mask.device)
         self._is_read = True
 
     def take(self, step: Step) -> None:

@@ -12,7 +12,7 @@ import torch
 from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, Prefill, Step
+from lantern.core.types import DraftMode, DraftTree, Prompt, Step
 from lantern.drafters.combined.small_model import SmallModel
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import StaticTree, TreeDrafter, chain
@@ -51,11 +51,11 @@ class CascadeDrafter(TreeDrafter):
         """Whether the host counts the rounds, which CUDA graphs do not allow."""
         return not self.rounds
 
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Let the inner drafter and the small model read the prompt."""
-        self.inner.begin(prefill, noise)
-        self.small.begin(prefill, noise)
-        device = prefill.mask.device
+        self.inner.begin(prompt, noise)
+        self.small.begin(prompt, noise)
+        device = prompt.mask.device
         self._shape, self._rows = self.tree.shape(device), self.tree.log_q_rows(device)
         self._inner_nodes = self.tree.inner(device)
         self.held.depths = torch.arange(self.depth, device=device)
@@ -92,7 +92,7 @@ def cascade(
     if bits == 4:
         if model.config.family != "llamagen":
             raise ValueError("small_bits=4 quantizes LlamaGen's layers only: leave it at 0 for this model")
-        from lantern.engines.prepared import quantized
+        from lantern.core.prepared import quantized
 
         model = quantized(model)
     inner = EagleDrafter(module, target, tree=chain(length - 1), mode="gumbel", sampling=sampling)

@@ -9,8 +9,8 @@ from torch import Tensor
 from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, Prefill, Scores, Step, Target
-from lantern.decoding.cache import StaticCache, TreeMask
+from lantern.core.types import DraftMode, DraftTree, Prompt, Scores, Step, Target
+from lantern.decoding.cache import StaticCache
 from lantern.drafters.base import PURPOSE_OF_MODE, check_draft, ranking
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.drafters.trees.static import Level, StaticTree, TreeDrafter
@@ -22,7 +22,8 @@ class EagleDrafter(TreeDrafter):
     Mode "gumbel" takes the top of log q + g with the target's noise; "sampled" samples without replacement with the
     drafter's own noise (the same top-K trick); "point" takes the most likely tokens. q uses the same `sampling` as the
     target's p; at temperature 0 tokens are ranked by their logits. Trees carry log q in mode "sampled", whose verifiers
-    read it, and with `records_log_q`, for relaxations that read it.
+    read it, and with `records_log_q`, for relaxations that read it. Nodes of a token number share their noise, in later
+    steps too, unless the samples are `is_fresh`, which traversal verification needs.
     ValueError for a tree that is wider than the codebook and for a drafter of other sizes.
     """
 
@@ -35,6 +36,7 @@ class EagleDrafter(TreeDrafter):
         mode: DraftMode,
         sampling: Sampling,
         records_log_q: bool = False,
+        is_fresh: bool = False,
     ) -> None:
         if module.config.dim != target.config.dim or module.config.block_size != target.config.block_size:
             got, expected = (module.config.dim, module.config.block_size), (target.config.dim, target.config.block_size)
@@ -49,7 +51,7 @@ class EagleDrafter(TreeDrafter):
         self.module, self.target, self.tree = module, target, tree
         self.mode: DraftMode = mode
         self.records_log_q = records_log_q or mode == "sampled"
-        self.sampling = sampling
+        self.sampling, self.is_fresh = sampling, is_fresh
         self.draft_sampling = ranking(sampling)
         self.rows = sampling.rows if module.config.form == "rows" else 1
         self.needs_whole_prefix = module.config.cls_token_num > 0
@@ -57,12 +59,12 @@ class EagleDrafter(TreeDrafter):
         self.most_committed = 0  # tokens that a step may commit, if its tree is deeper than this drafter's
         self.held, self._has_begun, self._is_read = Buffers(), False, True
 
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Read the prompt's features."""
-        device = prefill.features.device
+        device = prompt.features.device
         self.noise, self.count, self._is_read = noise, self.module.config.block_size, True
-        self._open(prefill)
-        self.held.known = torch.zeros(len(prefill.mask), dtype=torch.long, device=device)
+        self._open(prompt)
+        self.held.known = torch.zeros(len(prompt.mask), dtype=torch.long, device=device)
         self.shape, self.levels = self.tree.shape(device), self.tree.levels(device)
         self._log_q_rows = self.tree.log_q_rows(device)
         self._inner = self.tree.inner(device)
@@ -77,10 +79,10 @@ class EagleDrafter(TreeDrafter):
         """Largest number of pairs of a pass."""
         return max(self.tree.depth + 1, self.most_committed, self.tree.num_inner, 1)
 
-    def _open(self, prefill: Prefill) -> None:
+    def _open(self, prompt: Prompt) -> None:
         """Create the cache and the mask, and read the prompt."""
-        config, device = self.module.config, prefill.features.device
-        images, prefix, stage = len(prefill.mask), config.cls_token_num, self.stage
+        config, device = self.module.config, prompt.features.device
+        images, prefix, stage = len(prompt.mask), config.cls_token_num, self.stage
         self.cache = StaticCache.of(
             self.cache if self._has_begun else None,
             layers=self.module.num_caches,
@@ -94,12 +96,12 @@ class EagleDrafter(TreeDrafter):
             dtype=self.module.cache_dtype,
             device=device,
         )
-        sees = torch.ones_like(prefill.mask[:, :-1]) if config.sees_padding else prefill.mask[:, :-1]
-        self._mask = TreeMask.of(self._mask if self._has_begun else None, self.cache, sees[:, :prefix], stage)
+        sees = torch.ones_like(prompt.mask[:, :-1]) if config.sees_padding else prompt.mask[:, :-1]
+        self._mask = self.cache.tree_mask(sees[:, :prefix], stage)
         self._has_begun = True
         self.held.stage = torch.arange(stage, device=device) + self.cache.first_stage_slot
         if prefix:
-            self._read_prefix(prefill, sees)
+            self._read_prefix(prompt, sees)
 
     def _sees(self, places: Int[Tensor, "b n"], ancestors: Bool[Tensor, "*b n m"]) -> Tensor:
         """Return the mask of a pass over pairs at these places, which see `ancestors` among the staged pairs."""
@@ -123,13 +125,16 @@ class EagleDrafter(TreeDrafter):
         features = self._read_pending()
         tokens = [self.held.tokens.gather(1, self.held.last)]
         log_qs, sampler = list[Tensor](), self._sampler()
+        ranker, purpose = self.target.ranker(self.draft_sampling, self.noise), PURPOSE_OF_MODE.get(self.mode)
         for depth, level in enumerate(self.levels):
             if depth > 0:
                 features = self._extend(features[:, :, level.parents], tokens[-1][:, level.pairs], level, depth)
+            places = self._followed(depth).expand(-1, features.shape[2])
             if sampler is not None:
-                places = self._followed(depth).expand(-1, features.shape[2])
-                purpose = PURPOSE_OF_MODE[self.mode]
                 best = sampler(self._logits(features), places, width=level.width, purpose=purpose)
+            elif ranker is not None:
+                best, log_q = ranker(self._logits(features), places, width=level.width, purpose=purpose)
+                log_qs.append(log_q)
             else:
                 log_qs.append(self._log_q(features, depth))
                 best = self._rank(log_qs[-1], level, depth)
@@ -218,13 +223,18 @@ class EagleDrafter(TreeDrafter):
 
     def _rank(self, log_q: Float[Tensor, "b f v"], level: Level, depth: int) -> Int[Tensor, "b f k"]:
         """The children of each node in draw order."""
-        if self.mode != "point":
+        if self.is_fresh:
+            first = 0 if depth == 0 else 1 + level.first
+            log_q = log_q + self.noise.fresh(
+                self.known, torch.arange(first, first + log_q.shape[1], device=log_q.device)
+            )
+        elif self.mode != "point":
             log_q = log_q + self.noise.gumbel(self._followed(depth), PURPOSE_OF_MODE[self.mode])
         return log_q.topk(level.width, dim=-1).indices
 
-    def _read_prefix(self, prefill: Prefill, sees: Bool[Tensor, "b t"]) -> None:
+    def _read_prefix(self, prompt: Prompt, sees: Bool[Tensor, "b t"]) -> None:
         """Fill the prompt's slots: each slot's feature is paired with the embedding of token 0."""
-        features = prefill.features[:, :, :-1].to(self.module.dtype)
+        features = prompt.features[:, :, :-1].to(self.module.dtype)
         images, rows, length, _ = features.shape
         slots = torch.arange(length, device=features.device).expand(images * rows, -1)
         mask = torch.zeros(images, length, self.cache.slots, dtype=torch.bool, device=features.device)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, Prefill, Step, Target, Traits
+from lantern.core.types import DraftMode, DraftTree, Prompt, Step, Target, Traits
 from lantern.decoding.statistics import Readback
 from lantern.drafters.base import PURPOSE_OF_MODE
 from lantern.drafters.eagle.drafter import EagleDrafter
@@ -112,10 +112,10 @@ class GrowingDrafter(EagleDrafter):
         """Whether the host reads the last step to choose the next tree's size, which CUDA graphs do not allow."""
         return self.growth.adaptive and self.policy.saves
 
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Read the prompt and reset the policy."""
-        super().begin(prefill, noise)
-        images, device = len(prefill.mask), prefill.features.device
+        super().begin(prompt, noise)
+        images, device = len(prompt.mask), prompt.features.device
         self.side = round(self.count**0.5)
         self.held.seen = empty_map(images, self.count, device)
         self.held.state = self.policy.begin(

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.types import Prefill, Target
+from lantern.core.types import Prompt, Target
 from lantern.decoding.cache import StaticCache
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.dynamic import GrowingDrafter
@@ -208,9 +208,9 @@ class ViSpecDrafter(EagleDrafter):
         config = self.module.config
         return min((config.recent + 1) * config.grid, config.block_size) + self.stage
 
-    def _open(self, prefill: Prefill) -> None:
+    def _open(self, prompt: Prompt) -> None:
         """Create the cache and compress the caption."""
-        config, device, images = self.module.config, prefill.features.device, len(prefill.mask)
+        config, device, images = self.module.config, prompt.features.device, len(prompt.mask)
         self.cache = RingCache.of(
             self.cache if self._has_begun else None,
             layers=1,
@@ -226,8 +226,8 @@ class ViSpecDrafter(EagleDrafter):
         )
         self._has_begun = True
         self.held.stage = torch.arange(self.stage, device=device) + self.cache.first_stage_slot
-        places = torch.zeros(prefill.mask.shape, dtype=torch.long, device=device)
-        caption = self.module.read_caption(self.sampling.guide(prefill.features, places), prefill.mask)
+        places = torch.zeros(prompt.mask.shape, dtype=torch.long, device=device)
+        caption = self.module.read_caption(self.sampling.guide(prompt.features, places), prompt.mask)
         self.held.caption, self.held.globe = caption.tokens, caption.globe
         # Pairs that were not committed go to one row past the picture.
         self.held.sums = torch.zeros(images, config.grid + 1, config.dim, device=device)

@@ -10,7 +10,7 @@ from torch import Tensor
 from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, Prefill, Step, Target
+from lantern.core.types import DraftMode, DraftTree, Prompt, Step, Target
 from lantern.drafters.base import PURPOSE_OF_MODE, check_draft, ranking, target_logits
 from lantern.drafters.trees.static import StaticTree, TreeDrafter
 
@@ -101,9 +101,9 @@ class MarginalDrafter(TreeDrafter):
         self.draft_sampling = ranking(sampling)
         self.count = target.config.block_size
 
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Create the constants of the tree."""
-        device = prefill.mask.device
+        device = prompt.mask.device
         self.noise, self.shape, self.inner = noise, self.tree.shape(device), self.tree.inner(device)
         self.held.steps_ahead = torch.arange(self.depth, device=device)
         self.held.picks = ((self.shape.depths - 1) * self.width + self.shape.ranks)[1:]
@@ -134,10 +134,14 @@ class MarginalDrafter(TreeDrafter):
         """Return the tree below the last committed token, from guided features that predict the tokens to come."""
         direct = not self.records_log_q and self.mode != "point"
         sampler = self.target.sampler(self.draft_sampling, self.noise) if direct else None
-        if sampler is None:
-            return self.grow(self.log_q(features))
-        logits, purpose = target_logits(self.target, features)[:, None], PURPOSE_OF_MODE[self.mode]
-        return self._tree(sampler(logits, self.places(), width=self.width, purpose=purpose))
+        ranker, purpose = self.target.ranker(self.draft_sampling, self.noise), PURPOSE_OF_MODE.get(self.mode)
+        given: dict[str, Any] = {"places": self.places(), "width": self.width, "purpose": purpose}
+        if sampler is not None:
+            return self._tree(sampler(target_logits(self.target, features)[:, None], **given))
+        if ranker is not None:
+            best, log_q = ranker(target_logits(self.target, features)[:, None], **given)
+            return self._tree(best, log_q[:, self.held.log_q_rows] if self.records_log_q else None)
+        return self.grow(self.log_q(features))
 
     def grow(self, log_q: Float[Tensor, "b d v"]) -> DraftTree:
         """Return the tree below the last committed token, from log q of each depth."""

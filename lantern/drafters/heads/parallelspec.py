@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.noise import Noise
-from lantern.core.types import DraftTree, Prefill, Target
-from lantern.decoding.cache import StaticCache, TreeMask
+from lantern.core.types import DraftTree, Prompt, Target
+from lantern.decoding.cache import StaticCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
 from lantern.drafters.heads.marginals import MarginalDrafter, Pairs
@@ -155,10 +155,10 @@ class ParallelDrafter(MarginalDrafter):
         # the pairs of a step, and a mask for each depth but the first
         self.stage, self._has_begun = 2 * self.depth, False
 
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Create an empty cache."""
-        super().begin(prefill, noise)
-        config, device, images = self.module.config, prefill.mask.device, len(prefill.mask)
+        super().begin(prompt, noise)
+        config, device, images = self.module.config, prompt.mask.device, len(prompt.mask)
         self.cache = StaticCache.of(
             self.cache if self._has_begun else None,
             layers=len(self.module.layers),
@@ -173,7 +173,7 @@ class ParallelDrafter(MarginalDrafter):
             device=device,
         )
         prefix = torch.zeros(images, 0, dtype=torch.bool, device=device)
-        self._mask = TreeMask.of(self._mask if self._has_begun else None, self.cache, prefix, self.stage)
+        self._mask = self.cache.tree_mask(prefix, self.stage)
         self._has_begun = self._is_read = True
         self.held.steps = torch.arange(self.stage, device=device)
 

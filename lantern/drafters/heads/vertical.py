@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lantern.core.noise import Noise
-from lantern.core.types import DraftTree, Prefill, Target
+from lantern.core.types import DraftTree, Prompt, Target
 from lantern.drafters.heads.marginals import MarginalDrafter, Pairs
 from lantern.drafters.heads.medusa import Medusa, MedusaConfig
 from lantern.models.llamagen.transformer import check_grid
@@ -58,10 +58,10 @@ class VerticalDrafter(MarginalDrafter):
         super().__init__(module, target, **common)
         self.share = float(share)
 
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Empty the pool."""
-        super().begin(prefill, noise)
-        config, device, images = self.module.config, prefill.mask.device, len(prefill.mask)
+        super().begin(prompt, noise)
+        config, device, images = self.module.config, prompt.mask.device, len(prompt.mask)
         # Predictions of tokens that were not committed, or below the last row, go to one place past the picture.
         dtype = self.module.heads.fc.weight.dtype
         self.held.pool = torch.zeros(images, config.block_size + 1, config.dim, dtype=dtype, device=device)

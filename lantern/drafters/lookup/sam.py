@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise, Purpose
-from lantern.core.types import DraftMode, DraftTree, Prefill, Step, Target
+from lantern.core.types import DraftMode, DraftTree, Prompt, Step, Target
 from lantern.drafters.base import check_draft
 from lantern.drafters.lookup.matchers import Evidence, GridMatcher, Past, SuffixMatcher
 from lantern.drafters.lookup.tables import SamTables
@@ -56,9 +56,9 @@ class SamDrafter(TreeDrafter):
         self.smooth, self.count, self.vocab_size = smooth, config.block_size, config.vocab_size
         self.room = self.count + max(most_committed, tree.depth + 1)
 
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Reset the past and start from the first token."""
-        device, images = prefill.mask.device, len(prefill.mask)
+        device, images = prompt.mask.device, len(prompt.mask)
         self.noise, self.shape, self.levels = noise, self.tree.shape(device), self.tree.levels(device)
         self.held.group_of = self.tables.group_of.long().to(device)
         groups = self.tables.config.groups

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise, Purpose
-from lantern.core.types import DraftMode, DraftTree, Prefill, SampleWindow, Step, Target, TreeShape
+from lantern.core.types import DraftMode, DraftTree, Prompt, SampleWindow, Step, Target, TreeShape
 
 TRIAL = 10  # steps after which a window that commits fewer than `least` tokens a step is given up
 INITS = ("random", "repeat-left")
@@ -76,9 +76,9 @@ class JacobiDrafter(SampleWindow):
         """Whether steps are counted, after which a window that is seldom right ends."""
         return self.least > 0 and self._taken < TRIAL
 
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Read the prompt."""
-        images, device = len(prefill.mask), prefill.mask.device
+        images, device = len(prompt.mask), prompt.mask.device
         self.nodes, self._taken = self.max_nodes, 0
         self.held.images = torch.arange(images, device=device)[:, None]
         self.held.known = torch.zeros(images, dtype=torch.long, device=device)

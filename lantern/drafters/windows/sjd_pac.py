@@ -19,7 +19,7 @@ from torch import Tensor
 from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, Prefill, Step, Target
+from lantern.core.types import DraftMode, DraftTree, Prompt, Step, Target
 from lantern.drafters.base import ranking
 from lantern.drafters.trees.static import Choice, StaticTree, TreeDrafter
 
@@ -58,16 +58,16 @@ class SjdPacDrafter(TreeDrafter):
         window = max(min(window, self.count), 2)
         self.tree, self.width, self.levels = fronted(window, width, levels), width, min(levels, window - 1)
 
-    def begin(self, prefill: Prefill, noise: Noise) -> None:
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Create the constants of the tree."""
-        device = prefill.mask.device
+        device = prompt.mask.device
         self.noise, self._shape = noise, self.tree.shape(device)
         choices = ((), *self.tree.choices)
         chain = [i for i, choice in enumerate(choices) if not any(choice)]
         self.held.chain = torch.tensor(chain, device=device)
         # For each node its column in [root, window, second and further tokens of the front].
         self.held.sources = torch.tensor([self._source(choice) for choice in choices], device=device)
-        self.held.known = torch.zeros(len(prefill.mask), dtype=torch.long, device=device)
+        self.held.known = torch.zeros(len(prompt.mask), dtype=torch.long, device=device)
         self.held.steps = torch.arange(self.depth, device=device)
 
     def propose(self) -> DraftTree:

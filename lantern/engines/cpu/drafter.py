@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lantern.core.prepared import WeightCache, quantized
 from lantern.engines.cpu.kernels import LANES, PANEL, Arena, PackedLayer, check_weights, layer, linear
-from lantern.engines.prepared import WeightCache, quantized
 
 
 class PackedLinear(nn.Linear):

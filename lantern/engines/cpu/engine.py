@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.core.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.core.sampling import Sampling
 from lantern.core.types import (
     Condition,
@@ -49,7 +50,6 @@ from lantern.engines.cpu.kernels import (
     uniforms,
 )
 from lantern.engines.engine import Engine
-from lantern.engines.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.relaxations.bounded import Bounded
 from lantern.verifiers.relaxed import RelaxedVerifier
@@ -336,7 +336,8 @@ class FusedRounds:
         self._positions = torch.empty(rows, nodes, dtype=torch.long)
         self._places = (torch.arange(nodes) + first).repeat(rows, 1)
         self._mask = torch.full((rows, nodes, cache.slots), -torch.inf)
-        self._mask[..., : cache.prefix] = torch.cat([state.prefix for state in self.states]).flatten(0, 1)[:, None]
+        prompts = torch.cat([state.cache.prefix_scores for state in self.states])
+        self._mask[..., : cache.prefix] = prompts.flatten(0, 1)[:, None]
         if cache.stage:
             self._mask[..., first : first + nodes] = torch.full((nodes, nodes), -torch.inf).triu(1)
         taken = (self._inputs, self._positions, self._places, self._mask)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lantern.decoding.loop import State
     from lantern.decoding.rounds import Rounds
 
-PRODUCTS = ("cublas", "fused", "fused+pdl")
+PRODUCTS = ("fused", "cublas")
 UNMEASURED = "the kernels for this model were tested in Triton's interpreter, and not on a GPU"
 
 
@@ -24,16 +24,14 @@ class GraphEngine(Engine):
     A pass has `rows` rows per line (guidance row of an image), fewer in large batches (`rows.constant_rows`). Trees
     of at most so many nodes give plain decoding's tokens. Targets that do not fit the kernels run through torch.
     Without a GPU, Triton's interpreter (TRITON_INTERPRET=1) runs the same kernels for tests, step by step and without
-    graphs. `products` of small passes over LlamaGen's layers are cuBLAS's, or
-    `fused` with what stands around them, with "fused+pdl" also started early. ValueError for another number of rows and
-    for other products.
+    graphs. `products` of small passes over LlamaGen's layers are `fused` with what stands around them; with "cublas",
+    or if those failed, they are cuBLAS's. ValueError for another number of rows and for other products.
     """
 
     rows: int = ROWS
-    products: str = "cublas"
+    products: str = "fused"
     name: ClassVar[str] = "graph"
-    may_look: ClassVar[bool] = False
-    keeps_state: ClassVar[bool] = True
+    captures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,16 +64,17 @@ class GraphEngine(Engine):
         """Return why passes of a target run through torch, or None if they are Triton kernels."""
         if find_spec("triton") is None:
             return "Triton, which builds the GPU kernels, is not installed: pip install triton"
+        from lantern.core.prepared import original
         from lantern.engines.cuda.kernels import is_interpreted
         from lantern.engines.cuda.trial import failed_kernels
-        from lantern.engines.prepared import original
 
         if target.tok_embeddings.weight.device.type != "cuda" and not is_interpreted():
             return "the GPU kernels need a CUDA device"
         if self.weights == "int4":
             return "the GPU kernels read weights in full or in int8, int4 was given"
-        if (fault := failed_kernels(original(target), self._kernels(target))) is not None:
-            return fault
+        faults = [failed_kernels(original(target), kind) for kind in self._kinds(target)]
+        if all(faults):
+            return faults[-1]
         if target.config.family == "llamagen":
             from lantern.engines.cuda.target import refusal
         else:
@@ -87,12 +86,15 @@ class GraphEngine(Engine):
             return self.prepare_part(target)
         from lantern.engines.cuda.trial import trial_of
 
-        made = self._kernels(target)(target, self.rows)
-        return made if trial_of(made).fault is None else self.prepare_part(target)
+        for kind in self._kinds(target):
+            made = kind(target, self.rows)
+            if trial_of(made).fault is None:
+                return made
+        return self.prepare_part(target)
 
     def prepare_part(self, module: Any) -> Any:
         """Return a target with newlines with passes of one size, which a graph can replay; others as they are."""
-        from lantern.engines.prepared import FixedPasses
+        from lantern.core.prepared import FixedPasses
         from lantern.models.transformers.target import TransformersTarget
 
         has_newlines = isinstance(module, TransformersTarget) and module.config.raster.newlines
@@ -127,11 +129,12 @@ class GraphEngine(Engine):
         """Return the rows of plain decoding, which shrink as the batch grows."""
         return constant_rows(lines, self.rows)
 
-    def _kernels(self, target: Any) -> Any:
-        """Return the class of a target's kernel passes."""
-        from lantern.engines.cuda.fused_target import FusedEarlyTarget, FusedTarget
+    def _kinds(self, target: Any) -> list[Any]:
+        """Return the classes of a target's kernel passes, the preferred one first."""
+        from lantern.engines.cuda.fused_target import FusedTarget
         from lantern.engines.cuda.llama import LlamaTarget
         from lantern.engines.cuda.target import KernelTarget
 
-        of_llamagen: dict[str, Any] = dict(zip(PRODUCTS, (KernelTarget, FusedTarget, FusedEarlyTarget), strict=True))
-        return of_llamagen[self.products] if target.config.family == "llamagen" else LlamaTarget
+        if target.config.family != "llamagen":
+            return [LlamaTarget]
+        return [FusedTarget, KernelTarget] if self.products == "fused" else [KernelTarget]

@@ -37,14 +37,6 @@ def added(total, left, right, IS_WIDE: tl.constexpr):
 
 
 @triton.jit
-def before(PDL: tl.constexpr):
-    """Let the next kernel start, and wait for the one before."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()  # type: ignore[attr-defined]
-        tl.extra.cuda.gdc_wait()  # type: ignore[attr-defined]
-
-
-@triton.jit
 def scale_of(SQUARES, at, is_live, eps, INPUTS: tl.constexpr, PARTS: tl.constexpr, PARTS_SIZE: tl.constexpr):
     """Return 1 / sqrt(mean of squares + eps) of some rows."""
     part = tl.arange(0, PARTS_SIZE)
@@ -54,11 +46,8 @@ def scale_of(SQUARES, at, is_live, eps, INPUTS: tl.constexpr, PARTS: tl.constexp
 
 
 @kernel
-def enter_kernel(
-    INPUTS, X, SQUARES, rows, live, DIM: tl.constexpr, PART: tl.constexpr, PARTS_SIZE: tl.constexpr, PDL: tl.constexpr
-):
+def enter_kernel(INPUTS, X, SQUARES, rows, live, DIM: tl.constexpr, PART: tl.constexpr, PARTS_SIZE: tl.constexpr):
     """Copy an input to its row, with its sums of squares."""
-    before(PDL)
     line, row = tl.program_id(0), tl.program_id(1)
     part = tl.arange(0, PARTS_SIZE)
     at = part[:, None] * PART + tl.arange(0, PART)[None]
@@ -100,7 +89,6 @@ def pair_kernel(
     DEPTH: tl.constexpr,
     MODE: tl.constexpr,
     IS_WIDE: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """Compute pairs of outputs, STEP * p and STEP * p + APART of the weight, from normed rows."""
     pair = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -109,7 +97,6 @@ def pair_kernel(
     line, node = lane // live, lane % live
     row = line * rows + node
     inside = pair < PAIRS
-    before(PDL)
     inner = tl.arange(0, SLICES)[:, None, None] * DEPTH + tl.arange(0, DEPTH)[None, None]
     x_at = X + row[None, :, None] * INPUTS + inner
     w_at = WEIGHT + (STEP * pair)[None, :, None] * INPUTS + inner
@@ -170,14 +157,12 @@ def single_kernel(
     DEPTH: tl.constexpr,
     MODE: tl.constexpr,
     IS_WIDE: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """Compute outputs of a weight, and add them to the rows of OUT, or write them to its rows, which are packed."""
     column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_live, inside = lane < count, column < OUTPUTS_ALL
     row = (lane // live) * rows + lane % live
-    before(PDL)
     inner = tl.arange(0, SLICES)[:, None, None] * DEPTH + tl.arange(0, DEPTH)[None, None]
     x_at = X + row[None, :, None] * INPUTS + inner
     w_at = WEIGHT + column[None, :, None] * INPUTS + inner
@@ -231,15 +216,11 @@ def enter(
     squares: Float[Tensor, "m p"],
     *,
     rows: int,
-    pdl: bool = False,
 ) -> None:
     """Copy inputs to the first rows of each line, with the sums of squares of their parts."""
     lines, live, dim = inputs.shape
-    how: dict[str, Any] = {"launch_pdl": True} if pdl else {}
     size = triton.next_power_of_2(-(-dim // OUTPUTS))
-    enter_kernel[(lines, live)](
-        *(inputs, x, squares, rows, live), DIM=dim, PART=OUTPUTS, PARTS_SIZE=size, PDL=pdl, num_warps=4, **how
-    )
+    enter_kernel[(lines, live)](*(inputs, x, squares, rows, live), DIM=dim, PART=OUTPUTS, PARTS_SIZE=size, num_warps=4)
 
 
 def qkv(
@@ -255,7 +236,6 @@ def qkv(
     *,
     eps: float,
     rows: int,
-    pdl: bool = False,
 ) -> None:
     """Write rotated queries of normed rows to `out`, and rotated keys and values to their slots of the cache."""
     lines, heads, count, width = cache.shape[1:]
@@ -270,7 +250,6 @@ def qkv(
         width=width,
         mode=ROPE,
         dim=dim,
-        pdl=pdl,
     )
 
 
@@ -284,7 +263,6 @@ def gate_up(
     eps: float,
     rows: int,
     live: int,
-    pdl: bool = False,
 ) -> None:
     """Write silu(gate) * up of normed rows to `out`."""
     lines, hidden, dim = len(x) // rows, len(weight) // 2, x.shape[1]
@@ -298,15 +276,12 @@ def gate_up(
         width=2,
         mode=SILU,
         dim=dim,
-        pdl=pdl,
     )
 
 
-def _pair(
-    *given: Any, pairs: int, step: int, apart: int, heads: int, width: int, mode: int, dim: int, pdl: bool
-) -> None:
+def _pair(*given: Any, pairs: int, step: int, apart: int, heads: int, width: int, mode: int, dim: int) -> None:
     count, parts = given[10], -(-dim // OUTPUTS)
-    how = tiling(dim, count, operands=2) | ({"launch_pdl": True} if pdl else {})
+    how = tiling(dim, count, operands=2)
     pair_kernel[(-(-count // how["ROWS"]), -(-pairs // OUTPUTS))](
         *given,
         INPUTS=dim,
@@ -318,7 +293,6 @@ def _pair(
         PARTS=parts,
         PARTS_SIZE=triton.next_power_of_2(parts),
         MODE=mode,
-        PDL=pdl,
         **how,
     )
 
@@ -331,17 +305,15 @@ def single(
     *,
     rows: int,
     live: int,
-    pdl: bool = False,
 ) -> None:
     """Add the product to the rows of `out`, with sums of squares; without `squares` write it to packed rows."""
     outputs, inputs = weight.shape
     count = len(x) // rows * live
-    how = tiling(inputs, count, operands=1) | ({"launch_pdl": True} if pdl else {})
+    how = tiling(inputs, count, operands=1)
     single_kernel[(-(-count // how["ROWS"]), -(-outputs // OUTPUTS))](
         *(x, weight, out, out if squares is None else squares, count, rows, live),
         INPUTS=inputs,
         OUTPUTS_ALL=outputs,
         MODE=PLAIN if squares is None else RESIDUAL,
-        PDL=pdl,
         **how,
     )

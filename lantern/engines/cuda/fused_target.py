@@ -1,33 +1,26 @@
 """LlamaGen targets whose small passes run by the products of `fused`: six launches a layer instead of ten."""
 
-import logging
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.config import one_line
-from lantern.core.types import Scores, Verdict
+from lantern.core.prepared import WeightCache
+from lantern.core.types import Scores
 from lantern.decoding.cache import StaticCache
-from lantern.engines.cuda import fused, kernels, walk
+from lantern.engines.cuda import fused, kernels
 from lantern.engines.cuda.rows import ROWS, constant_rows, rows_of
 from lantern.engines.cuda.target import KernelPass, KernelTarget
-from lantern.engines.prepared import WeightCache
-from lantern.verifiers.gumbel import GumbelVerifier
 
-LOG = logging.getLogger("lantern")
 FEW = 128  # rows of a batch up to which one read of the weights per 64 rows is fewer bytes than its activations
 
 
 class FusedPass(KernelPass):
     """As `KernelPass`, for full weights of LlamaGen; larger batches run as there.
 
-    Which of the two runs depends on the batch and not on the number of nodes, so that bits do not either. `pdl` lets a
-    kernel start before the one before it has ended (programmatic dependent launch, from sm_90 on).
+    Which of the two runs depends on the batch and not on the number of nodes, so that bits do not either.
     """
-
-    pdl = False
 
     @property
     def has_int8(self) -> bool:
@@ -56,7 +49,7 @@ class FusedPass(KernelPass):
         space = self._space(cache, rows_of(lines, live, least), block)
         space.plan.update(positions, mask, slots[0], conditioning=config.cls_token_num, prefix=cache.prefix)
         squares, own = space.squares, dict[int, Tensor]()
-        how: dict[str, Any] = {"rows": space.rows, "pdl": self.pdl}
+        how: dict[str, Any] = {"rows": space.rows}
         fused.enter(inputs, space.x, squares, **how)
         for number, layer in enumerate(self.layers):
             if number in taps:
@@ -87,33 +80,6 @@ def is_fused(target: Any, rows: int) -> bool:
 
 
 class FusedTarget(KernelTarget):
-    """A target with the passes of `FusedPass`, whose trees are walked by one kernel where it can."""
+    """A target with the passes of `FusedPass`."""
 
     passes: ClassVar[WeightCache[Any]] = WeightCache(FusedPass)
-    walks: ClassVar[bool] = True  # False once the kernel did not build or launch
-
-    def walk(self, verifier: Any, tree: Any, rows: Any) -> Verdict | None:
-        """Walk a tree by one kernel if it can; kernels build in the steps before a capture."""
-        if not FusedTarget.walks or walk.refusal(verifier, tree, rows) is not None:
-            return None
-        try:
-            is_match = isinstance(verifier, GumbelVerifier)
-            return walk.match(tree, rows) if is_match else walk.walk(verifier, tree, rows)
-        except Exception as error:
-            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-                raise
-            FusedTarget.walks = False
-            LOG.warning("trees are walked by torch, and not by the GPU kernel: %s", one_line(error))
-            return None
-
-
-class FusedEarlyPass(FusedPass):
-    """As `FusedPass`, with kernels that start early."""
-
-    pdl = True
-
-
-class FusedEarlyTarget(FusedTarget):
-    """As `FusedTarget`, with the passes of `FusedEarlyPass`."""
-
-    passes: ClassVar[WeightCache[Any]] = WeightCache(FusedEarlyPass)

@@ -10,10 +10,10 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from lantern.core.prepared import original, weights_of
 from lantern.core.types import Step, TreeShape
 from lantern.decoding.loop import State
 from lantern.decoding.rounds import TorchRounds
-from lantern.engines.prepared import original, weights_of
 
 LOG = logging.getLogger("lantern")
 WARM_ROUNDS = 3  # of a generation before its capture: kernels are loaded when they first run

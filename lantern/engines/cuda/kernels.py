@@ -34,7 +34,7 @@ WARPS = 4
 # Numbers on whose value the code of a kernel must not depend: a pass of one node runs the code of a pass of many.
 NUMBERS = (
     *("rows", "live", "lines", "slots", "guided", "blocks", "parts", "prefix", "conditioning", "mask_line", "mask_row"),
-    *("count", "nodes", "positions", "width", "top_k", "interval"),
+    *("count", "nodes", "positions", "width", "top_k", "interval", "places_stride", "place_stride"),
 )
 
 
@@ -414,12 +414,15 @@ def sample_kernel(
     PLACES,
     NOISE,
     OUT,
+    LOG_Q,
     guidance,
     temperature,
     top_k,
     interval,
     nodes,
     positions,
+    places_stride,
+    place_stride,
     line_stride,
     node_stride,
     width,
@@ -430,17 +433,21 @@ def sample_kernel(
     HAS_TOP_K: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """Compute the samples of one node."""
+    """Compute the samples of one node, and with LOG_Q its log-probabilities."""
     image, node = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, SIZE)
     inside = at < TOKENS
-    place = tl.load(PLACES + image * nodes + node)
+    place = tl.load(PLACES + image * places_stride + node * place_stride)
     scores = scores_of(
         *(LOGITS, image, node, place, guidance, temperature, interval, line_stride, node_stride),
         *(TOKENS, SIZE, IS_GUIDED, IS_GREEDY),
     )
     if HAS_TOP_K:
         scores = tl.where(ordered(scores) >= least_of(scores, top_k), scores, float("-inf"))
+    if LOG_Q is not None:
+        largest = tl.max(scores, 0)
+        scores = scores - largest - tl.log(tl.sum(tl.exp(scores - largest), 0))
+        tl.store(LOG_Q + (image * nodes + node).to(tl.int64) * TOKENS + at, scores, mask=inside)
     if HAS_NOISE:
         row = tl.minimum(tl.maximum(place, 0), positions - 1)
         noise = NOISE + (image * positions + row).to(tl.int64) * TOKENS + at
@@ -664,9 +671,11 @@ def sample(
     top_k: int,
     interval: int,
     width: int = 1,
+    log_q: Float[Tensor, "b n v"] | None = None,
 ) -> Int[Tensor, "b n k"]:
     """Return the `width` best tokens by log p + g, best first: guidance, temperature, top-k and arg-max of the sum.
 
+    Writes the log-probabilities to `log_q`, which is contiguous, if it is given; not at temperature 0.
     `interval` is `Sampling.guidance_interval`. With one row of logits they count as guided. Of equal tokens the lowest
     comes first, and tokens equal to the k-th are kept with it.
     """
@@ -679,9 +688,9 @@ def sample(
     # Products are rounded before they are added, as torch rounds them.
     unfused: dict[str, Any] = {} if is_interpreted() else {"enable_fp_fusion": False}
     sample_kernel[(images, nodes)](
-        *(logits, places.contiguous(), logits if noise is None else noise, out),
+        *(logits, places, logits if noise is None else noise, out, log_q),
         *(float(guidance), float(temperature), top_k, interval, nodes, 1 if noise is None else noise.shape[1]),
-        *(logits.stride(1 if guided > 1 else 0), logits.stride(2), width),
+        *(*places.stride(), logits.stride(1 if guided > 1 else 0), logits.stride(2), width),
         TOKENS=tokens,
         IS_GUIDED=guided > 1,
         IS_GREEDY=temperature == 0,

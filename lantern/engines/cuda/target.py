@@ -6,6 +6,7 @@ logits are then the same in every tree and window of at most that many nodes, so
 tokens.
 """
 
+import logging
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,17 +14,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.core.config import one_line
 from lantern.core.noise import Purpose
+from lantern.core.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Prompt, Sampler, Scores
+from lantern.core.types import Condition, Prompt, Ranker, Sampler, Scores, Verdict
 from lantern.core.weights import has_eight_bits, is_quantized
 from lantern.decoding.cache import StaticCache
 from lantern.engines.chain import waves
-from lantern.engines.cuda import kernels
+from lantern.engines.cuda import kernels, walk
 from lantern.engines.cuda.rows import ROWS, rows_of
-from lantern.engines.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.models.llamagen.transformer import Transformer
+from lantern.verifiers.gumbel import GumbelVerifier
 
+LOG = logging.getLogger("lantern")
 PROMPT_ROWS = 512  # rows of a pass over prompts
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -203,10 +207,14 @@ class KernelPass:
 
 
 class KernelTarget(PreparedTarget):
-    """A target that scores tokens by kernels, and prompts by torch, always the same number of them."""
+    """A target that scores tokens by kernels, and prompts by torch, always the same number of them.
+
+    Trees are walked by one kernel where it can.
+    """
 
     follows_masks = False
     passes: ClassVar[WeightCache[Any]] = WeightCache(KernelPass)
+    walks: ClassVar[bool] = True  # False once the kernel did not build or launch
 
     def __init__(self, module: Any, rows: int = ROWS, block: int = kernels.BLOCK) -> None:
         super().__init__(module)
@@ -243,6 +251,20 @@ class KernelTarget(PreparedTarget):
         how: dict[str, int] = {"least": self.rows, "block": self.block}
         return self.program(inputs, positions, mask, cache=cache, slots=slots, taps=taps, **how)
 
+    def walk(self, verifier: Any, tree: Any, rows: Any) -> Verdict | None:
+        """Walk a tree by one kernel if it can; kernels build in the steps before a capture."""
+        if not KernelTarget.walks or walk.refusal(verifier, tree, rows) is not None:
+            return None
+        try:
+            is_match = isinstance(verifier, GumbelVerifier)
+            return walk.match(tree, rows) if is_match else walk.walk(verifier, tree, rows)
+        except Exception as error:
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                raise
+            KernelTarget.walks = False
+            LOG.warning("trees are walked by torch, and not by the GPU kernel: %s", one_line(error))
+            return None
+
     def sampler(self, sampling: Sampling, noise: Any) -> Sampler | None:
         """Return the sampling kernel, None for top-p."""
         if sampling.top_p < 1:
@@ -262,3 +284,22 @@ class KernelTarget(PreparedTarget):
         # compiled verification leaves the kernel as it is
         sampler: Any = torch.compiler.disable(best)
         return sampler
+
+    def ranker(self, sampling: Sampling, noise: Any) -> Ranker | None:
+        """Return the sampling kernel that writes log q too, None for top-p and at temperature 0."""
+        if sampling.top_p < 1 or sampling.is_greedy:
+            return None
+
+        def ranked(
+            logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"], *, width: int, purpose: int | None
+        ) -> tuple[Int[Tensor, "b n k"], Float[Tensor, "b n v"]]:
+            how = {"guidance": sampling.guidance, "temperature": sampling.temperature, "top_k": sampling.top_k}
+            log_q = torch.empty(*places.shape, logits.shape[-1], device=logits.device)
+            table = None if purpose is None else noise.gumbel_table(purpose)
+            best = kernels.sample(
+                logits, places, table, **how, interval=sampling.guidance_interval, width=width, log_q=log_q
+            )
+            return best, log_q
+
+        ranker: Any = torch.compiler.disable(ranked)
+        return ranker

@@ -15,9 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.core.config import one_line
+from lantern.core.prepared import FixedPasses, PreparedTarget, on_device, original
 from lantern.engines.chain import Chain
 from lantern.engines.cuda.target import KernelTarget
-from lantern.engines.prepared import FixedPasses, PreparedTarget, on_device, original
 
 LOG = logging.getLogger("lantern")
 NODES = 16

@@ -12,12 +12,13 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Form, Request, Response, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from jaxtyping import UInt8
+from PIL.Image import Image
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -29,27 +30,31 @@ from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.engines.engine import Engine
 from lantern.generation.images import Picture, enlarge, to_image
+from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import MAX_SEED, check_prompt, check_requests, requests, with_warnings
 from lantern.generation.serving.errors import RefusedError, timed_out
 from lantern.generation.serving.metrics import Metrics
-from lantern.generation.serving.schema import ImageRequest
+from lantern.generation.serving.schema import EditRequest, ImageRequest
 from lantern.generation.serving.worker import Job, Worker
 from lantern.models.folder import Model, load_model
 
 LOG = logging.getLogger(__name__)
 PROBES = ("/health", "/ready", "/metrics")  # not logged
+EDITS = "/v1/images/edits"
 
 
 @dataclass(frozen=True)
 class Limits:
     """Limits of a server: characters of a prompt, seconds of a request, bytes of a body and seconds for its arrival.
 
+    `upload` is `body` where images are sent.
     `api_key` None is open; `origins` are those of web pages that may send requests, "*" for all.
     """
 
     prompt: int = 2000
     seconds: float = 600.0
     body: int = 64 << 10
+    upload: int = 16 << 20
     arrival: float = 30.0
     api_key: str | None = None
     origins: tuple[str, ...] = ()
@@ -76,8 +81,8 @@ class Event(NamedTuple):
 class Call:
     """A request under way: its jobs, and the events that the model thread sends, in the order of arrival."""
 
-    def __init__(self, service: "Service", body: ImageRequest) -> None:
-        self.service, self.body = service, body
+    def __init__(self, service: "Service", body: ImageRequest, kept: KeptPart | None = None) -> None:
+        self.service, self.body, self.kept = service, body, kept
         self.loop, self.events = asyncio.get_running_loop(), asyncio.Queue[Event]()
         self.created, self.begun = int(time.time()), time.monotonic()
         self.size, self.scale = service.size_of(body.size)
@@ -100,7 +105,7 @@ class Call:
         deadline = time.monotonic() + service.limits.seconds
         partials = (body.partial_images or 0) if body.stream else 0
         return [
-            Job(one, body.method, sampling, self._sender(number), partials=partials, deadline=deadline)
+            Job(one, body.method, sampling, self._sender(number), self.kept, partials=partials, deadline=deadline)
             for number, one in enumerate(requested)
         ]
 
@@ -151,10 +156,12 @@ class Call:
         return {"size": self.size, "quality": "auto", "background": "opaque", "output_format": self.form}
 
     def usage(self, pictures: int) -> dict[str, Any]:
-        """Tokens: words of the prompt, tokens of the images."""
+        """Tokens: words of the prompt and tokens kept of an image, tokens of the images."""
         words, tokens = len(self.body.prompt.split()), pictures * self.service.model.target.config.block_size
-        details = {"input_tokens_details": {"text_tokens": words, "image_tokens": 0}}
-        return {"input_tokens": words, "output_tokens": tokens, "total_tokens": words + tokens, **details}
+        kept = 0 if self.kept is None else int(self.kept.is_kept.sum())
+        details = {"input_tokens_details": {"text_tokens": words, "image_tokens": kept}}
+        given = words + kept
+        return {"input_tokens": given, "output_tokens": tokens, "total_tokens": given + tokens, **details}
 
 
 class Service:
@@ -295,8 +302,9 @@ class Guard:
             length = headers.get("content-length", "")
             if not length.isdecimal():
                 return RefusedError(411, "the body has no Content-Length")
-            if int(length) > limits.body:
-                return RefusedError(413, f"the body has {length[:20]} bytes, at most {limits.body} are accepted")
+            most = limits.upload if request.url.path == EDITS else limits.body
+            if int(length) > most:
+                return RefusedError(413, f"the body has {length[:20]} bytes, at most {most} are accepted")
         return None
 
 
@@ -311,7 +319,8 @@ def build_app(service: Service) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return invalid_body(error.errors()[0], request.headers.get("content-type")).response
+        is_form = request.url.path == EDITS
+        return invalid_body(error.errors()[0], request.headers.get("content-type"), is_form=is_form).response
 
     @app.exception_handler(HTTPException)
     async def missing(request: Request, error: HTTPException) -> Response:
@@ -358,18 +367,38 @@ def build_app(service: Service) -> FastAPI:
         service.check_model(name)
         return service.card
 
-    @app.post("/v1/images/generations")
-    async def generations(body: ImageRequest, request: Request) -> Response:
-        """Make images of a prompt."""
+    async def made(body: ImageRequest, request: Request, kept: KeptPart | None = None) -> Response:
         if body.model is not None:
             service.check_model(body.model)
         if len(body.prompt) > service.limits.prompt:
             raise RefusedError(400, f"the prompt has more than {service.limits.prompt} characters", param="prompt")
-        call = Call(service, body)
+        call = Call(service, body, kept)
         service.worker.submit(call.jobs)
         if body.stream:
             return StreamingResponse(streamed(call), media_type="text/event-stream")
         return await whole(call, request)
+
+    def read(file: UploadFile, name: str) -> Image:
+        with refused_for(name):
+            return received(service.model, file.file.read(), name)
+
+    @app.post("/v1/images/generations")
+    async def generations(body: ImageRequest, request: Request) -> Response:
+        """Make images of a prompt."""
+        return await made(body, request)
+
+    @app.post(EDITS)
+    async def edits(body: Annotated[EditRequest, Form()], request: Request) -> Response:
+        """Make images of a prompt that keep a part of an image: what is opaque in the mask, or in the image itself."""
+        files = [*([] if body.image is None else [body.image]), *body.images]
+        if len(files) != 1:
+            raise RefusedError(400, f"got {len(files)} images, wanted one", param="image")
+        images = {"image": await asyncio.to_thread(read, files[0], "image")}
+        if body.mask is not None:
+            images["mask"] = await asyncio.to_thread(read, body.mask, "mask")
+        with refused_for("mask"):
+            kept = edited(service.model, **images)
+        return await made(body, request, kept)
 
     return app
 
@@ -383,9 +412,11 @@ def check_negative(model: Model, text: str, sampling: Sampling) -> None:
         raise ValueError("negative_prompt has no effect without guidance: give guidance above 1")
 
 
-def invalid_body(fault: dict[str, Any], content_type: str | None) -> RefusedError:
+def invalid_body(fault: dict[str, Any], content_type: str | None, *, is_form: bool) -> RefusedError:
     """Return the answer to a body that pydantic finds a fault in."""
     kind = (content_type or "").split(";")[0].strip().lower()
+    if is_form and kind != "multipart/form-data":
+        return RefusedError(415, f"the Content-Type is {kind[:80] or 'missing'}, wanted multipart/form-data")
     path = [str(part) for part in fault["loc"] if part != "body"]
     if fault["type"] == "json_invalid":
         return RefusedError(400, f"the body is no JSON: {fault['ctx']['error']} at character {fault['loc'][-1]}")
@@ -456,7 +487,7 @@ async def streamed(call: Call) -> AsyncIterator[bytes]:
             else:
                 name, more = "completed", {"usage": call.usage(1), "metrics": event.value.statistics.as_dict()}
                 left -= 1
-            yield sse(f"image_generation.{name}", fields | more)
+            yield sse(f"image_{'generation' if call.kept is None else 'edit'}.{name}", fields | more)
         reason = "stop"
     except RefusedError as error:
         reason = "error"

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Literal
 
+from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field
 
 OutputFormat = Literal["png", "jpeg", "webp"]
@@ -43,3 +44,17 @@ class ImageRequest(BaseModel):
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+
+
+class EditRequest(ImageRequest):
+    """Fields of POST /v1/images/edits, as multipart/form-data: those of ImageRequest, and the files.
+
+    OpenAI's clients name one image `image`, a list of them `image[]`. `input_fidelity` has no effect.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=False)
+
+    image: UploadFile | None = None
+    images: Annotated[list[UploadFile], Field(alias="image[]")] = []
+    mask: UploadFile | None = None
+    input_fidelity: str | None = None

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from lantern.core.config import one_line
+from lantern.core.prepared import WeightCache
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.rounds import Joint
-from lantern.engines.prepared import WeightCache
 from lantern.generation.generator import (
     BatchSize,
     Generator,
@@ -25,6 +25,7 @@ from lantern.generation.generator import (
     is_out_of_memory,
 )
 from lantern.generation.images import Picture
+from lantern.generation.init_image import KeptPart
 from lantern.generation.progress import Canvas, partial_pixels
 from lantern.generation.requests import Request
 from lantern.generation.serving.errors import RefusedError, timed_out
@@ -50,6 +51,7 @@ class Job:
     method: str | None
     sampling: Sampling
     send: Callable[[str, Any, int | None], None]
+    kept: KeptPart | None = None  # of another image
     partials: int = 0
     deadline: float | None = None
     is_cancelled: bool = False
@@ -262,6 +264,8 @@ class Row:
         self.job, self.generator, begun = job, generator, time.perf_counter()
         self._tokens, self._sent = generator.model.target.config.block_size, 0
         self._canvas = Canvas(self._tokens)
+        if job.kept is not None:
+            job.request = replace(job.request, forced=job.kept.tokens)
         self.state = generator.begin(captions.added(generator, job.request))
         self.send_partial()
         self.seconds = {"prompt": time.perf_counter() - begun, "decode": 0.0}

@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any
 
 from lantern.core.sampling import Sampling
-from lantern.drafters.parts import ADD_ONS
 from lantern.generation.generator import neighbours_for
 from lantern.generation.requests import Request, check_requests
 from lantern.generation.tuning import measure
@@ -19,6 +18,7 @@ from lantern.generation.tuning.measure import Acceptance, Run, Setup
 from lantern.generation.tuning.profile import VERSION, check_place, describe_machine, write_profile
 from lantern.generation.tuning.solve import solve
 from lantern.methods import METHODS, Method
+from lantern.methods.parts import ADD_ONS
 from lantern.models.folder import Model, record_tokens_per_step
 
 MARGIN = 1.03  # a method must beat plain decoding by this factor; less is noise

@@ -19,7 +19,6 @@ from lantern.models.transformers.target import TransformersTarget, vocabulary_ta
 
 CLASS = "ChameleonForConditionalGeneration"
 PROCESSOR = "AutoProcessor"
-READS_PROCESSOR = False  # pictures are made without it
 GENERATION = {"guidance": 3.0, "temperature": 0.7, "top_p": 0.9, "method": "auto"}
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lantern.core.types import Condition, Raster
+from lantern.models.llamagen.vqvae import check_tokens
 from lantern.models.transformers.target import TransformersTarget
 
 
@@ -72,10 +73,36 @@ class Pixels(nn.Module, ABC):
         rows, columns = self.raster.rows, self.raster.columns
         if tokens.shape[1] != rows * columns:
             raise ValueError(f"got {tokens.shape[1]} tokens an image, wanted {rows} rows of {columns}")
-        if not tokens.is_meta and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.config.codebook_size:
-            lowest, highest = int(tokens.min()), int(tokens.max())
-            raise ValueError(f"tokens are from {lowest} to {highest}, wanted 0 to {self.config.codebook_size - 1}")
+        check_tokens(tokens, self.config.codebook_size)
         return self.paint(tokens.long().unflatten(1, (rows, columns))) * self.scale + self.shift
+
+
+class TokensOnly(Pixels):
+    """The vectors of the tokens of a model whose pixels are not made here: refused with ValueError, in words."""
+
+    vectors: Tensor
+
+    def __init__(self, vectors: Float[Tensor, "v d"], side: int, raster: Raster, refusal: str) -> None:
+        super().__init__(None, PixelConfig(len(vectors), side), raster, None)
+        self.refusal = refusal
+        self.register_buffer("vectors", vectors, persistent=False)
+
+    @property
+    def codebook(self) -> Float[Tensor, "v d"]:
+        """The vectors of the tokens."""
+        return self.vectors
+
+    def read(self, folder: Path) -> None:
+        """Raise ValueError."""
+        raise ValueError(self.refusal)
+
+    def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
+        """Raise ValueError."""
+        raise ValueError(self.refusal)
+
+    def quantize(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b rows columns"]:
+        """Raise ValueError."""
+        raise ValueError(self.refusal)
 
 
 class Prompts(ABC):

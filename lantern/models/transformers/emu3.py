@@ -16,7 +16,6 @@ from lantern.models.transformers.target import vocabulary_target
 
 CLASS = "Emu3ForConditionalGeneration"
 PROCESSOR = "AutoProcessor"
-READS_PROCESSOR = False  # pictures are made without it
 GENERATION = {"guidance": 3.0, "temperature": 1.0, "top_k": 2048, "method": "auto"}
 SIZE = (720, 720)
 NEWLINE = "<|extra_200|>"

@@ -17,7 +17,6 @@ from lantern.models.transformers.target import TransformersTarget
 
 CLASS = "JanusForConditionalGeneration"
 PROCESSOR = "AutoProcessor"
-READS_PROCESSOR = False  # pictures are made without it
 GENERATION = {"guidance": 5.0, "temperature": 1.0, "method": "auto"}
 
 

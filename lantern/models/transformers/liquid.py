@@ -19,7 +19,6 @@ from lantern.models.transformers.components import Components
 
 CLASS = "GemmaForCausalLM"
 PROCESSOR = "AutoTokenizer"
-READS_PROCESSOR = True
 GENERATION = {"guidance": 7.0, "temperature": 0.99, "top_k": 4096, "top_p": 0.96, "method": "auto"}
 TEMPLATE = "{} Generate an image based on this description.<boi>"
 UNCONDITIONAL = "<unconditional><boi>"

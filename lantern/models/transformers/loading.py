@@ -17,7 +17,7 @@ from lantern.models.transformers.components import Components
 # the family, mostly the model_type of config.json -> its module
 FAMILIES = {
     name: f"lantern.models.transformers.{name}"
-    for name in ("janus", "emu3", "chameleon", "lumina", "liquid", "simplear")
+    for name in ("janus", "emu3", "chameleon", "lumina", "liquid", "simplear", "glm_image")
 }
 # a token of the tokenizer, by which families of causal language models are known
 KNOWN_BY = {"liquid": "<boi>", "simplear": "<|t2i|>"}
@@ -90,7 +90,8 @@ def load(
                 folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **how, **share
             )
             words = getattr(transformers, family.PROCESSOR)
-            is_read = "text" in parts or family.READS_PROCESSOR
+            is_causal = family.__name__.rpartition(".")[2] in KNOWN_BY  # its tokens follow those of the tokenizer
+            is_read = "text" in parts or is_causal
             processor = words.from_pretrained(folder, **how) if is_read else None
     except Exception as error:  # transformers and the readers below it raise of every kind for damaged files
         raise ValueError(f"{folder} holds no {kind.__name__} that loads: {one_line(error)}") from error

@@ -13,7 +13,6 @@ from lantern.models.transformers.components import Components, Prompts, grid_of
 
 CLASS = "ChameleonForConditionalGeneration"
 PROCESSOR = "AutoTokenizer"
-READS_PROCESSOR = False  # pictures are made without it
 GENERATION = {"guidance": 4.0, "temperature": 1.0, "top_k": 2000, "method": "auto"}
 SIZE = (768, 768)
 BEGIN, END_OF_TURN, NEWLINE = "<racm3:break>", "<reserved08706>", "<reserved08799>"

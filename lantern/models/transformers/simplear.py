@@ -6,20 +6,18 @@ writes tokens.
 """
 
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from lantern.core.types import Raster
 from lantern.models.transformers.causal import TextPrompts, causal_target
-from lantern.models.transformers.components import Components, PixelConfig, Pixels, grid_of
+from lantern.models.transformers.components import Components, TokensOnly, grid_of
 
 CLASS = "Qwen2ForCausalLM"
 PROCESSOR = "AutoTokenizer"
-READS_PROCESSOR = True
 GENERATION = {"guidance": 6.0, "temperature": 1.0, "method": "auto"}
 SIZE = (1024, 1024)
 SIDE = 16
@@ -34,33 +32,6 @@ NO_PIXELS = (
     "pixels of SimpleAR are made by TorchScript programs of the Cosmos tokenizer, and lantern runs no code of a model:"
     " write the tokens only (--tokens FILE)"
 )
-
-
-class CosmosPixels(Pixels):
-    """The vectors of the tokens; pixels are refused with ValueError."""
-
-    vectors: Tensor
-
-    def __init__(self, levels: tuple[int, ...], raster: Raster) -> None:
-        super().__init__(None, PixelConfig(prod(levels), SIDE), raster, None)
-        self.register_buffer("vectors", fsq_vectors(levels), persistent=False)
-
-    @property
-    def codebook(self) -> Float[Tensor, "v d"]:
-        """The vectors of the tokens."""
-        return self.vectors
-
-    def read(self, folder: Path) -> None:
-        """Raise ValueError."""
-        raise ValueError(NO_PIXELS)
-
-    def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
-        """Raise ValueError."""
-        raise ValueError(NO_PIXELS)
-
-    def quantize(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b rows columns"]:
-        """Raise ValueError."""
-        raise ValueError(NO_PIXELS)
 
 
 def fsq_vectors(levels: tuple[int, ...]) -> Float[Tensor, "v d"]:
@@ -78,7 +49,8 @@ def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = N
     """Return the parts of a SimpleAR for images of `size`, by default 1024 x 1024 pixels."""
     rows, columns = grid_of(size or SIZE, SIDE)
     raster = Raster(rows, columns)
-    vq = CosmosPixels(tuple(model.config.to_dict().get("vq_config", {}).get("levels", LEVELS)), raster)
+    levels = tuple(model.config.to_dict().get("vq_config", {}).get("levels", LEVELS))
+    vq = TokensOnly(fsq_vectors(levels), SIDE, raster, NO_PIXELS)
     target = causal_target(model, processor, vq.config.codebook_size, family="simplear", raster=raster)
     text = None if processor is None else TextPrompts(processor, TEMPLATE, UNCONDITIONAL)
     return Components(target, vq, text, GENERATION)

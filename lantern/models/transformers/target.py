@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.types import Condition, Prompt, Raster, Scores, TargetDefaults
+from lantern.core.types import Condition, Prompt, Raster, Scores, Target
 
 ATTENTIONS = ("sdpa", "eager")  # of transformers' kinds of attention those that take any mask
 
@@ -119,7 +119,7 @@ class Collects:
         return keys, values
 
 
-class TransformersTarget(nn.Module, TargetDefaults):
+class TransformersTarget(nn.Module, Target):
     """A decoder of transformers, with embedding and head of tokens, as a `lantern.core.types.Target`.
 
     `body` maps embedded inputs to features after the final norm, and `words` is its embedding. `embedding` maps
@@ -218,6 +218,10 @@ class TransformersTarget(nn.Module, TargetDefaults):
         """Return the features of embedded tokens, as `forward` computes them."""
         return self._pass(inputs, positions, mask, cache=cache, slots=slots)[0]
 
+    def places(self, positions: Int[Tensor, "rows n"], first: Int[Tensor, "rows 1"]) -> Int[Tensor, "*rows n"]:
+        """Return the decoder's positions of tokens behind prompts of `first` tokens, without newlines."""
+        return positions + first
+
     def _pass(
         self,
         inputs: Tensor,
@@ -240,7 +244,7 @@ class TransformersTarget(nn.Module, TargetDefaults):
             raise ValueError("passes of this target need a cache with its mask and slots: it holds the prompt")
         raster = self.config.raster
         if raster.newlines == 0:
-            return joined(*self._run(inputs, positions + cache.first, mask, Writes(cache, slots), taps))
+            return joined(*self._run(inputs, self.places(positions, cache.first), mask, Writes(cache, slots), taps))
         places = positions + positions // raster.columns + cache.first
         is_end = ((positions + 1) % raster.columns == 0) & (positions < raster.tokens - 1)
         behind = cache.newline_mask(mask, slots, is_end)

@@ -1,9 +1,11 @@
 """Records hold what was drafted and accepted, for every drafter."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from lantern.core.types import Generation
 from lantern.drafters.policies.policy import TRAITS
@@ -64,27 +66,17 @@ def test_joined_files_have_consecutive_picture_numbers(tmp_path: Path) -> None:
     assert both.beams is not None and both.beams.shape[1:] == (5, 8)
 
 
-def test_other_files_raise(tmp_path: Path) -> None:
-    (tmp_path / "x.safetensors").write_bytes(b"no")
-    with pytest.raises(ValueError, match="is not a file of records"):
-        Records.load(tmp_path / "x.safetensors")
-    from safetensors.torch import save_file
-
-    save_file({"parents": torch.zeros(1)}, tmp_path / "y.safetensors")
-    with pytest.raises(ValueError, match="has no records of version 1"):
-        Records.load(tmp_path / "y.safetensors")
-
-
-def test_records_of_two_targets_raise(tmp_path: Path) -> None:
-    from dataclasses import replace
-
+def test_other_files_records_of_two_targets_and_none_raise(tmp_path: Path) -> None:
     records, _ = recorded("eagle2")
     records.save(tmp_path / "a.safetensors")
     replace(records, about={"target": "another"}).save(tmp_path / "b.safetensors")
     with pytest.raises(ValueError, match="of 2 different targets"):
         load_records([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
-
-
-def test_empty_records_raise() -> None:
+    (tmp_path / "x.safetensors").write_bytes(b"no")
+    with pytest.raises(ValueError, match="is not a file of records"):
+        Records.load(tmp_path / "x.safetensors")
+    save_file({"parents": torch.zeros(1)}, tmp_path / "y.safetensors")
+    with pytest.raises(ValueError, match="has no records of version 1"):
+        Records.load(tmp_path / "y.safetensors")
     with pytest.raises(ValueError, match="nothing was drafted"):
         Recorder().records()

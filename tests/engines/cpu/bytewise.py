@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lantern.core.prepared import quantized
 from lantern.engines.cpu.kernels import Arena
-from lantern.engines.prepared import quantized
 
 
 def in_eight_bits(weight: Tensor) -> nn.Linear:

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from lantern.core.prepared import quantized
 from lantern.drafters.base import target_logits
 from lantern.engines.cpu import build as building
 from lantern.engines.cpu import compiler as compiling
 from lantern.engines.cpu.drafter import packed_drafter
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.kernels import linear
-from lantern.engines.prepared import quantized
 from lantern.models.llamagen.transformer import Transformer
 from tests.engines.cpu.bytewise import rows, weights
 from tests.engines.cpu.test_target import TOKENS, TREE, Passes, check_bits, target_in, twin_of

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from lantern.core.prepared import quantized
 from lantern.core.sampling import Sampling
 from lantern.core.types import Target
 from lantern.decoding.cache import StaticCache
 from lantern.engines.cpu.engine import CpuEngine, CpuTarget
 from lantern.engines.engine import EAGER, Weights
-from lantern.engines.prepared import quantized
 from lantern.generation.decoder import build_decoder
 from lantern.generation.images import NotFiniteError
 from lantern.generation.layer_watch import watched_layers
@@ -258,7 +258,7 @@ def test_nan_logits_are_detected() -> None:
 def test_debug_mode_names_the_layer_of_a_nan() -> None:
     target = target_in(torch.float32)
     target.layers[1].feed_forward.w2.weight.data[3, 5] = torch.nan
-    with pytest.raises(NotFiniteError, match="layer 1 feed-forward gave NaN"), watched_layers(target):
+    with pytest.raises(NotFiniteError, match="layers.1.feed_forward.w2 gave NaN"), watched_layers(target):
         build_decoder("plain", target, sampling=Sampling()).generate(CONDITION, keys=KEYS)
 
 

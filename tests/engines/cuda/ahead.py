@@ -77,11 +77,11 @@ class Recorded:
         JITFunction.run = self._run  # type: ignore[method-assign]
 
 
-def launches(nodes: int, pdl: bool) -> list[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
+def launches(nodes: int) -> list[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
     """Return name, kernel, arguments and options of the launches of a layer and the head, over `nodes` nodes."""
     rows = 32
     x, squares = empty(LINES * rows, DIM), empty(LINES * rows, DIM // 16, dtype=torch.float32)
-    how: Any = {"rows": rows, "pdl": pdl}
+    how: Any = {"rows": rows}
     hidden, logits = empty(LINES * rows, HIDDEN), empty(LINES * nodes, TOKENS, dtype=torch.float32)
     with Recorded() as recorded:
         fused.enter(empty(LINES, nodes, DIM), x, squares, **how)
@@ -136,16 +136,16 @@ def report(kernel: Any, arguments: dict[str, Any], options: dict[str, Any], arch
     return used | {"shared": made.metadata.shared}
 
 
-CASES = ((80, 1, False), (80, 30, False), (90, 1, False), (90, 30, False), (90, 1, True))
+CASES = ((80, 1), (80, 30), (90, 1), (90, 30))
 
 WALKS = (("sampled", "exact", 16384), ("sampled", "lantern", 16384), ("sampled", "lantern++", 16384))
 WALKS += (("sampled", "released lantern++", 16384), ("point", "lantern++", 16384), ("sampled", "lantern++", 2048))
 
 if __name__ == "__main__":
     made = {
-        f"{name} {nodes}{' pdl' if pdl else ''} sm_{architecture}": report(*launch, architecture)  # pyright: ignore[reportCallIssue]
-        for architecture, nodes, pdl in CASES
-        for name, *launch in launches(nodes, pdl)
+        f"{name} {nodes} sm_{architecture}": report(*launch, architecture)  # pyright: ignore[reportCallIssue]
+        for architecture, nodes in CASES
+        for name, *launch in launches(nodes)
     }
     made |= {
         f"{name} sm_{architecture}": report(*launch, architecture)  # pyright: ignore[reportCallIssue]

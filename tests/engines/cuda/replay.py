@@ -100,8 +100,7 @@ class RehearsedEngine(EagerEngine):
     """The engine `graph` with recordings for graphs, and passes by torch."""
 
     rounds: type[GraphRounds] = Rehearsed
-    may_look: ClassVar[bool] = False
-    keeps_state: ClassVar[bool] = True
+    captures: ClassVar[bool] = True
 
     def drive(self, states: Sequence[State], earlier: Rounds | None = None) -> Rounds:
         (state,) = states

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.noise import Noise
+from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import Sampling
+from lantern.drafters.base import ranking
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from lantern.engines.cuda import kernels
+from lantern.engines.cuda.target import KernelTarget
 from lantern.models.llamagen.transformer import RMSNorm, rope_factors, rope_table, rotate
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -270,3 +272,35 @@ def test_samples_of_guided_logits_and_of_part_of_a_pass() -> None:
     expected = guided.argmax(-1)
     assert torch.equal(kernels.sample(logits, places, None, **how)[..., 0], expected)
     assert torch.equal(kernels.sample(guided[:, None], places, None, **how)[..., 0], expected)
+
+
+@pytest.mark.parametrize("top_k", [0, 20, 1000])
+@pytest.mark.parametrize(("guidance", "temperature", "interval"), [(3.0, 1.0, -1), (1.0, 0.7, -1), (7.5, 0.0, 4)])
+@pytest.mark.parametrize("purpose", [None, Purpose.TARGET, Purpose.DRAFT], ids=["point", "gumbel", "sampled"])
+def test_children_and_log_q_are_those_of_torch(
+    purpose: Purpose | None, guidance: float, temperature: float, interval: int, top_k: int
+) -> None:
+    sampling = Sampling(guidance=guidance, temperature=temperature, top_k=top_k, guidance_interval=interval)
+    ranks, tokens, nodes, width = ranking(sampling), 1200, 4, 6
+    noise = Noise([(3, 0), (3, 1)], positions=16, vocab_size=tokens, device=DEVICE, is_silent=sampling.is_greedy)
+    target = KernelTarget.__new__(KernelTarget)
+    ranker = target.ranker(ranks, noise)
+    assert ranker is not None
+    for seed, is_guided in ((0, False), (1, False), (2, True)):
+        logits = 3 * random(2, sampling.rows, nodes, tokens, seed=seed)
+        first = torch.tensor([[4], [20]], device=DEVICE)
+        places = first.expand(-1, nodes) if seed else first - torch.arange(nodes, device=DEVICE)
+        given = sampling.guide(logits, places)[:, None] if is_guided else logits
+        log_q = ranks.filtered(given[:, 0]) if is_guided else ranks.log_probs(given, places)
+        scores = log_q if purpose is None else log_q + noise.gumbel(places, purpose)
+        best, found = ranker(given, places, width=width, purpose=purpose)
+        assert torch.equal(best, scores.topk(width).indices)
+        assert torch.equal(found == -torch.inf, log_q == -torch.inf)
+        kept = log_q > -torch.inf
+        assert torch.allclose(found[kept], log_q[kept], atol=1e-5, rtol=0.0)
+
+
+def test_top_p_and_temperature_0_are_left_to_torch() -> None:
+    target = KernelTarget.__new__(KernelTarget)
+    assert target.ranker(Sampling(top_p=0.9), None) is None
+    assert target.ranker(Sampling(temperature=0.0), None) is None

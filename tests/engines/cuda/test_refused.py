@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from lantern.core.prepared import on_device
 from lantern.core.types import Step
-from lantern.engines.prepared import on_device
 from tests.engines.cuda.replay import Rehearsed, RehearsedEngine
 from tests.engines.cuda.test_reuse import decoder_of
 from tests.tiny import tiny_condition, tiny_target

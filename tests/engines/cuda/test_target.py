@@ -47,7 +47,7 @@ def target_in(dtype: torch.dtype, **changes: int) -> Transformer:
 
 
 def decoder_of(name: str, target: Transformer, sampling: Sampling) -> Decoder:
-    return tiny_decoder(name, target, sampling, engine=GraphEngine(rows=16), **SMALL.get(name, {}))
+    return tiny_decoder(name, target, sampling, engine=GraphEngine(rows=16, products="cublas"), **SMALL.get(name, {}))
 
 
 class Scored:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from lantern.core.prepared import FixedPasses
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.loop import State
@@ -15,7 +16,6 @@ from lantern.decoding.rounds import Rounds
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.cuda.graphs import GraphRounds
 from lantern.engines.engine import EAGER, Engine, engine
-from lantern.engines.prepared import FixedPasses
 from lantern.generation.decoder import Decoder, build_decoder
 from lantern.methods import METHODS
 from tests import tiny_transformers as tiny

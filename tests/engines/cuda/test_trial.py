@@ -12,7 +12,7 @@ from lantern.methods import METHODS
 from tests.engines.cuda.claimed import claim_module, claimed_cuda
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from lantern.engines.cuda import kernels
+from lantern.engines.cuda import fused, kernels
 from lantern.engines.cuda import target as module
 from lantern.engines.cuda import trial as trials
 from lantern.engines.cuda.engine import GraphEngine
@@ -104,11 +104,15 @@ def test_auto_takes_the_graph_after_a_trial_on_the_device(
         trials._TRIALS.clear()
         chosen = auto.resolve(target)
         assert chosen.remark(target) is None
-        monkeypatch.setattr(kernels, "silu_mul", None)
+        monkeypatch.setattr(fused, "enter", None)
+        trials._TRIALS.clear()
+        by_cublas = auto.resolve(target).prepare(target)
+        monkeypatch.setattr(kernels, "norm", None)
         trials._TRIALS.clear()
         by_torch = auto.resolve(target)
     assert refused.name == "eager" and "a pass of Transformer failed" in refused.reason
     assert "passes of KernelTarget are not used" in caplog.text
-    assert chosen.name == "graph" and "do not depend" in chosen.reason
+    assert chosen.name == "graph" and "logits differ from torch's by" in chosen.reason
+    assert type(by_cublas) is KernelTarget and "passes of FusedTarget are not used" in caplog.text
     assert by_torch.name == "graph" and "differ from torch's by 0 %" in by_torch.reason
     assert "passes run through torch: a pass of KernelTarget failed: TypeError" in by_torch.remark(target)

@@ -14,7 +14,7 @@ from lantern.cli.command import run_command
 from lantern.cli.leaderboard import COMMAND, shuffled_prompts
 from lantern.eval.boards import board
 from lantern.eval.boards.board import PAIRS, RULES, expand, name_of, pack, parse_pair, unpack
-from lantern.eval.boards.table import figures
+from lantern.eval.boards.table import figures_of
 from lantern.eval.json_lines import read_lines
 from lantern.eval.metrics import quality
 from lantern.eval.speed.contenders import Variant
@@ -29,8 +29,8 @@ def main(*words: object) -> int:
     return run_command(COMMAND, [str(word) for word in words])
 
 
-def figures_of(path: Path) -> dict[str, Any]:
-    return figures(*read_lines(path))
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return figures_of(path)["boards"][0]["rows"]
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -47,15 +47,18 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_rows_have_the_figures_of_every_method(board_file: Path) -> None:
-    header, lines = read_lines(board_file)
-    found = figures(header, lines)
-    rows = {row["method"]: row for row in found["rows"]}
-    assert list(rows) == list(header["methods"]) and len(rows) == 6
-    assert found["baseline"] == name_of("plain", EAGER) and found["failures"] == []
-    assert found["tokens_per_step"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    found = figures_of(board_file)
+    board, greedy = found["boards"]
+    rows = {row["method"]: row for row in board["rows"]}
+    assert (board["temperature"], greedy["temperature"], board["images"]) == (1.0, 0.0, 4)
+    assert list(rows) == list(found["methods"]) and len(rows) == 6
+    assert board["baseline"] == name_of("plain", EAGER) and found["failures"] == []
+    assert board["tokens_per_step"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert rows["eagle1"]["nodes_per_step"] > 1
     assert rows["eagle1"]["differing_images"] == 0 and rows["eagle1"]["images"] == 4
     assert rows["eagle1"]["tokens_per_step"]["value"] > 1 and rows["eagle1"]["total_variation"]["value"] == 0
     assert "differing_images" not in rows["eagle1-rejection"]  # it promises the distribution
+    assert next(row for row in greedy["rows"] if row["method"] == "eagle1-rejection")["differing_images"] == 0
     deltas = (0.05, 0.4)
     gentle, strong = (rows[f"bounded-window:k=6,window=4,delta={delta}"]["total_variation"] for delta in deltas)
     assert 0 < gentle["value"] <= 0.05 < strong["value"] <= 0.4
@@ -63,7 +66,7 @@ def test_rows_have_the_figures_of_every_method(board_file: Path) -> None:
 
 
 def test_pairs_are_paired_columns(board_file: Path) -> None:
-    (row,) = [row for row in figures_of(board_file)["rows"] if row["method"] == "eagle1"]
+    (row,) = [row for row in rows_of(board_file) if row["method"] == "eagle1"]
     assert [pair["method"] for pair in row["against"]] == ["eagle1-rejection", "gumbel-jacobi"]
     for pair in row["against"]:
         assert pair["tokens_ratio"]["low"] <= pair["tokens_ratio"]["value"] <= pair["tokens_ratio"]["high"]
@@ -85,11 +88,11 @@ def test_a_longer_run_extends_a_shorter_one(
     path.write_bytes(before[: before[:-1].rfind(b"\n") + 20])  # killed while the last line was written
     assert main(*board_words, "--images", 4, "--out", path) == 0
     assert len(names) == 1
-    for one, other in zip(figures_of(path)["rows"], figures_of(board_file)["rows"], strict=True):
+    for one, other in zip(rows_of(path), rows_of(board_file), strict=True):
         assert one["tokens_per_step"] == other["tokens_per_step"] and one["against"] == other["against"]
     capsys.readouterr()
     assert main(*board_words, "--images", 5, "--out", path, "--json") == 0
-    assert len(names) == 1 + 8 and json.loads(capsys.readouterr().out)["rows"][0]["images"] == 5
+    assert len(names) == 1 + 16 and json.loads(capsys.readouterr().out)["boards"][0]["rows"][0]["images"] == 5
     assert main(*board_words, "--images", 5, "--out", path, "--seed", 1) == 2
     assert "begun with" in capsys.readouterr().err
 
@@ -97,15 +100,22 @@ def test_a_longer_run_extends_a_shorter_one(
 def test_batches_make_the_same_images(board_file: Path, board_words: list[str], tmp_path: Path) -> None:
     assert main(*board_words, "--images", 4, "--batch", 2, "--out", tmp_path / "b.jsonl") == 0
     assert len(read_lines(tmp_path / "b.jsonl")[1]) * 2 == len(read_lines(board_file)[1])
-    one, other = (figures_of(path)["rows"] for path in (board_file, tmp_path / "b.jsonl"))
+    one, other = (rows_of(path) for path in (board_file, tmp_path / "b.jsonl"))
     assert [row["tokens_per_step"] for row in one] == [row["tokens_per_step"] for row in other]
 
 
-def test_the_table_is_printed_without_the_model(board_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("--from", board_file) == 0
+def test_the_table_is_printed_without_the_model(
+    board_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- rows: pairs -->\n<!-- end rows -->\n")
+    assert main("--from", board_file, "--docs", page, "--json") == 0
+    (tmp_path / "board.json").write_text(capsys.readouterr().out)
+    assert "| `eagle1` | `gumbel-jacobi` | 0 | " in page.read_text()
+    assert main("--from", tmp_path / "board.json") == 0
     text = capsys.readouterr().out
     assert "| eagle1 | tokens | " in text and "| 0 of 4 images | eagle1-rejection | " in text
-    assert all(line.count("|") == 11 for line in text.splitlines() if line.startswith("|"))
+    assert all(line.count("|") == 12 for line in text.splitlines() if line.startswith("|"))
 
 
 def test_lacking_and_failing_methods_have_a_row(
@@ -127,7 +137,7 @@ def test_lacking_and_failing_methods_have_a_row(
     output = capsys.readouterr()
     assert "eagle1 failed: RuntimeError: the kernel is missing" in output.err
     assert "not measured: RuntimeError: the kernel is missing" in output.out and "| medusa | " in output.out
-    rows = figures_of(tmp_path / "b.jsonl")["rows"]
+    rows = rows_of(tmp_path / "b.jsonl")
     assert [row["method"] for row in rows if "reason" not in row] == ["gumbel-jacobi"]
 
 
@@ -147,12 +157,15 @@ def test_quality_is_that_of_eval(
     words = [*board_words, "--images", 4, "--out", path, "--metrics", "clip", "--weights", f"clip={clip}"]
     assert main(*words) == 0
     found = figures_of(path)
-    rows = {row["method"]: row for row in found["rows"]}
-    assert len(seen) == 4 and "changes" not in rows["eagle1"]  # plain decoding and the relaxed methods
+    rows = {row["method"]: row for row in found["boards"][0]["rows"]}
+    assert len(seen) == 8 and "changes" not in rows["eagle1"]  # plain decoding and the relaxed methods
     change = rows[RELAXED]["changes"]["clip"]
-    assert change["low"] <= change["value"] <= change["high"] and found["quality_of_plain"]["clip"]["low"] is not None
+    assert (
+        change["low"] <= change["value"] <= change["high"]
+        and found["boards"][0]["quality_of_plain"]["clip"]["low"] is not None
+    )
     assert (seen[0] != seen[-1]).any()
-    assert main(*words) == 0 and len(seen) == 4  # measured once
+    assert main(*words) == 0 and len(seen) == 8  # measured once
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pyte
     def fail(target: object, bits: int) -> object:
         raise ImportError("no torchao here")
 
-    monkeypatch.setattr("lantern.engines.prepared.quantized", fail)
+    monkeypatch.setattr("lantern.core.prepared.quantized", fail)
     names = contenders.variants(("eager", "eager+int8"), ("fp32",))
     lineup = line_up(Stable(model), ["eagle1"], names, model.sampling())
     assert [str(one.variant) for one in lineup.contenders] == ["eager fp32", "eager fp32"]

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from lantern.core.types import Condition, Prompt, Scores, Target, TargetDefaults
+from lantern.core.types import Condition, Prompt, Scores, Target
 from lantern.core.weights import Weights, kind_of, with_weights
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class WeightCache(Generic[T]):
         return made
 
 
-class PreparedTarget(TargetDefaults):
+class PreparedTarget(Target):
     """A target whose passes an engine runs; everything else is that of the original `module`.
 
     Subclasses define `forward`, and `refresh` if they keep something that was made from the weights.
@@ -74,11 +74,6 @@ class PreparedTarget(TargetDefaults):
     def forward(self, *args: Any, **kwargs: Any) -> Scores:
         """Score inputs, as `Target.__call__`."""
         return self.module(*args, **kwargs)
-
-    @property
-    def training(self) -> bool:
-        """Whether dropout is on."""
-        return self.module.training
 
     def features(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return features, as `Target.features`."""
@@ -125,7 +120,7 @@ def read_in_passes(
     return found
 
 
-def original(target: "Target | PreparedTarget") -> Any:
+def original(target: Target) -> Any:
     """Return the module that a target was prepared from; other targets are returned as they are."""
     return target.module if isinstance(target, PreparedTarget) else target
 

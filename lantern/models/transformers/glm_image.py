@@ -1,0 +1,101 @@
+"""GLM-Image: tokens of a small grid, then those of the large one, with positions in time, rows and columns.
+
+The loop sees both as one row of tokens, the small grid first; the tokens of the image are the last. They are a plan for
+a diffusion decoder, which lantern does not run: it writes tokens.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from lantern.core.types import Raster
+from lantern.models.transformers.components import Components, Prompts, TokensOnly, grid_of
+from lantern.models.transformers.loading import quiet
+from lantern.models.transformers.target import TokenEmbedding, TokenHead, TransformersTarget
+
+CLASS = "GlmImageForConditionalGeneration"
+PROCESSOR = "AutoProcessor"
+GENERATION = {"guidance": 1.0, "temperature": 0.9, "top_p": 0.75, "method": "auto"}
+SIZE = (1024, 1024)
+SIDE = 32
+SMALL = 16  # the side of the small grid, if it is square
+NO_PIXELS = (
+    "pixels of GLM-Image are made by a diffusion model, which lantern does not run: write the tokens only"
+    " (--tokens FILE)"
+)
+
+
+class GlmImageTarget(TransformersTarget):
+    """A target whose tokens have positions in time, rows and columns: the place of a token in its grid.
+
+    `grids` are (rows, columns) in the order in which they are made.
+    """
+
+    offsets: Tensor
+
+    def __init__(self, *parts: Any, grids: Sequence[tuple[int, int]], **sizes: Any) -> None:
+        super().__init__(*parts, **sizes)
+        self.register_buffer("offsets", offsets_of(grids).to(self.words.weight.device), persistent=False)
+
+    def places(self, positions: Int[Tensor, "rows n"], first: Int[Tensor, "rows 1"]) -> Int[Tensor, "*rows n"]:
+        """Return the positions of tokens behind prompts of `first` tokens; past the end they are those of the end."""
+        return self.offsets[:, positions.clamp(max=self.offsets.shape[1] - 1)] + first
+
+
+class GlmImagePrompts(Prompts):
+    """The processor's chat template around a prompt, with the sizes of both grids behind it."""
+
+    def __init__(self, processor: Any, size: tuple[int, int]) -> None:
+        self.processor, self.size = processor, size
+
+    def rows(self, prompt: str) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the tokens of a prompt, and those of one without words, which the release does not use."""
+        return self._tokens(prompt), self._tokens("")
+
+    def _tokens(self, prompt: str) -> list[int]:
+        message = {"role": "user", "content": [{"type": "text", "text": prompt}]}
+        how = {"tokenize": True, "return_dict": True, "target_h": self.size[0], "target_w": self.size[1]}
+        with quiet():  # newer versions want the sizes under another name, which older ones do not have
+            return list(self.processor.apply_chat_template([message], **how)["input_ids"][0])
+
+
+def small_grid(rows: int, columns: int) -> tuple[int, int]:
+    """Return rows and columns of the small grid of a large one: nearly its ratio, and 256 tokens or a little less."""
+    ratio = rows / columns
+    return int(math.sqrt(ratio) * SMALL), int(math.sqrt(1 / ratio) * SMALL)
+
+
+def offsets_of(grids: Sequence[tuple[int, int]]) -> Int[Tensor, "3 n"]:
+    """Return the positions in time, rows and columns of the tokens of grids, from 0, and those of the end."""
+    found, start = [], 0
+    for rows, columns in grids:
+        row, column = torch.arange(rows * columns) // columns, torch.arange(rows * columns) % columns
+        found.append(start + torch.stack([torch.zeros_like(row), row, column]))
+        start += max(rows, columns)
+    return torch.cat([*found, torch.full((3, 1), start)], 1)
+
+
+def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = None) -> Components:
+    """Return the parts of a `GlmImageForConditionalGeneration` for images of `size`, by default 1024 x 1024 pixels."""
+    inner = model.model
+    large = grid_of(size or SIZE, SIDE)
+    grids = (small_grid(*large), large)
+    raster = Raster(1, sum(rows * columns for rows, columns in grids))
+    vectors = torch.nn.functional.normalize(inner.vqmodel.quantize.embedding.weight.detach().float(), dim=-1)
+    words, tokens = inner.language_model.embed_tokens, torch.arange(len(vectors), device=vectors.device)
+    target = GlmImageTarget(
+        inner.language_model,
+        words,
+        TokenEmbedding(words, tokens),
+        TokenHead(model.lm_head, tokens),
+        tokens=len(vectors),
+        family="glm_image",
+        raster=raster,
+        grids=grids,
+    )
+    text = None if processor is None else GlmImagePrompts(processor, (large[0] * SIDE, large[1] * SIDE))
+    return Components(target, TokensOnly(vectors, SIDE, raster, NO_PIXELS), text, GENERATION)

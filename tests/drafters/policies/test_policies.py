@@ -1,0 +1,201 @@
+"""Tree policies by hand, on layers of arbitrary numbers as the dynamic drafter passes them."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from lantern.drafters.policies.adt_tree import AdtTree
+from lantern.drafters.policies.c2t import C2T, C2TConfig, C2TPolicy
+from lantern.drafters.policies.ddd import Ddd
+from lantern.drafters.policies.eagle2 import Eagle2, PredictableEagle2
+from lantern.drafters.policies.policy import (
+    MAX_DEPTH,
+    MAX_LOG,
+    MIN_LOG,
+    STOPPED,
+    STOPPED_BELOW,
+    TRAITS,
+    Layer,
+    Limits,
+    Policy,
+    Pool,
+    match_chances,
+    padded_beam,
+    traits_of,
+)
+from lantern.drafters.policies.radar import Radar, RadarConfig, RadarPolicy
+from lantern.drafters.policies.svip import Svip
+from lantern.methods import METHODS
+from lantern.methods.parts import resolved
+
+IMAGES, NODES, WIDTH = 2, 3, 4
+SIZE = Limits(IMAGES, 6, 3, WIDTH, torch.device("cpu"))
+DRAFTERS = {name: method.made.drafter for name, method in METHODS.items() if method.made.calls("Growth")}
+POLICIES = {name: resolved(drafter.named["policy"].path) for name, drafter in DRAFTERS.items() if drafter}
+
+
+def layer(depth: int = 1, **changes: Any) -> Layer:
+    """A layer of two images, three nodes each and four candidates below each."""
+    generator = torch.Generator().manual_seed(0)
+
+    def logs(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=generator).log_softmax(-1)
+
+    fields: dict[str, Any] = {"depth": depth, "side": 4, "places": torch.tensor([5, 9]), "width": WIDTH}
+    fields |= {name: logs(IMAGES, NODES) for name in ("reach", "joint")}
+    fields |= {name: torch.rand(IMAGES, NODES, generator=generator) for name in ("entropy", "collision", "near")}
+    fields |= {name: logs(IMAGES, NODES, WIDTH) for name in ("log_q", "match")}
+    return Layer(**(fields | changes))
+
+
+def pool(values: list[list[float]], depths: list[int], *, most: int = 9) -> Pool:
+    """Return candidates of these probabilities, of which the deepest have depth 2."""
+    return Pool(torch.tensor(values).log(), torch.tensor(depths), 2, most)
+
+
+def stopped(policy: Policy, given: Layer, state: Any = ()) -> list[list[bool]]:
+    """Return below which nodes a policy drafts nothing; elsewhere it gives the probabilities to match."""
+    chances, _ = policy.chances(given, state)
+    is_over = (chances == -torch.inf).all(-1)
+    assert given.match is not None and torch.equal(chances[~is_over], given.match[~is_over])
+    return is_over.tolist()
+
+
+def network(inclined: float) -> Radar:
+    module = Radar(RadarConfig(beam=4, hidden=8))
+    module.init_weights(torch.Generator().manual_seed(0))
+    module.second.weight.data.zero_()
+    module.second.bias.data.fill_(inclined)
+    return module
+
+
+PARTS = {"c2t": C2T(C2TConfig()), "radar": network(0.0)}
+PARTS["c2t"].init_weights(torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_policy_states_keep_their_sizes(name: str) -> None:
+    policy = POLICIES[name](**({"part": PARTS[kind]} if (kind := name.removesuffix("-paper")) in PARTS else {}))
+    state = policy.begin(SIZE)
+    planned = policy.plan(state)
+    shown = layer(0, log_q=None, match=None) if policy.is_predictable else layer(0)
+    with torch.no_grad():
+        chances, after = policy.chances(shown, planned)
+    assert chances.shape == (2, 3, 4) and not chances.isnan().any()
+    assert [x.shape for x in state] == [x.shape for x in planned] == [x.shape for x in after]
+
+
+def test_open_paths_rank_above_stopped_ones_and_children_below_parents() -> None:
+    assert MAX_DEPTH * MIN_LOG > STOPPED_BELOW > STOPPED
+    deep = torch.tensor(MAX_DEPTH * STOPPED)
+    assert deep + MAX_LOG < deep
+
+
+def test_match_probability_matches_simulated_targets() -> None:
+    """The target's sample is the arg-max of scores + noise, as `match_chances` assumes, over 200,000 targets."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(6, generator=generator)
+    noise = -torch.rand(200_000, 6, generator=generator).log().neg().log()
+    sampled = torch.bincount((scores + 0.7 * noise).argmax(1), minlength=6) / 200_000
+    assert (sampled - match_chances(scores, 0.7).exp()).abs().max() < 0.005
+
+
+def test_traits_have_the_order_of_their_names() -> None:
+    given = layer(2)
+    assert given.match is not None and given.log_q is not None
+    of = {name: traits_of(given)[..., i] for i, name in enumerate(TRAITS)}
+    assert torch.equal(of["match"], given.match) and torch.equal(of["log_q"], given.log_q)
+    assert torch.equal(of["joint"], given.joint[..., None] + given.match)
+    assert (of["depth"] == 3).all() and of["rank"][0, 0].tolist() == [0, 1, 2, 3]
+    assert of["row"][:, 0, 0].tolist() == [0.25, 0.5] and of["column"][:, 0, 0].tolist() == [0.25, 0.25]
+    assert torch.equal(of["up_right"][:, 2, 1], given.near[:, 2])
+
+
+def test_eagle2_takes_q_or_the_probability_to_match_within_its_budget() -> None:
+    given = layer()
+    assert Eagle2("q").chances(given, ())[0] is given.log_q and Eagle2("match").chances(given, ())[0] is given.match
+    size = Eagle2().preferred_size(pool([[0.5, 0.2, 0.1, 0.0]], [1, 1, 2, 2], most=2), ())
+    assert size.nodes.tolist() == [2] and size.depth.tolist() == [3]
+
+
+def test_the_predictable_form_reads_the_parents_distribution_alone() -> None:
+    policy = PredictableEagle2()
+    state = policy.begin(SIZE)
+    peaked, flat = (
+        policy.chances(layer(log_q=None, match=None, collision=torch.full((2, 3), c)), state)[0] for c in (1.0, 0.0)
+    )
+    assert torch.equal(peaked[..., 0], torch.zeros(2, 3)) and (peaked[..., 1:] == -torch.inf).all()
+    assert torch.allclose(flat[0, 0].exp(), torch.tensor([0.424, 0.115, 0.065, 0.055]))
+
+
+def test_ddd_stops_below_beams_of_low_probability_from_its_check_on() -> None:
+    reach = torch.tensor([[0.3, 0.2, 0.1], [0.05, 0.04, 0.01]]).log()  # probabilities .6 and .1
+    assert stopped(Ddd(alive=0.2), layer(reach=reach)) == [[False] * 3, [True] * 3]
+    low = torch.full((2, 3), -9.0)
+    assert [stopped(Ddd(alive=0.5, check=2), layer(d, reach=low))[0][0] for d in (0, 1, 2)] == [False, False, True]
+    values = [[0.9, 0.8, 0.0], [0.9, 0.1, 0.05]]  # one more depth only where the last beam continues
+    assert Ddd(alive=0.3).preferred_size(pool(values, [1, 2, 2]), ()).depth.tolist() == [3, 2]
+
+
+def test_svip_stops_below_uncertain_nodes_other_than_the_root() -> None:
+    entropy = torch.tensor([[0.1, 2.0, 6.0], [5.0, 0.0, 1.0]])  # sqrt(.15 H): .12 .55 .95 | .87 0 .39
+    assert stopped(Svip(threshold=0.6), layer(0, entropy=entropy)) == [[False] * 3] * 2
+    assert stopped(Svip(threshold=0.6), layer(1, entropy=entropy)) == [[False, False, True], [True, False, False]]
+
+
+def test_c2t_reads_its_traits_and_counts_nodes_above_the_threshold() -> None:
+    module, given = C2T(C2TConfig(traits=("joint", "entropy", "depth"))), layer()
+    module.init_weights(torch.Generator().manual_seed(0))
+    traits = traits_of(given)
+    assert torch.allclose(C2TPolicy(module).chances(given, ())[0].exp(), torch.sigmoid(module(traits)))
+    for name in TRAITS:
+        changed = traits.clone()
+        changed[..., TRAITS.index(name)] += 3.0
+        assert torch.equal(module(changed), module(traits)) == (name not in module.config.traits)
+    size = C2TPolicy(module, threshold=0.1).preferred_size(pool([[0.5, 0.2, 0.02]], [1, 1, 2]), ())
+    assert size.nodes.tolist() == [2] and size.depth.tolist() == [1]
+
+
+def test_radar_stops_until_the_next_step_and_reads_earlier_depths() -> None:
+    policy = RadarPolicy(network(-5.0))
+    state = policy.plan(policy.begin(SIZE))
+    given = layer(0)
+    chances, state = policy.chances(given, state)
+    assert chances is given.match and not state[2].any()  # the first depth is always drafted
+    chances, state = policy.chances(layer(1), state)
+    assert (chances == -torch.inf).all() and state[2].all()
+    policy.part.second.bias.data.fill_(5.0)
+    chances, state = policy.chances(layer(2), state)
+    assert (chances == -torch.inf).all()
+    state = policy.plan(state)
+    assert not state[2].any() and stopped(policy, layer(1), state) == [[False] * 3] * 2
+    policy.part.init_weights(torch.Generator().manual_seed(0))
+    beam, side = torch.full((1, 4), -1.0), torch.zeros(1, 4)
+    first, memory = policy.part(beam, side, (torch.zeros(1, 8), torch.zeros(1, 8)))
+    assert not torch.equal(policy.part(beam, side, memory)[0], first)
+    assert padded_beam(torch.tensor([[-3.0, -1.0]]), 3).tolist() == [[-1.0, -3.0, MIN_LOG]]
+
+
+@pytest.mark.parametrize(("near", "depth", "width"), [(0.1, 1, 12), (0.32, 2, 6), (0.56, 4, 3), (0.8, 10, 2)])
+def test_adt_trees_are_deep_where_drafts_were_accepted_and_wide_elsewhere(near: float, depth: int, width: int) -> None:
+    policy, children = AdtTree(end=0.1, nodes=12), list[int]()
+    for d in range(12):
+        given = layer(d, near=torch.full((2, 3), near), width=12, match=torch.zeros(2, 3, 12))
+        children.append(int((policy.chances(given, ())[0] > -torch.inf)[0, 0].sum()))
+    assert children == [width] * depth + [0] * (12 - depth)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (AdtTree, {"end": 0.0}, "end is 0"),
+        (C2TConfig, {"traits": ("colour",)}, "trait 'colour' is unknown"),
+        (Ddd, {"alive": 1.0}, "wanted a share between 0 and 1"),
+        (Eagle2, {"value": "p"}, 'value is "p"'),
+        (Svip, {"threshold": 0.0}, "wanted both above 0"),
+    ],
+)
+def test_settings_out_of_range_raise(kind: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**settings)

@@ -1,0 +1,167 @@
+"""Medusa, ParallelSpec and vertical heads: what their trees are made of, and what training reads."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.core.noise import Noise
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftTree
+from lantern.drafters.heads.medusa import Medusa, MedusaConfig, MedusaDrafter
+from lantern.drafters.heads.parallelspec import ParallelSpec, group_mask
+from lantern.drafters.heads.vertical import Vertical, VerticalConfig, VerticalDrafter
+from lantern.drafters.trees.static import named
+from lantern.methods import METHODS
+from tests.drafters.sampled_trees import drafted
+from tests.drafters.whole import whole_pictures
+from tests.proof.pictures import DISTRIBUTION, SMALL, p_value, pictures
+from tests.tiny import loose_target, select
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, made_of, tiny_decoder
+from tests.tiny_parts import randomised, tiny_part
+
+
+def random_tokens() -> Tensor:
+    return torch.randint(0, 24, (3, 16), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def test_children_of_one_depth_are_the_best_of_one_distribution() -> None:
+    shape = named("0 1 2 0.0 0.1 1.0 0.0.0")
+    module = randomised(Medusa(MedusaConfig.for_target(TARGET.config)))
+    drafter = MedusaDrafter(module, TARGET, tree=shape, mode="gumbel", sampling=SAMPLING, records_log_q=True)
+    known, tree, _ = drafted(drafter)[1][2]
+    log_q = tree.log_q[:, [0, 1, 4]]  # a node of each depth
+    noise = Noise(KEYS, positions=16, vocab_size=24).gumbel(known[:, None] + torch.arange(3))
+    best = (log_q + noise).argsort(-1, descending=True)
+    for node, (depth, rank) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 0), (2, 0)], start=1):
+        assert torch.equal(tree.tokens[:, node], best[:, depth, rank])
+
+
+@torch.no_grad()
+def test_untrained_heads_repeat_the_feature() -> None:
+    module = Medusa(MedusaConfig.for_target(TARGET.config))
+    module.init_for(TARGET, torch.Generator())
+    features, tokens = torch.randn(2, 5, 32), torch.zeros(2, 5, dtype=torch.long)
+    output = module(features, tokens, torch.full((2, 5), 3.0))
+    assert torch.equal(output, features[:, :, None].expand(-1, -1, 4, -1))
+    assert module.heads.embed_tokens is not None
+    assert torch.equal(module.heads.embed_tokens.weight, TARGET.tok_embeddings.weight)
+
+
+def test_relaxations_get_log_q() -> None:
+    bounded, drafter = METHODS["bounded"].with_options(k=5).made, METHODS["medusa"].made.drafter
+    assert drafter is not None
+    records = replace(drafter, named={**drafter.named, "records_log_q": True})
+    built = tiny_decoder(made_of("medusa", records, bounded.verifier))
+    assert built.generate(CONDITION, keys=KEYS).total_variation.max() > 0
+
+
+# -- ParallelSpec -----------------------------------------------------------------------------------------------------
+
+
+def test_each_step_runs_one_drafter_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, guess = [], ParallelSpec.guess
+    monkeypatch.setattr(ParallelSpec, "guess", lambda self, *of, **how: calls.append(1) or guess(self, *of, **how))
+    made = tiny_decoder("parallelspec").generate(select(CONDITION, [0]), keys=KEYS[:1])
+    assert len(calls) == int(made.steps) - 1
+
+
+def test_a_group_of_masks_sees_the_pairs_up_to_its_anchor_and_itself() -> None:
+    pairs, masks = ["1000000", "1100000", "1110000"], ["1001000", "1001100", "1100010", "1100011"]
+    expected = [[mark == "1" for mark in line] for line in pairs + masks]
+    assert group_mask(3, torch.tensor([0, 1]), 2).tolist() == expected
+
+
+@torch.no_grad()
+def test_guesses_read_nothing_behind_their_anchor() -> None:
+    module = tiny_part("parallelspec", TARGET)
+    module.config = replace(module.config, anchors=99)
+    before = whole_pictures(TARGET, CONDITION, random_tokens())
+    changed = before.tokens.clone()
+    changed[:, 8] = (changed[:, 8] + 1) % 24
+    after = replace(before, tokens=changed, rows=before.rows.index_fill(2, torch.tensor([8]), 1.0))
+    for old, new in zip(*(module.training_predictions(given, 4) for given in (before, after)), strict=True):
+        assert old.features is not None and new.features is not None
+        is_same = (old.features - new.features).abs().amax(-1).amax(0) < 1e-5
+        assert torch.equal(is_same, old.places - old.depth < 8)
+
+
+def test_sampled_trees_with_rejection_match_the_target_distribution() -> None:
+    """Distributions with the drafter's own noise."""
+    method = METHODS["parallelspec-paper"].with_options(tree="0 1 0.0 0.0.0")
+    made = pictures(tiny_decoder(method, SMALL, DISTRIBUTION), 5000, seed=7)
+    assert p_value(made.tokens) > 1e-4 and made.steps.float().mean() < 4
+
+
+# -- vertical heads ---------------------------------------------------------------------------------------------------
+
+
+class Watched(VerticalDrafter):
+    """Records the pool of each draft."""
+
+    def begin(self, prefill, noise) -> None:  # type: ignore[no-untyped-def]
+        self.pools: list[tuple[Tensor, Tensor]] = []
+        super().begin(prefill, noise)
+
+    def propose(self) -> DraftTree:
+        tree = super().propose()
+        self.pools.append((self.held.pool.clone(), self.held.is_filled.clone()))
+        return tree
+
+
+def watch(share: float) -> tuple[Watched, list[Any], list[Any]]:
+    """Return the drafter, its drafts, and what training predicts of the images."""
+    module, shape = tiny_part("vertical", TARGET), named("0 1 2 0.0 1.0 0.0.0")
+    how: dict[str, Any] = {"mode": "gumbel", "sampling": SAMPLING, "records_log_q": True}
+    drafter = Watched(module, TARGET, tree=shape, share=share, **how)
+    tokens, drafts = drafted(drafter)
+    return drafter, drafts, module.training_predictions(whole_pictures(TARGET, CONDITION, tokens), 3)
+
+
+@torch.no_grad()
+def test_pool_holds_outputs_of_committed_tokens_only() -> None:
+    drafter, drafts, (*_, output) = watch(0.5)
+    assert output.depth == 4 and output.places.tolist() == list(range(4, 16))
+    for (known, *_), (pool, is_filled) in zip(drafts, drafter.pools, strict=True):
+        for image, count in enumerate(known.clamp(max=16).tolist()):
+            below = min(count + 4, 16)
+            assert is_filled[image, :16].tolist() == [4 <= place < below for place in range(16)]
+            torch.testing.assert_close(pool[image, 4:below], output.features[image, : below - 4], atol=2e-4, rtol=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_distributions_are_mixtures_below_the_first_row(share: float) -> None:
+    _, drafts, (*ahead, above) = watch(share)
+    compared = 0
+    for known, tree, _ in drafts:
+        for image, count in enumerate(known.tolist()):
+            for output, node in zip(ahead, (0, 1, 4), strict=True):  # a node of each depth
+                place = count + output.depth - 1
+                if place >= 16:
+                    continue
+                at = output.places.tolist().index(place)
+                distribution = SAMPLING.filtered(TARGET.head(output.features[image, at])).exp()
+                if place >= 4:
+                    other = SAMPLING.filtered(TARGET.head(above.features[image, place - 4])).exp()
+                    distribution = (1 - share) * distribution + share * other
+                torch.testing.assert_close(tree.log_q[image, node].exp(), distribution, atol=1e-3, rtol=1e-3)
+                compared += 1
+    assert compared > 60
+
+
+@torch.no_grad()
+def test_correct_pools_are_accepted() -> None:
+    """Correct vertical guesses are accepted although the horizontal ones are useless."""
+    target = loose_target()
+    module = Vertical(VerticalConfig.for_target(target.config))
+    module.init_for(target, torch.Generator())
+    module.heads.fc.bias.data[: 4 * 32].normal_(0.0, 5.0, generator=torch.Generator().manual_seed(1))
+    steps, how = [], {"sampling": Sampling(guidance=2), "add_ons": {"vertical": module}, "tree": "chain_4"}
+    for share in (0.0, 0.9):
+        parts = tiny_decoder("vertical", target, share=share, **how)  # type: ignore[arg-type]
+        steps.append(float(parts.generate(CONDITION, keys=KEYS).steps.float().mean()))
+    assert steps[1] < steps[0] - 2

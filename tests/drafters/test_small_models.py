@@ -1,0 +1,147 @@
+"""A small model drafts alone, or between a drafter and the target; and targets with 4-bit weights."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.core.noise import Noise
+from lantern.core.prepared import quantized
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftTree
+from lantern.drafters.combined.self_cascade import SelfCascadeDrafter
+from lantern.drafters.combined.small_model import SmallModel
+from lantern.drafters.combined.specmquant import CascadeDrafter
+from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.trees.static import chain, named
+from lantern.engines.engine import EagerEngine
+from tests.drafters.sampled_trees import begin_after, drafted
+from tests.tiny import select, tiny_eagle, tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder
+from tests.uncached import uncached
+
+SMALL = tiny_target(seed=5, n_layer=1)
+WARM, GREEDY = Sampling(guidance=3, temperature=0.8), Sampling(guidance=3, temperature=0)
+
+
+def noise_of(sampling: Sampling) -> Noise:
+    return Noise(KEYS, positions=16, vocab_size=24, is_silent=sampling.is_greedy)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sampling", [WARM, GREEDY, Sampling(guidance=1)], ids=str)
+def test_first_chain_equals_the_small_models_picture(sampling: Sampling) -> None:
+    own = plain_tokens(SMALL, sampling)
+    drafter = SelfCascadeDrafter(SMALL, TARGET, tree=chain(15), sampling=sampling)
+    begin_after(drafter, own[:, 0], torch.zeros(3, 1, 1, 1), noise_of(sampling))
+    assert torch.equal(drafter.propose().tokens, own)
+
+
+@pytest.mark.parametrize("tree", ["chain_4", "narrow_10"])
+def test_copy_of_the_target_is_always_accepted(tree: str) -> None:
+    made = tiny_decoder("self-cascade", tree=tree, add_ons={"small": TARGET}).generate(CONDITION, keys=KEYS)
+    assert torch.equal(made.tokens, plain_tokens())
+    assert made.steps.tolist() == [1 + -(-15 // (named(tree).depth + 1))] * 3
+
+
+def test_recorded_log_q_is_the_small_models() -> None:
+    sampling = Sampling(guidance=2)
+    drafter = SelfCascadeDrafter(SMALL, TARGET, tree=named("0 1 0.0 1.0"), sampling=sampling, records_log_q=True)
+    tokens, drafts = drafted(drafter, sampling=sampling)
+    known, tree, _ = drafts[1]
+    for image in range(3):
+        for node, path in ((0, []), (1, [1]), (2, [2])):
+            output = torch.cat([tokens[image, : known[image]], tree.tokens[image, path]])[None]
+            logits = uncached(SMALL, select(CONDITION, [image]), output)[:, :, -1:]
+            expected = sampling.log_probs(logits, torch.tensor([[output.shape[1]]]))[0, 0]
+            torch.testing.assert_close(tree.log_q[image, node], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_small_models_of_other_sizes_raise() -> None:
+    for name, value in (("vocab_size", 25), ("block_size", 9), ("cls_token_num", 5)):
+        with pytest.raises(ValueError, match=f"the small model has {name} {value}, its target"):
+            SmallModel(tiny_target(**{name: value}), TARGET, sampling=Sampling(), stage=2)
+
+
+# -- drafter, small model, target -------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def first_tree(length: int, rounds: int, first: Tensor, sampling: Sampling = WARM) -> tuple[DraftTree, Tensor]:
+    """Return the first tree of a cascade behind these first tokens, and the tokens of its chain."""
+    inner = EagleDrafter(tiny_eagle(TARGET), TARGET, tree=chain(length - 1), mode="gumbel", sampling=sampling)
+    small = SmallModel(SMALL, TARGET, sampling=sampling, stage=length + 1)
+    drafter = CascadeDrafter(inner, small, length=length, width=3, rounds=rounds)
+    features = torch.randn(3, sampling.rows, 6, 32, generator=torch.Generator().manual_seed(0))
+    begin_after(drafter, first, features, noise_of(sampling))
+    tree = drafter.propose()
+    return tree, tree.tokens[:, [n for n, choice in enumerate(((), *drafter.tree.choices)) if not any(choice)]]
+
+
+@pytest.mark.parametrize(("rounds", "sampling"), [(1, WARM), (3, GREEDY), (7, WARM)], ids=str)
+def test_first_tokens_after_as_many_rounds_equal_the_small_models_own(rounds: int, sampling: Sampling) -> None:
+    own = plain_tokens(SMALL, sampling)
+    tree, drafted = first_tree(7, rounds, own[:, 0], sampling)
+    assert torch.equal(drafted[:, : 1 + rounds], own[:, : 1 + rounds])
+    assert tree.log_q is not None and tree.shape.widths == (3,) * 7
+    if rounds == 1:  # without a number of rounds they end when the chain is the small model's own
+        assert not torch.equal(drafted, own[:, :8]) and torch.equal(first_tree(7, 0, own[:, 0])[1], own[:, :8])
+
+
+def test_tokens_are_the_best_of_log_q_plus_noise() -> None:
+    tree, _ = first_tree(5, 2, torch.tensor([3, 1, 8]))
+    assert tree.log_q is not None
+    torch.testing.assert_close(tree.log_q.exp().sum(-1), torch.ones(3, 16))
+    best = (tree.log_q + noise_of(WARM).gumbel((1 + tree.shape.depths).expand(3, -1))).topk(3).indices
+    for node in range(1, tree.tokens.shape[1]):
+        parent, rank = int(tree.shape.parents[node]), int(tree.shape.ranks[node])
+        assert torch.equal(tree.tokens[:, node], best[:, parent, rank])
+
+
+def test_copy_of_the_target_is_accepted_with_any_drafter() -> None:
+    parts = tiny_decoder("specmquant", sampling=WARM, add_ons={"small": TARGET}, length=5, steps=5, width=1)
+    assert parts.generate(CONDITION, keys=KEYS).steps.tolist() == [1 + -(-15 // 6)] * 3
+
+
+# -- 4-bit weights ----------------------------------------------------------------------------------------------------
+
+needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed: extra eval or dev")
+
+
+@needs_torchao
+@pytest.mark.parametrize("name", ["plain", "eagle1", "specmquant"])
+def test_methods_are_exact_with_respect_to_a_quantised_target(name: str) -> None:
+    own: Any = quantized(TARGET)
+    parts = tiny_decoder(name, sampling=WARM, add_ons={"small": SMALL}, engine=EagerEngine(weights="int4"))
+    assert parts.target is own
+    assert torch.equal(parts.generate(CONDITION, keys=KEYS).tokens, plain_tokens(own, WARM))
+
+
+@needs_torchao
+def test_a_quantised_small_model_drafts_as_well() -> None:
+    parts = tiny_decoder("specmquant", sampling=WARM, add_ons={"small": SMALL}, small_bits=4)
+    assert torch.equal(parts.generate(CONDITION, keys=KEYS).tokens, plain_tokens(sampling=WARM))
+
+
+@needs_torchao
+@torch.no_grad()
+def test_quantising_rounds_a_copy_to_sixteen_values_per_group() -> None:
+    target = tiny_target(seed=3)
+    before = target.layers[0].attention.wo.weight.clone()
+    made = quantized(target)
+    assert quantized(target) is made and made is not target
+    assert torch.equal(target.layers[0].attention.wo.weight, before)
+    rounded = made.layers[0].attention.wo(torch.eye(32)).T  # type: ignore[union-attr,operator,index]
+    off = (rounded - before).abs().amax(1)
+    assert off.max() > 0 and (off <= before.abs().amax(1) / 7).all()
+    assert all(len(row.unique()) <= 16 for row in rounded.view(-1, 32))
+    with pytest.raises(ValueError, match=r"layers.0.attention.wqkv has 16 inputs, expected a multiple of 32"):
+        quantized(tiny_target(dim=16, n_head=1))
+
+
+def test_missing_torchao_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lantern.core.weights.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="int4 weights need torchao"):
+        tiny_decoder("plain", tiny_target(), engine=EagerEngine(weights="int4"))

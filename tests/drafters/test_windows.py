@@ -1,0 +1,105 @@
+"""Jacobi windows and SJD-PAC: distributions, steps saved, and the tree at the front of a window."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from lantern.core.noise import Noise
+from lantern.core.sampling import Sampling
+from lantern.drafters.windows.jacobi import JacobiDrafter
+from lantern.drafters.windows.sjd_pac import fronted
+from lantern.models.llamagen.transformer import Transformer
+from lantern.verifiers.coupling import CouplingVerifier
+from lantern.verifiers.gumbel import GumbelVerifier
+from lantern.verifiers.rejection import RejectionVerifier
+from tests.drafters.sampled_trees import stepped
+from tests.proof.pictures import DISTRIBUTION, SMALL, enumerated, p_value, pictures, teacher_forced
+from tests.tiny import loose_target, select
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate, plain_tokens, tiny_decoder
+
+
+@pytest.mark.parametrize("name", ["sjd", "scd"])
+def test_tokens_outside_the_filter_are_never_sampled(name: str) -> None:
+    sampling, condition = Sampling(guidance=3, top_k=3), select(CONDITION, [0] * 20)
+    tokens = tiny_decoder(name, sampling=sampling).generate(condition, keys=[(1, i) for i in range(20)]).tokens
+    forced = teacher_forced(TARGET, condition, tokens, sampling)
+    assert (forced.gather(-1, tokens[..., None]) > -torch.inf).all()
+
+
+def steps(name: str, target: Transformer) -> float:
+    """Return the mean steps of images of 16 tokens."""
+    parts = tiny_decoder(name, target, Sampling(guidance=2), window=6, init="random")
+    made = parts.generate(select(CONDITION, [0, 1] * 20), keys=[(3, i) for i in range(40)])
+    return float(made.steps.float().mean())
+
+
+def test_independent_tokens_take_few_steps_and_coupled_ones_fewer_than_redrawn_ones() -> None:
+    assert all(steps(name, loose_target()) < 8 for name in ("sjd", "scd", "gumbel-jacobi"))
+    assert steps("scd", TARGET) < steps("sjd", TARGET)
+
+
+def test_enumerated_distribution_matches_plain_decoding() -> None:
+    assert enumerated().sum() == pytest.approx(1.0, abs=1e-5)
+    assert p_value(pictures(tiny_decoder("plain", SMALL, DISTRIBUTION), 5000).tokens) > 1e-4
+
+
+@pytest.mark.parametrize(("window", "init", "redraw"), [(2, "random", "coupled"), (3, "repeat-left", "independent")])
+def test_windows_match_the_target_distribution(window: int, init: str, redraw: Any) -> None:
+    decoder = tiny_decoder("scd", SMALL, DISTRIBUTION)
+    decoder = replace(
+        decoder, drafter=JacobiDrafter(SMALL, window=window, init=init), verifier=CouplingVerifier(redraw)
+    )
+    made = pictures(decoder, 5000)
+    assert p_value(made.tokens) > 1e-4 and made.steps.float().mean() < 4
+
+
+def test_windows_with_distributions_need_coupling() -> None:
+    with pytest.raises(ValueError, match='mode "gumbel": use one of jacobi'):
+        generate(JacobiDrafter(TARGET, keeps_distributions=False), CouplingVerifier())
+    with pytest.raises(ValueError, match='mode "jacobi": use one of iid, point, sampled'):
+        generate(JacobiDrafter(TARGET), RejectionVerifier())
+    assert torch.equal(generate(JacobiDrafter(TARGET), GumbelVerifier()).tokens, plain_tokens())
+
+
+# -- SJD-PAC ----------------------------------------------------------------------------------------------------------
+
+
+def decode(images: list[int] | None = None, **settings: Any) -> tuple[Any, list[Any]]:
+    return stepped(tiny_decoder("sjd-pac", **settings), images)
+
+
+def test_front_is_a_tree_before_a_chain() -> None:
+    assert fronted(5, 2, 2).spelling == "0 1 0.0 0.1 1.0 1.1 0.0.0 0.0.0.0"
+    assert fronted(4, 1, 3).spelling == "0 0.0 0.0.0"
+    assert fronted(2, 3, 5).spelling == "0 1 2"
+
+
+@pytest.mark.parametrize(("window", "width", "levels"), [(2, 1, 1), (5, 2, 3), (5, 4, 9), (16, 3, 2)])
+def test_pictures_equal_plain_decoding(window: int, width: int, levels: int) -> None:
+    made, _ = decode(window=window, width=width, levels=levels)
+    assert torch.equal(made.tokens, plain_tokens())
+
+
+def test_a_front_of_width_one_is_a_plain_window_and_wider_ones_save_passes() -> None:
+    plain, _ = stepped(tiny_decoder("gumbel-jacobi", window=8))
+    narrow, wide = (decode(window=8, width=width)[0].steps for width in (1, 6))
+    assert torch.equal(narrow, plain.steps) and wide.sum() < narrow.sum()
+
+
+def test_siblings_are_the_next_best_tokens_of_the_stale_distribution() -> None:
+    _, steps = decode(images=[0], window=6, width=3, levels=1)
+    chain = [i for i, choice in enumerate(((), *fronted(6, 3, 1).choices)) if not any(choice)]
+    compared = 0
+    for before, step in pairwise(steps):
+        row, place = int(before.counts[0]), int(step.start[0])
+        if row > 5 or place > 15:
+            continue
+        logits, where = before.scores.logits[:, :, chain[row] : chain[row] + 1], torch.tensor([[place]])
+        noise = Noise([KEYS[0]], positions=16, vocab_size=24).gumbel(where)
+        best = (SAMPLING.log_probs(logits, where) + noise).topk(3).indices[0, 0].tolist()
+        assert step.tree.tokens[0, 1:4].tolist() == best
+        compared += 1
+    assert compared > 2

@@ -1,0 +1,595 @@
+"""Faults that the suite must find: `python -m tests.mutants [PART ...]`; with arguments only files that contain one.
+
+A mutant is a file, a text that occurs once in it, what replaces it, and the tests that must fail then. The tree is
+copied to a temporary folder, and one mutant at a time is applied there. The exit status is 1 if one survives, if its
+text is not there exactly once, or if its tests fail without it. pytest does not collect this file.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+LONGEST = 400  # seconds of the tests of one mutant; what hangs is found
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "site", "shared", ".*_cache", "*.egg-info")
+
+# The file below lantern/, the tests below tests/ that must fail, and in brackets a feature that the processor needs;
+# then a text and what replaces it.
+TABLE = r"""
+core/sampling.py: core/test_sampling.py
+- return unconditional + (conditional - unconditional) * self.guidance
++ return conditional + (unconditional - conditional) * self.guidance
+- return torch.where((positions <= self.guidance_interval + 1)[..., None]
++ return torch.where((positions <= self.guidance_interval)[..., None]
+- logits.topk(k, sorted=False)
++ logits.topk(k + 1, sorted=False)
+
+core/sampling.py: core/test_sampling.py
+- least = np.partition(values, -k, axis=-1)[..., -k, None]
++ least = np.partition(values, -k, axis=-1)[..., 1 - k, None]
+
+core/sampling.py: core/test_sampling.py
+- .cumsum(-1).roll(1, -1)
++ .cumsum(-1)
+- uniforms[..., None] * sums[..., -1:]
++ uniforms[..., None]
+
+core/noise.py: core/test_noise.py
+- [zeros + int(purpose), iterations
++ [zeros, iterations
+- random_words(seeds[part], images[part], purpose, where, lanes, iterations[part])
++ random_words(seeds[part], images[part], purpose, where, lanes)
+
+core/noise.py: core/test_noise.py
+- seeds, images = self._keys[first : first + pictures].unbind(1)
++ images, seeds = self._keys[first : first + pictures].unbind(1)
+
+core/buffers.py: drafters/test_drafts_match_training.py
+- key = (name, value.shape
++ key = (name.split(".")[0], value.shape
+
+core/io.py: core/test_io.py
+- if state[name].shape != tensor.shape:
++ if state[name].numel() != tensor.numel():
+- temporary.unlink(missing_ok=True)
++ pass
+
+core/types/tree.py: methods
+- ancestors = nodes[:, None] >= nodes
++ ancestors = nodes[:, None] <= nodes
+
+core/types/step.py: drafters/test_drafts_match_training.py
+- visited = torch.nn.functional.pad(self.verdict.path, (1, 0))
++ visited = torch.nn.functional.pad(self.verdict.path, (0, 1))
+
+decoding/cache.py: decoding/test_cache.py
+- tokens.clamp(max=self.tokens - 1)
++ tokens.clamp(max=self.tokens - 2)
+
+decoding/cache.py: proof/test_trees.py
+- self.move(nodes, start[:, None] + steps)
++ self.move(nodes, start[:, None] + steps + 1)
+
+decoding/cache.py: decoding/test_cache.py
+- self._tokens < lengths[:, None]
++ self._tokens <= lengths[:, None]
+
+decoding/cache.py: drafters/test_small_of_family.py
+- self._ends.scatter_(1, slots, is_end |
++ self._ends[:, self.first_stage_slot :] = False; self._ends.scatter_(1, slots, is_end |
+- is_end = (places - self.prefix + 1) % self.columns == 0
++ is_end = (places - self.prefix) % self.columns == 0
+
+decoding/cache.py: decoding/test_joint.py
+- if part.buffer.data_ptr() != buffer.data_ptr():
++ if part.buffer.data_ptr() == buffer.data_ptr():
+
+decoding/forced.py: methods
+- places = known[:, None] - 1 + tree.shape.depths
++ places = known[:, None] + tree.shape.depths
+- places[:, : log_q.shape[1]] + 1)
++ places[:, : log_q.shape[1]])
+
+decoding/loop.py: methods
+- self.tree = tree if self.forced is None else self.forced.tree(tree, self.known)
++ self.tree = tree
+- self.cache.commit(walked, self.known - 1)
++ self.cache.commit(walked, self.known)
+- places = self.places_of(self.tree, -1)
++ places = self.places_of(self.tree, 0)
+- counts = torch.minimum(verdict.length + 1, self.count - start)
++ counts = verdict.length + 1
+
+decoding/loop.py: decoding/test_finite.py
+- (counts[:, None] <= ahead)
++ (counts[:, None] - 1 <= ahead)
+
+decoding/plain.py: decoding/test_plain.py
+- place, self.noise, sampler).sample()
++ place - 1, self.noise, sampler).sample()
+
+decoding/prompt.py: methods/test_contracts.py decoding/test_forced.py
+- numbers <= block[:, None]
++ numbers < block[:, None]
+
+decoding/prompt.py: decoding/test_prefill.py
+- f"{rows} {whole} {taps} {alone}"
++ f"{whole} {taps} {alone}"
+
+decoding/rounds.py: decoding/test_joint.py
+- rows, nodes = slice(row, row := row + len(part.positions)), part.positions.shape[1]
++ rows, nodes = slice(row, len(part.positions)), part.positions.shape[1]
+- rounds = self._drive(placed, rounds)
++ rounds = self._drive(members, rounds)
+- torch.cat([pad(part.mask, nodes) for part in parts]),
++ torch.cat([pad(part.mask, nodes) for part in parts[::-1]]),
+
+decoding/row_front.py: decoding/test_row_front.py
+- is_other = heads[:, None] < front.heads[..., None]
++ is_other = heads[:, None] <= front.heads[..., None] - 2
+- seen = numbers <= places[:, None]
++ seen = numbers < places[:, None]
+
+decoding/rows.py: methods
+- return logits, self.places.gather(1, nodes)
++ return logits, self.places[:, : nodes.shape[1]]
+
+decoding/statistics.py: methods
+- is_accepted = (is_inside & (steps < length))
++ is_accepted = (is_inside & (steps <= length))
+
+decoding/statistics.py: decoding/test_finite.py
+- sums = logits.sum((1, 3))
++ sums = logits[:, :1].sum((1, 3))
+
+verifiers/coupling.py: proof/test_exact.py
+- threshold = uniforms[:, :-1, 0]
++ threshold = uniforms[:, :-1, 1]
+- sampled = pick(self.left(p, above, is_fresh), uniforms[..., 1])
++ sampled = pick(p, uniforms[..., 1])
+
+verifiers/coupling.py: verifiers/test_coupling.py
+- (stays + rest * p).log()
++ (stays + (1 - rest) * p).log()
+
+verifiers/greedy.py: verifiers/relaxations/test_by_hand.py
+- raised = own + claim.mass
++ raised = own
+
+verifiers/gumbel.py: verifiers/test_gumbel.py
+- (shape.ancestors & ~matches[:, None, :]).any(-1)
++ ~matches
+
+verifiers/gumbel.py: proof/test_exact.py
+- next_token = sampled.gather(1, path.last[:, None])[:, 0]
++ next_token = sampled[:, 0]
+
+verifiers/rejection.py: proof/test_exact.py
+- after = normalised((left - proposal).clamp_(min=0.0), left, numbers.is_one)
++ after = (left - proposal).clamp_(min=0.0)
+- q = normalised(q.scatter(1, before, 0.0), q, numbers.is_one)
++ q = q.scatter(1, before, 0.0)
+- cells = (shape.parents * width + shape.ranks)
++ cells = (shape.parents * width + width - 1 - shape.ranks)
+
+verifiers/rejection.py: proof/test_mutants.py
+- Purpose.RESIDUAL
++ Purpose.DRAFT
+
+verifiers/relaxed.py: verifiers/test_relaxed.py
+- log_r = torch.where(has_children[..., None], log_r, log_p)
++ log_r = log_r.clone()
+- ratio = log_p.flatten(1).gather(1, cells) - log_r.flatten(1).gather(1, cells)
++ ratio = log_r.flatten(1).gather(1, cells) - log_p.flatten(1).gather(1, cells)
+
+verifiers/relaxations/bounded.py: verifiers/relaxations/test_bounded.py
+- flow.outflow * scale[:, None]
++ flow.outflow
+- torch.minimum(gap, (self.cap - 1) * p)
++ torch.minimum(gap, self.cap * p)
+
+verifiers/relaxations/cool.py: verifiers/relaxations/test_by_hand.py
+- r = p + taken - surplus * share[:, None]
++ r = p + taken - surplus
+
+verifiers/relaxations/grouped.py: verifiers/relaxations/test_by_hand.py
+- window = place + around
++ window = trial.tokens[:, None] + around
+
+verifiers/relaxations/lantern.py: verifiers/relaxations/test_by_hand.py
+- torch.full_like(own, self.delta)
++ torch.full_like(own, self.delta) - own
+
+verifiers/relaxations/lantern_pp.py: verifiers/relaxations/test_by_hand.py
+- (self.lambda_ - 1) * own
++ self.lambda_ * own
+
+verifiers/relaxations/neighbours.py: verifiers/relaxations/test_neighbours.py
+- is_taken = sums <= budget.double()[..., None]
++ is_taken = masses.double() <= budget.double()[..., None]
+
+verifiers/relaxations/neighbours.py: verifiers/relaxations/test_by_hand.py
+- trial.p.gather(1, near).masked_fill_(claim.is_taken, 0.0)
++ trial.p.gather(1, near)
+- self.table[trial.tokens, : self.k + 1]
++ self.table[trial.tokens, : self.k]
+
+verifiers/relaxations/rule.py: verifiers/test_coupling.py
+- return self.q.gather(1, self.tokens[:, None])[:, 0]
++ return self.p.gather(1, self.tokens[:, None])[:, 0]
+
+verifiers/relaxations/tolerance.py: verifiers/test_rules.py
+- torch.expm1(self.samples * torch
++ torch.expm1((self.samples - 1) * torch
+
+verifiers/relaxations/typical.py: verifiers/relaxations/test_by_hand.py
+- clamp(max=self.epsilon)
++ clamp(min=self.epsilon)
+
+verifiers/relaxations/vvs.py: verifiers/relaxations/test_by_hand.py
+- is_skipped = depths < self.skip
++ is_skipped = depths <= self.skip
+
+methods/parts.py: methods/test_method.py
+- else f"parts/{self.name}"
++ else f"part/{self.name}"
+
+drafters/base.py: drafters/test_dynamic.py
+- "sampled": Purpose.DRAFT
++ "sampled": Purpose.TARGET
+
+drafters/combined/sam_eagle.py: drafters/test_sam.py
+- second.parents[1:] + nodes - 1)
++ second.parents[1:] + nodes - 2)
+
+drafters/combined/self_cascade.py: drafters/test_small_models.py
+- here = tokens[-1][:, level.pairs], self.held.depths[depth : depth + 1]
++ here = tokens[-1][:, level.pairs], self.held.depths[depth - 1 : depth]
+
+drafters/combined/small_model.py: drafters/test_small_models.py
+- self.known[:, None] + depths - 1
++ self.known[:, None] + depths
+
+drafters/combined/specmquant.py: drafters/test_small_models.py
+- 0, self.held.depths[1:])
++ 0, self.held.depths[:-1])
+
+drafters/eagle/drafter.py: drafters/test_drafts_match_training.py
+- places = (self.known[:, None] + (depth - 1))
++ places = (self.known[:, None] + depth)
+- features = self.sampling.guide(features, self.held.places)[:, None]
++ features = features[:, :1]
+
+drafters/eagle/dynamic.py: drafters/test_dynamic.py
+- slots = pick // self.growth.width
++ slots = pick % self.growth.width
+- .scatter(1, numbers, order).gather(1, kept)
++ .scatter(1, numbers, order)[:, : kept.shape[1]]
+
+drafters/eagle/eagle1.py: drafters/test_eagle.py
+- return torch.cat([self.embed_tokens(tokens), features], dim=-1)
++ return torch.cat([features, self.embed_tokens(tokens)], dim=-1)
+
+drafters/eagle/eagle3.py: drafters/test_eagle.py
+- self.fc.weight.data[:, -self.config.dim :]
++ self.fc.weight.data[:, : self.config.dim]
+
+drafters/eagle/fr_spec.py: drafters/test_eagle.py
+- sort(descending=True, stable=True)
++ sort(descending=False, stable=True)
+
+drafters/eagle/poss.py: drafters/test_eagle.py
+- return min(depth // self.config.per_layer,
++ return min((depth + 1) // self.config.per_layer,
+
+drafters/eagle/unroll.py: drafters/test_drafts_match_training.py
+- there <= here - done
++ there < here - done
+
+drafters/eagle/vispec.py: drafters/test_drafts_match_training.py
+- seen = (held >= 0) & (held // grid >= oldest)
++ seen = (held >= 0) & (held // grid > oldest)
+
+drafters/eagle/vispec.py: drafters/test_vispec.py
+- slots = (start[:, None] + steps) % self.tokens
++ slots = (start[:, None] + steps + 1) % self.tokens
+
+drafters/examples.py: drafters/test_drafts_match_training.py
+- rows[:, 1] + scales * (rows[:, 0] - rows[:, 1])
++ rows[:, 0] + scales * (rows[:, 1] - rows[:, 0])
+
+drafters/heads/marginals.py: drafters/test_heads.py
+- (self.pairs.known[:, None] + self.held.steps_ahead)
++ (self.pairs.known[:, None] + 1 + self.held.steps_ahead)
+
+drafters/heads/medusa.py: drafters/test_drafts_match_training.py
+- predicted[:, :-reach, head]
++ predicted[:, reach:, head]
+
+drafters/heads/parallelspec.py: drafters/test_drafts_match_training.py
+- (is_mask & is_mask[:, None] & (steps <= steps[:, None]))
++ (is_mask & is_mask[:, None] & (steps == steps[:, None]))
+
+drafters/heads/vertical.py: drafters/test_heads.py
+- below = pairs.places + self.module.config.grid
++ below = pairs.places + self.module.config.grid - 1
+
+drafters/lookup/matchers.py: drafters/test_sam.py
+- runs & (before == tail) & (places >= back)
++ runs & (before == tail)
+- FIELDS = ((0, -1), (-1, 0)
++ FIELDS = ((-1, 0), (0, -1)
+
+drafters/lookup/sam.py: drafters/test_sam.py
+- self.held.known[:, None] + steps, step.tokens)
++ self.held.known[:, None] + steps - 1, step.tokens)
+
+drafters/lookup/suffix_automaton.py: drafters/test_suffix_automaton.py
+- State(length, old.link, old.end, dict(old.next))
++ State(length, old.link, self.count - 1, dict(old.next))
+
+drafters/lookup/tables.py: drafters/test_sam.py
+- torch.cdist(points, centres).argmin(1)
++ torch.cdist(points, centres).argmax(1)
+
+drafters/policies/adt_tree.py: drafters/policies
+- (self.nodes / depth).ceil()
++ (self.nodes / depth).floor()
+
+drafters/policies/c2t.py: drafters/policies
+- pool.values >= math.log(self.threshold)
++ pool.values < math.log(self.threshold)
+
+drafters/policies/ddd.py: drafters/policies
+- if layer.depth < self.check:
++ if layer.depth <= self.check:
+
+drafters/policies/eagle2.py: drafters/policies
+- layer.log_q if self.value == "q" else layer.match
++ layer.match if self.value == "q" else layer.log_q
+
+drafters/policies/history.py: drafters/policies
+- torch.minimum(places, known[:, None]) - 1
++ places - 1
+
+drafters/policies/policy.py: drafters/policies
+- depth + (depth == pool.deepest)
++ depth
+
+drafters/policies/radar.py: drafters/policies
+- is_over = state[2] | (
++ is_over = (
+
+drafters/policies/records.py: drafters/policies
+- is_tested = on_path.gather(1, parents)
++ is_tested = on_path
+
+drafters/policies/svip.py: drafters/policies
+- elif layer.depth == 0:
++ elif layer.depth == 1:
+
+drafters/trees/dynamic.py: drafters/trees
+- above, reach = above.gather(1, above), 2 * reach
++ above, reach = above.gather(1, above), 4 * reach
+
+drafters/trees/static.py: drafters/trees
+- first += 0 if depth == 0 else len(frontier)
++ first += len(frontier)
+
+drafters/windows/jacobi.py: drafters/test_windows.py
+- index = counts[:, None] + steps
++ index = counts[:, None] + steps + 1
+
+drafters/windows/jacobi.py: proof/test_exact.py
+- own.masked_fill(is_new[..., None], 0.0)
++ own.masked_fill(is_new[..., None], -1.0)
+
+drafters/windows/sjd_pac.py: drafters/test_windows.py
+- rows = self.held.chain[index.clamp(max=self.depth)]
++ rows = self.held.chain[(index - 1).clamp(max=self.depth)]
+
+engines/chain.py: engines/cuda/test_trial.py
+- cache.buffer[..., begin : begin + node, :] =
++ cache.buffer[..., begin + 1 : begin + node + 1, :] =
+
+engines/engine.py: engines/test_promise.py
+- return nodes <= MOST_WIDE
++ return nodes < 2
+
+engines/pass_times.py: engines/test_pass_times.py
+- * (nodes - low) / (high - low)
++ * (high - nodes) / (high - low)
+
+core/prepared.py: engines/cpu/test_target.py
+- if of != weights or made is None:
++ if made is None:
+
+engines/cpu/build.py: engines/cpu/test_build.py
+- if record.get("sha256") != hashlib.sha256(path.read_bytes()).hexdigest():
++ if record.get("sha256") is None:
+
+engines/cpu/compiler.py: engines/cpu/test_build.py
+- if variant.features <= features()
++ if variant.features >= features()
+
+engines/cpu/drafter.py: engines/cpu/test_drafter.py
+- own = cache.buffer[2 * number : 2 * number + 2]
++ own = cache.buffer[:2]
+
+engines/cpu/engine.py: engines/cpu/test_steps.py
+- path = torch.where(drafts <= length[:, None], drafts, 0)
++ path = torch.where(drafts < length[:, None], drafts, 0)
+- self._places = (torch.arange(nodes) + first)
++ self._places = (torch.arange(nodes).flip(0) + first)
+
+engines/cpu/kernels.py: engines/cpu/test_steps.py
+- key, out = purpose_key(seeds, purpose)
++ key, out = purpose_key(seeds, Purpose.TARGET)
+
+engines/cpu/vq.py: engines/cpu/test_vq.py
+- return self.second(self.first(x), residual=own, out=own)
++ return self.second(self.first(x), residual=x, out=own)
+
+engines/cpu/sampling.h: engines/cpu/test_sampling.py
+- where <= interval + 1
++ where <= interval
+
+engines/cpu/steps.cpp: engines/cpu/test_steps.py
+- for (int i = 0; i <= length && known - 1 + i < state.tokens; i++)
++ for (int i = 0; i < length && known - 1 + i < state.tokens; i++)
+
+engines/cpu/pass.cpp: engines/cpu/test_target.py
+- if (part.which < 2) y = rotate(
++ if (part.which < 1) y = rotate(
+
+engines/cpu/convolution.h: engines/cpu/test_vq.py
+- from_points(turned + i * PATCH, 1, results);
++ from_points(turned + i, PATCH, results);
+
+engines/cpu/thread_policy.h: engines/cpu/test_thread_policy.py
+- } else if (seconds > 2 * single) {
++ } else if (seconds < 2 * single) {
+
+engines/cpu/tiles.h: engines/cpu/test_target.py [amx_bf16]
+- _tile_loadd(5, below + k, wide);
++ _tile_loadd(5, above + k, wide);
+
+engines/cuda/engine.py: engines/test_promise.py
+- nodes > constant_rows(lines, self.rows)
++ nodes >= constant_rows(lines, self.rows)
+
+engines/cuda/fused.py: engines/cuda/test_fused.py
+- even, odd = one * cos - two * sin, two * cos + one * sin
++ even, odd = one * cos - two * sin, two * cos - one * sin
+
+engines/cuda/fused_target.py: engines/cuda/test_fused.py
+- own[number] = self._live(space.x, space, live).clone()
++ own[number] = self._live(space.x, space, live)
+
+engines/cuda/graphs.py: engines/cuda/test_reuse.py
+- and self.is_forced == is_forced(state)
++ and True
+- return value.clone()
++ return value
+
+engines/cuda/kernels.py: engines/cuda/test_kernels.py
+- seen = places[:, None] == tl.where(score == 0.0, place, -1)[None]
++ seen = places[:, None] == tl.where(score <= 0.0, place, -1)[None]
+- total = own + tl.sum(factors * sums, 0)
++ total = own + tl.sum(sums, 0)
+- tl.log(tl.sum(tl.exp(scores - largest), 0))
++ tl.log(tl.sum(tl.exp(scores - largest), 0) + 1.0)
+
+engines/cuda/llama.py: engines/cuda/test_llama.py
+- max(1 << (length - 1).bit_length(), LEAST_TOKENS)
++ max(length, LEAST_TOKENS if image == 0 else 1)
+
+engines/cuda/rows.py: engines/test_promise.py
+- while rows > 1 and lines * rows > RIDGE:
++ while rows > 1 and lines * rows > 2 * RIDGE:
+
+engines/cuda/target.py: engines/cuda/test_llama.py
+- rope_positions = positions if lengths is None else positions + lengths
++ rope_positions = positions
+
+engines/cuda/target.py: engines/cuda/test_kernels.py
+- table = None if purpose is None else noise.gumbel_table(purpose)
++ table = None if purpose is None else noise.gumbel_table()
+
+engines/cuda/trial.py: engines/cuda/test_trial.py
+- if not difference <= most:
++ if difference <= 0:
+
+engines/cuda/walk.py: engines/cuda/test_walk.py
+- p_scale = tl.div_rn(1.0, sum_new)
++ p_scale = p_scale * 1.0
+- tl.store(NEXT + image, tl.load(SAMPLED + image * nodes + last))
++ tl.store(NEXT + image, tl.load(SAMPLED + image * nodes))
+"""
+
+
+class Mutant(NamedTuple):
+    """A fault."""
+
+    path: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    needs: str
+
+
+def mutants() -> Iterator[Mutant]:
+    """Yield those of the table."""
+    path, tests, needs, old = "", ("",), "", ""
+    for line in TABLE.strip().splitlines():
+        if line.startswith("- "):
+            old = line[2:]
+        elif line.startswith("+ "):
+            yield Mutant(f"lantern/{path}", old, line[2:], tests, needs)
+        elif line:
+            path, _, rest = line.partition(": ")
+            named, _, needs = rest.rstrip("]").partition(" [")
+            tests = tuple(named.split())
+
+
+def run_tests(tree: Path, tests: Sequence[str], *, is_cpp: bool = False) -> int:
+    """Return the exit status of pytest for some tests of a tree; 1 too if they hang."""
+    places = {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    if is_cpp:  # the user's cache is not for libraries of mutants
+        places["XDG_CACHE_HOME"] = str(tree / "cache")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *(f"tests/{one}" for one in tests)]
+    try:
+        made = subprocess.run(
+            command, cwd=tree, env=os.environ | places, capture_output=True, text=True, timeout=LONGEST * len(tests)
+        )
+    except subprocess.TimeoutExpired:
+        return 1
+    if made.returncode > 1:
+        print(made.stdout[-2000:], made.stderr[-2000:])
+    return made.returncode
+
+
+def outcome(tree: Path, mutant: Mutant) -> str:
+    """Apply a mutant, run its tests, and take it back; return what became of it."""
+    if mutant.needs and mutant.needs not in Path("/proc/cpuinfo").read_text("utf-8"):
+        return "skipped"
+    file, begun = tree / mutant.path, time.perf_counter()
+    text = file.read_text("utf-8")
+    file.write_text(text.replace(mutant.old, mutant.new), "utf-8")
+    try:
+        status = run_tests(tree, mutant.tests, is_cpp=file.suffix != ".py")
+    finally:
+        file.write_text(text, "utf-8")
+    found = {0: "survived", 1: "caught"}.get(status, "broken")
+    print(
+        f"{found:8} {time.perf_counter() - begun:4.0f} s  {mutant.path}: {mutant.new.strip() or mutant.old.strip()}",
+        flush=True,
+    )
+    return found
+
+
+def main(wanted: list[str]) -> int:
+    """Apply the mutants, print what becomes of each, and return the exit status."""
+    chosen = [one for one in mutants() if not wanted or any(part in one.path for part in wanted)]
+    lost = [one for one in chosen if (ROOT / one.path).read_text("utf-8").count(one.old) != 1]
+    for one in lost:
+        print(f"lost     {one.path}: the text is not there exactly once: {one.old}")
+    with tempfile.TemporaryDirectory(prefix="lantern-mutants-") as folder:
+        tree = Path(folder, "tree")
+        shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
+        if run_tests(tree, sorted({test for one in chosen for test in one.tests})) != 0:
+            print("the tests fail without a mutant")
+            return 1
+        found = [outcome(tree, one) for one in chosen if one not in lost]
+    print(", ".join(f"{found.count(kind)} {kind}" for kind in ("caught", "survived", "broken", "skipped")))
+    return int(bool(lost) or "survived" in found or "broken" in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

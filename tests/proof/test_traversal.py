@@ -1,0 +1,189 @@
+"""Traversal verification samples from the target's distribution: all its randomness enumerated, and whole images drawn.
+
+A walk tests nodes in a fixed order, each by a uniform of its own against a rate that earlier refusals determine. The
+rates are found by bisecting the uniforms, as in `enumeration.py`.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+from lantern.core.noise import Noise
+from lantern.core.types import DraftMode, DraftTree
+from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.trees.static import StaticTree, chain
+from lantern.verifiers.rejection import RejectionVerifier, normalised
+from lantern.verifiers.traversal import TraversalVerifier, plan_of
+from tests.proof import draws, enumeration
+from tests.proof.enumeration import BITS, assignments, node_strings
+from tests.proof.pictures import DISTRIBUTION, SMALL, p_value, pictures
+from tests.proof.worlds import KINDS, TREES, GivenRows, World, world
+from tests.tiny_decoder import tiny_decoder
+
+CLEAN, FAULTY = 1e-9, 1e-3
+BRANCHED = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0)))
+
+
+class Forced(Noise):
+    """Given uniforms, one per node."""
+
+    def __init__(self, uniforms: Float64[Tensor, "b n"]) -> None:
+        self.uniforms = uniforms
+
+    def uniform(self, positions: Int[Tensor, "b 1"], lanes: int, **others: Any) -> Tensor:
+        """Lane i is for node i."""
+        assert lanes == self.uniforms.shape[1] and not others
+        return self.uniforms[:, None]
+
+    def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = 1) -> Tensor:
+        raise AssertionError("the distribution of the last token is recorded")
+
+
+def walk(world: World, verifier: TraversalVerifier, draft: DraftTree, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the node where each walk ends, and the distribution that the next token is sampled from."""
+    read: list[Tensor] = []
+    watched = copy.copy(verifier)
+
+    def draw(log_p: Tensor, *others: object) -> Tensor:
+        read.append(log_p[:, 0].exp())
+        return log_p.argmax(-1)
+
+    object.__setattr__(watched, "draw", draw)
+    log_p = world.log_p(node_strings(world, draft.tokens, draft.shape), draft.shape)
+    noise = Forced(uniforms)
+    verdict = watched.verify(draft, GivenRows(log_p, draft.shape.depths.expand(draft.tokens.shape), noise), noise)
+    return torch.nn.functional.pad(verdict.path, (1, 0)).gather(1, verdict.length[:, None])[:, 0], read[-1]
+
+
+def distance(world: World, verifier: TraversalVerifier, mode: DraftMode, tree: StaticTree) -> float:
+    """Return the total variation between what a step commits, completed by p, and p."""
+    listed, shape = assignments(world, mode, tree), tree.shape()
+    draft = DraftTree(listed.tokens, shape, mode, world.log_q(node_strings(world, listed.tokens, shape)))
+    order, (trees, nodes) = [*plan_of(shape).order, 0], draft.tokens.shape
+    ends, refused = torch.zeros(trees, nodes).double(), listed.weights
+    laws = torch.zeros(trees, nodes, world.tokens).double()
+    for node in order:
+        rate, uniforms = torch.zeros(trees).double(), torch.ones(trees, nodes).double()
+        for bit in range(1, BITS + 1) if node else ():
+            uniforms[:, node] = rate + 2.0**-bit
+            rate = torch.where(walk(world, verifier, draft, uniforms)[0] == node, uniforms[:, node], rate)
+        uniforms[:, node] = 0.0
+        end, laws[:, node] = walk(world, verifier, draft, uniforms)
+        chance = refused * rate if node else refused
+        assert float(chance[end != node].sum()) < 1e-9, "an end of the walk that has a chance does not come about"
+        ends[:, node], refused = chance, refused - chance
+    made = enumeration.completed(world, draft, ends, laws)
+    return float((made - world.distribution()).abs().sum() / 2)
+
+
+@pytest.mark.parametrize("mode", ["point", "sampled"])
+@pytest.mark.parametrize("tree", [*TREES.values(), BRANCHED], ids=[*TREES, "branched"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_traversal_matches_target_distribution(kind: str, tree: StaticTree, mode: DraftMode) -> None:
+    toy = world(kind, 3, count=2 if tree.max_nodes > 4 else 3, tokens=4 if kind == "disjoint" else 3)
+    if max(tree.shape().widths) <= toy.tokens:
+        assert distance(toy, TraversalVerifier(), mode, tree) < CLEAN
+
+
+class Drawn(Forced):
+    """Given uniforms, one per node, as traversal or as rejection asks for them; next tokens are of no interest."""
+
+    def uniform(self, positions: Int[Tensor, "b n"], lanes: int, **others: Any) -> Tensor:
+        return super().uniform(positions, lanes) if positions.shape[1] == 1 else self.uniforms[:, :, None]
+
+    def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = 1) -> Tensor:
+        return torch.zeros(*positions.shape, 1)
+
+
+def test_traversal_commits_more_of_a_chain_than_rejection() -> None:
+    toy = world("generic", 7, tokens=4, count=3)
+    listed, shape = assignments(toy, "sampled", chain(3)), chain(3).shape()
+    draft = DraftTree(listed.tokens, shape, "sampled", toy.log_q(node_strings(toy, listed.tokens, shape)))
+    generator = torch.Generator().manual_seed(0)
+    lengths = []
+    for verifier in (TraversalVerifier(), RejectionVerifier()):
+        many = DraftTree(draft.tokens.repeat(200, 1), shape, "sampled", draft.log_q.repeat(200, 1, 1))  # type: ignore[union-attr]
+        log_p = toy.log_p(node_strings(toy, many.tokens, shape), shape)
+        noise = Drawn(torch.rand(len(many.tokens), 4, dtype=torch.float64, generator=generator))
+        verdict = verifier.verify(many, GivenRows(log_p, shape.depths.expand(many.tokens.shape), noise), noise)
+        lengths.append(float((verdict.length * listed.weights.repeat(200)).sum() / 200))
+    assert lengths[0] > lengths[1] * 1.02
+
+
+@dataclass(frozen=True)
+class KeepsRate(TraversalVerifier):
+    """Leaves the rate of a node as it was when a child is refused."""
+
+    def _refuse(self, node: int, child: Tensor, p: Any, q: Any, rates: Any) -> None:
+        before = rates[node]
+        super()._refuse(node, child, p, q, rates)
+        rates[node] = before
+
+
+@dataclass(frozen=True)
+class KeepsTarget(TraversalVerifier):
+    """Leaves p as it was."""
+
+    def _refuse(self, node: int, child: Tensor, p: Any, q: Any, rates: Any) -> None:
+        before = p[node]
+        super()._refuse(node, child, p, q, rates)
+        p[node] = before
+
+
+@dataclass(frozen=True)
+class ForgetsRate(TraversalVerifier):
+    """Takes p - q instead of r p - q."""
+
+    def _refuse(self, node: int, child: Tensor, p: Any, q: Any, rates: Any) -> None:
+        rest = (p[node] - q[node]).clamp(min=0.0)
+        super()._refuse(node, child, p, q, rates)
+        p[node] = normalised(rest, p[node])
+
+
+@dataclass(frozen=True)
+class KeepsDraft(TraversalVerifier):
+    """Does not renormalise q after a child is removed."""
+
+    def _refuse(self, node: int, child: Tensor, p: Any, q: Any, rates: Any) -> None:
+        removed = q[node].scatter(1, child, 0.0)
+        super()._refuse(node, child, p, q, rates)
+        q[node] = removed
+
+
+@pytest.mark.parametrize("mutant", [KeepsRate(), KeepsTarget(), ForgetsRate(), KeepsDraft()])
+def test_faulty_traversal_is_detected(mutant: TraversalVerifier) -> None:
+    toy = world("generic", 26, tokens=4)  # inner nodes with rates well below 1
+    assert distance(toy, TraversalVerifier(), "sampled", BRANCHED) < CLEAN
+    assert distance(toy, mutant, "sampled", BRANCHED) > FAULTY
+
+
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_whole_images_need_fresh_noise(is_fresh: bool) -> None:
+    """Noise that nodes of one token number or later steps share, as it suits rejection, is detected."""
+    toy = world("generic", 7, tokens=3, count=4)
+    sampled = draws.draw(toy, TraversalVerifier(), "sampled", BRANCHED, is_fresh=is_fresh)
+    assert sampled.p_value(toy.distribution()) > 1e-4 if is_fresh else sampled.p_value(toy.distribution()) < 1e-9
+
+
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_pictures_by_the_drafter_need_fresh_noise(is_fresh: bool) -> None:
+    decoder = tiny_decoder("eagle1-traversal", SMALL, DISTRIBUTION, tree="0 1 0.0 0.1 1.0")
+    assert isinstance(decoder.drafter, EagleDrafter) and decoder.drafter.is_fresh
+    decoder.drafter.is_fresh = is_fresh
+    found = p_value(torch.cat([pictures(decoder, 5000, seed).tokens for seed in range(4)]))
+    assert found > 1e-4 if is_fresh else found < 1e-9
+
+
+def test_fresh_noise_differs_between_nodes_and_steps_and_depends_on_the_key_alone() -> None:
+    noise = Noise([(1, 0), (2, 5)], positions=8, vocab_size=16)
+    rows = torch.arange(3)
+    first, second = noise.fresh(torch.tensor([0, 3]), rows), noise.fresh(torch.tensor([1, 4]), rows)
+    several = torch.cat([first.flatten(0, 1), second.flatten(0, 1), noise.gumbel(torch.zeros(2, 1).long(), 2)[:, 0]])
+    assert len(several.unique(dim=0)) == len(several)
+    assert torch.equal(Noise([(2, 5)], positions=8, vocab_size=16).fresh(torch.tensor([3]), rows)[0], first[1])
+    assert float(several.mean()) == pytest.approx(0.5772, abs=0.25)

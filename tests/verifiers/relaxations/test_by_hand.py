@@ -1,0 +1,251 @@
+"""Relaxations by hand: LANTERN, LANTERN++, GSD, typical acceptance, COOL-SD and VVS, and settings out of range."""
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from lantern.core.noise import Noise
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftMode, DraftTree, Generation, Verifier
+from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.trees.static import StaticTree, named
+from lantern.verifiers.greedy import GreedyVerifier
+from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.bounded import Bounded
+from lantern.verifiers.relaxations.cool import Cool
+from lantern.verifiers.relaxations.grouped import Grouped
+from lantern.verifiers.relaxations.lantern import Lantern
+from lantern.verifiers.relaxations.lantern_pp import LanternPP
+from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
+from lantern.verifiers.relaxations.rule import Ruling, Trial
+from lantern.verifiers.relaxations.tolerance import Tolerance
+from lantern.verifiers.relaxations.typical import Typical
+from lantern.verifiers.relaxations.vvs import Vvs
+from tests.proof.worlds import GivenRows
+from tests.tiny import tiny_condition, tiny_eagle
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate, tiny_decoder, tiny_neighbours
+
+# Token 0's neighbours are 1, 2, 3, 4 in this order; p of it and of them:
+VECTORS = torch.arange(5.0)[:, None]
+LINE = proximity_table(VECTORS, 4)
+P = torch.tensor([[0.2, 0.1, 0.15, 0.25, 0.3]])
+Q = torch.tensor([[0.5, 0.3, 0.1, 0.05, 0.05]])
+POINT = torch.tensor([[1.0, 0, 0, 0, 0]])
+ZERO = torch.tensor([0])
+
+
+def judge(rule: Lantern | LanternPP, q: Tensor = Q) -> Ruling:
+    return rule.judge(Trial(P, q, ZERO, q is POINT))
+
+
+def left(rule: Lantern | LanternPP, q: Tensor = Q) -> Any:
+    return pytest.approx(judge(rule, q).left[0].tolist(), abs=1e-6)
+
+
+def test_lantern_claims_neighbours_up_to_delta_and_lantern_pp_in_proportion() -> None:
+    for delta, mass in ((0.05, 0.0), (0.1, 0.1), (0.24, 0.1), (0.26, 0.25), (1.0, 0.5)):
+        rule = Lantern(LINE, k=3, delta=min(delta + 1e-6, 1.0))
+        assert judge(rule).mass.item() == pytest.approx(0.2 + mass, abs=1e-6)
+    for lambda_, mass in ((1.0, 0.0), (1.4, 0.0), (1.6, 0.1), (2.3, 0.25), (9.0, 0.5)):
+        assert judge(LanternPP(LINE, k=3, lambda_=lambda_)).mass.item() == pytest.approx(0.2 + mass, abs=1e-6)
+
+
+def test_reach_is_the_mean_distance_of_claimed_mass() -> None:
+    distances = proximity_distances(VECTORS, LINE)
+    assert distances[0].tolist() == [1, 2, 3, 4]
+    assert judge(Lantern(LINE, k=3, delta=0.26)).reach is None
+    found = [judge(Lantern(LINE, k=3, delta=delta, distances=distances)).reach for delta in (0.26, 0.0)]
+    assert found == [pytest.approx((0.1 * 1 + 0.15 * 2) / 0.25), 0]
+
+
+def test_the_papers_residual_subtracts_q_from_the_distribution_with_mass_moved() -> None:
+    rule = Lantern(LINE, k=3, delta=0.26)  # claims 1 and 2: p~ = .45 0 0 .25 .3
+    assert left(rule) == [0, 0, 0, 0.2, 0.25] and left(rule, POINT) == [0, 0, 0, 0.25, 0.3]
+
+
+def test_the_released_residual_zeroes_q_or_p_on_k_plus_one_tokens() -> None:
+    rule = Lantern(LINE, k=2, delta=0.11, residual="released")  # claims 1 only, zeroes 1, 2 and 3
+    assert left(rule) == [0, 0.1, 0.15, 0.25, 0.25] and left(rule, POINT) == [0, 0, 0, 0, 0.3]
+    assert left(Lantern(LINE, k=3, delta=0.11, residual="released"), POINT) == [1] * 5  # an empty one is uniform
+    exact = LanternPP(LINE, k=2, lambda_=1.1, residual="released")  # no neighbour is within the budget
+    assert (P - Q).clamp(min=0)[0].tolist() == left(exact)
+
+
+def test_siblings_that_share_a_budget_claim_what_is_left_of_it() -> None:
+    rule = Lantern(LINE, k=3, delta=0.26, shared=True)
+    for spent, mass, alone in ((0.1, 0.1, 0.25), (0.9, 0.0, 0.25)):
+        trial = Trial(P, Q, ZERO, False, spent=torch.tensor([spent]))
+        assert rule.judge(trial).mass.item() == pytest.approx(0.2 + mass)
+        assert Lantern(LINE, k=3, delta=0.26).judge(trial).mass.item() == pytest.approx(0.2 + alone)
+
+
+def test_the_excess_counts_what_tokens_spend_beyond_delta() -> None:
+    """A wide tree tests several siblings a token, each with delta of its own, unless they share it."""
+    excess = []
+    for shared in (True, False):
+        parts = tiny_decoder("lantern-paper", delta=0.05, residual="paper", shared=shared)
+        made = parts.generate(CONDITION, keys=KEYS)
+        assert made.excess is not None
+        assert (made.excess <= made.total_variation).all() and (made.total_variation <= made.excess + 16 * 0.05).all()
+        excess.append(float(made.excess.sum()))
+    assert 0 <= excess[0] < excess[1]
+
+
+def decode(verifier: Verifier, sampling: Sampling = SAMPLING, mode: DraftMode = "sampled") -> Generation:
+    drafter = EagleDrafter(tiny_eagle(TARGET), TARGET, tree=named("mc_sim_7b_63"), mode=mode, sampling=sampling)
+    condition, keys = tiny_condition((4, 1, 6, 3, 2, 5)), [(seed, 0) for seed in range(6)]
+    return generate(drafter, verifier, condition=condition, sampling=sampling, keys=keys)
+
+
+def test_relaxed_tokens_and_their_cost_are_counted() -> None:
+    exact = decode(RejectionVerifier())
+    relaxed = decode(RejectionVerifier(Lantern(tiny_neighbours(), k=10, delta=0.3)))
+    assert 0 < relaxed.relaxed.sum() <= relaxed.accepted.sum() and (relaxed.total_variation > 0).all()
+    assert relaxed.tokens_per_step.mean() > exact.tokens_per_step.mean()
+
+
+def test_zero_delta_is_greedy_decoding_at_temperature_zero() -> None:
+    greedy, table = Sampling(guidance=3, temperature=0), tiny_neighbours()
+    exact = decode(RejectionVerifier(), greedy, "point")
+    relaxed = decode(GreedyVerifier(Lantern(table, k=10, delta=0)), greedy, "point")
+    assert torch.equal(relaxed.tokens, exact.tokens) and relaxed.relaxed.sum() == 0
+    freer = decode(GreedyVerifier(Lantern(table, k=10, delta=0.5)), greedy, "point")
+    assert freer.relaxed.sum() > 0 and freer.steps.sum() < exact.steps.sum()
+
+
+def test_greedy_relaxation() -> None:
+    tree = DraftTree(torch.tensor([[0, 2, 1, 4]]), StaticTree(((0,), (1,), (0, 0))).shape(), "point")
+    distribution = torch.tensor([0.2, 0.1, 0.25, 0.15, 0.3]).log().expand(1, 4, -1)
+    noise = Noise([(0, 0)], positions=4, vocab_size=5, is_silent=True)
+    rows = GivenRows(distribution, torch.zeros(1, 4, dtype=torch.long), noise)
+    verdict = GreedyVerifier(Lantern(LINE, k=1, delta=0.2)).verify(tree, rows, noise)
+    # node 1 is token 2, which with 1's .1 has .35 > .3; node 2 is token 1, which with 0's .2 has .3 = .3 and a lower
+    # index; node 3 is token 4, the arg-max itself. The deeper path is kept.
+    assert verdict.length.tolist() == [2] and verdict.path.tolist() == [[1, 3]]
+    assert verdict.next_token.tolist() == [4]
+    assert verdict.cost is not None and verdict.cost.relaxed.tolist() == [[True, False]]
+    assert verdict.cost.total_variation[0].tolist() == pytest.approx([0.1, 0, 0])
+
+
+# -- GSD and typical acceptance ---------------------------------------------------------------------------------------
+
+ORDERED = torch.tensor([[0.05, 0.3, 0.1, 0.35, 0.2]])  # in order: 3 1 4 2 0
+DRAFTED = torch.tensor([[0.1, 0.1, 0.2, 0.2, 0.4]])
+
+
+@pytest.mark.parametrize(
+    ("token", "settings", "mass"),
+    [
+        (4, {}, 0.4 * (0.3 + 0.2 + 0.1) / (0.1 + 0.4 + 0.2)),
+        (3, {}, 0.2 * (0.35 + 0.3) / (0.2 + 0.1)),  # at the end of the order it has one side
+        (4, {"group": 4}, 0.4),  # all tokens
+        (4, {"p_radius": 0.1}, 0.2),
+        (4, {"p_radius": 0.11}, 0.4 * (0.3 + 0.2 + 0.1) / 0.7),
+        (4, {"d_radius": 2.5}, 0.4 * (0.2 + 0.1) / 0.6),  # 2 is near 4, 1 is not
+    ],
+)
+def test_a_group_is_alike_neighbours_in_the_order_of_p(token: int, settings: dict[str, Any], mass: float) -> None:
+    rule = Grouped(VECTORS, **({"group": 2, "p_radius": 1.0, "d_radius": 9.0} | settings))
+    assert rule.judge(Trial(ORDERED, DRAFTED, torch.tensor([token]), False)).mass.item() == pytest.approx(mass)
+    ruling = rule.judge(Trial(ORDERED, DRAFTED, ZERO, False))
+    assert ruling.left[0].tolist() == pytest.approx([0, 0.2, 0, 0.15, 0])
+    assert ruling.reach is not None and ruling.reach.item() == pytest.approx((0.2 * 1 + 0.15 * 3) / 0.35)
+
+
+@pytest.mark.parametrize(("epsilon", "bar"), [(1.0, 0.8 * math.exp((P * P.log()).sum().item())), (0.12, 0.12)])
+def test_typical_drafts_are_accepted_above_the_lower_of_both_thresholds(epsilon: float, bar: float) -> None:
+    for token in range(5):
+        ruling = Typical(epsilon=epsilon, alpha=0.8).judge(
+            Trial(P, one_hot(ZERO + token, 5).float(), ZERO + token, True)
+        )
+        assert ruling.mass.item() == float(P[0, token] > bar) and torch.equal(ruling.left, P)
+
+
+# -- COOL-SD and VVS --------------------------------------------------------------------------------------------------
+
+
+def random_pair(seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    p = (torch.randn(12, generator=generator, dtype=torch.float64) * 2).softmax(0)
+    q = (p.log() + torch.randn(12, generator=generator, dtype=torch.float64)).softmax(0)
+    if seed % 3 == 0:
+        p[seed % 12] = 0.0
+    return p / p.sum(), q
+
+
+@pytest.mark.parametrize("omega", [0.5, 1.0, 1.1, 2.0, 5.0])
+def test_cool_matches_the_published_test(omega: float) -> None:
+    """One draft accepted with f = min(1, omega p / q), else norm(max(p - q f, 0))."""
+    codebook = torch.randn(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rule = Cool(omega=omega, nu=0, codebook=codebook)
+    for seed in range(50):
+        p, q = random_pair(seed)
+        found = rule.relax(p.log()[None], q.log()[None], depths=ZERO, levels=5)
+        r, taken = found.log_r[0].exp(), q * (omega * p / q).clamp(max=1.0)
+        rest = (p - taken).clamp(min=0) if omega < 1 else (p - q).clamp(min=0)
+        assert torch.allclose(r, taken + (1 - taken.sum()) * rest / rest.sum(), atol=1e-12)
+        assert abs(float((r - p).abs().sum() / 2 - found.total_variation)) < 1e-12
+        # One draft tested exactly against r is accepted as often as the published test accepts it.
+        chance = (q * (max(omega, 1.0) * p / q).clamp(max=1.0)).sum()
+        assert abs(float(torch.minimum(r, q).sum() - chance)) < 1e-12
+        if omega == 2.0:  # the latent distance is an upper bound
+            gained, lost = (r - p).clamp(min=0), (p - r).clamp(min=0)
+            mean = gained @ torch.cdist(codebook, codebook) @ lost / lost.sum()
+            assert found.latent_distance is not None
+            assert mean <= found.latent_distance[0] + 1e-9 <= 1.5 * mean + 2e-9
+
+
+def test_cool_factors_anneal_with_mean_omega() -> None:
+    factors = Cool(omega=1.1, nu=0.7).factors(5)
+    assert sum(factors) / 5 == pytest.approx(1.1)
+    assert [b / a for a, b in pairwise(factors)] == pytest.approx([math.exp(-0.7)] * 4)
+    p, q = random_pair(1)
+    rows = p.log().expand(3, -1), q.log().expand(3, -1)
+    found = Cool(omega=1.5).relax(*rows, depths=torch.tensor([0, 1, 2]), levels=3)
+    spent = found.total_variation.tolist()
+    assert spent[0] > spent[1] > spent[2] == 0 and torch.equal(found.log_r[2], rows[0][2])
+
+
+def test_vvs_is_q_above_the_depth_and_p_below_it() -> None:
+    p, q = (torch.stack(of) for of in zip(*map(random_pair, (1, 2, 4)), strict=True))
+    found = Vvs(skip=2).relax(p.log(), q.log(), depths=torch.tensor([0, 1, 2]), levels=4)
+    assert torch.equal(found.log_r[:2], q[:2].log()) and torch.equal(found.log_r[2], p[2].log())
+    spent = (p - q).clamp(min=0).sum(1).tolist()
+    assert found.total_variation.tolist() == pytest.approx([*spent[:2], 0.0], abs=1e-6) and min(spent) > 0.1
+    made = tiny_decoder("vvs", tree="spine_2_4_2", skip=2).generate(CONDITION, keys=KEYS)
+    assert torch.equal(made.accepted[:, :2], made.reached[:, :2]) and (made.accepted[:, :2] > 0).all()
+    assert (made.accepted[:, 2] < made.reached[:, 2]).all() and (made.total_variation > 0).all()
+
+
+NEEDS: dict[Any, tuple[Any, ...]] = {**dict.fromkeys((Bounded, Lantern, LanternPP), (LINE,)), Grouped: (VECTORS,)}
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings", "message"),
+    [
+        (Bounded, {"k": 5}, "k is 5, wanted from 0 to 4"),
+        (Bounded, {"k": 2, "delta": math.nan}, "delta is nan"),
+        (Bounded, {"k": 2, "cap": 0.5}, "cap is 0.5"),
+        (Bounded, {"k": 2, "rounds": 0}, "rounds is 0"),
+        (Bounded, {"k": 2, "width": 2.0}, "width is 2.0"),
+        (Cool, {"omega": -1}, "omega is -1"),
+        (Cool, {"nu": math.inf}, "nu is inf"),
+        (Grouped, {"group": 3}, "group is 3"),
+        (Grouped, {"p_radius": -1}, "p_radius is -1"),
+        (Lantern, {"k": 4, "residual": "released"}, "wanted from 0 to 3"),
+        (Lantern, {"k": 2, "delta": 1.5}, "delta is 1.5"),
+        (LanternPP, {"k": 2, "lambda_": 0.5}, "lambda_ is 0.5"),
+        (LanternPP, {"k": 2, "residual": "compat"}, 'residual is "compat"'),
+        (Tolerance, {"samples": True}, "samples is True"),
+        (Typical, {"alpha": -1}, "alpha is -1"),
+        (Vvs, {"skip": 33}, "skip is 33, wanted a number of tokens from 0"),
+    ],
+)
+def test_settings_out_of_range_raise(rule: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rule(*NEEDS.get(rule, ()), **settings)
