@@ -199,7 +199,7 @@ class RelaxArgs(ctypes.Structure):
     """`RelaxArgs` of relaxation.h."""
 
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("k", "columns", "rounds", "width")),
+        *((name, ctypes.c_int32) for name in ("k", "columns", "apart", "rounds", "width")),
         *((name, ctypes.c_double) for name in ("delta", "cap")),
         *((name, ctypes.c_void_p) for name in ("table", "distances")),
     ]
@@ -207,8 +207,8 @@ class RelaxArgs(ctypes.Structure):
     @classmethod
     def of(cls, rule: Bounded) -> "RelaxArgs":
         """Return the settings of a relaxation, whose tensors must outlive them."""
-        sizes = (rule.k, rule.table.shape[1], rule.rounds, min(rule.width, len(rule.table)))
-        distances = None if rule.distances is None else rule.distances.data_ptr()
+        apart, distances = (0, None) if rule.distances is None else (rule.distances.shape[1], rule.distances.data_ptr())
+        sizes = (rule.k, rule.table.shape[1], apart, rule.rounds, min(rule.width, len(rule.table)))
         return cls(*sizes, float(rule.delta), float(rule.cap), rule.table.data_ptr(), distances)
 
 

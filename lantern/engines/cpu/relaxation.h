@@ -8,10 +8,10 @@ extern "C" {
 
 // `Bounded` of bounded.py.
 struct RelaxArgs {
-    int32_t k, columns, rounds, width; // columns: of the table
+    int32_t k, columns, apart, rounds, width; // columns: of the table, apart: of the distances
     double delta, cap;
     const int32_t *table;   // (vocab, columns)
-    const float *distances; // (vocab, columns); null: none
+    const float *distances; // (vocab, apart); null: none
 };
 }
 
@@ -187,7 +187,7 @@ struct Relaxer {
                 const int32_t *near = of.table + size_t(tokens[i]) * of.columns;
                 const double granted = std::min(std::floor(sum_near(offers.data(), near) * asked[i]), lacks[i]);
                 if (of.distances) {
-                    const float *away = of.distances + size_t(tokens[i]) * of.columns;
+                    const float *away = of.distances + size_t(tokens[i]) * of.apart;
                     double sum = 0;
                     for (int j = 0; j < of.k; j++) sum += std::floor(offers[near[j]] * away[j]);
                     travelled += std::floor(sum * asked[i]);
