@@ -75,8 +75,8 @@ class RelaxedRows(Rows):
         if self.may_stop and nodes is not None:
             has_children = self._has_children.gather(1, nodes)
             if not bool(has_children.any()):
-                return self._rows.log_p(nodes)
-            return self._relaxed(nodes, self._rows.log_p(nodes), None if bool(has_children.all()) else has_children)
+                return self._rows.rounded_log_p(nodes)
+            return self._relaxed(nodes, self._rows.rounded_log_p(nodes), None if bool(has_children.all()) else has_children)
         if self._every is None:
             self._every = self._all()
         return self._every if nodes is None else rows_at(self._every, nodes)
@@ -95,7 +95,7 @@ class RelaxedRows(Rows):
 
     def _all(self) -> Float[Tensor, "b n v"]:
         """Return log r after all nodes; only inner nodes are relaxed where they are the same in all images."""
-        log_p, inner = self._rows.log_p(), self._tree.inner
+        log_p, inner = self._rows.rounded_log_p(), self._tree.inner
         if self._tree.shape.depth == 0:
             return log_p
         if inner is None:

@@ -2,12 +2,12 @@
 // the samples (`sampling.h`), the match, and the commit. Plain decoding is a window of one token.
 
 #include "convolution.h"
-#include "sampling.h"
+#include "relaxation.h"
 
 extern "C" {
 
 // ABI number of this library. Increase it together with `ABI` of build.py when a structure or function changes.
-int32_t lantern_abi() { return 6; }
+int32_t lantern_abi() { return 7; }
 
 // An image, in memory of its own: images with other settings and other numbers of known tokens share a step.
 struct ImageArgs {
@@ -23,6 +23,12 @@ struct ImageArgs {
     int64_t *passes;
     int64_t *accepted, *reached; // (nodes - 1)
     uint8_t *finite;
+    // With a relaxation: the distributions of the window's drafts (nodes, vocab), row i of that of draft i + 1, and sums
+    // over tokens.
+    float *log_q;
+    double *relaxed, *variation, *travelled;
+    float *largest;
+    const RelaxArgs *rule; // null: none
 };
 
 struct StepArgs {
@@ -42,9 +48,21 @@ struct Stepper {
     StepArgs &state;
     const int rows = pass.rows / state.images; // guidance rows of an image
     std::vector<std::vector<float>> scores, room; // one per thread
+    std::vector<Relaxer> relaxers;                // one per thread
+    std::vector<float> log_r;                     // (images, nodes, vocab)
+    struct Cost {
+        float spent, distance, relaxed;
+    };
+    std::vector<Cost> costs; // (images, nodes): of what follows a node, and of the draft after it
 
     Stepper(const Model &model, const PassArgs &pass, StepArgs &state)
-        : model(model), pass(pass), state(state), scores(pass.threads, std::vector<float>(model.vocab)), room(scores) {}
+        : model(model), pass(pass), state(state), scores(pass.threads, std::vector<float>(model.vocab)), room(scores) {
+        const auto is_relaxed = [](const ImageArgs &of) { return of.rule != nullptr; };
+        if (std::none_of(state.of, state.of + state.images, is_relaxed)) return;
+        relaxers = std::vector<Relaxer>(pass.threads, Relaxer(model.vocab));
+        log_r.resize(size_t(state.images) * state.nodes * model.vocab);
+        costs.resize(state.images * state.nodes);
+    }
 
     int64_t place(const ImageArgs &of, int node) const { return std::min<int64_t>(*of.known + node, state.tokens - 1); }
 
@@ -82,11 +100,34 @@ struct Stepper {
         const ImageArgs &of = state.of[image];
         const Distribution distribution = {model.vocab, of.top_k, of.interval, of.guidance, of.temperature};
         const int64_t where = place(of, node);
+        if (of.rule && *of.known + node >= state.tokens) return 0; // past the end of the image
         const float *noise = of.noise ? of.noise + size_t(where) * model.vocab : nullptr;
         const float *u = rows == 2 ? logits(image, 1, node) : nullptr;
-        float *out = scores[thread].data();
-        distribution.score(logits(image, 0, node), u, where, noise, out, room[thread].data());
+        float *out = scores[thread].data(), *own = of.rule ? row(image, node) : nullptr;
+        distribution.score(logits(image, 0, node), u, where, own ? nullptr : noise, own ? own : out, room[thread].data());
+        if (own) {
+            relax(image, node, relaxers[thread]);
+            for (int v = 0; v < model.vocab; v += WIDTH)
+                store(out + v, noise ? load(own + v) + load(noise + v) : load(own + v));
+        }
         return distribution.largest(out);
+    }
+
+    float *row(int image, int node) { return log_r.data() + (size_t(image) * state.nodes + node) * model.vocab; }
+
+    // Normalizes the scores of a row; moves it toward the distribution of the draft behind the node, if there is one.
+    void relax(int image, int node, Relaxer &relaxer) {
+        const ImageArgs &of = state.of[image];
+        float *own = row(image, node);
+        Cost &cost = costs[image * state.nodes + node] = {};
+        relaxer.normalize(own);
+        if (node + 1 == state.nodes) return;
+        const int64_t draft = of.window[node + 1];
+        const float before = own[draft];
+        relaxer.relax(*of.rule, own, of.log_q + size_t(node) * model.vocab);
+        const float ratio = before - own[draft];
+        cost.spent = float(relaxer.spent), cost.distance = float(relaxer.distance);
+        cost.relaxed = ratio < 0 ? float(-std::expm1(double(ratio))) : 0.0f;
     }
 
     bool is_finite(int image, int node) const {
@@ -116,7 +157,7 @@ struct Stepper {
     }
 
     // Keeps the drafts that equal the target's own samples, and the sample that follows them.
-    void commit(int image) const {
+    void commit(int image) {
         const ImageArgs &of = state.of[image];
         const int64_t known = *of.known;
         *of.start = known;
@@ -129,6 +170,7 @@ struct Stepper {
             of.grid[known + i] = of.sampled[i];
             if (!is_finite(image, int(i))) *of.finite = 0;
         }
+        if (of.rule) charge(image, length);
         ++*of.passes;
         for (int d = 0; d + 1 < state.nodes && known + d < state.tokens; d++) {
             of.accepted[d] += d < length;
@@ -138,6 +180,34 @@ struct Stepper {
         *of.counts = count;
         *of.known = known + count;
         shift(of, int(count));
+        if (of.rule) shift_rows(image, int(count));
+    }
+
+    // Adds the costs of the committed tokens. The drafts behind them keep their distributions, so all rows are checked.
+    void charge(int image, int length) {
+        const ImageArgs &of = state.of[image];
+        for (int i = 0; i < state.nodes; i++) {
+            if (!is_finite(image, i)) *of.finite = 0;
+            if (i > length || *of.known + i >= state.tokens) continue;
+            const Cost &cost = costs[image * state.nodes + i];
+            if (i < length) *of.relaxed += cost.relaxed;
+            *of.variation += cost.spent, *of.travelled += cost.distance;
+            *of.largest = std::max(*of.largest, cost.spent);
+        }
+    }
+
+    // Moves the distributions of the drafts that stay to the front. New ones are uniform, or the token itself.
+    void shift_rows(int image, int count) {
+        const ImageArgs &of = state.of[image];
+        for (int j = 0; j < state.nodes; j++) {
+            float *to = of.log_q + size_t(j) * model.vocab;
+            if (count + j < state.nodes) {
+                std::memcpy(to, row(image, count + j), sizeof(float) * model.vocab);
+                continue;
+            }
+            std::fill(to, to + model.vocab, of.random ? float(-std::log(double(model.vocab))) : -INFINITY);
+            if (!of.random) to[of.sampled[state.nodes - 1]] = 0;
+        }
     }
 
     // Copies keys and values of the first nodes from the stage to the slots of their tokens.
