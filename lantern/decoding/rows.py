@@ -35,12 +35,12 @@ class LogitRows(Rows):
 
     def rounded_log_p(self, nodes: Int[Tensor, "b m"] | None = None) -> Float[Tensor, "b m v"]:
         """Return `log_p` with bits that depend on the logits only."""
-        logits, places = self._at(nodes)
+        logits, places = (self.logits, self.places) if nodes is None else self._at(nodes)
         return rounded_log_softmax(self.sampling.scores(logits, places, self.may_stop))
 
     def sample(self, nodes: Int[Tensor, "b m"] | None = None) -> Int[Tensor, "b m"]:
         """Return what plain decoding samples after these nodes (None: all)."""
-        logits, places = self._at(nodes)
+        logits, places = (self.logits, self.places) if nodes is None else self._at(nodes)
         if self.sampler is not None:
             return self.sampler(logits, places)[..., 0]
         return largest(self.sampling.scores(logits, places, self.may_stop) + self.noise.gumbel(places), self.may_stop)
@@ -53,10 +53,8 @@ class LogitRows(Rows):
     def _every(self) -> Float[Tensor, "b n v"]:
         return self.sampling.log_probs(self.logits, self.places, self.may_stop)
 
-    def _at(self, nodes: Int[Tensor, "b m"] | None) -> tuple[Float[Tensor, "b r m v"], Int[Tensor, "b m"]]:
-        """Return the logits and places of these nodes of each image (None: all), of a single one without a copy."""
-        if nodes is None:
-            return self.logits, self.places
+    def _at(self, nodes: Int[Tensor, "b m"]) -> tuple[Float[Tensor, "b r m v"], Int[Tensor, "b m"]]:
+        """Return the logits and places of these nodes of each image, of a single one without a copy."""
         is_one = self.may_stop and nodes.numel() == 1
         logits = self.logits.narrow(2, int(nodes), 1) if is_one else logits_at(self.logits, nodes)
         return logits, self.places.gather(1, nodes)

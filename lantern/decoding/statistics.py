@@ -57,7 +57,8 @@ class Statistics:
         costs = [verdict.cost for verdict, _ in entries if verdict.cost is not None]
         if not costs:
             return
-        self.relaxed.add_(torch.where(is_accepted, torch.stack([cost.relaxed for cost in costs]), 0.0).double().sum((0, 2)))
+        relaxed = torch.where(is_accepted, torch.stack([cost.relaxed for cost in costs]), 0.0)
+        self.relaxed.add_(relaxed.double().sum((0, 2)))
         kept = torch.where(is_committed, torch.stack([cost.total_variation for cost in costs]), 0.0)
         self.variation.add_(kept.double().sum((0, 2)))
         torch.maximum(self.largest, kept.amax((0, 2)), out=self.largest)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.noise import Noise

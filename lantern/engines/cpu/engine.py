@@ -18,6 +18,7 @@ from lantern.core.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.core.sampling import Sampling
 from lantern.core.types import (
     Condition,
+    Cost,
     Drafter,
     DraftTree,
     Prompt,
@@ -181,7 +182,7 @@ class ImageArgs(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("guidance", "temperature")),
         *((name, ctypes.c_void_p) for name in ("noise", "random", "known", "window", "grid", "start", "counts")),
         *((name, ctypes.c_void_p) for name in ("sampled", "steps", "accepted", "reached", "finite", "log_q")),
-        *((name, ctypes.c_void_p) for name in ("relaxed", "variation", "travelled", "largest", "rule")),
+        *((name, ctypes.c_void_p) for name in ("relaxed", "variation", "travelled", "largest", "costs", "rule")),
     ]
 
 
@@ -214,7 +215,8 @@ class StepArgs(ctypes.Structure):
 
 
 def is_fused(state: State) -> bool:
-    """Return whether the rounds of a generation are one C++ program: plain decoding and windows of samples alone.
+    """Return whether the rounds of a generation are one C++ program: plain decoding and windows of samples, which
+    `Bounded` may relax.
 
     Not with top-p, with given tokens, and for targets whose passes do not run in C++.
     """
@@ -233,7 +235,7 @@ def rule_of(state: State) -> Bounded | None:
     if not isinstance(drafter, SampleWindow) or drafter.is_alone or not isinstance(verifier, RelaxedVerifier):
         return None
     rule = verifier.relaxation
-    if not isinstance(rule, Bounded) or not isinstance(verifier.inner, GumbelVerifier):
+    if not isinstance(rule, Bounded) or not isinstance(verifier.inner, GumbelVerifier) or state.sampling.is_greedy:
         return None
     tensors = (rule.table,) if rule.distances is None else (rule.table, rule.distances)
     return rule if drafter.log_q is not None and all(one.is_contiguous() for one in tensors) else None
@@ -258,7 +260,8 @@ class FusedImages:
         rule = rule_of(state)
         self.rule = None if rule is None else RelaxArgs.of(rule)
         log_q = None if rule is None or self.window is None else self.window.log_q
-        spent = (sums.relaxed, sums.variation, sums.distance, sums.largest)
+        self.costs = torch.zeros(images, nodes, 3)
+        spent = (sums.relaxed, sums.variation, sums.distance, sums.largest, self.costs)
         # C++ has addresses only
         self.kept = (table, random, *rows, steps, sums.accepted, sums.reached, held.finite, log_q, *spent)
         sums.has_distance = sums.has_distance or (rule is not None and rule.distances is not None)
@@ -289,7 +292,12 @@ class FusedImages:
         length = (scored[:, 1:] == tokens[:, :-1]).long().cumprod(1).sum(1)
         drafts = torch.arange(1, nodes)
         path = torch.where(drafts <= length[:, None], drafts, 0)
-        verdict = Verdict(path, length, tokens.gather(1, length[:, None])[:, 0])
+        cost = None
+        if self.rule is not None:
+            is_visited = torch.arange(nodes) <= length[:, None]
+            relaxed, spent, distance = torch.where(is_visited[..., None], self.costs[:, :nodes], 0.0).unbind(-1)
+            cost = Cost(relaxed[:, :-1], spent, distance if self.rule.distances else None)
+        verdict = Verdict(path, length, tokens.gather(1, length[:, None])[:, 0], cost=cost)
         tree = DraftTree(scored, TreeShape.chain(nodes - 1, scored.device), "gumbel")
         return Step(self.state.index, start, counts, tokens, scores, tree, verdict)
 

@@ -1,5 +1,5 @@
-// The bounded relaxation of a row, with the bits of lantern/verifiers/relaxations/bounded.py: masses are whole units of
-// 2^-36 in fp64, whose sums do not depend on an order, and exponentials and logarithms are computed in fp64 and rounded.
+// The bounded relaxation of a row, with the bits of lantern/verifiers/relaxations/bounded.py: masses are whole units in
+// fp64, whose sums do not depend on an order, and exponentials and logarithms are computed in fp64 and rounded.
 
 #pragma once
 #include "sampling.h"
@@ -17,7 +17,7 @@ struct RelaxArgs {
 
 namespace {
 
-constexpr double UNITS = 0x1p36;
+constexpr double UNITS = 0x1p48, COARSE = 0x1p36; // as in lantern/core/sampling.py
 
 template <class Vector, class Number> inline Vector get_any(const Number *at) {
     Vector x;
@@ -98,11 +98,11 @@ struct Relaxer {
         Doubles sums = {};
         for (int v = 0; v < vocab; v += WIDTH) {
             store(scores + v, load(scores + v) - most);
-            for (int i = 0; i < WIDTH; i += PAIR) sums += whole(exp(widened(scores + v + i)) * UNITS);
+            for (int i = 0; i < WIDTH; i += PAIR) sums += whole(exp(widened(scores + v + i)) * COARSE);
         }
         double total = 0;
         for (int i = 0; i < PAIR; i++) total += sums[i];
-        const float log_total = float(std::log(double(float(total / UNITS))));
+        const float log_total = float(std::log(double(float(total / COARSE))));
         for (int v = 0; v < vocab; v += WIDTH) store(scores + v, load(scores + v) - log_total);
     }
 
@@ -114,7 +114,8 @@ struct Relaxer {
             const Doubles mass = exp(widened(log_p + v)), own = whole(mass * UNITS);
             const Doubles gap = whole(exp(widened(log_q + v)) * UNITS) - own;
             put_any(&p[v], __builtin_convertvector(mass, Singles));
-            put_any(&deficit[v], not_less(smaller(gap, whole((of.cap - 1) * own)), 0.0));
+            const Doubles lack = not_less(smaller(gap, (of.cap - 1) * own), 0.0);
+            put_any(&deficit[v], whole(lack * (COARSE / UNITS)) * (UNITS / COARSE));
             put_any(&left[v], not_less(-gap, 0.0));
         }
         if (!of.k || !choose()) return;
@@ -133,7 +134,7 @@ struct Relaxer {
             put_any(log_p + v, __builtin_convertvector(kept, Singles));
         }
         spent = std::min(float(std::floor(total * scale) / UNITS), float(of.delta));
-        distance = float(travelled * scale / UNITS);
+        distance = float(travelled * scale / COARSE);
     }
 
   private:
@@ -174,12 +175,12 @@ struct Relaxer {
             for (size_t i = 0; i < tokens.size(); i++) {
                 const int32_t *near = of.table + size_t(tokens[i]) * of.columns;
                 const double around = sum_near(left.data(), near);
-                const double share = std::floor(std::min(lacks[i] / std::max(around, 1.0), 1.0) * UNITS);
-                asked[i] = share / UNITS;
+                const double share = std::floor(std::min(lacks[i] / std::max(around, 1.0), 1.0) * COARSE);
+                asked[i] = share / COARSE;
                 for (int j = 0; j < of.k; j++) demand[near[j]] += share;
             }
             for (int v = 0; v < vocab; v += PAIR) {
-                const Doubles own = get_any<Doubles>(&left[v]), wanted = get_any<Doubles>(&demand[v]) / UNITS;
+                const Doubles own = get_any<Doubles>(&left[v]), wanted = get_any<Doubles>(&demand[v]) / COARSE;
                 put_any(&offers[v], whole(own / not_less(wanted, 1.0)));
                 put_any(&left[v], whole(own * not_less(1.0 - wanted, 0.0)));
             }
@@ -189,7 +190,7 @@ struct Relaxer {
                 if (of.distances) {
                     const float *away = of.distances + size_t(tokens[i]) * of.apart;
                     double sum = 0;
-                    for (int j = 0; j < of.k; j++) sum += std::floor(offers[near[j]] * away[j]);
+                    for (int j = 0; j < of.k; j++) sum += std::floor(offers[near[j]] * away[j] * (COARSE / UNITS));
                     travelled += std::floor(sum * asked[i]);
                 }
                 lacks[i] -= granted, inflow[i] += granted, total += granted;

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from lantern.core.sampling import UNITS, rounded_exp, rounded_log, whole_units
+from lantern.core.sampling import COARSE, UNITS, rounded_exp, rounded_log, whole_units
 from lantern.verifiers.relaxations.neighbours import Neighbourhood
 from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 
@@ -42,9 +42,11 @@ class Bounded(Neighbourhood, Relaxation):
     The flow is computed by `rounds` of proportional filling: x requests mass from its neighbours in proportion to what
     they have left, y grants in proportion to the requests. Only the `width` tokens with the largest deficit make
     requests, the lowest index first among equals; p and q alone determine them. The work is n width k; `width` = V is
-    the dense form. Masses are whole units of 2^-36, in fp64, so that neither the order of a sum nor the processor
-    changes r: the C++ engine computes the same bits. At temperature 0 r is p; the greedy form there is LANTERN's
-    (arXiv:2410.03355) with the budget min(delta, (cap - 1) p(x)).
+    the dense form. Masses are whole units of 2^-48 in fp64, deficits and shares of 2^-36, so that neither the order of
+    a sum nor the processor changes r: the C++ engine computes the same bits.
+
+    At temperature 0 r is p; the greedy form there is LANTERN's (arXiv:2410.03355) with the budget min(delta,
+    (cap - 1) p(x)).
     ValueError for a value out of range.
     """
 
@@ -75,9 +77,9 @@ class Bounded(Neighbourhood, Relaxation):
         p, q = rounded_exp(log_p), whole_units(rounded_exp(log_q))
         own = whole_units(p)
         gap = q.sub_(own)
-        deficit = torch.minimum(gap, ((self.cap - 1) * own).floor_()).clamp_(min=0.0)
+        deficit = torch.minimum(gap, (self.cap - 1) * own).clamp_(min=0.0).mul_(COARSE / UNITS).floor_()
         tokens = self._largest(deficit)
-        requests = Requests(tokens, deficit.gather(1, tokens), self.neighbours(tokens).flatten(1))
+        requests = Requests(tokens, deficit.gather(1, tokens) * (UNITS / COARSE), self.neighbours(tokens).flatten(1))
         flow = self._fill(gap.neg_().clamp_(min=0.0), requests)
         total = flow.inflow.sum(-1)
         scale = (self.delta * UNITS / total.clamp(min=1.0)).clamp(max=1.0)
@@ -90,7 +92,7 @@ class Bounded(Neighbourhood, Relaxation):
         r = (p.gather(1, touched) + moved / UNITS).to(p.dtype).clamp_(min=torch.finfo(p.dtype).tiny)
         log_r = log_p.scatter(1, touched, torch.where(moved == 0, log_p.gather(1, touched), rounded_log(r)))
         spent = ((total * scale).floor_() / UNITS).to(p.dtype).clamp_(max=self.delta)
-        distance = None if flow.travelled is None else (flow.travelled * scale / UNITS).to(p.dtype)
+        distance = None if flow.travelled is None else (flow.travelled * scale / COARSE).to(p.dtype)
         return Relaxed(log_r, spent, distance)
 
     def _largest(self, deficit: Float64[Tensor, "n v"]) -> Int[Tensor, "n w"]:
@@ -108,14 +110,15 @@ class Bounded(Neighbourhood, Relaxation):
         for _ in range(self.rounds):
             around = left.view(shape).sum(-1)
             # x requests the same share from each neighbour, so one number per x is enough.
-            share = whole_units((lacks / around.clamp(min=1.0)).clamp_(max=1.0))
+            share = whole_units((lacks / around.clamp(min=1.0)).clamp_(max=1.0), COARSE)
             spread = share[..., None].expand(shape).flatten(1)
-            demand = torch.zeros_like(surplus).scatter_add_(1, requests.near, spread).gather(1, requests.near) / UNITS
+            demand = torch.zeros_like(surplus).scatter_add_(1, requests.near, spread).gather(1, requests.near) / COARSE
             offers = (left / demand.clamp(min=1.0)).floor_().view(shape)
-            share = share / UNITS
+            share = share / COARSE
             granted = torch.minimum((offers.sum(-1) * share).floor_(), lacks)
             if away is not None and travelled is not None:
-                travelled = travelled + ((offers * away).floor_().sum(-1) * share).floor_().sum(-1)
+                moved = (offers * away * (COARSE / UNITS)).floor_().sum(-1)
+                travelled = travelled + (moved * share).floor_().sum(-1)
             lacks = lacks - granted
             left = (left * (1.0 - demand).clamp_(min=0.0)).floor_()
         return Flow(requests.lacks - lacks, own - left, travelled)
