@@ -10,7 +10,7 @@ from lantern.verifiers.relaxations.neighbours import proximity_distances, proxim
 from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 
 DEPTHS = torch.zeros(1, dtype=torch.long)
-TOLERANCE = 1e-11  # masses are whole units of 2^-48 = 3.6e-15, deficits of 2^-36 = 1.5e-11
+TOLERANCE = 1e-12
 CASES = 1000
 
 
