@@ -45,7 +45,7 @@ RELAXED: list[dict[str, Any]] = [
 
 def parts_of(target: Transformer, sampling: Sampling, options: dict[str, Any] | None) -> Decoder:
     name = "plain" if options is None else "gumbel-jacobi"
-    settings = {"method": name} | (options or {})
+    settings: dict[str, Any] = {"method": name} | (options or {})
     return tiny_decoder(target=copy.deepcopy(target), sampling=sampling, engine=CpuEngine(), **settings)
 
 
