@@ -12,7 +12,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from lantern.cli.command import DONE, FAILED
-from lantern.cli.options import DTYPES, command, one_of, opt, size_of
+from lantern.cli.options import DTYPES, OneOf, command, opt, size_of
 from lantern.core.config import install_hint, one_line
 
 # what lacks without a package that pip installs with lantern, and that decoding runs without
@@ -43,7 +43,7 @@ def doctor(
     size: Any = opt(None, "--model: pixels, of models that make several sizes", parse=size_of, metavar="WxH"),
     batch: int = opt(1, "--model: images at a time", 1, 4096),
     device: str = opt("auto", "--model: auto, cpu, cuda, cuda:N or mps"),
-    dtype: str = opt("auto", "--model: auto, fp32, bf16 or fp16", parse=one_of(("auto", *DTYPES))),
+    dtype: str = opt("auto", "--model: auto, fp32, bf16 or fp16", parse=OneOf(("auto", *DTYPES))),
 ) -> int:
     """Print versions and devices, and commands to repair faults."""
     if model is not None:
