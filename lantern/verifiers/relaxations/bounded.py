@@ -1,6 +1,5 @@
 """Bounded relaxation: p moves toward q between neighbouring tokens by at most delta, and is then verified exactly."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -9,25 +8,7 @@ from torch import Tensor
 
 from lantern.core.sampling import logs, probabilities
 from lantern.verifiers.relaxations.neighbours import Neighbourhood
-from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
-
-
-@dataclass(frozen=True)
-class Requests:
-    """`tokens` with the largest deficits, the mass that each lacks, and its neighbours."""
-
-    tokens: Int[Tensor, "n w"]
-    lacks: Float[Tensor, "n w"]
-    near: Int[Tensor, "n wk"]
-
-
-@dataclass(frozen=True)
-class Flow:
-    """Mass that the requesting tokens received, mass that their neighbours gave, and moved mass times distance."""
-
-    inflow: Float[Tensor, "n w"]
-    outflow: Float[Tensor, "n wk"]
-    travelled: Float[Tensor, " n"] | None
+from lantern.verifiers.relaxations.rule import Relaxation, Relaxed, check_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,13 +35,10 @@ class Bounded(Neighbourhood, Relaxation):
 
     def __post_init__(self) -> None:
         self.check_neighbours()
-        if not math.isfinite(self.delta) or not 0 <= self.delta <= 1:
-            raise ValueError(f"delta is {self.delta}, wanted a probability from 0 (exact) to 1")
-        if not math.isfinite(self.cap) or not 1 <= self.cap <= 1e6:
-            raise ValueError(f"cap is {self.cap}, wanted a factor from 1 (exact) to 1e6")
-        for name, value in (("rounds", self.rounds), ("width", self.width)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} is {value}, wanted a whole number from 1 on")
+        check_number("delta", self.delta, 0, 1)
+        check_number("cap", self.cap, 1, 1e6)
+        check_number("rounds", self.rounds, 1, kind=int)
+        check_number("width", self.width, 1, kind=int)
 
     def budget(self, own: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """Return min(delta, (cap - 1) p(x)), the budget of the greedy form."""
@@ -73,38 +51,43 @@ class Bounded(Neighbourhood, Relaxation):
         p, q = probabilities(log_p), probabilities(log_q)
         gap = q.sub_(p)
         deficit = torch.minimum(gap, (self.cap - 1) * p).clamp_(min=0.0)
-        largest = deficit.topk(min(self.width, p.shape[-1]), sorted=False)
-        requests = Requests(largest.indices, largest.values, self.neighbours(largest.indices).flatten(1))
-        surplus = gap.neg_().clamp_(min=0.0)
-        flow = self._fill(surplus, requests)
-        total = flow.inflow.sum(-1)
+        lacks, takers = deficit.topk(min(self.width, p.shape[-1]), sorted=False)
+        givers = self.neighbours(takers).flatten(1)
+        inflow, outflow, travelled = self._fill(gap.neg_().clamp_(min=0.0), takers, lacks, givers)
+        total = inflow.sum(-1)
         scale = (self.delta / total.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1.0)
-        kept = p.gather(1, requests.near) - flow.outflow * scale[:, None]
-        r = p.scatter(1, requests.near, kept).scatter_add_(1, requests.tokens, flow.inflow * scale[:, None])
+        kept = p.gather(1, givers) - outflow * scale[:, None]
+        r = p.scatter(1, givers, kept).scatter_add_(1, takers, inflow * scale[:, None])
         # log(exp(x)) is not x to the last bit: tokens that did not change keep log p. Only neighbours and those that
         # request can change.
-        tokens = torch.cat([requests.near, requests.tokens], 1)
+        tokens = torch.cat([givers, takers], 1)
         own, before = r.gather(1, tokens).clamp_(min=0.0), log_p.gather(1, tokens)
         log_r = log_p.scatter(1, tokens, torch.where(own == p.gather(1, tokens), before, logs(own)))
         spent = (total * scale).clamp(max=self.delta)
-        return Relaxed(log_r, spent, None if flow.travelled is None else flow.travelled * scale)
+        return Relaxed(log_r, spent, None if travelled is None else travelled * scale)
 
-    def _fill(self, surplus: Float[Tensor, "n v"], requests: Requests) -> Flow:
-        """Run the rounds of proportional filling."""
-        shape = (*requests.tokens.shape, self.k)
-        away = None if self.distances is None else self.distances[requests.tokens, : self.k].to(surplus.dtype)
-        lacks, travelled = requests.lacks, None if away is None else torch.zeros_like(surplus[:, 0])
-        own = left = surplus.gather(1, requests.near)
+    def _fill(
+        self,
+        surplus: Float[Tensor, "n v"],
+        takers: Int[Tensor, "n w"],
+        deficits: Float[Tensor, "n w"],
+        givers: Int[Tensor, "n wk"],
+    ) -> tuple[Float[Tensor, "n w"], Float[Tensor, "n wk"], Float[Tensor, " n"] | None]:
+        """Run the rounds of proportional filling; return mass received and given, and moved mass times distance."""
+        shape = (*takers.shape, self.k)
+        away = None if self.distances is None else self.distances[takers, : self.k].to(surplus.dtype)
+        lacks, travelled = deficits, None if away is None else torch.zeros_like(surplus[:, 0])
+        own = left = surplus.gather(1, givers)
         for _ in range(self.rounds):
             around = left.view(shape).sum(-1)
             # x requests the same share from each neighbour, so one number per x is enough.
             share = (lacks / around.clamp(min=torch.finfo(surplus.dtype).tiny)).clamp_(max=1.0)
             spread = share[..., None].expand(shape).flatten(1)
-            demand = torch.zeros_like(surplus).scatter_add_(1, requests.near, spread).gather(1, requests.near)
+            demand = torch.zeros_like(surplus).scatter_add_(1, givers, spread).gather(1, givers)
             offers = (left / demand.clamp(min=1.0)).view(shape)
             granted = torch.minimum(offers.sum(-1) * share, lacks)
             if away is not None and travelled is not None:
                 travelled = travelled + ((offers * away).sum(-1) * share).sum(-1)
             lacks = lacks - granted
             left = left * (1.0 - demand).clamp_(min=0.0)
-        return Flow(requests.lacks - lacks, own - left, travelled)
+        return deficits - lacks, own - left, travelled
