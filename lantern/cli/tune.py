@@ -106,8 +106,7 @@ def table(profile: Mapping[str, Any], label: Callable[[str, Mapping[str, Any]], 
                 f"{one['total_variation']:.3f}",
             )
         )
-    lines = [line[2:].rstrip() for line in aligned(rows)]
-    return lines + ([f"tree: {choice['settings']['tree']}"] if "tree" in choice["settings"] else [])
+    return aligned(rows) + ([f"tree: {choice['settings']['tree']}"] if "tree" in choice["settings"] else [])
 
 
 COMMAND = command(tune)
