@@ -189,8 +189,8 @@ verifiers/relaxed.py: verifiers/test_relaxed.py
 + ratio = log_r.flatten(1).gather(1, cells) - log_p.flatten(1).gather(1, cells)
 
 verifiers/relaxations/bounded.py: verifiers/relaxations/test_bounded.py
-- for part in (flow.outflow, flow.inflow))
-+ for part in (flow.outflow / 2, flow.inflow))
+- for part in (outflow, inflow))
++ for part in (outflow / 2, inflow))
 - torch.minimum(gap, (self.cap - 1) * own)
 + torch.minimum(gap, self.cap * own)
 

@@ -22,13 +22,13 @@ from lantern.cli.options import (
     MODEL,
     MODEL_HELP,
     Distribution,
+    OneOf,
     Placement,
     advice,
     command,
-    one_of,
+    named,
     opt,
     options,
-    pair,
     size_of,
 )
 from lantern.core.config import read_json_object
@@ -87,12 +87,12 @@ class Files:
 
     name: str | None = opt(None, NAME_HELP, metavar="TEMPLATE")
     overwrite: bool = opt(False, "replace files that exist; a file named by --out is always replaced")
-    format: str | None = opt(None, f"file format, of {', '.join(SUFFIXES)} (default png)", parse=one_of(list(SUFFIXES)))
+    format: str | None = opt(None, f"file format, of {', '.join(SUFFIXES)} (default png)", parse=OneOf(list(SUFFIXES)))
     quality: int | None = opt(None, "quality of JPEG and WebP files, 1 to 100 (default 90)", 1, 100)
     scale: int | None = opt(
         None, "enlarge images N times; 1 is the raw size (default: the model's)", 1, MAX_SCALE, metavar="N"
     )
-    resample: str = opt("lanczos", f"filter of --scale, of {', '.join(RESAMPLINGS)}", parse=one_of(RESAMPLINGS))
+    resample: str = opt("lanczos", f"filter of --scale, of {', '.join(RESAMPLINGS)}", parse=OneOf(RESAMPLINGS))
     grid: int | None = opt(
         None, "write all images as one contact sheet, with their prompts if there are several", 1, 1000, bare=0
     )
@@ -159,7 +159,9 @@ def generate(
     out: Path | None = opt(None, f"a file ({', '.join(FORMATS)}) or a folder (default: here)"),
     batch: int = opt(1, "images at a time; halved if memory runs out, with the same images", 1, 4096),
     *,
-    settings: list[tuple[str, str]] = opt([], SETTING_HELP, parse=pair, flag="--set", metavar="NAME=VALUE", each=True),
+    settings: list[tuple[str, str]] = opt(
+        [], SETTING_HELP, parse=named(str, "VALUE"), flag="--set", metavar="NAME=VALUE", each=True
+    ),
     inputs: Inputs,
     where: Placement,
     distribution: Distribution,

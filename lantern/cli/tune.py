@@ -90,6 +90,8 @@ def table(profile: Mapping[str, Any], label: Callable[[str, Mapping[str, Any]], 
 
     An interval has what raced against plain decoding; of the others one batch was made.
     """
+    from lantern.eval.speed.bench import aligned
+
     choice = profile["choice"]
     rows = [("", "method", "tokens/step", "ms/token", "speedup", "95 % interval", "total variation")]
     for one in [profile["plain"], *profile["candidates"][:SHOWN]]:
@@ -104,13 +106,7 @@ def table(profile: Mapping[str, Any], label: Callable[[str, Mapping[str, Any]], 
                 f"{one['total_variation']:.3f}",
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    places = [str.ljust, str.ljust, *[str.rjust] * (len(widths) - 2)]
-    lines = [
-        "  ".join(place(cell, width) for place, cell, width in zip(places, row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return lines + ([f"tree: {choice['settings']['tree']}"] if "tree" in choice["settings"] else [])
+    return aligned(rows) + ([f"tree: {choice['settings']['tree']}"] if "tree" in choice["settings"] else [])
 
 
 COMMAND = command(tune)

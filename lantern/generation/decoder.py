@@ -3,22 +3,23 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jaxtyping import Float, Int32
+from torch import Tensor, nn
+
+from lantern.core.prepared import on_device
+from lantern.core.sampling import Sampling
+from lantern.core.types import Callback, Condition, Drafter, Generation, Target, Verifier
+from lantern.decoding.loop import State, begin, check_modes, run
+from lantern.decoding.plain import NoDrafts, Plain
+from lantern.decoding.prompt import PromptCache
+from lantern.decoding.row_front import RowFront
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.methods import Method, find
 from lantern.methods.method import Promise, build
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int32
-    from torch import Tensor, nn
-
-    from lantern.core.sampling import Sampling
-    from lantern.core.types import Callback, Condition, Drafter, Generation, Target, Verifier
-    from lantern.decoding.loop import State
-    from lantern.decoding.prompt import PromptCache
-    from lantern.drafters.eagle.eagle1 import Eagle
+from lantern.verifiers.gumbel import GumbelVerifier
 
 
 @dataclass
@@ -30,23 +31,20 @@ class Decoder:
     """
 
     method: Method
-    target: "Target"
-    sampling: "Sampling"
-    drafter: "Drafter | None"
-    verifier: "Verifier | None"
-    prompts: "PromptCache | None" = None
+    target: Target
+    sampling: Sampling
+    drafter: Drafter | None
+    verifier: Verifier | None
+    prompts: PromptCache | None = None
     engine: Engine = EAGER
-    front: "Mapping[str, Any] | None" = None
-    _kept: "State | None" = None
+    front: Mapping[str, Any] | None = None
+    _kept: State | None = None
 
-    def begin(self, condition: "Condition", *, is_joined: bool = False, **how: Any) -> "State":
+    def begin(self, condition: Condition, *, is_joined: bool = False, **how: Any) -> State:
         """Begin a generation, as `decoding.loop.begin` with its arguments.
 
         With `is_joined` its rounds can be joined with those of others (`Engine.drive`).
         """
-        from lantern.core.prepared import on_device
-        from lantern.decoding.loop import begin
-
         self.target.refresh()
         fuses = self.engine.fuses_plain(self.sampling)
         with on_device(self.target.tok_embeddings.weight.device):
@@ -59,27 +57,19 @@ class Decoder:
 
     def generate(
         self,
-        condition: "Condition",
+        condition: Condition,
         *,
-        callback: "Callback | None" = None,
+        callback: Callback | None = None,
         keep_history: bool = False,
         **how: Any,
-    ) -> "Generation":
+    ) -> Generation:
         """Decode a batch; the arguments are those of `decoding.loop.run` and `begin`."""
-        from lantern.core.prepared import on_device
-        from lantern.decoding.loop import run
-
         state = self.begin(condition, **how)
         with on_device(self.target.tok_embeddings.weight.device):
             return run(state, self.engine.drive([state]), callback=callback, keep_history=keep_history)
 
-    def _state(self, is_joined: bool) -> "State":
+    def _state(self, is_joined: bool) -> State:
         """Return the state of a generation; an engine that keeps it has one for all."""
-        from lantern.decoding.loop import State
-        from lantern.decoding.plain import NoDrafts, Plain
-        from lantern.decoding.row_front import RowFront
-        from lantern.verifiers.gumbel import GumbelVerifier
-
         if self._kept is not None:
             return self._kept
         if self.front is not None:
@@ -110,14 +100,14 @@ class Decoder:
 
 def build_decoder(
     method: str | Method,
-    target: "Target",
+    target: Target,
     *,
-    sampling: "Sampling",
-    drafter_module: "Eagle | None" = None,
-    add_ons: "Mapping[str, nn.Module]" = MappingProxyType({}),
-    neighbours: "Int32[Tensor, 'v k'] | None" = None,
-    codebook: "Float[Tensor, 'v d'] | None" = None,
-    prompts: "PromptCache | None" = None,
+    sampling: Sampling,
+    drafter_module: nn.Module | None = None,
+    add_ons: Mapping[str, nn.Module] = MappingProxyType({}),
+    neighbours: Int32[Tensor, "v k"] | None = None,
+    codebook: Float[Tensor, "v d"] | None = None,
+    prompts: PromptCache | None = None,
     engine: Engine = EAGER,
 ) -> Decoder:
     """Build the decoder of a method.
@@ -134,8 +124,6 @@ def build_decoder(
         driver = method.made.driver
         front = None if driver is None else driver.named
         return Decoder(method, engine.prepare(target), sampling, None, None, prompts, engine, front)
-    from lantern.decoding.loop import check_modes
-
     while True:
         prepared = engine.prepare(target)
         give = {

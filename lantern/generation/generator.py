@@ -9,8 +9,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Int, UInt8
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from lantern.drafters.policies.records import Recorder
 
 
-Requested = TypeVar("Requested")
-Made = TypeVar("Made")
 # torch raises RuntimeError for all of these, so only the text identifies them
 SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
 LOG = logging.getLogger("lantern")
@@ -105,35 +103,6 @@ class BatchSize:
         if self._too_many:
             self._report(self._too_many, self.now)
             self._too_many = 0
-
-
-def in_batches(
-    requested: Sequence[Requested],
-    size: BatchSize,
-    *,
-    attempt: Callable[[Sequence[Requested]], Made],
-    forget: Callable[[], None],
-) -> Iterator[Made]:
-    """Yield `attempt(batch)` for each batch of the requests; where memory runs out, retry with a smaller batch.
-
-    `forget` drops references that a failed attempt may have left.
-    """
-    done = 0
-    while done < len(requested):
-        batch = requested[done : done + size.now]
-        try:
-            made = attempt(batch)
-        except Exception as error:  # other errors are raised again
-            if not is_out_of_memory(error):
-                raise
-            size.halve(len(batch), error)
-        else:
-            size.confirm()
-            done += len(batch)
-            yield made
-            continue
-        forget()
-        release_memory()
 
 
 def generate(
@@ -357,11 +326,24 @@ def make_batches(
 
     The batch in which the callback returns True is the last one; its missing tokens are 0.
     """
-    attempt = partial(make_batch, generator, with_pixels=with_pixels, callback=callback)
-    for pictures in in_batches(requested, generator.size, attempt=attempt, forget=generator.assemble):
-        yield pictures
-        if generator.is_stopped:
-            return
+    done, size = 0, generator.size
+    while done < len(requested):
+        batch = requested[done : done + size.now]
+        try:
+            pictures = make_batch(generator, batch, with_pixels=with_pixels, callback=callback)
+        except Exception as error:  # other errors are raised again
+            if not is_out_of_memory(error):
+                raise
+            size.halve(len(batch), error)
+        else:
+            size.confirm()
+            done += len(batch)
+            yield pictures
+            if generator.is_stopped:
+                return
+            continue
+        generator.assemble()  # drops references that the failed attempt may have left
+        release_memory()
 
 
 def make_batch(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lantern.cli.bench import DTYPES, SHAPES, main
+from lantern.core.types import Generation
 from lantern.eval.speed import race
 from lantern.methods import METHODS
 from lantern.models.folder import DTYPES as KNOWN_DTYPES
@@ -48,14 +49,13 @@ def test_without_json_only_the_table_is_printed(folder: Path, capsys: pytest.Cap
 def test_tokens_that_differ_from_plain_give_exit_token_1(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = race.Made.of
+    kept = race.record
 
-    def altered(generation: object) -> race.Made:
-        made = kept(generation)  # type: ignore[arg-type]
-        made.tokens[0, 3] += int(made.steps < made.tokens.numel())
-        return made
+    def altered(made: Generation, number: int) -> race.Line:
+        made.tokens[0, 3] += int(made.steps[number] < made.tokens.numel())
+        return kept(made, number)
 
-    monkeypatch.setattr(race.Made, "of", altered)
+    monkeypatch.setattr(race, "record", altered)
     assert main(["--model", str(folder), *QUICK]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("lantern: error: eagle1 (eager fp32, batch 1) differs from plain decoding in 1 of 1")
@@ -64,15 +64,15 @@ def test_tokens_that_differ_from_plain_give_exit_token_1(
 def test_a_stopped_bench_prints_the_rounds_that_are_done(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, made = race.Made.of, []
+    kept, made = race.record, []
 
-    def interrupted(generation: object) -> race.Made:
-        made.append(kept(generation))  # type: ignore[arg-type]
+    def interrupted(generation: Generation, number: int) -> race.Line:
+        made.append(kept(generation, number))
         if len(made) == 6:  # in the third round of two contenders
             signal.raise_signal(signal.SIGTERM)
         return made[-1]
 
-    monkeypatch.setattr(race.Made, "of", interrupted)
+    monkeypatch.setattr(race, "record", interrupted)
     out = tmp_path / "bench.json"
     words = ["--model", str(folder), "--out", str(out), *(word for word in QUICK if word != "--quiet")]
     assert main([*words, "--images", "9"]) == 143

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from lantern.cli.command import Command, run_command
 from lantern.cli.main import SUMMARIES, main
-from lantern.cli.options import existing, integer, one_of, real
+from lantern.cli.options import OneOf, existing, integer, real
 from lantern.core import signals
 from tests.cli.calls import Capture, one_line
 
@@ -179,7 +179,7 @@ def test_a_number_is_within_its_bounds_or_refused(
 @settings(deadline=None)
 @given(text=st.text(max_size=60))
 def test_every_text_gives_a_value_or_an_argparse_error(text: str) -> None:
-    for kind in (one_of(["plain", "lantern"]), existing):
+    for kind in (OneOf(["plain", "lantern"]), existing):
         try:
             kind(text)
         except ArgumentTypeError as error:

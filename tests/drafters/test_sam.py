@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.drafters.combined.sam_eagle import joined
+from lantern.core.types import DraftTree
 from lantern.drafters.lookup.matchers import ContextTable, GridMatcher, Past, SuffixMatcher, around
-from lantern.drafters.lookup.suffix_automaton import SuffixAutomaton
 from lantern.drafters.lookup.tables import SamTables, super_tokens
-from lantern.drafters.trees.static import named
+from tests.drafters.sampled_trees import drafted
+from tests.drafters.test_suffix_automaton import longest_suffix
 from tests.tiny import tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder
 from tests.tiny_parts import tiny_tokens
@@ -25,7 +25,7 @@ def tables_of(tokens: int, groups: int, corpus: Tensor) -> SamTables:
 
 
 def past_of(tokens: Tensor, known: list[int]) -> Past:
-    return Past(torch.nn.functional.pad(tokens, (0, 4)), torch.tensor(known))
+    return Past(tokens, torch.tensor(known))
 
 
 def test_super_tokens_are_clusters_of_near_tokens() -> None:
@@ -44,7 +44,7 @@ def test_suffix_lengths_match_brute_force(is_super: bool) -> None:
     matcher = SuffixMatcher(tables, is_super=is_super, sharp=1.0, least=1, reach=6)
     tokens, known = random_tokens(3, 16, 5, seed=7), [1, 9, 16]
     matcher.begin(3, tokens.device)
-    context = matcher.root(past_of(tokens, known), 16)
+    context = matcher.root(past_of(tokens, known))
     drafted = torch.tensor([[0, 3], [1, 2], [4, 4]])
     deeper = matcher.extend(context, torch.tensor([0, 0]), drafted)
     symbols = matcher.symbol_of
@@ -67,30 +67,27 @@ def test_committed_tokens_advance_the_automaton() -> None:
     matcher = SuffixMatcher(tables, is_super=True, sharp=1.0, least=1, reach=8)
     groups = tables.group_of.long()
     output = [symbol for row in groups[corpus].tolist() for symbol in [*row, 3]]
-    automaton = SuffixAutomaton(output)
     tokens, counts = random_tokens(2, 4, 6, seed=5), [3, 2]
     matcher.begin(2, tokens.device)
     matcher.read(tokens, torch.tensor(counts))
-    context = matcher.root(past_of(torch.nn.functional.pad(tokens, (0, 12)), counts), 16)
-    found = matcher.evidence(context)
+    context = matcher.root(past_of(torch.nn.functional.pad(tokens, (0, 12)), counts))
+    ((found, weights),) = matcher.evidence(context)[1]
     assert context.matched is not None
     for image, count in enumerate(counts):
-        length, end = automaton.match(groups[tokens[image, :count]].tolist())
+        length, end = longest_suffix(output, groups[tokens[image, :count]].tolist())
         assert int(context.matched[image, 0]) == length
         follows = [token for row in corpus.tolist() for token in [*row, -1]][end + 1]
-        assert follows < 0 or int(found.tokens[image, 0, 0]) == follows
+        assert follows < 0 or int(found[image, 0, 0]) == follows
         weight = torch.tensor(float(length)).exp() if follows >= 0 and length else torch.tensor(0.0)
-        torch.testing.assert_close(found.weights[image, 0, 0], weight)
+        torch.testing.assert_close(weights[image, 0, 0], weight)
 
 
 def test_grid_contexts_match_brute_force() -> None:
     tables = tables_of(5, 2, random_tokens(0, 16, 5, seed=0))
     matcher = GridMatcher(tables, sharp=1.0, least=1)
     tokens, known = random_tokens(2, 16, 5, seed=8), [7, 12]
-    context = matcher.extend(
-        matcher.root(past_of(tokens, known), 16), torch.tensor([0, 0]), torch.tensor([[1, 2], [3, 0]])
-    )
-    found, near = matcher.evidence(context), around(4).tolist()
+    context = matcher.extend(matcher.root(past_of(tokens, known)), torch.tensor([0, 0]), torch.tensor([[1, 2], [3, 0]]))
+    (found, _), near = matcher.evidence(context), around(4).tolist()
     assert near[5] == [4, 1, 0, 2] and near[0] == [-1] * 4 and near[7] == [6, 3, 2, -1]  # left, upper, both corners
     groups = [*tables.group_of.tolist(), 2]
     for image, count in enumerate(known):
@@ -106,7 +103,7 @@ def test_grid_contexts_match_brute_force() -> None:
             for place in range(16):
                 agree = sum(a == b for a, b in zip(key, fields(place), strict=True))
                 weight = torch.tensor(float(agree)).exp() if place < count and agree else torch.tensor(0.0)
-                torch.testing.assert_close(found.past[image, node, place], weight)
+                torch.testing.assert_close(found[image, node, place], weight)
 
 
 def test_context_table_keeps_the_most_frequent_tokens() -> None:
@@ -139,18 +136,15 @@ def test_repetitive_pictures_take_fewer_passes() -> None:
     assert (parts.generate(CONDITION, keys=KEYS).steps < 12).all()
 
 
-def test_joined_trees_hold_both_trees() -> None:
-    first, second = named("narrow_10").shape(), named("0 1 0.0 0.0.0 1.0").shape()
-    both = joined(first, second)
-    assert both.num_nodes == first.num_nodes + 5 and both.depth == max(first.depth, second.depth)
-    assert both.widths[0] == first.widths[0] + 2
-    for node in range(both.num_nodes):
-        above = {node, 0}
-        at = node
-        while at:
-            at = int(both.parents[at])
-            above.add(at)
-        assert set(both.ancestors[node].nonzero()[:, 0].tolist()) == above
-        assert int(both.depths[node]) == len(above) - 1
-    places = {(int(p), int(r)) for p, r in zip(both.parents[1:], both.ranks[1:], strict=True)}
-    assert len(places) == both.num_nodes - 1
+def test_a_joined_tree_has_the_paths_of_both() -> None:
+    drafter, seen = tiny_decoder("sam-eagle1", tree="narrow_10", copies="0 1 0.0 0.0.0 1.0").drafter, []
+    for part in (drafter.eagle, drafter.sam):  # type: ignore[union-attr]
+        part.propose = lambda propose=part.propose: seen.append(propose()) or seen[-1]
+    for (known, tree, _), *parts in zip(drafted(drafter)[1], seen[::2], seen[1::2], strict=True):
+        assert known[0] > 15 or paths(tree) == paths(parts[0]) | paths(parts[1])
+        assert tree.shape.num_nodes == 1 + 10 + 5
+
+
+def paths(tree: DraftTree) -> set[tuple[int, ...]]:
+    """Return the tokens from the root to each node in the first image."""
+    return {tuple(tree.tokens[0, node].tolist()) for node in tree.shape.ancestors}

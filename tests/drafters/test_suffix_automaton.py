@@ -6,45 +6,30 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lantern.drafters.lookup.suffix_automaton import SuffixAutomaton, WalkTable
+from lantern.drafters.lookup.suffix_automaton import WalkTable, automaton
 
 SYMBOLS = 3
 TEXT = st.lists(st.integers(0, SYMBOLS - 1), max_size=24)
 
 
-def longest_suffix(output: Sequence[int], symbols: Sequence[int], before: int) -> tuple[int, int]:
-    """Return the length of the longest suffix of `symbols` in `output` that ends before `before`, and its first end."""
+def longest_suffix(text: Sequence[int], symbols: Sequence[int]) -> tuple[int, int]:
+    """Return the length of the longest suffix of `symbols` that occurs in a text, and where it first ends, or -1."""
     for length in range(len(symbols), 0, -1):
-        ends = [i + length - 1 for i in range(len(output)) if list(output[i : i + length]) == list(symbols[-length:])]
-        ends = [end for end in ends if end < min(before, len(output))]
-        if ends:
-            return length, ends[0]
+        for end in range(length - 1, len(text)):
+            if list(text[end - length + 1 : end + 1]) == list(symbols[-length:]):
+                return length, end
     return 0, -1
 
 
-@given(TEXT, st.lists(st.integers(0, SYMBOLS), max_size=12))
-def test_match_is_the_longest_suffix_at_its_first_place(output: list[int], symbols: list[int]) -> None:
-    assert SuffixAutomaton(output).match(symbols) == longest_suffix(output, symbols, len(output))
-
-
-@given(TEXT)
-def test_repeat_is_the_longest_suffix_that_ended_earlier(output: list[int]) -> None:
-    assert SuffixAutomaton(output).repeat() == longest_suffix(output, output, len(output) - 1)
-
-
 @given(TEXT, st.lists(st.integers(0, SYMBOLS), min_size=1, max_size=12))
-def test_walk_table_matches_the_automaton(output: list[int], symbols: list[int]) -> None:
-    automaton = SuffixAutomaton(output)
-    table = WalkTable.of(automaton, SYMBOLS + 1)
+def test_a_walk_finds_the_longest_suffix_at_its_first_place(text: list[int], symbols: list[int]) -> None:
+    table = WalkTable.of(text, SYMBOLS + 1)
     state = length = torch.zeros(1, dtype=torch.long)
-    expected = 0, 0
-    for symbol in symbols:
+    for count, symbol in enumerate(symbols, 1):
         state, length = table.step(state, length, torch.tensor([symbol]))
-        expected = automaton.step(*expected, symbol)
-        assert (int(state), int(length)) == expected
-    assert int(table.ends[state]) == automaton.states[expected[0]].end
+        assert (int(length), int(table.ends[state])) == longest_suffix(text, symbols[:count])
 
 
 @given(TEXT)
-def test_an_automaton_has_at_most_twice_as_many_states_as_symbols(output: list[int]) -> None:
-    assert len(SuffixAutomaton(output).states) <= max(2 * len(output), 1) + 1
+def test_an_automaton_has_at_most_twice_as_many_states_as_symbols(text: list[int]) -> None:
+    assert len(automaton(text)) <= max(2 * len(text), 1) + 1

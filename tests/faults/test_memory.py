@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lantern import LanternPipeline
-from lantern.generation.generator import BatchSize, generate, in_batches, is_out_of_memory
+from lantern.generation.generator import BatchSize, generate, is_out_of_memory, make_batches
 from lantern.generation.images import Picture
 from lantern.generation.requests import requests
 from lantern.models import folder as model_folder
@@ -134,15 +135,18 @@ def test_tokens_are_kept_if_only_their_pixels_do_not_fit(model: Model, monkeypat
 def test_no_request_is_lost_or_repeated_for_any_limit(count: int, batch: int, room: int) -> None:
     reported: list[tuple[int, int]] = []
 
-    def attempt(some: Any) -> list[int]:
+    def attempt(generator: Any, some: Any, **how: Any) -> list[int]:
         if len(some) > room:
             raise MemoryError
         return list(some)
 
     size = BatchSize(batch, lambda *both: reported.append(both))
+    generator: Any = SimpleNamespace(size=size, is_stopped=False, assemble=lambda: None)
+    requested: Any = range(count)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("lantern.generation.generator.release_memory", lambda: None)  # which takes long
-        made = list(in_batches(range(count), size, attempt=attempt, forget=lambda: None))
+        patched.setattr("lantern.generation.generator.make_batch", attempt)
+        made = list(make_batches(generator, requested, with_pixels=False))
     assert [item for some in made for item in some] == list(range(count))
     assert len(reported) == (min(batch, count) > room)
 

@@ -1,5 +1,4 @@
 import xml.etree.ElementTree as ET
-from itertools import pairwise
 
 import pytest
 import torch
@@ -121,12 +120,3 @@ def test_an_outline_covers_its_cells_once() -> None:
     cells = [0, 1, 3, 4, 8, 9, 10, 11]
     area = sum(int(part.split("h")[1].split("v")[0]) // 10 for part in outline(cells, 4).split("z") if part)
     assert area == len(cells)
-
-
-def test_shades_differ_in_lightness() -> None:
-    def lightness(colour: str, opacity: float) -> float:
-        rgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        return sum(w * (opacity * c + 1 - opacity) for w, c in zip((0.2126, 0.7152, 0.0722), rgb, strict=True))
-
-    found = [lightness(shade.colour, shade.opacity) for shade in SHADES]
-    assert all(a - b > 0.04 for a, b in pairwise(found))

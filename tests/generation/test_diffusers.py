@@ -1,7 +1,5 @@
 """Our folders in the loaders of diffusers."""
 
-import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -115,15 +113,3 @@ def test_a_model_that_does_not_run_is_not_pushed(folder: Path, monkeypatch: pyte
     with pytest.raises(ValueError, match=r"tensor 'norm.weight' has shape \[3\]"):
         pipe.push_to_hub("apples")
     assert not Hub.uploaded
-
-
-def test_indices_of_earlier_versions_load(folder: Path, tmp_path: Path) -> None:
-    path = shutil.copytree(folder, tmp_path / "toy") / INDEX_NAME
-    index = json.loads(path.read_text())
-    old = {
-        name: ["lantern.pipeline", *value[1:]] if value[0] == "lantern.generation.pipeline" else value
-        for name, value in index.items()
-        if isinstance(value, list)
-    }
-    path.write_text(json.dumps(index | old | {"_class_name": "LanternPipeline"}))
-    assert LanternPipeline.from_pretrained(path.parent).drafter is not None

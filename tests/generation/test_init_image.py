@@ -18,17 +18,6 @@ from lantern.generation.pipeline import LanternPipeline
 from lantern.models.folder import Model, load_model
 from lantern.models.llamagen.vqvae import to_pixels
 from tests.cli.calls import Capture, refusal
-from tests.tiny_folder import save_tiny_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy", generation={"method": "plain", "guidance": 3.0})
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Model:
-    return load_model(folder, engine="eager")
 
 
 @pytest.fixture

@@ -127,13 +127,6 @@ def test_tokens_per_pass_of_windows_are_those_of_the_folder(folder: Path, tmp_pa
     assert pipe.model.tokens_per_step == {}
 
 
-def test_the_command_reads_a_saved_pipeline(pipe: LanternPipeline, tmp_path: Path) -> None:
-    pipe.save_pretrained(tmp_path / "saved")
-    arguments = ["--model", str(tmp_path / "saved"), "--seed", "5", "--prompt", "a red apple"]
-    assert main([*arguments, "--out", str(tmp_path / "x.png"), "--tokens", str(tmp_path / "t.json")]) == 0
-    assert json.loads((tmp_path / "t.json").read_text()) == call(pipe).tokens[0].tolist()
-
-
 def test_a_folder_without_an_index_is_described_by_its_components(folder: Path, tmp_path: Path) -> None:
     bare = shutil.copytree(folder, tmp_path / "bare")
     (bare / "model_index.json").unlink()

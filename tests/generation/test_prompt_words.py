@@ -63,16 +63,6 @@ def test_the_command_warns_in_one_line_and_in_its_statistics(
     assert capsys.readouterr().err.count("is in the vocabulary of") == 1
 
 
-def test_an_emoji_character_is_known_by_its_name(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    tokens = []
-    for prompt in ("\U0001f34e\ufe0f", "red apple"):
-        assert main(["--model", str(folder), "--prompt", prompt, "--tokens", "-", "--quiet"]) == 0
-        seen = capsys.readouterr()
-        tokens.append(seen.out)
-        assert seen.err == ""
-    assert tokens[0] == tokens[1]
-
-
 def test_pipeline_and_generate_give_a_python_warning(folder: Path) -> None:
     pipe: Any = LanternPipeline.from_pretrained(folder)
     with pytest.warns(UnknownPromptWarning, match="no word of the prompt 'zzz qqq' is in the vocabulary") as caught:

@@ -264,13 +264,12 @@ def test_a_full_queue_answers_429(model: Model) -> None:
     assert set(found) == {200, 429}
 
 
-def test_cancelled_and_expired_pictures_are_not_made(model: Model) -> None:
+def test_cancelled_pictures_are_not_made(model: Model) -> None:
     worker, heard = Worker(model, batch=2), dict[int, list[str]]()
-    states: list[dict[str, Any]] = [{}, {"is_cancelled": True}, {"deadline": 0.0}, {}]
-    worker.submit([job(seed, hearing(heard, seed), **state) for seed, state in enumerate(states)])
+    worker.submit([job(seed, hearing(heard, seed), is_cancelled=seed == 1) for seed in range(3)])
     worker.start()
     assert worker.stop(30)
-    assert heard == {0: ["done"], 2: ["failed"], 3: ["done"]}
+    assert heard == {0: ["done"], 2: ["done"]}
     with pytest.raises(RefusedError, match="the server stops"):
         worker.submit([job(4, hearing(heard, 4))])
 
@@ -339,17 +338,17 @@ def test_a_prompt_is_embedded_once(model: Model, monkeypatch: pytest.MonkeyPatch
         assert picture.pixels is not None and np.array_equal(pixels, picture.pixels.numpy())
 
 
-def test_rows_of_cancelled_and_expired_pictures_are_free_at_once(model: Model) -> None:
+def test_rows_of_cancelled_pictures_are_free_at_once(model: Model) -> None:
     heard = dict[int, list[str]]()
     worker, jobs = Worker(model, batch=2), [job(seed, hearing(heard, seed)) for seed in range(4)]
     worker.submit(jobs)
     worker.step()
     assert (worker.running, worker.queued) == (2, 2)
-    jobs[0].is_cancelled, jobs[1].deadline = True, 0.0
+    jobs[0].is_cancelled = jobs[1].is_cancelled = True
     worker.step()
-    assert (worker.running, worker.queued) == (2, 0) and heard == {1: ["failed"]}
+    assert (worker.running, worker.queued) == (2, 0)
     finish(worker)
-    assert heard == {1: ["failed"], 2: ["done"], 3: ["done"]}
+    assert heard == {2: ["done"], 3: ["done"]}
 
 
 def test_where_memory_runs_out_fewer_pictures_are_decoded_at_a_time(

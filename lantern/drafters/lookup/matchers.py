@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.buffers import Buffers
-from lantern.drafters.lookup.suffix_automaton import SuffixAutomaton, WalkTable
+from lantern.drafters.lookup.suffix_automaton import WalkTable
 from lantern.drafters.lookup.tables import SamTables
 
 FIELDS = ((0, -1), (-1, 0), (-1, -1), (-1, 1))  # (row, column) of the left, upper, upper left, upper right neighbour
@@ -20,13 +20,7 @@ SLOTS = 1 << 15  # of a hashed table of contexts
 KEPT = 8  # tokens that a context of the corpus remembers
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What followed similar places: `past` weights the image's places, `weights` the corpus's `tokens`."""
-
-    past: Float[Tensor, "b f n"]
-    tokens: Int[Tensor, "b f m"]
-    weights: Float[Tensor, "b f m"]
+Found = tuple[Int[Tensor, "b f m"], Float[Tensor, "b f m"]]  # tokens of the corpus with their weights
 
 
 @dataclass(frozen=True)
@@ -42,13 +36,50 @@ class Context:
 
 @dataclass(frozen=True)
 class Past:
-    """The committed tokens of each image, of which the first `known` are valid; free room follows them."""
+    """The tokens of each image, of which the first `known` are committed."""
 
-    tokens: Int[Tensor, "b room"]
+    tokens: Int[Tensor, "b n"]
     known: Int[Tensor, " b"]
 
+    @property
+    def places(self) -> Int[Tensor, " n"]:
+        """The numbers of the tokens."""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device)
 
-class SuffixMatcher:
+    @property
+    def is_known(self) -> Bool[Tensor, "b 1 n"]:
+        """Which tokens are committed, for all nodes."""
+        return (self.places < self.known[:, None])[:, None]
+
+    def back(self, count: int) -> Int[Tensor, "b 1"]:
+        """Return the last token, the one before it and so on; the first one where there are fewer."""
+        return self.tokens.gather(1, (self.known - count).clamp(min=0)[:, None])
+
+
+class Matcher:
+    """Finds what followed contexts like those of the nodes of a tree: of the root, then depth by depth."""
+
+    def begin(self, images: int, device: torch.device) -> None:
+        """Begin a generation."""
+
+    def read(self, tokens: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
+        """Read the tokens that a step committed."""
+
+    def root(self, past: Past) -> Context:
+        """Return the context of the last committed token."""
+        self._past = past
+        return Context(past.back(1), 0)
+
+    def extend(self, context: Context, parents: Int[Tensor, " f"], tokens: Int[Tensor, "b f"]) -> Context:
+        """Return the context of nodes with these tokens below their parents."""
+        return Context(tokens, context.depth + 1)
+
+    def evidence(self, context: Context) -> tuple[Float[Tensor, "b f n"], list[Found]]:
+        """Return the weight of each of the image's own places, and what was found in the corpus."""
+        raise NotImplementedError
+
+
+class SuffixMatcher(Matcher):
     """Weights places by e^(sharp x length) of the suffix that matches before them, from `least` to `reach` symbols.
 
     With `is_super` it compares super-tokens and also walks the corpus's automaton. Tokens are compared in the image's
@@ -65,7 +96,7 @@ class SuffixMatcher:
             groups = tables.group_of.long()[tables.corpus.long()]
             # A symbol that does not occur elsewhere separates the pictures.
             parted = torch.nn.functional.pad(groups, (0, 1), value=config.groups).flatten()
-            self.table = WalkTable.of(SuffixAutomaton(parted.tolist()), config.groups).to(device)
+            self.table = WalkTable.of(parted.tolist(), config.groups, device)
             self.follows = torch.nn.functional.pad(tables.corpus.long(), (0, 1), value=-1).flatten()
 
     def begin(self, images: int, device: torch.device) -> None:
@@ -82,25 +113,21 @@ class SuffixMatcher:
             self.held.state = torch.where(j < counts, state, self.held.state)
             self.held.matched = torch.where(j < counts, matched, self.held.matched)
 
-    def root(self, past: Past, count: int) -> Context:
+    def root(self, past: Past) -> Context:
         """Return the context of the last committed token."""
-        self._symbols, self._known, self._count = self.symbol_of[past.tokens], past.known, count
-        places = torch.arange(count, device=past.tokens.device)
-        runs, lengths = torch.ones_like(self._symbols[:, :count], dtype=torch.bool), 0
+        self._past, self._symbols, lengths = past, self.symbol_of[past.tokens], torch.zeros_like(past.tokens)
+        runs = torch.ones_like(lengths, dtype=torch.bool)
         for back in range(1, self.reach + 1):
-            tail = self._symbols.gather(1, (past.known - back).clamp(min=0)[:, None])
-            before = self._symbols[:, :count].roll(back, 1)
-            runs = runs & (before == tail) & (places >= back) & (past.known >= back)[:, None]
+            runs = runs & (self._symbols.roll(back, 1) == self.symbol_of[past.back(back)])
+            runs = runs & (past.places >= back) & (past.known >= back)[:, None]
             lengths = lengths + runs.long()
-        assert isinstance(lengths, Tensor)
-        left = past.tokens.gather(1, (past.known - 1).clamp(min=0)[:, None])
-        return Context(left, 0, lengths[:, None], self.held.state[:, None], self.held.matched[:, None])
+        return Context(past.back(1), 0, lengths[:, None], self.held.state[:, None], self.held.matched[:, None])
 
     def extend(self, context: Context, parents: Int[Tensor, " f"], tokens: Int[Tensor, "b f"]) -> Context:
         """Return the context of nodes with these tokens below their parents."""
         assert context.lengths is not None and context.state is not None and context.matched is not None
         symbols = self.symbol_of[tokens]
-        before = torch.nn.functional.pad(self._symbols[:, : self._count - 1], (1, 0), value=-1)
+        before = torch.nn.functional.pad(self._symbols[:, :-1], (1, 0), value=-1)
         longer = torch.nn.functional.pad(context.lengths[:, parents, :-1], (1, 0)) + 1
         lengths = torch.where(before[:, None] == symbols[..., None], longer.clamp(max=self.reach), 0)
         state, matched = context.state[:, parents], context.matched[:, parents]
@@ -108,25 +135,22 @@ class SuffixMatcher:
             state, matched = self.table.step(state, matched, symbols)
         return Context(tokens, context.depth + 1, lengths, state, matched)
 
-    def evidence(self, context: Context) -> Evidence:
+    def evidence(self, context: Context) -> tuple[Float[Tensor, "b f n"], list[Found]]:
         """Return what followed the matching places."""
         assert context.lengths is not None and context.state is not None and context.matched is not None
-        lengths = context.lengths
-        places = torch.arange(self._count, device=lengths.device)
-        is_past = (places < self._known[:, None])[:, None] & (lengths >= self.least)
-        past = torch.where(is_past, (self.sharp * lengths).exp(), 0.0)
+        is_past = self._past.is_known & (context.lengths >= self.least)
+        past = torch.where(is_past, (self.sharp * context.lengths).exp(), 0.0)
         if self.table is None:
-            none = context.left[..., None][..., :0]
-            return Evidence(past, none, none.float())
+            return past, []
         ends = self.table.ends[context.state].long()
         tokens = self.follows[(ends + 1).clamp(max=len(self.follows) - 1)]
         matched = context.matched.clamp(max=self.reach)
         is_good = (matched >= self.least) & (tokens >= 0)
         weights = torch.where(is_good, (self.sharp * matched).exp(), 0.0)
-        return Evidence(past, tokens.clamp(min=0)[..., None], weights[..., None])
+        return past, [(tokens.clamp(min=0)[..., None], weights[..., None])]
 
 
-class GridMatcher:
+class GridMatcher(Matcher):
     """Weights places by e^(sharp x n), where n of six fields of the context agree and n is at least `least`.
 
     The fields are the super-tokens of the four neighbours, and the tokens of the left and the upper one.
@@ -141,30 +165,17 @@ class GridMatcher:
         self.around = around(math.isqrt(config.block_size)).to(device)
         self.tables = [ContextTable(tables, fields) for fields in ((0, 1, 2, 3), (0, 1))] if config.pictures else []
 
-    def begin(self, images: int, device: torch.device) -> None:
-        """Do nothing: there is no state."""
-
-    def read(self, tokens: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
-        """Do nothing: contexts are looked up in `root`."""
-
-    def root(self, past: Past, count: int) -> Context:
+    def root(self, past: Past) -> Context:
         """Return the context of the last committed token."""
-        places = torch.arange(count, device=past.tokens.device)
-        tokens = torch.where(places < past.known[:, None], past.tokens[:, :count], self.outside)
+        tokens = torch.where(past.is_known[:, 0], past.tokens, self.outside)
         # Entry -1 is for places outside the picture.
         self._tokens = torch.nn.functional.pad(tokens, (0, 1), value=self.outside)
-        self._known, self._count = past.known, count
         self._seen = fields_of(self._tokens[:, self.around], self.group_of)
-        left = past.tokens.gather(1, (past.known - 1).clamp(min=0)[:, None])
-        return Context(left, 0)
+        return super().root(past)
 
-    def extend(self, context: Context, parents: Int[Tensor, " f"], tokens: Int[Tensor, "b f"]) -> Context:
-        """Return the context of nodes with these tokens below their parents."""
-        return Context(tokens, context.depth + 1)
-
-    def evidence(self, context: Context) -> Evidence:
+    def evidence(self, context: Context) -> tuple[Float[Tensor, "b f n"], list[Found]]:
         """Return the tokens of similar contexts."""
-        place = (self._known + context.depth).clamp(max=self._count - 1)
+        place = (self._past.known + context.depth).clamp(max=self._past.tokens.shape[1] - 1)
         near = self._tokens.gather(1, self.around[place] % self._tokens.shape[1])[:, None]
         near = near.expand(-1, context.left.shape[1], -1)
         # The left neighbour is the node's own token, except at the start of a row.
@@ -172,14 +183,8 @@ class GridMatcher:
         left = torch.where(is_begin, near[..., 0], context.left)
         key = fields_of(torch.cat([left[..., None], near[..., 1:]], -1), self.group_of)
         agree = (self._seen[:, None] == key[:, :, None]).sum(-1)
-        places = torch.arange(self._count, device=agree.device)
-        is_good = (places < self._known[:, None])[:, None] & (agree >= self.least)
-        past = torch.where(is_good, (self.sharp * agree).exp(), 0.0)
-        found = [table.look_up(key, self.sharp) for table in self.tables]
-        if not found:
-            none = context.left[..., None][..., :0]
-            return Evidence(past, none, none.float())
-        return Evidence(past, torch.cat([tokens for tokens, _ in found], -1), torch.cat([w for _, w in found], -1))
+        past = torch.where(self._past.is_known & (agree >= self.least), (self.sharp * agree).exp(), 0.0)
+        return past, [table.look_up(key, self.sharp) for table in self.tables]
 
 
 class ContextTable:
@@ -195,7 +200,7 @@ class ContextTable:
         slots = self._slots(fields_of(near, group_of)).flatten()
         self.tokens, self.counts = most_frequent(slots, tables.corpus.long().flatten(), config.vocab_size)
 
-    def look_up(self, key: Int[Tensor, "b f 6"], sharp: float) -> tuple[Int[Tensor, "b f m"], Float[Tensor, "b f m"]]:
+    def look_up(self, key: Int[Tensor, "b f 6"], sharp: float) -> Found:
         """Return tokens, and their counts times e^(sharp x the number of fields of this table)."""
         slots = self._slots(key)
         return self.tokens[slots], self.counts[slots] * math.exp(sharp * len(self.fields))

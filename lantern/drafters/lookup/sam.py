@@ -10,14 +10,14 @@ Nothing is trained by gradients: the add-on (`tables.py`) holds the super-tokens
 """
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from lantern.core.buffers import Buffers
-from lantern.core.noise import Noise, Purpose
+from lantern.core.noise import Noise
 from lantern.core.types import DraftMode, DraftTree, Prompt, Step, Target
 from lantern.drafters.base import check_width
-from lantern.drafters.lookup.matchers import Evidence, GridMatcher, Past, SuffixMatcher
+from lantern.drafters.lookup.matchers import Found, GridMatcher, Matcher, Past, SuffixMatcher
 from lantern.drafters.lookup.tables import SamTables
 from lantern.drafters.trees.static import StaticTree, TreeDrafter
 
@@ -39,7 +39,7 @@ class SamDrafter(TreeDrafter):
         tables: SamTables,
         target: Target,
         *,
-        matcher: SuffixMatcher | GridMatcher,
+        matcher: Matcher,
         tree: StaticTree,
         smooth: float = 0.2,
         most_committed: int = 0,
@@ -62,10 +62,7 @@ class SamDrafter(TreeDrafter):
         super().begin(prompt, noise)
         device, images = prompt.mask.device, len(prompt.mask)
         self.held.group_of = self.tables.group_of.long().to(device)
-        groups = self.tables.config.groups
-        self.held.sizes = torch.zeros(groups, device=device).index_add_(
-            0, self.held.group_of, torch.ones(self.vocab_size, device=device)
-        )
+        self.held.sizes = torch.bincount(self.held.group_of, minlength=self.tables.config.groups).float()
         self.held.tokens = torch.zeros(images, self.room, dtype=torch.long, device=device)
         self.held.known = torch.zeros(images, dtype=torch.long, device=device)
         self.matcher.begin(images, device)
@@ -79,26 +76,23 @@ class SamDrafter(TreeDrafter):
 
     def propose(self) -> DraftTree:
         """Grow the tree, with one search of the past per depth that has children."""
-        context = self.matcher.root(Past(self.held.tokens, self.held.known), self.count)
+        context = self.matcher.root(Past(self.held.tokens[:, : self.count], self.held.known))
         tokens = [context.left]
         for depth, level in enumerate(self.levels):
             if depth > 0:
                 context = self.matcher.extend(context, level.parents, tokens[-1][:, level.pairs])
-            best = self._rank(self._log_q(self.matcher.evidence(context)), depth, level.width)
-            tokens.append(best.flatten(1)[:, level.picks])
+            places = (self.held.known[:, None] + depth).clamp(max=self.count - 1)
+            scores = self._log_q(*self.matcher.evidence(context)) + self.noise.gumbel(places)
+            tokens.append(scores.topk(level.width, dim=-1).indices.flatten(1)[:, level.picks])
         return self.drafted(tokens, [])
 
-    def _rank(self, log_q: Float[Tensor, "b f v"], depth: int, width: int) -> Int[Tensor, "b f k"]:
-        """Return the children of each node in sampling order."""
-        places = (self.held.known[:, None] + depth).clamp(max=self.count - 1)
-        return (log_q + self.noise.gumbel(places, Purpose.TARGET)).topk(width, dim=-1).indices
-
-    def _log_q(self, found: Evidence) -> Float[Tensor, "b f v"]:
+    def _log_q(self, past: Float[Tensor, "b f n"], found: list[Found]) -> Float[Tensor, "b f v"]:
         """Return log q of what was found."""
-        images, nodes, _ = found.past.shape
-        q = found.past.new_zeros(images, nodes, self.vocab_size)
-        own = self.held.tokens[:, None, : self.count].expand(-1, nodes, -1)
-        q = q.scatter_add(-1, own, found.past).scatter_add(-1, found.tokens, found.weights)
+        images, nodes, _ = past.shape
+        q = past.new_zeros(images, nodes, self.vocab_size)
+        q = q.scatter_add(-1, self.held.tokens[:, None, : self.count].expand(-1, nodes, -1), past)
+        for tokens, weights in found:
+            q = q.scatter_add(-1, tokens, weights)
         q = q / q.sum(-1, keepdim=True).clamp(min=1e-30)
         mass = q.new_zeros(images, nodes, len(self.held.sizes)).scatter_add(-1, self.held.group_of.expand_as(q), q)
         similar = (mass / self.held.sizes.clamp(min=1.0))[..., self.held.group_of]
@@ -123,7 +117,7 @@ def sam(
     """
     if least < 1 or reach < least:
         raise ValueError(f"least is {least} and reach {reach}, wanted 1 <= least <= reach")
-    matcher: SuffixMatcher | GridMatcher = GridMatcher(tables, sharp=sharp, least=least)
+    matcher: Matcher = GridMatcher(tables, sharp=sharp, least=least)
     if match != "grid":
         matcher = SuffixMatcher(tables, is_super=match == "super", sharp=sharp, least=least, reach=reach)
     most = 0 if beside is None else max(tree.depth, beside.depth) + 1

@@ -71,13 +71,8 @@ class Records:
         """Write the file atomically."""
         from safetensors.torch import save_file
 
-        kinds = {"traits": torch.float16, "beams": torch.float16, "start": torch.int32, "picture": torch.int32}
-        stored = {}
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if isinstance(value, Tensor):
-                small = torch.uint8 if value.dtype == torch.bool else torch.int16
-                stored[entry.name] = value.to(kinds.get(entry.name, small)).contiguous()
+        kinds = {torch.bool: torch.uint8, torch.long: torch.int32, torch.float: torch.float16}
+        stored = {name: x.to(kinds[x.dtype]).contiguous() for name, x in vars(self).items() if isinstance(x, Tensor)}
         metadata = {"lantern": json.dumps({**self.about, "version": VERSION, "traits": list(TRAITS)}, sort_keys=True)}
         with atomic_write(path) as temporary:
             save_file(stored, temporary, metadata=metadata)
@@ -130,38 +125,27 @@ def record_of(step: Step, first: int) -> Records:
     on_path = on_path.scatter(1, torch.where(is_walked, path, nodes), True)[:, :nodes]
     on_path[:, 0] = True
     is_tested = on_path.gather(1, parents) & (depths > 0) & (depths <= step.counts[:, None])
-    traits = step.tree.traits
-    alive = (step.counts > 0).cpu()
-    return Records(
-        parents=parents.cpu()[alive],
-        depths=depths.cpu()[alive],
-        ranks=ranks.cpu()[alive],
-        is_tested=is_tested.cpu()[alive],
-        is_taken=(is_tested & on_path).cpu()[alive],
-        start=step.start.cpu()[alive],
-        length=torch.minimum(step.verdict.length, step.counts).cpu()[alive],
-        picture=(torch.arange(images) + first)[alive],
-        traits=None if traits is None else traits.nodes.float().cpu()[alive],
-        beams=None if traits is None else traits.beams.float().cpu()[alive],
-    )
+    found = {"parents": parents, "depths": depths, "ranks": ranks, "is_tested": is_tested, "start": step.start}
+    found |= {"is_taken": is_tested & on_path, "length": torch.minimum(step.verdict.length, step.counts)}
+    found["picture"] = torch.arange(first, first + images, device=path.device)
+    if (traits := step.tree.traits) is not None:
+        found |= {"traits": traits.nodes.float(), "beams": traits.beams.float()}
+    alive: Any = {name: x[step.counts > 0].cpu() for name, x in found.items()}
+    return Records(**alive)
 
 
 def joined(parts: Sequence[Records], about: Mapping[str, Any]) -> Records:
     """Return several records as one, padded to the largest tree; traits only if all have them."""
-    nodes = max(part.parents.shape[1] for part in parts)
-    made: dict[str, Any] = {}
-    for name, filler in (("parents", -1), ("depths", 0), ("ranks", 0), ("is_tested", False), ("is_taken", False)):
+    made, fillers = dict[str, Any](), {"parents": -1, "beams": MIN_LOG}
+    for name in (entry.name for entry in fields(Records) if entry.name != "about"):
         rows = [getattr(part, name) for part in parts]
-        made[name] = torch.cat([pad(row, (0, nodes - row.shape[1]), value=filler) for row in rows])
-    for name in ("start", "length", "picture"):
-        made[name] = torch.cat([getattr(part, name) for part in parts])
-    traits = [part.traits for part in parts if part.traits is not None]
-    beams = [part.beams for part in parts if part.beams is not None]
-    if len(traits) == len(parts) == len(beams):
-        deepest, widest = max(beam.shape[1] for beam in beams), max(beam.shape[2] for beam in beams)
-        made["traits"] = torch.cat([pad(rows, (0, 0, 0, nodes - rows.shape[1])) for rows in traits])
-        sizes = [(0, widest - beam.shape[2], 0, deepest - beam.shape[1]) for beam in beams]
-        made["beams"] = torch.cat([pad(beam, size, value=MIN_LOG) for beam, size in zip(beams, sizes, strict=True)])
+        if any(row is None for row in rows):
+            continue
+        largest = [max(sizes) for sizes in zip(*(row.shape[1:] for row in rows), strict=True)]
+        for i, row in enumerate(rows):
+            missing = [n for most, own in zip(largest, row.shape[1:], strict=True) for n in (most - own, 0)]
+            rows[i] = pad(row, missing[::-1], value=fillers.get(name, 0))
+        made[name] = torch.cat(rows)
     return Records(**made, about=dict(about))
 
 

@@ -34,7 +34,7 @@ from lantern.generation.embeddings import check_captions
 from lantern.generation.images import Picture, enlarge, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import MAX_SEED, check_prompt, check_requests, requests, with_warnings
-from lantern.generation.serving.errors import RefusedError, timed_out
+from lantern.generation.serving.errors import RefusedError
 from lantern.generation.serving.metrics import Metrics
 from lantern.generation.serving.schema import EditRequest, ImageRequest
 from lantern.generation.serving.worker import Job, Worker
@@ -100,10 +100,9 @@ class Call:
                 check_captions(service.model, sampling, check_prompt(body.negative_prompt))
             requested = [replace(one, negative_prompt=body.negative_prompt) for one in requested]
         requested = with_warnings(service.model, requested, warn=lambda line: None)
-        deadline = time.monotonic() + service.limits.seconds
         partials = (body.partial_images or 0) if body.stream else 0
         return [
-            Job(one, body.method, sampling, partial(self._send, number), self.kept, partials, deadline)
+            Job(one, body.method, sampling, partial(self._send, number), self.kept, partials)
             for number, one in enumerate(requested)
         ]
 
@@ -111,13 +110,19 @@ class Call:
         with suppress(RuntimeError):  # the server has ended
             self.loop.call_soon_threadsafe(self.events.put_nowait, (kind, number, value, index))
 
+    def begin(self) -> None:
+        """Queue the images; RefusedError if there is no room. After the time limit they are dropped."""
+        self.service.worker.submit(self.jobs)
+        self.timer = self.loop.call_later(self.service.limits.seconds, self._expire)
+
+    def _expire(self) -> None:
+        error = RefusedError(504, "the request took longer than its time limit", code="timeout")
+        self.events.put_nowait(("failed", 0, error, None))
+        self.drop()
+
     async def next(self) -> Event:
         """Return the next event; RefusedError for an error of the model or after the time limit."""
-        left = self.begun + self.service.limits.seconds - time.monotonic()
-        try:
-            event = await asyncio.wait_for(self.events.get(), max(left, 0.01))
-        except TimeoutError:
-            raise timed_out() from None
+        event = await self.events.get()
         kind, _, value, _ = event
         if kind == "failed" and isinstance(value, RefusedError):
             raise value
@@ -135,10 +140,15 @@ class Call:
             _, number, made[number], _ = await self.next()
         return [made[number] for number in range(len(made))]
 
-    def end(self, reason: str) -> None:
-        """Drop what is still queued, and count the request."""
+    def drop(self) -> None:
+        """Cancel the images that are not complete."""
         for job in self.jobs:
             job.is_cancelled = True
+
+    def end(self, reason: str) -> None:
+        """Drop what is still queued, and count the request."""
+        self.timer.cancel()
+        self.drop()
         self.service.metrics.answered(reason, time.monotonic() - self.begun, len(self.body.prompt.split()))
 
     def image(self, pixels: UInt8[Tensor, "h w 3"]) -> str:
@@ -366,7 +376,7 @@ def build_app(service: Service) -> FastAPI:
         if len(body.prompt) > service.limits.prompt:
             raise RefusedError(400, f"the prompt has more than {service.limits.prompt} characters", param="prompt")
         call = Call(service, body, kept)
-        service.worker.submit(call.jobs)
+        call.begin()
         if body.stream:
             return StreamingResponse(streamed(call), media_type="text/event-stream")
         return await whole(call, request)

@@ -27,8 +27,3 @@ class RefusedError(Exception):
         from fastapi.responses import JSONResponse
 
         return JSONResponse(self.body, self.status, {} if self.wait is None else {"Retry-After": str(self.wait)})
-
-
-def timed_out() -> RefusedError:
-    """Return the answer to a request that took too long."""
-    return RefusedError(504, "the request took longer than its time limit", code="timeout")

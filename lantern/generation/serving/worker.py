@@ -30,7 +30,7 @@ from lantern.generation.images import Picture
 from lantern.generation.init_image import KeptPart
 from lantern.generation.progress import Canvas, partial_pixels
 from lantern.generation.requests import Request
-from lantern.generation.serving.errors import RefusedError, timed_out
+from lantern.generation.serving.errors import RefusedError
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
 
@@ -55,7 +55,6 @@ class Job:
     send: Callable[[str, Any, int | None], None]
     kept: KeptPart | None = None  # of another image
     partials: int = 0
-    deadline: float | None = None
     is_cancelled: bool = False
     queued: float = field(default_factory=time.monotonic)
 
@@ -64,7 +63,7 @@ class Worker(threading.Thread):
     """Decodes queued images, at most `batch` at a time, in the order of arrival.
 
     An image joins those under way as soon as a row is free, whatever its method and sampling, and leaves its row when
-    its tokens are complete, when it is cancelled or when its time is up (`decoding.rounds.Joint`). Noise is that of
+    its tokens are complete or when it is cancelled (`decoding.rounds.Joint`). Noise is that of
     (seed, number), so an image does not depend on what else is decoded, as far as the engine keeps that
     (`Statistics.promise`). `observe` receives the seconds that each image waited.
     """
@@ -153,7 +152,7 @@ class Worker(threading.Thread):
 
     def step(self) -> None:
         """Free the rows of images that are not wanted any more, start waiting ones, and take a step of each."""
-        self._rows, self._stepped = [row for row in self._rows if self._is_wanted(row.job)], time.monotonic()
+        self._rows, self._stepped = [row for row in self._rows if not row.job.is_cancelled], time.monotonic()
         self._admit()
         try:
             self._step()
@@ -172,18 +171,11 @@ class Worker(threading.Thread):
                 self._changed.wait()
         return True
 
-    def _is_wanted(self, job: Job) -> bool:
-        """Return whether an image is still wanted; its time-out is reported."""
-        if job.deadline is not None and time.monotonic() > job.deadline:
-            job.send("failed", timed_out(), None)
-            return False
-        return not job.is_cancelled
-
     def _admit(self) -> None:
         """Start images while rows are free."""
         while len(self._rows) < self.batch and (job := next(iter(list(self._queue)), None)) is not None:
             try:
-                if self._is_wanted(job):
+                if not job.is_cancelled:
                     waited = time.monotonic() - job.queued
                     self._rows.append(Row(job, self._decoder(job), self._captioned(job.request)))
                     self.observe(waited)

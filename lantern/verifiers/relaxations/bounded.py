@@ -1,6 +1,5 @@
 """Bounded relaxation: p moves toward q between neighbouring tokens by at most delta, and is then verified exactly."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -9,25 +8,7 @@ from torch import Tensor
 
 from lantern.core.sampling import COARSE, UNITS, rounded_exp, rounded_log, whole_units
 from lantern.verifiers.relaxations.neighbours import Neighbourhood
-from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
-
-
-@dataclass(frozen=True)
-class Requests:
-    """`tokens` with the largest deficits, the mass that each lacks, and its neighbours."""
-
-    tokens: Int[Tensor, "n w"]
-    lacks: Float64[Tensor, "n w"]
-    near: Int[Tensor, "n wk"]
-
-
-@dataclass(frozen=True)
-class Flow:
-    """Mass that the requesting tokens received, mass that their neighbours gave, and moved mass times distance."""
-
-    inflow: Float64[Tensor, "n w"]
-    outflow: Float64[Tensor, "n wk"]
-    travelled: Float64[Tensor, " n"] | None
+from lantern.verifiers.relaxations.rule import Relaxation, Relaxed, check_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,13 +39,10 @@ class Bounded(Neighbourhood, Relaxation):
 
     def __post_init__(self) -> None:
         self.check_neighbours()
-        if not math.isfinite(self.delta) or not 0 <= self.delta <= 1:
-            raise ValueError(f"delta is {self.delta}, wanted a probability from 0 (exact) to 1")
-        if not math.isfinite(self.cap) or not 1 <= self.cap <= 1e6:
-            raise ValueError(f"cap is {self.cap}, wanted a factor from 1 (exact) to 1e6")
-        for name, value in (("rounds", self.rounds), ("width", self.width)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} is {value}, wanted a whole number from 1 on")
+        check_number("delta", self.delta, 0, 1)
+        check_number("cap", self.cap, 1, 1e6)
+        check_number("rounds", self.rounds, 1, kind=int)
+        check_number("width", self.width, 1, kind=int)
 
     def budget(self, own: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """Return min(delta, (cap - 1) p(x)), the budget of the greedy form."""
@@ -78,22 +56,21 @@ class Bounded(Neighbourhood, Relaxation):
         own = whole_units(p)
         gap = q.sub_(own)
         deficit = torch.minimum(gap, (self.cap - 1) * own).clamp_(min=0.0).mul_(COARSE / UNITS).floor_()
-        tokens = self._largest(deficit)
-        requests = Requests(tokens, deficit.gather(1, tokens) * (UNITS / COARSE), self.neighbours(tokens).flatten(1))
-        flow = self._fill(gap.neg_().clamp_(min=0.0), requests)
-        total = flow.inflow.sum(-1)
+        takers = self._largest(deficit)
+        givers, lacks = self.neighbours(takers).flatten(1), deficit.gather(1, takers) * (UNITS / COARSE)
+        inflow, outflow, travelled = self._fill(gap.neg_().clamp_(min=0.0), takers, lacks, givers)
+        total = inflow.sum(-1)
         scale = (self.delta * UNITS / total.clamp(min=1.0)).clamp(max=1.0)
-        lost, gained = ((part * scale[:, None]).floor_() for part in (flow.outflow, flow.inflow))
-        change = torch.zeros_like(gap).scatter_(1, requests.near, lost.neg_()).scatter_add_(1, tokens, gained)
+        lost, gained = ((part * scale[:, None]).floor_() for part in (outflow, inflow))
+        change = torch.zeros_like(gap).scatter_(1, givers, lost.neg_()).scatter_add_(1, takers, gained)
         # log(exp(x)) is not x to the last bit: tokens that did not change keep log p. Only neighbours and those that
         # request can change.
-        touched = torch.cat([requests.near, tokens], 1)
-        moved = change.gather(1, touched)
-        r = (p.gather(1, touched) + moved / UNITS).to(p.dtype).clamp_(min=torch.finfo(p.dtype).tiny)
-        log_r = log_p.scatter(1, touched, torch.where(moved == 0, log_p.gather(1, touched), rounded_log(r)))
+        tokens = torch.cat([givers, takers], 1)
+        moved, before = change.gather(1, tokens), log_p.gather(1, tokens)
+        r = (p.gather(1, tokens) + moved / UNITS).to(p.dtype).clamp_(min=torch.finfo(p.dtype).tiny)
+        log_r = log_p.scatter(1, tokens, torch.where(moved == 0, before, rounded_log(r)))
         spent = ((total * scale).floor_() / UNITS).to(p.dtype).clamp_(max=self.delta)
-        distance = None if flow.travelled is None else (flow.travelled * scale / COARSE).to(p.dtype)
-        return Relaxed(log_r, spent, distance)
+        return Relaxed(log_r, spent, None if travelled is None else (travelled * scale / COARSE).to(p.dtype))
 
     def _largest(self, deficit: Float64[Tensor, "n v"]) -> Int[Tensor, "n w"]:
         """Return the tokens with the largest deficits, those of the lowest index among equals."""
@@ -101,24 +78,30 @@ class Bounded(Neighbourhood, Relaxation):
         ahead = torch.arange(size - 1, -1, -1, device=deficit.device)
         return (deficit * size + ahead).topk(min(self.width, size), sorted=False).indices
 
-    def _fill(self, surplus: Float64[Tensor, "n v"], requests: Requests) -> Flow:
-        """Run the rounds of proportional filling; every number but the distances is whole."""
-        shape = (*requests.tokens.shape, self.k)
-        away = None if self.distances is None else self.distances[requests.tokens, : self.k].double()
-        lacks, travelled = requests.lacks, None if away is None else torch.zeros_like(surplus[:, 0])
-        own = left = surplus.gather(1, requests.near)
+    def _fill(
+        self,
+        surplus: Float64[Tensor, "n v"],
+        takers: Int[Tensor, "n w"],
+        deficits: Float64[Tensor, "n w"],
+        givers: Int[Tensor, "n wk"],
+    ) -> tuple[Float64[Tensor, "n w"], Float64[Tensor, "n wk"], Float64[Tensor, " n"] | None]:
+        """Run the rounds of proportional filling; return mass received and given, and moved mass times distance."""
+        shape = (*takers.shape, self.k)
+        away = None if self.distances is None else self.distances[takers, : self.k].double()
+        lacks, travelled = deficits, None if away is None else torch.zeros_like(surplus[:, 0])
+        own = left = surplus.gather(1, givers)
         for _ in range(self.rounds):
             around = left.view(shape).sum(-1)
             # x requests the same share from each neighbour, so one number per x is enough.
             share = whole_units((lacks / around.clamp(min=1.0)).clamp_(max=1.0), COARSE)
             spread = share[..., None].expand(shape).flatten(1)
-            demand = torch.zeros_like(surplus).scatter_add_(1, requests.near, spread).gather(1, requests.near) / COARSE
-            offers = (left / demand.clamp(min=1.0)).floor_().view(shape)
+            demand = torch.zeros_like(surplus).scatter_add_(1, givers, spread).gather(1, givers) / COARSE
             share = share / COARSE
+            offers = (left / demand.clamp(min=1.0)).floor_().view(shape)
             granted = torch.minimum((offers.sum(-1) * share).floor_(), lacks)
             if away is not None and travelled is not None:
                 moved = (offers * away * (COARSE / UNITS)).floor_().sum(-1)
                 travelled = travelled + (moved * share).floor_().sum(-1)
             lacks = lacks - granted
             left = (left * (1.0 - demand).clamp_(min=0.0)).floor_()
-        return Flow(requests.lacks - lacks, own - left, travelled)
+        return deficits - lacks, own - left, travelled

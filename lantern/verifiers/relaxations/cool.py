@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lantern.core.sampling import logs
 from lantern.verifiers.relaxations import neighbours
-from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
+from lantern.verifiers.relaxations.rule import Relaxation, Relaxed, check_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +33,8 @@ class Cool(Relaxation):
     codebook: Float[Tensor, "v d"] | None = None
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.omega) or not 0 <= self.omega <= 1e6:
-            raise ValueError(f"omega is {self.omega}, wanted a factor from 0 to 1e6")
-        if not math.isfinite(self.nu) or not 0 <= self.nu <= 10:
-            raise ValueError(f"nu is {self.nu}, wanted a rate from 0 (not annealed) to 10")
+        check_number("omega", self.omega, 0, 1e6)
+        check_number("nu", self.nu, 0, 10)
 
     def factors(self, levels: int) -> list[float]:
         """Return omega_i for each depth of a draft."""
@@ -57,6 +55,5 @@ class Cool(Relaxation):
         share = (moved / whole.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1.0)
         r = p + taken - surplus * share[:, None]
         log_r = torch.where(r == p, log_p, logs(r))
-        if self.codebook is None:
-            return Relaxed(log_r, moved)
-        return Relaxed(log_r, moved, moved * neighbours.root_mean_square(self.codebook, taken, surplus))
+        distance = neighbours.root_mean_square(self.codebook, taken, surplus)
+        return Relaxed(log_r, moved, None if distance is None else moved * distance)

@@ -1,6 +1,5 @@
 """Grouped speculative decoding: a draft is tested as a group of similar tokens of similar probability."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.verifiers.relaxations import neighbours
-from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
+from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial, check_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,11 +27,11 @@ class Grouped(Acceptance):
     d_radius: float | int = 0.5
 
     def __post_init__(self) -> None:
-        if not isinstance(self.group, int) or isinstance(self.group, bool) or self.group < 0 or self.group % 2:
-            raise ValueError(f"group is {self.group}, wanted an even number of tokens, 0 (exact) or more")
-        for name, value in (("p_radius", self.p_radius), ("d_radius", self.d_radius)):
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f"{name} is {value}, wanted a number from 0 on")
+        check_number("group", self.group, 0, kind=int)
+        if self.group % 2:
+            raise ValueError(f"group is {self.group}, wanted an even number of tokens")
+        check_number("p_radius", self.p_radius, 0)
+        check_number("d_radius", self.d_radius, 0)
 
     def judge(self, trial: Trial) -> Ruling:
         """Test x with the mass of its group."""

@@ -1,6 +1,5 @@
 """LANTERN: a draft may claim the probability of its neighbours up to a fixed amount."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.verifiers.relaxations.neighbours import ClaimingRule
+from lantern.verifiers.relaxations.rule import check_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +30,7 @@ class Lantern(ClaimingRule):
 
     def __post_init__(self) -> None:
         self.check_residual()
-        if not math.isfinite(self.delta) or not 0 <= self.delta <= 1:
-            raise ValueError(f"delta is {self.delta}, wanted a probability from 0 to 1")
+        check_number("delta", self.delta, 0, 1)
 
     def budget(self, own: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """Return delta, independent of the token's own probability."""

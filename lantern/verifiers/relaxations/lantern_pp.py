@@ -1,12 +1,12 @@
 """LANTERN++: a draft may claim the probability of its neighbours in proportion to its own."""
 
-import math
 from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
 
 from lantern.verifiers.relaxations.neighbours import ClaimingRule
+from lantern.verifiers.relaxations.rule import check_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +23,7 @@ class LanternPP(ClaimingRule):
 
     def __post_init__(self) -> None:
         self.check_residual()
-        if not math.isfinite(self.lambda_) or not 1 <= self.lambda_ <= 1e6:
-            raise ValueError(f"lambda_ is {self.lambda_}, wanted a factor from 1 (exact) to 1e6")
+        check_number("lambda_", self.lambda_, 1, 1e6)
 
     def budget(self, own: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """Return (lambda_ - 1) times the token's own probability."""

@@ -71,9 +71,11 @@ def proximity_distances(codebook: Float[Tensor, "v d"], table: Int32[Tensor, "v 
 
 
 def mean_distance(
-    codebook: Float[Tensor, "v d"], tokens: Int[Tensor, " b"], distribution: Float[Tensor, "b v"]
-) -> Float[Tensor, " b"]:
-    """Return the mean L2 distance from each token to tokens of a distribution; 0 where the distribution is empty."""
+    codebook: Float[Tensor, "v d"] | None, tokens: Int[Tensor, " b"], distribution: Float[Tensor, "b v"]
+) -> Float[Tensor, " b"] | None:
+    """Return the mean L2 distance from tokens to those of a distribution, 0 if it is empty; None without a codebook."""
+    if codebook is None:
+        return None
     vectors = codebook.to(distribution.dtype)
     distances = torch.cdist(vectors[tokens], vectors, compute_mode="donot_use_mm_for_euclid_dist")
     return (distances * distribution).sum(-1) / distribution.sum(-1).clamp(min=torch.finfo(distribution.dtype).tiny)
@@ -214,9 +216,11 @@ def residual_as_released(trial: Trial, around: Int[Tensor, "b k1"], claim: Claim
 
 
 def root_mean_square(
-    codebook: Float[Tensor, "v d"], takers: Float[Tensor, "n v"], givers: Float[Tensor, "n v"]
-) -> Float[Tensor, " n"]:
-    """Return the root mean square L2 distance of two tokens sampled independently in proportion to these weights."""
+    codebook: Float[Tensor, "v d"] | None, takers: Float[Tensor, "n v"], givers: Float[Tensor, "n v"]
+) -> Float[Tensor, " n"] | None:
+    """Return the root mean square distance of tokens sampled by these weights; None without a codebook."""
+    if codebook is None:
+        return None
     vectors = codebook.to(takers.dtype)
     tiny = torch.finfo(takers.dtype).tiny
     both = [weights / weights.sum(-1, keepdim=True).clamp(min=tiny) for weights in (takers, givers)]

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.verifiers.relaxations import neighbours
-from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
+from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial, check_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,14 +27,11 @@ class Tolerance(Acceptance):
     modes: ClassVar[frozenset[str]] = frozenset({"point"})
 
     def __post_init__(self) -> None:
-        if not isinstance(self.samples, int) or isinstance(self.samples, bool) or not 1 <= self.samples <= 10**6:
-            raise ValueError(f"samples is {self.samples}, wanted a whole number from 1 (exact) to 10**6")
+        check_number("samples", self.samples, 1, 10**6, kind=int)
 
     def judge(self, trial: Trial) -> Ruling:
         """Test x against the samples, without making them."""
         own = trial.own_p
         chance = own if self.samples == 1 else -torch.expm1(self.samples * torch.log1p(-own.clamp(max=1.0)))
         left = trial.p.scatter(1, trial.tokens[:, None], 0.0)
-        if self.codebook is None:
-            return Ruling(chance, left)
         return Ruling(chance, left, neighbours.mean_distance(self.codebook, trial.tokens, left))

@@ -1,6 +1,5 @@
 """Typical acceptance of Medusa: a draft is accepted if the target finds it probable enough."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.verifiers.relaxations import neighbours
-from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
+from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial, check_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,15 +28,12 @@ class Typical(Acceptance):
     takes_best: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name, value in (("epsilon", self.epsilon), ("alpha", self.alpha)):
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f"{name} is {value}, wanted a number from 0 on")
+        check_number("epsilon", self.epsilon, 0)
+        check_number("alpha", self.alpha, 0)
 
     def judge(self, trial: Trial) -> Ruling:
         """Accept x for certain or not at all."""
         entropy = torch.special.entr(trial.p).sum(1)
         bar = (self.alpha * (-entropy).exp()).clamp(max=self.epsilon)
         mass = (trial.own_p > bar).to(trial.p.dtype)
-        if self.codebook is None:
-            return Ruling(mass, trial.p)
         return Ruling(mass, trial.p, neighbours.mean_distance(self.codebook, trial.tokens, trial.p))

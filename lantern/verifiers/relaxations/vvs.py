@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.verifiers.relaxations import neighbours
-from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
+from lantern.verifiers.relaxations.rule import Relaxation, Relaxed, check_number
 
 MAX_SKIP = 32  # tokens
 
@@ -29,8 +29,7 @@ class Vvs(Relaxation):
     codebook: Float[Tensor, "v d"] | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.skip <= MAX_SKIP:
-            raise ValueError(f"skip is {self.skip}, wanted a number of tokens from 0 (exact) to {MAX_SKIP}")
+        check_number("skip", self.skip, 0, MAX_SKIP, kind=int)
 
     def relax(
         self, log_p: Float[Tensor, "n v"], log_q: Float[Tensor, "n v"], *, depths: Int[Tensor, " n"], levels: int
@@ -40,7 +39,5 @@ class Vvs(Relaxation):
         change = (log_q.exp() - log_p.exp()).masked_fill(~is_skipped[:, None], 0.0)
         moved = change.abs().sum(-1) / 2
         log_r = torch.where(is_skipped[:, None], log_q, log_p)
-        if self.codebook is None:
-            return Relaxed(log_r, moved)
         distance = neighbours.root_mean_square(self.codebook, change.clamp(min=0.0), (-change).clamp(min=0.0))
-        return Relaxed(log_r, moved, moved * distance)
+        return Relaxed(log_r, moved, None if distance is None else moved * distance)

@@ -243,7 +243,7 @@ NEEDS: dict[Any, tuple[Any, ...]] = {**dict.fromkeys((Bounded, Lantern, LanternP
         (LanternPP, {"k": 2, "residual": "compat"}, 'residual is "compat"'),
         (Tolerance, {"samples": True}, "samples is True"),
         (Typical, {"alpha": -1}, "alpha is -1"),
-        (Vvs, {"skip": 33}, "skip is 33, wanted a number of tokens from 0"),
+        (Vvs, {"skip": 33}, "skip is 33, wanted a whole number from 0 to 32"),
     ],
 )
 def test_settings_out_of_range_raise(rule: Any, settings: dict[str, Any], message: str) -> None:
