@@ -142,10 +142,16 @@ struct Relaxer {
 
     // Chooses the tokens with the largest deficits, the lowest index first among equals; returns whether there are any.
     bool choose() {
-        tokens.clear();
-        for (int v = 0; v < vocab; v++)
-            if (deficit[v] > 0) tokens.push_back(v);
-        if (tokens.size() > size_t(of.width)) {
+        double least = 0x1p48; // of the tokens among which they are
+        while (least > 1 && count(least) < of.width) least /= 4;
+        tokens.resize(vocab);
+        size_t found = 0;
+        for (int v = 0; v < vocab; v++) { // without branches, which could not be predicted
+            tokens[found] = v;
+            found += deficit[v] >= least;
+        }
+        tokens.resize(found);
+        if (found > size_t(of.width)) {
             const auto is_before = [&](int32_t a, int32_t b) {
                 return deficit[a] > deficit[b] || (deficit[a] == deficit[b] && a < b);
             };
@@ -156,12 +162,22 @@ struct Relaxer {
         return !tokens.empty();
     }
 
-    template <class Number> double sum_near(const Number *values, const int32_t *near) const {
+    // Returns how many deficits are not less than a number.
+    int64_t count(double least) const {
+        Longs counts = {};
+        for (int v = 0; v < vocab; v += PAIR) counts -= get_any<Doubles>(&deficit[v]) >= both(least);
+        int64_t total = 0;
+        for (int i = 0; i < PAIR; i++) total += counts[i];
+        return total;
+    }
+
+    // Returns the sum of terms of the nearest tokens.
+    template <class Term> double sum(Term term) const {
         double sums[4] = {};
         int j = 0;
         for (; j + 4 <= of.k; j += 4)
-            for (int i = 0; i < 4; i++) sums[i] += values[near[j + i]];
-        for (; j < of.k; j++) sums[0] += values[near[j]];
+            for (int i = 0; i < 4; i++) sums[i] += term(j + i);
+        for (; j < of.k; j++) sums[0] += term(j);
         return sums[0] + sums[1] + sums[2] + sums[3];
     }
 
@@ -173,8 +189,10 @@ struct Relaxer {
         for (int round = 0; round < of.rounds; round++) {
             std::fill(demand.begin(), demand.end(), 0.0);
             for (size_t i = 0; i < tokens.size(); i++) {
+                asked[i] = 0;
+                if (lacks[i] == 0) continue;
                 const int32_t *near = of.table + size_t(tokens[i]) * of.columns;
-                const double around = sum_near(left.data(), near);
+                const double around = sum([&](int j) { return left[near[j]]; });
                 const double share = std::floor(std::min(lacks[i] / std::max(around, 1.0), 1.0) * COARSE);
                 asked[i] = share / COARSE;
                 for (int j = 0; j < of.k; j++) demand[near[j]] += share;
@@ -185,13 +203,14 @@ struct Relaxer {
                 put_any(&left[v], whole(own * not_less(1.0 - wanted, 0.0)));
             }
             for (size_t i = 0; i < tokens.size(); i++) {
+                if (asked[i] == 0) continue;
                 const int32_t *near = of.table + size_t(tokens[i]) * of.columns;
-                const double granted = std::min(std::floor(sum_near(offers.data(), near) * asked[i]), lacks[i]);
+                const double offered = sum([&](int j) { return offers[near[j]]; });
+                const double granted = std::min(std::floor(offered * asked[i]), lacks[i]);
                 if (of.distances) {
                     const float *away = of.distances + size_t(tokens[i]) * of.apart;
-                    double sum = 0;
-                    for (int j = 0; j < of.k; j++) sum += std::floor(offers[near[j]] * away[j] * (COARSE / UNITS));
-                    travelled += std::floor(sum * asked[i]);
+                    const auto moved = [&](int j) { return std::floor(offers[near[j]] * away[j] * (COARSE / UNITS)); };
+                    travelled += std::floor(sum(moved) * asked[i]);
                 }
                 lacks[i] -= granted, inflow[i] += granted, total += granted;
             }
