@@ -43,6 +43,17 @@ inline Doubles both(double x) { return x - Doubles{}; }
 inline Doubles smaller(Doubles a, Doubles b) { return a < b ? a : b; }
 inline Doubles not_less(Doubles a, double least) { return a > both(least) ? a : both(least); }
 
+inline Doubles fma(Doubles a, Doubles b, Doubles c) {
+#if LANTERN_HALVES
+    return (Doubles)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif defined(__AVX512F__)
+    return (Doubles)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#else
+    for (int i = 0; i < PAIR; i++) c[i] = std::fma(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+
 // Whole part of numbers from 0 up to 2^51.
 inline Doubles whole(Doubles x) {
     const Doubles magic = both(0x1p52), near = (x + magic) - magic;
@@ -56,7 +67,7 @@ inline Doubles exp(Doubles x) {
     Doubles p = both(1.0 / 6227020800);
     for (double c : {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
                      1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5})
-        p = p * r + c;
+        p = fma(p, r, both(c));
     const Doubles power = (Doubles)(((Longs)shifted - (Longs)magic + 1023) << 52);
     return rounded((1.0 + (r + r * r * p)) * power);
 }
@@ -67,7 +78,7 @@ inline Doubles log(Doubles x) {
     const Doubles m = (Doubles)(bits - (exponent << 52)), s = (m - 1.0) / (m + 1.0), z = s * s;
     Doubles p = both(2.0 / 25);
     for (double c : {2.0 / 23, 2.0 / 21, 2.0 / 19, 2.0 / 17, 2.0 / 15, 2.0 / 13, 2.0 / 11, 2.0 / 9, 2.0 / 7, 2.0 / 5, 2.0 / 3})
-        p = p * z + c;
+        p = fma(p, z, both(c));
     const Doubles steps = __builtin_convertvector(exponent, Doubles);
     return rounded(steps * 0x1.62e42fee00000p-1 + (2.0 * s + (s * z * p + steps * 0x1.a39ef35793c76p-33)));
 }
