@@ -189,10 +189,10 @@ verifiers/relaxed.py: verifiers/test_relaxed.py
 + ratio = log_r.flatten(1).gather(1, cells) - log_p.flatten(1).gather(1, cells)
 
 verifiers/relaxations/bounded.py: verifiers/relaxations/test_bounded.py
-- flow.outflow * scale[:, None]
-+ flow.outflow
-- torch.minimum(gap, (self.cap - 1) * p)
-+ torch.minimum(gap, self.cap * p)
+- for part in (outflow, inflow))
++ for part in (outflow / 2, inflow))
+- torch.minimum(gap, (self.cap - 1) * own)
++ torch.minimum(gap, self.cap * own)
 
 verifiers/relaxations/cool.py: verifiers/relaxations/test_by_hand.py
 - r = p + taken - surplus * share[:, None]
@@ -445,6 +445,20 @@ engines/cpu/vq.py: engines/cpu/test_vq.py
 engines/cpu/sampling.h: engines/cpu/test_sampling.py
 - where <= interval + 1
 + where <= interval
+
+engines/cpu/relaxation.h: engines/cpu/test_relaxation.py
+- (of.cap - 1) * own
++ of.cap * own
+- deficit[a] == deficit[b] && a < b
++ deficit[a] == deficit[b] && a > b
+- std::min(of.delta * UNITS / std::max(total, 1.0), 1.0)
++ std::min(of.delta * UNITS / std::max(total, 1.0), 1.001)
+
+engines/cpu/steps.cpp: engines/cpu/test_steps.py
+- if (count + j < state.nodes) {
++ if (count + j + 1 < state.nodes) {
+- if (i < length) *of.relaxed += cost.relaxed;
++ *of.relaxed += cost.relaxed;
 
 engines/cpu/steps.cpp: engines/cpu/test_steps.py
 - for (int i = 0; i <= length && known - 1 + i < state.tokens; i++)
