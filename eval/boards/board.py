@@ -1,19 +1,18 @@
 """One board: methods and plain decoding make the same images in interleaved rounds; every result is a JSON line.
 
     {"fingerprint": {...}}                      model, weights, methods, sampling, seed, machine
-    {"round": 0, "contender": "eagle1 | cpu bf16", "temperature": 1.0, "seconds": 0.1, "images": [{"steps": 120, ...}]}
-    {"absent": "eagle3 | cpu bf16", "reason": "..."}
+    {"round": 0, "contender": "eagle1 | cpu bf16", ...}     a record of `lantern.eval.speed.race`, with the commit
+    {"absent": "eagle3 | cpu bf16", "temperature": 1.0, "status": "lacking", "reason": "..."}
     {"quality": "lantern | cpu bf16", "temperature": 1.0, "images": 64, "metrics": {"kid": {"value": ..., ...}}}
 
-Lines are only appended: an interrupted run resumes, and one with more images extends a shorter one. `table` computes
-the figures from the lines, `plot` draws them; neither needs the model.
+Lines are only appended: an interrupted run resumes, and one with more images extends a shorter one. A method that fails
+is tried again when the run resumes. `table` computes the figures from the lines, `plot` draws them; neither needs the
+model.
 """
 
-import base64
 import dataclasses
 import hashlib
 import itertools
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,16 +20,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from jaxtyping import Int
-from torch import Tensor
-
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import TRAINING_NAME
 from lantern.core.sampling import Sampling
-from lantern.core.types import Generation, Step
-from lantern.decoding.statistics import now
 from lantern.eval.json_lines import JsonLines, Line, read_lines
 from lantern.eval.speed.contenders import (
     AUTO,
@@ -41,11 +33,13 @@ from lantern.eval.speed.contenders import (
     Variant,
     built,
     condition_of,
+    entered,
     kinds_of,
     method_of,
+    name_of,
 )
-from lantern.eval.speed.race import step_order, warm
-from lantern.eval.speed.surroundings import file_hashes, load_average, surroundings
+from lantern.eval.speed.race import images_of, race, reporter, take, unpack, warm
+from lantern.eval.speed.surroundings import file_hashes, surroundings
 from lantern.generation.images import save_image, to_image
 from lantern.methods import METHODS, Method
 from lantern.models.folder import FOLDER, Model, load_model
@@ -208,38 +202,52 @@ class Board:
         return {name: training_steps(self.model, name) for name in names}
 
     def measure(self) -> None:
-        """Run what is missing of all rounds. RuntimeError if plain decoding does not run in the methods' variant."""
-        rounds = range(-(-self.options.images // self.options.batch))
+        """Run what is missing of all rounds; a method that fails is left out, and its reason is written.
+
+        RuntimeError if plain decoding does not run in the methods' variant.
+        """
+        jobs = [self.job(number) for number in range(-(-self.options.images // self.options.batch))]
         entries = [(PLAIN, one) for one in self.plain_variants] + [(spec, self.variant) for spec in self.specs]
+        report = reporter(self.options.is_quiet)
         with JsonLines(self.options.out, self.fingerprint) as file:
             _, lines = read_lines(self.options.out)
             done = {(line["contender"], line["temperature"], line["round"]) for line in lines if "round" in line}
-            absent = {line["absent"] for line in lines if "absent" in line}
-            field = list[tuple[Contender, set[int]]]()
-            jobs = [self.job(number) for number in rounds]
+            field, failed = list[Contender](), set[tuple[str, float]]()
             for (spec, variant), sampling in itertools.product(entries, self.samplings):
-                name = name_of(spec, variant)
-                missing = {number for number in rounds if (name, sampling.temperature, number) not in done}
+                key = name_of(spec, variant), sampling.temperature
+                missing = [job for number, job in enumerate(jobs) if (*key, number) not in done]
                 if not missing:
                     continue
-                self._report(f"preparing {name} at temperature {sampling.temperature:g}")
+                report(f"preparing {key[0]} at temperature {key[1]:g}")
                 try:
-                    field.append((self._entered(spec, variant, sampling, jobs[min(missing)]), missing))
+                    field.append(self._entered(spec, variant, sampling, missing[0]))
                 except Exception as error:  # the reason is shown in the method's row
-                    why = one_line(error)
-                    if (spec, variant) == entries[0]:
-                        raise RuntimeError(f"plain decoding does not run as {self.variant}: {why}") from error
-                    is_lacking = isinstance(error, ValueError)
-                    status, kind = ("lacking", "") if is_lacking else ("failed", f"{type(error).__name__}: ")
-                    if name not in absent:
-                        file.append({"absent": name, "status": status, "reason": f"{kind}{why}"[:300]})
-                        absent.add(name)
-            for number in rounds:
-                those = [one for one, missing in field if number in missing]
-                for place in step_order(len(those), number):
-                    file.append(self._line(those[place], number, jobs[number]))
-                if those:
-                    self._report(f"round {number + 1} of {len(rounds)}")
+                    line = self._absent(key, error)
+                    if line not in lines:
+                        file.append(line)
+
+            def wants(one: Contender, number: int) -> bool:
+                return one.key not in failed and (*one.key, number) not in done
+
+            def line_of(one: Contender, number: int, job: Job) -> Line:
+                try:
+                    return take(one, number, job, watches=True) | {"commit": self.surroundings["commit"]}
+                except Exception as error:
+                    failed.add(one.key)
+                    return self._absent(one.key, error)
+
+            for line in race(field, jobs, line_of, wants=wants, report=report):
+                file.append(line)
+
+    def _absent(self, key: tuple[str, float], error: Exception) -> Line:
+        """Return the line of a contender that fails, or lacks a part; raise for the plain decoding of the table."""
+        name, temperature = key
+        is_lacking, why = isinstance(error, ValueError), one_line(error)
+        if name == name_of(PLAIN, self.variant):
+            raise RuntimeError(f"plain decoding does not run as {self.variant}: {why}") from error
+        reason = why if is_lacking else f"{type(error).__name__}: {why}"
+        status = "lacking" if is_lacking else "failed"
+        return {"absent": name, "temperature": temperature, "status": status, "reason": reason[:300]}
 
     def judge(self, judging: Judging) -> None:
         """Append the quality of plain decoding's images and of each relaxed method's, where it is missing.
@@ -254,11 +262,10 @@ class Board:
             relaxed = [spec for spec in self.specs if self.fingerprint["methods"][spec]["promise"] == "relaxed"]
             names = [name_of(spec, self.variant) for spec in (PLAIN, *relaxed)]
             for name, sampling in itertools.product(names, self.samplings):
-                rounds = rounds_of(at_temperature(lines, sampling.temperature), name)
-                images = [image for line in rounds.values() for image in line["images"]][: self.options.images]
+                images = images_of(at_temperature(lines, sampling.temperature), name)[: self.options.images]
                 line = {"quality": name, "temperature": sampling.temperature, "images": len(images)}
                 if images and tuple(line.values()) not in known:
-                    self._report(f"metrics of {name}")
+                    reporter(self.options.is_quiet)(f"metrics of {name}")
                     file.append(line | {"metrics": self._metrics(images, judging)})
 
     def _metrics(self, images: Sequence[Line], judging: Judging) -> dict[str, Any]:
@@ -292,32 +299,7 @@ class Board:
 
     def _entered(self, spec: str, variant: Variant, sampling: Sampling, job: Job) -> Contender:
         """Build and warm a contender; ValueError for missing parts."""
-        method, parts = built(sampling)(spec, self.stable.model(variant))
-        contender = Contender(spec, method, variant, parts)
-        warm(contender, [job])
-        return contender
-
-    def _line(self, contender: Contender, number: int, job: Job) -> Line:
-        """Decode a round. Steps are watched where that costs no time, else in a second decoding, which is not timed."""
-        counted = Counted()
-        load, begin = load_average(), now(self.model.device)
-        made = contender.decode(job, **({} if contender.is_fused else {"callback": counted}))
-        seconds = now(self.model.device) - begin
-        if contender.is_fused and not contender.is_plain:
-            contender.decode(job, callback=counted)
-        return {
-            "round": number,
-            "contender": name_of(contender.label, contender.variant),
-            "temperature": contender.parts.sampling.temperature,
-            "seconds": seconds,
-            "images": [record(made, image) | counted.record(image) for image in range(len(job.keys))],
-            "load": load,
-            "commit": self.surroundings["commit"],
-        }
-
-    def _report(self, text: str) -> None:
-        if not self.options.is_quiet:
-            print(text, file=sys.stderr, flush=True)
+        return entered(self.stable, spec, variant, built(sampling), lambda one: warm(one, [job]))
 
 
 def expand(spec: str) -> Iterator[str]:
@@ -347,62 +329,6 @@ def training_steps(model: Model, name: str) -> int | None:
         return None
 
 
-def name_of(spec: str, variant: Variant) -> str:
-    """Return the name of a contender in the lines."""
-    return f"{spec} | {variant}"
-
-
-class Counted:
-    """A callback that keeps what each step committed, and the number of nodes that it verified."""
-
-    def __init__(self) -> None:
-        self._steps: list[tuple[Tensor, Tensor, int]] = []
-
-    def __call__(self, step: Step) -> None:
-        """Keep the numbers of a step."""
-        nodes = 0 if step.tree is None else step.tree.shape.num_nodes - 1
-        self._steps.append((step.start.clone(), step.counts.clone(), nodes))
-
-    def record(self, number: int) -> Line:
-        """Return for image `number` the tokens of each step, and the sum of the nodes.
-
-        Empty where steps were not watched or do not commit tokens in their order.
-        """
-        own = [(int(start[number]), int(counts[number]), nodes) for start, counts, nodes in self._steps]
-        own = [one for one in own if one[1]]  # others of the batch may take more steps
-        runs = [counts for _, counts, _ in own]
-        if not runs or [start for start, _, _ in own] != [0, *itertools.accumulate(runs[:-1])]:
-            return {}
-        return {"runs": " ".join(map(str, runs)), "nodes": sum(nodes for _, _, nodes in own)}
-
-
-def record(made: Generation, number: int) -> Line:
-    """Return the record of image `number` of a batch; total variation and relaxed are sums over its tokens."""
-    return {
-        "steps": int(made.steps[number]),
-        "total_variation": float(made.total_variation[number]),
-        "relaxed": float(made.relaxed[number]),
-        "tokens": pack(made.tokens[number]),
-    }
-
-
 def at_temperature(lines: Sequence[Line], temperature: float) -> list[Line]:
     """Return the lines of a temperature, with those of all."""
     return [line for line in lines if line.get("temperature", temperature) == temperature]
-
-
-def rounds_of(lines: Sequence[Line], name: str) -> dict[int, Line]:
-    """Return the lines of a contender at one temperature by round, in order."""
-    found = {line["round"]: line for line in lines if line.get("contender") == name}
-    return dict(sorted(found.items()))
-
-
-def pack(tokens: Int[Tensor, " n"]) -> str:
-    """Encode tokens as text: base64 of 32-bit little-endian numbers."""
-    return base64.b64encode(tokens.cpu().numpy().astype("<u4").tobytes()).decode("ascii")
-
-
-def unpack(texts: Sequence[str]) -> Int[Tensor, "b n"]:
-    """Decode the tokens of several images from the text of `pack`."""
-    rows = [np.frombuffer(base64.b64decode(text), dtype="<u4").astype(np.int64) for text in texts]
-    return torch.from_numpy(np.stack(rows))

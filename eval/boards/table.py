@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from lantern.core.config import read_json_object
-from lantern.eval.boards.board import at_temperature, name_of, rounds_of, unpack
+from lantern.eval.boards.board import at_temperature
 from lantern.eval.intervals import Estimate, bootstrap, mean_estimate
 from lantern.eval.json_lines import Line, read_lines
-from lantern.eval.speed.contenders import PLAIN
-from lantern.eval.speed.race import Spread, compare, rounded
+from lantern.eval.speed.contenders import PLAIN, name_of
+from lantern.eval.speed.race import Spread, compare, identity, images_of, rounded, rounds_of, seconds_of, unpack
 
 LEAST = 3  # images, below which there is no verdict
 BACKGROUND = 0.1  # share of all tokens from which on the most frequent one counts as background
@@ -68,7 +68,7 @@ def board_of(header: Line, lines: Sequence[Line], temperature: float, background
     `speedup` is over plain decoding in the same engine, `over_fastest` over its fastest variant.
     """
     plain = name_of(PLAIN, header["variant"])
-    seconds = {name: [line["seconds"] for line in rounds_of(lines, name).values()] for name in header["plain"]}
+    seconds = {name: seconds_of(lines, name) for name in header["plain"]}
     measured = [name for name in header["plain"] if seconds[name]]
     if plain not in measured:
         raise ValueError("the file has no rounds of plain decoding: let the run reach its first round")
@@ -99,10 +99,12 @@ def row_of(
     facts = header["methods"][spec]
     promise = TOKENS if temperature == 0 and facts["promise"] == DISTRIBUTION else facts["promise"]
     mine, row = rounds_of(lines, name), {"method": spec, "promise": promise, "against": []}
+    own = [line for line in lines if name in (line.get("contender"), line.get("absent"))]
+    last = own[-1] if own else {"reason": "not run"}
+    if last.get("status") == "failed":
+        row["failure"] = f"{spec} failed: {last['reason']}"
     if not mine:
-        why = next((line for line in lines if line.get("absent") == name), {"status": "lacking", "reason": "not run"})
-        row |= {"reason": why["reason"]}
-        return row | ({"failure": f"{spec} failed: {why['reason']}"} if why["status"] == "failed" else {})
+        return row | {"reason": last["reason"]}
     images, tokens = images_of(lines, name), header["tokens"]
     moved = torch.tensor([image["total_variation"] / tokens for image in images], dtype=torch.float64)
     row |= {"images": len(images), "tokens_per_step": estimate(tokens_per_step(images, tokens))}
@@ -114,8 +116,9 @@ def row_of(
             row["foreground"] = estimate(foreground(images, background))
     for key, other in (("speedup", plain), ("over_fastest", baseline)):
         both = [(line, mine[n]) for n, line in rounds_of(lines, other).items() if n in mine]
-        ratio = compare(*([line["seconds"] for line in side] for side in zip(*both, strict=True)), images=len(images))
-        row[key] = ratio.as_dict()
+        row[key] = compare(
+            *([line["seconds"] for line in side] for side in zip(*both, strict=True)), images=len(images)
+        )
     if promise == TOKENS:
         row |= identity(lines, name, plain)
         if row["differing_images"] and header["variant"].endswith("fp32"):
@@ -186,11 +189,6 @@ def verdict(pair: Mapping[str, Any]) -> str:
     return ", ".join(words) or "none"
 
 
-def images_of(lines: Sequence[Line], name: str) -> list[Line]:
-    """Return the records of a contender's images, in order."""
-    return [image for line in rounds_of(lines, name).values() for image in line["images"]]
-
-
 def tokens_per_step(images: Sequence[Line], tokens: int) -> Estimate:
     """Return tokens per step of the target over all images, with its interval."""
     steps = torch.tensor([[image["steps"]] for image in images], dtype=torch.float64)
@@ -221,15 +219,6 @@ def refusal_of(mine: Mapping[str, int | None], other: Mapping[str, int | None]) 
         return None
     listed = ("; ".join(f"{name} {steps or 'not recorded'}" for name, steps in one.items()) for one in (own, its))
     return f"trained for other numbers of steps: {' and '.join(listed)}"
-
-
-def identity(lines: Sequence[Line], name: str, plain: str) -> dict[str, int]:
-    """Count images and tokens that differ from plain decoding in the same engine."""
-    mine, its = rounds_of(lines, name), rounds_of(lines, plain)
-    both = [(mine[n]["images"], its[n]["images"]) for n in mine if n in its]
-    sides = (unpack([image["tokens"] for pair in both for image in pair[side]]) for side in (0, 1))
-    differing = torch.ne(*sides).sum(1)
-    return {"differing_images": int((differing > 0).sum()), "differing_tokens": int(differing.sum())}
 
 
 def quality_of(lines: Sequence[Line], name: str) -> dict[str, Any]:

@@ -7,27 +7,51 @@ features to tokens, prefill included. Text encoding and VQ decoding cost every m
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
+from lantern.eval.json_lines import Line
 from lantern.eval.speed.contenders import (
     PLAIN,
     PROMPTS,
+    Build,
+    Contender,
     Job,
     Stable,
+    Variant,
     built,
+    check_baseline,
     condition_of,
     kinds_of,
     line_up,
+    method_entries,
     method_of,
-    variants,
+    plain_entries,
 )
-from lantern.eval.speed.race import CutShort, Entry, fastest, identity, results, rounded, run_race
+from lantern.eval.speed.race import (
+    STEADY,
+    CutShort,
+    Spread,
+    best_of_labels,
+    collect,
+    identity,
+    images_of,
+    pass_seconds,
+    race,
+    reporter,
+    results,
+    rounded,
+    rounds_of,
+    seconds_of,
+    take,
+    warm,
+)
 from lantern.eval.speed.roofline import copy_bandwidth, roofline
 from lantern.eval.speed.surroundings import about, load_average
 from lantern.models.folder import Model, load_model
 
 MIN_ROUNDS = 3
+RANKING_RUNS = 3  # short decodings of a variant, of which the first may compile
 WIDTH = 120
 ROOFLINE = "  roofline: seconds to read weights and half of the cache at copy bandwidth, as a share of a step's seconds"
 
@@ -38,7 +62,7 @@ class BenchOptions:
 
     Empty `kinds` means all kinds of the device. Plain decoding, which is always measured, also runs in the kinds
     `baselines`. Variants of kinds not in `kinds` are left out if short decodings show that they are slow
-    (`race.leave_out_slow`).
+    (`field_of`).
     """
 
     model: str = "lantern-emoji"
@@ -66,27 +90,24 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     specs = [spec for spec in options.methods if spec != PLAIN] or own_methods(model)
     for spec in specs:
         method_of(model, spec)
-    stable = Stable(model)
+    stable, report = Stable(model), reporter(options.is_quiet)
     copy_gbps = copy_bandwidth(model.device)
     races, failed, slow, stop = [], [], [], None
     for batch in options.batches:
-        chosen = variants(options.kinds or kinds_of(model.device), options.dtypes, options.baselines)
-        lineup = line_up(stable, specs, chosen, built(sampling, batch))
-        jobs = jobs_of(model, options, batch)
-        how = {"device": model.device, "is_quiet": options.is_quiet, "asked": options.kinds}
         try:
-            entries = run_race(lineup, jobs, **how)
-        except CutShort as cut:
-            entries, stop = cut.found, cut.__cause__
+            jobs = jobs_of(model, options, batch)
+            field, failing, left_out = field_of(stable, specs, options, built(sampling, batch), jobs)
+            lines, stop = collect(race(field, jobs, take, report=report), len(field))
         except KeyboardInterrupt as cut:
             if not races:
                 raise
             stop = cut
             break
-        found = race_figures(entries, batch, copy_gbps, batch * sampling.rows)
-        races.append(found | {"phases": [] if stop else [phases(entry, jobs[0]) for entry in best_entries(entries)]})
-        failed += [failure | {"batch": batch} for failure in lineup.failed]
-        slow += [one | {"batch": batch} for one in lineup.slow]
+        failed += [one | {"batch": batch} for one in failing]
+        slow += [one | {"batch": batch} for one in left_out]
+        found = race_figures(field, lines, batch, copy_gbps, batch * sampling.rows)
+        best = [] if stop else best_of_labels(field, lines)
+        races.append(found | {"phases": [phases(one, jobs[0]) for one in best]})
         if stop is not None:
             break
     figures = {
@@ -100,12 +121,45 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         "failed": failed,
         "left_out": slow,
         "failures": broken_promises(races),
-        "stopped": None if stop is None else str(stop) or "interrupted",
-        "load_average": {"begin": before, "end": load_average()},
+        **ending(before, stop),
     }
     if stop is not None:
         raise CutShort(figures) from stop
     return figures
+
+
+def ending(before: list[float] | None, stop: BaseException | None) -> dict[str, Any]:
+    """Return what every measurement's figures end with: the signal that stopped it, and the load."""
+    stopped = None if stop is None else str(stop) or "interrupted"
+    return {"stopped": stopped, "load_average": {"begin": before, "end": load_average()}}
+
+
+def field_of(
+    stable: Stable, specs: Sequence[str], options: BenchOptions, build: Build, jobs: Sequence[Job]
+) -> tuple[list[Contender], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return plain decoding and the methods in their variants, warmed up, then those that fail and the slow variants.
+
+    Kinds that nobody asked for are ranked by short plain decodings, and slow variants of them are left out: a pass
+    takes more than STEADY times that of the fastest, and they are not among the two fastest. The fastest plain decoding
+    is therefore always measured in full. RuntimeError if none runs.
+    """
+    report, kinds = reporter(options.is_quiet), options.kinds or kinds_of(stable.device)
+    plain = plain_entries({*kinds, *options.baselines}, options.dtypes)
+    failed, spent = list[dict[str, Any]](), dict[Variant, float]()
+    if any(variant.kind not in options.kinds for _, variant in plain):
+        report("ranking the variants of plain decoding")
+
+        def rank(contender: Contender) -> None:
+            spent[contender.variant] = min(pass_seconds(contender, jobs[0]) for _ in range(RANKING_RUNS))
+
+        plain = [(one.label, one.variant) for one in line_up(stable, plain, build, rank, failed, report=report)]
+    ordered = sorted(spent, key=spent.__getitem__)
+    slow = [one for one in ordered[2:] if one.kind not in options.kinds and spent[one] > STEADY * spent[ordered[0]]]
+    entries = [*plain, *method_entries(specs, kinds, options.dtypes)]
+    entries = [(label, variant) for label, variant in entries if variant not in slow]
+    field = line_up(stable, entries, build, lambda one: warm(one, jobs), failed, report=report)
+    check_baseline(field, failed)
+    return field, failed, [{"variant": str(one), "pass_ms": rounded(1e3 * spent[one])} for one in slow]
 
 
 def own_methods(model: Model) -> list[str]:
@@ -127,37 +181,66 @@ def jobs_of(model: Model, options: BenchOptions, batch: int) -> list[Job]:
     ]
 
 
-def race_figures(entries: Sequence[Entry], batch: int, copy_gbps: float, rows: int) -> dict[str, Any]:
+def race_figures(
+    field: Sequence[Contender], lines: Sequence[Line], batch: int, copy_gbps: float, rows: int
+) -> dict[str, Any]:
     """Return one race for JSON; `rows` are the rows of a pass for each node."""
-
-    def of(entry: Entry) -> dict[str, Any]:
-        # a batch takes as many steps as its images take on average
-        spent = entry.spread.median / max(median(made.steps_per_image for made in entry.made), 1.0)
-        bound = roofline(entry.contender, rows=rows, copy_gbps=copy_gbps, step_seconds=spent)
-        return entry.as_dict(batch) | bound
-
+    rounds = len(lines) // len(field)
     return {
         "batch": batch,
-        "rounds": len(entries[0].seconds),
-        "images": batch * len(entries[0].seconds),
-        "contenders": [of(entry) for entry in entries],
-        "results": results(entries, batch),
-        "identity": identity(entries),
+        "rounds": rounds,
+        "images": batch * rounds,
+        "contenders": [contender_figures(one, lines, batch, copy_gbps, rows) for one in field],
+        "results": results(field, lines, batch),
+        "identity": list(identities(field, lines, batch)),
     }
 
 
-def phases(entry: Entry, job: Job) -> dict[str, Any]:
+def contender_figures(one: Contender, lines: Sequence[Line], batch: int, copy_gbps: float, rows: int) -> dict[str, Any]:
+    """Return the figures of a contender for JSON; total variation and relaxed share are per token."""
+    of_rounds, images = rounds_of(lines, one.name), images_of(lines, one.name)
+    spread, tokens = Spread.of(seconds_of(lines, one.name)), one.parts.target.config.block_size
+    # a batch takes as many steps as its images take on average
+    steps = median(fmean(image["steps"] for image in line["images"]) for line in of_rounds.values())
+    bound = roofline(one, rows=rows, copy_gbps=copy_gbps, step_seconds=spread.median / max(steps, 1.0))
+    return {
+        "method": one.label,
+        "variant": one.variant.kind,
+        "dtype": one.variant.dtype,
+        "exact": one.method.exact,
+        "seconds": spread.as_dict(),
+        "images_per_second": rounded(batch / spread.median),
+        "tokens_per_step": rounded(tokens / fmean(image["steps"] for image in images)),
+        "total_variation": rounded(fmean(image["total_variation"] for image in images) / tokens),
+        "relaxed_share": rounded(fmean(image["relaxed"] for image in images) / tokens),
+        **bound,
+    }
+
+
+def identities(field: Sequence[Contender], lines: Sequence[Line], batch: int) -> Iterator[dict[str, Any]]:
+    """Yield for each exact method how many tokens differ from plain decoding in the same variant.
+
+    It must be none in fp32 and where the engine keeps tokens (`Decoder.promise`). Elsewhere the distribution is the
+    same, but rounding can change a token.
+    """
+    plain = {one.variant: one.name for one in field if one.is_plain}
+    for one in field:
+        if not one.is_plain and one.is_identical and one.variant in plain:
+            yield {
+                "method": one.label,
+                "variant": str(one.variant),
+                "images": len(images_of(lines, one.name)),
+                **identity(lines, one.name, plain[one.variant]),
+                "must_be_identical": one.variant.dtype == "fp32" or one.parts.promise(batch) == "tokens",
+            }
+
+
+def phases(contender: Contender, job: Job) -> dict[str, Any]:
     """Return the shares of a method's time by phase without prefill, measured in a run of its own."""
-    made = entry.contender.decode(job, is_timed=True)
+    made = contender.decode(job, is_timed=True)
     seconds = {name: value for name, value in made.seconds.items() if name != "prefill"}
     shares = {name: rounded(value / sum(seconds.values())) for name, value in seconds.items()}
-    return {"method": entry.contender.label, "variant": str(entry.contender.variant), "shares": shares}
-
-
-def best_entries(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entry of the fastest variant of each label."""
-    labels = dict.fromkeys(entry.contender.label for entry in entries)
-    return [fastest([entry for entry in entries if entry.contender.label == label]) for label in labels]
+    return {"method": contender.label, "variant": str(contender.variant), "shares": shares}
 
 
 def broken_promises(races: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -208,8 +291,11 @@ def _heading(figures: Mapping[str, Any]) -> Iterator[str]:
 
 def _races(figures: Mapping[str, Any]) -> Iterator[str]:
     header = ("method", "run as", "s median", "p10", "p90", "images/s", "tau", "roofline", "TV per token")
-    for race in figures["races"]:
-        yield from ("", f"batch {race['batch']}: {race['rounds']} rounds, {race['images']} images each, interleaved")
+    for of_batch in figures["races"]:
+        yield from (
+            "",
+            f"batch {of_batch['batch']}: {of_batch['rounds']} rounds, {of_batch['images']} images each, interleaved",
+        )
         rows = [
             (
                 one["method"],
@@ -220,14 +306,14 @@ def _races(figures: Mapping[str, Any]) -> Iterator[str]:
                 f"{one['roofline']:.0%}" if "roofline" in one else "-",
                 "exact" if one["exact"] else f"{one['total_variation']:.3f}",
             )
-            for one in race["contenders"]
+            for one in of_batch["contenders"]
         ]
         yield from aligned([header, *rows])
-        yield from _claims(race)
-        yield from map(_identity, race["identity"])
-        if race["phases"]:
+        yield from _claims(of_batch)
+        yield from map(_identity, of_batch["identity"])
+        if of_batch["phases"]:
             yield "  time of a step by phase, in runs of their own:"
-        for one in race["phases"]:
+        for one in of_batch["phases"]:
             parts = ", ".join(f"{name} {share:.0%}" for name, share in one["shares"].items())
             yield f"    {one['method']} as {one['variant']}: {parts}"
 

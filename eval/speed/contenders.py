@@ -6,9 +6,9 @@ A variant is a kind of engine (`lantern.engines.engine.VARIANTS`) in a dtype.
 import copy
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import StringIO
 from typing import Any
 
@@ -73,7 +73,7 @@ class Stable:
 
     def __init__(self, model: Model) -> None:
         self._made: dict[Variant, Model] = {}
-        self._model = dataclasses.replace(model, engine=EAGER)
+        self._model, self.device = dataclasses.replace(model, engine=EAGER), model.device
 
     def model(self, variant: Variant) -> Model:
         """Return the model in a variant. Components other than target and drafter are shared."""
@@ -121,14 +121,34 @@ PROMPTS = (
 )
 
 
+def name_of(label: str, variant: Variant) -> str:
+    """Return the name of a contender in records."""
+    return f"{label} | {variant}"
+
+
 @dataclass(frozen=True)
 class Contender:
     """A method in a variant, ready to decode. `label` is the method as written on the command line."""
 
     label: str
-    method: Method
     variant: Variant
+    method: Method
     parts: Decoder
+
+    @property
+    def name(self) -> str:
+        """Its name in records."""
+        return name_of(self.label, self.variant)
+
+    @property
+    def key(self) -> tuple[str, float]:
+        """Its name and its temperature, which only one contender of a race has."""
+        return self.name, self.parts.sampling.temperature
+
+    @property
+    def device(self) -> torch.device:
+        """The device that it decodes on."""
+        return self.parts.target.tok_embeddings.weight.device
 
     @property
     def is_plain(self) -> bool:
@@ -158,25 +178,6 @@ class Job:
     keys: list[tuple[int, int]]
 
 
-@dataclass
-class Lineup:
-    """The contenders that run on this machine, the reason for each one that does not, and variants left out as slow."""
-
-    contenders: list[Contender] = field(default_factory=list)
-    failed: list[dict[str, str]] = field(default_factory=list)
-    slow: list[dict[str, str | float]] = field(default_factory=list)
-
-    def drop(self, contender: Contender, error: Exception) -> None:
-        """Move a contender to the failed ones."""
-        self.contenders.remove(contender)
-        self.note(contender.label, contender.variant, error)
-
-    def note(self, label: str, variant: Variant, error: Exception) -> None:
-        """Record a failure."""
-        reason = f"{type(error).__name__}: {one_line(error)}"[:300]
-        self.failed.append({"method": label, "variant": str(variant), "reason": reason})
-
-
 def method_of(model: Model, spec: str, *, sampling: Sampling | None = None, batch: int = 1) -> Method:
     """Return the method of a spec: NAME or NAME:SETTING=VALUE,..., as in "lantern++:k=5,lambda_=1.5".
 
@@ -198,43 +199,16 @@ def method_of(model: Model, spec: str, *, sampling: Sampling | None = None, batc
     return method.with_options(**settings)
 
 
+Build = Callable[[str, Model], tuple[Method, Decoder]]  # of a label and a model in its variant
+
+
 def assemble(model: Model, method: Method, sampling: Sampling) -> Decoder:
     """Build the decoder parts of a method for a model."""
     return Generator(model, method, sampling).parts
 
 
-def line_up(
-    stable: Stable,
-    labels: Sequence[str],
-    variants: Mapping[str, Sequence[Variant]],
-    build: Callable[[str, Model], tuple[Method, Decoder]],
-) -> Lineup:
-    """Build plain decoding and every label in each of its variants; `variants` has the keys "plain" and "others".
-
-    A variant that this machine or its engine cannot run is recorded in `failed`. ValueError if `build` refuses a label
-    in an eager variant.
-    """
-    lineup = Lineup()
-    for label in (PLAIN, *labels):
-        for variant in variants[PLAIN if label == PLAIN else "others"]:
-            try:
-                model = stable.model(variant)
-            except Exception as error:  # compilers and quantisers raise errors of any kind
-                lineup.note(label, variant, error)
-                continue
-            try:
-                method, parts = build(label, model)
-            except ValueError as error:
-                if variant.kind == "eager":  # no engine is to blame
-                    raise
-                lineup.note(label, variant, error)
-            else:
-                lineup.contenders.append(Contender(label, method, variant, parts))
-    return lineup
-
-
-def built(sampling: Sampling, batch: int = 1) -> Callable[[str, Model], tuple[Method, Decoder]]:
-    """Return the function that builds the method of a spec for `line_up`."""
+def built(sampling: Sampling, batch: int = 1) -> Build:
+    """Return the function that builds the method of a spec for `entered`."""
 
     def build(spec: str, model: Model) -> tuple[Method, Decoder]:
         method = METHODS[PLAIN] if spec == PLAIN else method_of(model, spec, sampling=sampling, batch=batch)
@@ -243,44 +217,59 @@ def built(sampling: Sampling, batch: int = 1) -> Callable[[str, Model], tuple[Me
     return build
 
 
-def variants(kinds: Sequence[str], dtypes: Sequence[str], baselines: Sequence[str] = ()) -> dict[str, list[Variant]]:
-    """Return the variants of plain decoding and of methods for these kinds and dtypes.
+def plain_entries(kinds: Collection[str], dtypes: Sequence[str]) -> list[tuple[str, Variant]]:
+    """Return plain decoding in these kinds, in the order of VARIANTS, for each dtype."""
+    return [(PLAIN, Variant(kind, dtype)) for dtype in dtypes for kind in VARIANTS if kind in kinds]
 
-    Plain decoding also runs in the kinds `baselines`, so that its fastest kind is found.
+
+def method_entries(labels: Sequence[str], kinds: Collection[str], dtypes: Sequence[str]) -> list[tuple[str, Variant]]:
+    """Return methods in those of these kinds that are for methods."""
+    chosen = [variant for _, variant in plain_entries(kinds, dtypes) if variant.kind in METHOD_KINDS]
+    return [(label, variant) for label in labels for variant in chosen]
+
+
+def entered(
+    stable: Stable, label: str, variant: Variant, build: Build, run: Callable[[Contender], object]
+) -> Contender:
+    """Build a contender and run it once, which triggers compilation; the errors are those of either."""
+    # compilers print warnings about their attempts
+    with warnings.catch_warnings(), redirect_stderr(StringIO()):
+        warnings.simplefilter("ignore")
+        contender = Contender(label, variant, *build(label, stable.model(variant)))
+        run(contender)
+    return contender
+
+
+def line_up(
+    stable: Stable,
+    entries: Sequence[tuple[str, Variant]],
+    build: Build,
+    run: Callable[[Contender], object],
+    failed: list[dict[str, str]],
+    *,
+    report: Callable[[str], object] = lambda text: None,
+) -> list[Contender]:
+    """Build the contenders and run each once; return those that this machine can run, and add the others to `failed`.
+
+    An error of an eager contender is not specific to the machine and is raised.
     """
-    return {
-        name: [Variant(kind, dtype) for dtype in dtypes for kind in known if kind in wanted]
-        for name, known, wanted in (
-            (PLAIN, VARIANTS, (*kinds, *baselines)),
-            ("others", METHOD_KINDS, kinds),
-        )
-    }
-
-
-def warm_up(
-    lineup: Lineup, run: Callable[[Contender], object], report: Callable[[str], object] = lambda text: None
-) -> None:
-    """Run every contender once, which triggers compilation. Those that fail are moved to `failed`.
-
-    `report` receives a line before each of them.
-
-    An error of an eager contender is not specific to the machine and is raised. RuntimeError if no plain decoding
-    is left as a baseline.
-    """
-    every = list(lineup.contenders)
-    for number, contender in enumerate(every):
-        report(f"warming up {number + 1} of {len(every)}: {contender.label} as {contender.variant}")
+    found = []
+    for number, (label, variant) in enumerate(entries):
+        report(f"warming up {number + 1} of {len(entries)}: {label} as {variant}")
         try:
-            # compilers print warnings about their attempts
-            with warnings.catch_warnings(), redirect_stderr(StringIO()):
-                warnings.simplefilter("ignore")
-                run(contender)
-        except Exception as error:  # a missing kernel may show only when it is called
-            if contender.variant.kind == "eager":
+            found.append(entered(stable, label, variant, build, run))
+        except Exception as error:  # compilers and quantisers raise errors of any kind, some only when called
+            if variant.kind == "eager":
                 raise
-            lineup.drop(contender, error)
-    if not any(contender.is_plain for contender in lineup.contenders):
-        reasons = {failure["reason"] for failure in lineup.failed}
+            reason = f"{type(error).__name__}: {one_line(error)}"[:300]
+            failed.append({"method": label, "variant": str(variant), "reason": reason})
+    return found
+
+
+def check_baseline(field: Sequence[Contender], failed: Sequence[Mapping[str, str]]) -> None:
+    """Raise RuntimeError, with the reasons, if no plain decoding is left as a baseline."""
+    if not any(contender.is_plain for contender in field):
+        reasons = {failure["reason"] for failure in failed}
         raise RuntimeError(f"no variant of plain decoding runs on this machine: {'; '.join(sorted(reasons))[:300]}")
 
 

@@ -1,12 +1,18 @@
-"""A race: contenders make the same images in interleaved rounds; spreads, ratios and claims from their seconds."""
+"""A race: contenders make the same images in interleaved rounds, one record each, and what their seconds claim.
 
+A record is a JSON object, a line of a leaderboard's file, with one line of figures for each image:
+
+    {"round": 0, "contender": "eagle1 | cpu bf16", "temperature": 1.0, "seconds": 0.1, "images": [{"steps": 120, ...}]}
+"""
+
+import base64
+import itertools
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +22,12 @@ from torch import Tensor
 from lantern.core.types import Generation, Step
 from lantern.decoding.statistics import now
 from lantern.eval.intervals import bootstrap
-from lantern.eval.speed.contenders import METHOD_KINDS, PLAIN, Contender, Job, Lineup, Variant, warm_up
+from lantern.eval.json_lines import Line
+from lantern.eval.speed.contenders import Contender, Job
+from lantern.eval.speed.surroundings import load_average
 
-Result = TypeVar("Result")
+Report = Callable[[str], object]
+WARM_UP_PASSES = 6
 
 
 class CutShort(KeyboardInterrupt):
@@ -29,54 +38,175 @@ class CutShort(KeyboardInterrupt):
         self.found = found
 
 
-def step_order(contenders: int, number: int) -> list[int]:
-    """Return the order of contenders in round `number`: 0 1 2, then 1 2 0, then 2 0 1."""
-    return [(number + place) % contenders for place in range(contenders)]
+# the loop
 
 
-def interleave(
-    runs: Sequence[Callable[[int], Result]],
-    rounds: int,
+def race(
+    field: Sequence[Contender],
+    jobs: Sequence[Job],
+    take: Callable[[Contender, int, Job], Line],
     *,
-    device: torch.device,
-    after_round: Callable[[int], object] | None = None,
-) -> tuple[list[list[float]], list[list[Result]]]:
-    """Run each of `runs` once per round with the round number; return seconds and results by contender and round.
+    wants: Callable[[Contender, int], bool] = lambda contender, number: True,
+    report: Report = lambda text: None,
+) -> Iterator[Line]:
+    """Yield what `take` returns for each contender, round by round; a round makes the images of one job.
 
-    Interleaving spreads slow phases of the machine over all contenders; the order rotates from round to round. A signal
-    after the first round raises CutShort with those of the whole rounds.
+    Interleaving spreads slow phases of the machine over all contenders; the order rotates from round to round. `wants`
+    leaves out contenders of a round.
     """
-    seconds: list[list[float]] = [[] for _ in runs]
-    results: list[list[Result]] = [[] for _ in runs]
-    whole = 0
+    began, whole = time.monotonic(), 0
+    for number, job in enumerate(jobs):
+        those = [one for one in field if wants(one, number)]
+        for place in range(len(those)):
+            yield take(those[(number + place) % len(those)], number, job)
+        if those:
+            whole += 1
+            left = (time.monotonic() - began) / whole * (len(jobs) - number - 1)
+            report(f"round {number + 1} of {len(jobs)}" + (f", {left / 60:.1f} minutes left" if left else ""))
+
+
+def collect(records: Iterator[Line], contenders: int) -> tuple[list[Line], KeyboardInterrupt | None]:
+    """Return all records, or after a signal those of the whole rounds and the signal; it is raised in the first."""
+    found: list[Line] = []
     try:
-        for number in range(rounds):
-            for who in step_order(len(runs), number):
-                begin = now(device)
-                result = runs[who](number)
-                seconds[who].append(now(device) - begin)
-                results[who].append(result)
-            whole = number + 1
-            if after_round is not None:
-                after_round(number)
+        found.extend(records)
     except KeyboardInterrupt as stop:
-        if not whole:
+        if len(found) < contenders:
             raise
-        raise CutShort(([one[:whole] for one in seconds], [one[:whole] for one in results])) from stop
-    return seconds, results
+        return found[: len(found) // contenders * contenders], stop
+    return found, None
 
 
-def report_rounds(report: Callable[[str], object], rounds: int) -> Callable[[int], object]:
-    """Return a function that reports a round that is done, and the time that the others will take."""
-    began = time.monotonic()
+def take(contender: Contender, number: int, job: Job, *, watches: bool = False) -> Line:
+    """Decode a job and return its record.
 
-    def after_round(number: int) -> None:
-        done = number + 1
-        left = (time.monotonic() - began) / done * (rounds - done)
-        report(f"round {done} of {rounds}" + (f", {left / 60:.1f} minutes left" if done < rounds else ""))
+    With `watches` the nodes and tokens of steps are counted where that costs no time, else in a second decoding, which
+    is not timed.
+    """
+    counted, device = Counted(), contender.device
+    is_timed_watch = watches and not contender.is_fused
+    load, begin = load_average(), now(device)
+    made = contender.decode(job, **({"callback": counted} if is_timed_watch else {}))
+    seconds = now(device) - begin
+    if watches and contender.is_fused and not contender.is_plain:
+        contender.decode(job, callback=counted)
+    return {
+        "round": number,
+        "contender": contender.name,
+        "temperature": contender.parts.sampling.temperature,
+        "seconds": seconds,
+        "images": [record(made, image) | counted.record(image) for image in range(len(job.keys))],
+        "load": load,
+    }
 
-    return after_round
 
+def reporter(is_quiet: bool) -> Report:
+    """Return a function that prints a line to stderr, or nothing."""
+    return (lambda text: None) if is_quiet else (lambda text: print(text, file=sys.stderr, flush=True))
+
+
+# short decodings
+
+
+def first_passes(contender: Contender, job: Job) -> list[float]:
+    """Decode the first passes of a job; return the time after each, the prompt's first."""
+    times: list[float] = []
+
+    def is_enough(step: Step) -> bool:
+        times.append(now(contender.device))
+        return step.index >= WARM_UP_PASSES
+
+    contender.decode(job, callback=is_enough)
+    return times
+
+
+def pass_seconds(contender: Contender, job: Job) -> float:
+    """Return the mean seconds of the first few passes after the prompt."""
+    times = first_passes(contender, job)
+    return (times[-1] - times[0]) / max(len(times) - 1, 1)
+
+
+def warm(contender: Contender, jobs: Sequence[Job]) -> None:
+    """Decode the first job fully and start every other one, since each new shape may trigger compilation."""
+    contender.decode(jobs[0])
+    for job in jobs[1:]:
+        first_passes(contender, job)
+
+
+# records
+
+
+class Counted:
+    """A callback that keeps what each step committed, and the number of nodes that it verified."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Tensor, Tensor, int]] = []
+
+    def __call__(self, step: Step) -> None:
+        """Keep the numbers of a step."""
+        nodes = 0 if step.tree is None else step.tree.shape.num_nodes - 1
+        self._steps.append((step.start.clone(), step.counts.clone(), nodes))
+
+    def record(self, number: int) -> Line:
+        """Return for image `number` the tokens of each step, and the sum of the nodes.
+
+        Empty where steps were not watched or do not commit tokens in their order.
+        """
+        own = [(int(start[number]), int(counts[number]), nodes) for start, counts, nodes in self._steps]
+        own = [one for one in own if one[1]]  # others of the batch may take more steps
+        runs = [counts for _, counts, _ in own]
+        if not runs or [start for start, _, _ in own] != [0, *itertools.accumulate(runs[:-1])]:
+            return {}
+        return {"runs": " ".join(map(str, runs)), "nodes": sum(nodes for _, _, nodes in own)}
+
+
+def record(made: Generation, number: int) -> Line:
+    """Return the record of image `number` of a batch; total variation and relaxed are sums over its tokens."""
+    return {
+        "steps": int(made.steps[number]),
+        "total_variation": float(made.total_variation[number]),
+        "relaxed": float(made.relaxed[number]),
+        "tokens": pack(made.tokens[number]),
+    }
+
+
+def pack(tokens: Int[Tensor, " n"]) -> str:
+    """Encode tokens as text: base64 of 32-bit little-endian numbers."""
+    return base64.b64encode(tokens.cpu().numpy().astype("<u4").tobytes()).decode("ascii")
+
+
+def unpack(texts: Sequence[str]) -> Int[Tensor, "b n"]:
+    """Decode the tokens of several images from the text of `pack`."""
+    rows = [np.frombuffer(base64.b64decode(text), dtype="<u4").astype(np.int64) for text in texts]
+    return torch.from_numpy(np.stack(rows))
+
+
+def rounds_of(lines: Sequence[Line], name: str) -> dict[int, Line]:
+    """Return the records of a contender at one temperature by round, in order."""
+    found = {line["round"]: line for line in lines if line.get("contender") == name}
+    return dict(sorted(found.items()))
+
+
+def images_of(lines: Sequence[Line], name: str) -> list[Line]:
+    """Return the records of a contender's images, in order."""
+    return [image for line in rounds_of(lines, name).values() for image in line["images"]]
+
+
+def seconds_of(lines: Sequence[Line], name: str) -> list[float]:
+    """Return the seconds of a contender's rounds, in order."""
+    return [line["seconds"] for line in rounds_of(lines, name).values()]
+
+
+def identity(lines: Sequence[Line], name: str, plain: str) -> dict[str, int]:
+    """Count images and tokens that differ from plain decoding, over the rounds that both made."""
+    mine, its = rounds_of(lines, name), rounds_of(lines, plain)
+    both = [(mine[n]["images"], its[n]["images"]) for n in mine if n in its]
+    sides = (unpack([image["tokens"] for pair in both for image in pair[side]]) for side in (0, 1))
+    differing = torch.ne(*sides).sum(1)
+    return {"differing_images": int((differing > 0).sum()), "differing_tokens": int(differing.sum())}
+
+
+# claims
 
 ENOUGH_IMAGES = 10
 STEADY = 1.5  # largest p90 / p10 of a valid claim; above it the machine was too busy
@@ -106,45 +236,23 @@ class Spread:
         return {"median": rounded(self.median), "p10": rounded(self.p10), "p90": rounded(self.p90)}
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """Speedup over the baseline: seconds of the baseline over the method's own.
+def compare(baseline: Sequence[float], other: Sequence[float], *, images: int | None = None) -> dict[str, Any]:
+    """Compare seconds of the same rounds, for JSON; `images` is the number per side, by default one per round.
 
-    `of_medians` is the ratio of the two medians; `of_rounds` is the median over rounds of the ratio within a round,
-    with a 95 % bootstrap interval. `refusal` is the reason why no claim is made, or None; `claim` is then None.
+    `ratio_of_medians` is the speedup over the baseline; `median_of_ratios` is that within a round, with a 95 %
+    bootstrap interval. `refusal` is the reason why no claim is made, or None; `claim` is then None.
     """
-
-    of_medians: float
-    of_rounds: float
-    interval: tuple[float, float]
-    refusal: str | None
-
-    @property
-    def claim(self) -> float | None:
-        """The ratio of medians, or None if no claim is made."""
-        return None if self.refusal else rounded(self.of_medians)
-
-    def as_dict(self) -> dict[str, object]:
-        """The figures as JSON has them."""
-        return {
-            "ratio_of_medians": rounded(self.of_medians),
-            "median_of_ratios": rounded(self.of_rounds),
-            "interval_95": [rounded(bound) for bound in self.interval],
-            "claim": self.claim,
-            "refusal": self.refusal,
-        }
-
-
-def compare(baseline: Sequence[float], other: Sequence[float], *, images: int | None = None) -> Ratio:
-    """Compare seconds of the same rounds; `images` is the number per side, by default one per round."""
     ratios = [before / max(after, 1e-12) for before, after in zip(baseline, other, strict=True)]
     sides, interval = (Spread.of(baseline), Spread.of(other)), median_interval(ratios)
-    return Ratio(
-        of_medians=sides[0].median / max(sides[1].median, 1e-12),
-        of_rounds=median(ratios),
-        interval=interval,
-        refusal=refusal(*sides, interval, len(ratios) if images is None else images),
-    )
+    of_medians = rounded(sides[0].median / max(sides[1].median, 1e-12))
+    why = refusal(*sides, interval, len(ratios) if images is None else images)
+    return {
+        "ratio_of_medians": of_medians,
+        "median_of_ratios": rounded(median(ratios)),
+        "interval_95": [rounded(bound) for bound in interval],
+        "claim": None if why else of_medians,
+        "refusal": why,
+    }
 
 
 def refusal(baseline: Spread, other: Spread, interval: tuple[float, float], images: int) -> str | None:
@@ -172,193 +280,23 @@ def rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-WARM_UP_PASSES = 6
-RANKING_RUNS = 3  # short decodings of a variant, of which the first may compile
+def fastest(contenders: Iterable[Contender], lines: Sequence[Line]) -> Contender:
+    """Return the contender with the smallest median."""
+    return min(contenders, key=lambda one: median(seconds_of(lines, one.name)))
 
 
-@dataclass(frozen=True)
-class Made:
-    """The result of a round: tokens and counters."""
-
-    tokens: Int[Tensor, "b n"]
-    steps: int
-    moved: float
-    relaxed: float
-
-    @property
-    def steps_per_image(self) -> float:
-        """Passes per image."""
-        return self.steps / max(len(self.tokens), 1)
-
-    @classmethod
-    def of(cls, generation: Generation) -> "Made":
-        """Return the result of a generation, on the CPU."""
-        tokens, steps = generation.tokens.cpu(), int(generation.steps.sum())
-        return cls(tokens, steps, float(generation.total_variation.sum()), float(generation.relaxed.sum()))
+def best_of_labels(contenders: Sequence[Contender], lines: Sequence[Line]) -> list[Contender]:
+    """Return the fastest variant of each label, plain decoding first."""
+    labels = dict.fromkeys(one.label for one in contenders)
+    return [fastest((one for one in contenders if one.label == label), lines) for label in labels]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A contender with its seconds and results by round."""
-
-    contender: Contender
-    seconds: list[float]
-    made: list[Made]
-
-    @property
-    def spread(self) -> Spread:
-        """Spread of its seconds per round."""
-        return Spread.of(self.seconds)
-
-    def as_dict(self, batch: int) -> dict[str, Any]:
-        """Return the figures for JSON; total variation and relaxed share are per token."""
-        tokens = sum(made.tokens.numel() for made in self.made)
-        return {
-            "method": self.contender.label,
-            "variant": self.contender.variant.kind,
-            "dtype": self.contender.variant.dtype,
-            "exact": self.contender.method.exact,
-            "seconds": self.spread.as_dict(),
-            "images_per_second": rounded(batch / self.spread.median),
-            "tokens_per_step": rounded(tokens / max(sum(made.steps for made in self.made), 1)),
-            "total_variation": rounded(sum(made.moved for made in self.made) / tokens),
-            "relaxed_share": rounded(sum(made.relaxed for made in self.made) / tokens),
-        }
-
-
-class _WarmError(Exception):
-    """Ends a warm-up generation early."""
-
-
-def leave_out_slow(
-    lineup: Lineup,
-    job: Job,
-    asked: Collection[str],
-    *,
-    device: torch.device,
-    report: Callable[[str], object] = lambda text: None,
-) -> None:
-    """Rank the variants by short plain decodings, and remove the contenders of slow ones from the lineup.
-
-    A variant is slow if a pass takes more than STEADY times that of the fastest, it is not one of the two fastest, and
-    its kind is not in `asked`. The fastest plain decoding is therefore always measured in full.
-    """
-    spent: dict[Variant, float] = {}
-
-    def rank(contender: Contender) -> None:
-        spent[contender.variant] = min(pass_seconds(contender, job, device) for _ in range(RANKING_RUNS))
-
-    plain = Lineup([one for one in lineup.contenders if one.is_plain], lineup.failed)
-    warm_up(plain, rank, report)
-    ordered = sorted(spent, key=spent.__getitem__)
-    slow = [one for one in ordered[2:] if one.kind not in asked and spent[one] > STEADY * spent[ordered[0]]]
-    failed = {one["variant"] for one in lineup.failed if one["method"] == PLAIN}
-    lineup.slow += [{"variant": str(one), "pass_ms": rounded(1e3 * spent[one])} for one in slow]
-    lineup.contenders = [
-        one
-        for one in lineup.contenders
-        if one.variant not in slow and not (one.is_plain and str(one.variant) in failed)
-    ]
-
-
-def pass_seconds(contender: Contender, job: Job, device: torch.device) -> float:
-    """Return the mean seconds of the first few passes after the prompt."""
-    times: list[float] = []
-
-    def watch(step: Step) -> None:
-        times.append(now(device))
-        if step.index >= WARM_UP_PASSES:
-            raise _WarmError
-
-    with suppress(_WarmError):
-        contender.decode(job, callback=watch)
-    return (times[-1] - times[0]) / max(len(times) - 1, 1)
-
-
-def run_race(
-    lineup: Lineup, jobs: Sequence[Job], *, device: torch.device, is_quiet: bool, asked: Collection[str] = METHOD_KINDS
-) -> list[Entry]:
-    """Warm up all contenders on every job, then time them in interleaved rounds; failed ones are dropped.
-
-    Those in slow variants of other kinds than `asked` are left out (`leave_out_slow`). A signal after the first round
-    raises CutShort with the entries of the whole rounds.
-    """
-    report = reporter(is_quiet)
-    if any(one.variant.kind not in asked for one in lineup.contenders):
-        report("ranking the variants of plain decoding")
-        leave_out_slow(lineup, jobs[0], asked, device=device, report=report)
-    warm_up(lineup, lambda contender: warm(contender, jobs), report)
-    field = list(lineup.contenders)
-    runs = [lambda number, one=one: Made.of(one.decode(jobs[number])) for one in field]
-
-    def entries(seconds: list[list[float]], made: list[list[Made]]) -> list[Entry]:
-        return [Entry(*of_one) for of_one in zip(field, seconds, made, strict=True)]
-
-    try:
-        return entries(*interleave(runs, len(jobs), device=device, after_round=report_rounds(report, len(jobs))))
-    except CutShort as cut:
-        raise CutShort(entries(*cut.found)) from cut.__cause__
-
-
-def reporter(is_quiet: bool) -> Callable[[str], object]:
-    """Return a function that prints a line to stderr, or nothing."""
-    return (lambda text: None) if is_quiet else (lambda text: print(text, file=sys.stderr, flush=True))
-
-
-def warm(contender: Contender, jobs: Sequence[Job]) -> None:
-    """Decode the first job fully and start every other one, since each new shape may trigger compilation."""
-    contender.decode(jobs[0])
-
-    def stop(step: Step) -> None:
-        if step.index >= WARM_UP_PASSES:
-            raise _WarmError
-
-    for job in jobs[1:]:
-        with suppress(_WarmError):
-            contender.decode(job, callback=stop)
-
-
-def fastest(entries: Sequence[Entry]) -> Entry:
-    """Return the entry with the smallest median."""
-    return min(entries, key=lambda entry: entry.spread.median)
-
-
-def results(entries: Sequence[Entry], batch: int) -> list[dict[str, Any]]:
+def results(contenders: Sequence[Contender], lines: Sequence[Line], batch: int) -> list[dict[str, Any]]:
     """Compare every method in its fastest variant with plain decoding in its fastest."""
-    baseline = fastest([entry for entry in entries if entry.contender.is_plain])
-    labels = dict.fromkeys(entry.contender.label for entry in entries if not entry.contender.is_plain)
-    found = []
-    for label in labels:
-        best = fastest([entry for entry in entries if entry.contender.label == label])
-        ratio = compare(baseline.seconds, best.seconds, images=batch * len(best.seconds))
-        sides = {"method": label, "variant": str(best.contender.variant), "baseline": str(baseline.contender.variant)}
-        found.append(sides | ratio.as_dict())
-    return found
-
-
-def identity(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Count tokens of exact methods that differ from plain decoding in the same variant.
-
-    The count must be 0 in fp32 and where the engine keeps tokens (`Decoder.promise`). Elsewhere the distribution is the
-    same, but rounding can change a token.
-    """
-    plain = {entry.contender.variant: entry for entry in entries if entry.contender.is_plain}
-    found = []
-    for entry in entries:
-        oracle = plain.get(entry.contender.variant)
-        if entry.contender.is_plain or not entry.contender.is_identical or oracle is None:
-            continue
-        pairs = list(zip(entry.made, oracle.made, strict=True))
-        differing = [(mine.tokens != its.tokens).sum(1) for mine, its in pairs]
-        promise = entry.contender.parts.promise(len(entry.made[0].tokens))
-        found.append(
-            {
-                "method": entry.contender.label,
-                "variant": str(entry.contender.variant),
-                "images": sum(len(one) for one in differing),
-                "differing_images": sum(int((one > 0).sum()) for one in differing),
-                "differing_tokens": sum(int(one.sum()) for one in differing),
-                "must_be_identical": entry.contender.variant.dtype == "fp32" or promise == "tokens",
-            }
-        )
-    return found
+    plain, *best = best_of_labels(contenders, lines)
+    before = seconds_of(lines, plain.name)
+    return [
+        {"method": one.label, "variant": str(one.variant), "baseline": str(plain.variant)}
+        | compare(before, seconds_of(lines, one.name), images=batch * len(before))
+        for one in best
+    ]

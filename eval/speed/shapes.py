@@ -12,19 +12,21 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
 from lantern.decoding.statistics import now
 from lantern.drafters.trees.static import StaticTree, named
+from lantern.eval.json_lines import Line
+from lantern.eval.speed.bench import ending
 from lantern.eval.speed.contenders import (
     PLAIN,
     Contender,
     Job,
-    Lineup,
     Stable,
     assemble,
+    check_baseline,
     kinds_of,
     line_up,
-    variants,
-    warm_up,
+    method_entries,
+    plain_entries,
 )
-from lantern.eval.speed.race import CutShort, Entry, Spread, interleave, report_rounds, reporter, results, rounded
+from lantern.eval.speed.race import CutShort, Spread, collect, race, reporter, results, rounded, seconds_of
 from lantern.eval.speed.roofline import copy_bandwidth, roofline
 from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.speed.surroundings import load_average, surroundings
@@ -70,12 +72,9 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
     before, device = load_average(), pick_device(options.device)
     bench = ShapeBench(options, device)
     copy_gbps = copy_bandwidth(device)
-    lineup = bench.line_up()
-    stop = None
-    try:
-        timed = bench.race(lineup)
-    except CutShort as cut:
-        timed, stop = cut.found, cut.__cause__
+    field, failed = bench.field()
+    rounds = race(field, [bench.job] * options.images, bench.take, report=reporter(options.is_quiet))
+    lines, stop = collect(rounds, len(field))
     figures = {
         "what": "shape",
         "shape": options.shape,
@@ -85,11 +84,10 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         "tokens": options.tokens,
         "surroundings": surroundings(device),
         "copy_gbps": rounded(copy_gbps),
-        "contenders": [bench.figures(one, copy_gbps) for one in timed],
-        "results": results(timed, options.batch),
-        "failed": lineup.failed,
-        "stopped": None if stop is None else str(stop) or "interrupted",
-        "load_average": {"begin": before, "end": load_average()},
+        "contenders": [bench.figures(one, lines, copy_gbps) for one in field],
+        "results": results(field, lines, options.batch),
+        "failed": failed,
+        **ending(before, stop),
     }
     if stop is not None:
         raise CutShort(figures) from stop
@@ -141,26 +139,22 @@ class ShapeBench:
         # tokens that each step commits, by label
         self.counts = {PLAIN: [1] * self.tokens} | {f"tau {tau:g}": script(tau, self.tokens) for tau in options.taus}
 
-    def line_up(self) -> Lineup:
-        """Return plain decoding and the scripted methods, each in its variants."""
-        kinds = self.options.kinds or kinds_of(self.device)
-        chosen = variants(kinds, self.options.dtypes, self.options.baselines)
-        return line_up(self.stable, [label for label in self.counts if label != PLAIN], chosen, self._parts)
+    def field(self) -> tuple[list[Contender], list[dict[str, str]]]:
+        """Return plain decoding and the scripted methods, each in its variants, warmed up, and those that fail."""
+        options, report, failed = self.options, reporter(self.options.is_quiet), list[dict[str, str]]()
+        kinds, labels = options.kinds or kinds_of(self.device), [label for label in self.counts if label != PLAIN]
+        entries = plain_entries({*kinds, *options.baselines}, options.dtypes)
+        entries += method_entries(labels, kinds, options.dtypes)
+        field = line_up(
+            self.stable, entries, self._parts, self.seconds_per_token, failed,
+            report=lambda line: report(f"{options.shape}: {line}"),
+        )  # fmt: skip
+        check_baseline(field, failed)
+        return field, failed
 
-    def race(self, lineup: Lineup) -> list[Entry]:
-        """Return seconds per token of each contender by round, without prefill."""
-        report, rounds = reporter(self.options.is_quiet), self.options.images
-        warm_up(lineup, self.seconds_per_token, lambda line: report(f"{self.options.shape}: {line}"))
-        runs = [lambda _, one=one: self.seconds_per_token(one) for one in lineup.contenders]
-
-        def entries(found: list[list[float]]) -> list[Entry]:
-            return [Entry(one, seconds, []) for one, seconds in zip(lineup.contenders, found, strict=True)]
-
-        try:
-            _, found = interleave(runs, rounds, device=self.device, after_round=report_rounds(report, rounds))
-        except CutShort as cut:
-            raise CutShort(entries(cut.found[1])) from cut.__cause__
-        return entries(found)
+    def take(self, contender: Contender, number: int, _: Job) -> Line:
+        """Return the record of a round: seconds per token, without prefill."""
+        return {"round": number, "contender": contender.name, "seconds": self.seconds_per_token(contender)}
 
     def seconds_per_token(self, contender: Contender) -> float:
         """Return the seconds of the steps that commit the tokens after the first, divided by their number.
@@ -182,10 +176,10 @@ class ShapeBench:
             return done.args[0] / sum(counts)
         raise RuntimeError("the image was finished before the measurement: give fewer tokens")
 
-    def figures(self, entry: Entry, copy_gbps: float) -> dict[str, Any]:
+    def figures(self, contender: Contender, lines: Sequence[Line], copy_gbps: float) -> dict[str, Any]:
         """Return milliseconds per token of a contender, and its roofline."""
-        contender, counts = entry.contender, self.counts[entry.contender.label]
-        spread = Spread.of([1e3 * value for value in entry.seconds])
+        counts = self.counts[contender.label]
+        spread = Spread.of([1e3 * value for value in seconds_of(lines, contender.name)])
         step = spread.median / 1e3 * sum(counts) / len(counts)
         bound = roofline(
             contender, rows=self.options.batch * self.sampling.rows, copy_gbps=copy_gbps, step_seconds=step

@@ -10,8 +10,8 @@ target's head maps it to a distribution. Two forms:
             whose prompts have no slots, it starts at pair 0.
 
 Other drafters that grow trees in the same way (`drafters/eagle/drafter.py`) derive from `Eagle` and override what is
-read of the target (`taps`, `enter`), which layers run at a depth (`run_layers`), and how a feature becomes logits
-(`logits`).
+read of the target (`taps`, `enter`), what the layers read (`join`), which of them run at a depth (`run_layers`), and
+how a feature becomes logits (`logits`).
 """
 
 import math
@@ -89,17 +89,9 @@ class EagleConfig:
     @classmethod
     def for_target(cls, config: Any, **changes: Any) -> Self:
         """Return a config with its target's width, heads, feed-forward and rotary table."""
-        form = changes.get("form", "guided")
-        fields = {
-            "dim": config.dim,
-            "n_head": config.query_heads,
-            "ffn_dim": config.ffn_dim,
-            "vocab_size": config.vocab_size,
-            "block_size": config.block_size,
-            "cls_token_num": max(config.cls_token_num - 1, 0) if form == "rows" else 0,
-            "norm_eps": config.norm_eps,
-            "rope_base": config.rope_base,
-        }
+        same = ("dim", "ffn_dim", "vocab_size", "block_size", "norm_eps", "rope_base")
+        fields = {"n_head": config.query_heads, **{name: getattr(config, name) for name in same}}
+        fields["cls_token_num"] = max(config.cls_token_num - 1, 0) if changes.get("form") == "rows" else 0
         return cls(**(fields | changes))
 
 
@@ -294,10 +286,16 @@ class Eagle(Trainee):
         **attention: Any,
     ) -> Float[Tensor, "b n c"]:
         """Return the next features; `attention` is the layers' mask, cache and slots."""
-        x = self.add_scale(self.fc(self.pair(features, tokens)), scales)
+        x = self.join(features, tokens, scales)
         for layer in self.layers:
             x = layer(x, factors, **attention)
         return x
+
+    def join(
+        self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], scales: Float[Tensor, "b n"] | None
+    ) -> Float[Tensor, "b n d"]:
+        """Return what the first layer reads of pairs and the guidance scales at their features."""
+        return self.add_scale(self.fc(self.pair(features, tokens)), scales)
 
     def pair(self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
         """Return embedding and feature, concatenated."""
@@ -336,11 +334,7 @@ class Eagle(Trainee):
         rows, is_guided = inputs.shape[1], self.config.form == "guided"
         tokens = examples.tokens[:, :-1].repeat_interleave(rows, 0)
         scales = examples.scales[:, None].expand(-1, count - 1) if is_guided else None
-        unroll = Unroll()
-        if "prompt" in self.reads:  # as drafting does before its first pair
-            assert examples.prompt is not None and examples.mask is not None
-            unroll.prompt = self.sees(examples.mask[:, :-1]).repeat_interleave(2, 0)
-            self.read_prompt(examples.prompt.flatten(0, 1), unroll.prompt, unroll)
+        unroll = self.unrolled(examples)
         features, made = self.enter(inputs[:, :, :-1].flatten(0, 1)), []
         for depth in range(1, depths + 1):
             out = self.training_forward(features, tokens, scales=scales, unroll=unroll)
@@ -348,6 +342,15 @@ class Eagle(Trainee):
             made.append(self.predict(depth, places, out[:, depth - 1 :].unflatten(0, (-1, rows))))
             features = torch.cat([features[:, :1], self.feed_back(out[:, :-1]).to(features.dtype)], dim=1)
         return made
+
+    def unrolled(self, examples: Examples) -> Unroll:
+        """Return the cache of a training-time test; it begins with the prompt, as drafting does, if it is read."""
+        unroll = Unroll()
+        if "prompt" in self.reads:
+            assert examples.prompt is not None and examples.mask is not None
+            unroll.prompt = self.sees(examples.mask[:, :-1]).repeat_interleave(2, 0)
+            self.read_prompt(examples.prompt.flatten(0, 1), unroll.prompt, unroll)
+        return unroll
 
     def inputs(self, examples: Examples) -> Float[Tensor, "b r n k"]:
         """Return the target's features at the prediction of each token, as `enter` reads them."""

@@ -46,7 +46,7 @@ class Eagle3Config(EagleConfig):
 
 
 class Eagle3Layer(DraftLayer):
-    """A decoder layer whose attention reads embedding and feature, concatenated, and which adds to the feature."""
+    """A decoder layer that reads embedding and feature, concatenated, and adds to the feature."""
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
@@ -58,13 +58,10 @@ class Eagle3Layer(DraftLayer):
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(
-        self,
-        x: Float[Tensor, "b n c"],
-        embedded: Float[Tensor, "b n c"],
-        factors: Float[Tensor, "b n 3 1 half 2"],
-        **attention: Any,
+        self, pairs: Float[Tensor, "b n d"], factors: Float[Tensor, "b n 3 1 half 2"], **attention: Any
     ) -> Float[Tensor, "b n c"]:
         """Add attention, then feed-forward, to the feature; `attention` is as for `EagleLayer`."""
+        embedded, x = pairs.chunk(2, dim=-1)
         read = torch.cat([self.embedding_norm(embedded), self.attention_norm(x)], dim=-1)
         x = x + self.attention(read, factors, layer=0, **attention)
         return x + self.feed_forward(self.ffn_norm(x))
@@ -114,21 +111,11 @@ class Eagle3(Eagle):
         if isinstance(target.output, nn.Linear):
             self.output.weight.data.copy_(target.output.weight.data)
 
-    def run_layers(
-        self,
-        features: Float[Tensor, "b n c"],
-        tokens: Int[Tensor, "b n"],
-        factors: Float[Tensor, "b n 3 1 half 2"],
-        scales: Float[Tensor, "b n"] | None,
-        depth: int,
-        **attention: Any,
-    ) -> Float[Tensor, "b n c"]:
-        """Return the next features, from features of its own space."""
-        first, *rest = self.layers
-        x = first(self.add_scale(features, scales), self.embed_tokens(tokens), factors, **attention)
-        for layer in rest:
-            x = layer(x, factors, **attention)
-        return x
+    def join(
+        self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], scales: Float[Tensor, "b n"] | None
+    ) -> Float[Tensor, "b n d"]:
+        """Return embeddings and features of its own space, which carry the guidance scales, concatenated."""
+        return self.pair(self.add_scale(features, scales), tokens)
 
     def inputs(self, examples: Examples) -> Float[Tensor, "b 1 n k"]:
         """Return the guided layers at each token, concatenated: the last ones of `fused_layers`, one for each tap."""

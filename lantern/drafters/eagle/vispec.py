@@ -26,7 +26,7 @@ from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.dynamic import GrowingDrafter
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.eagle.unroll import Unroll
-from lantern.drafters.examples import Examples, Prediction
+from lantern.drafters.examples import Examples
 from lantern.models.llamagen.transformer import rotate
 
 MAX_LOG_WEIGHT = 20.0  # sums of weights are kept over all steps and must stay finite
@@ -59,12 +59,29 @@ class ViSpecConfig(EagleConfig):
         return math.isqrt(self.block_size)
 
 
-@dataclass(frozen=True)
-class Caption:
-    """A compressed caption: tokens, and the vector that is added to every feature."""
+class Context(Unroll):
+    """The cache of a training-time test whose pairs see their own and recent rows whole, and others as tokens.
 
-    tokens: Float[Tensor, "b p c"]
-    globe: Float[Tensor, "b 1 c"]
+    `context` are keys and values of the compressed context, a row's at its end; `globe` is the caption's vector.
+    """
+
+    def __init__(
+        self, config: ViSpecConfig, context: Float[Tensor, "b s 2 h d"], globe: Float[Tensor, "b 1 c"]
+    ) -> None:
+        slots = torch.zeros(context.shape[:2], dtype=torch.long, device=context.device)
+        super().__init__(slots == 0)
+        self.config, self.size, self.globe = config, context.shape[1], globe
+        self.write(0, slots, context)
+
+    def next_mask(self, images: int, pairs: int, device: torch.device) -> Bool[Tensor, "b n s"]:
+        """Start a pass; mask tokens of rows that a pair sees whole, and true pairs of rows that it sees as tokens."""
+        mask, grid = super().next_mask(images, pairs, device), self.config.grid
+        row = torch.arange(pairs, device=device) // grid
+        oldest = row[:, None] - self.config.recent
+        is_seen = torch.ones(pairs, mask.shape[2], dtype=torch.bool, device=device)
+        is_seen[:, self.size - grid : self.size] = torch.arange(grid, device=device) < oldest
+        is_seen[:, self.size : self.size + pairs] = row >= oldest
+        return mask & is_seen
 
 
 class ViSpec(Eagle):
@@ -96,20 +113,16 @@ class ViSpec(Eagle):
         self.row_value.bias.data.zero_()
         self.globe.weight.data.zero_()
 
-    def read_caption(self, slots: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> Caption:
-        """Compress a caption's guided features; slots outside `mask` are padding."""
+    def read_caption(
+        self, slots: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]
+    ) -> tuple[Float[Tensor, "b p c"], Float[Tensor, "b 1 c"]]:
+        """Compress a caption's guided features to tokens and the global vector; slots outside `mask` are padding."""
         slots = slots.to(self.dtype)
         scores = self.queries @ self.caption_key(slots).transpose(1, 2) / slots.shape[-1] ** 0.5
         shares = scores.float().masked_fill(~mask[:, None], -torch.inf).softmax(-1).to(slots.dtype)
         tokens = shares @ self.caption_value(slots)
         globe = self.globe(tokens[:, -1:])
-        return Caption(tokens[:, :-1], globe if self.config.has_globe else torch.zeros_like(globe))
-
-    def pair_inputs(
-        self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], scales: Float[Tensor, "b n"]
-    ) -> Float[Tensor, "b n c"]:
-        """Return the layer's input for n pairs, whose features include the global vector."""
-        return self.add_scale(self.fc(self.pair(features, tokens)), scales)
+        return tokens[:, :-1], globe if self.config.has_globe else torch.zeros_like(globe)
 
     def row_weights(self, inputs: Float[Tensor, "b n c"]) -> Float[Tensor, "b n 1"]:
         """Return the positive fp32 weight of each pair in its row's token."""
@@ -130,45 +143,29 @@ class ViSpec(Eagle):
         fresh = layer.attention.wqkv(layer.attention_norm(tokens)).unflatten(-1, (3, layer.attention.n_head, -1))
         return rotate(fresh, self.rotary(places))[:, :, 1:]
 
-    def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
-        """Run EAGLE's training-time test; a pair sees its own row and recent rows whole, other rows as tokens."""
+    def unrolled(self, examples: Examples) -> Context:
+        """Return the cache of a training-time test, with the compressed context."""
         assert examples.prompt is not None and examples.mask is not None
-        guided, tokens, pairs = examples.guided, examples.tokens[:, :-1], examples.tokens.shape[1] - 1
+        guided, tokens = examples.guided, examples.tokens[:, :-1]
         # The slot that predicts token 0 is the caption's last.
         slots = torch.cat([examples.guide(examples.prompt), guided[:, :1]], 1)
-        caption = self.read_caption(slots, examples.mask)
-        scales = examples.scales[:, None].expand(-1, pairs)
-        features, made = guided[:, :-1].to(self.dtype), []
-        context = self.context_keys(
-            caption.tokens, self._rows(self.pair_inputs(features + caption.globe, tokens, scales))
+        caption, globe = self.read_caption(slots, examples.mask)
+        scales = examples.scales[:, None].expand(tokens.shape)
+        inputs = self.join(guided[:, :-1].to(self.dtype) + globe, tokens, scales)
+        weights = self.row_weights(inputs)
+        # The last row lacks the last token's pair and is never seen.
+        sums, weights = (
+            nn.functional.pad(x, (0, 0, 0, 1)).unflatten(1, (self.config.grid, -1)).sum(2)
+            for x in (weights * inputs, weights)
         )
-        places = torch.arange(pairs, device=tokens.device).expand(tokens.shape)
-        unroll = Unroll(torch.ones(context.shape[:2], dtype=torch.bool, device=tokens.device))
-        unroll.write(0, places, context)
-        for depth in range(1, depths + 1):
-            mask = self._limited(unroll.next_mask(len(tokens), pairs, tokens.device), context.shape[1])
-            given = features + caption.globe
-            out = self(given, tokens, places, mask, scales=scales, cache=unroll, slots=places, depth=depth - 1)
-            at = torch.arange(depth, pairs + 1, device=tokens.device)
-            made.append(Prediction(depth, at, out[:, depth - 1 :]))
-            features = torch.cat([features[:, :1], out[:, :-1].to(features.dtype)], dim=1)
-        return made
+        return Context(self.config, self.context_keys(caption, self.row_tokens(sums, weights)), globe)
 
-    def _rows(self, inputs: Float[Tensor, "b n c"]) -> Float[Tensor, "b r c"]:
-        """Return the tokens of all rows; the last row lacks the last token's pair and is never seen."""
-        weights, pad = self.row_weights(inputs), torch.nn.functional.pad
-        whole = [pad(x, (0, 0, 0, 1)).unflatten(1, (self.config.grid, -1)).sum(2) for x in (weights * inputs, weights)]
-        return self.row_tokens(whole[0], whole[1])
-
-    def _limited(self, mask: Bool[Tensor, "b n s"], context: int) -> Bool[Tensor, "b n s"]:
-        """Mask tokens of rows that a pair sees whole, and pairs of rows that it sees as tokens."""
-        pairs, grid = mask.shape[1], self.config.grid
-        row = torch.arange(pairs, device=mask.device) // grid
-        oldest = row[:, None] - self.config.recent
-        is_seen = torch.ones(pairs, mask.shape[2], dtype=torch.bool, device=mask.device)
-        is_seen[:, context - grid : context] = torch.arange(grid, device=mask.device) < oldest
-        is_seen[:, context : context + pairs] = row >= oldest
-        return mask & is_seen
+    def training_forward(
+        self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], *, unroll: Any = None, **how: Any
+    ) -> Float[Tensor, "b n c"]:
+        """Run a teacher-forced pass as EAGLE's, over features that include the global vector."""
+        given = features if unroll is None else features + unroll.globe
+        return super().training_forward(given, tokens, unroll=unroll, **how)
 
 
 class RingCache(StaticCache):
@@ -211,17 +208,12 @@ class ViSpecDrafter(EagleDrafter):
         earlier = getattr(self, "cache", None)
         self.cache = self.module.new_cache(earlier, RingCache, **sizes, stage=self.stage, device=device)
         places = torch.zeros(prompt.mask.shape, dtype=torch.long, device=device)
-        caption = self.module.read_caption(self.sampling.guide(prompt.features, places), prompt.mask)
-        self.held.caption, self.held.globe = caption.tokens, caption.globe
+        guided = self.sampling.guide(prompt.features, places)
+        self.held.caption, self.held.globe = self.module.read_caption(guided, prompt.mask)
         # Pairs that were not committed go to one row past the picture.
         self.held.sums = torch.zeros(images, config.grid + 1, config.dim, device=device)
         self.held.weights = torch.zeros(images, config.grid + 1, 1, device=device)
         self.held.grid = torch.arange(config.grid, device=device)
-
-    def _read_pending(self) -> Float[Tensor, "b r 1 c"]:
-        """Add the committed pairs to their rows' tokens, then read them as EAGLE does."""
-        self._summarise()
-        return super()._read_pending()
 
     def _run(
         self, features: Float[Tensor, "b r n c"], tokens: Tensor, ancestors: Tensor, **at: int
@@ -239,11 +231,11 @@ class ViSpecDrafter(EagleDrafter):
         seen = (held >= 0) & (held // grid >= oldest)
         return torch.cat([caption, self.held.grid < oldest, seen, staged.expand(images, pairs, -1)], -1)
 
-    def _summarise(self) -> None:
-        """Add the committed pairs to their rows, and update the keys and values of all rows."""
+    def _read_pending(self) -> Float[Tensor, "b r 1 c"]:
+        """Add the committed pairs to their rows and update the keys of all rows, then read them as EAGLE does."""
         module, grid = self.module, self.module.config.grid
         features = self.held.features[:, 0] + self.held.globe
-        inputs = module.pair_inputs(features, self.held.tokens, self.sampling.scales(self.held.places))
+        inputs = module.join(features, self.held.tokens, self.sampling.scales(self.held.places))
         weights = module.row_weights(inputs)
         steps = torch.arange(inputs.shape[1], device=inputs.device)
         rows = torch.where(steps < self.held.counts[:, None], self.held.places // grid, grid)[..., None]
@@ -252,6 +244,7 @@ class ViSpecDrafter(EagleDrafter):
         tokens = module.row_tokens(self.held.sums[:, :-1], self.held.weights[:, :-1])
         keys = module.context_keys(self.held.caption, tokens)
         self.cache.write(0, torch.arange(self.cache.prefix, device=keys.device)[None], keys)
+        return super()._read_pending()
 
 
 class GrowingViSpecDrafter(ViSpecDrafter, GrowingDrafter):

@@ -124,6 +124,7 @@ class MedusaDrafter(MarginalDrafter):
 
     def propose(self) -> DraftTree:
         """Run the heads and the target's head over `depth` features, and return the tree."""
-        last = self.pairs
-        scales = self.sampling.scales(last.places.gather(1, last.last))
-        return self.draft(self.module(last.last_features(), last.root, scales)[:, 0, : self.depth])
+        last = self.held.last
+        feature = self.held.features.take_along_dim(last[..., None], 1)
+        scales = self.sampling.scales(self.held.places.gather(1, last))
+        return self.draft(self.module(feature, self.root, scales)[:, 0, : self.depth])

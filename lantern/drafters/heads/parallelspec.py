@@ -19,10 +19,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.noise import Noise
-from lantern.core.types import DraftTree, Prompt, Target
+from lantern.core.types import DraftTree, Prompt, Step, Target
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
-from lantern.drafters.heads.marginals import MarginalDrafter, Pairs
+from lantern.drafters.heads.marginals import MarginalDrafter
 
 MAX_DEPTHS = 64
 
@@ -81,9 +81,9 @@ class ParallelSpec(Eagle):
         `positions` and `mask` cover the pairs, then the masks, of which each anchor has (n - m) / a. Output j of the
         pairs predicts token j + 1; mask d behind anchor i predicts token i + d.
         """
-        pairs = self.add_scale(self.fc(self.pair(features, tokens)), scales)
+        pairs = self.join(features, tokens, scales)
         masks = (positions.shape[1] - tokens.shape[1]) // anchors.shape[1]
-        behind = pairs.gather(1, anchors[..., None].expand(-1, -1, pairs.shape[-1]))
+        behind = pairs.take_along_dim(anchors[..., None], 1)
         groups = (behind[:, :, None] + self.masks[:masks].to(pairs.dtype)).flatten(1, 2)
         x, factors = torch.cat([pairs, groups], 1), self.rotary(positions)
         for layer in self.layers:
@@ -163,12 +163,12 @@ class ParallelDrafter(MarginalDrafter):
         self._mask = self.cache.tree_mask(torch.zeros(images, 0, dtype=torch.bool, device=device), self.stage)
         self.held.steps = torch.arange(self.stage, device=device)
 
-    def take(self, pairs: Pairs) -> None:
+    def observe(self, step: Step) -> None:
         """Keep the pairs of a step, which the next pass runs; of given tokens there are several steps before it."""
         if not self._is_read:
             self.guess()
         self._is_read = False
-        super().take(pairs)
+        super().observe(step)
 
     def propose(self) -> DraftTree:
         """Run one pass and the target's head over `depth` features, and return the tree."""
@@ -177,9 +177,9 @@ class ParallelDrafter(MarginalDrafter):
 
     def guess(self) -> Float[Tensor, "b d c"]:
         """Return features that predict the tokens behind the last committed pair; write all pairs to the cache."""
-        pairs, anchor = self.pairs, self.pairs.last
-        images, count = pairs.tokens.shape
-        known, size = pairs.start, count + self.depth - 1
+        tokens, anchor, known = self.held.tokens, self.held.last, self.held.start
+        images, count = tokens.shape
+        size = count + self.depth - 1
         steps = self.held.steps[:size]
         ahead = anchor + (steps[count:] - count + 1)
         places = known[:, None] + torch.cat([steps[:count].expand(images, -1), ahead], 1)
@@ -188,15 +188,15 @@ class ParallelDrafter(MarginalDrafter):
         is_mask = steps >= count
         sees = (steps <= limit[..., None]) | (is_mask & is_mask[:, None] & (steps <= steps[:, None]))
         out = self.module.guess(
-            pairs.features.to(self.module.fc.weight.dtype),
-            pairs.tokens,
+            self.held.features.to(self.module.dtype),
+            tokens,
             places.clamp(max=self.cache.tokens - 1),
             anchor,
             self._mask.update(known, sees),
-            scales=self.sampling.scales(pairs.places),
+            scales=self.sampling.scales(self.held.places),
             cache=self.cache,
             slots=(steps + self.cache.first_stage_slot).expand(images, -1),
         )
         self.cache.commit(steps[:count].expand(images, -1), known)
         index = torch.cat([anchor, steps[count:].expand(images, -1)], 1)
-        return out.gather(1, index[..., None].expand(-1, -1, out.shape[-1]))
+        return out.take_along_dim(index[..., None], 1)

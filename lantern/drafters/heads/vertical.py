@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from lantern.core.noise import Noise
-from lantern.core.types import DraftTree, Prompt, Target
+from lantern.core.types import DraftTree, Prompt, Step, Target
 from lantern.drafters.base import target_logits
-from lantern.drafters.heads.marginals import MarginalDrafter, Pairs
+from lantern.drafters.heads.marginals import MarginalDrafter
 from lantern.drafters.heads.medusa import Medusa, MedusaConfig
 from lantern.models.llamagen.transformer import check_grid
 
@@ -71,22 +71,20 @@ class VerticalDrafter(MarginalDrafter):
     def propose(self) -> DraftTree:
         """Run the target's head over the last horizontal guesses and the pool's guesses for the same places."""
         places = self.places()
-        index = places[..., None].expand(-1, -1, self.held.pool.shape[-1])
-        both = target_logits(self.target, torch.cat([self.held.ahead, self.held.pool.gather(1, index)], 1))
+        vertical = self.held.pool.take_along_dim(places[..., None], 1)
+        both = target_logits(self.target, torch.cat([self.held.ahead, vertical], 1))
         horizontal, vertical = self.draft_sampling.filtered(both).chunk(2, dim=1)
         share = self.held.is_filled.gather(1, places)[..., None].float() * self.share
         log_q = torch.logaddexp(horizontal + torch.log1p(-share), vertical + share.log())
         return self.grow(self.scores(log_q, places).topk(self.tree.width, dim=-1).indices, log_q)
 
-    def take(self, pairs: Pairs) -> None:
+    def observe(self, step: Step) -> None:
         """Run all heads on the committed tokens and put the vertical guesses into the pool."""
-        predicted = self.module(pairs.features, pairs.tokens, self.sampling.scales(pairs.places))
-        outside = self.held.pool.shape[1]
-        steps = torch.arange(pairs.tokens.shape[1], device=pairs.tokens.device)
-        below = pairs.places + self.module.config.grid
-        below = torch.where(steps < pairs.counts[:, None], below, outside).clamp(max=outside - 1)
+        super().observe(step)
+        predicted = self.module(self.held.features, self.held.tokens, self.sampling.scales(self.held.places))
+        outside, steps = self.held.pool.shape[1], torch.arange(step.tokens.shape[1], device=step.tokens.device)
+        below = self.held.places + self.module.config.grid
+        below = torch.where(steps < step.counts[:, None], below, outside).clamp(max=outside - 1)
         self.held.pool.scatter_(1, below[..., None].expand(-1, -1, predicted.shape[-1]), predicted[:, :, -1])
         self.held.is_filled.scatter_(1, below, True)
-        last = pairs.last[..., None, None].expand(-1, -1, *predicted.shape[2:])
-        self.held.ahead = predicted.gather(1, last)[:, 0, : self.depth]
-        super().take(pairs)
+        self.held.ahead = predicted.take_along_dim(self.held.last[..., None, None], 1)[:, 0, : self.depth]

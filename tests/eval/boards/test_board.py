@@ -13,11 +13,12 @@ from PIL import Image
 from lantern.cli.command import run_command
 from lantern.cli.leaderboard import COMMAND, shuffled_prompts
 from lantern.eval.boards import board
-from lantern.eval.boards.board import PAIRS, RULES, expand, name_of, pack, parse_pair, unpack
+from lantern.eval.boards.board import PAIRS, RULES, expand, parse_pair
 from lantern.eval.boards.table import figures_of
 from lantern.eval.json_lines import read_lines
 from lantern.eval.metrics import quality
-from lantern.eval.speed.contenders import Variant
+from lantern.eval.speed.contenders import Variant, name_of
+from lantern.eval.speed.race import pack, unpack
 from lantern.methods import METHODS
 from tests.eval.tiny_metrics import save_tiny_clip
 
@@ -36,13 +37,13 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of contenders, in the order in which they decode rounds from now on."""
     names: list[str] = []
-    line = board.Board._line
+    take = board.take
 
-    def noting(self: Any, contender: Any, number: int, job: Any) -> Any:
+    def noting(contender: Any, *given: Any, **how: Any) -> Any:
         names.append(contender.label)
-        return line(self, contender, number, job)
+        return take(contender, *given, **how)
 
-    monkeypatch.setattr(board.Board, "_line", noting)
+    monkeypatch.setattr(board, "take", noting)
     return names
 
 
@@ -140,6 +141,26 @@ def test_lacking_and_failing_methods_have_a_row(
     )
     rows = rows_of(tmp_path / "b.jsonl")
     assert [row["method"] for row in rows if "reason" not in row] == ["gumbel-jacobi"]
+
+
+def test_a_method_that_fails_in_a_round_ends_alone(
+    board_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    take, is_broken, path = board.take, True, tmp_path / "b.jsonl"
+
+    def failing(contender: Any, number: int, *given: Any, **how: Any) -> Any:
+        if is_broken and contender.label == "eagle1" and number == 1:
+            raise RuntimeError("the device is lost")
+        return take(contender, number, *given, **how)
+
+    monkeypatch.setattr(board, "take", failing)
+    words = [*board_words[:7], "--baseline", "eager", "--images", 3, "--methods", "eagle1", "gumbel-jacobi"]
+    assert main(*words, "--out", path) == 1
+    assert "eagle1 failed: RuntimeError: the device is lost" in capsys.readouterr().err
+    assert {row["method"]: row["images"] for row in rows_of(path)} == {"eagle1": 1, "gumbel-jacobi": 3}
+    is_broken = False  # it is tried again
+    assert main(*words, "--out", path) == 0
+    assert [row["images"] for row in rows_of(path)] == [3, 3]
 
 
 def test_quality_is_that_of_eval(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from lantern.eval.boards.board import pack
 from lantern.eval.boards.page import rendered, results_of
 from lantern.eval.boards.plot import save
 from lantern.eval.boards.table import (
@@ -23,6 +22,7 @@ from lantern.eval.boards.table import (
     tokens_ratio,
 )
 from lantern.eval.json_lines import read_lines
+from lantern.eval.speed.race import pack
 
 
 def records(*steps: int) -> list[dict[str, Any]]:

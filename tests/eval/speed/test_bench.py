@@ -3,8 +3,7 @@
 import dataclasses
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,15 @@ import pytest
 import torch
 
 from lantern.cli.main import main
+from lantern.eval.json_lines import Line
 from lantern.eval.speed import bench as speed
-from lantern.eval.speed import race
 from lantern.eval.speed.bench import WIDTH, BenchOptions, render
-from lantern.eval.speed.contenders import Job, Lineup, Stable, Variant, built, kinds_of, line_up, variants
-from lantern.eval.speed.race import Entry, Made, identity, results
+from lantern.eval.speed.contenders import Contender, Job, Stable, Variant, built, kinds_of
+from lantern.eval.speed.race import pack, pass_seconds, results
 from lantern.eval.speed.surroundings import commit, surroundings
 from lantern.generation import generator
 from lantern.models.folder import Model, load_model
-from tests.eval.variants import CPU, EAGER
+from tests.eval.variants import CPU, eager
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model
 
@@ -35,34 +34,34 @@ def model(folder: Path) -> Model:
     return load_model(folder)
 
 
-def scripted_entries(model: Model, plain: list[float], mine: list[float]) -> list[Entry]:
-    lineup = line_up(Stable(model), ["eagle1"], EAGER, built(model.sampling()))
-    tokens = torch.zeros(1, 16, dtype=torch.long)
+def jobs(model: Model, images: int, batch: int) -> list[Job]:
+    return speed.jobs_of(model, BenchOptions(images=images), batch)
+
+
+def scripted(field: Sequence[Contender], *seconds: float) -> list[Line]:
+    """Records of ten rounds of one image for contenders that take these seconds."""
+    image = {"steps": 16, "total_variation": 0.0, "relaxed": 0.0, "tokens": pack(torch.zeros(16, dtype=torch.long))}
     return [
-        Entry(one, seconds, [Made(tokens, 16, 0.0, 0.0)] * len(seconds))
-        for one, seconds in zip(lineup.contenders, (plain, mine), strict=True)
+        {"round": number, "contender": one.name, "seconds": spent, "images": [image]}
+        for number in range(10)
+        for one, spent in zip(field, seconds, strict=True)
     ]
 
 
-# results
-
-
 def test_the_fastest_plain_variant_is_the_baseline(model: Model) -> None:
-    entries = scripted_entries(model, [4.0] * 10, [1.0] * 10)
-    faster = Entry(entries[0].contender, [2.0] * 10, entries[0].made)
-    (result,) = results([*entries, faster], batch=1)
-    assert result["claim"] == 2.0 and result["baseline"] == "eager fp32" and result["method"] == "eagle1"
-
-
-# promises
+    plain, method = eager(model, "eagle1")
+    field = [plain, method, dataclasses.replace(plain, variant=Variant("cpu", "bf16"))]
+    (result,) = results(field, scripted(field, 4.0, 1.0, 2.0), batch=1)
+    assert result["claim"] == 2.0 and result["baseline"] == "cpu bf16" and result["method"] == "eagle1"
 
 
 def test_differing_tokens_in_fp32_are_a_failure(model: Model) -> None:
-    entries = scripted_entries(model, [1.0] * 3, [1.0] * 3)
-    (same,) = identity(entries)
-    assert (same["images"], same["differing_tokens"], same["must_be_identical"]) == (3, 0, True)
-    entries[1].made[1] = Made(torch.ones(1, 16, dtype=torch.long), 16, 0.0, 0.0)
-    (other,) = identity(entries)
+    field = eager(model, "eagle1")
+    lines = scripted(field, 1.0, 1.0)
+    (same,) = speed.identities(field, lines, 1)
+    assert (same["images"], same["differing_tokens"], same["must_be_identical"]) == (10, 0, True)
+    lines[3]["images"] = [lines[3]["images"][0] | {"tokens": pack(torch.ones(16, dtype=torch.long))}]
+    (other,) = speed.identities(field, lines, 1)
     assert (other["differing_images"], other["differing_tokens"]) == (1, 16)
     assert len(speed.broken_promises([{"batch": 1, "identity": [other]}])) == 1
     assert speed.broken_promises([{"batch": 1, "identity": [other | {"must_be_identical": False}]}]) == []
@@ -70,8 +69,7 @@ def test_differing_tokens_in_fp32_are_a_failure(model: Model) -> None:
 
 @pytest.mark.parametrize(("name", "is_promised"), [("eagle1", True), ("eagle1-rejection", False), ("lantern++", False)])
 def test_only_gumbel_match_promises_plain_tokens(model: Model, name: str, is_promised: bool) -> None:
-    lineup = line_up(Stable(model), [f"{name}"], EAGER, built(model.sampling()))
-    assert lineup.contenders[1].is_identical == is_promised
+    assert eager(model, name)[1].is_identical == is_promised
 
 
 # the whole
@@ -126,12 +124,6 @@ def test_tables_fit_120_columns(figures: dict[str, Any]) -> None:
     assert "; lantern 1.0.0" in installed.splitlines()[0] and ", commit" not in installed.splitlines()[0]
 
 
-def test_plain_decoding_runs_in_more_variants_than_methods() -> None:
-    found = variants(("eager",), ("bf16",), ("cpu", "cpu+int8"))
-    assert list(map(str, found["plain"])) == ["eager bf16", "cpu bf16", "cpu+int8 bf16"]
-    assert list(map(str, found["others"])) == ["eager bf16"]
-
-
 def test_the_command_runs_plain_decoding_in_every_way_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[BenchOptions] = []
 
@@ -148,52 +140,48 @@ def test_the_command_runs_plain_decoding_in_every_way_by_default(monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("asked", "left"),
+    ("asked", "milliseconds", "left", "slow"),
     [
-        ((), {"graph bf16", "cpu bf16", "cpu+int8 bf16"}),  # within 1.5 of the fastest
-        (("eager",), {"eager bf16", "graph bf16", "cpu bf16", "cpu+int8 bf16"}),
+        ((), {"eager": 16.0, "cpu": 12.0, "cpu+int8": 10.0}, ["cpu", "cpu+int8"], ["eager fp32"]),
+        (("eager",), {"eager": 16.0, "cpu": 12.0, "cpu+int8": 10.0}, ["eager", "cpu", "cpu+int8"], []),
+        ((), {"eager": 99.0, "cpu": 1.0}, ["eager", "cpu"], []),  # the two fastest are always measured
     ],
 )
 def test_slow_variants_that_nobody_asked_for_are_left_out(
-    model: Model, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], left: set[str]
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: tuple[str, ...],
+    milliseconds: dict[str, float],
+    left: list[str],
+    slow: list[str],
 ) -> None:
-    milliseconds = {"eager": 16.0, "graph": 14.0, "cpu": 12.0, "cpu+int8": 10.0}
-    parts = line_up(Stable(model), ["eagle1"], EAGER, built(model.sampling())).contenders
-    every = [dataclasses.replace(one, variant=Variant(kind, "bf16")) for kind in milliseconds for one in parts]
-    monkeypatch.setattr(race, "pass_seconds", lambda one, job, device: milliseconds[one.variant.kind] / 1e3)
-    lineup, (job, *_) = Lineup(every), speed.jobs_of(model, BenchOptions(images=1), 1)
-    race.leave_out_slow(lineup, job, asked, device=CPU)
-    assert {str(one.variant) for one in lineup.contenders} == left and len(lineup.contenders) == 2 * len(left)
-    assert [one["variant"] for one in lineup.slow] == ([] if asked else ["eager bf16"])
+    def line_up(_: object, entries: Any, build: object, run: Any, *__: object, **___: object) -> list[Contender]:
+        field = [dataclasses.replace(parts[label], variant=variant) for label, variant in entries]
+        for one in field:
+            run(one)
+        return field
 
-
-def test_the_two_fastest_variants_are_always_measured(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    milliseconds = {"eager": 16.0, "graph": 99.0, "cpu": 1.0}
-    plain = line_up(Stable(model), [], EAGER, built(model.sampling())).contenders[0]
-    lineup = Lineup([dataclasses.replace(plain, variant=Variant(kind, "bf16")) for kind in milliseconds])
-    monkeypatch.setattr(race, "pass_seconds", lambda one, job, device: milliseconds[one.variant.kind] / 1e3)
-    lines: list[str] = []
-    race.leave_out_slow(lineup, speed.jobs_of(model, BenchOptions(images=1), 1)[0], (), device=CPU, report=lines.append)
-    assert lines == [
-        "warming up 1 of 3: plain as eager bf16",
-        "warming up 2 of 3: plain as graph bf16",
-        "warming up 3 of 3: plain as cpu bf16",
-    ]
-    assert [one.variant.kind for one in lineup.contenders] == ["eager", "cpu"]
-    assert lineup.slow == [{"variant": "graph bf16", "pass_ms": 99.0}]
+    parts = {one.label: one for one in eager(model, "eagle1")}
+    monkeypatch.setattr(speed, "line_up", line_up)
+    monkeypatch.setattr(speed, "warm", lambda one, jobs: None)
+    monkeypatch.setattr(speed, "pass_seconds", lambda one, job: milliseconds[one.variant.kind] / 1e3)
+    options = BenchOptions(images=1, kinds=asked, baselines=tuple(milliseconds), dtypes=("fp32",), is_quiet=True)
+    monkeypatch.setattr(speed, "kinds_of", lambda device: tuple(milliseconds))
+    field, _, found = speed.field_of(Stable(model), ["eagle1"], options, built(model.sampling()), jobs(model, 1, 1))
+    assert [one.variant.kind for one in field if one.is_plain] == left
+    assert [one.variant.kind for one in field if not one.is_plain] == (list(asked) or left)
+    assert [one["variant"] for one in found] == slow
 
 
 def test_a_pass_is_timed_in_a_few_steps(model: Model) -> None:
-    plain = line_up(Stable(model), [], EAGER, built(model.sampling())).contenders[0]
-    (job, *_) = speed.jobs_of(model, BenchOptions(images=1), 1)
-    assert 0 < race.pass_seconds(plain, job, CPU) < 10
+    (plain,), (job,) = eager(model), jobs(model, 1, 1)
+    assert 0 < pass_seconds(plain, job) < 10
 
 
 def test_all_contenders_make_the_pictures_of_a_round(model: Model) -> None:
-    jobs = speed.jobs_of(model, BenchOptions(images=10), 4)
-    assert [len(job.keys) for job in jobs] == [4, 4, 4]
-    assert [key for job in jobs for key in job.keys] == [(0, number) for number in range(12)]
-    assert isinstance(jobs[0], Job)
+    found = jobs(model, 10, 4)
+    assert [len(job.keys) for job in found] == [4, 4, 4]
+    assert [key for job in found for key in job.keys] == [(0, number) for number in range(12)]
 
 
 def test_surroundings_name_no_person_and_no_host(tmp_path: Path) -> None:
@@ -201,16 +189,3 @@ def test_surroundings_name_no_person_and_no_host(tmp_path: Path) -> None:
     assert {"torch", "torchao", "cpu", "cores", "threads", "commit", "python"} <= set(found)
     assert os.path.expanduser("~") not in json.dumps(found)
     assert commit(tmp_path) == found["lantern"]
-
-
-def test_commands_print_no_library_warnings() -> None:
-    pytest.importorskip("torchao")
-    code = """
-from lantern.cli.command import Command, run_command
-def run(args):
-    import diffusers.quantizers.torchao
-    return 0
-raise SystemExit(run_command(Command("quiet", "Imports much.", lambda parser: None, run), []))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -1,30 +1,30 @@
 """Contenders: methods by their specs, in their variants."""
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.engine import AutoEngine, EagerEngine, engine
+from lantern.engines.engine import AutoEngine, engine
 from lantern.eval.speed import contenders
 from lantern.eval.speed.contenders import (
     VARIANTS,
     Contender,
     Job,
-    Lineup,
     Stable,
     Variant,
     built,
+    check_baseline,
     condition_of,
     line_up,
+    method_entries,
     method_of,
-    warm_up,
+    plain_entries,
 )
 from lantern.eval.speed.roofline import copy_bandwidth, pass_bytes, roofline, stored_bytes
 from lantern.models.folder import Model, load_model
-from tests.eval.variants import CPU, EAGER
+from tests.eval.variants import CPU, EAGER, eager
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model
 
@@ -60,55 +60,42 @@ def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pyte
         raise ImportError("no torchao here")
 
     monkeypatch.setattr("lantern.core.prepared.quantized", fail)
-    names = contenders.variants(("eager", "eager+int8"), ("fp32",))
-    lineup = line_up(Stable(model), ["eagle1"], names, built(model.sampling()))
-    assert [str(one.variant) for one in lineup.contenders] == ["eager fp32", "eager fp32"]
+    entries, failed = plain_entries(("eager", "eager+int8"), ("fp32",)), list[dict[str, str]]()
+    field = line_up(Stable(model), entries, built(model.sampling()), lambda one: None, failed)
+    assert [one.name for one in field] == ["plain | eager fp32"]
     reason = "ImportError: no torchao here"
-    assert lineup.failed == [{"method": "plain", "variant": "eager+int8 fp32", "reason": reason}]
+    assert failed == [{"method": "plain", "variant": "eager+int8 fp32", "reason": reason}]
 
 
 def test_a_method_that_an_engine_refuses_is_listed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GraphEngine, "without_kernels", lambda *_: None)  # no device is missed
     monkeypatch.setattr(GraphEngine, "_prepare", lambda _, target: target)
-    names = {"plain": [Variant("eager", "fp32")], "others": [Variant("graph", "fp32"), Variant("eager", "fp32")]}
-    lineup = line_up(Stable(model), ["ddd"], names, built(model.sampling()))
-    assert [str(one.variant) for one in lineup.contenders] == ["eager fp32", "eager fp32"]
-    [failure] = lineup.failed
-    assert failure["variant"] == "graph fp32" and "change size from step to step" in failure["reason"]
+    failed = list[dict[str, str]]()
+    entries = [("ddd", Variant("graph", "fp32")), ("ddd", Variant("eager", "fp32"))]
+    field = line_up(Stable(model), entries, built(model.sampling()), lambda one: None, failed)
+    assert [one.name for one in field] == ["ddd | eager fp32"]
+    assert failed[0]["variant"] == "graph fp32" and "change size from step to step" in failed[0]["reason"]
 
 
-def test_a_variant_that_fails_when_run_is_listed(model: Model) -> None:
-    lineup = line_up(Stable(model), ["eagle1"], EAGER, built(model.sampling()))
-    plain, method = lineup.contenders
-    lineup.contenders[1] = dataclasses.replace(method, variant=Variant("cpu", "fp32"))
-
+def test_what_fails_when_run_is_listed_unless_it_is_eager(model: Model) -> None:
     def run(contender: Contender) -> None:
-        if not contender.is_plain:
-            raise RuntimeError("no such kernel\nat all")
+        raise RuntimeError("no such kernel\nat all")
 
-    warm_up(lineup, run)
-    assert lineup.contenders == [plain]
-    reason = "RuntimeError: no such kernel at all"
-    assert lineup.failed == [{"method": "eagle1", "variant": "cpu fp32", "reason": reason}]
-
-
-def test_a_failing_eager_contender_is_an_error(model: Model) -> None:
-    def run(contender: Contender) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        warm_up(line_up(Stable(model), ["eagle1"], EAGER, built(model.sampling())), run)
-
-
-def test_a_bench_needs_plain_decoding() -> None:
-    with pytest.raises(RuntimeError, match="no variant"):
-        warm_up(Lineup(), lambda contender: None)
+    stable, cpu, failed = Stable(model), Variant("cpu", "fp32"), list[dict[str, str]]()
+    stable._made[cpu] = model
+    assert line_up(stable, [("plain", cpu)], built(model.sampling()), run, failed) == []
+    assert failed == [{"method": "plain", "variant": "cpu fp32", "reason": "RuntimeError: no such kernel at all"}]
+    with pytest.raises(RuntimeError, match="no variant of plain decoding runs on this machine: RuntimeError"):
+        check_baseline([], failed)
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        line_up(Stable(model), [("plain", EAGER)], built(model.sampling()), run, failed)
 
 
 def test_methods_do_not_run_on_int8_weights_eagerly() -> None:
-    names = contenders.variants(VARIANTS, ("fp32", "bf16"))
-    assert {one.kind for one in names["plain"]} - {one.kind for one in names["others"]} == {"eager+int8"}
-    assert len(names["plain"]) == len(names["others"]) + 2 == 2 * len(VARIANTS)
+    plain = plain_entries(VARIANTS, ("fp32", "bf16"))
+    methods = method_entries(["eagle1"], VARIANTS, ("fp32", "bf16"))
+    missing = {variant for _, variant in plain} - {variant for _, variant in methods}
+    assert {variant.kind for variant in missing} == {"eager+int8"} and len(plain) == len(methods) + 2
 
 
 def test_a_dtype_is_a_copy_of_the_model(model: Model) -> None:
@@ -134,16 +121,13 @@ def test_int8_weights_are_a_quarter_of_the_size_and_close() -> None:
     assert 0 < float((exact - near).abs().max()) < 0.05 * float(exact.abs().max())
 
 
-def test_graphs_are_for_gpus_and_for_plain_decoding_too() -> None:
+def test_graphs_are_for_gpus() -> None:
     assert not any("graph" in kind for kind in contenders.kinds_of(CPU))
-    named = contenders.variants(contenders.kinds_of(torch.device("cuda")), ("bf16",))
-    assert all(Variant(kind, "bf16") in named[name] for name in named for kind in ("graph", "graph+int8"))
-    assert Variant("graph+int8", "fp32").engine() == GraphEngine(weights="int8")
-    assert Variant("eager+int8", "bf16").engine() == EagerEngine(weights="int8")
+    assert {"graph", "graph+int8"} <= set(contenders.kinds_of(torch.device("cuda")))
 
 
 def test_every_picture_includes_its_prefill(model: Model) -> None:
-    contender = line_up(Stable(model), [], EAGER, built(model.sampling())).contenders[0]
+    contender = eager(model)[0]
     before = len(model.prompts)
     contender.decode(Job(condition_of(model, ["two cats"], [0]), [(0, 0)]))
     assert len(model.prompts) == before
@@ -197,7 +181,7 @@ def test_a_cpu_caches_in_fp32_for_every_dtype() -> None:
 
 
 def test_the_roofline_is_the_time_to_read_weights_and_half_of_the_cache(model: Model) -> None:
-    plain, drafted = line_up(Stable(model), ["eagle1"], EAGER, built(model.sampling())).contenders
+    plain, drafted = eager(model, "eagle1")
     found = roofline(plain, rows=2, copy_gbps=1.0, step_seconds=0.5)
     seconds = pass_bytes(model.target, rows=2, nodes=1, cached=8) / 1e9
     assert list(found.values()) == pytest.approx([1e3 * seconds, seconds / 0.5], rel=1e-4)

@@ -1,23 +1,45 @@
+"""The loop over rounds, and what seconds claim."""
+
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
-import torch
 
-from lantern.eval.speed.race import Spread, compare, interleave, median_interval, step_order
+from lantern.eval.speed.race import Spread, collect, compare, median_interval, race
 
-CPU = torch.device("cpu")
+
+def records(wants: Any = lambda one, number: True) -> Iterator[dict[str, Any]]:
+    def take(one: Any, number: int, job: Any) -> dict[str, Any]:
+        return {"contender": one, "round": number, "job": job}
+
+    field: Any = "abc"
+    jobs: Any = "wxyz"
+    return race(field, jobs, take, wants=wants)
 
 
 def test_contenders_run_in_rotated_order() -> None:
-    ran: list[tuple[int, str]] = []
-    runs = [lambda number, name=name: ran.append((number, name)) for name in "abc"]
-    seconds, results_ = interleave(runs, 4, device=CPU)
-    assert [name for _, name in ran] == list("abcbcacababc")
-    assert [number for number, _ in ran] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert [len(of_one) for of_one in seconds] == [len(of_one) for of_one in results_] == [4, 4, 4]
+    found = list(records())
+    assert "".join(one["contender"] for one in found) == "abcbcacababc"
+    assert [one["round"] for one in found] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert "".join(one["job"] for one in found) == "wwwxxxyyyzzz"
 
 
-def test_every_contender_runs_once_in_every_position() -> None:
-    orders = [step_order(4, number) for number in range(4)]
-    assert all(sorted(column) == [0, 1, 2, 3] for column in (*orders, *zip(*orders, strict=True)))
+def test_contenders_that_a_round_does_not_want_are_left_out() -> None:
+    found = list(records(lambda one, number: number != 1 and (one, number) != ("a", 0)))
+    assert "".join(one["contender"] for one in found) == "bccababc"
+
+
+@pytest.mark.parametrize(("number", "left"), [(3, 3), (7, 6), (11, 9)])
+def test_a_signal_leaves_whole_rounds(number: int, left: int) -> None:
+    def stopped(count: int) -> Iterator[dict[str, Any]]:
+        for one, _ in zip(records(), range(count), strict=False):
+            yield one
+        raise KeyboardInterrupt("terminated")
+
+    found, stop = collect(stopped(number), 3)
+    assert len(found) == left and str(stop) == "terminated"
+    with pytest.raises(KeyboardInterrupt, match="terminated"):
+        collect(stopped(2), 3)
 
 
 def test_spread_interpolates_percentiles() -> None:
@@ -27,39 +49,32 @@ def test_spread_interpolates_percentiles() -> None:
 
 
 def test_ratio_of_medians_differs_from_median_of_ratios() -> None:
-    ratio = compare([1.0, 2.0, 3.0] * 4, [1.0, 1.0, 2.0] * 4)
-    assert ratio.of_medians == 2.0
-    assert ratio.of_rounds == 1.5
-    assert 1.0 <= ratio.interval[0] <= 1.5 <= ratio.interval[1] <= 2.0
+    found = compare([1.0, 2.0, 3.0] * 4, [1.0, 1.0, 2.0] * 4)
+    low, high = found["interval_95"]
+    assert (found["ratio_of_medians"], found["median_of_ratios"]) == (2.0, 1.5) and 1.0 <= low <= 1.5 <= high <= 2.0
 
 
-def test_steady_seconds_are_claimed() -> None:
-    ratio = compare([2.0] * 10, [1.0] * 10)
-    assert ratio.claim == 2.0 and ratio.refusal is None and ratio.interval == (2.0, 2.0)
+NOISY = [1.0] * 5 + [1.7] * 5
 
 
-def test_unsteady_seconds_are_not_claimed() -> None:
-    noisy = [1.0] * 5 + [1.7] * 5
-    for sides, name in (((noisy, [1.0] * 10), "baseline"), (([2.0] * 10, noisy), "method")):
-        ratio = compare(*sides)
-        assert ratio.claim is None
-        assert ratio.refusal is not None and "no claim: p90/p10 is 1.7" in ratio.refusal and name in ratio.refusal
-
-
-def test_a_ratio_whose_interval_contains_one_is_not_claimed() -> None:
-    ratio = compare([1.0, 1.1, 0.95, 1.05] * 3, [1.0] * 12)
-    assert ratio.interval[0] <= 1 <= ratio.interval[1] and ratio.of_medians > 1
-    assert ratio.claim is None and "contains 1" in str(ratio.refusal)
-
-
-def test_a_width_at_the_bound_is_claimed() -> None:
-    assert Spread.of([1.0, 1.5]).width < 1.5
-    assert compare([1.0] * 2 + [1.5] * 8, [1.0] * 10).claim is not None
-
-
-def test_few_images_are_not_claimed() -> None:
-    assert compare([2.0] * 9, [1.0] * 9).claim is None
-    assert compare([2.0] * 3, [1.0] * 3, images=12).claim == 2.0
+@pytest.mark.parametrize(
+    ("baseline", "other", "images", "refusal"),
+    [
+        ([2.0] * 10, [1.0] * 10, None, None),
+        (NOISY, [1.0] * 10, None, "no claim: p90/p10 is 1.7 for the baseline"),
+        ([2.0] * 10, NOISY, None, "no claim: p90/p10 is 1.7 for the method"),
+        ([1.0] * 2 + [1.5] * 8, [1.0] * 10, None, None),  # a width at the bound
+        ([1.0, 1.1, 0.95, 1.05] * 3, [1.0] * 12, None, "contains 1"),
+        ([2.0] * 9, [1.0] * 9, None, "no claim: 9 images each"),
+        ([2.0] * 3, [1.0] * 3, 12, None),
+    ],
+)
+def test_unsure_ratios_are_not_claimed(
+    baseline: list[float], other: list[float], images: int | None, refusal: str | None
+) -> None:
+    found = compare(baseline, other, images=images)
+    assert (found["claim"] is None) == (found["refusal"] is not None) == (refusal is not None)
+    assert found["claim"] in (None, found["ratio_of_medians"]) and (refusal or "") in str(found["refusal"])
 
 
 def test_interval_is_deterministic() -> None:
