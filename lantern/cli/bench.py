@@ -17,9 +17,9 @@ from lantern.cli.options import (
     VARIANT,
     Distribution,
     Machine,
+    OneOf,
     command,
     flag,
-    one_of,
     opt,
     options,
 )
@@ -50,18 +50,18 @@ class OfModel:
 class OfShape:
     """A size of LlamaGen with random weights and simulated acceptance."""
 
-    shape: list[str] | None = opt(None, f"of {', '.join(SHAPES)}", parse=one_of(SHAPES), metavar="SIZE")
+    shape: list[str] | None = opt(None, f"of {', '.join(SHAPES)}", parse=OneOf(SHAPES), metavar="SIZE")
     tau: list[float] | None = opt(None, "tokens per step to simulate (default 2 3 3.5 4)", 1, 64)
     tokens: int | None = opt(None, "tokens of the canvas to decode (default 48)", 1, 65535)
     tree: str | None = opt(None, "draft tree (default grown_15_4)")
-    drafter: str | None = opt(None, DRAFTER_HELP, parse=one_of(list(METHODS)))
+    drafter: str | None = opt(None, DRAFTER_HELP, parse=OneOf(list(METHODS)))
 
 
 def bench(
     images: int = opt(10, "images of each contender", 1, 10**5),
     batch: list[int] = opt([1], "images at a time", 1, 4096),
     dtype: list[str] | None = opt(
-        None, f"of {', '.join(DTYPES)} (default fp32 bf16; sizes: bf16)", parse=one_of(DTYPES), metavar="DTYPE"
+        None, f"of {', '.join(DTYPES)} (default fp32 bf16; sizes: bf16)", parse=OneOf(DTYPES), metavar="DTYPE"
     ),
     variants: list[str] | None = opt(None, VARIANTS_HELP, parse=VARIANT),
     baseline: list[str] | None = opt(None, BASELINE_HELP, parse=VARIANT),

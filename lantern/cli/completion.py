@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, TextIO
 
 from lantern.cli.command import DONE
-from lantern.cli.options import arg, command, one_of
+from lantern.cli.options import OneOf, arg, command
 from lantern.methods import METHODS
 
 SHELLS = ("bash", "zsh", "fish")
@@ -18,7 +18,7 @@ PROGRAMS = ("lantern", "lantern-generate")
 EPILOG = 'bash: eval "$(lantern completion bash)"; zsh: the same; fish: lantern completion fish | source'
 
 
-def completion(shell: str = arg(f"one of {', '.join(SHELLS)}", parse=one_of(SHELLS))) -> int:
+def completion(shell: str = arg(f"one of {', '.join(SHELLS)}", parse=OneOf(SHELLS))) -> int:
     """Print the script with which a shell completes options and names."""
     from argcomplete.shell_integration import shellcode
 

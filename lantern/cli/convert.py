@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import DONE, run_command
-from lantern.cli.options import DTYPES, arg, command, existing, one_of, opt
+from lantern.cli.options import DTYPES, OneOf, arg, command, existing, opt
 
 if TYPE_CHECKING:
     import torch
@@ -33,13 +33,13 @@ TO_HELP = "names of a target: lantern (LlamaGen's) or hf (LANTERN's, like those 
 def convert(
     checkpoint: Path = arg(CHECKPOINT_HELP, parse=existing),
     out: Path = arg("folder for config.json and model.safetensors"),
-    kind: Any = opt(None, f"expected kind: {', '.join(KINDS)}", parse=one_of(KINDS), metavar="KIND"),
+    kind: Any = opt(None, f"expected kind: {', '.join(KINDS)}", parse=OneOf(KINDS), metavar="KIND"),
     config: Path | None = opt(None, CONFIG_HELP, parse=existing, metavar="JSON"),
     image_size: int | None = opt(None, SIZE_HELP, 16, 4096, metavar="PIXELS"),
     grid: int | None = opt(None, "tokens along one side of the image", 1, 256, metavar="TOKENS"),
     ema: bool = opt(False, "use the moving average of the weights if the file has one"),
-    dtype: str = opt("keep", "keep, bf16, fp16 or fp32", parse=one_of(("keep", *DTYPES))),
-    to: str = opt("lantern", TO_HELP, parse=one_of(("lantern", "hf"))),
+    dtype: str = opt("keep", "keep, bf16, fp16 or fp32", parse=OneOf(("keep", *DTYPES))),
+    to: str = opt("lantern", TO_HELP, parse=OneOf(("lantern", "hf"))),
     overwrite: bool = opt(False, "replace an existing component in OUT"),
 ) -> int:
     """Convert a released checkpoint to a component or model folder."""
@@ -85,21 +85,16 @@ def convert(
         return DONE
     if kind in RELEASES:
         raise ValueError(f"{checkpoint} holds no {kind} checkpoint")
-    side = grid or (image_size // 16 if image_size else 0)
-    found = read_checkpoint(
-        checkpoint,
-        kind=kind,
-        config=read_json_object(config) if config else None,
-        block_size=side**2 or None,
-        prefers_ema=ema,
-    )
+    side = grid or (image_size or 0) // 16
+    given = read_json_object(config) if config else None
+    found = read_checkpoint(checkpoint, kind=kind, config=given, block_size=side**2 or None, prefers_ema=ema)
     write_checked(found, out, dtype=stored, is_foreign=to == "hf")
     numbers = sum(tensor.numel() for tensor in found.state.values())
     print(f"{out}: {found.kind}, {len(found.state)} tensors, {numbers:,} values")
     return DONE
 
 
-def write_checked(found: "Checkpoint", out: Path, *, dtype: "torch.dtype | None", is_foreign: bool = False) -> None:
+def write_checked(found: "Checkpoint", out: Path, *, dtype: "torch.dtype | None", is_foreign: bool) -> None:
     """Write a component and run it once; only a component that loads and computes takes its place in `out`.
 
     With `is_foreign` it is written again in LANTERN's names; ValueError if it is no target.
@@ -127,11 +122,9 @@ def rewrite_model(folder: Path, out: Path, dtype: "torch.dtype | None") -> None:
     from lantern.generation.pipeline import LanternPipeline
 
     stored = next(iter(read_header(folder / "transformer" / WEIGHTS_NAME).values())).dtype
-    pipe = LanternPipeline.from_pretrained(
-        folder, dtype=dtype or (stored if stored.is_floating_point else torch.float32)
-    )
+    own = stored if stored.is_floating_point else torch.float32
     with temporary_until_complete(out) as trial:
-        pipe.save_pretrained(trial)
+        LanternPipeline.from_pretrained(folder, dtype=dtype or own).save_pretrained(trial)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -12,10 +12,9 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from lantern.cli.command import DONE, FAILED
-from lantern.cli.options import DTYPES, command, one_of, opt, size_of
+from lantern.cli.options import DTYPES, OneOf, command, opt, size_of
 from lantern.core.config import install_hint, one_line
 
-NEEDED = ("numpy", "safetensors", "tokenizers", "transformers", "pillow", "einops", "jaxtyping")
 # what lacks without a package that pip installs with lantern, and that decoding runs without
 OPTIONAL = {
     "diffusers": "there is no diffusers pipeline",
@@ -24,9 +23,6 @@ OPTIONAL = {
 }
 PIP = f"{sys.executable} -m pip install"
 EXTRAS = ("eval", "train", "quantized", "serve", "demo", "ray")
-SUPPORTED = '"torch>=2.9,<2.15" "torchvision>=0.24,<0.30"'
-TORCH_MINORS = range(9, 15)
-TORCHVISION_AHEAD = 15  # torch 2.n and torchvision 0.(n + 15) are released together
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ def doctor(
     size: Any = opt(None, "--model: pixels, of models that make several sizes", parse=size_of, metavar="WxH"),
     batch: int = opt(1, "--model: images at a time", 1, 4096),
     device: str = opt("auto", "--model: auto, cpu, cuda, cuda:N or mps"),
-    dtype: str = opt("auto", "--model: auto, fp32, bf16 or fp16", parse=one_of(("auto", *DTYPES))),
+    dtype: str = opt("auto", "--model: auto, fp32, bf16 or fp16", parse=OneOf(("auto", *DTYPES))),
 ) -> int:
     """Print versions and devices, and commands to repair faults."""
     if model is not None:
@@ -59,30 +55,13 @@ def doctor(
 
         library()
     is_well = True
-    for check in CHECKS:
-        for finding in check():
-            print(f"{'broken' if finding.repair else finding.state:<8}{finding.text}")
-            if finding.repair:
-                is_well = False
-                print(f"{'':<8}run: {finding.repair}")
+    for finding in (each for check in CHECKS for each in check()):
+        print(f"{'broken' if finding.repair else finding.state:<8}{finding.text}")
+        if finding.repair:
+            is_well = False
+            print(f"{'':<8}run: {finding.repair}")
     print("no faults found" if is_well else "faults found")
     return DONE if is_well else FAILED
-
-
-def compatibility(torch_version: str, torchvision_version: str) -> Finding:
-    """Check a pair of versions by their minor numbers."""
-    text = f"torch {torch_version} with torchvision {torchvision_version}"
-    try:
-        torch_major, torch_minor = map(int, torch_version.split(".")[:2])
-        vision_major, vision_minor = map(int, torchvision_version.split(".")[:2])
-    except ValueError:
-        return Finding(f"{text}: not a release, compatibility unknown")
-    expected = torch_minor + TORCHVISION_AHEAD
-    if torch_major != 2 or torch_minor not in TORCH_MINORS:
-        return Finding(f"{text}: not supported by lantern", f"{PIP} {SUPPORTED}")
-    if (vision_major, vision_minor) != (0, expected):
-        return Finding(f"{text}: not compatible", f'{PIP} "torch==2.{torch_minor}.*" "torchvision==0.{expected}.*"')
-    return Finding(f"{text}: compatible")
 
 
 def _system() -> Iterator[Finding]:
@@ -92,48 +71,44 @@ def _system() -> Iterator[Finding]:
     yield Finding(f"python {platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
-def _torch() -> Iterator[Finding]:
-    versions = {name: _version(name) for name in ("torch", "torchvision")}
-    for name, found in versions.items():
-        if not found:
-            yield Finding(f"{name} is not installed", f"{PIP} {SUPPORTED}")
-            return
-    verdict = compatibility(versions["torch"], versions["torchvision"])
-    yield verdict
+def _packages() -> Iterator[Finding]:
+    own = _requirements("lantern")
+    there = ", ".join(f"{one.name} {_version(one.name)}" for one in own if _version(one.name))
+    yield Finding(there or "lantern is not installed as a package: the versions of others are not checked")
+    of_torch = [one for one in _requirements("torchvision") if one.name == "torch"]  # they are released together
+    for needing, one in [*(("lantern", one) for one in own), *(("torchvision", one) for one in of_torch)]:
+        found = _version(one.name)
+        if not found and one.name in OPTIONAL:
+            text = f"{one.name} is not installed: {OPTIONAL[one.name]}; {PIP} {one.name}"
+            yield Finding(text, state="absent")
+        elif not found or not one.specifier.contains(found, prereleases=True):
+            yield Finding(f"{one.name} {found or 'is not installed'}: {needing} needs {one}", f'{PIP} "{one}"')
+    for extra in EXTRAS:
+        versions = {one.name: _version(one.name) for one in _requirements("lantern", extra)}
+        texts = [", ".join(f"{name} {found}" for name, found in versions.items() if found)]
+        if absent := ", ".join(name for name, found in versions.items() if not found):
+            texts.append(f"{absent} not installed, {install_hint(extra)}")
+        yield Finding(f"extra {extra}: {'; '.join(filter(None, texts))}", state="absent" if absent else "ok")
+
+
+def _requirements(package: str, extra: str = "") -> list[Requirement]:
+    """Return what a package requires by itself or for one of its extras; nothing if it is not installed."""
+    try:
+        found = map(Requirement, requires(package) or ())
+    except PackageNotFoundError:
+        return []
+    return [one for one in found if (f'extra == "{extra}"' in str(one.marker) if extra else one.marker is None)]
+
+
+def _imports() -> Iterator[Finding]:
     for name in ("torch", "torchvision"):
         try:
             import_module(name)
         except (ImportError, OSError, RuntimeError) as error:
-            again = f'{PIP} --force-reinstall --no-deps "{name}=={versions[name].split("+")[0]}"'
-            yield Finding(f"{name} does not import: {one_line(error)}", verdict.repair or again)
+            again = f'{PIP} --force-reinstall --no-deps "{name}=={_version(name).split("+")[0]}"'
+            repairs = [one.repair for one in _packages() if one.repair]
+            yield Finding(f"{name} does not import: {one_line(error)}", [*repairs, again][0])
             return
-
-
-def _packages() -> Iterator[Finding]:
-    found = {name: _version(name) for name in (*NEEDED, *OPTIONAL)}
-    yield Finding(", ".join(f"{name} {number}" for name, number in found.items() if number))
-    absent = [name for name in NEEDED if not found[name]]
-    if absent:
-        yield Finding(f"not installed: {', '.join(absent)}", f"{PIP} {' '.join(absent)}")
-    for name, lacks in OPTIONAL.items():
-        if not found[name]:
-            yield Finding(f"{name} is not installed: {lacks}; {PIP} {name}", state="absent")
-    for extra in EXTRAS:
-        names = _packages_of(extra)
-        present = [f"{name} {_version(name)}" for name in names if _version(name)]
-        absent = [name for name in names if not _version(name)]
-        lacks = f"{', '.join(absent)} not installed, {install_hint(extra)}" if absent else ""
-        text = "; ".join(filter(None, (", ".join(present), lacks)))
-        yield Finding(f"extra {extra}: {text}", state="absent" if absent else "ok")
-
-
-def _packages_of(extra: str) -> list[str]:
-    """Return the names of the packages that an extra of lantern requires; none if lantern is not installed."""
-    try:
-        found = map(Requirement, requires("lantern") or ())
-    except PackageNotFoundError:
-        return []
-    return [one.name for one in found if one.marker and f'extra == "{extra}"' in str(one.marker)]
 
 
 def _devices() -> Iterator[Finding]:
@@ -173,8 +148,7 @@ def _engines_of(target: Any) -> Iterator[Finding]:
     from lantern.engines.cuda.engine import GraphEngine
     from lantern.engines.engine import ENGINES, Engine, engine
 
-    def remark_of(engine: Engine) -> str | None:
-        """Return what the engine `graph` does not do for a target that it can run; None for others."""
+    def remark_of(engine: Engine) -> str | None:  # what a graph does not do for a target that it can run
         return engine.remark(target) if isinstance(engine, GraphEngine) else None
 
     chosen = engine("auto").resolve(target)
@@ -199,9 +173,7 @@ def _model() -> Iterator[Finding]:
         yield Finding(one_line(error), "git checkout -- assets && pip install . (in a clone of lantern)")
 
 
-def predicted(
-    name: str, size: tuple[int, int] | None, batch: int, device: str, dtype: str, nodes: Sequence[int] = (1, 16)
-) -> Iterator[Finding]:
+def predicted(name: str, size: tuple[int, int] | None, batch: int, device: str, dtype: str) -> Iterator[Finding]:
     """Yield what a model needs on a device, from its configs and short measurements of the device."""
     from lantern.core.places import resolve_model
     from lantern.models.folder import pick_device, pick_dtype
@@ -225,7 +197,7 @@ def predicted(
         yield from _engines_of(placed(found.target, where, kind))
     bandwidth, rate = measure_device(where, kind)
     yield Finding(f"{where} copies {bandwidth / 1e9:.3g} GB/s and computes {rate / 1e9:.3g} GFLOP/s in {words}")
-    for count in nodes:
+    for count in (1, 16):
         seconds = found.seconds(batch, count, bandwidth=bandwidth, rate=rate)
         rest = f", plain decoding {_time(found.tokens * seconds)}" if count == 1 else ""
         yield Finding(f"a step over {count} of each image's tokens: at least {_time(seconds)}{rest}")
@@ -246,5 +218,5 @@ def _version(name: str) -> str:
         return ""
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_system, _torch, _packages, _devices, _model, _engines)
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_system, _packages, _imports, _devices, _model, _engines)
 COMMAND = command(doctor)

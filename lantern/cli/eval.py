@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lantern.cli.command import DONE, check_file
-from lantern.cli.options import MAX_SEED, Machine, arg, command, existing, named_path, opt
+from lantern.cli.options import MAX_SEED, Machine, arg, command, existing, named, opt
 
 if TYPE_CHECKING:
     from lantern.eval.metrics.quality import Figure
@@ -31,7 +31,7 @@ def eval_(
     prompts: str | None = opt(
         None, "one prompt per image in order of names; default: those in the files", metavar="FILE"
     ),
-    weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, parse=named_path(WEIGHTS), metavar="NAME=PATH"),
+    weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, parse=named(Path, names=WEIGHTS), metavar="NAME=PATH"),
     cache: Path | None = opt(None, "folder of weights (default: $LANTERN_CACHE)", metavar="FOLDER"),
     seed: int = opt(0, "seed of the bootstrap (default 0)", 0, MAX_SEED),
     draws: int = opt(1000, "number of bootstrap samples, at most 100 for FID (default 1000)", 0, 10**5),

@@ -22,13 +22,13 @@ from lantern.cli.options import (
     MODEL,
     MODEL_HELP,
     Distribution,
+    OneOf,
     Placement,
     advice,
     command,
-    one_of,
+    named,
     opt,
     options,
-    pair,
     size_of,
 )
 from lantern.core.config import read_json_object
@@ -87,12 +87,12 @@ class Files:
 
     name: str | None = opt(None, NAME_HELP, metavar="TEMPLATE")
     overwrite: bool = opt(False, "replace files that exist; a file named by --out is always replaced")
-    format: str | None = opt(None, f"file format, of {', '.join(SUFFIXES)} (default png)", parse=one_of(list(SUFFIXES)))
+    format: str | None = opt(None, f"file format, of {', '.join(SUFFIXES)} (default png)", parse=OneOf(list(SUFFIXES)))
     quality: int | None = opt(None, "quality of JPEG and WebP files, 1 to 100 (default 90)", 1, 100)
     scale: int | None = opt(
         None, "enlarge images N times; 1 is the raw size (default: the model's)", 1, MAX_SCALE, metavar="N"
     )
-    resample: str = opt("lanczos", f"filter of --scale, of {', '.join(RESAMPLINGS)}", parse=one_of(RESAMPLINGS))
+    resample: str = opt("lanczos", f"filter of --scale, of {', '.join(RESAMPLINGS)}", parse=OneOf(RESAMPLINGS))
     grid: int | None = opt(
         None, "write all images as one contact sheet, with their prompts if there are several", 1, 1000, bare=0
     )
@@ -159,7 +159,9 @@ def generate(
     out: Path | None = opt(None, f"a file ({', '.join(FORMATS)}) or a folder (default: here)"),
     batch: int = opt(1, "images at a time; halved if memory runs out, with the same images", 1, 4096),
     *,
-    settings: list[tuple[str, str]] = opt([], SETTING_HELP, parse=pair, flag="--set", metavar="NAME=VALUE", each=True),
+    settings: list[tuple[str, str]] = opt(
+        [], SETTING_HELP, parse=named(str, "VALUE"), flag="--set", metavar="NAME=VALUE", each=True
+    ),
     inputs: Inputs,
     where: Placement,
     distribution: Distribution,
@@ -186,13 +188,14 @@ def generate(
     folder = resolve_model(model)
     chosen = _chosen(method, folder, texts)
     from lantern.core.sampling import Sampling
+    from lantern.generation.embeddings import with_conditions
     from lantern.generation.generator import choose_method
+    from lantern.generation.init_image import check_init_image, with_init_image
+    from lantern.generation.requests import check_requests, subjects_of_call, with_noise, with_warnings
     from lantern.models.folder import load_model, may_have_profile
 
     Sampling(**given)
     if inputs.kept:
-        from lantern.generation.init_image import check_init_image
-
         check_init_image(**inputs.kept)
     made = None if chosen is None else chosen.made
     needs = {  # by a profile "auto" may choose any method
@@ -210,7 +213,13 @@ def generate(
     together = 1 if files.compare else min(batch, num_images * max(len(prompts), len(class_label)))
     usual = choose_method(loaded, method, sampling=sampling, batch=together, report=report)
     own = _parsed(usual, texts, is_named=method not in (None, "auto"))
-    requested = _requests(loaded, prompts, class_label, num_images, seed, sampling, inputs, notes)
+    subjects = subjects_of_call(prompts or None, class_label or None)
+    subjects = with_conditions(loaded, subjects, sampling, negative_prompt=inputs.negative_prompt or None)
+    requested = with_noise(subjects, num_images, seed)
+    check_requests(loaded, requested)
+    requested = with_warnings(loaded, requested, warn=notes.append)
+    if inputs.kept:
+        requested = with_init_image(loaded, requested, **inputs.kept)
     given_settings = usual.changed() | own
     job = Job(loaded, usual, usual.with_options(**own), given_settings, sampling, requested, files, place, stopping)
     for note in notes:
@@ -271,32 +280,6 @@ def _prompts(given: Sequence[str], file: str | None, labels: Sequence[int]) -> l
     from lantern.generation.requests import check_prompt, read_prompts
 
     return [check_prompt(prompt) for prompt in given] + ([] if file is None else read_prompts(file))
-
-
-def _requests(
-    model: "Model",
-    prompts: list[str],
-    labels: list[int],
-    count: int,
-    seed: int,
-    sampling: "Sampling",
-    inputs: Inputs,
-    notes: list[str],
-) -> "Sequence[Request]":
-    """Return the images to make, checked against the model; warnings go to `notes`."""
-    from lantern.generation.embeddings import with_conditions
-    from lantern.generation.requests import check_requests, subjects_of_call, with_noise, with_warnings
-
-    subjects = subjects_of_call(prompts or None, labels or None)
-    subjects = with_conditions(model, subjects, sampling, negative_prompt=inputs.negative_prompt or None)
-    requested = with_noise(subjects, count, seed)
-    check_requests(model, requested)
-    requested = with_warnings(model, requested, warn=notes.append)
-    if inputs.kept:
-        from lantern.generation.init_image import with_init_image
-
-        requested = with_init_image(model, requested, **inputs.kept)
-    return requested
 
 
 @dataclass
@@ -363,19 +346,18 @@ class Job:
                 bar.say(f"lantern: {halving_message(tried, fits)}")
 
         how: dict[str, Any] = {"method": self.method, "sampling": self.sampling, "callback": watch}
+        if files.compare:
+            from lantern.generation.comparison import compare
+
+            made, save = compare(self.model, self.requested, **how), self._save_pair
+        else:
+            how |= {"with_pixels": bool(self.planned), "debug": debug, "record": recorder, "batch": batch}
+            made, save = generate(self.model, self.requested, on_halved=report_halved, **how), self._save
         try:
             with bar or nullcontext():
-                if files.compare:
-                    from lantern.generation.comparison import compare
-
-                    for pair in compare(self.model, self.requested, **how):
-                        with self.stopping.shield():
-                            done.append(self._save_pair(pair))
-                else:
-                    how |= {"with_pixels": bool(self.planned), "debug": debug, "record": recorder, "batch": batch}
-                    for picture in generate(self.model, self.requested, on_halved=report_halved, **how):
-                        with self.stopping.shield():
-                            done.append(self._save(picture))
+                for one in made:
+                    with self.stopping.shield():
+                        done.append(save(one))  # type: ignore[arg-type]
         except (Exception, KeyboardInterrupt) as error:
             if done:
                 self._report(done, batch, recorder, error)

@@ -2,7 +2,6 @@
 
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lantern.cli.command import DONE, FAILED, check_file, complain
 from lantern.cli.options import (
@@ -13,17 +12,14 @@ from lantern.cli.options import (
     VARIANT,
     Filters,
     Machine,
+    OneOf,
     Runs,
     command,
     existing,
-    named_path,
-    one_of,
+    named,
     opt,
     options,
 )
-
-if TYPE_CHECKING:
-    from lantern.eval.boards.board import BoardOptions
 
 FROM_HELP = "print the table of a file, of lines or of figures (--json); nothing is measured"
 DOCS_HELP = (
@@ -52,7 +48,7 @@ class What:
     prompts_file: str | None = opt(None, PROMPTS_HELP, metavar="FILE")
     temperature: list[float] = opt([], TEMPERATURE_HELP, 0, 100)
     seed: int = opt(0, "seed of noise and order of prompts (default 0)", 0, MAX_SEED)
-    dtype: str = opt("fp32", "dtype of methods: fp32, bf16 or fp16", parse=one_of(DTYPES))
+    dtype: str = opt("fp32", "dtype of methods: fp32, bf16 or fp16", parse=OneOf(DTYPES))
     baseline: list[str] = opt([], BASELINE_HELP, parse=VARIANT)
 
 
@@ -62,9 +58,7 @@ class Quality:
 
     metrics: list[str] | None = opt(None, "such as kid clip")
     reference: Path | None = opt(None, "real images or their statistics", parse=existing)
-    weights: list[tuple[str, Path]] = opt(
-        [], "such as clip=FOLDER", parse=named_path(kind=existing), metavar="NAME=PATH"
-    )
+    weights: list[tuple[str, Path]] = opt([], "such as clip=FOLDER", parse=named(existing), metavar="NAME=PATH")
 
 
 def leaderboard(
@@ -80,10 +74,11 @@ def leaderboard(
     machine: Machine,
 ) -> int:
     """Measure methods in one run, as JSON lines and a table."""
-    from lantern.eval.boards.board import Board, Judging
+    from lantern.eval.boards.board import PAIRS, RULES, Board, BoardOptions, Judging, parse_pair
     from lantern.eval.boards.page import markdown, results_of, write
     from lantern.eval.boards.table import figures_of
     from lantern.eval.metrics.quality import in_order
+    from lantern.eval.speed.contenders import Variant
 
     if results is None:
         if quality.metrics is None and (quality.reference or quality.weights):
@@ -91,7 +86,23 @@ def leaderboard(
         if out.parent.is_dir():
             check_file("--out", out)
         machine.set_threads()
-        options = _options(out, what, filters, runs, machine)
+        options = BoardOptions(
+            out=out,
+            prompts=shuffled_prompts(what.prompts_file, what.seed),
+            methods=(*(what.methods or ()), *(RULES if what.rules else ())),
+            pairs=() if what.pairs is None else tuple(map(parse_pair, what.pairs)) or PAIRS,
+            images=what.images,
+            batch=what.batch,
+            model=what.model,
+            variant=Variant.of(runs.chosen(), what.dtype),
+            baselines=tuple(what.baseline),
+            baseline_dtypes=("fp32", "bf16") if what.dtype != "fp16" else ("fp32", "fp16"),
+            sampling=filters.given(),
+            temperatures=tuple(what.temperature),
+            seed=what.seed,
+            device=machine.device,
+            is_quiet=machine.quiet,
+        )
         if quality.metrics is not None:
             in_order(quality.metrics, images=what.images)  # rejects unknown ones
         board = Board(options)
@@ -106,29 +117,6 @@ def leaderboard(
     for failure in found["failures"]:
         complain(failure)
     return FAILED if found["failures"] else DONE
-
-
-def _options(out: Path, what: What, filters: Filters, runs: Runs, machine: Machine) -> "BoardOptions":
-    from lantern.eval.boards.board import PAIRS, RULES, BoardOptions, parse_pair
-    from lantern.eval.speed.contenders import Variant
-
-    return BoardOptions(
-        out=out,
-        prompts=shuffled_prompts(what.prompts_file, what.seed),
-        methods=(*(what.methods or ()), *(RULES if what.rules else ())),
-        pairs=() if what.pairs is None else tuple(map(parse_pair, what.pairs)) or PAIRS,
-        images=what.images,
-        batch=what.batch,
-        model=what.model,
-        variant=Variant.of(runs.chosen(), what.dtype),
-        baselines=tuple(what.baseline),
-        baseline_dtypes=("fp32", "bf16") if what.dtype != "fp16" else ("fp32", "fp16"),
-        sampling=filters.given(),
-        temperatures=tuple(what.temperature),
-        seed=what.seed,
-        device=machine.device,
-        is_quiet=machine.quiet,
-    )
 
 
 def shuffled_prompts(file: str | None, seed: int) -> list[str]:

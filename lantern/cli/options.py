@@ -159,7 +159,7 @@ def add_option(parser: Any, name: str, kind: Any, option: Argument) -> None:
         added = parser.add_argument(name, **how | {"metavar": option.metavar or name.upper()})
     else:
         added = parser.add_argument(*filter(None, (option.short, option.flag or flag(name))), dest=name, **how)
-    if isinstance(names := option.parse, Names):
+    if isinstance(names := option.parse, OneOf):
         added.completer = lambda **_: names.names
 
 
@@ -196,10 +196,10 @@ def size_of(text: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, eq=False)  # argparse hashes types
-class Names:
+class OneOf:
     """A type for one of some names, which completion offers. noun: what they are, where a list would be long."""
 
-    names: tuple[str, ...]
+    names: Sequence[str]
     noun: str = ""
 
     def __call__(self, text: str) -> str:
@@ -208,11 +208,6 @@ class Names:
             known = self.noun or f"one of {', '.join(self.names)}"
             raise ArgumentTypeError(f"{text[:40]!r}, wanted {known}{nearest(text, self.names)}")
         return text
-
-
-def one_of(names: Sequence[str]) -> Names:
-    """Return a type for one of `names`."""
-    return Names(tuple(names))
 
 
 def existing(text: str) -> Path:
@@ -225,21 +220,23 @@ def existing(text: str) -> Path:
     raise ArgumentTypeError(f"{text[:80]!r} does not exist")
 
 
-def named_path(names: Sequence[str] = (), kind: Callable[[str], Path] = Path) -> Callable[[str], tuple[str, Path]]:
-    """Return a type for NAME=PATH, where NAME is one of `names` if there are any, and `kind` parses PATH."""
+def named(
+    kind: Callable[[str], Kind], what: str = "PATH", names: Sequence[str] = ()
+) -> Callable[[str], tuple[str, Kind]]:
+    """Return a type for NAME=WHAT, where NAME is one of `names` if there are any, and `kind` parses WHAT."""
 
-    def parse(text: str) -> tuple[str, Path]:
-        name, _, path = text.partition("=")
-        if not name or not path:
+    def parse(text: str) -> tuple[str, Kind]:
+        name, _, value = text.partition("=")
+        if not name or not value:
             of = f" with NAME of {', '.join(names)}" if names else ""
-            raise ArgumentTypeError(f"{text[:80]!r}, wanted NAME=PATH{of}")
-        return one_of(names)(name) if names else name, kind(path)
+            raise ArgumentTypeError(f"{text[:80]!r}, wanted NAME={what}{of}")
+        return OneOf(names)(name) if names else name, kind(value)
 
     return parse
 
 
-METHOD = Names(tuple(METHODS), "a method that `lantern methods` lists")
-VARIANT = one_of([f"{name}{weights}" for name in ENGINES if name != "auto" for weights in ("", "+int8")])
+METHOD = OneOf(list(METHODS), "a method that `lantern methods` lists")
+VARIANT = OneOf([f"{name}{weights}" for name in ENGINES if name != "auto" for weights in ("", "+int8")])
 ENGINE_HELP = (
     "how steps are run: eager (by torch), wide (attention in fp64: rounds the same in any tree), graph (one CUDA "
     "graph per step), cpu (C++, built by pip install or at first use by g++: several times as fast as eager, and "
@@ -278,10 +275,8 @@ class Distribution(Filters):
 class Runs:
     """How steps are run."""
 
-    engine: str | None = opt(None, ENGINE_HELP, parse=one_of(list(ENGINES)))
-    target_weights: str | None = opt(
-        None, WEIGHTS_HELP, parse=one_of(["full", "bf16", *WEIGHTS[1:]]), flag="--target-weights"
-    )
+    engine: str | None = opt(None, ENGINE_HELP, parse=OneOf(list(ENGINES)))
+    target_weights: str | None = opt(None, WEIGHTS_HELP, parse=OneOf(["full", "bf16", *WEIGHTS[1:]]))
 
     def chosen(self, default: str = "auto") -> Engine:
         """Return the engine that the options describe."""
@@ -294,7 +289,7 @@ class Apart(Runs):
     """Where and how the model runs."""
 
     device: str = opt("auto", "auto, cpu, cuda, cuda:N or mps")
-    dtype: str = opt("auto", "auto (fp32 on a CPU, else bf16), fp32, bf16 or fp16", parse=one_of(["auto", *DTYPES]))
+    dtype: str = opt("auto", "auto (fp32 on a CPU, else bf16), fp32, bf16 or fp16", parse=OneOf(["auto", *DTYPES]))
 
     def options(self, default: str = "auto") -> dict[str, Any]:
         """Return device, dtype and engine as `load_model` takes them; ValueError if they contradict each other."""
@@ -328,14 +323,6 @@ class Machine:
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-
-
-def pair(text: str) -> tuple[str, str]:
-    """Parse NAME=VALUE."""
-    name, sign, value = text.partition("=")
-    if not sign or not name.isidentifier() or not value:
-        raise ArgumentTypeError(f"{text[:80]!r}, wanted NAME=VALUE, such as nodes=31")
-    return name, value
 
 
 def advice(model: "Model") -> str | None:

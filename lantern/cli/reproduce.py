@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import DONE, FAILED, check_folder, check_needs, complain, say
-from lantern.cli.options import Apart, arg, command, existing, named_path, opt, options
+from lantern.cli.options import Apart, arg, command, existing, named, opt, options
 
 if TYPE_CHECKING:
     from lantern.core.signals import Stopping
@@ -28,7 +28,7 @@ class Inputs:
     out: Path | None = opt(None, "default: runs/PROTOCOL/METHOD", metavar="FOLDER")
     prompts: Path | None = opt(None, "folder of the protocol's prompt file", parse=existing, metavar="FOLDER")
     reference: Path | None = opt(None, "real images or their statistics", parse=existing)
-    weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, parse=named_path(), metavar="NAME=PATH", each=True)
+    weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, parse=named(Path), metavar="NAME=PATH", each=True)
 
 
 def reproduce(

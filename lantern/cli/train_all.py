@@ -6,7 +6,7 @@ The config lists the steps. A finished step is noted in OUT/state.json and not r
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,7 @@ class Build:
 
     def __post_init__(self) -> None:
         path = self.out / STATE
-        state = load_config(State, path) if path.exists() else State()
-        self.done, self.allotted = dict(state.done), dict(state.minutes)
+        self.state = load_config(State, path) if path.exists() else State()
 
     @property
     def steps_to_run(self) -> list[Step]:
@@ -88,7 +87,7 @@ class Build:
         if only is not None and only not in names:
             raise ValueError(f"step is {only[:40]!r}, wanted one of {', '.join(names)}")
         for step in self.steps_to_run:
-            if step.name not in self.done and only in (None, step.name):
+            if step.name not in self.state.done and only in (None, step.name):
                 self._run(step)
 
     def value(self, text: str) -> Path:
@@ -101,30 +100,23 @@ class Build:
         return Path(self.inputs[name]) / folder
 
     def _run(self, step: Step) -> None:
+        done, minutes = self.state.done, self.state.minutes
         options: dict[str, Any] = {name: self.value(text) for name, text in step.options.items()}
         if step.share and self.inputs.get("steps") is not None:
             options["steps"] = self.inputs["steps"]
         elif step.share and self.inputs.get("minutes") is not None:
-            options["minutes"] = self.allotted.setdefault(step.name, self._minutes(step))
-        self._write()
+            left = max(0.05, self.inputs["minutes"] - sum(done.values()) / 60)
+            shares = sum(each.share for each in self.steps_to_run if each.name not in done)
+            options["minutes"] = minutes.setdefault(step.name, left * step.share / shares)
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_json(self.out / STATE, asdict(self.state))
         print(f"step {step.name}" + (f", {options['minutes']:.1f} minutes" if "minutes" in options else ""))
-        beside = self.home / step.config
-        began = time.monotonic()
+        beside, began = self.home / step.config, time.monotonic()
         self.run_step(step.stage, str(beside) if beside.is_file() else step.config, self.out / step.name, options)
-        self.done[step.name] = self.done.get(step.name, 0.0) + round(time.monotonic() - began, 1)
-        self._write()
+        done[step.name] = round(time.monotonic() - began, 1)
+        write_json(self.out / STATE, asdict(self.state))
         if not self.inputs.get("keep"):
             (self.out / step.name / "checkpoint.pt").unlink(missing_ok=True)
-
-    def _minutes(self, step: Step) -> float:
-        """Return the share of the remaining time of a step among the steps that are not done."""
-        left = max(0.05, self.inputs["minutes"] - sum(self.done.values()) / 60)
-        shares = sum(each.share for each in self.steps_to_run if each.name not in self.done)
-        return left * step.share / shares
-
-    def _write(self) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
-        write_json(self.out / STATE, {"done": self.done, "minutes": self.allotted})
 
 
 def assemble(build: Build) -> Path:
@@ -132,11 +124,8 @@ def assemble(build: Build) -> Path:
     from lantern.cli.assemble import COMMAND
 
     model, config = build.out / "model", build.config
-    arguments = [str(model)]
-    for name, text in config.components.items():
-        arguments += [flag(name), str(build.value(text))]
-    for name, text in config.generation.items():
-        arguments += [flag(name), text]
+    given = {name: str(build.value(text)) for name, text in config.components.items()} | config.generation
+    arguments = [str(model), *(word for name, text in given.items() for word in (flag(name), text))]
     COMMAND.run(parser_of(COMMAND, "assemble").parse_args(arguments))
     for name, text in config.addons.items():
         shutil.copytree(build.value(text), model / "parts" / name, dirs_exist_ok=True)
@@ -151,7 +140,7 @@ def card(build: Build) -> str:
     for step in build.steps_to_run:
         path = build.out / step.name / "training.json"
         steps = read_json_object(path)["loop"]["steps"] if path.exists() else "-"
-        lines.append(f"| {step.name} | {steps} | {build.done[step.name] / 60:.1f} |")
+        lines.append(f"| {step.name} | {steps} | {build.state.done[step.name] / 60:.1f} |")
     for summary in sorted(build.out.glob("*/summary.json")):
         found = read_json_object(summary)
         size = found["size"]
@@ -169,16 +158,16 @@ def run_all(
     """Run the steps of a config into `out` and assemble the model if all are done."""
     from lantern.core.places import embedded_model
 
-    inputs: dict[str, Any] = {"model": embedded_model()} | dict(given)
-    if inputs.get("text_encoder") is None:  # that of the embedded model, which knows everyday words
-        inputs["text_encoder"] = embedded_model() / "text_encoder"
-        inputs["tokenizer"] = embedded_model() / "tokenizer"
-    elif inputs.get("tokenizer") is None:
-        inputs["tokenizer"] = inputs["text_encoder"]
+    embedded = embedded_model()
+    inputs: dict[str, Any] = {"model": embedded, **given}
+    if "text_encoder" in given:
+        inputs.setdefault("tokenizer", given["text_encoder"])
+    else:  # that of the embedded model, which knows everyday words
+        inputs |= {"text_encoder": embedded / "text_encoder", "tokenizer": embedded / "tokenizer"}
     config = load_config(AllConfig, path)
     build = Build(config, path.parent, out, inputs, run_step)
     build.run(inputs.get("only"))
-    left = [step.name for step in build.steps_to_run if step.name not in build.done]
+    left = [step.name for step in build.steps_to_run if step.name not in build.state.done]
     if left:
         print(f"{out}: {', '.join(left)} to do")
         return DONE

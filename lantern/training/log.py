@@ -13,7 +13,6 @@ from torch import Tensor
 from lantern.core.config import install_hint
 from lantern.generation import images
 
-FEW = 200  # steps below which a timed training warns
 MINUTE = 60.0  # seconds between lines where stderr is no terminal
 
 
@@ -21,56 +20,44 @@ class TrainingLog:
     """Progress on stderr, one JSON line per report in log.jsonl, events in `events/`; only the first process writes.
 
     On a terminal progress is a bar, elsewhere a line a minute. A resumed run hides events that the stopped run wrote
-    after its checkpoint. `tokens` are those of a step, `steps` is None until a timed run has set their number, and
-    `seconds` the time that a timed run had left at the start.
+    after its checkpoint. `share` is that of the training which is done, `tokens` are those of a step, and `steps` is
+    None for a timed run.
     """
 
-    def __init__(self, out: Path, *, start: int, tokens: int, is_quiet: bool) -> None:
+    def __init__(self, out: Path, *, start: int, share: float, steps: int | None, tokens: int, is_quiet: bool) -> None:
         from tqdm import tqdm
 
         self.path, self.start, self.tokens, self.is_quiet = out / "log.jsonl", start, tokens, is_quiet
-        self.steps: int | None = None
-        self.seconds: float | None = None
+        self.share, self.steps = share, steps
         self.began = self.spoken = time.monotonic()
         is_hidden = is_quiet or not sys.stderr.isatty()
-        self.bar = tqdm(initial=start, unit="step", dynamic_ncols=True, disable=is_hidden)
+        self.bar = tqdm(initial=start, total=steps, unit="step", dynamic_ncols=True, disable=is_hidden)
         self._events = None if is_quiet else self._open_events(out / "events")
 
-    def speak(self, step: int, figures: dict[str, Tensor], *, is_last: bool) -> None:
+    def speak(self, step: int, share: float, figures: dict[str, Tensor], *, is_last: bool) -> None:
         """Advance the bar, or print a line if the last one is a minute old or this step is the last."""
         now = time.monotonic()
         if not self.bar.disable:
-            self.bar.total = self.steps
             self.bar.update(step - self.bar.n)
         elif not self.is_quiet and (is_last or now - self.spoken >= MINUTE):
-            self.spoken, rate, left = now, (step - self.start) / max(now - self.began, 1e-9), self._left(step)
+            self.spoken, rate, left = now, (step - self.start) / max(now - self.began, 1e-9), self._left(share)
             of = f"step {step} of {self.steps}" if self.steps else f"step {step}"
             parts = [f"{of}: loss {float(figures['loss']):.4g}", f"{rate:.3g} steps/s"]
             parts += [f"{rate * self.tokens:,.0f} tokens/s"] if self.tokens else []
-            parts += [] if left is None else [f"{left / 60:.1f} minutes left"]
-            print(", ".join(parts), file=sys.stderr, flush=True)
+            print(", ".join([*parts, f"{left / 60:.1f} minutes left"]), file=sys.stderr, flush=True)
 
-    def report(self, step: int, figures: dict[str, float]) -> None:
+    def report(self, step: int, share: float, figures: dict[str, float]) -> None:
         """Write figures of a step."""
         if self.is_quiet:
             return
         self.bar.set_postfix({name: f"{value:.4g}" for name, value in figures.items()}, refresh=False)
-        left = self._left(step)
-        seconds = {"seconds": round(time.monotonic() - self.began, 1), "seconds_left": left and round(left, 1)}
-        self._write({"step": step, **seconds, **figures})
+        spent, left = time.monotonic() - self.began, self._left(share)
+        seconds = {"seconds": round(spent, 1), "seconds_left": round(left, 1)}
+        with self.path.open("a") as file:
+            file.write(json.dumps({"step": step, **seconds, **figures}) + "\n")
         if self._events is not None:
             for name, value in figures.items():
                 self._events.add_scalar(name, value, step)
-
-    def set_steps(self, step: int, lengths: dict[str, int]) -> None:
-        """Write the number of steps that a timed run has set, and its other lengths; warn if they are few."""
-        self.steps = lengths["steps"]
-        if self.is_quiet:
-            return
-        self._write({"step": step, **lengths})
-        if self.steps < FEW:
-            advice = "give more --minutes, or take a smaller model or batch"
-            print(f"warning: the time suffices for {self.steps} steps, fewer than {FEW}: {advice}", file=sys.stderr)
 
     def show(self, step: int, picture: Path) -> None:
         """Add a sample image to the events, if the task wrote one."""
@@ -88,16 +75,9 @@ class TrainingLog:
         if self._events is not None:
             self._events.close()
 
-    def _left(self, step: int) -> float | None:
-        """Return the remaining seconds, None if they are not known."""
-        spent = time.monotonic() - self.began
-        if self.steps is None:
-            return None if self.seconds is None else max(0.0, self.seconds - spent)
-        return spent / max(1, step - self.start) * (self.steps - step)
-
-    def _write(self, line: dict[str, Any]) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+    def _left(self, share: float) -> float:
+        """Return the remaining seconds."""
+        return (time.monotonic() - self.began) * (1 - share) / max(share - self.share, 1e-9)
 
     def _open_events(self, folder: Path) -> Any:
         if find_spec("tensorboard") is None:

@@ -26,11 +26,8 @@ from lantern.core.io import CONFIG_NAME, TRAINING_NAME, atomic_write, is_there, 
 from lantern.core.signals import Stopped, Stopping
 from lantern.training.log import TrainingLog
 
-SKIPPED = 3  # first steps, which compile kernels and fill caches, and are not part of the measured rate
-LEAST = 5  # measured steps before their number is fixed
-MEASURED = 0.1  # share of the time after which the number of steps is fixed
-MARGIN = 0.97  # share of the remaining time that steps are planned for
-UNKNOWN = 1 << 31  # steps of a timed training before they are fixed
+FEW = 200  # steps below which a timed training warns
+MEASURED = 0.1  # share of the time after which it does
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +35,12 @@ class LoopConfig:
     """Length and schedule of a training. Learning rates belong to the task's optimizers; the loop scales them.
 
     The scale rises linearly over `warmup` steps, stays at one, and falls linearly to zero over the last `decay` steps.
-    With `minutes` above 0 the training measures its rate and sets `steps` and `decay`, in the same proportion, to fill
-    this time; the inputs of the task are prepared before it. `clip` bounds the norm of the gradients, 0 for no bound.
-    Every `save_seconds` a checkpoint replaces the previous one; the batch of a step is a pure function of
-    (seed, step, rank), so that a resumed run ends with the same weights on a CPU. An update averages the gradients of
-    `accumulate` batches. With `ema` above 0, held-out figures and exported weights are those of an exponential moving
+    With `minutes` above 0 it follows the clock: after a share of this time the scale is that after the same share of
+    `steps`, which is not their number then; the inputs of the task are prepared before the first step. `clip` bounds
+    the norm of the gradients, 0 for no bound. Every `save_seconds` a checkpoint replaces the previous one; the batch of
+    a step is a pure function of (seed, step, rank), so that a resumed run of given steps ends with the same weights on
+    a CPU. An update averages the gradients of `accumulate` batches. With `ema` above 0, held-out figures and exported
+    weights are those of an exponential moving
     average with this decay per step. ValueError for values out of range.
     """
 
@@ -72,12 +70,7 @@ class LoopConfig:
         if self.minutes < 0:
             raise ValueError(f"minutes is {self.minutes}, wanted at least 0 (0: as many steps as `steps`)")
 
-    @property
-    def lengths(self) -> dict[str, int]:
-        """The numbers of steps: of all, of the final decay and of the warm-up."""
-        return {"steps": self.steps, "decay": self.decay, "warmup": self.warmup}
-
-    def scale(self, step: int) -> float:
+    def scale(self, step: float) -> float:
         """Return the factor on every learning rate at a step."""
         rise = min(1.0, (step + 1) / max(1, self.warmup))
         return rise * min(1.0, (self.steps - step) / max(1, self.decay))
@@ -188,23 +181,28 @@ class Run:
         self.average = AveragedModel(self.trained, multi_avg_fn=self._move_means) if config.ema else None
         if self.average is not None:
             self.average.n_averaged.fill_(1)  # the initial weights are the first ones
-        self.start, plan = self._load()
-        self.schedule = self._first_schedule(plan)
-        self.began, self.evaluating = time.monotonic() - (plan["seconds"] if plan else 0.0), 0.0
-        self.mark = self.start, 0.0  # a step, and the time without evaluations when it was done
-        self.rates = [LambdaLR(o, lambda step: self.schedule.scale(step), self.start - 1) for o in self.optimizers]
+        self.done, seconds = self._load()
+        self.began = time.monotonic() - seconds
+        self.place = self._place(seconds)
+        self.rates = [LambdaLR(o, lambda _: config.scale(self.place), self.done - 1) for o in self.optimizers]
         self.model = accelerator.prepare_model(task)
         tokens = task.batch_tokens * config.accumulate * accelerator.num_processes
-        self.log = TrainingLog(out, start=self.start, tokens=tokens, is_quiet=not self.is_first)
-        self.log.steps = self.schedule.steps if self.schedule.steps != UNKNOWN else None
-        self.log.seconds = 60 * config.minutes - self.elapsed if config.minutes else None
+        steps, share = None if config.minutes else config.steps, self.place / config.steps
+        self.log = TrainingLog(
+            out, start=self.done, share=share, steps=steps, tokens=tokens, is_quiet=not self.is_first
+        )
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self.ahead = self._begin_batch(self.start * config.accumulate)
+        self.ahead = self._begin_batch(self.done * config.accumulate)
 
     @property
     def elapsed(self) -> float:
         """Seconds since the training began, those before an interruption included."""
         return time.monotonic() - self.began
+
+    def _place(self, seconds: float) -> float:
+        """Return the step of the schedule after the steps that are done, or after a time in a timed training."""
+        config = self.config
+        return config.steps * seconds / (60 * config.minutes) if config.minutes else self.done
 
     def _begin_batch(self, number: int) -> Future[Any]:
         """Build a batch in the background thread, one ahead of the steps."""
@@ -216,20 +214,20 @@ class Run:
         for mean, weight in zip(means, weights, strict=True):
             mean.lerp_(weight, share)
 
-    def _load(self) -> tuple[int, dict[str, float] | None]:
-        """Restore the checkpoint; return the next step, 0 if there is none, and the plan of a timed run.
+    def _load(self) -> tuple[int, float]:
+        """Restore the checkpoint; return the number of steps that are done and their seconds, 0 if there is none.
 
         ValueError for a damaged file and for a checkpoint of another training.
         """
         path, config, advice = self.out / "checkpoint.pt", self.config, "remove it or use another folder"
         peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
         if not is_there(path):
-            return 0, None
+            return 0, 0.0
         try:
             state = read_pickled(path)
         except ValueError as error:
             raise ValueError(f"{error}: {advice}") from error
-        if not isinstance(state, dict) or {"task", "optimizers", "average", "step", "seed", "plan"} - set(state):
+        if not isinstance(state, dict) or {"task", "optimizers", "average", "step", "seed", "seconds"} - set(state):
             raise ValueError(f"{path} is no checkpoint of a training: {advice}")
         if state["seed"] != config.seed:
             raise ValueError(
@@ -248,36 +246,28 @@ class Run:
                     group["initial_lr"] = rate  # the config's, which may be another one now
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path} is of another training ({one_line(error)[:160]}): {advice}") from error
-        return int(state["step"]), state["plan"]
-
-    def _first_schedule(self, plan: dict[str, float] | None) -> LoopConfig:
-        """Return the config's schedule, that of the checkpoint of a timed run, or one of unknown length."""
-        if not self.config.minutes:
-            return self.config
-        if plan is None or plan["minutes"] != self.config.minutes:
-            return dataclasses.replace(self.config, steps=UNKNOWN, decay=0)
-        return dataclasses.replace(self.config, **{name: int(plan[name]) for name in self.config.lengths})
+        return int(state["step"]), float(state["seconds"])
 
     def go(self, stopping: Stopping) -> bool:
         """Run all steps. After a signal, save a checkpoint at the end of the step and return False."""
-        config, saved, done = self.config, time.monotonic(), self.start
-        while done < self.schedule.steps:
-            figures = self.take_step(done)
-            done += 1
-            self._fit_time(done)
+        config, saved = self.config, time.monotonic()
+        while self.place < config.steps:
+            figures = self.take_step(self.done)
+            self.done += 1
+            is_stopped = self._advance(stopping)
             for rate in self.rates:
                 rate.step()
-            is_last = done >= self.schedule.steps
-            self.log.speak(done, figures, is_last=is_last)
+            is_last, done = self.place >= config.steps, self.done
+            share = min(1.0, self.place / config.steps)
+            self.log.speak(done, share, figures, is_last=is_last)
             if done % config.log_every == 0 or is_last:
-                self.log.report(done, found := {name: float(figure) for name, figure in figures.items()})
+                self.log.report(done, share, found := {name: float(figure) for name, figure in figures.items()})
                 if not math.isfinite(found["loss"]):
                     raise RuntimeError(f"the loss became {found['loss']} by step {done}: lower the rate, or use fp32")
             if self.is_first and (done % config.evaluate_every == 0 or is_last):
-                self.measure(done)
-            is_stopped = self._is_stopped(stopping)
+                self.measure(share)
             if self.is_first and (time.monotonic() - saved > config.save_seconds or is_stopped or is_last):
-                self.save(done)
+                self.save()
                 saved = time.monotonic()
             if is_stopped:
                 return False
@@ -307,68 +297,41 @@ class Run:
             self.average.update_parameters(self.trained)
         return mean
 
-    def _fit_time(self, done: int) -> None:
-        """Set the steps of a timed run when its rate is known, and once more if it is late when the decay begins.
+    def _advance(self, stopping: Stopping) -> bool:
+        """Set the place in the schedule after a step; return whether any process received a signal.
 
-        The rate is that of the steps after the first SKIPPED, without evaluations, once MEASURED of the time passed.
+        All processes agree on both. A timed training that will have few steps warns once.
         """
-        config, schedule, budget = self.config, self.schedule, 60 * self.config.minutes
-        is_open, taken = schedule.steps == UNKNOWN, done - self.start
-        if taken in (1, 1 + SKIPPED):
-            self.mark = done, self.elapsed - self.evaluating
-        if not config.minutes or not (is_open or done == schedule.steps - schedule.decay):
-            return
-        if self.accelerator.device.type == "cuda":
-            torch.cuda.synchronize()
-        lengths: list[Any] = [None]
-        first, began = self.mark
-        each = (self.elapsed - self.evaluating - began) / (done - first) if done > first else self.elapsed / done
-        if is_open:
-            is_due = (taken > SKIPPED + LEAST and self.elapsed >= MEASURED * budget) or self.elapsed >= 0.5 * budget
-        else:
-            is_due = self.elapsed + (schedule.steps - done) * each > budget
-        if is_due and self.is_first:
-            evaluation = self.measure(done) if is_open else 0.0
-            left = MARGIN * max(0.0, budget - self.elapsed - evaluation)
-            steps = done + max(1, int(left / max(each + evaluation / config.evaluate_every, 1e-9)))
-            decay = min(round(config.decay / config.steps * steps), steps - done)
-            lengths = [{"steps": steps, "decay": decay, "warmup": min(config.warmup, 2 * done)}]
+        seconds, signals, config = self.elapsed, float(stopping.is_requested), self.config
         if self.accelerator.num_processes > 1:
-            from accelerate.utils import broadcast_object_list
+            mine = torch.tensor([seconds, signals], dtype=torch.float64, device=self.accelerator.device)
+            seconds, signals = cast(Tensor, self.accelerator.reduce(mine, "mean")).tolist()
+        before, self.place = self.place, self._place(seconds)
+        if config.minutes and before < MEASURED * config.steps <= self.place and self.is_first:
+            steps = max(self.done, int(self.done * config.steps / self.place))
+            if steps < FEW:
+                advice = "give more --minutes, or take a smaller model or batch"
+                print(f"warning: the time suffices for {steps} steps, fewer than {FEW}: {advice}", file=sys.stderr)
+        return signals > 0
 
-            broadcast_object_list(lengths)
-        if lengths[0] is not None:
-            self.schedule = dataclasses.replace(config, **lengths[0])
-            self.log.set_steps(done, lengths[0])
-
-    def _is_stopped(self, stopping: Stopping) -> bool:
-        """Return whether any process received a signal; all of them stop after the same step."""
-        if self.accelerator.num_processes == 1:
-            return stopping.is_requested
-        if stopping.is_requested:
-            self.accelerator.set_trigger()
-        return self.accelerator.check_trigger()
-
-    def measure(self, done: int) -> float:
-        """Log held-out figures and a sample, of the averaged weights if there are any; return the seconds it took."""
-        began, path = time.monotonic(), self.out / "samples" / f"{done:07d}.png"
+    def measure(self, share: float) -> None:
+        """Log held-out figures and a sample, of the averaged weights if there are any."""
+        done, path = self.done, self.out / "samples" / f"{self.done:07d}.png"
         with self._final_weights(), torch.no_grad():
-            self.log.report(done, {f"held_out_{name}": value for name, value in self.task.evaluate().items()})
+            figures = {f"held_out_{name}": value for name, value in self.task.evaluate().items()}
+            self.log.report(done, share, figures)
             self.task.sample(path)
         self.log.show(done, path)
-        seconds = time.monotonic() - began
-        self.evaluating += seconds
-        return seconds
 
-    def save(self, done: int) -> None:
+    def save(self) -> None:
         """Replace the checkpoint atomically."""
         state = {
             "task": self.task.state_dict(),
             "optimizers": [o.state_dict() for o in self.optimizers],
             "average": self.average and self.average.state_dict(),
-            "step": done,
+            "step": self.done,
             "seed": self.config.seed,
-            "plan": {"seconds": self.elapsed, "minutes": self.config.minutes, **self.schedule.lengths},
+            "seconds": self.elapsed,
         }
         with atomic_write(self.out / "checkpoint.pt") as temporary:
             torch.save(state, temporary)
@@ -377,7 +340,9 @@ class Run:
         """Write the trained component, of the averaged weights if there are any, and the schedule as it was run."""
         with self._final_weights():
             self.task.export(self.out)
-        facts = {"loop": dataclasses.asdict(self.schedule), "seconds": round(self.elapsed, 1)}
+        decay = round(self.config.decay * self.done / self.config.steps)
+        loop = dataclasses.replace(self.config, steps=self.done, decay=decay)
+        facts = {"loop": dataclasses.asdict(loop), "seconds": round(self.elapsed, 1)}
         # the component keeps it when it moves into a model's folder
         for folder in (self.out, *(path.parent for path in self.out.glob(f"*/{CONFIG_NAME}"))):
             write_json(folder / TRAINING_NAME, facts)

@@ -75,32 +75,6 @@ def test_a_stage_is_called_with_its_config_and_options(calls: list[Any], tmp_pat
     assert (config.loop.steps, config.loop.decay) == (7, 3) and config.batch == 32 and committed.is_file()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["tokeniser"], "invalid choice: 'tokeniser'"),
-        (["target", "--steps", "-1"], "wanted a whole number from 0"),
-        (["target"], "stage target needs --data"),
-        (["data", "--packages", "."], "stage data takes no --packages; it takes --path"),
-        (["target", "--data", "no-such-folder"], "does not exist"),
-        (["target", "--records", "."], "unknown argument '--records'"),
-        (["data", "--recipe", "emojis"], "recipe 'emojis' is not in"),
-        (["text"], "stage text needs --packages"),
-        (["target", "--minutes", "0"], "--minutes is 0, wanted a number above 0"),
-        (["data", "--config", "data-foldr"], "did you mean 'data-folder'?"),
-    ],
-)
-def test_wrong_arguments_are_refused_in_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    (tmp_path / "x.json").write_text("{}")
-    out = tmp_path / "out"
-    given = [] if "--config" in arguments else ["--config", str(tmp_path / "x.json")]
-    assert main(["train", *arguments, *given, "--out", str(out)]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1 and not out.exists()
-
-
 @pytest.mark.parametrize("arguments", [["--config", "data-emoji"], ["--recipe", "emoji"], ["--config", "mine.json"]])
 def test_a_recipe_is_found_by_name_by_its_config_and_by_the_source_of_a_data_config(
     calls: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]

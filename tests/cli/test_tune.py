@@ -89,27 +89,6 @@ def test_a_model_of_classes_is_measured_on_classes(tmp_path: Path, capsys: Captu
     assert "leave --prompts-file out" in refusal(capsys, main(["tune", "--model", str(folder), "--prompts-file", "x"]))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "output"),
-    [
-        (["--max-kid", "0.1"], "a bound on KID needs the figures of an evaluation"),
-        (["--max-tv", "2"], "0 to 1"),
-        (["--quality", "missing.json"], "does not exist"),
-        (["--methods", "eagel1"], "cannot be tuned"),
-        (["--methods", "lantern"], "--max-tv"),
-        (["--max-nodes", "1"], "from 2 to 256"),
-        (["--images", "0"], "whole number"),
-        (["--out", "."], "is a folder"),
-        (["--prompts-file", "missing.txt"], "No such file"),
-        (["--temperature", "1e-9"], "temperature"),
-        (["--image", "3"], "did you mean --images?"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(folder: Path, capsys: Capture, arguments: list[str], output: str) -> None:
-    assert output in refusal(capsys, main(["tune", "--model", str(folder), *arguments]))
-    assert not (folder / "profile.json").exists()
-
-
 def test_a_read_only_place_fails_before_the_measurement(folder: Path, capsys: Capture) -> None:
     Path("file").write_text("")
     assert "file" in refusal(capsys, main(["tune", "--model", str(folder), "--out", "file/profile.json"]), 1)

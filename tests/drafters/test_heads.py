@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftTree
 from lantern.drafters.heads.medusa import Medusa, MedusaConfig, MedusaDrafter
 from lantern.drafters.heads.parallelspec import ParallelSpec, group_mask
 from lantern.drafters.heads.vertical import Vertical, VerticalConfig, VerticalDrafter
@@ -99,43 +98,15 @@ def test_sampled_trees_with_rejection_match_the_target_distribution() -> None:
 # -- vertical heads ---------------------------------------------------------------------------------------------------
 
 
-class Watched(VerticalDrafter):
-    """Records the pool of each draft."""
-
-    def begin(self, prefill, noise) -> None:  # type: ignore[no-untyped-def]
-        self.pools: list[tuple[Tensor, Tensor]] = []
-        super().begin(prefill, noise)
-
-    def propose(self) -> DraftTree:
-        tree = super().propose()
-        self.pools.append((self.held.pool.clone(), self.held.is_filled.clone()))
-        return tree
-
-
-def watch(share: float) -> tuple[Watched, list[Any], list[Any]]:
-    """Return the drafter, its drafts, and what training predicts of the images."""
-    module, shape = tiny_part("vertical", TARGET), named("0 1 2 0.0 1.0 0.0.0")
-    how: dict[str, Any] = {"mode": "gumbel", "sampling": SAMPLING, "records_log_q": True}
-    drafter = Watched(module, TARGET, tree=shape, share=share, **how)
-    tokens, drafts = drafted(drafter)
-    return drafter, drafts, module.training_predictions(whole_pictures(TARGET, CONDITION, tokens), 3)
-
-
-@torch.no_grad()
-def test_pool_holds_outputs_of_committed_tokens_only() -> None:
-    drafter, drafts, (*_, output) = watch(0.5)
-    assert output.depth == 4 and output.places.tolist() == list(range(4, 16))
-    for (known, *_), (pool, is_filled) in zip(drafts, drafter.pools, strict=True):
-        for image, count in enumerate(known.clamp(max=16).tolist()):
-            below = min(count + 4, 16)
-            assert is_filled[image, :16].tolist() == [4 <= place < below for place in range(16)]
-            torch.testing.assert_close(pool[image, 4:below], output.features[image, : below - 4], atol=2e-4, rtol=1e-3)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_distributions_are_mixtures_below_the_first_row(share: float) -> None:
-    _, drafts, (*ahead, above) = watch(share)
+    """Of every draft; the pool holds what training predicts from committed tokens of the row above."""
+    module, shape = tiny_part("vertical", TARGET), named("0 1 2 0.0 1.0 0.0.0")
+    how: dict[str, Any] = {"mode": "gumbel", "sampling": SAMPLING, "records_log_q": True}
+    tokens, drafts = drafted(VerticalDrafter(module, TARGET, tree=shape, share=share, **how))
+    *ahead, above = module.training_predictions(whole_pictures(TARGET, CONDITION, tokens), 3)
+    assert above.depth == 4 and above.places.tolist() == list(range(4, 16))
     compared = 0
     for known, tree, _ in drafts:
         for image, count in enumerate(known.tolist()):

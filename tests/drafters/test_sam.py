@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.drafters.combined.sam_eagle import joined
+from lantern.core.types import DraftTree
 from lantern.drafters.lookup.matchers import ContextTable, GridMatcher, Past, SuffixMatcher, around
 from lantern.drafters.lookup.tables import SamTables, super_tokens
-from lantern.drafters.trees.static import named
+from tests.drafters.sampled_trees import drafted
 from tests.drafters.test_suffix_automaton import longest_suffix
 from tests.tiny import tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder
@@ -136,18 +136,15 @@ def test_repetitive_pictures_take_fewer_passes() -> None:
     assert (parts.generate(CONDITION, keys=KEYS).steps < 12).all()
 
 
-def test_joined_trees_hold_both_trees() -> None:
-    first, second = named("narrow_10").shape(), named("0 1 0.0 0.0.0 1.0").shape()
-    both = joined(first, second)
-    assert both.num_nodes == first.num_nodes + 5 and both.depth == max(first.depth, second.depth)
-    assert both.widths[0] == first.widths[0] + 2
-    for node in range(both.num_nodes):
-        above = {node, 0}
-        at = node
-        while at:
-            at = int(both.parents[at])
-            above.add(at)
-        assert set(both.ancestors[node].nonzero()[:, 0].tolist()) == above
-        assert int(both.depths[node]) == len(above) - 1
-    places = {(int(p), int(r)) for p, r in zip(both.parents[1:], both.ranks[1:], strict=True)}
-    assert len(places) == both.num_nodes - 1
+def test_a_joined_tree_has_the_paths_of_both() -> None:
+    drafter, seen = tiny_decoder("sam-eagle1", tree="narrow_10", copies="0 1 0.0 0.0.0 1.0").drafter, []
+    for part in (drafter.eagle, drafter.sam):  # type: ignore[union-attr]
+        part.propose = lambda propose=part.propose: seen.append(propose()) or seen[-1]
+    for (known, tree, _), *parts in zip(drafted(drafter)[1], seen[::2], seen[1::2], strict=True):
+        assert known[0] > 15 or paths(tree) == paths(parts[0]) | paths(parts[1])
+        assert tree.shape.num_nodes == 1 + 10 + 5
+
+
+def paths(tree: DraftTree) -> set[tuple[int, ...]]:
+    """Return the tokens from the root to each node in the first image."""
+    return {tuple(tree.tokens[0, node].tolist()) for node in tree.shape.ancestors}

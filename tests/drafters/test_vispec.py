@@ -1,13 +1,11 @@
 """ViSpec: drafts in the compressed context match training, and the context has the reported length."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.drafters.eagle.vispec import RingCache, ViSpec, ViSpecConfig, ViSpecDrafter
+from lantern.drafters.eagle.vispec import ViSpec, ViSpecConfig, ViSpecDrafter
 from lantern.drafters.trees.static import named
 from tests.drafters.sampled_trees import drafted
 from tests.drafters.whole import whole_pictures
@@ -18,35 +16,18 @@ from tests.tiny_parts import randomised
 TARGET = tiny_target(block_size=36)
 
 
-class Watched(ViSpecDrafter):
-    """Records the number of attended slots."""
-
-    def begin(self, prefill, noise) -> None:  # type: ignore[no-untyped-def]
-        self.lengths: set[int] = set()
-        super().begin(prefill, noise)
-
-    def _sees(self, places: Tensor, ancestors: Tensor) -> Tensor:
-        mask = super()._sees(places, ancestors)
-        self.lengths.add(mask.shape[-1])
-        return mask
-
-
 def made_of(**changes: object) -> ViSpec:
     module = ViSpec(ViSpecConfig.for_target(TARGET.config, **changes))
     randomised(module)
     return module
 
 
-def watch(module: ViSpec, tree: str) -> tuple[Watched, Tensor, list[Any]]:
-    drafter = Watched(module, TARGET, tree=named(tree), mode="gumbel", sampling=SAMPLING, records_log_q=True)
-    return drafter, *drafted(drafter, TARGET)
-
-
 def test_context_has_the_reported_length() -> None:
     module = made_of(recent=1, summaries=2)
-    drafter, *_ = watch(module, "grown_8_3")
+    drafter = ViSpecDrafter(module, TARGET, tree=named("grown_8_3"), mode="gumbel", sampling=SAMPLING)
+    drafted(drafter, TARGET)
     # two for the caption, six rows, two whole rows of six, four staged and room for what they may overwrite
-    assert drafter.lengths == {2 + 6 + 12 + 4 + 4}
+    assert drafter.cache.slots == 2 + 6 + 12 + 4 + 4
 
 
 @torch.no_grad()
@@ -79,23 +60,3 @@ def test_untrained_module_equals_eagle_without_compression() -> None:
     for ours, theirs in zip(module.training_predictions(given, 3), plain.training_predictions(given, 3), strict=True):
         assert ours.features is not None and theirs.features is not None
         torch.testing.assert_close(ours.features, theirs.features, atol=1e-4, rtol=1e-4)
-
-
-def test_ring_reports_its_tokens() -> None:
-    size = {"layers": 1, "images": 2, "rows": 1, "heads": 1, "head_dim": 1, "dtype": torch.float32, "device": "cpu"}
-    ring = RingCache(prefix=1, tokens=5, stage=3, **size)  # type: ignore[arg-type]
-    written, known = [[-1] * 5 for _ in range(2)], torch.zeros(2, dtype=torch.long)
-    for counts in ([1, 1], [3, 2], [3, 1], [2, 3], [3, 3]):
-        numbers = known[:, None] + torch.arange(3)
-        ring.buffer[:, :, 0, ring.first_stage_slot :, 0] = numbers.float()
-        ring.commit(torch.arange(3).expand(2, -1), known)
-        known = known + torch.tensor(counts)
-        for image in range(2):
-            for token in range(int(known[image])):
-                written[image][token % 5] = token
-        held, slots = ring.held(known), ring.buffer[0, :, 0, 1:6, 0]
-        for image in range(2):
-            assert [max(token, -1) for token in held[image].tolist()] == written[image]
-            # The three slots before the known tokens may hold staged pairs that were not committed.
-            safe = [i for i, token in enumerate(written[image]) if token >= int(known[image]) - 2 and token >= 0]
-            assert all(int(slots[image, i]) == written[image][i] for i in safe)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lantern.core.signals import Stopped
 from lantern.training import log, loop
-from lantern.training.loop import LoopConfig, Run, Task, train
+from lantern.training.loop import LoopConfig, Task, train
 
 
 class Line(Task):
@@ -55,10 +55,12 @@ CONFIG = LoopConfig(steps=30, warmup=5, decay=10, precision="fp32", log_every=5,
 @pytest.mark.parametrize("changes", [{}, {"ema": 0.9, "accumulate": 3}, {"precision": "bf16", "accumulate": 2}])
 def test_killed_and_resumed_run_ends_with_the_same_bits(tmp_path: Path, changes: dict) -> None:
     config = replace(CONFIG, **changes)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     train(Line(), config, out=tmp_path / "whole")
-    with pytest.raises(Stopped, match="terminated"):
+    with pytest.raises(Stopped, match="terminated") as stopped:
         train(Line(kill_at=13 * config.accumulate), config, out=tmp_path / "broken")
-    assert not (tmp_path / "broken" / "net.pt").exists()
+    assert stopped.value.code == 143 and not (tmp_path / "broken" / "net.pt").exists()
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
     train(Line(), config, out=tmp_path / "broken")
     whole, broken = (torch.load(tmp_path / name / "net.pt", weights_only=True) for name in ("whole", "broken"))
     assert all(torch.equal(whole[k], broken[k]) for k in whole)
@@ -105,14 +107,6 @@ class Sum(Line):
         x = torch.randn(16, 4, generator=torch.Generator().manual_seed(whole))
         x = x[at : at + self.size]
         return x, x.sum(1, keepdim=True)
-
-
-def test_signal_handlers_are_restored_after_training(tmp_path: Path) -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    with pytest.raises(Stopped) as stopped:
-        train(Line(kill_at=3), CONFIG, out=tmp_path)
-    assert stopped.value.code == 143
-    assert {number: signal.getsignal(number) for number in before} == before
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.05])
@@ -236,34 +230,68 @@ def test_frozen_weights_are_not_averaged(tmp_path: Path) -> None:
 TIMED = replace(CONFIG, steps=1000, warmup=10, decay=400, evaluate_every=100, log_every=10, minutes=1.0)
 
 
-class Clock:
-    """A clock that a task moves."""
+class Timed(Line):
+    """Takes 0.1 s a step, 0.2 s from step `slow_from` on, and 0.5 s for an evaluation, by a clock of its own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, slow_from: int = 10**9, kill_at: int | None = None) -> None:
+        super().__init__(kill_at)
+        self.now, self.slow_from, self.rates = 100.0, slow_from, list[float]()
         for module in (loop, log):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
 
-
-class Timed(Line):
-    """Takes 0.1 s a step, 0.2 s from step `slow_from` on, `first` s for the first step and 0.5 s for an evaluation."""
-
-    def __init__(self, clock: Clock, *, first: float = 2.0, slow_from: int = 10**9, kill_at: int | None = None) -> None:
-        super().__init__(kill_at)
-        self.clock, self.first, self.slow_from, self.taken = clock, first, slow_from, 0
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        self.optimizer = super().optimizers()[0]
+        return [self.optimizer]
 
     def after_step(self, step: int) -> None:
-        self.taken += 1
-        self.clock.now += self.first if self.taken == 1 else 0.2 if step >= self.slow_from else 0.1
+        self.rates.append(self.optimizer.param_groups[0]["lr"] / 1e-2)
+        self.now += 0.2 if step >= self.slow_from else 0.1
 
     def evaluate(self) -> dict[str, float]:
-        self.clock.now += 0.5
+        self.now += 0.5
         return super().evaluate()
 
 
 def result(folder: Path) -> tuple[dict[str, Any], float]:
     found = json.loads((folder / "training.json").read_text())
     return found["loop"], found["seconds"]
+
+
+@pytest.mark.parametrize("slow_from", [10**9, 200])
+def test_a_timed_training_fills_its_time_and_its_rates_follow_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], slow_from: int
+) -> None:
+    task = Timed(monkeypatch, slow_from=slow_from)
+    train(task, TIMED, out=tmp_path)
+    ran, seconds = result(tmp_path)
+    assert 60 <= seconds < 61.5  # the last evaluation follows
+    assert ran["steps"] == len(task.rates) and ran["decay"] == round(0.4 * ran["steps"])
+    assert task.rates[0] == pytest.approx(0.1) and task.rates[100] == 1.0 and 0 < task.rates[-1] < 0.02
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines[0]["step"] == 10 and lines[0]["seconds_left"] == pytest.approx(59.0)
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_timed_training_of_few_steps_warns_and_the_least_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for minutes, steps in ((0.3, 170), (0.001, 1)):
+        train(Timed(monkeypatch), replace(TIMED, minutes=minutes), out=tmp_path / str(steps))
+        assert result(tmp_path / str(steps))[0]["steps"] == pytest.approx(steps, abs=6)
+        assert "steps, fewer than 200: give more --minutes" in capsys.readouterr().err
+        assert (tmp_path / str(steps) / "net.pt").exists()
+
+
+def test_a_resumed_timed_training_keeps_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Timed(monkeypatch, kill_at=300), Timed(monkeypatch)
+    second.now = 1000.0
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: first.now))
+    with pytest.raises(Stopped):
+        train(first, TIMED, out=tmp_path)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: second.now))
+    train(second, TIMED, out=tmp_path)
+    ran, seconds = result(tmp_path)
+    assert 60 <= seconds < 61.5 and ran["steps"] == len(first.rates) + len(second.rates)
 
 
 class Exporting(Line):
@@ -280,73 +308,10 @@ def test_the_component_keeps_the_schedule_that_it_was_trained_with(tmp_path: Pat
     assert found["loop"]["steps"] == 3 and found == json.loads((tmp_path / "training.json").read_text())
 
 
-def test_a_timed_training_fills_its_time_with_steps_and_decay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    task = Timed(Clock(monkeypatch))
-    train(task, TIMED, out=tmp_path)
-    ran, seconds = result(tmp_path)
-    assert 56 < seconds <= 60
-    assert ran["steps"] == task.taken and ran["decay"] == round(0.4 * ran["steps"]) and ran["warmup"] == 10
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [line["steps"] for line in lines if "steps" in line] == [ran["steps"]]
-    # the remaining time is told before the steps are set
-    assert lines[0]["step"] == 10 and lines[0]["seconds_left"] == pytest.approx(60 - 2.9, abs=0.2)
-    assert "warning" not in capsys.readouterr().err
-    train(Timed(Clock(monkeypatch)), replace(TIMED, minutes=0.3), out=tmp_path / "few")
-    steps = result(tmp_path / "few")[0]["steps"]
-    assert f"warning: the time suffices for {steps} steps, fewer than 200" in capsys.readouterr().err
-
-
-def test_a_timed_training_that_becomes_slower_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Timed(Clock(monkeypatch), slow_from=200)
-    train(task, TIMED, out=tmp_path)
-    ran, seconds = result(tmp_path)
-    assert ran["steps"] == task.taken and seconds < 75  # 83 if it were not
-    assert 0 < ran["decay"] <= 0.4 * ran["steps"] + 1
-
-
-@pytest.mark.parametrize("kill_at", [20, 300])
-def test_a_resumed_timed_training_keeps_its_plan_and_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_at: int
-) -> None:
-    clock = Clock(monkeypatch)
-    with pytest.raises(Stopped):
-        train(Timed(clock, kill_at=kill_at), TIMED, out=tmp_path)
-    plan = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["plan"]
-    is_set = plan["steps"] < loop.UNKNOWN
-    assert is_set == (kill_at == 300)
-    train(Timed(clock), TIMED, out=tmp_path)
-    ran, seconds = result(tmp_path)
-    assert 55 < seconds <= 63  # the first step of the second run costs 2 s again
-    if is_set:
-        assert ran["steps"] == plan["steps"]
-
-
-def test_killed_and_resumed_timed_training_ends_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = replace(TIMED, minutes=0.3)
-    train(Timed(Clock(monkeypatch)), config, out=tmp_path / "whole")
-    with pytest.raises(Stopped):
-        train(Timed(Clock(monkeypatch), kill_at=60), config, out=tmp_path / "broken")
-    train(Timed(Clock(monkeypatch), first=0.1), config, out=tmp_path / "broken")
-    assert result(tmp_path / "whole")[0] == result(tmp_path / "broken")[0]
-    whole, broken = (torch.load(tmp_path / name / "net.pt", weights_only=True) for name in ("whole", "broken"))
-    assert all(torch.equal(whole[name], broken[name]) for name in whole)
-
-
-def test_time_that_ends_before_the_rate_is_known_ends_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train(Timed(Clock(monkeypatch)), replace(TIMED, minutes=0.01), out=tmp_path)
-    assert (tmp_path / "net.pt").exists() and result(tmp_path)[0]["steps"] <= 2
-
-
 def test_a_log_has_a_line_a_minute_with_loss_rates_and_remaining_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = Timed(Clock(monkeypatch), first=0.1)
+    task = Timed(monkeypatch)
     task.batch_tokens = 50
     train(task, replace(TIMED, minutes=0.0, steps=1500), out=tmp_path)
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
@@ -378,31 +343,15 @@ def test_a_damaged_checkpoint_and_another_file_are_refused_in_one_line(tmp_path:
         assert "\n" not in str(caught.value)
 
 
-def test_batches_are_built_one_ahead_in_a_thread_and_errors_reach_the_caller(tmp_path: Path) -> None:
-    class Counted(Line):
-        built: list[tuple[int, str]]
-
+def test_errors_of_the_thread_that_builds_batches_reach_the_caller(tmp_path: Path) -> None:
+    class Failing(Line):
         def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
             if step == 3:
-                raise ValueError("no batch 3")
-            self.built.append((step, threading.current_thread().name))
+                raise ValueError(f"no batch 3 in {threading.current_thread().name}")
             return super().batch(step, rank, device)
 
-        def after_step(self, step: int) -> None:
-            run.ahead.exception()
-            seen.append([number for number, _ in self.built])
-
-    task, seen = Counted(), list[list[int]]()
-    task.built = []
-    run = Run(task, CONFIG, tmp_path)
-    run.take_step(0)
-    run.take_step(1)
-    assert seen == [[0, 1], [0, 1, 2]] and all(name.startswith("batches") for _, name in task.built)
-    run.take_step(2)
-    with pytest.raises(ValueError, match="no batch 3"):
-        run.take_step(3)
-    run.thread.shutdown()
-    run.log.close()
+    with pytest.raises(ValueError, match="no batch 3 in batches"):
+        train(Failing(), CONFIG, out=tmp_path)
 
 
 SCRIPT = """

@@ -76,7 +76,7 @@ class SmallModel:
         last = (self.held.counts - 1).clamp(min=0)[:, None, None, None]
         self.known.add_(self.held.counts)
         self._is_read = True
-        return self._log_probs(logits.gather(2, last.expand(-1, *logits.shape[1:2], 1, logits.shape[3])), 0)
+        return self._log_probs(logits.take_along_dim(last, 2), 0)
 
     def score(
         self, tokens: Int[Tensor, "b f"], ancestors: Bool[Tensor, "f m"], first: int, depths: Int[Tensor, " f"] | int

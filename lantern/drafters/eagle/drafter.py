@@ -113,8 +113,7 @@ class EagleDrafter(NetworkDrafter):
         self.cache.commit(torch.arange(pairs, device=self.known.device).expand_as(self.held.places), self.known)
         self.known.add_(self.held.counts)
         self._is_read = True
-        last = self.held.last[:, None, :, None].expand(-1, self.rows, -1, features.shape[-1])
-        return features.gather(2, last)
+        return features.take_along_dim(self.held.last[:, None, :, None], 2)
 
     def _run(
         self,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lantern.core.noise import Noise
 from lantern.core.types import DraftTree, Prompt, Step, Target, Traits
+from lantern.core.types.verifier import rows_at
 from lantern.decoding.statistics import Readback
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.eagle1 import Eagle
@@ -129,7 +130,9 @@ class GrowingDrafter(EagleDrafter):
         log_qs, fronts, layers, picks = [], [], [], []
         for depth in range(passes):
             if depth > 0:
-                features = self._extend_front(features, front, depth)
+                above = features.take_along_dim(front.parents[:, None, :, None], 2)
+                first = front.seen.shape[2] - front.seen.shape[1]
+                features = self._run(above, front.tokens, front.seen, first=first, depth=depth)
             log_qs.append(self.log_q(self._logits(features), self._followed(depth)))
             layer, tokens = self._look(log_qs[-1], front, depth)
             shown = layer if not self.policy.is_predictable else dataclasses.replace(layer, log_q=None, match=None)
@@ -143,14 +146,6 @@ class GrowingDrafter(EagleDrafter):
         log_q = _log_q_of_nodes(log_qs, fronts, found, kept) if self.records_log_q else None
         traits = self._traits(layers, picks, kept) if self.records_traits else None
         return DraftTree(found.tokens.gather(1, kept), shape, self.mode, log_q, traits=traits)
-
-    def _extend_front(
-        self, features: Float[Tensor, "b r f c"], front: Frontier, depth: int
-    ) -> Float[Tensor, "b r g c"]:
-        """Return features below the frontier, from its parents' features and its own tokens."""
-        index = front.parents[:, None, :, None].expand(-1, features.shape[1], -1, features.shape[-1])
-        first = front.seen.shape[2] - front.seen.shape[1]
-        return self._run(features.gather(2, index), front.tokens, front.seen, first=first, depth=depth)
 
     def _look(self, log_q: Float[Tensor, "b f v"], front: Frontier, depth: int) -> tuple[Layer, Int[Tensor, "b f k"]]:
         """Return what is known of a frontier and its candidates, and their tokens in sampling order."""
@@ -215,15 +210,13 @@ class GrowingDrafter(EagleDrafter):
 
     def _traits(self, layers: list[Layer], picks: list[Int[Tensor, "b m"]], kept: Int[Tensor, "b n"]) -> Traits:
         """Return what is known of the nodes of the tree, for the records."""
-        of_layers = [traits_of(layer).flatten(1, 2) for layer in layers]
         chosen = [
-            t.gather(1, pick[..., None].expand(-1, -1, t.shape[2])) for t, pick in zip(of_layers, picks, strict=True)
+            traits_of(layer).flatten(1, 2).take_along_dim(pick[..., None], 1)
+            for layer, pick in zip(layers, picks, strict=True)
         ]
         every = torch.cat([torch.zeros_like(chosen[0][:, :1]), *chosen], 1)
-        beams = [padded_beam(layer.joint, self.growth.width) for layer in layers[1:]]
-        shape = (len(kept), 0, self.growth.width)
-        stacked = torch.stack(beams, 1) if beams else every.new_zeros(shape)
-        return Traits(every.gather(1, kept[..., None].expand(-1, -1, every.shape[2])), stacked)
+        beams = torch.stack([padded_beam(layer.joint, self.growth.width) for layer in layers], 1)[:, 1:]
+        return Traits(every.take_along_dim(kept[..., None], 1), beams)
 
     def _request_size(self, found: Candidates, passes: int) -> None:
         """Store the size that the next tree should have, the largest over the images, for the host to read."""
@@ -250,6 +243,4 @@ def _log_q_of_nodes(
     """Return for each node the log q of its children; for leaves that of the root."""
     numbers = torch.cat([front.numbers for front in fronts], 1)
     order = torch.arange(numbers.shape[1], device=kept.device).expand_as(numbers)
-    rows = torch.zeros_like(found.tokens).scatter(1, numbers, order).gather(1, kept)
-    images = torch.arange(len(kept), device=kept.device)[:, None]
-    return torch.cat(log_qs, 1)[images, rows]
+    return rows_at(torch.cat(log_qs, 1), torch.zeros_like(found.tokens).scatter(1, numbers, order).gather(1, kept))

@@ -125,6 +125,6 @@ class MedusaDrafter(MarginalDrafter):
     def propose(self) -> DraftTree:
         """Run the heads and the target's head over `depth` features, and return the tree."""
         last = self.held.last
-        feature = self.held.features.gather(1, last[..., None].expand(-1, -1, self.held.features.shape[2]))
+        feature = self.held.features.take_along_dim(last[..., None], 1)
         scales = self.sampling.scales(self.held.places.gather(1, last))
         return self.draft(self.module(feature, self.root, scales)[:, 0, : self.depth])

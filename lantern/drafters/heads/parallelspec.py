@@ -83,7 +83,7 @@ class ParallelSpec(Eagle):
         """
         pairs = self.join(features, tokens, scales)
         masks = (positions.shape[1] - tokens.shape[1]) // anchors.shape[1]
-        behind = pairs.gather(1, anchors[..., None].expand(-1, -1, pairs.shape[-1]))
+        behind = pairs.take_along_dim(anchors[..., None], 1)
         groups = (behind[:, :, None] + self.masks[:masks].to(pairs.dtype)).flatten(1, 2)
         x, factors = torch.cat([pairs, groups], 1), self.rotary(positions)
         for layer in self.layers:
@@ -199,4 +199,4 @@ class ParallelDrafter(MarginalDrafter):
         )
         self.cache.commit(steps[:count].expand(images, -1), known)
         index = torch.cat([anchor, steps[count:].expand(images, -1)], 1)
-        return out.gather(1, index[..., None].expand(-1, -1, out.shape[-1]))
+        return out.take_along_dim(index[..., None], 1)

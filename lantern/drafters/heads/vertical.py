@@ -71,8 +71,8 @@ class VerticalDrafter(MarginalDrafter):
     def propose(self) -> DraftTree:
         """Run the target's head over the last horizontal guesses and the pool's guesses for the same places."""
         places = self.places()
-        index = places[..., None].expand(-1, -1, self.held.pool.shape[-1])
-        both = target_logits(self.target, torch.cat([self.held.ahead, self.held.pool.gather(1, index)], 1))
+        vertical = self.held.pool.take_along_dim(places[..., None], 1)
+        both = target_logits(self.target, torch.cat([self.held.ahead, vertical], 1))
         horizontal, vertical = self.draft_sampling.filtered(both).chunk(2, dim=1)
         share = self.held.is_filled.gather(1, places)[..., None].float() * self.share
         log_q = torch.logaddexp(horizontal + torch.log1p(-share), vertical + share.log())
@@ -87,5 +87,4 @@ class VerticalDrafter(MarginalDrafter):
         below = torch.where(steps < step.counts[:, None], below, outside).clamp(max=outside - 1)
         self.held.pool.scatter_(1, below[..., None].expand(-1, -1, predicted.shape[-1]), predicted[:, :, -1])
         self.held.is_filled.scatter_(1, below, True)
-        last = self.held.last[..., None, None].expand(-1, -1, *predicted.shape[2:])
-        self.held.ahead = predicted.gather(1, last)[:, 0, : self.depth]
+        self.held.ahead = predicted.take_along_dim(self.held.last[..., None, None], 1)[:, 0, : self.depth]

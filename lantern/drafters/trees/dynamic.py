@@ -86,7 +86,7 @@ class Frontier:
         best = children.values.topk(min(width, children.count), dim=1).indices
         parents = slots.gather(1, best)
         own = torch.eye(best.shape[1], dtype=torch.bool, device=best.device).expand(len(best), -1, -1)
-        above = self.seen.gather(1, parents[..., None].expand(-1, -1, self.seen.shape[2]))
+        above = self.seen.take_along_dim(parents[..., None], 1)
         return Frontier(
             numbers=first + best,
             parents=parents,

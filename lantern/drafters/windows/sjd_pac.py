@@ -97,13 +97,11 @@ class SjdPacDrafter(TreeDrafter):
 
     def _front(self, step: Step, index: Int[Tensor, "b l"]) -> Int[Tensor, "b l k"]:
         """Return the best tokens by these rows of the chain, with the noise of their new places."""
-        logits = step.scores.logits
         rows = self.held.chain[index.clamp(max=self.depth)]
-        logits = logits.gather(2, rows[:, None, :, None].expand(-1, logits.shape[1], -1, logits.shape[3]))
+        logits = step.scores.logits.take_along_dim(rows[:, None, :, None], 2)
         places = (self.held.known[:, None] + self.held.steps[: self.front]).clamp(max=self.count - 1)
-        return (
-            (self.draft_sampling.log_probs(logits, places) + self.noise.gumbel(places)).topk(self.width, dim=-1).indices
-        )
+        scores = self.draft_sampling.log_probs(logits, places) + self.noise.gumbel(places)
+        return scores.topk(self.width, dim=-1).indices
 
     def _build(self, root: Int[Tensor, "b 1"], window: Int[Tensor, "b d"], front: Int[Tensor, "b l k"]) -> None:
         """Arrange tokens as a tree; a token that the window already holds is replaced by the next best."""

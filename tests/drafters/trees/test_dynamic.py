@@ -50,18 +50,3 @@ def test_shape_matches_a_walk_up_from_each_node(seed: int, nodes: int) -> None:
                 way.add(numbers.index(here))
             assert {i for i, sees in enumerate(shape.ancestors[image, node].tolist()) if sees} == way
             assert int(shape.depths[image, node]) == len(way) - 1
-
-
-def test_example_of_the_docstring() -> None:
-    root = Candidates.of_root(torch.tensor([[7]]))
-    more = Candidates(
-        torch.tensor([[1, 2, 3, 4]]),
-        torch.tensor([[0, 0, 1, 2]]),
-        torch.tensor([[0, 1, 0, 0]]),
-        torch.tensor([[1, 1, 2, 2]]),
-        torch.tensor([[-1.0, -2.0, -1.5, -2.5]]),
-    )
-    found = root.and_more(more)
-    assert found.best_nodes(2).tolist() == [[0, 1, 3]]
-    shape = shape_of(found, found.best_nodes(2), (2, 1))
-    assert shape.parents.tolist() == [[0, 0, 1]] and shape.widths == (2, 1) and shape.depth == 2
