@@ -4,15 +4,14 @@ Left: tokens per step and speedup of every method. Right: tokens per step agains
 Equal lines give equal bytes.
 """
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.options import existing
+from lantern.cli.command import DONE, run_command
+from lantern.cli.options import arg, command, existing, opt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,18 +26,15 @@ SETTINGS: dict[Any, Any] = {"svg.hashsalt": "lantern", "svg.fonttype": "none", "
 LINE, MARGIN, WIDTH, LEAST_HEIGHT = 0.19, 1.3, 11.0, 4.0  # inches
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.add_argument("file", type=existing, help="lines that `lantern leaderboard` wrote")
-    parser.add_argument("--out", type=Path, help="image to write: .png, .svg or .pdf (default FILE.png)")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Draw the board and print the path of the image."""
+def plot(
+    file: Path = arg("lines that `lantern leaderboard` wrote", parse=existing),
+    out: Path | None = opt(None, "image to write: .png, .svg or .pdf (default FILE.png)", metavar="PATH"),
+) -> int:
+    """Draw the methods of a leaderboard, and print the path of the image."""
     from lantern.eval.boards.table import figures_of
 
-    path = args.out or args.file.with_suffix(".png")
-    save(figures_of(args.file), path)
+    path = out or file.with_suffix(".png")
+    save(figures_of(file), path)
     print(path)
     return DONE
 
@@ -124,8 +120,7 @@ def point(
     )  # fmt: skip
 
 
-COMMAND = Command("plot", "Draw the methods of a leaderboard.", add_arguments, run)
-
+COMMAND = command(plot)
 main = partial(run_command, COMMAND, prog="python -m lantern.eval.boards.plot")
 
 if __name__ == "__main__":

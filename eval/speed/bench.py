@@ -20,7 +20,6 @@ from lantern.eval.speed.contenders import (
     Stable,
     Variant,
     built,
-    check_baseline,
     condition_of,
     kinds_of,
     line_up,
@@ -158,7 +157,6 @@ def field_of(
     entries = [*plain, *method_entries(specs, kinds, options.dtypes)]
     entries = [(label, variant) for label, variant in entries if variant not in slow]
     field = line_up(stable, entries, build, lambda one: warm(one, jobs), failed, report=report)
-    check_baseline(field, failed)
     return field, failed, [{"variant": str(one), "pass_ms": rounded(1e3 * spent[one])} for one in slow]
 
 

@@ -6,7 +6,7 @@ A variant is a kind of engine (`lantern.engines.engine.VARIANTS`) in a dtype.
 import copy
 import dataclasses
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
@@ -251,9 +251,10 @@ def line_up(
 ) -> list[Contender]:
     """Build the contenders and run each once; return those that this machine can run, and add the others to `failed`.
 
-    An error of an eager contender is not specific to the machine and is raised.
+    An error of an eager contender is not specific to the machine and is raised. RuntimeError, with the reasons, if no
+    plain decoding of the entries is left as a baseline.
     """
-    found = []
+    found = list[Contender]()
     for number, (label, variant) in enumerate(entries):
         report(f"warming up {number + 1} of {len(entries)}: {label} as {variant}")
         try:
@@ -263,14 +264,10 @@ def line_up(
                 raise
             reason = f"{type(error).__name__}: {one_line(error)}"[:300]
             failed.append({"method": label, "variant": str(variant), "reason": reason})
-    return found
-
-
-def check_baseline(field: Sequence[Contender], failed: Sequence[Mapping[str, str]]) -> None:
-    """Raise RuntimeError, with the reasons, if no plain decoding is left as a baseline."""
-    if not any(contender.is_plain for contender in field):
+    if any(label == PLAIN for label, _ in entries) and not any(one.is_plain for one in found):
         reasons = {failure["reason"] for failure in failed}
         raise RuntimeError(f"no variant of plain decoding runs on this machine: {'; '.join(sorted(reasons))[:300]}")
+    return found
 
 
 def condition_of(model: Model, prompts: Sequence[str], numbers: Sequence[int]) -> Condition:

@@ -20,7 +20,6 @@ from lantern.eval.speed.contenders import (
     Job,
     Stable,
     assemble,
-    check_baseline,
     kinds_of,
     line_up,
     method_entries,
@@ -149,7 +148,6 @@ class ShapeBench:
             self.stable, entries, self._parts, self.seconds_per_token, failed,
             report=lambda line: report(f"{options.shape}: {line}"),
         )  # fmt: skip
-        check_baseline(field, failed)
         return field, failed
 
     def take(self, contender: Contender, number: int, _: Job) -> Line:

@@ -15,7 +15,6 @@ from lantern.eval.speed.contenders import (
     Stable,
     Variant,
     built,
-    check_baseline,
     condition_of,
     line_up,
     method_entries,
@@ -83,12 +82,12 @@ def test_what_fails_when_run_is_listed_unless_it_is_eager(model: Model) -> None:
 
     stable, cpu, failed = Stable(model), Variant("cpu", "fp32"), list[dict[str, str]]()
     stable._made[cpu] = model
-    assert line_up(stable, [("plain", cpu)], built(model.sampling()), run, failed) == []
-    assert failed == [{"method": "plain", "variant": "cpu fp32", "reason": "RuntimeError: no such kernel at all"}]
+    assert line_up(stable, [("eagle1", cpu)], built(model.sampling()), run, failed) == []
+    assert failed == [{"method": "eagle1", "variant": "cpu fp32", "reason": "RuntimeError: no such kernel at all"}]
     with pytest.raises(RuntimeError, match="no variant of plain decoding runs on this machine: RuntimeError"):
-        check_baseline([], failed)
+        line_up(stable, [("plain", cpu)], built(model.sampling()), run, failed)
     with pytest.raises(RuntimeError, match="no such kernel"):
-        line_up(Stable(model), [("plain", EAGER)], built(model.sampling()), run, failed)
+        line_up(stable, [("eagle1", EAGER)], built(model.sampling()), run, failed)
 
 
 def test_methods_do_not_run_on_int8_weights_eagerly() -> None:
