@@ -151,12 +151,12 @@ decoding/statistics.py: decoding/test_finite.py
 verifiers/coupling.py: proof/test_exact.py
 - threshold = uniforms[:, :-1, 0]
 + threshold = uniforms[:, :-1, 1]
-- sampled = pick(self.left(p, above, is_fresh), uniforms[..., 1])
+- sampled = pick(torch.where((is_fresh | is_empty)[..., None], p, above), uniforms[..., 1])
 + sampled = pick(p, uniforms[..., 1])
 
 verifiers/coupling.py: verifiers/test_coupling.py
-- (stays + rest * p).log()
-+ (stays + (1 - rest) * p).log()
+- (q - kept).sum(-1, keepdim=True) * p
++ (1 - (q - kept).sum(-1, keepdim=True)) * p
 
 verifiers/greedy.py: verifiers/relaxations/test_by_hand.py
 - raised = own + claim.mass
@@ -189,10 +189,10 @@ verifiers/relaxed.py: verifiers/test_relaxed.py
 + ratio = log_r.flatten(1).gather(1, cells) - log_p.flatten(1).gather(1, cells)
 
 verifiers/relaxations/bounded.py: verifiers/relaxations/test_bounded.py
-- flow.outflow * scale[:, None]
-+ flow.outflow
-- torch.minimum(gap, (self.cap - 1) * p)
-+ torch.minimum(gap, self.cap * p)
+- for part in (outflow, inflow))
++ for part in (outflow / 2, inflow))
+- torch.minimum(gap, (self.cap - 1) * own)
++ torch.minimum(gap, self.cap * own)
 
 verifiers/relaxations/cool.py: verifiers/relaxations/test_by_hand.py
 - r = p + taken - surplus * share[:, None]
@@ -245,12 +245,12 @@ drafters/base.py: drafters/test_dynamic.py
 + "sampled": Purpose.TARGET
 
 drafters/combined/sam_eagle.py: drafters/test_sam.py
-- second.parents[1:] + nodes - 1)
-+ second.parents[1:] + nodes - 2)
+- tokens[:, self.held.order]
++ tokens
 
 drafters/combined/self_cascade.py: drafters/test_small_models.py
-- here = tokens[-1][:, level.pairs], self.held.depths[depth : depth + 1]
-+ here = tokens[-1][:, level.pairs], self.held.depths[depth - 1 : depth]
+- level.first, depth)
++ level.first, depth - 1)
 
 drafters/combined/small_model.py: drafters/test_small_models.py
 - self.known[:, None] + depths - 1
@@ -261,8 +261,8 @@ drafters/combined/specmquant.py: drafters/test_small_models.py
 + 0, self.held.depths[:-1])
 
 drafters/eagle/drafter.py: drafters/test_drafts_match_training.py
-- places = (self.known[:, None] + (depth - 1))
-+ places = (self.known[:, None] + depth)
+- self._followed(depth - 1)
++ self._followed(depth)
 - features = self.sampling.guide(features, self.held.places)[:, None]
 + features = features[:, :1]
 
@@ -295,8 +295,6 @@ drafters/eagle/unroll.py: drafters/test_drafts_match_training.py
 drafters/eagle/vispec.py: drafters/test_drafts_match_training.py
 - seen = (held >= 0) & (held // grid >= oldest)
 + seen = (held >= 0) & (held // grid > oldest)
-
-drafters/eagle/vispec.py: drafters/test_vispec.py
 - slots = (start[:, None] + steps) % self.tokens
 + slots = (start[:, None] + steps + 1) % self.tokens
 
@@ -305,8 +303,8 @@ drafters/examples.py: drafters/test_drafts_match_training.py
 + rows[:, 0] + scales * (rows[:, 1] - rows[:, 0])
 
 drafters/heads/marginals.py: drafters/test_heads.py
-- (self.pairs.known[:, None] + self.held.steps_ahead)
-+ (self.pairs.known[:, None] + 1 + self.held.steps_ahead)
+- (known[:, None] + self.held.steps_ahead)
++ (known[:, None] + 1 + self.held.steps_ahead)
 
 drafters/heads/medusa.py: drafters/test_drafts_match_training.py
 - predicted[:, :-reach, head]
@@ -317,12 +315,12 @@ drafters/heads/parallelspec.py: drafters/test_drafts_match_training.py
 + (is_mask & is_mask[:, None] & (steps == steps[:, None]))
 
 drafters/heads/vertical.py: drafters/test_heads.py
-- below = pairs.places + self.module.config.grid
-+ below = pairs.places + self.module.config.grid - 1
+- below = self.held.places + self.module.config.grid
++ below = self.held.places + self.module.config.grid - 1
 
 drafters/lookup/matchers.py: drafters/test_sam.py
-- runs & (before == tail) & (places >= back)
-+ runs & (before == tail)
+- runs & (past.places >= back) & (past.known
++ runs & (past.known
 - FIELDS = ((0, -1), (-1, 0)
 + FIELDS = ((-1, 0), (0, -1)
 
@@ -332,7 +330,7 @@ drafters/lookup/sam.py: drafters/test_sam.py
 
 drafters/lookup/suffix_automaton.py: drafters/test_suffix_automaton.py
 - State(length, old.link, old.end, dict(old.next))
-+ State(length, old.link, self.count - 1, dict(old.next))
++ State(length, old.link, end, dict(old.next))
 
 drafters/lookup/tables.py: drafters/test_sam.py
 - torch.cdist(points, centres).argmin(1)
@@ -347,8 +345,8 @@ drafters/policies/c2t.py: drafters/policies
 + pool.values < math.log(self.threshold)
 
 drafters/policies/ddd.py: drafters/policies
-- if layer.depth < self.check:
-+ if layer.depth <= self.check:
+- (layer.depth >= self.check)
++ (layer.depth > self.check)
 
 drafters/policies/eagle2.py: drafters/policies
 - layer.log_q if self.value == "q" else layer.match
@@ -363,23 +361,23 @@ drafters/policies/policy.py: drafters/policies
 + depth
 
 drafters/policies/radar.py: drafters/policies
-- is_over = state[2] | (
-+ is_over = (
+- self._is_over = self._is_over | (
++ self._is_over = (
 
 drafters/policies/records.py: drafters/policies
 - is_tested = on_path.gather(1, parents)
 + is_tested = on_path
 
 drafters/policies/svip.py: drafters/policies
-- elif layer.depth == 0:
-+ elif layer.depth == 1:
+- (layer.depth > 0)
++ (layer.depth > 1)
 
 drafters/trees/dynamic.py: drafters/trees
 - above, reach = above.gather(1, above), 2 * reach
 + above, reach = above.gather(1, above), 4 * reach
 
 drafters/trees/static.py: drafters/trees
-- first += 0 if depth == 0 else len(frontier)
+- first += len(frontier) if frontier != [0] else 0
 + first += len(frontier)
 
 drafters/windows/jacobi.py: drafters/test_windows.py
@@ -445,6 +443,20 @@ engines/cpu/vq.py: engines/cpu/test_vq.py
 engines/cpu/sampling.h: engines/cpu/test_sampling.py
 - where <= interval + 1
 + where <= interval
+
+engines/cpu/relaxation.h: engines/cpu/test_relaxation.py
+- (of.cap - 1) * own
++ of.cap * own
+- deficit[a] == deficit[b] && a < b
++ deficit[a] == deficit[b] && a > b
+- std::min(of.delta * UNITS / std::max(total, 1.0), 1.0)
++ std::min(of.delta * UNITS / std::max(total, 1.0), 1.001)
+
+engines/cpu/steps.cpp: engines/cpu/test_steps.py
+- if (count + j < state.nodes) {
++ if (count + j + 1 < state.nodes) {
+- if (i < length) *of.relaxed += cost.relaxed;
++ *of.relaxed += cost.relaxed;
 
 engines/cpu/steps.cpp: engines/cpu/test_steps.py
 - for (int i = 0; i <= length && known - 1 + i < state.tokens; i++)

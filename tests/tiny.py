@@ -107,4 +107,4 @@ def tiny_teacher(target: Transformer, reads: Collection[str] = (), seed: int = 0
     texts = ["a", "b", "c", "d", "e"]
     index = {text: i for i, text in enumerate(texts)}
     captions = Conditions(index, condition.embeddings[:, 2:].bfloat16(), condition.mask[:, 2:])
-    return Teacher(target, captions, texts, sampling=Sampling(guidance=3.0), seed=seed, reads=reads)
+    return Teacher(target, captions.of, texts, sampling=Sampling(guidance=3.0), seed=seed, reads=reads)

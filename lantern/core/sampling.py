@@ -12,6 +12,8 @@ from torch import Tensor
 MAX_GUIDANCE = 1000.0
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 100.0
 SMALLEST_LOG, SMALLEST = -87.0, 1.7e-38  # just above exp(-87)
+# Units of a mass of 1. Sums of whole units are exact in fp64: of the parts of one mass, in coarse units of 2^17 masses.
+UNITS, COARSE = 2.0**48, 2.0**36
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,31 @@ def probabilities(log_p: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
     CPU libraries compute such exponentials, that of -inf among them, much slower.
     """
     return torch.threshold_(log_p.clamp(min=SMALLEST_LOG).exp_(), SMALLEST, 0.0)
+
+
+def rounded_exp(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """Return e^x for x up to 0, computed in fp64 and rounded to the dtype of x.
+
+    In fp32 it is the same on all processors but for the few numbers whose result lies halfway between two in fp32.
+    """
+    return x.double().exp().to(x.dtype)
+
+
+def rounded_log(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """Return log x, computed in fp64 and rounded to the dtype of x."""
+    return x.double().log().to(x.dtype)
+
+
+def whole_units(mass: Float[Tensor, "*n"], units: float = UNITS) -> Float64[Tensor, "*n"]:
+    """Return the whole units of a mass. Their sums are exact, so that they do not depend on an order."""
+    return (mass.double() * units).floor_()
+
+
+def rounded_log_softmax(scores: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
+    """Return the log-softmax of scores; in fp32 its bits depend neither on a processor nor on an order of sums."""
+    shifted = scores - scores.amax(-1, keepdim=True)
+    total = whole_units(rounded_exp(shifted), COARSE).sum(-1, keepdim=True) / COARSE
+    return shifted - rounded_log(total.to(scores.dtype))
 
 
 def pick(distribution: Float[Tensor, "*n v"], uniforms: Float64[Tensor, "*n"]) -> Int[Tensor, "*n"]:

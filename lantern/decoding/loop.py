@@ -178,12 +178,12 @@ class State:
             steps=sums.steps,
             accepted=sums.accepted,
             reached=sums.reached,
-            relaxed=sums.relaxed,
-            total_variation=sums.variation,
+            relaxed=sums.relaxed.float(),
+            total_variation=sums.variation.float(),
             total_variation_max=sums.largest,
             is_finite=self.held.finite.clone(),
-            latent_distance=sums.distance if sums.has_distance else None,
-            excess=sums.excess if sums.is_bounded else None,
+            latent_distance=sums.distance.float() if sums.has_distance else None,
+            excess=sums.excess.float() if sums.is_bounded else None,
             seconds=self.watch.seconds,
         )
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling, largest
+from lantern.core.sampling import Sampling, largest, rounded_log_softmax
 from lantern.core.types import Rows, Sampler
 from lantern.core.types.verifier import rows_at
 
@@ -32,6 +32,11 @@ class LogitRows(Rows):
             return rows_at(self._every, nodes)
         logits, places = self._at(nodes)
         return self.sampling.log_probs(logits, places, may_look=True)
+
+    def rounded_log_p(self, nodes: Int[Tensor, "b m"] | None = None) -> Float[Tensor, "b m v"]:
+        """Return `log_p` with bits that depend on the logits only."""
+        logits, places = (self.logits, self.places) if nodes is None else self._at(nodes)
+        return rounded_log_softmax(self.sampling.scores(logits, places, self.may_stop))
 
     def sample(self, nodes: Int[Tensor, "b m"] | None = None) -> Int[Tensor, "b m"]:
         """Return what plain decoding samples after these nodes (None: all)."""

@@ -21,9 +21,10 @@ class Statistics:
         self.tokens = tokens
         self.steps = torch.ones(images, dtype=torch.long, device=device)  # that over the prompt
         self.accepted, self.reached = torch.zeros(2, images, depth, dtype=torch.long, device=device).unbind()
-        self.relaxed, self.variation, self.largest, self.distance, self.excess = torch.zeros(
-            5, images, device=device
-        ).unbind()
+        # in fp64, in which the sum of a few hundred numbers hardly depends on its order
+        zeros = torch.zeros(4, images, dtype=torch.float64, device=device)
+        self.relaxed, self.variation, self.distance, self.excess = zeros.unbind()
+        self.largest = torch.zeros(images, device=device)
         self.has_distance = self.is_bounded = False
         self._entries: list[tuple[TreeShape, Verdict, Tensor]] = []
 
@@ -56,17 +57,18 @@ class Statistics:
         costs = [verdict.cost for verdict, _ in entries if verdict.cost is not None]
         if not costs:
             return
-        self.relaxed.add_(torch.where(is_accepted, torch.stack([cost.relaxed for cost in costs]), 0.0).sum((0, 2)))
+        relaxed = torch.where(is_accepted, torch.stack([cost.relaxed for cost in costs]), 0.0)
+        self.relaxed.add_(relaxed.double().sum((0, 2)))
         kept = torch.where(is_committed, torch.stack([cost.total_variation for cost in costs]), 0.0)
-        self.variation.add_(kept.sum((0, 2)))
+        self.variation.add_(kept.double().sum((0, 2)))
         torch.maximum(self.largest, kept.amax((0, 2)), out=self.largest)
         if costs[0].bound is not None:
             self.is_bounded = True
-            self.excess.add_((kept - costs[0].bound).clamp(min=0.0).sum((0, 2)))
+            self.excess.add_((kept - costs[0].bound).clamp(min=0.0).double().sum((0, 2)))
         moved = [cost.latent_distance for cost in costs if cost.latent_distance is not None]
         if moved:
             self.has_distance = True
-            self.distance.add_(torch.where(is_committed, torch.stack(moved), 0.0).sum((0, 2)))
+            self.distance.add_(torch.where(is_committed, torch.stack(moved), 0.0).double().sum((0, 2)))
 
 
 def is_finite(logits: Float[Tensor, "b r n v"]) -> Bool[Tensor, "b n"]:

@@ -6,6 +6,7 @@ test (arXiv:2503.01840): see losses.py.
 """
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,14 +24,14 @@ from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.transformers.loading import load as load_transformers
 from lantern.models.transformers.target import TransformersTarget
 from lantern.training.data import Prepared
-from lantern.training.draft_metrics import Draft, HeldOutDrafts
+from lantern.training.draft_metrics import Draft, maps, measure
 from lantern.training.features import captions_name, encode_captions, training_device
 from lantern.training.kinds import find_kind, load_kind, new_module
 from lantern.training.log import save_sheet
 from lantern.training.loop import LoopConfig, Task, step_generator
 from lantern.training.loop import train as run_loop
 from lantern.training.losses import Objective, acceptance, feature_regression
-from lantern.training.teacher import AnyTeacher, FeatureCache, Source, Teacher, TokenTeacher
+from lantern.training.teacher import FeatureCache, Source, Teacher
 
 MOST = 1 << 31  # different pictures of an online run
 TWO_ROWS = ("eagle1", "poss")  # kinds that may read and draft both guidance rows
@@ -173,21 +174,24 @@ class DrafterTask(Task):
         return {"loss": loss, "accepted_first": first, "accepted_last": last}
 
     @cached_property
-    def held(self) -> HeldOutDrafts:
+    def _held(self) -> list[Examples]:
         """The held-out images, at the guidance that they were sampled with."""
         config, device = self.config, next(self.drafter.parameters()).device
         blocks = torch.arange(config.held_out).split(config.batch)
-        held = [self._examples(b.tolist(), torch.full((len(b),), config.guidance), device) for b in blocks]
-        return HeldOutDrafts(held, lambda examples: [draft for draft, _ in self._draft(examples)])
+        return [self._examples(b.tolist(), torch.full((len(b),), config.guidance), device) for b in blocks]
+
+    def _held_drafts(self) -> Iterator[list[Draft]]:
+        return ([draft for draft, _ in self._draft(examples)] for examples in self._held)
 
     def evaluate(self) -> dict[str, float]:
         """Return acceptance and hit rates of every depth on held-out images."""
-        return self.held.measure()
+        return measure(self._held_drafts(), self.target.config.block_size)
 
     def sample(self, path: Path) -> None:
         """Write a map of acceptance per depth."""
-        maps = self.held.maps(self.target.config.raster.columns)
-        save_sheet(maps, path, columns=len(maps))
+        config = self.target.config
+        found = maps(self._held_drafts(), config.block_size, config.raster.columns)
+        save_sheet(found, path, columns=len(found))
 
     def export(self, folder: Path) -> None:
         """Write the drafter to `folder/drafter`."""
@@ -237,33 +241,30 @@ def train(
         raise ValueError(f"the config trains kind {config.kind}, got --kind {kind}: give a config of that kind")
     prepared, cache, device = Prepared.open(data), cache or out, training_device()
     texts = [record.captions[0][0] for record in prepared.records if record.split == "train"]
-    how: dict[str, Any] = {"sampling": config.sampling, "seed": config.loop.seed}
-
-    def make(model: Any) -> Trainee:
-        if init is not None:
-            return load_kind(config.kind, init, model)
-        return new_module(config.kind, model, config.model, seed=config.loop.seed)
-
-    if read_config(target).get("model_type") not in LLAMAGEN:
-        found = load_transformers(target, device, pick_dtype("auto", device), parts=("text",), size=size)
-        assert found.text is not None
-        config, model = for_tokens(config, found.target), found.target
-        module = make(model)
-        teacher: AnyTeacher = TokenTeacher(model, found.text, texts, reads=module.reads, **how)
-        read = hashlib.sha256(repr(texts).encode()).hexdigest()
-    else:
+    seed, sampling = config.loop.seed, config.sampling
+    if read_config(target).get("model_type") in LLAMAGEN:
         if text_encoder is None:
             raise ValueError(f"{target} is a target of LlamaGen, got no text encoder: give --text-encoder")
-        model = load_component(Transformer, TransformerConfig, target)
-        module = make(model)
+        model, text = load_component(Transformer, TransformerConfig, target), None
+    else:
+        found = load_transformers(target, device, pick_dtype("auto", device), parts=("text",), size=size)
+        config, model, text = for_tokens(config, found.target), found.target, found.text
+    if init is not None:
+        module = load_kind(config.kind, init, model)
+    else:
+        module = new_module(config.kind, model, config.model, seed=seed)
+    if text is not None:
+        condition, read = text.condition, hashlib.sha256(repr(texts).encode()).hexdigest()
+    else:
+        assert text_encoder is not None
         model.to(device)
         encoder, read = TextEncoder.from_pretrained(text_encoder, tokenizer), captions_name(text_encoder, prepared)
-        captions = encode_captions(encoder, prepared, cache / read, slots=config.slots)
-        teacher = Teacher(model, captions, texts, reads=module.reads, **how)
+        condition = encode_captions(encoder, prepared, cache / read, slots=config.slots).of
+    teacher = Teacher(model, condition, texts, sampling=sampling, seed=seed, reads=module.reads)
     source: Source = teacher
     if config.source == "offline":
-        numbers, weights = (config.loop.seed, config.pictures, config.shard), weights_digest(model.state_dict())
-        made = repr((weights, read, numbers, teacher.slots, teacher.sampling, sorted(teacher.reads)))
+        numbers, weights = (seed, config.pictures, config.shard), weights_digest(model.state_dict())
+        made = repr((weights, read, numbers, config.slots, sampling, sorted(module.reads)))
         name = f"features-{hashlib.sha256(made.encode()).hexdigest()[:16]}"
         source = FeatureCache(cache / name, pictures=config.pictures, shard=config.shard)
         source.fill(teacher)

@@ -8,7 +8,7 @@ most often.
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +93,11 @@ class Conditions:
     features: Float[Tensor, "m t c"] | Int[Tensor, " m"]
     mask: Bool[Tensor, "m t"]
     names: tuple[str, ...] = ()
+
+    def of(self, texts: Sequence[str]) -> Condition:
+        """Return the condition of captions."""
+        rows = [self.index[text] for text in texts]
+        return self.condition(self.features[rows], self.mask[rows])
 
     def condition(self, features: Tensor, mask: Bool[Tensor, "b t"]) -> Condition:
         """Return rows of `features` and `mask` as the condition of decoding."""

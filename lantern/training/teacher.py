@@ -2,13 +2,12 @@
 
 import shutil
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -18,10 +17,6 @@ from lantern.core.types import Condition
 from lantern.decoding.plain import generate
 from lantern.decoding.prompt import prefill, read_tokens
 from lantern.drafters.examples import fused_layers
-from lantern.models.llamagen.transformer import Transformer
-from lantern.models.transformers.components import Prompts
-from lantern.models.transformers.target import TransformersTarget
-from lantern.training.features import Conditions
 from lantern.training.loop import step_seed
 
 SPARE = 1 << 26  # bytes of the disk that stay free
@@ -36,45 +31,18 @@ class Source(Protocol):
         ...
 
 
-@torch.no_grad()
-def read_pictures(
-    target: Transformer,
-    words: Float[Tensor, "m t e"],
-    mask: Bool[Tensor, "m t"],
-    tokens: Int[Tensor, "m n"],
-    *,
-    reads: Collection[str] = (),
-) -> dict[str, Tensor]:
-    """Return the features that predict each token, conditional and unconditional: `rows`, and the extras in `reads`.
-
-    Padding attends to padding alone, as in the prefill of decoding.
-    """
-    slots, layers = words.shape[1], fused_layers(target.config.n_layer)
-    valid = pad(mask, (0, tokens.shape[1] - 1), value=True)
-    seen = torch.tril(valid[:, None] | ~valid[:, :, None])
-    first = target.config.cls_token_num - slots
-    positions = torch.arange(first, first + valid.shape[1], device=tokens.device)[None]
-    parts: dict[str, list[Tensor]] = {"rows": [], "prompt": [], "layers": []}
-    for embed in (target.cls_embedding, target.cls_embedding.unconditional):
-        inputs = torch.cat([embed(words), target.tok_embeddings(tokens[:, :-1])], dim=1)
-        entered = dict.fromkeys(layers, inputs)
-        out = target.features(inputs, positions, seen, entered=entered)
-        parts["rows"].append(out[:, slots - 1 :])
-        parts["prompt"].append(out[:, : slots - 1])
-        parts["layers"].append(torch.stack([entered[layer][:, slots - 1 :] for layer in layers], dim=1))
-    return {name: torch.stack(rows, dim=1) for name, rows in parts.items() if name == "rows" or name in reads}
-
-
 @dataclass(eq=False)
-class TokenTeacher:
-    """A target of transformers as a teacher: images by number, as `Teacher` makes them.
+class Teacher:
+    """Generates image number i with a caption and noise that depend on the seed and i alone, not on the batch.
 
-    ValueError for `sampling` without guidance, and for extras other than `layers`: rows of guidance have prompts of
-    their own, which are not given slot by slot.
+    `texts` are the captions to choose from, and `condition` reads some of them; `reads` names the extra fields that a
+    drafter reads. A drafter that reads the prompt gets every slot of it, padding included. Features are in bf16, as in
+    a feature cache. ValueError for a target of transformers if `sampling` has no guidance, and for extras other than
+    `layers`: its rows of guidance have prompts of their own, which are not given slot by slot.
     """
 
-    target: TransformersTarget
-    prompts: Prompts
+    target: Any
+    condition: Callable[[list[str]], Condition]
     texts: Sequence[str]
     _: KW_ONLY
     sampling: Sampling
@@ -82,65 +50,35 @@ class TokenTeacher:
     reads: Collection[str] = ()
 
     def __post_init__(self) -> None:
+        self._layers = fused_layers(self.target.config.n_layer) if "layers" in self.reads else ()
+        if self.target.config.family == "llamagen":
+            return
         if self.sampling.rows != 2:
             given = self.sampling.guidance
             raise ValueError(f"guidance is {given}, wanted above 1: the drafter reads both guidance rows")
         if others := sorted(set(self.reads) - {"layers"}):
             raise ValueError(f"the drafter reads {others[0]}, which targets of transformers do not give: train another")
-        self.slots = 0
-        self._layers = fused_layers(self.target.config.n_layer) if self.reads else ()
 
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Generate these images on the target's device."""
+        """Generate these images on the target's device; return their tokens and the features that predict each."""
         texts = [self.texts[step_seed(self.seed, number, 0) % len(self.texts)] for number in numbers]
+        condition = self.condition(texts).to(self.target.tok_embeddings.weight.device)
         keys = [(self.seed, number) for number in numbers]
-        condition = self.prompts.condition(texts)
         tokens = generate(self.target, condition, sampling=self.sampling, keys=keys).tokens
-        prompt, cache = prefill(
-            self.target, condition.to(tokens.device), self.sampling.rows, stage=0, taps=self._layers
-        )
+        prompt, cache = prefill(self.target, condition, 2, stage=0, whole="prompt" in self.reads, taps=self._layers)
         read, _ = read_tokens(self.target, cache, tokens[:, :-1], taps=self._layers)
-        found = {"tokens": tokens.int(), "rows": torch.cat([prompt.features[:, :, -1:], read.features], 2).bfloat16()}
+        found = {"rows": torch.cat([prompt.features[:, :, -1:], read.features], 2)}
         if read.fused is not None and prompt.fused is not None:
             fused = torch.cat([prompt.fused[:, :, -1:], read.fused], 2)
-            found["layers"] = fused.unflatten(-1, (len(self._layers), -1)).transpose(2, 3).bfloat16()
-        return found
-
-
-@dataclass(eq=False)
-class Teacher:
-    """Generates image number i with a caption and noise that depend on the seed and i alone, not on the batch.
-
-    `texts` are the captions to choose from; `reads` names the extra fields that a drafter reads. A drafter that reads
-    the prompt gets every slot of it, padding included. Features are in bf16, as in a feature cache.
-    """
-
-    target: Transformer
-    captions: Conditions
-    texts: Sequence[str]
-    _: KW_ONLY
-    sampling: Sampling
-    seed: int
-    reads: Collection[str] = ()
-
-    def __post_init__(self) -> None:
-        self._rows = torch.tensor([self.captions.index[text] for text in self.texts])
-        self.slots = self.target.config.cls_token_num if "prompt" in self.reads else self.captions.features.shape[1]
-
-    def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Generate these images on the target's device."""
-        chosen = self._rows[[step_seed(self.seed, number, 0) % len(self._rows) for number in numbers]]
-        device = self.target.tok_embeddings.weight.device
-        missing = self.slots - self.captions.features.shape[1]
-        words = pad(self.captions.features[chosen].float(), (0, 0, missing, 0)).to(device)
-        mask = pad(self.captions.mask[chosen], (missing, 0)).to(device)
-        keys = [(self.seed, number) for number in numbers]
-        tokens = generate(self.target, Condition(embeddings=words, mask=mask), sampling=self.sampling, keys=keys).tokens
-        features = read_pictures(self.target, words, mask, tokens, reads=self.reads) | {"words": words}
-        return {"tokens": tokens.int(), "mask": mask, **{name: x.bfloat16() for name, x in features.items()}}
-
-
-AnyTeacher = Teacher | TokenTeacher
+            found["layers"] = fused.unflatten(-1, (len(self._layers), -1)).transpose(2, 3)
+        if "prompt" in self.reads:
+            found["prompt"] = prompt.features[:, :, :-1]
+        whole = {"tokens": tokens.int()}
+        if condition.embeddings is not None and condition.mask is not None:
+            missing = prompt.mask.shape[1] - condition.mask.shape[1] if "prompt" in self.reads else 0
+            found["words"] = pad(condition.embeddings, (0, 0, missing, 0))
+            whole["mask"] = pad(condition.mask, (missing, 0))
+        return whole | {name: x.bfloat16().contiguous() for name, x in found.items()}
 
 
 @dataclass(frozen=True)
@@ -155,7 +93,7 @@ class FeatureCache:
     pictures: int
     shard: int
 
-    def fill(self, teacher: AnyTeacher) -> None:
+    def fill(self, teacher: Teacher) -> None:
         """Generate the missing files, each of several processes its share, and print the disk space they take.
 
         ValueError if the disk has less space.
@@ -189,7 +127,7 @@ class FeatureCache:
     def _path(self, shard: int) -> Path:
         return self.folder / f"{shard:05d}.safetensors"
 
-    def _check_space(self, teacher: AnyTeacher, missing: int) -> None:
+    def _check_space(self, teacher: Teacher, missing: int) -> None:
         from tqdm import tqdm
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -202,7 +140,7 @@ class FeatureCache:
             advice = 'use fewer images, or "source": "online"'
             raise ValueError(f"{text}, do not fit on a disk with {left} left: {advice}")
 
-    def _make(self, teacher: AnyTeacher, shards: Sequence[int], *, is_quiet: bool) -> None:
+    def _make(self, teacher: Teacher, shards: Sequence[int], *, is_quiet: bool) -> None:
         from safetensors.torch import save_file
         from tqdm import tqdm
 

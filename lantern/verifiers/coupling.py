@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -89,33 +89,20 @@ class CouplingVerifier:
             refused = normalised(ruling.left, trial.p)
             above[:, :-1] = refused.view_as(above[:, :-1])
             cost = self._cost(trial, ruling, refused, threshold)
-        sampled = pick(self.left(p, above, is_fresh), uniforms[..., 1])
-        if self.redraw == "reuse":
-            log_p = self.reused(p, q, log_p, is_behind & (steps < steps[-1]))
+        is_empty = ~(
+            above.sum(-1) > 0
+        )  # by rounding; then the sample is of p, as where it does not depend on the draft
+        sampled = pick(torch.where((is_fresh | is_empty)[..., None], p, above), uniforms[..., 1])
+        if self.redraw == "reuse":  # r of the tokens behind the first change that stay or are sampled again
+            kept = torch.where(p > self.reuse * q, q, 0.0)
+            log_r = (kept + (q - kept).sum(-1, keepdim=True) * p).log()
+            log_p = torch.where((is_behind & (steps < steps[-1]))[..., None], log_r, log_p)
             stays = (trial.own_p > self.reuse * trial.own_q).view(tokens.shape)
             is_kept = is_before | (stays & is_behind[:, :-1])
         is_kept = is_before if self.redraw == "independent" else is_kept
         sampled[:, :-1] = torch.where(is_kept, tokens, sampled[:, :-1])
         path = torch.where(is_before, steps[1:], 0)
         return Verdict(path, length, sampled.gather(1, length[:, None])[:, 0], sampled, log_p, cost)
-
-    def reused(
-        self,
-        p: Float[Tensor, "b n v"],
-        q: Float[Tensor, "b n v"],
-        log_p: Float[Tensor, "b n v"],
-        is_behind: Bool[Tensor, "b n"],
-    ) -> Float[Tensor, "b n v"]:
-        """Return log r of the tokens behind the first change that stay or are sampled again, log p at other places."""
-        stays = torch.where(p > self.reuse * q, q, 0.0)
-        rest = (q - stays).sum(-1, keepdim=True)
-        return torch.where(is_behind[..., None], (stays + rest * p).log(), log_p)
-
-    def left(
-        self, p: Float[Tensor, "b n v"], above: Float[Tensor, "b n v"], is_fresh: Bool[Tensor, "b n"]
-    ) -> Float[Tensor, "b n v"]:
-        """Return what a rejection leaves, or p where the sample does not depend on the draft or nothing is left."""
-        return torch.where((is_fresh | ~(above.sum(-1) > 0))[..., None], p, above)
 
     def _cost(self, trial: Trial, ruling: Ruling, left: Float[Tensor, "bd v"], threshold: Float[Tensor, "b d"]) -> Cost:
         """Return what a relaxed test cost at each place, and where only relaxation accepted."""

@@ -22,7 +22,7 @@ class RelaxedVerifier:
     The tokens then follow r, so the cost has a closed form before the walk: TV(r, p) at each node of the path, and the
     relaxation's latent distance. A token x counts as relaxed with probability max(r(x) - p(x), 0) / r(x), the share of
     r(x) that exceeds p(x). Leaves have no q: there r is p and the cost is 0. Tokens that a window keeps for its next
-    step were sampled from r, so r is the q of that step.
+    step lie behind the walk, where no row is relaxed: they are sampled from p, which is the q of that step.
 
     ValueError for a relaxation that tests single tokens, and for an inner verifier that is not exact.
     """
@@ -49,8 +49,10 @@ class RelaxedVerifier:
         """Verify with r, and report the cost of the nodes on the path; ValueError for a tree without log q."""
         relaxed = RelaxedRows(self.relaxation, tree, rows, noise)
         verdict = self.inner.verify(tree, relaxed, noise)
-        if verdict.samples is not None and verdict.log_q is None:
-            verdict = replace(verdict, log_q=relaxed.log_p())
+        if tree.mode == "jacobi" and verdict.samples is not None and verdict.log_q is None:
+            is_behind = torch.arange(tree.tokens.shape[1], device=tree.tokens.device) > verdict.length[:, None]
+            samples = torch.where(is_behind, rows.sample(), verdict.samples)
+            verdict = replace(verdict, samples=samples, log_q=rows.rounded_log_p())
         return replace(verdict, cost=relaxed.cost(verdict.path))
 
 
@@ -75,8 +77,9 @@ class RelaxedRows(Rows):
         if self.may_stop and nodes is not None:
             has_children = self._has_children.gather(1, nodes)
             if not bool(has_children.any()):
-                return self._rows.log_p(nodes)
-            return self._relaxed(nodes, self._rows.log_p(nodes), None if bool(has_children.all()) else has_children)
+                return self._rows.rounded_log_p(nodes)
+            log_p = self._rows.rounded_log_p(nodes)
+            return self._relaxed(nodes, log_p, None if bool(has_children.all()) else has_children)
         if self._every is None:
             self._every = self._all()
         return self._every if nodes is None else rows_at(self._every, nodes)
@@ -89,13 +92,14 @@ class RelaxedRows(Rows):
     def cost(self, path: Int[Tensor, "b d"]) -> Cost:
         """Return the cost of a path."""
         visited = pad(path, (1, 0))
-        relaxed = -torch.expm1(self._log_ratio.gather(1, path).nan_to_num().clamp(max=0.0))
+        ratio = self._log_ratio.gather(1, path)
+        relaxed = -torch.expm1(ratio.nan_to_num().clamp(max=0.0).double()).to(ratio.dtype)
         distance = None if self._distance is None else self._distance.gather(1, visited)
         return Cost(relaxed, self._spent.gather(1, visited), distance)
 
     def _all(self) -> Float[Tensor, "b n v"]:
         """Return log r after all nodes; only inner nodes are relaxed where they are the same in all images."""
-        log_p, inner = self._rows.log_p(), self._tree.inner
+        log_p, inner = self._rows.rounded_log_p(), self._tree.inner
         if self._tree.shape.depth == 0:
             return log_p
         if inner is None:

@@ -120,15 +120,6 @@ def worth(choices: Sequence[tuple[int, ...]]) -> list[float]:
     return sorted((prod(RATES[rank] for rank in choice) for choice in choices), reverse=True)
 
 
-@pytest.mark.parametrize(("name", "options"), [("ddd", {"alive": 1e-9}), ("svip", {"threshold": 99.0})])
-def test_a_policy_that_never_stops_is_eagle2(name: str, options: dict[str, float]) -> None:
-    plain, other = made("eagle2", value="match", depth=3), made(name, adaptive=False, depth=3, **options)
-    for one, two in zip(drafted(plain), drafted(other), strict=True):
-        assert one.tree is not None and two.tree is not None
-        assert torch.equal(one.tree.tokens, two.tree.tokens)
-        assert torch.equal(one.tree.shape.ancestors, two.tree.shape.ancestors)
-
-
 def test_nodes_past_the_end_of_the_picture_are_stopped() -> None:
     drafter = growing(Eagle2("match"), Growth(nodes=15, width=4, depth=4))
     seen: list[tuple[Tensor, Tensor]] = []

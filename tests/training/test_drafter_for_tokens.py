@@ -21,12 +21,11 @@ from lantern.drafters.examples import fused_layers
 from lantern.generation.decoder import build_decoder
 from lantern.generation.generator import generate
 from lantern.models.folder import Model, load_model
-from lantern.training.draft_metrics import PIXELS
 from lantern.training.drafter import DrafterConfig, DrafterTask, for_tokens, train
 from lantern.training.kinds import find_kind, new_module
 from lantern.training.loop import LoopConfig
 from lantern.training.losses import Objective
-from lantern.training.teacher import TokenTeacher
+from lantern.training.teacher import Teacher
 from tests import tiny_transformers as tiny
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model
@@ -116,12 +115,13 @@ def test_heads_are_trained_for_grids_that_are_not_square(tmp_path: Path) -> None
     parts = tiny.assemble("emu3", tiny.tiny_emu3(), tiny.emu3_processor(), (24, 32))
     assert parts.text is not None
     config = DrafterConfig(loop=LOOP, kind="medusa", batch=2, pictures=8, held_out=2, guidance=4.0, unroll=2)
-    teacher = TokenTeacher(parts.target, parts.text, PROMPTS, sampling=Sampling(guidance=4.0), seed=0)
+    teacher = Teacher(parts.target, parts.text.condition, PROMPTS, sampling=Sampling(guidance=4.0), seed=0)
     task = DrafterTask(for_tokens(config, parts.target), parts.target, teacher)
     task(*task.batch(0, 0, torch.device("cpu")))["loss"].backward()
     assert all(weight.grad is not None for weight in task.drafter.parameters())
     task.sample(tmp_path / "maps.png")
-    assert (tmp_path / "maps.png").is_file() and task.held.maps(4).shape == (2, 3, 3 * PIXELS, 4 * PIXELS)
+    with Image.open(tmp_path / "maps.png") as sheet:  # two maps of 3 x 4 tokens, 8 pixels each
+        assert sheet.size == (2 * 32 + 6, 24 + 4)
 
 
 def test_drafters_that_read_what_the_target_lacks_are_refused() -> None:
@@ -177,7 +177,7 @@ def test_features_of_the_teacher_give_the_distribution_of_the_tokens(name: str) 
     parts = tiny.assemble(name, make(), processor(), size)
     assert parts.text is not None
     sampling = Sampling(guidance=4.0)
-    teacher = TokenTeacher(parts.target, parts.text, PROMPTS, sampling=sampling, seed=0)
+    teacher = Teacher(parts.target, parts.text.condition, PROMPTS, sampling=sampling, seed=0)
     config = DrafterConfig(loop=LOOP, batch=2, pictures=8, held_out=2, guidance=4.0, unroll=2)
     config = for_tokens(config, parts.target)
     task = DrafterTask(config, parts.target, teacher)
@@ -206,11 +206,11 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     assert for_tokens(heads, emu3).objective.regression == 0.1
     assert for_tokens(heads, parts.target).objective.regression == 0
     with pytest.raises(ValueError, match="reads prompt, which targets of transformers do not give"):
-        TokenTeacher(parts.target, parts.text, PROMPTS, sampling=Sampling(), seed=0, reads={"prompt"})
+        Teacher(parts.target, parts.text.condition, PROMPTS, sampling=Sampling(), seed=0, reads={"prompt"})
     with pytest.raises(ValueError, match="block_size is 12, wanted a perfect square"):
         new_module("eagle3", tiny.assemble("emu3", tiny.tiny_emu3(), None, (24, 32)).target, {}, seed=0)
     with pytest.raises(ValueError, match=r"guidance is 1\.0, wanted above 1"):
-        TokenTeacher(parts.target, parts.text, PROMPTS, sampling=Sampling(guidance=1.0), seed=0)
+        Teacher(parts.target, parts.text.condition, PROMPTS, sampling=Sampling(guidance=1.0), seed=0)
     data, model = drawings(tmp_path / "drawings"), save_tiny_model(tmp_path / "toy")
     with pytest.raises(ValueError, match="give --text-encoder"):
         train(base, out=tmp_path / "out", data=data, target=model / "transformer")

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.noise import Noise
@@ -49,7 +49,8 @@ class Drafter(ABC):
 class SampleWindow(Drafter):
     """A drafter whose tree is a chain of the target's own samples of the step before, and `nodes` long now.
 
-    If it `is_alone`, with no state beside `tokens`, an engine may shift the window itself, without calling `observe`.
+    If it `is_alone`, with no state beside `tokens`, an engine may shift the window itself, without calling `observe`;
+    else, with Gumbel match, its `log_q` too.
     New places are filled with `random` tokens of these numbers if `fills_randomly`, else with the last sample.
     While it `is_on_trial`, each step must be followed by `count_step`.
     """
@@ -63,6 +64,11 @@ class SampleWindow(Drafter):
     @abstractmethod
     def tokens(self) -> Int[Tensor, "b n"]:
         """The window in fixed memory: the last committed token, and the drafts behind it."""
+
+    @property
+    def log_q(self) -> Float[Tensor, "b n v"] | None:
+        """The distributions of the drafts in fixed memory, the last row for none; None where they are not kept."""
+        return None
 
     @property
     @abstractmethod

@@ -27,6 +27,10 @@ class Rows(ABC):
     def log_p(self, nodes: Int[Tensor, "b m"] | None = None) -> Float[Tensor, "b m v"]:
         """Return the log-probabilities of what follows these nodes of each image (None: all)."""
 
+    def rounded_log_p(self, nodes: Int[Tensor, "b m"] | None = None) -> Float[Tensor, "b m v"]:
+        """Return `log_p` with bits that depend on the logits only, by `rounded_log_softmax`, where there are logits."""
+        return self.log_p(nodes)
+
     @abstractmethod
     def sample(self, nodes: Int[Tensor, "b m"] | None = None) -> Int[Tensor, "b m"]:
         """Return what plain decoding samples after these nodes, argmax(log p + g) (None: all)."""

@@ -95,16 +95,17 @@ class StaticTree:
     @per_device
     def shape(self, device: torch.device | str = "cpu") -> TreeShape:
         """Return parents, ranks, depths and ancestors as tensors, cached per device."""
-        parents, widths = self._parents, [0] * self.depth
-        ancestors = torch.eye(len(parents), dtype=torch.bool)
-        for node, parent in enumerate(parents[1:], start=1):
+        choices: list[Choice] = [(), *self.choices]
+        number = {choice: node for node, choice in enumerate(choices)}
+        parents = [number[choice[:-1]] for choice in choices]
+        ancestors = torch.eye(len(choices), dtype=torch.bool)
+        for node, parent in enumerate(parents):
             ancestors[node] |= ancestors[parent]
-        for choice in self.choices:
-            widths[len(choice) - 1] = max(widths[len(choice) - 1], choice[-1] + 1)
+        widths = [max(choice[-1] for choice in choices if len(choice) == depth + 1) + 1 for depth in range(self.depth)]
         return TreeShape(
             parents=torch.tensor(parents, device=device),
-            ranks=torch.tensor([0] + [choice[-1] for choice in self.choices], device=device),
-            depths=torch.tensor([0] + [len(choice) for choice in self.choices], device=device),
+            ranks=torch.tensor([choice[-1] if choice else 0 for choice in choices], device=device),
+            depths=torch.tensor([len(choice) for choice in choices], device=device),
             ancestors=ancestors.to(device),
             widths=tuple(widths),
         )
@@ -112,14 +113,12 @@ class StaticTree:
     @per_device
     def levels(self, device: torch.device | str = "cpu") -> tuple[Level, ...]:
         """Return one plan for each depth that has children, the root's first, cached per device."""
-        parents, inner, shape = self._parents, self._inner, self.shape()
-        choices: list[Choice] = [(), *self.choices]
-        levels = []
-        frontier, above, first = [0], [0], 0
-        for depth, width in enumerate(shape.widths):
-            children = [i for i, choice in enumerate(choices) if len(choice) == depth + 1]
-            peers = [i for i, choice in enumerate(choices) if len(choice) == depth]
-            picks = [frontier.index(parents[child]) * width + choices[child][-1] for child in children]
+        shape, inner, levels = self.shape(), self.inner()[1:].tolist(), list[Level]()
+        parents, ranks = shape.parents.tolist(), shape.ranks.tolist()
+        peers, frontier, above, first = [0], [0], [0], 0
+        for width in shape.widths:
+            children = [node for node in range(1, len(parents)) if parents[node] in frontier]
+            picks = [frontier.index(parents[child]) * width + ranks[child] for child in children]
             levels.append(
                 Level(
                     width=width,
@@ -130,29 +129,20 @@ class StaticTree:
                     ancestors=shape.ancestors[frontier][:, inner].to(device),
                 )
             )
-            first += 0 if depth == 0 else len(frontier)
-            above, frontier = frontier, [child for child in children if child in inner]
+            first += len(frontier) if frontier != [0] else 0
+            peers, above, frontier = children, frontier, [child for child in children if child in inner]
         return tuple(levels)
-
-    @per_device
-    def log_q_rows(self, device: torch.device | str = "cpu") -> Int[Tensor, " n"]:
-        """Return for each node its number among root and inner nodes in node order, 0 for leaves."""
-        number = {node: i + 1 for i, node in enumerate(self._inner)}
-        return torch.tensor([number.get(node, 0) for node in range(self.max_nodes)], device=device)
 
     @per_device
     def inner(self, device: torch.device | str = "cpu") -> Int[Tensor, " m"]:
         """Return the nodes that have children, the root included, in node order."""
-        return torch.tensor([0, *self._inner], device=device)
+        return self.shape().has_children.nonzero()[:, 0].to(device)
 
-    @property
-    def _parents(self) -> list[int]:
-        number = {(): 0} | {choice: i + 1 for i, choice in enumerate(self.choices)}
-        return [0] + [number[choice[:-1]] for choice in self.choices]
-
-    @property
-    def _inner(self) -> list[int]:
-        return sorted(set(self._parents[1:]) - {0})
+    @per_device
+    def log_q_rows(self, device: torch.device | str = "cpu") -> Int[Tensor, " n"]:
+        """Return for each node its number among root and inner nodes in node order, 0 for leaves."""
+        is_inner = self.shape().has_children
+        return torch.where(is_inner, is_inner.cumsum(0) - 1, 0).to(device)
 
 
 def chain(length: int) -> StaticTree:

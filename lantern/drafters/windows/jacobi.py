@@ -62,6 +62,11 @@ class JacobiDrafter(SampleWindow):
         return self.held.tokens
 
     @property
+    def log_q(self) -> Float[Tensor, "b n v"] | None:
+        """The distributions of the drafts in fixed memory, the last row for none; None where they are not kept."""
+        return self.held.log_q if self.keeps_distributions else None
+
+    @property
     def random(self) -> Int[Tensor, "b c"]:
         """The random token of each token number."""
         return self.held.random

@@ -18,6 +18,7 @@ from lantern.core.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.core.sampling import Sampling
 from lantern.core.types import (
     Condition,
+    Cost,
     Drafter,
     DraftTree,
     Prompt,
@@ -51,6 +52,8 @@ from lantern.engines.cpu.kernels import (
 )
 from lantern.engines.engine import Engine
 from lantern.verifiers.gumbel import GumbelVerifier
+from lantern.verifiers.relaxations.bounded import Bounded
+from lantern.verifiers.relaxed import RelaxedVerifier
 
 
 class PackedPass:
@@ -178,8 +181,26 @@ class ImageArgs(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("top_k", "interval")),
         *((name, ctypes.c_float) for name in ("guidance", "temperature")),
         *((name, ctypes.c_void_p) for name in ("noise", "random", "known", "window", "grid", "start", "counts")),
-        *((name, ctypes.c_void_p) for name in ("sampled", "steps", "accepted", "reached", "finite")),
+        *((name, ctypes.c_void_p) for name in ("sampled", "steps", "accepted", "reached", "finite", "log_q")),
+        *((name, ctypes.c_void_p) for name in ("relaxed", "variation", "travelled", "largest", "costs", "rule")),
     ]
+
+
+class RelaxArgs(ctypes.Structure):
+    """`RelaxArgs` of relaxation.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("k", "columns", "apart", "rounds", "width")),
+        *((name, ctypes.c_double) for name in ("delta", "cap")),
+        *((name, ctypes.c_void_p) for name in ("table", "distances")),
+    ]
+
+    @classmethod
+    def of(cls, rule: Bounded) -> "RelaxArgs":
+        """Return the settings of a relaxation, whose tensors must outlive them."""
+        apart, distances = (0, None) if rule.distances is None else (rule.distances.shape[1], rule.distances.data_ptr())
+        sizes = (rule.k, rule.table.shape[1], apart, rule.rounds, min(rule.width, len(rule.table)))
+        return cls(*sizes, float(rule.delta), float(rule.cap), rule.table.data_ptr(), distances)
 
 
 class StepArgs(ctypes.Structure):
@@ -194,15 +215,30 @@ class StepArgs(ctypes.Structure):
 
 
 def is_fused(state: State) -> bool:
-    """Return whether the rounds of a generation are one C++ program: plain decoding and windows of samples alone.
+    """Return whether the rounds of a generation are one C++ program: plain decoding and windows of samples, which
+    `Bounded` may relax.
 
     Not with top-p, with given tokens, and for targets whose passes do not run in C++.
     """
     is_plain = isinstance(state, Plain)
     drafter = state.drafter
-    is_window = isinstance(drafter, SampleWindow) and drafter.is_alone and isinstance(state.verifier, GumbelVerifier)
+    is_window = isinstance(drafter, SampleWindow) and (
+        isinstance(state.verifier, GumbelVerifier) if drafter.is_alone else rule_of(state) is not None
+    )
     has_all = state.sampling.top_p == 1 and state.forced is None and isinstance(state.target, CpuTarget)
     return has_all and (is_plain or is_window)
+
+
+def rule_of(state: State) -> Bounded | None:
+    """Return the relaxation of a window's distributions that `lantern_steps` computes, None where there is none."""
+    drafter, verifier = state.drafter, state.verifier
+    if not isinstance(drafter, SampleWindow) or drafter.is_alone or not isinstance(verifier, RelaxedVerifier):
+        return None
+    rule = verifier.relaxation
+    if not isinstance(rule, Bounded) or not isinstance(verifier.inner, GumbelVerifier) or state.sampling.is_greedy:
+        return None
+    tensors = (rule.table,) if rule.distances is None else (rule.table, rule.distances)
+    return rule if drafter.log_q is not None and all(one.is_contiguous() for one in tensors) else None
 
 
 class FusedImages:
@@ -221,12 +257,20 @@ class FusedImages:
             random = self.window.random if self.window.fills_randomly else None
         table, sampling = state.noise.gumbel_table(), state.sampling
         rows = (state.known, self.tokens, held.tokens, self.start, self.counts, self.sampled)
-        self.kept = (table, random, *rows, steps, sums.accepted, sums.reached, held.finite)  # C++ has addresses only
+        rule = rule_of(state)
+        self.rule = None if rule is None else RelaxArgs.of(rule)
+        log_q = None if rule is None or self.window is None else self.window.log_q
+        self.costs = torch.zeros(images, nodes, 3)
+        spent = (sums.relaxed, sums.variation, sums.distance, sums.largest, self.costs)
+        # C++ has addresses only
+        self.kept = (table, random, *rows, steps, sums.accepted, sums.reached, held.finite, log_q, *spent)
+        sums.has_distance = sums.has_distance or (rule is not None and rule.distances is not None)
         self.args = [
             ImageArgs(
                 *(min(sampling.top_k, state.target.config.vocab_size), min(sampling.guidance_interval, state.count)),
                 *(float(sampling.guidance), float(sampling.temperature)),
                 *(None if tensor is None else tensor[i].data_ptr() for tensor in self.kept),
+                None if self.rule is None else ctypes.addressof(self.rule),
             )
             for i in range(images)
         ]
@@ -248,7 +292,12 @@ class FusedImages:
         length = (scored[:, 1:] == tokens[:, :-1]).long().cumprod(1).sum(1)
         drafts = torch.arange(1, nodes)
         path = torch.where(drafts <= length[:, None], drafts, 0)
-        verdict = Verdict(path, length, tokens.gather(1, length[:, None])[:, 0])
+        cost = None
+        if self.rule is not None:
+            is_visited = torch.arange(nodes) <= length[:, None]
+            relaxed, spent, distance = torch.where(is_visited[..., None], self.costs[:, :nodes], 0.0).unbind(-1)
+            cost = Cost(relaxed[:, :-1], spent, distance if self.rule.distances else None)
+        verdict = Verdict(path, length, tokens.gather(1, length[:, None])[:, 0], cost=cost)
         tree = DraftTree(scored, TreeShape.chain(nodes - 1, scored.device), "gumbel")
         return Step(self.state.index, start, counts, tokens, scores, tree, verdict)
 

@@ -2,12 +2,18 @@
 // the samples (`sampling.h`), the match, and the commit. Plain decoding is a window of one token.
 
 #include "convolution.h"
-#include "sampling.h"
+#include "relaxation.h"
 
 extern "C" {
 
 // ABI number of this library. Increase it together with `ABI` of build.py when a structure or function changes.
-int32_t lantern_abi() { return 6; }
+int32_t lantern_abi() { return 7; }
+
+// What a relaxation cost at a node: the probability that the draft behind it was accepted because of the relaxation, the
+// total variation, and mass times distance.
+struct Cost {
+    float relaxed, spent, distance;
+};
 
 // An image, in memory of its own: images with other settings and other numbers of known tokens share a step.
 struct ImageArgs {
@@ -23,6 +29,13 @@ struct ImageArgs {
     int64_t *passes;
     int64_t *accepted, *reached; // (nodes - 1)
     uint8_t *finite;
+    // With a relaxation: the distributions of the window's drafts (nodes, vocab), row i that of draft i + 1; sums over
+    // tokens; and what the last step cost at each node (nodes).
+    float *log_q;
+    double *relaxed, *variation, *travelled;
+    float *largest;
+    Cost *costs;
+    const RelaxArgs *rule; // null: none
 };
 
 struct StepArgs {
@@ -42,9 +55,16 @@ struct Stepper {
     StepArgs &state;
     const int rows = pass.rows / state.images; // guidance rows of an image
     std::vector<std::vector<float>> scores, room; // one per thread
+    std::vector<Relaxer> relaxers;                // one per thread
+    std::vector<float> kept;                      // (images, nodes, vocab): scores of images with a relaxation
 
     Stepper(const Model &model, const PassArgs &pass, StepArgs &state)
-        : model(model), pass(pass), state(state), scores(pass.threads, std::vector<float>(model.vocab)), room(scores) {}
+        : model(model), pass(pass), state(state), scores(pass.threads, std::vector<float>(model.vocab)), room(scores) {
+        const auto is_relaxed = [](const ImageArgs &of) { return of.rule != nullptr; };
+        if (std::none_of(state.of, state.of + state.images, is_relaxed)) return;
+        relaxers = std::vector<Relaxer>(pass.threads, Relaxer(model.vocab));
+        kept.resize(size_t(state.images) * state.nodes * model.vocab);
+    }
 
     int64_t place(const ImageArgs &of, int node) const { return std::min<int64_t>(*of.known + node, state.tokens - 1); }
 
@@ -77,6 +97,8 @@ struct Stepper {
         return pass.logits + ((size_t(image) * rows + row) * state.nodes + node) * model.vocab;
     }
 
+    float *row(int image, int node) { return kept.data() + (size_t(image) * state.nodes + node) * model.vocab; }
+
     // Samples the token that follows a node.
     int64_t sample(int image, int node, int thread) {
         const ImageArgs &of = state.of[image];
@@ -84,9 +106,41 @@ struct Stepper {
         const int64_t where = place(of, node);
         const float *noise = of.noise ? of.noise + size_t(where) * model.vocab : nullptr;
         const float *u = rows == 2 ? logits(image, 1, node) : nullptr;
-        float *out = scores[thread].data();
-        distribution.score(logits(image, 0, node), u, where, noise, out, room[thread].data());
-        return distribution.largest(out);
+        float *out = of.rule ? row(image, node) : scores[thread].data();
+        distribution.score(logits(image, 0, node), u, where, of.rule ? nullptr : noise, out, room[thread].data());
+        return of.rule ? best(out, noise, thread) : distribution.largest(out);
+    }
+
+    // Returns the token with the largest sum of score and noise.
+    int64_t best(const float *row, const float *noise, int thread) {
+        float *sums = scores[thread].data();
+        for (int v = 0; v < model.vocab; v += WIDTH) store(sums + v, noise ? load(row + v) + load(noise + v) : load(row + v));
+        return Distribution{model.vocab}.largest(sums);
+    }
+
+    // Samples the token that follows a node again, from the distribution moved toward that of the draft behind the node.
+    void relax(int image, int node, int thread) {
+        const ImageArgs &of = state.of[image];
+        Relaxer &relaxer = relaxers[thread];
+        float *own = row(image, node);
+        Cost &cost = of.costs[node] = {};
+        relaxer.normalize(own);
+        if (node + 1 < state.nodes) {
+            const int64_t draft = of.window[node + 1];
+            const float before = own[draft];
+            relaxer.relax(*of.rule, own, of.log_q + size_t(node) * model.vocab);
+            const float ratio = before - own[draft];
+            cost = {ratio < 0 ? float(-std::expm1(double(ratio))) : 0.0f, float(relaxer.spent), float(relaxer.distance)};
+        }
+        of.sampled[node] = best(own, of.noise ? of.noise + size_t(place(of, node)) * model.vocab : nullptr, thread);
+    }
+
+    // Returns whether the draft behind a node is the token sampled after it. Only the rows of nodes that are asked for
+    // are relaxed; those behind them, which give the drafts of the next window, are not.
+    bool is_matched(int image, int node) {
+        const ImageArgs &of = state.of[image];
+        if (of.rule && *of.known + node < state.tokens) relax(image, node, omp_get_thread_num());
+        return node + 1 < state.nodes && of.window[node + 1] == of.sampled[node];
     }
 
     bool is_finite(int image, int node) const {
@@ -116,19 +170,20 @@ struct Stepper {
     }
 
     // Keeps the drafts that equal the target's own samples, and the sample that follows them.
-    void commit(int image) const {
+    void commit(int image) {
         const ImageArgs &of = state.of[image];
         const int64_t known = *of.known;
         *of.start = known;
         *of.counts = 0;
         if (known >= state.tokens) return;
         int length = 0;
-        while (length + 1 < state.nodes && of.window[length + 1] == of.sampled[length]) length++;
+        while (is_matched(image, length)) length++;
         const int64_t count = std::min<int64_t>(length + 1, state.tokens - known);
         for (int64_t i = 0; i < count; i++) {
             of.grid[known + i] = of.sampled[i];
             if (!is_finite(image, int(i))) *of.finite = 0;
         }
+        if (of.rule) charge(image, length);
         ++*of.passes;
         for (int d = 0; d + 1 < state.nodes && known + d < state.tokens; d++) {
             of.accepted[d] += d < length;
@@ -138,6 +193,35 @@ struct Stepper {
         *of.counts = count;
         *of.known = known + count;
         shift(of, int(count));
+        if (of.rule) shift_rows(image, int(count));
+    }
+
+    // Adds the costs of the committed tokens. The drafts behind them keep their distributions, so all rows are checked.
+    void charge(int image, int length) {
+        const ImageArgs &of = state.of[image];
+        for (int i = 0; i < state.nodes; i++) {
+            if (!is_finite(image, i)) *of.finite = 0;
+            if (i > length || *of.known + i >= state.tokens) continue;
+            const Cost &cost = of.costs[i];
+            if (i < length) *of.relaxed += cost.relaxed;
+            *of.variation += cost.spent, *of.travelled += cost.distance;
+            *of.largest = std::max(*of.largest, cost.spent);
+        }
+    }
+
+    // Keeps the distributions of the drafts that stay. New ones are uniform, or the token itself.
+    void shift_rows(int image, int count) {
+        const ImageArgs &of = state.of[image];
+        for (int j = 0; j < state.nodes; j++) {
+            float *to = of.log_q + size_t(j) * model.vocab;
+            if (count + j < state.nodes) {
+                std::memcpy(to, row(image, count + j), sizeof(float) * model.vocab);
+                relaxers[omp_get_thread_num()].normalize(to);
+                continue;
+            }
+            std::fill(to, to + model.vocab, of.random ? float(-std::log(double(model.vocab))) : -INFINITY);
+            if (!of.random) to[of.sampled[state.nodes - 1]] = 0;
+        }
     }
 
     // Copies keys and values of the first nodes from the stage to the slots of their tokens.

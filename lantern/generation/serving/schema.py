@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field
 
+from lantern.generation.requests import MAX_PROMPT
+
 OutputFormat = Literal["png", "jpeg", "webp"]
 MAX_SEED = 2**63 - 1
-MAX_PROMPT = 2000
 
 
 class ImageRequest(BaseModel):

@@ -63,9 +63,9 @@ class Worker(threading.Thread):
     """Decodes queued images, at most `batch` at a time, in the order of arrival.
 
     An image joins those under way as soon as a row is free, whatever its method and sampling, and leaves its row when
-    its tokens are complete or when it is cancelled (`decoding.rounds.Joint`). Noise is that of
-    (seed, number), so an image does not depend on what else is decoded, as far as the engine keeps that
-    (`Statistics.promise`). `observe` receives the seconds that each image waited.
+    its tokens are complete or when it is cancelled (`decoding.rounds.Joint`). Noise is that of (seed, number), so an
+    image does not depend on what else is decoded, as far as the engine keeps that (`Statistics.promise`). `observe`
+    receives the seconds that each image waited.
     """
 
     def __init__(self, model: Model, *, batch: int = 4, waiting: int = 64) -> None:

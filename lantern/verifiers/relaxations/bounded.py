@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from lantern.core.sampling import logs, probabilities
+from lantern.core.sampling import COARSE, UNITS, rounded_exp, rounded_log, whole_units
 from lantern.verifiers.relaxations.neighbours import Neighbourhood
 from lantern.verifiers.relaxations.rule import Relaxation, Relaxed, check_number
 
@@ -22,8 +22,12 @@ class Bounded(Neighbourhood, Relaxation):
 
     The flow is computed by `rounds` of proportional filling: x requests mass from its neighbours in proportion to what
     they have left, y grants in proportion to the requests. Only the `width` tokens with the largest deficit make
-    requests; p and q alone determine them. The work is n width k; `width` = V is the dense form. At temperature 0 r is
-    p; the greedy form there is LANTERN's (arXiv:2410.03355) with the budget min(delta, (cap - 1) p(x)).
+    requests, the lowest index first among equals; p and q alone determine them. The work is n width k; `width` = V is
+    the dense form. Masses are whole units of 2^-48 in fp64, deficits and shares of 2^-36, so that neither the order of
+    a sum nor the processor changes r: the C++ engine computes the same bits.
+
+    At temperature 0 r is p; the greedy form there is LANTERN's (arXiv:2410.03355) with the budget min(delta,
+    (cap - 1) p(x)).
     ValueError for a value out of range.
     """
 
@@ -48,46 +52,56 @@ class Bounded(Neighbourhood, Relaxation):
         self, log_p: Float[Tensor, "n v"], log_q: Float[Tensor, "n v"], *, depths: Int[Tensor, " n"], levels: int
     ) -> Relaxed:
         """Return r, its total variation F, and the sum of flows times distances. Where nothing moves r is p."""
-        p, q = probabilities(log_p), probabilities(log_q)
-        gap = q.sub_(p)
-        deficit = torch.minimum(gap, (self.cap - 1) * p).clamp_(min=0.0)
-        lacks, takers = deficit.topk(min(self.width, p.shape[-1]), sorted=False)
-        givers = self.neighbours(takers).flatten(1)
+        p, q = rounded_exp(log_p), whole_units(rounded_exp(log_q))
+        own = whole_units(p)
+        gap = q.sub_(own)
+        deficit = torch.minimum(gap, (self.cap - 1) * own).clamp_(min=0.0).mul_(COARSE / UNITS).floor_()
+        takers = self._largest(deficit)
+        givers, lacks = self.neighbours(takers).flatten(1), deficit.gather(1, takers) * (UNITS / COARSE)
         inflow, outflow, travelled = self._fill(gap.neg_().clamp_(min=0.0), takers, lacks, givers)
         total = inflow.sum(-1)
-        scale = (self.delta / total.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1.0)
-        kept = p.gather(1, givers) - outflow * scale[:, None]
-        r = p.scatter(1, givers, kept).scatter_add_(1, takers, inflow * scale[:, None])
+        scale = (self.delta * UNITS / total.clamp(min=1.0)).clamp(max=1.0)
+        lost, gained = ((part * scale[:, None]).floor_() for part in (outflow, inflow))
+        change = torch.zeros_like(gap).scatter_(1, givers, lost.neg_()).scatter_add_(1, takers, gained)
         # log(exp(x)) is not x to the last bit: tokens that did not change keep log p. Only neighbours and those that
         # request can change.
         tokens = torch.cat([givers, takers], 1)
-        own, before = r.gather(1, tokens).clamp_(min=0.0), log_p.gather(1, tokens)
-        log_r = log_p.scatter(1, tokens, torch.where(own == p.gather(1, tokens), before, logs(own)))
-        spent = (total * scale).clamp(max=self.delta)
-        return Relaxed(log_r, spent, None if travelled is None else travelled * scale)
+        moved, before = change.gather(1, tokens), log_p.gather(1, tokens)
+        r = (p.gather(1, tokens) + moved / UNITS).to(p.dtype).clamp_(min=torch.finfo(p.dtype).tiny)
+        log_r = log_p.scatter(1, tokens, torch.where(moved == 0, before, rounded_log(r)))
+        spent = ((total * scale).floor_() / UNITS).to(p.dtype).clamp_(max=self.delta)
+        return Relaxed(log_r, spent, None if travelled is None else (travelled * scale / COARSE).to(p.dtype))
+
+    def _largest(self, deficit: Float64[Tensor, "n v"]) -> Int[Tensor, "n w"]:
+        """Return the tokens with the largest deficits, those of the lowest index among equals."""
+        size = deficit.shape[-1]
+        ahead = torch.arange(size - 1, -1, -1, device=deficit.device)
+        return (deficit * size + ahead).topk(min(self.width, size), sorted=False).indices
 
     def _fill(
         self,
-        surplus: Float[Tensor, "n v"],
+        surplus: Float64[Tensor, "n v"],
         takers: Int[Tensor, "n w"],
-        deficits: Float[Tensor, "n w"],
+        deficits: Float64[Tensor, "n w"],
         givers: Int[Tensor, "n wk"],
-    ) -> tuple[Float[Tensor, "n w"], Float[Tensor, "n wk"], Float[Tensor, " n"] | None]:
+    ) -> tuple[Float64[Tensor, "n w"], Float64[Tensor, "n wk"], Float64[Tensor, " n"] | None]:
         """Run the rounds of proportional filling; return mass received and given, and moved mass times distance."""
         shape = (*takers.shape, self.k)
-        away = None if self.distances is None else self.distances[takers, : self.k].to(surplus.dtype)
+        away = None if self.distances is None else self.distances[takers, : self.k].double()
         lacks, travelled = deficits, None if away is None else torch.zeros_like(surplus[:, 0])
         own = left = surplus.gather(1, givers)
         for _ in range(self.rounds):
             around = left.view(shape).sum(-1)
             # x requests the same share from each neighbour, so one number per x is enough.
-            share = (lacks / around.clamp(min=torch.finfo(surplus.dtype).tiny)).clamp_(max=1.0)
+            share = whole_units((lacks / around.clamp(min=1.0)).clamp_(max=1.0), COARSE)
             spread = share[..., None].expand(shape).flatten(1)
-            demand = torch.zeros_like(surplus).scatter_add_(1, givers, spread).gather(1, givers)
-            offers = (left / demand.clamp(min=1.0)).view(shape)
-            granted = torch.minimum(offers.sum(-1) * share, lacks)
+            demand = torch.zeros_like(surplus).scatter_add_(1, givers, spread).gather(1, givers) / COARSE
+            share = share / COARSE
+            offers = (left / demand.clamp(min=1.0)).floor_().view(shape)
+            granted = torch.minimum((offers.sum(-1) * share).floor_(), lacks)
             if away is not None and travelled is not None:
-                travelled = travelled + ((offers * away).sum(-1) * share).sum(-1)
+                moved = (offers * away * (COARSE / UNITS)).floor_().sum(-1)
+                travelled = travelled + (moved * share).floor_().sum(-1)
             lacks = lacks - granted
-            left = left * (1.0 - demand).clamp_(min=0.0)
+            left = (left * (1.0 - demand).clamp_(min=0.0)).floor_()
         return deficits - lacks, own - left, travelled
