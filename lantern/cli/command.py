@@ -193,13 +193,6 @@ def check_file(option: str, path: Path | None) -> None:
         raise ValueError(f"{option} {path}: the folder {path.parent} does not exist")
 
 
-def check_needs(option: str, **given: Any) -> None:
-    """Raise ValueError for a given option that has an effect only with `option`, which is missing."""
-    for name, value in given.items():
-        if value:
-            raise ValueError(f"--{name.replace('_', '-')} is an option of {option}, which is missing")
-
-
 def say(line: str, is_quiet: bool = False, name: str = "lantern") -> None:
     """Print a line on stderr, after `name` and a colon, unless `is_quiet`."""
     if not is_quiet:

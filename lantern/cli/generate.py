@@ -462,12 +462,10 @@ class Job:
             "prompt": request.prompt if has_prompt else None,
             "negative_prompt": request.negative_prompt if has_prompt else None,
             "class": request.label,
-            "model": self.model.name,
-            "method": self.method.name,
+            **{name: head[name] for name in ("model", "method", "sampling", "dtype", "engine", "versions")},
             "settings": self.settings or None,
             "seed": str(request.seed),
             "image": str(request.number),
-            **{name: head[name] for name in ("sampling", "dtype", "engine", "versions")},
             "prompt_sha256": picture.prompt_sha256,
             "forced_tokens": str(picture.statistics.forced) if picture.statistics.forced else None,
         }

@@ -57,16 +57,13 @@ def _printed(text: str) -> int:
 
 def _usage() -> str:
     width = max(map(len, SUMMARIES))
-    lines = [f"  {name:<{width}}  {summary}" for name, summary in SUMMARIES.items()]
     return "\n".join(
         [
-            "usage: lantern COMMAND [OPTIONS]",
-            "",
+            "usage: lantern COMMAND [OPTIONS]\n",
             "Generate images with visual autoregressive models by speculative decoding; train and measure such models.",
             "",
-            *lines,
-            "",
-            "lantern COMMAND --help lists the options of a command; lantern --version prints the version.",
+            *(f"  {name:<{width}}  {summary}" for name, summary in SUMMARIES.items()),
+            "\nlantern COMMAND --help lists the options of a command; lantern --version prints the version.",
         ]
     )
 

@@ -93,41 +93,34 @@ def command(
     more: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> Command:
     """Return the command that a function declares by its signature and docstring; `more` adds further options."""
+    declared: dict[str, tuple[Any, Any]] = {}  # the annotation, and the option, the options of the group, or None
+    for name, one in inspect.signature(function).parameters.items():
+        is_option = isinstance(one.default, Argument)
+        declared[name] = one.annotation, one.default if is_option else getattr(one.annotation, "OPTIONS", None)
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.epilog = epilog
-        for name, (kind, declared) in _declared(function).items():
-            if isinstance(declared, Argument):
-                add_option(parser, name, kind, declared)
-            elif declared:
-                added, hints = parser.add_argument_group((kind.__doc__ or "").rstrip(".")), get_type_hints(kind)
-                for each, option in declared.items():
-                    add_option(added, each, hints[each], option)
+        for name, (kind, option) in declared.items():
+            if isinstance(option, Argument):
+                add_option(parser, name, kind, option)
+            elif option:
+                group, hints = parser.add_argument_group((kind.__doc__ or "").rstrip(".")), get_type_hints(kind)
+                for each in option:
+                    add_option(group, each, hints[each], option[each])
         if more is not None:
             more(parser)
 
+    def run(args: argparse.Namespace) -> int:
+        given = vars(args)
+        groups = {
+            name: kind(**{each: given[each] for each in option})
+            for name, (kind, option) in declared.items()
+            if isinstance(option, dict)
+        }
+        return function(**{name: groups.get(name, given.get(name)) for name in declared})
+
     summary = (inspect.getdoc(function) or "").partition("\n")[0]
-    name = function.__name__.strip("_")
-    return Command(name, summary, add_arguments, lambda args: function(**values_of(args, function)), is_brief)
-
-
-def values_of(args: argparse.Namespace, function: Callable[..., int]) -> dict[str, Any]:
-    """Return the arguments of a function as they were parsed."""
-    return {
-        name: kind(**{each: getattr(args, each) for each in declared})
-        if isinstance(declared, dict)
-        else getattr(args, name)
-        for name, (kind, declared) in _declared(function).items()
-    }
-
-
-def _declared(function: Callable[..., int]) -> dict[str, tuple[Any, Any]]:
-    """Return each parameter's annotation, and its option, the options of its group by name, or None."""
-    found = {}
-    for one in inspect.signature(function).parameters.values():
-        is_option = isinstance(one.default, Argument)
-        found[one.name] = one.annotation, one.default if is_option else getattr(one.annotation, "OPTIONS", None)
-    return found
+    return Command(function.__name__.strip("_"), summary, add_arguments, run, is_brief)
 
 
 def add_option(parser: Any, name: str, kind: Any, option: Argument) -> None:

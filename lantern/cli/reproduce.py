@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, FAILED, check_folder, check_needs, complain, say
+from lantern.cli.command import DONE, FAILED, check_folder, complain, say
 from lantern.cli.options import Apart, arg, command, existing, named, opt, options
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def reproduce(
     """Make a protocol's images, measure them, write the row."""
     from lantern.eval.protocols import reproduce as protocols
 
-    if ray is None:
-        check_needs("--ray", actors=actors)
+    if actors and ray is None:
+        raise ValueError("--actors is an option of --ray, which is missing")
     folder = Path(protocol).stem if protocol.endswith(".json") else protocol
     slug = "".join(sign if sign.isalnum() or sign in "+-.=" else "-" for sign in method or "own")
     row = protocols.Row(

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import check_needs, say
+from lantern.cli.command import say
 from lantern.cli.options import MODEL, MODEL_HELP, Placement, arg, command, opt, options
 from lantern.core.config import install_hint, one_line
 from lantern.core.places import resolve_model
@@ -56,7 +56,8 @@ def serve(
         say(f"warning: {host} is open to other machines, without an API key")
     if ray is not None:
         return _serve_on_ray(setup, (host, port), ray, replicas, bounds.drain)
-    check_needs("--ray", replicas=replicas)
+    if replicas:
+        raise ValueError("--replicas is an option of --ray, which is missing")
     from lantern.generation.serving.server import bind
     from lantern.generation.serving.server import serve as serve_here
 

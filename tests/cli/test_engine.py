@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from lantern.cli.command import parser_of
+from lantern.cli.command import run_command
 from lantern.cli.generate import main
-from lantern.cli.options import Placement, advice, command, values_of
+from lantern.cli.options import Placement, advice, command
 from lantern.engines.cpu import build
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
@@ -20,11 +20,15 @@ FITTING: dict[str, Any] = {"dim": 64, "n_head": 2, "vocab_size": 32}
 
 
 def parsed(*options: str) -> Placement:
+    found = []
+
     def place(*, where: Placement) -> int:
         """Place."""
+        found.append(where)
         return 0
 
-    return values_of(parser_of(command(place), "place").parse_args(options), place)["where"]
+    assert run_command(command(place), options) == 0
+    return found[0]
 
 
 @pytest.fixture

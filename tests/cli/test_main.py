@@ -33,6 +33,7 @@ REFUSED = {
     "generate --model nowhere --prompt a": "nowhere",
     "generate --prompts-file nowhere.txt": "nowhere.txt",
     "generate": "no images requested",
+    "methods medsua": "did you mean medusa?",
     "methods nowhere": "wanted a method that `lantern methods` lists",
     "methods plain --model nowhere": "nowhere",
     "convert nowhere out": "does not exist",
@@ -76,6 +77,7 @@ REFUSED = {
     "bench --variants int4": "wanted one of eager",
     "bench --images 0": "wanted a whole number from 1",
     "bench --model TOY --methods eagel1": 'did you mean "eagle1"',
+    "reproduce emoji --actors 2": "--actors is an option of --ray",
     "reproduce nowhere": "nowhere",
     "reproduce nowhere/row.json": "nowhere",
     "leaderboard --from nowhere.json": "does not exist",
@@ -86,6 +88,8 @@ REFUSED = {
     "demo nowhere": "nowhere",
     "demo --port 0": "from 1 to 65535",
     "serve nowhere": "nowhere",
+    "serve --replicas 2": "--replicas is an option of --ray",
+    "serve nowhere --ray": "nowhere",
     "serve --port 99999": "from 0 to 65535",
 }
 

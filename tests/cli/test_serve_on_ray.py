@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from lantern.cli.main import main
 from tests.tiny_folder import save_tiny_model
 
 PICTURES = 24
@@ -93,17 +92,3 @@ def test_a_model_that_does_not_load_is_refused_with_the_reason(tmp_path: Path) -
     assert ended.returncode == 1
     assert "the replicas did not start: ValueError: " in ended.stderr and str(weights) in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--replicas", "2"], "--replicas is an option of --ray"),
-        (["/nowhere/model", "--ray"], "/nowhere/model"),
-    ],
-)
-def test_bad_input_is_refused_before_ray_starts(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", *words]) == 2
-    assert said in capsys.readouterr().err

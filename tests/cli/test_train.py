@@ -118,13 +118,6 @@ def test_a_kind_names_its_config_and_fits_it(calls: list[Any], tmp_path: Path) -
         train_drafter(config, out=tmp_path, data=tmp_path, target=tmp_path, text_encoder=tmp_path, kind="medusa")
 
 
-def test_help_of_a_stage_has_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "policy", "--help"]) == 0
-    text = capsys.readouterr().out
-    assert "Stage policy: train a tree policy" in text and "--records" in text
-    assert not any(f"--{name.replace('_', '-')} " in text for name in set(OPTIONS) - set(STAGES["policy"].options))
-
-
 @pytest.mark.parametrize("stage", ["all", "policy"])
 def test_a_missing_package_is_reported_before_anything_is_written(
     stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -113,7 +113,8 @@ class EagleDrafter(NetworkDrafter):
         self.cache.commit(torch.arange(pairs, device=self.known.device).expand_as(self.held.places), self.known)
         self.known.add_(self.held.counts)
         self._is_read = True
-        return features.take_along_dim(self.held.last[:, None, :, None], 2)
+        last = self.held.last[:, None, :, None]
+        return features.gather(2, last.expand(*features.shape[:2], -1, features.shape[-1]))
 
     def _run(
         self,
