@@ -1,7 +1,6 @@
 """The mixture in C++: bits of the torch form, and the bound on the total variation at every token."""
 
 import ctypes
-import shutil
 import subprocess
 
 import pytest
@@ -12,8 +11,6 @@ from lantern.core.sampling import rounded_log_softmax
 from lantern.engines.cpu.compiler import FLAGS, SOURCES
 from lantern.verifiers.relaxations.mixture import Mixture
 from lantern.verifiers.relaxations.rule import Relaxed
-
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 
 # Normalizes scores of p and q and moves rows of p.
 MOVE = """
