@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, run_command
+from lantern.cli.command import DONE, explained, run_command
 from lantern.cli.options import DTYPES, OneOf, arg, command, existing, opt
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def temporary_until_complete(out: Path) -> Iterator[Path]:
                 folder.rmdir()
         if isinstance(error, ValueError | OSError):
             kind = ValueError if isinstance(error, ValueError) else OSError
-            raise kind(str(error).replace(name, str(out))) from error
+            raise kind(explained(error).replace(name, str(out))) from error
         raise
 
 

@@ -72,7 +72,7 @@ REFUSED = {
     "--tokens .": "is a folder",
     "--tokens t.json --compare": "leave one of them out",
     "--tokens x.png --out ./x.png": "--tokens and --out are both x.png",
-    "--init-image x.png --keep-rows 1 --out ./x.png": "--out is x.png, which --init-image reads",
+    "--init-image x.png --keep-rows 1 --out ./x.png": "--out and --init-image are both x.png",
     "--tokens t.json --record t.json --method eagle1": "--record and --tokens are both t.json",
     "--method plain --record x": "so there is nothing to --record",
     "--compare --record x": "leave one of them out",
