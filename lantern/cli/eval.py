@@ -28,9 +28,7 @@ def eval_(
     pictures: list[Path] = arg(PICTURES_HELP, parse=existing),
     reference: Path | None = opt(None, "folder of real images, or their statistics", parse=existing),
     metrics: list[str] = opt(["kid", "fid"], f"metrics: {', '.join(METRICS)}; default kid fid", metavar="METRIC"),
-    prompts: str | None = opt(
-        None, "one prompt per image in order of names; default: those in the files", metavar="FILE"
-    ),
+    prompts: str | None = opt(None, "a prompt an image, in order of names (default: in the files)", metavar="FILE"),
     weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, parse=named(Path, names=WEIGHTS), metavar="NAME=PATH"),
     cache: Path | None = opt(None, "folder of weights (default: $LANTERN_CACHE)", metavar="FOLDER"),
     seed: int = opt(0, "seed of the bootstrap (default 0)", 0, MAX_SEED),

@@ -52,10 +52,7 @@ if TYPE_CHECKING:
 STDOUT = Path("-")
 LABEL_LINES = 2
 PROMPTS_HELP = "prompts, one per line without lines that begin with # (or .json, .jsonl, .tsv); - is stdin"
-NEGATIVE_HELP = (
-    "text that guidance leads away from, in place of the model's unconditional caption; once for all prompts, or "
-    "repeated, one for each prompt in order"
-)
+NEGATIVE_HELP = "text that guidance leads away from; once for all prompts, or repeated, one for each prompt in order"
 NAME_HELP = f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; fields: {', '.join(FIELDS)}"
 SETTING_HELP = "a setting of the method by its name, such as nodes=31; may be repeated"
 
@@ -87,13 +84,9 @@ class Files:
     overwrite: bool = opt(False, "replace files that exist; a file named by --out is always replaced")
     format: str | None = opt(None, f"file format, of {', '.join(SUFFIXES)} (default png)", parse=OneOf(list(SUFFIXES)))
     quality: int | None = opt(None, "quality of JPEG and WebP files, 1 to 100 (default 90)", 1, 100)
-    scale: int | None = opt(
-        None, "enlarge images N times; 1 is the raw size (default: the model's)", 1, MAX_SCALE, metavar="N"
-    )
+    scale: int | None = opt(None, "enlarge images N times; 1 is the raw size (default: the model's)", 1, MAX_SCALE)
     resample: str = opt("lanczos", f"filter of --scale, of {', '.join(RESAMPLINGS)}", parse=OneOf(RESAMPLINGS))
-    grid: int | None = opt(
-        None, "write all images as one contact sheet, with their prompts if there are several", 1, 1000, bare=0
-    )
+    grid: int | None = opt(None, "write one contact sheet of N columns, with prompts if they differ", 1, 1000, bare=0)
     tokens: Path | None = opt(None, "write the token grid as JSON, - is stdout; no image unless --out", metavar="FILE")
     json: bool = opt(False, "print statistics as one JSON object on stdout; if interrupted, of the finished images")
     compare: bool = opt(False, "make each image by plain decoding as well, and print the difference")
@@ -261,12 +254,10 @@ def _parsed(method: Method, texts: Mapping[str, str], *, is_named: bool) -> dict
 
 def _prompts(given: Sequence[str], file: str | None, labels: Sequence[int]) -> list[str]:
     """Return all prompts in order, checked; ValueError without prompts and classes, and for both."""
-    if not given and file is None and not labels:
-        raise ValueError('no images requested: give --prompt "a red apple", --prompts-file FILE or --class-label N')
-    if labels and (given or file is not None):
-        raise ValueError("got prompts and class labels, wanted one of them: a model takes either words or classes")
-    if labels:
-        return []
+    if bool(labels) == bool(given or file is not None):
+        got = "both, and a model takes either words or classes" if labels else "neither"
+        options = 'give --prompt "a red apple", --prompts-file FILE or --class-label N'
+        raise ValueError(f"wanted prompts or class labels, got {got}: {options}")
     from lantern.generation.requests import check_prompt, read_prompts
 
     return [check_prompt(prompt) for prompt in given] + ([] if file is None else read_prompts(file))
