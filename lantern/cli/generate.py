@@ -162,8 +162,6 @@ def generate(
         print("\n".join((read_words if inputs.list_words else list_names)(resolve_model(model))))
         return DONE
     prompts = _prompts(prompt, prompts_file, class_label)
-    if inputs.negative_prompt and class_label:
-        raise ValueError("--negative-prompt is for prompts: a model of classes has no captions")
     rank, processes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1 and (method in (None, "auto") or files.compare):
         raise ValueError(f"{processes} processes share a model and need one method: give --method, and no --compare")

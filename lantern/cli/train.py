@@ -25,7 +25,7 @@ from lantern.training.stages import (
 )
 
 TYPES = {
-    **{"existing path": existing, "path": Path, "count": integer(0, 10**9), "number": real(0, 10**6), "text": str},
+    **{"existing path": existing, "path": Path, "count": integer(0, 10**9), "number": real(0.001, 10**6), "text": str},
     "size": size_of,
 }
 
@@ -61,15 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check that the options are the stage's own, read its config and call its function.
-
-    ValueError for `--minutes 0`.
-    """
+    """Check that the options are the stage's own, read its config and call its function."""
     recipe = find_recipe(args.recipe) if args.recipe else _recipe_of(args.stage, args.config)
     known = {**OPTIONS, **(recipe.options if recipe else {})}
     given = {name: value for name, value in sorted(vars(args).items()) if name in known and value is not None}
-    if given.get("minutes") == 0:
-        raise ValueError("--minutes is 0, wanted a number above 0, or --steps, or neither")
     if args.stage == ALL:
         return _run_all(args.config or (recipe.name if recipe else ""), args.out, given, recipe)
     stage = find_stage(args.stage, recipe)

@@ -48,7 +48,7 @@ REFUSED = {
     "train text" + TRAIN: "stage text needs --packages",
     "train target" + TRAIN: "stage target needs --data",
     "train target --steps -1" + TRAIN: "wanted a whole number from 0",
-    "train target --minutes 0" + TRAIN: "--minutes is 0, wanted a number above 0",
+    "train target --minutes 0" + TRAIN: "--minutes: '0', wanted a number from 0.001",
     "train target --data no-such-folder" + TRAIN: "does not exist",
     "train target --records ." + TRAIN: "unknown argument '--records'",
     "doctor nowhere": "nowhere",
