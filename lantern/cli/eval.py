@@ -53,8 +53,6 @@ def eval_(
     machine.set_threads()
     device = pick_device(machine.device)
     if pictures[0].suffix == MOMENTS:
-        if others := [path for path in pictures if path.suffix != MOMENTS]:
-            raise ValueError(f"{others[0]} is given together with moments, wanted only {MOMENTS} files")
         if reference is None:
             raise ValueError("moments need those of a reference: give them with --reference")
         figure = fid_of_shards(pictures, reference, seed=seed)

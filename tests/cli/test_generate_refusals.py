@@ -154,7 +154,9 @@ def test_labels_are_for_models_of_classes_and_prompts_for_the_others(
     assert "takes class labels" in refusal(capsys, made(classes))
     assert "0 to 999" in refusal(capsys, main(["--model", classes, "--class-label", "1000"]))
     assert "takes prompts" in refusal(capsys, main(["--model", model, "--class-label", "1"]))
-    assert "negative_prompt is not supported" in refusal(capsys, main(["--model", classes, *labels, "--negative-prompt", "blue"]))
+    assert "negative_prompt is not supported" in refusal(
+        capsys, main(["--model", classes, *labels, "--negative-prompt", "blue"])
+    )
 
 
 @pytest.mark.parametrize(
