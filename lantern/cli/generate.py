@@ -34,6 +34,7 @@ from lantern.core.config import read_json_object
 from lantern.core.places import resolve_model
 from lantern.generation.file_names import FIELDS, FORMATS, MAX_SCALE, RESAMPLINGS, SUFFIXES, compact, destination, slug
 from lantern.methods import METHODS, Method, check_parts
+from lantern.methods.method import split
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -228,9 +229,11 @@ def _chosen(name: str | None, folder: Path, texts: Mapping[str, str]) -> Method 
     """Return the method with its settings, None for "auto"; ValueError for wrong settings and for missing parts."""
     index = folder / "model_index.json"
     default = (read_json_object(index).get("generation") or {}).get("method") if index.is_file() else None
-    chosen = METHODS.get(name or str(default))  # an unknown default is refused with the index
+    name_of_default, own = split(str(default))
+    chosen = METHODS.get(name or name_of_default)  # an unknown default is refused with the index
     if chosen is None or chosen.name == "auto":
         return None
+    texts = texts if name else {**own, **texts}
     chosen = chosen.with_options(**_parsed(chosen, texts, is_named=name is not None))
     check_parts(chosen, folder)
     return chosen
