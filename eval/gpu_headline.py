@@ -40,7 +40,7 @@ from lantern.eval.speed.contenders import PROMPTS, condition_of
 from lantern.eval.speed.race import rounded
 from lantern.eval.speed.roofline import copy_bandwidth, pass_bytes
 from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
-from lantern.eval.speed.shapes import DoneError
+from lantern.eval.speed.shapes import DoneError, random_captions
 from lantern.eval.speed.surroundings import surroundings
 from lantern.generation.decoder import Decoder, build_decoder
 from lantern.methods import METHODS
@@ -227,13 +227,10 @@ class Bench:
 
     def condition(self, config: Any, images: int) -> Condition:
         """Return random captions of 24 words, or token prompts of 32 tokens."""
-        generator = torch.Generator().manual_seed(1)
-        if config.family != "llamagen":
-            tokens = torch.randint(5, 1000, (images, 2, 32), generator=generator)
-            return Condition(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool)).to(self.device)
-        words = min(24, config.cls_token_num)
-        captions = torch.randn(images, words, config.caption_dim, generator=generator)
-        return Condition(embeddings=captions, mask=torch.ones(images, words, dtype=torch.bool)).to(self.device)
+        if config.family == "llamagen":
+            return random_captions(config, images, self.device, seed=1)
+        tokens = torch.randint(5, 1000, (images, 2, 32), generator=torch.Generator().manual_seed(1))
+        return Condition(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool)).to(self.device)
 
     def decoder(self, name: str, engine: Engine, model: Any = None, **settings: Any) -> Decoder:
         """Return the decoder of a method with the random drafter, and a table of neighbours."""

@@ -20,12 +20,11 @@ from lantern.eval.speed.contenders import (
     Stable,
     Variant,
     built,
-    condition_of,
+    entries_of,
+    jobs_of,
     kinds_of,
     line_up,
-    method_entries,
     method_of,
-    plain_entries,
 )
 from lantern.eval.speed.race import (
     STEADY,
@@ -94,7 +93,8 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     races, failed, slow, stop = [], [], [], None
     for batch in options.batches:
         try:
-            jobs = jobs_of(model, options, batch)
+            rounds = max(math.ceil(options.images / batch), min(MIN_ROUNDS, options.images))
+            jobs = jobs_of(model, options.prompts, rounds=rounds, batch=batch, seed=options.seed)
             field, failing, left_out = field_of(stable, specs, options, built(sampling, batch), jobs)
             lines, stop = collect(race(field, jobs, take, report=report), len(field))
         except KeyboardInterrupt as cut:
@@ -120,17 +120,17 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         "failed": failed,
         "left_out": slow,
         "failures": broken_promises(races),
-        **ending(before, stop),
     }
+    return ended(figures, before, stop)
+
+
+def ended(figures: dict[str, Any], before: list[float] | None, stop: BaseException | None) -> dict[str, Any]:
+    """Return figures with the load before and after; after a signal raise CutShort with them."""
+    stopped = None if stop is None else str(stop) or "interrupted"
+    figures |= {"stopped": stopped, "load_average": {"begin": before, "end": load_average()}}
     if stop is not None:
         raise CutShort(figures) from stop
     return figures
-
-
-def ending(before: list[float] | None, stop: BaseException | None) -> dict[str, Any]:
-    """Return what every measurement's figures end with: the signal that stopped it, and the load."""
-    stopped = None if stop is None else str(stop) or "interrupted"
-    return {"stopped": stopped, "load_average": {"begin": before, "end": load_average()}}
 
 
 def field_of(
@@ -143,7 +143,7 @@ def field_of(
     is therefore always measured in full. RuntimeError if none runs.
     """
     report, kinds = reporter(options.is_quiet), options.kinds or kinds_of(stable.device)
-    plain = plain_entries({*kinds, *options.baselines}, options.dtypes)
+    plain = entries_of([PLAIN], {*kinds, *options.baselines}, options.dtypes)
     failed, spent = list[dict[str, Any]](), dict[Variant, float]()
     if any(variant.kind not in options.kinds for _, variant in plain):
         report("ranking the variants of plain decoding")
@@ -154,7 +154,7 @@ def field_of(
         plain = [(one.label, one.variant) for one in line_up(stable, plain, build, rank, failed, report=report)]
     ordered = sorted(spent, key=spent.__getitem__)
     slow = [one for one in ordered[2:] if one.kind not in options.kinds and spent[one] > STEADY * spent[ordered[0]]]
-    entries = [*plain, *method_entries(specs, kinds, options.dtypes)]
+    entries = [*plain, *entries_of(specs, kinds, options.dtypes)]
     entries = [(label, variant) for label, variant in entries if variant not in slow]
     field = line_up(stable, entries, build, lambda one: warm(one, jobs), failed, report=report)
     return field, failed, [{"variant": str(one), "pass_ms": rounded(1e3 * spent[one])} for one in slow]
@@ -167,16 +167,6 @@ def own_methods(model: Model) -> list[str]:
     if not drafting:
         raise ValueError(f"the methods of model {model.name} are plain decoding on this machine: give --methods")
     return drafting
-
-
-def jobs_of(model: Model, options: BenchOptions, batch: int) -> list[Job]:
-    """Return the jobs of all rounds, with different images: at least `images` of them in at least three rounds."""
-    rounds = max(math.ceil(options.images / batch), min(MIN_ROUNDS, options.images))
-    numbers = [range(first * batch, (first + 1) * batch) for first in range(rounds)]
-    return [
-        Job(condition_of(model, options.prompts, of_round), [(options.seed, number) for number in of_round])
-        for of_round in numbers
-    ]
 
 
 def race_figures(

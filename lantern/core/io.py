@@ -57,8 +57,9 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
             image.save(temporary)
 
     The temporary name keeps the suffix, from which writers derive the format. Missing parent folders
-    are created. If the block fails, `path` is unchanged and the temporary file is removed. A symbolic link stays, and
-    the file that it names is replaced. A device or a pipe is written to at the end of the block.
+    are created. If the block fails, `path` is unchanged and the temporary file is removed; an OSError of that file
+    names `path`. A symbolic link stays, and the file that it names is replaced. A device or a pipe is written to at the
+    end of the block.
     """
     path = Path(path)
     path = path.resolve() if path.is_symlink() else path
@@ -81,19 +82,25 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         temporary.chmod(mode)
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
         for folder in made:  # innermost first; one that something else was written to stays
             with suppress(OSError):
                 folder.rmdir()
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write text as UTF-8, atomically."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | Path, value: object) -> None:
     """Write `value` as indented JSON, atomically; ValueError for NaN and infinity."""
-    text = _json(value)
-    with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(path, _json(value))
 
 
 def _json(value: object) -> str:

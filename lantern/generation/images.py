@@ -308,12 +308,8 @@ def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, qu
         options |= {"quality": quality, "subsampling": 0}
     elif form == "webp":
         options |= {"quality": quality, "method": 6}
-    try:
-        with atomic_write(path) as temporary:
-            image.save(temporary, format=form.upper(), **options)
-    except OSError as error:
-        # the message names the requested file, not the temporary one
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    with atomic_write(path) as temporary:
+        image.save(temporary, format=form.upper(), **options)
 
 
 def read_facts(image: "Image") -> dict[str, str]:

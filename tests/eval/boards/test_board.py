@@ -124,14 +124,14 @@ def test_lacking_and_failing_methods_have_a_row(
     folder = tmp_path / "tiny"
     shutil.copytree(board_words[1], folder)
     shutil.rmtree(folder / "parts")
-    entered = board.Board._entered
+    entered = board.entered
 
-    def failing(self: Any, spec: str, *given: Any) -> Any:
+    def failing(stable: Any, spec: str, *given: Any) -> Any:
         if spec == "eagle1":
             raise RuntimeError("the kernel is missing")
-        return entered(self, spec, *given)
+        return entered(stable, spec, *given)
 
-    monkeypatch.setattr(board.Board, "_entered", failing)
+    monkeypatch.setattr(board, "entered", failing)
     words = ["--model", folder, "--engine", "eager", "--baseline", "eager", "--quiet", "--images", 1]
     assert main(*words, "--methods", "eagle1", "medusa", "gumbel-jacobi", "--out", tmp_path / "b.jsonl") == 1
     output = capsys.readouterr()

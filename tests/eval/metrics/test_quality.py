@@ -7,6 +7,7 @@ import torch
 
 from lantern.cli import eval as command
 from lantern.cli.main import main
+from lantern.eval.metrics.moments import Moments
 from lantern.eval.metrics.quality import Figure, Options, fid_of_shards, measure
 from lantern.eval.metrics.registry import METRICS
 from lantern.eval.metrics.weights import SOURCES
@@ -119,6 +120,11 @@ def test_shards_merge_to_the_fid_of_one_run(tmp_path: Path, weights: dict[str, P
     assert merged.value == pytest.approx(whole.value, rel=1e-6)
     with pytest.raises(ValueError, match="merge each set once"):
         fid_of_shards([kept[1], kept[1]], reference)
+    other = Moments.load(reference)
+    other.made_with = "inception x legacy"
+    other.save(reference)
+    with pytest.raises(ValueError, match="made with .* clean' and with 'inception x legacy', expected the same"):
+        fid_of_shards(kept[:1], reference)
 
 
 def test_reference_statistics_support_only_fid(tmp_path: Path, weights: dict[str, Path]) -> None:
@@ -165,7 +171,7 @@ def test_missing_weights_give_one_line_with_file_and_place(tmp_path: Path, capsy
 
 
 BAD = {
-    "unknown metric": (["A", "--reference", "A", "--metrics", "fidd"], "did you mean fid?"),
+    "unknown metric": (["A", "--reference", "A", "--metrics", "fidd"], "did you mean 'fid'?"),
     "no reference": (["A"], "give them with --reference"),
     "no such folder": (["none"], "does not exist"),
     "empty folder": (["EMPTY", "--reference", "A"], "has no images"),
