@@ -267,9 +267,8 @@ class Bench:
             if most is not None and len(clock.marks) > most:
                 raise DoneError(0.0)
 
-        images = len(condition.mask) if condition.mask is not None else 1
         with suppress(DoneError):
-            decoder.generate(condition, keys=[(0, number) for number in range(images)], callback=watch, **how)
+            decoder.generate(condition, keys=[(0, number) for number in range(condition.batch)], callback=watch, **how)
         return clock, int(torch.stack(counts).sum())
 
     def with_share(self, figures: Figures, target: Any, images: int = 1) -> Figures:
@@ -412,10 +411,9 @@ class Bench:
     def _tokens(self, decoder: Decoder, condition: Condition, seeds: int) -> tuple[list[Tensor], float, int]:
         """Return the tokens of all seeds, the median seconds of a batch, and the number of passes."""
         made, spent, steps = list[Tensor](), list[float](), 0
-        images = len(condition.mask) if condition.mask is not None else 1
         for seed in range(seeds):
             begun = time.perf_counter()
-            one = decoder.generate(condition, keys=[(seed, image) for image in range(images)])
+            one = decoder.generate(condition, keys=[(seed, image) for image in range(condition.batch)])
             made.append(one.tokens.cpu())
             spent.append(time.perf_counter() - begun)
             steps += int(one.steps.sum())
@@ -440,17 +438,8 @@ class Bench:
         from lantern.generation.generator import Generator, choose_method
 
         model = self._embedded()
-        main = (
-            "gumbel-jacobi",
-            "eagle1",
-            "eagle1-rejection",
-            "lantern",
-            "lantern++",
-            "bounded",
-            "bounded-window",
-            "sjd",
-        )
-
+        relaxed = ("lantern", "lantern++", "bounded", "bounded-window", "sjd")
+        main = ("gumbel-jacobi", "eagle1", "eagle1-rejection", *relaxed)
         for images in (1, 8) if not self.is_toy else (1,):
             condition = condition_of(model, PROMPTS, range(images))
             for guidance in (3.0, 7.5) if not self.is_toy else (3.0,):

@@ -17,7 +17,6 @@ import pytest
 from lantern.eval.protocols.generation import finished
 from lantern.generation.generator import Generator
 from tests.eval.workers import contents, lines, paint
-from tests.tiny_folder import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[3]
 PICTURES = 40
@@ -75,10 +74,10 @@ class Painters:
 
 
 @pytest.fixture(scope="module")
-def painters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Painters]:
+def painters(folder: Path) -> Iterator[Painters]:
     if not hasattr(os, "fork"):
         pytest.skip("kills are tried with forked processes, which this system has not")
-    serving = Painters(save_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
+    serving = Painters(folder)
     yield serving
     serving.close()
 

@@ -18,20 +18,9 @@ from lantern.eval.speed.contenders import PROMPTS, Contender, Job, Stable, Varia
 from lantern.eval.speed.race import pack, pass_seconds, results
 from lantern.eval.speed.surroundings import commit, surroundings
 from lantern.generation import generator
-from lantern.models.folder import Model, load_model
+from lantern.models.folder import Model
 from tests.eval.variants import CPU, eager
 from tests.tiny import tiny_target
-from tests.tiny_folder import save_tiny_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Model:
-    return load_model(folder)
 
 
 def job(model: Model) -> list[Job]:
@@ -65,11 +54,6 @@ def test_differing_tokens_in_fp32_are_a_failure(model: Model) -> None:
     assert (other["differing_images"], other["differing_tokens"]) == (1, 16)
     assert len(speed.broken_promises([{"batch": 1, "identity": [other]}])) == 1
     assert speed.broken_promises([{"batch": 1, "identity": [other | {"must_be_identical": False}]}]) == []
-
-
-@pytest.mark.parametrize(("name", "is_promised"), [("eagle1", True), ("eagle1-rejection", False), ("lantern++", False)])
-def test_only_gumbel_match_promises_plain_tokens(model: Model, name: str, is_promised: bool) -> None:
-    assert eager(model, name)[1].is_identical == is_promised
 
 
 # the whole

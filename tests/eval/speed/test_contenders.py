@@ -21,16 +21,9 @@ from lantern.eval.speed.contenders import (
     method_of,
 )
 from lantern.eval.speed.roofline import copy_bandwidth, pass_bytes, roofline, stored_bytes
-from lantern.models.folder import Model, load_model
+from lantern.models.folder import Model
 from tests.eval.variants import CPU, EAGER, eager
 from tests.tiny import tiny_target
-from tests.tiny_folder import save_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return load_model(save_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
-
 
 # variants
 
