@@ -449,10 +449,8 @@ class Bench:
                     return Generator(model, choose_method(model, name, sampling=sampling), sampling).parts
 
                 plain = self._tokens(make("plain"), condition, self.sizes.seeds)
-                names = dict.fromkeys(
-                    ("plain", *main, *exact_methods(model.add_ons)) if images == 1 else ("plain", *main)
-                )
-                for name in list(names)[:2] if self.is_toy else names:
+                names = list(dict.fromkeys(("plain", *main, *(exact_methods(model.add_ons) if images == 1 else ()))))
+                for name in names[:2] if self.is_toy else names:
                     label = f"{name} guidance {guidance:g} batch {images}"
                     same = partial(self._same, partial(make, name), condition, plain)
                     self.measure("embedded", label, same)

@@ -1,6 +1,7 @@
 """Quality figures of images, each with everything needed to repeat it."""
 
 import hashlib
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -133,7 +134,7 @@ def _figure(name: str, material: Material, weights: Found | None, options: Optio
     return Figure(
         name=name,
         value=estimate.value,
-        interval=None if estimate.low is None or estimate.high is None else (estimate.low, estimate.high),
+        interval=None if math.isnan(estimate.low) else (estimate.low, estimate.high),
         interval_means=estimate.means,
         protocol=metric.protocol,
         library=library_of(metric),

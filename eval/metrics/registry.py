@@ -100,9 +100,8 @@ def _aligned(judge: str, protocol: str, *, prefix: str = "", is_positive: bool =
         found = material.mean(material.alignment(judge, prefix=prefix))
         if not is_positive:
             return found
-        ends = {"low": found.low, "high": found.high}
-        cut = {name: end and max(end, 0.0) for name, end in ends.items()}
-        return dataclasses.replace(found, value=max(found.value, 0.0), **cut)
+        cut = {name: max(getattr(found, name), 0.0) for name in ("value", "low", "high")}
+        return dataclasses.replace(found, **cut)
 
     packages = ("transformers", "open_clip_torch")
     return Metric(judge, frozenset({PROMPTS}), take, clip_score.RESIZE, packages, protocol)

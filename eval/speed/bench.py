@@ -104,9 +104,17 @@ def measure(options: BenchOptions) -> dict[str, Any]:
             break
         failed += [one | {"batch": batch} for one in failing]
         slow += [one | {"batch": batch} for one in left_out]
-        found = race_figures(field, lines, batch, copy_gbps, batch * sampling.rows)
-        best = [] if stop else best_of_labels(field, lines)
-        races.append(found | {"phases": [phases(one, jobs[0]) for one in best]})
+        rounds, rows = len(lines) // len(field), batch * sampling.rows  # fewer after a signal; rows of a step
+        of_race = {
+            "batch": batch,
+            "rounds": rounds,
+            "images": batch * rounds,
+            "contenders": [contender_figures(one, lines, batch, copy_gbps, rows) for one in field],
+            "results": results(field, lines, batch),
+            "identity": list(identities(field, lines, batch)),
+            "phases": [] if stop else [phases(one, jobs[0]) for one in best_of_labels(field, lines)],
+        }
+        races.append(of_race)
         if stop is not None:
             break
     figures = {
@@ -169,23 +177,11 @@ def own_methods(model: Model) -> list[str]:
     return drafting
 
 
-def race_figures(
-    field: Sequence[Contender], lines: Sequence[Line], batch: int, copy_gbps: float, rows: int
-) -> dict[str, Any]:
-    """Return one race for JSON; `rows` are the rows of a pass for each node."""
-    rounds = len(lines) // len(field)
-    return {
-        "batch": batch,
-        "rounds": rounds,
-        "images": batch * rounds,
-        "contenders": [contender_figures(one, lines, batch, copy_gbps, rows) for one in field],
-        "results": results(field, lines, batch),
-        "identity": list(identities(field, lines, batch)),
-    }
-
-
 def contender_figures(one: Contender, lines: Sequence[Line], batch: int, copy_gbps: float, rows: int) -> dict[str, Any]:
-    """Return the figures of a contender for JSON; total variation and relaxed share are per token."""
+    """Return the figures of a contender for JSON; total variation and relaxed share are per token.
+
+    `rows` are the rows of a step for each node.
+    """
     of_rounds, images = rounds_of(lines, one.name), images_of(lines, one.name)
     spread, tokens = Spread.of(seconds_of(lines, one.name)), one.parts.target.config.block_size
     # a batch takes as many steps as its images take on average

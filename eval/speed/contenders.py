@@ -94,18 +94,17 @@ class Stable:
         dtype = DTYPES[variant.dtype]
         if dtype == self._model.dtype:
             return self._model
-        modules: dict[str, Any] = {"target": copy.deepcopy(self._model.target)}
-        if self._model.drafter is not None:
-            modules["drafter"] = copy.deepcopy(self._model.drafter)
-        for module in modules.values():
-            module.to(device=self._model.device, dtype=dtype)
-        if isinstance(self._model.add_ons, AddOns):
-            folder, name = self._model.add_ons.folder, self._model.name
-            modules["add_ons"] = AddOns(folder, modules["target"], model_name=name)
+
+        def copied(module: Any) -> Any:
+            return copy.deepcopy(module).to(device=self.device, dtype=dtype)
+
+        target, drafter, add_ons = copied(self._model.target), self._model.drafter, self._model.add_ons
+        if isinstance(add_ons, AddOns):
+            add_ons = AddOns(add_ons.folder, target, model_name=self._model.name)
         else:
-            copies = {name: copy.deepcopy(module) for name, module in self._model.add_ons.items()}
-            modules["add_ons"] = {name: module.to(self._model.device, dtype) for name, module in copies.items()}
-        return dataclasses.replace(self._model, **modules)
+            add_ons = {name: copied(module) for name, module in add_ons.items()}
+        drafter = None if drafter is None else copied(drafter)
+        return dataclasses.replace(self._model, target=target, drafter=drafter, add_ons=add_ons)
 
 
 def name_of(label: str, variant: Variant) -> str:

@@ -7,18 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from lantern.cli.command import run_command
 from lantern.cli.leaderboard import COMMAND, shuffled_prompts
 from lantern.eval.boards import board
-from lantern.eval.boards.board import PAIRS, RULES, expand, parse_pair
+from lantern.eval.boards.board import PAIRS, RULES, expand
 from lantern.eval.boards.table import figures_of
 from lantern.eval.json_lines import read_lines
 from lantern.eval.metrics import quality
 from lantern.eval.speed.contenders import Variant, name_of
-from lantern.eval.speed.race import pack, unpack
 from lantern.methods import METHODS
 from tests.eval.tiny_metrics import save_tiny_clip
 
@@ -222,15 +220,6 @@ def test_published_specs_name_known_methods(spec: str) -> None:
         name, _, rest = one.partition(":")
         given = dict(pair.split("=", 1) for pair in rest.split(",") if pair)
         METHODS[name].with_options(**METHODS[name].parsed(given))
-
-
-def test_a_pair_is_two_methods() -> None:
-    assert parse_pair("sjd:window=4==scd") == ("sjd:window=4", "scd")
-
-
-def test_tokens_survive_the_file() -> None:
-    tokens = torch.randint(16384, (2, 9), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(unpack([pack(one) for one in tokens]), tokens)
 
 
 def test_prompts_of_another_seed_have_another_order() -> None:

@@ -47,7 +47,6 @@ def test_frechet_to_a_fixed_gaussian_matches_its_features() -> None:
     x, y = features(200), features(200, seed=1, shift=0.4)
     fixed = frechet_distance(x, (y.double().mean(0), y.double().T.cov()), seed=0)
     assert fixed.value == pytest.approx(frechet_distance(x, y, seed=0, draws=0).value, abs=1e-6)
-    assert fixed.low is not None and fixed.high is not None
     assert fixed.low < fixed.value < fixed.high
 
 
@@ -66,9 +65,8 @@ def test_few_and_many_pictures_give_the_same_distance() -> None:
 def test_frechet_interval_contains_the_value_and_shrinks_with_pictures() -> None:
     few, many = (frechet_distance(features(n), features(n, seed=1, shift=0.5), seed=0, draws=50) for n in (30, 1000))
     for found in (few, many):
-        assert found.low is not None and found.high is not None
         assert found.low < found.value < found.high
-    assert many.high - many.low < few.high - few.low  # type: ignore[operator]
+    assert many.high - many.low < few.high - few.low
 
 
 def test_kernel_distance_matches_clean_fid_on_full_sets() -> None:
@@ -93,7 +91,6 @@ def test_kernel_distance_does_not_depend_on_the_block(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("count", [3, 200])  # three are often resampled to one repeated picture
 def test_kernel_interval_of_similar_sets_contains_zero(count: int) -> None:
     found = kernel_distance(features(count), features(count, seed=1), seed=0)
-    assert found.low is not None and found.high is not None
     assert found.low < 0 < found.high and found.low < found.value < found.high
 
 
@@ -125,9 +122,8 @@ def test_inception_score_agrees_with_its_formula() -> None:
 def test_mean_interval_matches_the_normal_one() -> None:
     values = features(4000, 1)[:, 0]
     found = mean_estimate(values, seed=0)
-    assert found.low is not None and found.high is not None
     assert found.high - found.low == pytest.approx(2 * 1.96 / 4000**0.5, rel=0.15)
-    assert mean_estimate(values, seed=0, draws=0).low is None
+    assert math.isnan(mean_estimate(values, seed=0, draws=0).low)
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -242,8 +242,3 @@ def test_bicubic_needs_squares_and_keeps_constant_ones() -> None:
     assert resize(flat).shape == (16, 16, 3) and (resize(flat) == 77).all()
     with pytest.raises(ValueError, match="24 x 12, expected a square"):
         resize(flat[:12])
-
-
-def test_an_unknown_resize_is_rejected() -> None:
-    with pytest.raises(ValueError, match="expected one of none, crop-lanczos, bicubic"):
-        resizing("nearest", 8)
