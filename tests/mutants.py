@@ -457,6 +457,8 @@ engines/cpu/steps.cpp: engines/cpu/test_steps.py
 + if (count + j + 1 < state.nodes) {
 - if (i < length) *of.relaxed += cost.relaxed;
 + *of.relaxed += cost.relaxed;
+- k1 += 0xBB67AE85
++ k1 += 0xBB67AE84
 
 engines/cpu/steps.cpp: engines/cpu/test_steps.py
 - for (int i = 0; i <= length && known - 1 + i < state.tokens; i++)

@@ -11,6 +11,7 @@ well. Files that are not listed, and folders without the list, load unverified.
 import argparse
 import ctypes
 import dataclasses
+import errno
 import hashlib
 import json
 import math
@@ -139,7 +140,7 @@ def save_component(
         try:
             save_file(stored, weights, metadata={"format": "pt"})
         except SafetensorError as error:  # of the system, such as a full disk
-            raise OSError(f"{folder / WEIGHTS_NAME} cannot be written: {one_line(error)}") from error
+            raise OSError(errno.EIO, f"cannot be written: {one_line(error)}", str(folder / WEIGHTS_NAME)) from error
         config_file.write_text(_json(config), encoding="utf-8")
         listed = {name: digest for name, digest in read_checksums(folder).items() if (folder / name).is_file()}
         sums.write_text(format_checksums(listed | {WEIGHTS_NAME: sha256_of(weights)}), encoding="ascii")

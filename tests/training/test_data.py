@@ -131,8 +131,3 @@ def test_number_of_workers_does_not_change_what_is_written(tmp_path: Path) -> No
         assert [r.image for r in records] == list(range(34))
         digests.add(summary.sha256)
     assert len(digests) == 1
-
-
-def test_paths_of_a_config_are_relative_to_it(tmp_path: Path) -> None:
-    (tmp_path / "c.json").write_text('{"path": "pictures"}')
-    assert read_config(DataConfig, tmp_path / "c.json").path == tmp_path / "pictures"

@@ -66,14 +66,6 @@ def test_killed_and_resumed_run_ends_with_the_same_bits(tmp_path: Path, changes:
     assert all(torch.equal(whole[k], broken[k]) for k in whole)
 
 
-def test_log_holds_losses_and_held_out_figures(tmp_path: Path) -> None:
-    train(Line(), CONFIG, out=tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if "loss" in line]
-    assert losses[-1] < losses[0]
-    assert [line["step"] for line in lines if "held_out_weight" in line] == [10, 20, 30]
-
-
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     class Lost(Line):
         def forward(self, *batch: Tensor) -> dict[str, Tensor]:
@@ -187,7 +179,7 @@ def test_resuming_as_another_training_is_refused(tmp_path: Path) -> None:
         train(other, replace(CONFIG, ema=0.9), out=tmp_path)
 
 
-def test_events_hold_losses_figures_and_samples(tmp_path: Path) -> None:
+def test_log_and_events_hold_losses_figures_and_samples(tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
     class Sampled(Line):
@@ -199,6 +191,10 @@ def test_events_hold_losses_figures_and_samples(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         train(Sampled(kill_at=13), CONFIG, out=tmp_path)
     train(Sampled(), CONFIG, out=tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[-1] < losses[0]
+    assert [line["step"] for line in lines if "held_out_weight" in line] == [10, 20, 30]
     events = reader.EventAccumulator(str(tmp_path / "events"))
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == [5, 10, 15, 20, 25, 30]

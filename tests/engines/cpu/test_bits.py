@@ -10,31 +10,32 @@ import pytest
 import torch
 from torch import Tensor
 
+from lantern.core.config import Weights
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.generation.generator import Generator
 from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
-from tests.golden.adapter import TOY_NEIGHBOURS, WINDOW, WINDOWS, has_compiler, toy_folder
+from tests.engines.cpu.test_linear import needs_torchao
+from tests.golden.adapter import TOY_NEIGHBOURS, WINDOW, WINDOWS, toy_folder
 
-pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
 PROMISED = [name for name, method in METHODS.items() if method.promise == "tokens"]
 OTHERS = [name for name in PROMISED if name not in ("plain", "auto")]
 PROMPTS, KEYS = ["a red apple", "two cats"], [(3, 0), (3, 1)]  # of other lengths, and shorter than the model's slots
 
 
 @cache
-def model(dtype: str) -> Model:
-    return load_model(str(toy_folder()), dtype=dtype, engine=CpuEngine())
+def model(dtype: str, weights: Weights) -> Model:
+    return load_model(str(toy_folder()), dtype=dtype, engine=CpuEngine(weights=weights))
 
 
 @cache
-def chosen_from(dtype: str, name: str) -> list[Tensor]:
+def chosen_from(name: str, *of: Any) -> list[Tensor]:
     """Return for each image the logits of its tokens `(tokens, guidance rows, v)`."""
     settings: dict[str, Any] = {"window": WINDOW} if name in WINDOWS else {}
     settings |= {"k": TOY_NEIGHBOURS} if "k" in METHODS[name].settings else {}
-    generator = Generator(model(dtype), METHODS[name].with_options(**settings), Sampling(guidance=3.0))
+    generator = Generator(model(*of), METHODS[name].with_options(**settings), Sampling(guidance=3.0))
     found = [list[Tensor]() for _ in KEYS]
 
     def collect(step: Step) -> None:
@@ -51,9 +52,10 @@ def chosen_from(dtype: str, name: str) -> list[Tensor]:
     return [torch.stack(one) for one in found]
 
 
+@pytest.mark.parametrize("weights", ["full", pytest.param("int8", marks=needs_torchao)])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", OTHERS)
-def test_tokens_are_chosen_from_the_logits_of_plain_decoding(name: str, dtype: str) -> None:
-    for mine, plain in zip(chosen_from(dtype, name), chosen_from(dtype, "plain"), strict=True):
+def test_tokens_are_chosen_from_the_logits_of_plain_decoding(name: str, dtype: str, weights: Weights) -> None:
+    for mine, plain in zip(chosen_from(name, dtype, weights), chosen_from("plain", dtype, weights), strict=True):
         assert mine.shape == plain.shape
         assert torch.equal(mine, plain)

@@ -14,10 +14,8 @@ import torch
 from lantern.engines.cpu import build as building
 from lantern.engines.cpu import compiler as compiling
 from lantern.engines.cpu.kernels import Arena, linear
-from tests.engines.cpu.bytewise import rows, weights
+from tests.engines.cpu.test_linear import rows, weights
 from tests.engines.cpu.test_target import PATH, TREE, Passes, by_single_passes, target_in, twin_of
-
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -77,7 +75,7 @@ def test_processors_without_wide_vectors_score_the_same(cached: Path, monkeypatc
         pytest.skip("builds for other x86-64 processors")
     targets, tokens = [target_in(torch.float32), target_in(torch.bfloat16)], [3, 1, 4, 15, 9, 2, 6]
     here = [Passes(twin_of(target)).score(tokens, TREE).logits for target in targets]
-    x, integers = rows(23, 192), [weights(96, 192)[1]] if find_spec("torchao") else []
+    x, integers = rows(23, 192), [weights("int8", 96, 192)[1]] if find_spec("torchao") else []
     products = [linear(x, packed, None, 96) for packed in integers]
     monkeypatch.setattr(compiling, "features", lambda: compiling.V3.features)
     monkeypatch.setattr(compiling, "FLAGS", ("-O1", *compiling.FLAGS[1:]))

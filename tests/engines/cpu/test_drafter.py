@@ -1,7 +1,6 @@
 """Fused drafters: the same drafts as eager ones."""
 
 import copy
-import shutil
 from typing import Any
 
 import pytest
@@ -13,13 +12,11 @@ from lantern.drafters.base import target_logits
 from lantern.drafters.eagle.eagle1 import Eagle, EagleLayer
 from lantern.engines.cpu.drafter import PackedDrafterLayer, packed_drafter
 from lantern.engines.cpu.engine import CpuEngine
-from lantern.engines.cpu.kernels import Arena, linear
 from lantern.engines.engine import EAGER
 from lantern.models.llamagen.transformer import Transformer
+from tests.engines.cpu.test_linear import needs_torchao
 from tests.tiny import tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
-
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 
 SHAPE: dict[str, Any] = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
 
@@ -33,46 +30,30 @@ def refuse(*_: Any, **__: Any) -> None:
     raise AssertionError("an eager layer ran")
 
 
-@pytest.mark.parametrize("rows", [1, 5, 13])
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_packed_linear_equals_torch(rows: int, has_bias: bool) -> None:
-    generator = torch.Generator().manual_seed(2)
-    x, weight = torch.randn(3, rows, 96, generator=generator), torch.randn(64, 96, generator=generator)
-    bias = torch.randn(64, generator=generator) if has_bias else None
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-5)):
-        given, panels = x.to(dtype), Arena(4 * weight.numel()).panels(weight.to(dtype))
-        expected = nn.functional.linear(
-            given.double(), weight.to(dtype).double(), None if bias is None else bias.double()
-        )
-        found = linear(given, panels, bias, 64)
-        assert found.dtype == torch.float32
-        assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+EAGLES = [
+    (method, {"form": form, "layers": layers})
+    for method in ("eagle1", "eagle2")
+    for form in ("guided", "rows")
+    for layers in (1, 2)
+]
 
 
-@pytest.mark.parametrize("form", ["guided", "rows"])
-@pytest.mark.parametrize("method", ["eagle1", "eagle2"])
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(
+    ("method", "shape"), [*EAGLES, *((name, None) for name in ("parallelspec", "vispec", "eagle3", "poss"))], ids=str
+)
 def test_fused_drafters_propose_the_trees_of_eager_ones(
-    form: str, method: str, layers: int, monkeypatch: pytest.MonkeyPatch
+    method: str, shape: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tiny_target(**SHAPE)
-    module = tiny_eagle(target, form=form, layers=layers)
-    eager = drafts_of(method, target, is_fused=False, module=module)
-    monkeypatch.setattr(EagleLayer, "forward", refuse)
-    fused = drafts_of(method, target, is_fused=True, module=module)
+    how = {} if shape is None else {"module": tiny_eagle(target, **shape)}
+    eager = drafts_of(method, target, is_fused=False, **how)
+    if shape is not None:  # all of its layers are packed
+        monkeypatch.setattr(EagleLayer, "forward", refuse)
+    fused = drafts_of(method, target, is_fused=True, **how)
     assert len(eager) == len(fused) > 5
     for a, b in zip(eager[1:], fused[1:], strict=True):
         assert a.tree is not None and b.tree is not None
         assert torch.equal(a.tree.tokens, b.tree.tokens) and torch.equal(a.counts, b.counts)
-
-
-@pytest.mark.parametrize("method", ["parallelspec", "vispec", "eagle3", "poss"])
-def test_other_drafters_propose_the_same_trees(method: str) -> None:
-    target = tiny_target(**SHAPE)
-    eager, fused = (drafts_of(method, target, is_fused=is_fused) for is_fused in (False, True))
-    assert len(eager) == len(fused) > 5
-    for a, b in zip(eager[1:], fused[1:], strict=True):
-        assert a.tree is not None and b.tree is not None and torch.equal(a.tree.tokens, b.tree.tokens)
 
 
 def test_fused_bf16_drafters_are_as_accurate_as_eager_ones() -> None:
@@ -92,6 +73,21 @@ def test_fused_bf16_drafters_are_as_accurate_as_eager_ones() -> None:
         distributions(packed_drafter(module), fused, torch.bfloat16),
     )
     assert (found - expected).abs().mean() <= 1.2 * (eager - expected).abs().mean()
+
+
+@needs_torchao
+def test_fused_8_bit_drafters_are_close_to_full_ones() -> None:
+    target = tiny_target(**SHAPE).bfloat16()
+    module, fused = tiny_eagle(target).bfloat16(), CpuEngine().prepare(target)
+    features = torch.randn(1, 9, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    tokens = torch.arange(9)[None]
+    with torch.no_grad():
+        whole, narrow = (
+            target_logits(fused, made.training_forward(features, tokens)).log_softmax(-1)
+            for made in (packed_drafter(module), packed_drafter(module, int8=True))
+        )
+    assert 0 < float((narrow - whole).abs().max()) <= 0.1 * float(whole.std())
+    assert packed_drafter(module, int8=True) is packed_drafter(module, int8=True) is not packed_drafter(module)
 
 
 def test_drafter_is_packed_once_and_not_changed() -> None:

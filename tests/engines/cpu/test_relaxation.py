@@ -1,7 +1,6 @@
 """The bounded relaxation in C++: bits of the torch form, and the bound on the total variation at every token."""
 
 import ctypes
-import shutil
 import subprocess
 
 import pytest
@@ -14,8 +13,6 @@ from lantern.engines.cpu.engine import RelaxArgs
 from lantern.verifiers.relaxations.bounded import Bounded
 from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
 from lantern.verifiers.relaxations.rule import Relaxed
-
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 
 # Normalizes scores of p and q and moves rows of p.
 MOVE = """

@@ -1,6 +1,5 @@
 """Sampling in C++: the tokens that torch samples from the same logits and noise, in the same order."""
 
-import shutil
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.kernels import sampler_of
 from tests.tiny import tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
-
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to build the library")
 
 NOISE = Noise([(3, 0), (3, 1)], positions=9, vocab_size=2048)
 PLACES = torch.tensor([[0, 4, 8, 4, 8], [1, 5, 8, 8, 2]])

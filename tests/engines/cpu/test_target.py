@@ -3,16 +3,16 @@
 import copy
 import gc
 import pickle
-import shutil
 import weakref
 from collections.abc import Callable
-from importlib.util import find_spec
+from random import Random
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from lantern.core.config import Weights
 from lantern.core.prepared import quantized
 from lantern.core.sampling import Sampling
 from lantern.core.types import Target
@@ -20,17 +20,11 @@ from lantern.decoding.cache import StaticCache
 from lantern.engines.cpu.engine import CpuEngine, CpuTarget
 from lantern.engines.engine import EAGER, AutoEngine, EagerEngine
 from lantern.generation.decoder import build_decoder
-from lantern.generation.images import NotFiniteError
-from lantern.generation.layer_watch import watched_layers
-from lantern.methods import METHODS
 from lantern.models.llamagen.transformer import Transformer
+from tests.engines.cpu.test_linear import KINDS, in_steps, needs_torchao
 from tests.tiny import tiny_eagle, tiny_target
-from tests.tiny_decoder import CONDITION, KEYS, plain_tokens, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, plain_tokens
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
-
-needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed: extra eval or dev")
-EXACT = [name for name, method in METHODS.items() if method.is_identical]
 KNOWN = 11  # tokens that are committed before the passes below
 TREE = (-1, 0, 0, 1, 3, 2, 4)  # parents; node 6's path is 0, 1, 3, 4, 6
 PATH = (0, 1, 3, 4, 6)
@@ -40,6 +34,12 @@ TOKENS = [3, 1, 4, 15, 9, 2, 6]
 def target_in(dtype: torch.dtype, seed: int = 0, **changes: Any) -> Transformer:
     shape: dict[str, Any] = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
     return tiny_target(seed, **(shape | changes)).to(dtype)
+
+
+def target_of(kind: str, **changes: Any) -> Any:
+    """A target in fp32 or bf16, or with its weights in 8 bits."""
+    target = target_in(torch.float32 if kind == "fp32" else torch.bfloat16, **changes)
+    return quantized(target, "int8") if kind == "int8" else target
 
 
 def twin_of(target: Transformer) -> Target:
@@ -91,16 +91,6 @@ def by_single_passes(target: Target, tokens: list[int]) -> list[Tensor]:
     ]
 
 
-def check_bits(target: Target) -> None:
-    """The logits of a path are the same bits fed one by one, in a tree, and in a batch."""
-    alone = by_single_passes(target, [TOKENS[node] for node in PATH])
-    for images in (1, 3):
-        tree = Passes(target, images).score(TOKENS, TREE).logits
-        for step, node in enumerate(PATH):
-            for row in range(2 * images):
-                assert torch.equal(tree[row, node], alone[step][row % 2])
-
-
 @pytest.mark.parametrize("changes", [{}, {"dim": 128}, {"dim": 160}, {"dim": 96, "n_head": 3, "multiple_of": 32}])
 def test_fused_pass_equals_eager_pass(changes: dict[str, Any]) -> None:
     target = target_in(torch.float32, **changes)
@@ -121,57 +111,61 @@ def test_fused_bf16_is_as_accurate_as_eager_bf16(dim: int) -> None:
     assert (fused - expected).abs().mean() <= 1.2 * (eager - expected).abs().mean()
 
 
-@pytest.mark.parametrize("dim", [64, 128, 160, 192, 256])
+def full(target: Transformer) -> Transformer:
+    """Return the target with dequantized weights, in fp32, whose linears round each row of inputs to 127 steps."""
+    wide = copy.deepcopy(target)
+    for module in wide.modules():
+        if isinstance(module, nn.Linear) and hasattr(module.weight, "qdata"):
+            module.weight = nn.Parameter(module.weight.qdata.float() * module.weight.scale)  # type: ignore[operator]
+            module.register_forward_pre_hook(lambda _, inputs: (in_steps(inputs[0]),))
+    return wide.float()
+
+
+@needs_torchao
+@pytest.mark.parametrize("dim", [64, 128, 160, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_are_the_same_bits_alone_in_a_tree_and_in_a_batch(dtype: torch.dtype, dim: int) -> None:
-    check_bits(twin_of(target_in(dtype, dim=dim)))
+def test_fused_8_bit_passes_equal_dequantized_weights(dim: int, dtype: torch.dtype) -> None:
+    unrounded = target_in(dtype, dim=dim)
+    target: Any = quantized(unrounded, "int8")
+    made = (Passes(t).score(TOKENS, TREE).logits for t in (unrounded, full(target), twin_of(target)))
+    by_full_weights, expected, found = made
+    # where sums in another order round no input to another step, logits are equal; elsewhere they are close
+    apart = (found - expected).abs()
+    assert float(apart.amax((0, -1)).min()) < 1e-4
+    assert float(apart.mean()) < 0.5 * float((by_full_weights - expected).abs().mean())
+
+
+def random_tree(nodes: int, random: Random) -> tuple[int, ...]:
+    """Return the parents of nodes, of which most follow the one before them."""
+    return (-1, *(node - 1 if random.random() < 0.7 else random.randrange(node) for node in range(1, nodes)))
+
+
+@pytest.mark.parametrize("dim", [64, 128, 160, 192, 256])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_have_the_same_bits_alone_in_a_tree_in_a_batch_and_by_any_number_of_threads(kind: str, dim: int) -> None:
+    target, random, threads = twin_of(target_of(kind, dim=dim)), Random(dim), torch.get_num_threads()
+    for nodes, images in ((1, 1), (7, 3), (random.randint(2, 16), 1), (random.randint(17, 40), 2), (17, 1)):
+        parents = random_tree(nodes, random)
+        tokens = [random.randrange(32) for _ in parents]
+        path = [nodes - 1]
+        while path[0]:
+            path.insert(0, parents[path[0]])
+        torch.set_num_threads(1)
+        alone = by_single_passes(target, [tokens[node] for node in path])
+        try:
+            for calls in range(12):  # the first ones use one thread, to measure its time
+                torch.set_num_threads(1 + calls // 6)
+                tree = Passes(target, images, stage=nodes).score(tokens, parents).logits
+                for node, expected in zip(path, alone, strict=True):
+                    assert torch.equal(tree[:, node], expected.repeat(images, 1))
+        finally:
+            torch.set_num_threads(threads)
 
 
 def test_eager_logits_differ_so_the_comparison_can_fail() -> None:
     target = target_in(torch.float32, dim=256)
     alone, tree = by_single_passes(target, [TOKENS[node] for node in PATH]), Passes(target).score(TOKENS, TREE).logits
     assert any(not torch.equal(tree[:, node], alone[step]) for step, node in enumerate(PATH))
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 5, 12, 13, 17, 23])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bits_do_not_depend_on_nodes_and_threads(nodes: int, dtype: torch.dtype) -> None:
-    target = twin_of(target_in(dtype))
-    tokens = [(7 * i + 3) % 32 for i in range(nodes)]
-    chain = tuple(range(-1, nodes - 1))
-    alone, threads = by_single_passes(target, tokens), torch.get_num_threads()
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            for _ in range(6):  # the first use one thread, to measure its time
-                found = Passes(target).score(tokens, chain).logits
-                assert all(torch.equal(found[:, i], alone[i]) for i in range(nodes))
-    finally:
-        torch.set_num_threads(threads)
-
-
-@needs_torchao
-@pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_exact_methods_give_the_tokens_of_plain_decoding_by_8_bit_weights(dtype: torch.dtype, name: str) -> None:
-    """Full weights are compared bit by bit in test_bits.py."""
-    how: dict[str, Any] = {"sampling": Sampling(guidance=7.5), "engine": CpuEngine(weights="int8")}
-    target = target_in(dtype)
-    plain = tiny_decoder("plain", target, **how)
-    assert isinstance(plain.target, CpuTarget) and plain.target.module is quantized(target, "int8")
-    expected = plain.generate(CONDITION, keys=KEYS).tokens
-    parts = tiny_decoder(name, target, **how)
-    assert torch.equal(parts.generate(CONDITION, keys=KEYS).tokens, expected)
-    assert torch.equal(parts.generate(CONDITION, keys=KEYS[:1] * 3).tokens[:1], expected[:1])
-
-
-def test_fused_passes_are_reproducible_over_any_number_of_tokens() -> None:
-    target = target_in(torch.bfloat16)
-    engine = CpuEngine()
-    plain = tiny_decoder("plain", target, engine=engine)
-    wide = tiny_decoder("gumbel-jacobi", target, engine=engine, window=40)
-    assert wide.drafter is not None and wide.drafter.max_nodes == 40
-    assert torch.equal(plain.generate(CONDITION, keys=KEYS).tokens, wide.generate(CONDITION, keys=KEYS).tokens)
 
 
 def test_the_engine_does_not_change_the_target_or_the_tokens() -> None:
@@ -228,17 +222,6 @@ def test_target_is_freed_with_its_packed_weights() -> None:
     assert [ref() for ref in alive] == [None, None]
 
 
-def test_filters_beyond_32_bits_change_nothing() -> None:
-    target, engine = target_in(torch.float32), CpuEngine()
-    most = 2**32 + 1  # more than C++ holds in these numbers
-    for wide, usual in ((Sampling(top_k=most), Sampling()), (Sampling(guidance_interval=most), Sampling())):
-        made, expected = (
-            build_decoder("plain", target, sampling=distribution, engine=engine).generate(CONDITION, keys=KEYS).tokens
-            for distribution in (wide, usual)
-        )
-        assert torch.equal(made, expected)
-
-
 def test_unused_add_ons_are_not_read() -> None:
     class Unread(dict[str, Any]):
         def __getitem__(self, name: str) -> Any:
@@ -249,37 +232,33 @@ def test_unused_add_ons_are_not_read() -> None:
     build_decoder("gumbel-jacobi", target, sampling=Sampling(), add_ons=parts, engine=CpuEngine())
 
 
-def test_nan_logits_are_detected_and_debug_mode_names_their_layer() -> None:
-    target = target_in(torch.float32)
-    target.layers[1].feed_forward.w2.weight.data[3, 5] = torch.nan
-    made = build_decoder("plain", target, sampling=Sampling(), engine=CpuEngine()).generate(CONDITION, keys=KEYS)
-    assert made.is_finite is not None and not made.is_finite.any()
-    with pytest.raises(NotFiniteError, match="layers.1.feed_forward.w2 gave NaN"), watched_layers(target):
-        build_decoder("plain", target, sampling=Sampling()).generate(CONDITION, keys=KEYS)
-
-
 @pytest.mark.parametrize(
-    ("target", "message"),
+    ("target", "weights", "message"),
     [
-        (lambda: target_in(torch.float16), "the cpu engine computes in fp32 or bf16"),
-        (lambda: target_in(torch.float32, vocab_size=24), "vocab_size is 24, the cpu engine needs a multiple of 32"),
-        (lambda: target_in(torch.float32, dim=72, n_head=3), "dim is 72"),
-        (lambda: target_in(torch.float32, dim=96, n_head=4), "width of a head is 24"),
+        (lambda: target_in(torch.float16), "full", "the cpu engine computes in fp32 or bf16"),
+        (lambda: target_in(torch.float32, vocab_size=24), "full", "vocab_size is 24, the cpu engine needs a multiple"),
+        (lambda: target_in(torch.float32, dim=72, n_head=3), "full", "dim is 72"),
+        (lambda: target_in(torch.float32, dim=96, n_head=4), "full", "width of a head is 24"),
+        pytest.param(
+            lambda: target_in(torch.float32, multiple_of=32),
+            "int4",
+            "reads weights in full or in int8, int4 was given",
+            marks=needs_torchao,
+        ),
     ],
 )
 def test_unsupported_targets_are_refused_and_left_to_eager_by_auto(
-    target: Callable[[], Transformer], message: str
+    target: Callable[[], Transformer], weights: Weights, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        build_decoder("plain", target(), sampling=Sampling(), engine=CpuEngine())
-    found = AutoEngine().resolve(target())
-    assert found == EagerEngine() and message.removeprefix("the cpu engine ") in found.reason
+        build_decoder("plain", target(), sampling=Sampling(), engine=CpuEngine(weights=weights))
+    found = AutoEngine(weights=weights).resolve(target())
+    assert found == EagerEngine(weights=weights) and message.removeprefix("the cpu engine ") in found.reason
 
 
 @needs_torchao
-def test_fused_passes_and_four_bit_weights_are_refused_together() -> None:
-    message, target = "reads weights in full or in int8, int4 was given", target_in(torch.float32, multiple_of=32)
-    with pytest.raises(ValueError, match=message):
-        build_decoder("plain", target, sampling=Sampling(), engine=CpuEngine(weights="int4"))
-    found = AutoEngine(weights="int4").resolve(target)
-    assert found == EagerEngine(weights="int4") and message in found.reason
+def test_mixed_weights_are_refused() -> None:
+    target = target_of("int8")
+    target.output = nn.Linear(64, 32, bias=False).bfloat16()
+    with pytest.raises(ValueError, match="all weights in 8 bits or none, this model has both"):
+        CpuEngine().prepare(target)

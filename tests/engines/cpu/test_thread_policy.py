@@ -1,7 +1,6 @@
 """Number of threads of a pass by measured seconds; and running out of memory in C++."""
 
 import ctypes
-import shutil
 import subprocess
 from itertools import pairwise
 from pathlib import Path
@@ -13,8 +12,6 @@ from lantern.engines.cpu import build as building
 from lantern.engines.cpu.kernels import LinearArgs
 from lantern.engines.pass_times import WARM_PASSES
 from lantern.generation.generator import is_out_of_memory
-
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 
 # Plays calls through a policy: returns the threads of each, if one thread takes `alone` and two take `together`.
 PLAY = """

@@ -1,0 +1,130 @@
+"""Products in C++: right within rounding, and with the same bits for any number of rows and by any instructions."""
+
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from lantern.core.prepared import quantized
+from lantern.engines.cpu import build as building
+from lantern.engines.cpu import compiler as compiling
+from lantern.engines.cpu.build import find_compiler, has_amx
+from lantern.engines.cpu.kernels import Arena, linear
+
+PROCESSOR = Path("/proc/cpuinfo")
+HAS_UNITS = PROCESSOR.is_file() and "amx_bf16" in PROCESSOR.read_text()
+needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed: extra eval or dev")
+KINDS = ["fp32", "bf16", pytest.param("int8", marks=needs_torchao)]
+
+
+def weights(kind: str, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
+    """Return weights in fp64, and the same packed; outputs differ in size, so that mixed-up scales are detected."""
+    random = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(1))
+    weight = random * torch.logspace(-3, 3, outputs)[:, None]
+    weight = weight if kind == "fp32" else weight.bfloat16()
+    arena = Arena(8 * random.numel() + 4096)
+    if kind != "int8":
+        return weight.double(), arena.panels(weight)
+    made: Any = in_eight_bits(weight).weight
+    return made.qdata.double() * made.scale.double(), arena.panels(made)
+
+
+def in_eight_bits(weight: Tensor) -> nn.Linear:
+    """Return a linear with the weight quantized by torchao."""
+    layers = nn.Module()
+    layers.fc = nn.Linear(weight.shape[1], len(weight), bias=False)
+    layers.fc.weight = nn.Parameter(weight)
+    made = quantized(layers, "int8", ("fc",)).fc
+    assert isinstance(made, nn.Linear)
+    return made
+
+
+def rows(count: int, inputs: int) -> Tensor:
+    """Return rows of different sizes."""
+    return torch.randn(count, inputs, generator=torch.Generator().manual_seed(2)) * torch.arange(1, count + 1)[:, None]
+
+
+def in_steps(x: Tensor) -> Tensor:
+    """Return the inputs of int8 products: each row is rounded to 127 steps."""
+    step = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+    return (x / step).round() * step
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    count=st.integers(0, 100),
+    inputs=st.integers(1, 12).map(lambda n: 16 * n),  # many are no multiple of the inputs of an instruction
+    outputs=st.integers(1, 3).map(lambda n: 32 * n),
+    has_bias=st.booleans(),
+    is_half=st.booleans(),
+)
+def test_a_product_is_right_and_the_bits_of_a_row_do_not_depend_on_other_rows(
+    kind: str, count: int, inputs: int, outputs: int, has_bias: bool, is_half: bool
+) -> None:
+    weight, packed = weights(kind, outputs, inputs)
+    x, bias = rows(count, inputs), torch.linspace(-1, 1, outputs) if has_bias else None
+    x = x.bfloat16() if is_half else x
+    found = linear(x, packed, bias, outputs)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, torch.cat([linear(row, packed, bias, outputs) for row in x.split(1)]))
+    exact = x.double() if kind != "bf16" else x.bfloat16().double()
+    added = torch.zeros(outputs) if bias is None else bias.double()
+    error, sizes = (found - (exact @ weight.T + added)).abs(), exact.abs() @ weight.abs().T + added.abs()
+    if kind == "int8":  # inputs are rounded to 127 steps either way, their sums to fp32
+        steps, largest = exact.abs().amax(1, keepdim=True) / 127, float(sizes.max() if count else 0)
+        assert error.le(0.501 * steps * weight.abs().sum(1) + 2**-20 * sizes).all()
+        if not is_half:  # numbers with few bits are often halfway between two steps
+            expected = in_steps(exact) @ weight.T + added
+            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5 * largest)
+    else:
+        assert error.le(sizes * inputs * 2**-23).all()
+        assert not count or error.max() <= 1e-5 * found.abs().max()
+
+
+@needs_torchao
+def test_nonfinite_inputs_of_8_bit_products_give_nan_and_zeros_give_zero() -> None:
+    _, packed = weights("int8", 64, 64)
+    for off in (torch.nan, torch.inf, -torch.inf):
+        x = rows(3, 64)
+        x[1, 17] = off
+        assert linear(x, packed, None, 64).isfinite().all(1).tolist() == [True, False, True]
+    assert not linear(torch.zeros(3, 64), packed, None, 64).any()
+
+
+def test_amx_is_used_if_the_processor_and_the_compiler_have_it() -> None:
+    command = [find_compiler(), "-march=native", "-dM", "-E", "-x", "c++", "/dev/null"]
+    known = subprocess.run(command, capture_output=True, text=True).stdout
+    assert has_amx() == (HAS_UNITS and "__AMX_BF16__" in known)
+
+
+@pytest.mark.skipif(not HAS_UNITS, reason="this processor has no AMX")
+@needs_torchao
+def test_vector_lanes_and_amx_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, packed), x = weights("int8", 96, 192), rows(23, 192)
+    expected = linear(x, packed, None, 96)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(building, "PACKAGED", tmp_path)
+    monkeypatch.setattr(compiling, "features", lambda: compiling.V4_BF16.features)
+    monkeypatch.setattr(compiling, "FLAGS", ("-O1", *compiling.FLAGS[1:]))
+    building.library.cache_clear()
+    try:
+        assert not building.has_amx()
+        assert torch.equal(linear(x, packed, None, 96), expected)
+    finally:
+        building.library.cache_clear()
+
+
+def test_tile_configuration_of_torch_is_restored() -> None:
+    _, packed = weights("bf16", 96, 192)
+    x, weight = rows(40, 192).bfloat16(), torch.ones(96, 192).bfloat16()
+    before = x @ weight.T
+    for count in (1, 7, 16, 33):
+        linear(rows(count, 192), packed, None, 96)
+        assert torch.equal(x @ weight.T, before)
