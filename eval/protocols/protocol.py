@@ -189,7 +189,8 @@ def load_protocol(name: str) -> Protocol:
         return load_config(Protocol, name)
     known = known_protocols()
     if name not in known:
-        raise ValueError(f'protocol "{name[:80]}" is unknown: {hint_for(name, known)} (or give a .json file)')
+        hint = hint_for(name, known, f"known are {', '.join(known)}, or the path of a .json file")
+        raise ValueError(f'protocol "{name[:80]}" is unknown: {hint}')
     return load_config(Protocol, FOLDER / f"{name}.json")
 
 

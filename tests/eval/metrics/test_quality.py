@@ -178,7 +178,7 @@ BAD = {
     "no prompts": (["A", "--metrics", "clip"], "000.png has no prompt in its file"),
     "another number of prompts": (["A", "--metrics", "clip", "--prompts", "PROMPTS"], "1 prompts for 3 images"),
     "pairs of two names": (["A", "--reference", "OTHER", "--metrics", "psnr"], "expected equal numbers"),
-    "unknown network": (["A", "--weights", "inceptio=x"], "did you mean inception?"),
+    "unknown network": (["A", "--weights", "inceptio=x"], "did you mean 'inception'?"),
     "weights without path": (["A", "--weights", "clip"], "wanted NAME=PATH"),
     "only equal images": (["A", "--reference", "A", "--metrics", "psnr"], "every image is equal to its reference"),
     "a torn image": (["TORN", "--reference", "A", "--metrics", "psnr"], "is not a complete image"),
