@@ -423,7 +423,7 @@ def save_vqgan(model: Any, folder: Path) -> None:
 
     config = ChameleonVQVAEConfig(**model.config.vq_config)
     torch.manual_seed(1)
-    state = randomise(ChameleonVQVAE(config)).state_dict() | VQDecoder(config).eval().state_dict()
+    state = randomise(ChameleonVQVAE(config)).state_dict() | released(VQDecoder(config))
     torch.save({"state_dict": state}, folder / "vqgan.ckpt")
 
 
@@ -433,13 +433,13 @@ def save(family: str, model: Any, processor: Any, folder: Path) -> Path:
     processor.save_pretrained(folder)
     if family == "chameleon":  # the decoder is among the weights
         state = load_file(folder / "model.safetensors")
-        own = {PREFIX + name: tensor for name, tensor in vq_decoder(model).state_dict().items()}
+        own = {PREFIX + name: tensor for name, tensor in released(vq_decoder(model)).items()}
         save_file(state | own, folder / "model.safetensors", metadata={"format": "pt"})
     if family == "lumina":  # the decoder comes with Chameleon's release, the class is their own
         config = json.loads((folder / "config.json").read_text())
         config["architectures"] = ["ChameleonXLLMXForConditionalGeneration"]
         (folder / "config.json").write_text(json.dumps(config))
-        torch.save({"state_dict": vq_decoder(model).state_dict()}, folder / "vqgan.ckpt")
+        torch.save({"state_dict": released(vq_decoder(model))}, folder / "vqgan.ckpt")
     if family == "liquid":
         save_vqgan(model, folder)
     return folder
@@ -449,3 +449,13 @@ def vq_decoder(model: Any) -> VQDecoder:
     """A decoder with random weights for a tiny Chameleon."""
     torch.manual_seed(1)
     return VQDecoder(model.config.vq_config).eval()
+
+
+def released(decoder: VQDecoder) -> dict[str, torch.Tensor]:
+    """The tensors of a decoder of two levels under VQGAN's names: levels begin with the highest resolution."""
+    names = {"mid.0.": "mid.block_1.", "mid.1.": "mid.attn_1.", "mid.2.": "mid.block_2.", ".res.": ".block."}
+    names |= {"conv_blocks.0.": "up.1.", "conv_blocks.1.": "up.0."}
+    state = decoder.state_dict()
+    for own, other in names.items():
+        state = {name.replace(own, other): tensor for name, tensor in state.items()}
+    return state

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import check_finite, is_there, read_header
+from lantern.core.quiet import quiet
 from lantern.core.types import Condition
 from lantern.models.llamagen import t5
 
@@ -240,7 +241,8 @@ def load_tokenizer(folder: Path, tokens: int) -> Any:
     _check_tokenizer_configs(folder)
     file = next(path for name in TOKENIZER_FILES if is_there(path := folder / name))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         tokenizer("a", padding="max_length", max_length=2, truncation=True)
         tokenizer.get_vocab()
     except Exception as error:  # as above
@@ -298,20 +300,17 @@ class TextEncoder:
         folder may also be the parent of `text_encoder/` and `tokenizer/` (the layout of diffusers). A folder with a
         whole T5 loads its encoder. Raises ValueError naming the file that is missing.
         """
-        from transformers import AutoModelForTextEncoding, logging
+        from transformers import AutoModelForTextEncoding
 
         weights, words = resolve_folders(Path(folder), None if tokenizer_dir is None else Path(tokenizer_dir))
         check_limits(weights / "config.json")
         file = next(path for name in WEIGHT_FILES if is_there(path := weights / name))
-        had_bars, was = logging.is_progress_bar_enabled(), logging.get_verbosity()
-        logging.disable_progress_bar()
-        logging.set_verbosity_error()  # a whole T5's decoder weights are unused on purpose
+        how: Any = {"local_files_only": True, "trust_remote_code": False, "dtype": dtype}
         try:
             if file.suffix == ".safetensors":
                 read_header(file)
-            model, found = AutoModelForTextEncoding.from_pretrained(
-                weights, local_files_only=True, trust_remote_code=False, dtype=dtype, output_loading_info=True
-            )
+            with quiet():  # a whole T5's decoder weights are unused on purpose
+                model, found = AutoModelForTextEncoding.from_pretrained(weights, output_loading_info=True, **how)
             if found["missing_keys"]:
                 raise ValueError(f"{file}: tensor {min(found['missing_keys'])!r} is missing")
             check_finite(model.state_dict(), source=file)
@@ -319,13 +318,7 @@ class TextEncoder:
             text = one_line(error) if "weights_only" not in str(error) else "it is no file of plain tensors"
             known = str(error).startswith(str(file))
             raise ValueError(text if known else f"{file} holds no text encoder that loads: {text}") from error
-        else:
-            tokenizer = load_tokenizer(words, model.config.vocab_size)
-        finally:
-            logging.set_verbosity(was)
-            if had_bars:
-                logging.enable_progress_bar()
-        return cls(model, tokenizer)
+        return cls(model, load_tokenizer(words, model.config.vocab_size))
 
     def save_pretrained(self, folder: str | Path, tokenizer_dir: str | Path | None = None) -> None:
         """Write model and tokenizer in the form that `from_pretrained` reads; one folder unless two are given."""
@@ -393,8 +386,11 @@ class TextEncoder:
         independent of its company, bit for bit; a larger `batch_size` is faster and agrees to rounding. A prompt of
         which cleaning leaves nothing is a ValueError.
         """
-        captions = [self._caption(p) for p in checked_prompts(prompts, slots, batch_size)]
-        ids, mask = self._tokenize(captions, slots)
+        if isinstance(prompts, str) or not prompts:
+            raise ValueError(f"got {prompts!r} as prompts, wanted a list of at least one")
+        if slots < 1 or batch_size < 1:
+            raise ValueError(f"got slots={slots}, batch_size={batch_size}, wanted both at least 1")
+        ids, mask = self._tokenize([self._caption(prompt) for prompt in prompts], slots)
         rows = []
         with torch.no_grad():
             for some, valid in zip(ids.split(batch_size), mask.split(batch_size), strict=True):
@@ -419,15 +415,6 @@ class TextEncoder:
         )
         device = self.model.device
         return out["input_ids"].to(device), out["attention_mask"].to(device).bool()
-
-
-def checked_prompts(prompts: Sequence[str], slots: int, batch_size: int) -> Sequence[str]:
-    """Return the prompts; ValueError unless they are a list of at least one and the sizes are positive."""
-    if isinstance(prompts, str) or not prompts:
-        raise ValueError(f"got {prompts!r} as prompts, wanted a list of at least one")
-    if slots < 1 or batch_size < 1:
-        raise ValueError(f"got slots={slots}, batch_size={batch_size}, wanted both at least 1")
-    return prompts
 
 
 def resolve_folders(folder: Path, tokenizer_dir: Path | None) -> tuple[Path, Path]:

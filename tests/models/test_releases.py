@@ -168,7 +168,7 @@ def released_chameleon(model: Any, decoder: Any, folder: Path) -> Path:
 
 def vqgan(model: Any, decoder: Any) -> dict[str, Any]:
     state = model.model.vqmodel.state_dict()
-    return {"epoch": 3, "state_dict": state | decoder.state_dict() | {"loss.logvar": torch.zeros(1)}}
+    return {"epoch": 3, "state_dict": state | tiny.released(decoder) | {"loss.logvar": torch.zeros(1)}}
 
 
 def vocabulary(words: list[str], renamed: dict[str, str]) -> dict[str, Any]:

@@ -336,11 +336,11 @@ def test_the_decoder_of_chameleon_is_that_of_vqgan() -> None:
     blocks = ("UpDecoderBlock2D", "UpDecoderBlock2D")
     reference = Decoder(32, 3, up_block_types=blocks, block_out_channels=(32, 64), layers_per_block=1)
     renamed = {
-        **{"mid.block_1": "mid_block.resnets.0", "mid.block_2": "mid_block.resnets.1", "norm_out": "conv_norm_out"},
-        **{"mid.attn_1.norm": "mid_block.attentions.0.group_norm", "mid.attn_1": "mid_block.attentions.0"},
+        **{"mid.0": "mid_block.resnets.0", "mid.2": "mid_block.resnets.1", "norm_out": "conv_norm_out"},
+        **{"mid.1.norm": "mid_block.attentions.0.group_norm", "mid.1": "mid_block.attentions.0"},
         **{".q.": ".to_q.", ".k.": ".to_k.", ".v.": ".to_v.", "proj_out": "to_out.0"},
-        **{"up.0.": "up_blocks.1.", "up.1.": "up_blocks.0.", ".block.": ".resnets."},
-        **{"upsample.conv": "upsamplers.0.conv", "nin_shortcut": "conv_shortcut"},
+        **{"conv_blocks.": "up_blocks.", ".res.": ".resnets.", "upsample.conv": "upsamplers.0.conv"},
+        "nin_shortcut": "conv_shortcut",
     }
     state = {}
     for name, tensor in made.state_dict().items():
@@ -353,7 +353,8 @@ def test_the_decoder_of_chameleon_is_that_of_vqgan() -> None:
 
 
 def test_decoders_of_chameleon_are_found_and_checked(tmp_path: Path) -> None:
-    config, state = model("chameleon").config.vq_config, tiny.vq_decoder(model("chameleon")).state_dict()
+    config, decoder = model("chameleon").config.vq_config, tiny.vq_decoder(model("chameleon"))
+    own, state = decoder.state_dict(), tiny.released(decoder)
     with pytest.raises(ValueError, match=r"holds no VQ decoder: put vqgan\.ckpt of Chameleon's release into it"):
         read_decoder(tmp_path, config)
     swapped = {
@@ -363,7 +364,7 @@ def test_decoders_of_chameleon_are_found_and_checked(tmp_path: Path) -> None:
     for levels in (state, swapped):
         torch.save({"state_dict": levels}, tmp_path / "vqgan.ckpt")
         found = read_decoder(tmp_path, config).state_dict()
-        assert all(torch.equal(found[name], state[name]) for name in state)
+        assert all(torch.equal(found[name], own[name]) for name in own)
     torch.save({"state_dict": state | {"decoder.conv_in.bias": torch.zeros(3)}}, tmp_path / "vqgan.ckpt")
     with pytest.raises(ValueError, match=r"'decoder.conv_in.bias' has shape \[3\], wanted \[64\]"):
         read_decoder(tmp_path, config)

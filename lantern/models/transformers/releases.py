@@ -20,9 +20,10 @@ from torch import Tensor
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import CONFIG_NAME, check_finite, check_state, load_tensors, read_pickled, save_checksums
+from lantern.core.quiet import quiet
 from lantern.models.llamagen.checkpoint import vq_fields
 from lantern.models.transformers.chameleon_vq import PARTS, PREFIX, checkpoint_state, decoder_of, save_decoder
-from lantern.models.transformers.loading import FAMILIES, MOST_BYTES, assembled, family_of, quiet
+from lantern.models.transformers.loading import FAMILIES, MOST_BYTES, assembled, family_of
 
 SHARD = "5GB"  # largest file of weights
 JANUS = "multi_modality"
