@@ -238,7 +238,6 @@ def load_tokenizer(folder: Path, tokens: int) -> Any:
     """
     from transformers import AutoTokenizer
 
-    _check_tokenizer_configs(folder)
     file = next(path for name in TOKENIZER_FILES if is_there(path := folder / name))
     try:
         with quiet():
@@ -259,17 +258,9 @@ def _check_vocabulary(tokenizer: Any, tokens: int, file: Path) -> None:
 
 def check_text_files(folder: Path, tokenizer_dir: Path | None = None) -> None:
     """Check what can be checked of a text encoder's folder without loading it; ValueError names the file."""
-    weights, words = resolve_folders(folder, tokenizer_dir)
-    check_limits(weights / "config.json")
+    weights, _ = checked_folders(folder, tokenizer_dir)
     if (weights / WEIGHT_FILES[0]).is_file():
         read_header(weights / WEIGHT_FILES[0])
-    _check_tokenizer_configs(words)
-
-
-def _check_tokenizer_configs(folder: Path) -> None:
-    for name in TOKENIZER_CONFIGS:
-        if is_there(folder / name) and "auto_map" in read_json_object(folder / name, most=MAX_TOKENIZER_BYTES):
-            raise ValueError(f"{folder / name} names code to run (auto_map), wanted a tokenizer of transformers")
 
 
 class TextEncoder:
@@ -282,9 +273,7 @@ class TextEncoder:
     @classmethod
     def load(cls, folder: Path, *, dtype: torch.dtype) -> "TextEncoder":
         """Load from local files without transformers, where they need none; see `from_pretrained`."""
-        weights, words = resolve_folders(folder, None)
-        check_limits(weights / "config.json")
-        _check_tokenizer_configs(words)
+        weights, words = checked_folders(folder, None)
         found = t5.load(weights, words, dtype=dtype)
         if found is None:
             return cls.from_pretrained(folder, dtype=dtype)
@@ -302,8 +291,7 @@ class TextEncoder:
         """
         from transformers import AutoModelForTextEncoding
 
-        weights, words = resolve_folders(Path(folder), None if tokenizer_dir is None else Path(tokenizer_dir))
-        check_limits(weights / "config.json")
+        weights, words = checked_folders(Path(folder), None if tokenizer_dir is None else Path(tokenizer_dir))
         file = next(path for name in WEIGHT_FILES if is_there(path := weights / name))
         how: Any = {"local_files_only": True, "trust_remote_code": False, "dtype": dtype}
         try:
@@ -417,20 +405,22 @@ class TextEncoder:
         return out["input_ids"].to(device), out["attention_mask"].to(device).bool()
 
 
-def resolve_folders(folder: Path, tokenizer_dir: Path | None) -> tuple[Path, Path]:
-    """Return the folders of weights and tokenizer. ValueError names a missing file."""
-
-    if (folder / "text_encoder").is_dir():
-        folder = folder / "text_encoder"
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder / 'config.json'} is missing; give the folder of a T5-type encoder")
-    kind = read_json_object(folder / "config.json").get("model_type")
-    if kind not in T5_TYPES:
-        raise ValueError(f"{folder / 'config.json'} has model_type {kind!r}, wanted one of {', '.join(T5_TYPES)}")
+def checked_folders(folder: Path, tokenizer_dir: Path | None) -> tuple[Path, Path]:
+    """Return the folders of weights and tokenizer; ValueError names a file that is missing, or that names code."""
+    folder = folder / "text_encoder" if (folder / "text_encoder").is_dir() else folder
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ValueError(f"{config} is missing; give the folder of a T5-type encoder")
+    if (kind := read_json_object(config).get("model_type")) not in T5_TYPES:
+        raise ValueError(f"{config} has model_type {kind!r}, wanted one of {', '.join(T5_TYPES)}")
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
         raise ValueError(f"{folder / WEIGHT_FILES[0]} is missing; the folder holds no weights")
+    check_limits(config)
     beside = [tokenizer_dir] if tokenizer_dir else [folder, folder.parent / "tokenizer"]
-    for words in beside:
-        if any((words / name).is_file() for name in TOKENIZER_FILES):
-            return folder, words
-    raise ValueError(f"{beside[-1] / TOKENIZER_FILES[0]} is missing; give the tokenizer's folder as well")
+    words = next((one for one in beside if any((one / name).is_file() for name in TOKENIZER_FILES)), None)
+    if words is None:
+        raise ValueError(f"{beside[-1] / TOKENIZER_FILES[0]} is missing; give the tokenizer's folder as well")
+    for path in (words / name for name in TOKENIZER_CONFIGS):
+        if is_there(path) and "auto_map" in read_json_object(path, most=MAX_TOKENIZER_BYTES):
+            raise ValueError(f"{path} names code to run (auto_map), wanted a tokenizer of transformers")
+    return folder, words
