@@ -141,27 +141,14 @@ def emu3_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
         processor(text=[text], return_for_image_generation=True, return_tensors="pt", **size)
         for text in (prompt, NEGATIVE)
     )
-    visual, ids = model.vocabulary_mapping.image_tokens, emu3_words()
+    visual, newline = model.vocabulary_mapping.image_tokens, emu3_words()["<|extra_200|>"]
     start = inputs["input_ids"].shape[1]
 
     def allowed(_: int, seen: torch.Tensor) -> list[int]:
-        place = len(seen) - start + 1
-        ends = {(columns + 1) * rows + 1: "<eof>", (columns + 1) * rows + 2: "<eoi>"}
-        if place in ends:
-            return [ids[ends[place]]]
-        return [ids["<|extra_200|>"]] if place % (columns + 1) == 0 else visual
+        return [newline] if (len(seen) - start + 1) % (columns + 1) == 0 else visual
 
-    found = model.generate(
-        input_ids=inputs["input_ids"],
-        attention_mask=inputs["attention_mask"],
-        max_new_tokens=rows * (columns + 1),
-        do_sample=False,
-        guidance_scale=3.0,
-        prefix_allowed_tokens_fn=allowed,
-        negative_prompt_ids=negative["input_ids"],
-        negative_prompt_attention_mask=negative["attention_mask"],
-    )
-    return model.vocabulary_mapping.convert_bpe2img(found[:, start:].view(-1, rows, columns + 1)).flatten()
+    found = greedy(model, inputs["input_ids"], negative["input_ids"], allowed, count=rows * (columns + 1), guidance=3.0)
+    return model.vocabulary_mapping.convert_bpe2img(found.view(-1, rows, columns + 1)).flatten()
 
 
 CHAMELEON = ["<racm3:break>", "<eoss>", "<reserved08706>", "<reserved08799>", "<reserved08801>", "<reserved08802>"]
@@ -245,16 +232,8 @@ def _chameleon_grid(
 
     mapping.__dict__["image_tokens"] = []  # else the class masks the logits of tokens
     try:
-        found = model.generate(
-            input_ids=torch.tensor([ids]),
-            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            max_new_tokens=rows * (columns + 1) or 16,
-            do_sample=False,
-            guidance_scale=guidance,
-            prefix_allowed_tokens_fn=allowed,
-            negative_prompt_ids=torch.tensor([negative]),
-            negative_prompt_attention_mask=torch.ones(1, len(negative), dtype=torch.long),
-        )[0, len(ids) :]
+        count = rows * (columns + 1) or 16
+        found = greedy(model, torch.tensor([ids]), torch.tensor([negative]), allowed, count=count, guidance=guidance)
     finally:
         mapping.__dict__["image_tokens"] = visual
     return torch.tensor([mapping.bpe2img[token] for token in found.tolist() if token != newline])
@@ -381,17 +360,25 @@ def _causal_grid(
 ) -> torch.Tensor:
     """Greedy tokens of the library, which may take no other tokens."""
     ids, negative = (torch.tensor([words(text)["input_ids"]]) for text in texts)
+    visual = list(range(len(words), len(words) + tokens))
+    return greedy(model, ids, negative, lambda *_: visual, count=count, guidance=guidance) - len(words)
+
+
+def greedy(
+    model: Any, ids: torch.Tensor, negative: torch.Tensor, allowed: Any, *, count: int, guidance: float
+) -> torch.Tensor:
+    """Greedy tokens of the library behind `ids` (1 n), of those that `allowed` names."""
     found = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=count,
         do_sample=False,
         guidance_scale=guidance,
-        prefix_allowed_tokens_fn=lambda *_: list(range(len(words), len(words) + tokens)),
+        prefix_allowed_tokens_fn=allowed,
         negative_prompt_ids=negative,
         negative_prompt_attention_mask=torch.ones_like(negative),
     )
-    return found[0, ids.shape[1] :] - len(words)
+    return found[0, ids.shape[1] :]
 
 
 # family -> how its tiny model and its processor are made

@@ -135,7 +135,7 @@ def _transformer(state: dict[str, Tensor], known: dict[str, Any], kind: Kind) ->
     if lantern_layout.is_target(state):
         state = lantern_layout.target_state(state)
     vocab_size, dim = _shape(state, "tok_embeddings.weight", 2)
-    n_layer, hidden = _count(state, "layers"), _shape(state, "layers.0.feed_forward.w1.weight", 2)[0]
+    n_layer, hidden = count_entries(state, "layers"), _shape(state, "layers.0.feed_forward.w1.weight", 2)[0]
     fields = {"dim": dim, "n_layer": n_layer, "vocab_size": vocab_size, "model_type": kind}
     fields |= {"multiple_of": _multiple_of(dim, hidden)} | _heads(dim, n_layer)
     if kind == "c2i":
@@ -185,7 +185,7 @@ def vq_fields(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the fields of `VQConfig` that the tensors of a VQ tokenizer imply; ValueError where one is missing."""
     codebook_size, width = _shape(state, "quantize.embedding.weight", 2)
     ch = _shape(state, "encoder.conv_in.weight", 4)[0]
-    levels = range(_count(state, "encoder.conv_blocks"))
+    levels = range(count_entries(state, "encoder.conv_blocks"))
     return {
         "codebook_size": codebook_size,
         "codebook_embed_dim": width,
@@ -196,7 +196,7 @@ def vq_fields(state: Mapping[str, Tensor]) -> dict[str, Any]:
         ],
         "z_channels": _shape(state, "encoder.conv_out.weight", 4)[0],
         "ch": ch,
-        "num_res_blocks": _count(state, "encoder.conv_blocks.0.res"),
+        "num_res_blocks": count_entries(state, "encoder.conv_blocks.0.res"),
     }
 
 
@@ -217,7 +217,7 @@ def _shape(state: Mapping[str, Tensor], name: str, axes: int) -> tuple[int, ...]
     return tuple(state[name].shape)
 
 
-def _count(state: Mapping[str, Tensor], prefix: str) -> int:
+def count_entries(state: Mapping[str, Tensor], prefix: str) -> int:
     """Count the numbered entries `prefix.0.`, `prefix.1.`, ... of a state dict."""
     return len({found[1] for name in state if (found := re.match(rf"{re.escape(prefix)}\.(\d+)\.", name))})
 

@@ -439,7 +439,8 @@ class Transformer(nn.Module, Target):
         tokens in raster order. A boolean `mask` selects the cache slots (without a cache: the inputs)
         that each input attends to; a float mask is added to the scores; None is causal.
         With a cache, keys and values `(b n 2 h d)` go to `slots`: `cache.write(layer, slots, fresh)` stores them, and
-        returns all keys and all values `(b h s d)` of the layer. `entered` receives the inputs of the layers that are its keys.
+        returns all keys and all values `(b h s d)` of the layer. `entered` receives the inputs of the layers that are
+        its keys.
         """
         factors = self.rotary(positions)
         x = self.tok_dropout(inputs)

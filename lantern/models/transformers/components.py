@@ -92,7 +92,7 @@ class TokensOnly(Pixels):
         """The vectors of the tokens."""
         return self.vectors
 
-    def read(self, *_: Any) -> Any:
+    def read(self, *_: Any, **__: Any) -> Any:
         """Raise ValueError."""
         raise ValueError(self.refusal)
 
