@@ -389,13 +389,24 @@ def preset(name: str, base: str, summary: str, *, paper: Any = "", page: Any = "
     )
 
 
-def find(name: str) -> Method:
-    """Return the method of a name; ValueError gives the nearest one."""
+def find(spec: str) -> Method:
+    """Return the method of a spec, NAME or NAME:OPTION=VALUE,...; ValueError gives the nearest name or legal values."""
+    name, texts = split(spec)
     if name not in METHODS:
-        near = difflib.get_close_matches(str(name), METHODS, n=1)
+        near = difflib.get_close_matches(name, METHODS, n=1)
         hint = f'did you mean "{near[0]}"?' if near else "`lantern methods` and lantern.list_methods() list all"
-        raise ValueError(f'method "{str(name)[:80]}" is unknown: {hint}')
-    return METHODS[name]
+        raise ValueError(f'method "{name[:80]}" is unknown: {hint}')
+    return METHODS[name].with_options(**METHODS[name].parsed(texts))
+
+
+def split(spec: str) -> tuple[str, dict[str, str]]:
+    """Return the name and the options, as texts, of "lantern++:k=5,lambda_=1.5"; ValueError for another form."""
+    name, _, rest = str(spec).partition(":")
+    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
+    for option, sign, _ in pairs:
+        if not sign:
+            raise ValueError(f'method "{name[:80]}" has the option {option[:40]!r}, wanted OPTION=VALUE')
+    return name, {option: text for option, _, text in pairs}
 
 
 def build(method: Method, give: Mapping[str, Any], *, greedy: bool) -> tuple[Any, Any]:

@@ -1,13 +1,11 @@
 """What all commands share: help, refusals in one line, exit codes, signals and standard output."""
 
-import dataclasses
 import os
 import signal
 import subprocess
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ REFUSED = {
     "generate --prompt a red apple": NAMELESS,
     "generate --model nowhere --prompt a": "nowhere",
     "generate --prompts-file nowhere.txt": "nowhere.txt",
-    "generate": "no images requested",
+    "generate": "wanted prompts or class labels, got neither",
     "methods medsua": "did you mean medusa?",
     "methods nowhere": "wanted a method that `lantern methods` lists",
     "methods plain --model nowhere": "nowhere",
@@ -50,7 +48,7 @@ REFUSED = {
     "train text" + TRAIN: "stage text needs --packages",
     "train target" + TRAIN: "stage target needs --data",
     "train target --steps -1" + TRAIN: "wanted a whole number from 0",
-    "train target --minutes 0" + TRAIN: "--minutes is 0, wanted a number above 0",
+    "train target --minutes 0" + TRAIN: "--minutes: '0', wanted a number from 0.001",
     "train target --data no-such-folder" + TRAIN: "does not exist",
     "train target --records ." + TRAIN: "unknown argument '--records'",
     "doctor nowhere": "nowhere",
@@ -173,8 +171,7 @@ def test_debug_prints_a_traceback(capsys: Capture, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_signal_while_arguments_are_read_ends_in_one_line(capsys: Capture) -> None:
-    command = import_module("lantern.cli.doctor").COMMAND
-    late = dataclasses.replace(command, add_arguments=lambda parser: signal.raise_signal(signal.SIGTERM))
+    late = Command("late", "Late.", lambda parser: signal.raise_signal(signal.SIGTERM), lambda args: 0)
     assert run_command(late, []) == 143
     assert "terminated" in one_line(capsys)
 

@@ -176,7 +176,7 @@ BAD = {
     "weights without path": (["A", "--weights", "clip"], "wanted NAME=PATH"),
     "only equal images": (["A", "--reference", "A", "--metrics", "psnr"], "every image is equal to its reference"),
     "a torn image": (["TORN", "--reference", "A", "--metrics", "psnr"], "is not a complete image"),
-    "moments beside images": (["MOMENTS", "A", "--reference", "A"], "is given together with moments"),
+    "moments beside images": (["MOMENTS", "A", "--reference", "A"], "is not a file of moments"),
 }
 
 
