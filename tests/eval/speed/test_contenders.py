@@ -145,7 +145,7 @@ def test_settings_of_a_method_are_read_from_its_spec(model: Model) -> None:
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("eagel1", 'did you mean "eagle1"'),
+        ("eagel1", "did you mean 'eagle1'"),
         ("lantern++:k", "wanted OPTION=VALUE"),
         ("lantern++:k=x", 'k is "x", wanted a whole number from 0 to 1024'),
         ("eagle1:k=3", "has no setting k"),
