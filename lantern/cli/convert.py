@@ -109,9 +109,7 @@ def write_checked(found: "Checkpoint", out: Path, *, dtype: "torch.dtype | None"
         save_component(found.state, found.config, trial, dtype=dtype)
         try_component(trial, found.kind if found.kind in ("vq", "drafter") else "target")
         if is_foreign:
-            heads = found.config["n_head"]
-            state = foreign_state(found.state, heads=heads, key_heads=found.config.get("n_kv_head") or heads)
-            save_component(state, foreign_config(found.config), trial, dtype=dtype)
+            save_component(foreign_state(found.state), foreign_config(found.config), trial, dtype=dtype)
 
 
 def rewrite_model(folder: Path, out: Path, dtype: "torch.dtype | None") -> None:

@@ -25,7 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
-from lantern.cli.command import Command, nearest
+from lantern.cli.command import Command
+from lantern.core.config import nearest
 from lantern.engines.engine import ENGINES, WEIGHTS, Engine, engine
 from lantern.methods import METHODS
 

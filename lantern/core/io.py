@@ -350,27 +350,20 @@ def load_component(
     check_state(read_header(path), expected, source=path)
     if verify:
         verify_files(folder, [WEIGHTS_NAME])
-    rest = set(expected)
+    layers = sorted(_layers(module), key=lambda layer: -sum(p.numel() for p in layer[1].parameters()))
+    named = {name: {key for key in expected if key.startswith(f"{name}.")} for name, _ in layers}
+    named[""] = set(expected).difference(*named.values())  # the module's own, and those of modules with both kinds
     del expected
-    for name, part in sorted(_layers(module), key=lambda layer: -sum(p.numel() for p in layer[1].parameters())):
-        own = {key for key in rest if key.startswith(f"{name}.")}
-        rest -= own
-        part._apply(partial(_placed, device=device, dtype=dtype))
-        if own:
-            state = load_tensors(path, own)
-            if digest is not None:
-                digest.add(state)
-            part.load_state_dict({key.removeprefix(f"{name}."): tensor for key, tensor in state.items()})
-            del state
-        if change is not None:
-            change(name, part)
-        trim_memory()
-    if rest:  # the module's own, and those of modules with weights of both kinds
-        module._apply(partial(_placed, device=device, dtype=dtype), recurse=False)
-        state = load_tensors(path, rest)
+    for name, part in [*layers, ("", module)]:
+        part._apply(partial(_placed, device=device, dtype=dtype), recurse=bool(name))
+        state = load_tensors(path, named[name])
         if digest is not None:
             digest.add(state)
-        module.load_state_dict(state, strict=False)
+        part.load_state_dict({key.removeprefix(f"{name}."): x for key, x in state.items()}, strict=bool(name))
+        del state
+        if name and change is not None:
+            change(name, part)
+        trim_memory()
     return module.eval()
 
 

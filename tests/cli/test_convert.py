@@ -85,7 +85,7 @@ def test_a_component_is_replaced_only_on_request(checkpoint: Path, capsys: Captu
         (["--image-size", "-16"], "wanted a whole number"),
         (["--image-size", "64", "--grid", "4"], "not allowed with"),
         (["--grid", "4", "--kind", "t2i"], "holds a c2i checkpoint, not t2i"),
-        (["--grid", "4", "--kind", "t2v"], "did you mean t2i?"),
+        (["--grid", "4", "--kind", "t2v"], "did you mean 't2i'?"),
     ],
 )
 def test_inconsistent_input_is_refused(checkpoint: Path, capsys: Capture, options: list[str], message: str) -> None:

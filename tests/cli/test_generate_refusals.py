@@ -18,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 ROOT = Path(__file__).resolve().parents[2]
 # options of a call for a red apple, each with a part of its refusal
 REFUSED = {
-    "--method eagel1": "did you mean eagle1?",
-    "--methd plain": "did you mean --method?",
+    "--method eagel1": "did you mean 'eagle1'?",
+    "--methd plain": "did you mean '--method'?",
     "--guidance nan": "0 to 1000",
     "--temperature 1e-9": "temperature",
     "--top-p 0": "top_p is 0",
@@ -32,7 +32,7 @@ REFUSED = {
     "--method plain --k 4": "no setting k",
     "--method lantern --lambda 2": "no setting lambda",
     "--method lantern++ --k 24": "k is 24",
-    "--method eagle1 --tree wide_51": 'did you mean "wide_15"?',
+    "--method eagle1 --tree wide_51": "did you mean 'wide_15'?",
     "--device cuda:99": "not on this machine",
     "--device gpu": "wanted auto, cpu",
     "--dtype int3": "wanted one of auto",
@@ -78,7 +78,7 @@ REFUSED = {
     "--method eagle2 --set colour=red": "has no setting colour",
     "--method eagle2 --set nodes": "wanted NAME=VALUE",
     "--method eagle2 --set nodes=0": "nodes is 0, wanted a whole number of at least 1",
-    "--method sam --macth grid": "did you mean --match?",
+    "--method sam --macth grid": "did you mean '--match'?",
     "--method eagle1 --delta 0.1": 'method "eagle1" has no setting delta: it takes tree',
     "--method grouped --p-radius 2": "wanted a number from 0 to 1",
     "--method nosuch": "'nosuch', wanted a method that `lantern methods` lists",
