@@ -262,7 +262,9 @@ def sheet(
         left, top = margin + (i % columns) * width, margin + (i // columns) * height
         result.paste(picture, (left, top))
         if labels:
-            for row, line in enumerate(wrap(labels[i], picture.width // LETTER, lines)):
+            letters = max(picture.width // LETTER, 8)
+            wrapped = textwrap.wrap(labels[i], letters, max_lines=lines, placeholder=" ...")
+            for row, line in enumerate(wrapped):
                 draw.text((left, top + picture.height + 1 + row * LINE), line, fill="black", font=font)
     return result
 
@@ -277,11 +279,6 @@ def sheet_size(
     return columns * width - gap + 2 * margin, rows * height - gap + 2 * margin
 
 
-def wrap(label: str, width: int, lines: int) -> list[str]:
-    """Return a label as at most `lines` lines of about `width` letters; a label that is too long ends in dots."""
-    return textwrap.wrap(label, max(width, 8), max_lines=lines, placeholder=" ...") if label else []
-
-
 def save_sheet(image: "Image", path: str | Path) -> None:
     """Write a sheet as a small PNG, atomically."""
     with atomic_write(path) as temporary:
@@ -293,6 +290,9 @@ def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, qu
 
     `quality` is that of JPEG and WebP, from 1 to 100. OSError names `path`.
     """
+    from PIL.Image import Exif
+    from PIL.PngImagePlugin import PngInfo
+
     from lantern import __version__
 
     marks = {
@@ -303,11 +303,18 @@ def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, qu
     }
     texts = marks | {name: _text(value) for name, value in facts.items() if value is not None}
     form = FORMATS[Path(path).suffix.lower()]
-    options: dict[str, Any] = {"pnginfo": _text_chunks(texts)} if form == "png" else _exif(texts)
-    if form == "jpeg":
-        options |= {"quality": quality, "subsampling": 0}
-    elif form == "webp":
-        options |= {"quality": quality, "method": 6}
+    if form == "png":
+        info = PngInfo()
+        for name, text in texts.items():
+            info.add_text(name, text)
+        info.add_itxt("XML:com.adobe.xmp", XMP)
+        options: dict[str, Any] = {"pnginfo": info}
+    else:
+        exif = Exif()
+        exif[EXIF_SOFTWARE], exif[EXIF_DESCRIPTION] = texts["Software"], texts["Comment"]
+        exif.get_ifd(EXIF_IFD)[EXIF_COMMENT] = ASCII + json.dumps(texts).encode("ascii")
+        options = {"exif": exif, "xmp": XMP.encode(), "quality": quality}
+        options |= {"subsampling": 0} if form == "jpeg" else {"method": 6}
     try:
         with atomic_write(path) as temporary:
             image.save(temporary, format=form.upper(), **options)
@@ -325,25 +332,6 @@ def read_facts(image: "Image") -> dict[str, str]:
         except (KeyError, SyntaxError, TypeError, ValueError, struct.error):  # none, another program's, or broken
             facts = None
     return {str(name): text for name, text in facts.items() if isinstance(text, str)} if isinstance(facts, dict) else {}
-
-
-def _text_chunks(texts: Mapping[str, str]) -> Any:
-    from PIL.PngImagePlugin import PngInfo
-
-    info = PngInfo()
-    for name, text in texts.items():
-        info.add_text(name, text)
-    info.add_itxt("XML:com.adobe.xmp", XMP)
-    return info
-
-
-def _exif(texts: Mapping[str, str]) -> dict[str, Any]:
-    from PIL.Image import Exif
-
-    exif = Exif()
-    exif[EXIF_SOFTWARE], exif[EXIF_DESCRIPTION] = texts["Software"], texts["Comment"]
-    exif.get_ifd(EXIF_IFD)[EXIF_COMMENT] = ASCII + json.dumps(texts).encode("ascii")
-    return {"exif": exif, "xmp": XMP.encode()}
 
 
 def _text(value: Any) -> str:
