@@ -142,7 +142,7 @@ VALUES: list[tuple[dict[str, Any], str]] = [
     ({"generator": [1, 2]}, "2 generators for 1 images"),
     ({"generator": -1}, "seed is -1"),
     ({"class_labels": 1}, "give one of them"),
-    ({"method": "lantren"}, 'did you mean "lantern"?'),
+    ({"method": "lantren"}, "did you mean 'lantern'?"),
     ({"method": "lantern++", "settings": {"delta": 0.1}}, "no setting delta"),
     ({"method": "lantern++", "delta": 0.1}, "no setting delta"),
     ({"method": "eagle1:tree"}, "has the option 'tree', wanted OPTION=VALUE"),

@@ -129,7 +129,7 @@ def test_formats_and_sizes(served: Served) -> None:
         ({"temprature": 1}, "temprature", "not permitted"),
         ({"temperature": -1}, "temperature", "temperature is -1"),
         ({"guidance": 1e9}, "guidance", "guidance is"),
-        ({"method": "eagel1"}, "method", 'did you mean "eagle1"'),
+        ({"method": "eagel1"}, "method", "did you mean 'eagle1'"),
         ({"method": "eagle1:tree=chain_4"}, "method", "wanted the name of a method without options"),
         ({"response_format": "url"}, "response_format", "b64_json"),
         ({"prompt": "  "}, "prompt", "the prompt is empty"),

@@ -79,14 +79,10 @@ def test_the_embedded_model_is_predicted() -> None:
 def test_a_shape_of_seven_billion_parameters_needs_its_config_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = tiny.tiny_janus().config
-    text = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 30, "vocab_size": 102400}
-    config.text_config.update(text | {"num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128})
-    config.vq_config.update({"projection_dim": 4096, "image_token_embed_dim": 4096})
-    config.save_pretrained(tmp_path)
-    assert main(["doctor", "--model", str(tmp_path), "--dtype", "bf16", "--batch", "2"]) == 0
+    folder = str(save("Janus-Pro-7B", tmp_path))
+    assert main(["doctor", "--model", folder, "--dtype", "bf16", "--batch", "2"]) == 0
     out = capsys.readouterr().out
-    assert "janus: 6.52 billion parameters, 4 rows of 4 tokens" in out and "12.2 GiB for the target" in out
+    assert "janus: 6.59 billion parameters, 24 rows of 24 tokens" in out and "12.3 GiB for the target" in out
     assert "ok      engine auto: eager (cpu is not available: the cpu engine runs LlamaGen's layers, not this" in out
     for name, words in (
         ("graph", "CUDA graphs need a CUDA device" if find_spec("triton") is None else "available, but the kernels"),
