@@ -24,7 +24,7 @@ def model(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mode
     return load_model(shutil.copytree(folder, tmp_path / "toy"), parts=("drafter",))
 
 
-def write(model: Model, **changes: Any) -> Path:
+def write(model: Model, /, **changes: Any) -> Path:
     """Write a profile of the model where it belongs; return its path."""
     found: dict[str, Any] = {
         "version": VERSION,
