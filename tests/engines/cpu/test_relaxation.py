@@ -1,14 +1,13 @@
 """The bounded relaxation in C++: bits of the torch form, and the bound on the total variation at every token."""
 
 import ctypes
-import subprocess
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from lantern.core.sampling import rounded_log_softmax
-from lantern.engines.cpu.compiler import FLAGS, SOURCES
 from lantern.engines.cpu.engine import RelaxArgs
 from lantern.verifiers.relaxations.bounded import Bounded
 from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
@@ -41,12 +40,8 @@ RULES = [
 
 
 @pytest.fixture(scope="module")
-def mover(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("relaxation")
-    source, made = folder / "move.cpp", folder / "move.so"
-    source.write_text(MOVE, encoding="utf-8")
-    subprocess.run(["g++", *FLAGS, "-march=native", f"-I{SOURCES[0].parent}", "-o", made, source], check=True)
-    return ctypes.CDLL(str(made))
+def mover(compiled: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
+    return compiled(MOVE)
 
 
 def scores(spread: float, seed: int) -> tuple[Tensor, Tensor]:
