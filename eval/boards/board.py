@@ -35,11 +35,11 @@ from lantern.eval.speed.contenders import (
     condition_of,
     entered,
     kinds_of,
-    method_of,
     name_of,
 )
 from lantern.eval.speed.race import images_of, race, reporter, take, unpack, warm
 from lantern.eval.speed.surroundings import file_hashes, surroundings
+from lantern.generation.generator import choose_method
 from lantern.generation.images import save_image, to_image
 from lantern.methods import METHODS, Method
 from lantern.models.folder import FOLDER, Model, load_model
@@ -153,7 +153,7 @@ class Board:
         given = (*options.methods, *of_pairs) or [name for name in METHODS if name not in (PLAIN, "auto")]
         self.specs = list(dict.fromkeys(one for spec in given for one in expand(spec)))
         for spec in self.specs:
-            if method_of(self.model, spec).is_plain:
+            if choose_method(self.model, spec).is_plain:
                 raise ValueError(f"--methods {spec[:60]!r}: plain decoding is always measured: give methods that draft")
 
     @cached_property
@@ -193,7 +193,7 @@ class Board:
 
     def facts(self, spec: str) -> dict[str, Any]:
         """Return what the table states of a method: its promise, and the steps that its networks were trained for."""
-        method = method_of(self.model, spec)
+        method = choose_method(self.model, spec)
         promise = "relaxed" if not method.exact else "tokens" if method.is_identical else "distribution"
         return {"promise": promise, "training": self._training(method)}
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import lantern
-from lantern.cli.command import nearest
+from lantern.core.config import hint_for
 from lantern.eval.intervals import DRAWS
 from lantern.eval.metrics.distances import frechet, moments_of
 from lantern.eval.metrics.extraction import Extracted, Judge, extract
@@ -113,8 +113,7 @@ def in_order(metrics: Sequence[str], *, images: int, has_pictures: bool = True) 
     """Return the metrics to compute, in printed order; ValueError for an unknown one."""
     for name in metrics:
         if name not in METRICS:
-            near = nearest(name, list(METRICS))
-            raise ValueError(f"metric {name[:40]!r}{near or ', expected one of ' + ', '.join(METRICS)}")
+            raise ValueError(f"metric {name[:40]!r} is unknown: {hint_for(name, METRICS)}")
     if not metrics:
         raise ValueError(f"got no metrics, expected one or more of {', '.join(METRICS)}")
     expected = set(metrics)

@@ -6,7 +6,6 @@ and must have the sha256 of the protocol.
 """
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import re
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lantern.core.config import load_config
+from lantern.core.config import hint_for, load_config
 from lantern.core.places import shipped_folder
 from lantern.core.sampling import Sampling
 from lantern.eval.metrics.weights import cache_folder
@@ -190,8 +189,7 @@ def load_protocol(name: str) -> Protocol:
         return load_config(Protocol, name)
     known = known_protocols()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}, or the path of a .json file"
+        hint = hint_for(name, known, f"known are {', '.join(known)}, or the path of a .json file")
         raise ValueError(f'protocol "{name[:80]}" is unknown: {hint}')
     return load_config(Protocol, FOLDER / f"{name}.json")
 

@@ -26,7 +26,6 @@ from lantern.eval.protocols.generation import Entry, Shard, finished, picture_pa
 from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol
 from lantern.eval.protocols.ray_job import Recipe, produce_on_ray
 from lantern.eval.protocols.resizing import resizing
-from lantern.eval.speed.contenders import method_of
 from lantern.eval.speed.surroundings import file_hashes, installed, surroundings
 from lantern.generation.generator import choose_method
 from lantern.generation.images import totals
@@ -42,7 +41,7 @@ class Row:
     """A requested row. `protocol` is a name, a protocol's .json file, or a `row.json` to repeat.
 
     `model` None means that of the repeated row, else the embedded one. `method` is a spec as for
-    `contenders.method_of`; None means the model's own. `limit` takes only the first images of the set; 0 means all.
+    `choose_method`; None means the model's own. `limit` takes only the first images of the set; 0 means all.
     `metrics` None means the protocol's; empty means none. `prompts`, `reference` and `weights` are paths. `ray` (an
     address, or "" to start Ray locally) and `actors` make it a Ray job.
     """
@@ -196,7 +195,7 @@ def prepare(row: Row) -> Task:
     protocol.check_model(model)
     check_requests(model, requested)
     sampling = protocol.sampling(model)
-    method = method_of(model, row.method) if row.method else choose_method(model, sampling=sampling)
+    method = choose_method(model, row.method, sampling=sampling)
     recipe = Recipe(
         model=name,
         device=str(device),

@@ -24,7 +24,6 @@ from lantern.eval.speed.contenders import (
     kinds_of,
     line_up,
     method_entries,
-    method_of,
     plain_entries,
 )
 from lantern.eval.speed.race import (
@@ -47,6 +46,7 @@ from lantern.eval.speed.race import (
 )
 from lantern.eval.speed.roofline import copy_bandwidth, roofline
 from lantern.eval.speed.surroundings import about, load_average
+from lantern.generation.generator import choose_method
 from lantern.models.folder import Model, load_model
 
 MIN_ROUNDS = 3
@@ -57,7 +57,7 @@ ROOFLINE = "  roofline: seconds to read weights and half of the cache at copy ba
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Options of a bench. `methods` are specs as for `contenders.method_of`; empty means the model's own and "auto".
+    """Options of a bench. `methods` are specs as for `choose_method`; empty means the model's own and "auto".
 
     Empty `kinds` means all kinds of the device. Plain decoding, which is always measured, also runs in the kinds
     `baselines`. Variants of kinds not in `kinds` are left out if short decodings show that they are slow
@@ -88,7 +88,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     sampling = model.sampling(**options.sampling)
     specs = [spec for spec in options.methods if spec != PLAIN] or own_methods(model)
     for spec in specs:
-        method_of(model, spec)
+        choose_method(model, spec)
     stable, report = Stable(model), reporter(options.is_quiet)
     copy_gbps = copy_bandwidth(model.device)
     races, failed, slow, stop = [], [], [], None
@@ -163,7 +163,7 @@ def field_of(
 def own_methods(model: Model) -> list[str]:
     """Return "auto" and the model's own method, as far as they draft; ValueError if neither does."""
     specs = dict.fromkeys(("auto", str(model.generation.get("method", "auto"))))
-    drafting = [spec for spec in specs if not method_of(model, spec).is_plain]
+    drafting = [spec for spec in specs if not choose_method(model, spec).is_plain]
     if not drafting:
         raise ValueError(f"the methods of model {model.name} are plain decoding on this machine: give --methods")
     return drafting

@@ -178,27 +178,6 @@ class Job:
     keys: list[tuple[int, int]]
 
 
-def method_of(model: Model, spec: str, *, sampling: Sampling | None = None, batch: int = 1) -> Method:
-    """Return the method of a spec: NAME or NAME:SETTING=VALUE,..., as in "lantern++:k=5,lambda_=1.5".
-
-    What "auto" stands for depends on the model's engine, `sampling` and `batch`.
-
-    ValueError for an unknown method or setting, and for a value of the wrong type.
-    """
-    name, _, rest = spec.partition(":")
-    method = choose_method(model, name, sampling=sampling, batch=batch)
-    settings: dict[str, Any] = {}
-    for pair in filter(None, rest.split(",")):
-        key, sign, text = pair.partition("=")
-        if not sign:
-            raise ValueError(f"--methods {spec[:60]!r}: got {pair[:40]!r}, expected NAME=VALUE")
-        try:
-            settings[key] = method.option(key).parse(text)
-        except ValueError as error:
-            raise ValueError(f"--methods {spec[:60]!r}: {error}") from None
-    return method.with_options(**settings)
-
-
 Build = Callable[[str, Model], tuple[Method, Decoder]]  # of a label and a model in its variant
 
 
@@ -211,7 +190,7 @@ def built(sampling: Sampling, batch: int = 1) -> Build:
     """Return the function that builds the method of a spec for `entered`."""
 
     def build(spec: str, model: Model) -> tuple[Method, Decoder]:
-        method = METHODS[PLAIN] if spec == PLAIN else method_of(model, spec, sampling=sampling, batch=batch)
+        method = METHODS[PLAIN] if spec == PLAIN else choose_method(model, spec, sampling=sampling, batch=batch)
         return method, assemble(model, method, sampling)
 
     return build

@@ -64,10 +64,15 @@ def build_config(kind: type[Config], values: Mapping[str, Any], *, source: str |
     return _build(kind, values, str(source), "")
 
 
-def hint_for(name: str, known: Collection[str]) -> str:
-    """Return "did you mean 'x'?" for the known name closest to `name`, or the list of all where none is close."""
+def nearest(name: str, known: Collection[str]) -> str:
+    """Return "; did you mean 'x'?" for the known name closest to `name`, or nothing where none is close."""
     near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def hint_for(name: str, known: Collection[str], otherwise: str = "") -> str:
+    """Return "did you mean 'x'?" as `nearest` does; where no name is close `otherwise`, by default the list of all."""
+    return nearest(name, known).removeprefix("; ") or otherwise or f"known are {', '.join(sorted(known))}"
 
 
 def install_hint(extra: str) -> str:

@@ -34,7 +34,6 @@ from lantern.core.io import (
     CONFIG_NAME,
     SUMS_NAME,
     WeightsDigest,
-    atomic_write,
     is_there,
     load_component,
     read_checksums,
@@ -43,6 +42,7 @@ from lantern.core.io import (
     verify_files,
     weights_digest,
     write_json,
+    write_text,
 )
 from lantern.core.places import EMBEDDED_MODEL, resolve_model
 from lantern.core.sampling import Sampling
@@ -420,8 +420,7 @@ def _text_of(path: Path) -> str:
 
 def write_names(path: Path, names: Iterable[str]) -> None:
     """Write names or words, one a line."""
-    with atomic_write(path) as temporary:
-        temporary.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    write_text(path, "".join(f"{name}\n" for name in names))
 
 
 def write_words(folder: Path, captions: Iterable[str]) -> None:
@@ -463,8 +462,7 @@ def record_tokens_per_step(folder: Path, tokens: Mapping[int, float]) -> None:
 
 def write_door(folder: str | Path) -> None:
     """Write `pipeline.py`, through which diffusers loads a folder as remote code."""
-    with atomic_write(Path(folder) / DOOR_NAME) as temporary:
-        temporary.write_text(DOOR, encoding="utf-8")
+    write_text(Path(folder) / DOOR_NAME, DOOR)
 
 
 def check_generation(values: Any, *, source: str | Path) -> Mapping[str, Any]:

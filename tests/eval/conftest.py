@@ -10,7 +10,7 @@ from lantern.generation.generator import Generator
 from tests.eval.workers import paint, tiny_decoder
 from tests.tiny_folder import save_tiny_model
 
-METHODS = ("eagle1", "eagle1-rejection", "lantern++:k=6", "bounded-window:k=6,window=4,delta=0.05/0.4")
+METHODS = ("eagle1", "eagle1-rejection", "lantern++:k=6", "bounded-window:window=4,delta=0.05/0.4")
 PAIRS = ("eagle1==eagle1-rejection", "eagle1==gumbel-jacobi")
 
 

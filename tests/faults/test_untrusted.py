@@ -170,7 +170,7 @@ def test_a_conversion_that_cannot_be_written_names_the_file(tmp_path: Path) -> N
     limited += "from lantern.cli import convert; sys.exit(convert.main(sys.argv[1:]))"
     done = subprocess.run([sys.executable, "-c", limited, *arguments], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
-    assert f"{tmp_path / 'out' / WEIGHTS_NAME} cannot be written: " in done.stderr and "large" in done.stderr
+    assert f"{tmp_path / 'out' / WEIGHTS_NAME}: cannot be written: " in done.stderr and "large" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["target", "drafter"])

@@ -105,7 +105,7 @@ def test_damaged_options_are_refused_in_one_line(name: str) -> None:
     ("options", "message"),
     [
         ({"delta": 2}, "delta is 2, wanted a number from 0 to 1"),
-        ({"residual": "papre"}, 'residual is "papre", wanted one of paper, released, cool; did you mean "paper"'),
+        ({"residual": "papre"}, "residual is \"papre\", wanted one of paper, released, cool; did you mean 'paper'"),
         ({"window": 4}, 'method "lantern" has no setting window: it takes tree, k, delta, residual'),
     ],
 )

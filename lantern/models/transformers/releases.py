@@ -382,7 +382,7 @@ def _tokenizer(
     return kind(tokenizer_object=backend, extra_special_tokens=dict(extra), **special)
 
 
-def _special(tokenizer: Any) -> dict[str, int]:
+def _special(tokenizer: Any) -> dict[str, Any]:
     return {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
 
 

@@ -165,18 +165,18 @@ def test_missing_weights_give_one_line_with_file_and_place(tmp_path: Path, capsy
 
 
 BAD = {
-    "unknown metric": (["A", "--reference", "A", "--metrics", "fidd"], "did you mean fid?"),
+    "unknown metric": (["A", "--reference", "A", "--metrics", "fidd"], "did you mean 'fid'?"),
     "no reference": (["A"], "give them with --reference"),
     "no such folder": (["none"], "does not exist"),
     "empty folder": (["EMPTY", "--reference", "A"], "has no images"),
     "no prompts": (["A", "--metrics", "clip"], "000.png has no prompt in its file"),
     "another number of prompts": (["A", "--metrics", "clip", "--prompts", "PROMPTS"], "1 prompts for 3 images"),
     "pairs of two names": (["A", "--reference", "OTHER", "--metrics", "psnr"], "expected equal numbers"),
-    "unknown network": (["A", "--weights", "inceptio=x"], "did you mean inception?"),
+    "unknown network": (["A", "--weights", "inceptio=x"], "did you mean 'inception'?"),
     "weights without path": (["A", "--weights", "clip"], "wanted NAME=PATH"),
     "only equal images": (["A", "--reference", "A", "--metrics", "psnr"], "every image is equal to its reference"),
     "a torn image": (["TORN", "--reference", "A", "--metrics", "psnr"], "is not a complete image"),
-    "moments beside images": (["MOMENTS", "A", "--reference", "A"], "is given together with moments"),
+    "moments beside images": (["MOMENTS", "A", "--reference", "A"], "is not a file of moments"),
 }
 
 

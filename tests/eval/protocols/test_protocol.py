@@ -108,7 +108,7 @@ def test_a_protocol_file_is_read(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_name_gives_the_nearest() -> None:
-    with pytest.raises(ValueError, match='did you mean "coco2014-30k"'):
+    with pytest.raises(ValueError, match="did you mean 'coco2014-30k'"):
         load_protocol("coco2014-3k")
 
 

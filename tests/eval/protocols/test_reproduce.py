@@ -180,7 +180,7 @@ def test_without_a_reference_metrics_name_it(place: Path, model: Path, capsys: p
 
 def test_an_unknown_metric_is_rejected_first(place: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce(place, model, "--metrics", "kidd") == 2
-    assert "did you mean kid?" in capsys.readouterr().err and not (place / "out" / "pictures").exists()
+    assert "did you mean 'kid'?" in capsys.readouterr().err and not (place / "out" / "pictures").exists()
 
 
 def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:

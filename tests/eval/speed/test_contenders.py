@@ -18,10 +18,10 @@ from lantern.eval.speed.contenders import (
     condition_of,
     line_up,
     method_entries,
-    method_of,
     plain_entries,
 )
 from lantern.eval.speed.roofline import copy_bandwidth, pass_bytes, roofline, stored_bytes
+from lantern.generation.generator import choose_method
 from lantern.models.folder import Model, load_model
 from tests.eval.variants import CPU, EAGER, eager
 from tests.tiny import tiny_target
@@ -136,24 +136,24 @@ def test_every_picture_includes_its_prefill(model: Model) -> None:
 
 
 def test_settings_of_a_method_are_read_from_its_spec(model: Model) -> None:
-    method = method_of(model, "lantern++:k=3,lambda_=1.5,tree=chain_2")
+    method = choose_method(model, "lantern++:k=3,lambda_=1.5,tree=chain_2")
     given = {"k": 3, "lambda_": 1.5, "tree": "chain_2"}
     assert dict(method.settings) == {**contenders.METHODS["lantern++"].settings, **given} and method.tree == "chain_2"
-    assert method_of(model, "eagle1").tree == contenders.METHODS["eagle1"].tree
+    assert choose_method(model, "eagle1").tree == contenders.METHODS["eagle1"].tree
 
 
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("eagel1", 'did you mean "eagle1"'),
-        ("lantern++:k", "expected NAME=VALUE"),
+        ("eagel1", "did you mean 'eagle1'"),
+        ("lantern++:k", "wanted OPTION=VALUE"),
         ("lantern++:k=x", 'k is "x", wanted a whole number from 0 to 1024'),
         ("eagle1:k=3", "has no setting k"),
     ],
 )
 def test_an_invalid_spec_is_rejected(model: Model, spec: str, expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
-        method_of(model, spec)
+        choose_method(model, spec)
 
 
 def test_class_conditional_models_get_classes_in_order() -> None:
