@@ -250,5 +250,4 @@ def reach(found: Mapping[str, Any]) -> tuple[float, float]:
 
 def estimate(found: Estimate) -> dict[str, float]:
     """Return an estimate with an interval for JSON."""
-    assert found.low is not None and found.high is not None
     return {"value": rounded(found.value), "low": rounded(found.low), "high": rounded(found.high)}

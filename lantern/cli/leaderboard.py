@@ -55,7 +55,7 @@ def leaderboard(
     machine: Machine,
 ) -> int:
     """Measure methods in one run, as JSON lines and a table."""
-    from lantern.eval.boards.board import PAIRS, RULES, Board, BoardOptions, Judging, parse_pair
+    from lantern.eval.boards.board import PAIRS, RULES, Board, BoardOptions, parse_pair
     from lantern.eval.boards.page import markdown, results_of, write
     from lantern.eval.boards.table import figures_of
     from lantern.eval.metrics.quality import in_order
@@ -89,7 +89,7 @@ def leaderboard(
         board = Board(options)
         board.measure()
         if metrics is not None:
-            board.judge(Judging(metrics, reference, dict(weights)))
+            board.judge(metrics, reference, dict(weights))
     found = (figures_of if docs is None else results_of)(results or out)
     if docs is not None:
         write(docs, found)

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 from lantern.eval.metrics.inception import SIDE, load_inception
 from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import SOURCES, cache_folder, find_weights, found_at
-from tests.eval.tiny_metrics import FEATURES, save_tiny_inception
+from tests.eval.tiny_metrics import save_tiny_inception
 
 
 def pixels(side: int = 40, seed: int = 0) -> np.ndarray:
@@ -29,7 +30,7 @@ def test_legacy_resize_is_bilinear_aligned_to_the_upper_left_corner(tmp_path: Pa
 def test_script_without_logits_names_the_file_with_logits(tmp_path: Path) -> None:
     network = load_inception(found_at(save_tiny_inception(tmp_path / "n.pt")))
     with pytest.raises(ValueError, match="pt_inception-2015-12-05-6726825d.pth"):
-        network.logits(torch.zeros(1, FEATURES))
+        dataclasses.replace(network, gives_logits=True).embed(torch.zeros(1, 3, SIDE, SIDE))
 
 
 def test_another_kind_of_file_is_rejected(tmp_path: Path) -> None:
@@ -80,9 +81,9 @@ def test_file_with_logits_matches_torch_fidelity(tmp_path: Path) -> None:
     theirs = FeatureExtractorInceptionV3("x", ["2048", "logits"], feature_extractor_weights_path=str(path))
     pictures = raw(pixels())[None]
     features, logits = theirs(pictures)
-    found = network.embed(network.prepare(pixels())[None])
-    assert torch.allclose(found, features, rtol=1e-4, atol=1e-5)
-    assert torch.allclose(network.logits(found), logits, rtol=1e-4, atol=1e-5)
+    prepared, with_logits = network.prepare(pixels())[None], dataclasses.replace(network, gives_logits=True)
+    assert torch.allclose(network.embed(prepared), features, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(with_logits.embed(prepared), logits, rtol=1e-4, atol=1e-5)
 
 
 def released() -> Path | None:

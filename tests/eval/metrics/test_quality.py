@@ -7,6 +7,7 @@ import torch
 
 from lantern.cli import eval as command
 from lantern.cli.main import main
+from lantern.eval.metrics.moments import Moments
 from lantern.eval.metrics.quality import Figure, Options, fid_of_shards, measure
 from lantern.eval.metrics.registry import METRICS
 from lantern.eval.metrics.weights import SOURCES
@@ -88,7 +89,7 @@ def test_clip_figures_name_protocol_prompts_and_cut_prompts(tmp_path: Path) -> N
     weights = {"clip": save_tiny_clip(tmp_path / "clip")}
     carried = measure(paths, None, ["clip", "clip-lantern"], weights=weights)
     given = measure(paths, None, ["clip"], prompts=[f"prompt {i}" for i in range(4)], weights=weights)
-    assert carried["clip"].value == given["clip"].value >= 0
+    assert carried["clip-lantern"].value != carried["clip"].value == given["clip"].value >= 0
     assert "torchmetrics" in carried["clip"].protocol
     assert "A photo depicts" in carried["clip-lantern"].protocol
     assert carried["clip"].prompts.startswith("from the image files (sha256 ")
@@ -119,6 +120,11 @@ def test_shards_merge_to_the_fid_of_one_run(tmp_path: Path, weights: dict[str, P
     assert merged.value == pytest.approx(whole.value, rel=1e-6)
     with pytest.raises(ValueError, match="merge each set once"):
         fid_of_shards([kept[1], kept[1]], reference)
+    other = Moments.load(reference)
+    other.made_with = "inception x legacy"
+    other.save(reference)
+    with pytest.raises(ValueError, match="made with .* clean' and with 'inception x legacy', expected the same"):
+        fid_of_shards(kept[:1], reference)
 
 
 def test_reference_statistics_support_only_fid(tmp_path: Path, weights: dict[str, Path]) -> None:

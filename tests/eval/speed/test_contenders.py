@@ -16,22 +16,14 @@ from lantern.eval.speed.contenders import (
     Variant,
     built,
     condition_of,
+    entries_of,
     line_up,
-    method_entries,
-    plain_entries,
 )
 from lantern.eval.speed.roofline import copy_bandwidth, pass_bytes, roofline, stored_bytes
 from lantern.generation.generator import choose_method
-from lantern.models.folder import Model, load_model
+from lantern.models.folder import Model
 from tests.eval.variants import CPU, EAGER, eager
 from tests.tiny import tiny_target
-from tests.tiny_folder import save_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return load_model(save_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
-
 
 # variants
 
@@ -59,7 +51,7 @@ def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pyte
         raise ImportError("no torchao here")
 
     monkeypatch.setattr("lantern.core.prepared.quantized", fail)
-    entries, failed = plain_entries(("eager", "eager+int8"), ("fp32",)), list[dict[str, str]]()
+    entries, failed = entries_of(["plain"], ("eager", "eager+int8"), ("fp32",)), list[dict[str, str]]()
     field = line_up(Stable(model), entries, built(model.sampling()), lambda one: None, failed)
     assert [one.name for one in field] == ["plain | eager fp32"]
     reason = "ImportError: no torchao here"
@@ -91,8 +83,7 @@ def test_what_fails_when_run_is_listed_unless_it_is_eager(model: Model) -> None:
 
 
 def test_methods_do_not_run_on_int8_weights_eagerly() -> None:
-    plain = plain_entries(VARIANTS, ("fp32", "bf16"))
-    methods = method_entries(["eagle1"], VARIANTS, ("fp32", "bf16"))
+    plain, methods = (entries_of([label], VARIANTS, ("fp32", "bf16")) for label in ("plain", "eagle1"))
     missing = {variant for _, variant in plain} - {variant for _, variant in methods}
     assert {variant.kind for variant in missing} == {"eager+int8"} and len(plain) == len(methods) + 2
 
