@@ -140,19 +140,20 @@ def _convert(value: Any, hint: Any, source: str, key: str) -> Any:
         return {name: _convert(item, inner[1], source, f"{key}.{name}") for name, item in value.items()}
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return _build(hint, value, source, f"{key}.")
+    if hint is Path and isinstance(value, str):
+        return Path(value)
     if kind is Literal:
         fits = any(value == option and type(value) is type(option) for option in inner)
-    elif hint is Path:
-        fits = isinstance(value, str | Path)
     elif hint is float:
         fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     elif hint is int:
         fits = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_INTEGER
     else:
-        fits = isinstance(value, kind or hint) if isinstance(kind or hint, type) and hint is not Any else True
+        wanted: Any = kind or hint
+        fits = hint is Any or not isinstance(wanted, type) or isinstance(value, wanted)
     if not fits:
         raise _Misfit
-    return Path(value) if hint is Path else value
+    return value
 
 
 def describe_type(hint: Any) -> str:

@@ -70,11 +70,12 @@ def test_a_shape_of_seven_billion_parameters_needs_its_config_only(
     out = capsys.readouterr().out
     assert "janus: 6.59 billion parameters, 24 rows of 24 tokens" in out and "12.3 GiB for the target" in out
     assert "ok      engine auto: eager (cpu is not available: the cpu engine runs LlamaGen's layers, not this" in out
-    for name, words in (
-        ("graph", "CUDA graphs need a CUDA device" if find_spec("triton") is None else "available, but the kernels"),
-        ("cpu", "runs LlamaGen's"),
+    is_emulated = find_spec("triton") is not None
+    for state, name, words in (
+        ("ok", "graph", "available, but the kernels") if is_emulated else ("absent", "graph", "need a CUDA device"),
+        ("absent", "cpu", "runs LlamaGen's"),
     ):
-        (line,) = (line for line in out.splitlines() if line.startswith(f"ok      engine {name}: "))
+        (line,) = (line for line in out.splitlines() if line.startswith(f"{state:<8}engine {name}: "))
         assert words in line
     assert "plain decoding" in out and "a step over 16 of each image's tokens: at least" in out
 
