@@ -40,7 +40,7 @@ from lantern.eval.speed.contenders import PROMPTS, condition_of
 from lantern.eval.speed.race import rounded
 from lantern.eval.speed.roofline import copy_bandwidth, pass_bytes
 from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
-from lantern.eval.speed.shapes import DoneError
+from lantern.eval.speed.shapes import DoneError, random_captions
 from lantern.eval.speed.surroundings import surroundings
 from lantern.generation.decoder import Decoder, build_decoder
 from lantern.methods import METHODS
@@ -227,13 +227,10 @@ class Bench:
 
     def condition(self, config: Any, images: int) -> Condition:
         """Return random captions of 24 words, or token prompts of 32 tokens."""
-        generator = torch.Generator().manual_seed(1)
-        if config.family != "llamagen":
-            tokens = torch.randint(5, 1000, (images, 2, 32), generator=generator)
-            return Condition(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool)).to(self.device)
-        words = min(24, config.cls_token_num)
-        captions = torch.randn(images, words, config.caption_dim, generator=generator)
-        return Condition(embeddings=captions, mask=torch.ones(images, words, dtype=torch.bool)).to(self.device)
+        if config.family == "llamagen":
+            return random_captions(config, images, self.device, seed=1)
+        tokens = torch.randint(5, 1000, (images, 2, 32), generator=torch.Generator().manual_seed(1))
+        return Condition(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool)).to(self.device)
 
     def decoder(self, name: str, engine: Engine, model: Any = None, **settings: Any) -> Decoder:
         """Return the decoder of a method with the random drafter, and a table of neighbours."""
@@ -270,9 +267,8 @@ class Bench:
             if most is not None and len(clock.marks) > most:
                 raise DoneError(0.0)
 
-        images = len(condition.mask) if condition.mask is not None else 1
         with suppress(DoneError):
-            decoder.generate(condition, keys=[(0, number) for number in range(images)], callback=watch, **how)
+            decoder.generate(condition, keys=[(0, number) for number in range(condition.batch)], callback=watch, **how)
         return clock, int(torch.stack(counts).sum())
 
     def with_share(self, figures: Figures, target: Any, images: int = 1) -> Figures:
@@ -415,10 +411,9 @@ class Bench:
     def _tokens(self, decoder: Decoder, condition: Condition, seeds: int) -> tuple[list[Tensor], float, int]:
         """Return the tokens of all seeds, the median seconds of a batch, and the number of passes."""
         made, spent, steps = list[Tensor](), list[float](), 0
-        images = len(condition.mask) if condition.mask is not None else 1
         for seed in range(seeds):
             begun = time.perf_counter()
-            one = decoder.generate(condition, keys=[(seed, image) for image in range(images)])
+            one = decoder.generate(condition, keys=[(seed, image) for image in range(condition.batch)])
             made.append(one.tokens.cpu())
             spent.append(time.perf_counter() - begun)
             steps += int(one.steps.sum())
@@ -443,17 +438,8 @@ class Bench:
         from lantern.generation.generator import Generator, choose_method
 
         model = self._embedded()
-        main = (
-            "gumbel-jacobi",
-            "eagle1",
-            "eagle1-rejection",
-            "lantern",
-            "lantern++",
-            "bounded",
-            "bounded-window",
-            "sjd",
-        )
-
+        relaxed = ("lantern", "lantern++", "bounded", "bounded-window", "sjd")
+        main = ("gumbel-jacobi", "eagle1", "eagle1-rejection", *relaxed)
         for images in (1, 8) if not self.is_toy else (1,):
             condition = condition_of(model, PROMPTS, range(images))
             for guidance in (3.0, 7.5) if not self.is_toy else (3.0,):
@@ -463,10 +449,8 @@ class Bench:
                     return Generator(model, choose_method(model, name, sampling=sampling), sampling).parts
 
                 plain = self._tokens(make("plain"), condition, self.sizes.seeds)
-                names = dict.fromkeys(
-                    ("plain", *main, *exact_methods(model.add_ons)) if images == 1 else ("plain", *main)
-                )
-                for name in list(names)[:2] if self.is_toy else names:
+                names = list(dict.fromkeys(("plain", *main, *(exact_methods(model.add_ons) if images == 1 else ()))))
+                for name in names[:2] if self.is_toy else names:
                     label = f"{name} guidance {guidance:g} batch {images}"
                     same = partial(self._same, partial(make, name), condition, plain)
                     self.measure("embedded", label, same)

@@ -1,5 +1,6 @@
 """Values with 95 % bootstrap intervals."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,11 +14,11 @@ RESAMPLED = 1 << 22  # numbers that a block of resamples holds
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and its 95 % interval; `means` describes the interval, "" if there is none."""
+    """A value and its 95 % interval; without one the ends are NaN. `means` describes the interval."""
 
     value: float
-    low: float | None = None
-    high: float | None = None
+    low: float = math.nan
+    high: float = math.nan
     means: str = ""
 
 

@@ -444,13 +444,15 @@ engines/cpu/sampling.h: engines/cpu/test_sampling.py
 - where <= interval + 1
 + where <= interval
 
-engines/cpu/relaxation.h: engines/cpu/test_relaxation.py
-- (of.cap - 1) * own
-+ of.cap * own
-- deficit[a] == deficit[b] && a < b
-+ deficit[a] == deficit[b] && a > b
-- std::min(of.delta * UNITS / std::max(total, 1.0), 1.0)
-+ std::min(of.delta * UNITS / std::max(total, 1.0), 1.001)
+engines/cpu/mixture.h: engines/cpu/test_mixture.py
+- (cap - 1) * own
++ cap * own
+- std::min(delta * UNITS / std::max(total, 1.0), 1.0)
++ std::min(delta * UNITS / std::max(total, 1.0), 1.001)
+
+verifiers/relaxations/mixture.py: verifiers/relaxations/test_by_hand.py
+- lost.mul_(share)
++ lost.mul_(1.0)
 
 engines/cpu/steps.cpp: engines/cpu/test_steps.py
 - if (count + j < state.nodes) {

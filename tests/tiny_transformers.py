@@ -141,27 +141,14 @@ def emu3_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
         processor(text=[text], return_for_image_generation=True, return_tensors="pt", **size)
         for text in (prompt, NEGATIVE)
     )
-    visual, ids = model.vocabulary_mapping.image_tokens, emu3_words()
+    visual, newline = model.vocabulary_mapping.image_tokens, emu3_words()["<|extra_200|>"]
     start = inputs["input_ids"].shape[1]
 
     def allowed(_: int, seen: torch.Tensor) -> list[int]:
-        place = len(seen) - start + 1
-        ends = {(columns + 1) * rows + 1: "<eof>", (columns + 1) * rows + 2: "<eoi>"}
-        if place in ends:
-            return [ids[ends[place]]]
-        return [ids["<|extra_200|>"]] if place % (columns + 1) == 0 else visual
+        return [newline] if (len(seen) - start + 1) % (columns + 1) == 0 else visual
 
-    found = model.generate(
-        input_ids=inputs["input_ids"],
-        attention_mask=inputs["attention_mask"],
-        max_new_tokens=rows * (columns + 1),
-        do_sample=False,
-        guidance_scale=3.0,
-        prefix_allowed_tokens_fn=allowed,
-        negative_prompt_ids=negative["input_ids"],
-        negative_prompt_attention_mask=negative["attention_mask"],
-    )
-    return model.vocabulary_mapping.convert_bpe2img(found[:, start:].view(-1, rows, columns + 1)).flatten()
+    found = greedy(model, inputs["input_ids"], negative["input_ids"], allowed, count=rows * (columns + 1), guidance=3.0)
+    return model.vocabulary_mapping.convert_bpe2img(found.view(-1, rows, columns + 1)).flatten()
 
 
 CHAMELEON = ["<racm3:break>", "<eoss>", "<reserved08706>", "<reserved08799>", "<reserved08801>", "<reserved08802>"]
@@ -245,16 +232,8 @@ def _chameleon_grid(
 
     mapping.__dict__["image_tokens"] = []  # else the class masks the logits of tokens
     try:
-        found = model.generate(
-            input_ids=torch.tensor([ids]),
-            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            max_new_tokens=rows * (columns + 1) or 16,
-            do_sample=False,
-            guidance_scale=guidance,
-            prefix_allowed_tokens_fn=allowed,
-            negative_prompt_ids=torch.tensor([negative]),
-            negative_prompt_attention_mask=torch.ones(1, len(negative), dtype=torch.long),
-        )[0, len(ids) :]
+        count = rows * (columns + 1) or 16
+        found = greedy(model, torch.tensor([ids]), torch.tensor([negative]), allowed, count=count, guidance=guidance)
     finally:
         mapping.__dict__["image_tokens"] = visual
     return torch.tensor([mapping.bpe2img[token] for token in found.tolist() if token != newline])
@@ -381,17 +360,25 @@ def _causal_grid(
 ) -> torch.Tensor:
     """Greedy tokens of the library, which may take no other tokens."""
     ids, negative = (torch.tensor([words(text)["input_ids"]]) for text in texts)
+    visual = list(range(len(words), len(words) + tokens))
+    return greedy(model, ids, negative, lambda *_: visual, count=count, guidance=guidance) - len(words)
+
+
+def greedy(
+    model: Any, ids: torch.Tensor, negative: torch.Tensor, allowed: Any, *, count: int, guidance: float
+) -> torch.Tensor:
+    """Greedy tokens of the library behind `ids` (1 n), of those that `allowed` names."""
     found = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=count,
         do_sample=False,
         guidance_scale=guidance,
-        prefix_allowed_tokens_fn=lambda *_: list(range(len(words), len(words) + tokens)),
+        prefix_allowed_tokens_fn=allowed,
         negative_prompt_ids=negative,
         negative_prompt_attention_mask=torch.ones_like(negative),
     )
-    return found[0, ids.shape[1] :] - len(words)
+    return found[0, ids.shape[1] :]
 
 
 # family -> how its tiny model and its processor are made
@@ -423,7 +410,7 @@ def save_vqgan(model: Any, folder: Path) -> None:
 
     config = ChameleonVQVAEConfig(**model.config.vq_config)
     torch.manual_seed(1)
-    state = randomise(ChameleonVQVAE(config)).state_dict() | VQDecoder(config).eval().state_dict()
+    state = randomise(ChameleonVQVAE(config)).state_dict() | released(VQDecoder(config))
     torch.save({"state_dict": state}, folder / "vqgan.ckpt")
 
 
@@ -433,13 +420,13 @@ def save(family: str, model: Any, processor: Any, folder: Path) -> Path:
     processor.save_pretrained(folder)
     if family == "chameleon":  # the decoder is among the weights
         state = load_file(folder / "model.safetensors")
-        own = {PREFIX + name: tensor for name, tensor in vq_decoder(model).state_dict().items()}
+        own = {PREFIX + name: tensor for name, tensor in released(vq_decoder(model)).items()}
         save_file(state | own, folder / "model.safetensors", metadata={"format": "pt"})
     if family == "lumina":  # the decoder comes with Chameleon's release, the class is their own
         config = json.loads((folder / "config.json").read_text())
         config["architectures"] = ["ChameleonXLLMXForConditionalGeneration"]
         (folder / "config.json").write_text(json.dumps(config))
-        torch.save({"state_dict": vq_decoder(model).state_dict()}, folder / "vqgan.ckpt")
+        torch.save({"state_dict": released(vq_decoder(model))}, folder / "vqgan.ckpt")
     if family == "liquid":
         save_vqgan(model, folder)
     return folder
@@ -449,3 +436,13 @@ def vq_decoder(model: Any) -> VQDecoder:
     """A decoder with random weights for a tiny Chameleon."""
     torch.manual_seed(1)
     return VQDecoder(model.config.vq_config).eval()
+
+
+def released(decoder: VQDecoder) -> dict[str, torch.Tensor]:
+    """The tensors of a decoder of two levels under VQGAN's names: levels begin with the highest resolution."""
+    names = {"mid.0.": "mid.block_1.", "mid.1.": "mid.attn_1.", "mid.2.": "mid.block_2.", ".res.": ".block."}
+    names |= {"conv_blocks.0.": "up.1.", "conv_blocks.1.": "up.0."}
+    state = decoder.state_dict()
+    for own, other in names.items():
+        state = {name.replace(own, other): tensor for name, tensor in state.items()}
+    return state

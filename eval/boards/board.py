@@ -16,7 +16,7 @@ import itertools
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,14 @@ from lantern.eval.speed.contenders import (
     Stable,
     Variant,
     built,
-    condition_of,
     entered,
+    jobs_of,
     kinds_of,
-    method_of,
     name_of,
 )
 from lantern.eval.speed.race import images_of, race, reporter, take, unpack, warm
 from lantern.eval.speed.surroundings import file_hashes, surroundings
+from lantern.generation.generator import choose_method
 from lantern.generation.images import save_image, to_image
 from lantern.methods import METHODS, Method
 from lantern.models.folder import FOLDER, Model, load_model
@@ -80,6 +80,8 @@ PAIRS = (
     ("lantern++-paper", "eagle1-rejection:tree=naive_extend_57"),
     ("lantern++-paper", "lantern++-paper:tree=eagle2_57_10_5"),
     ("cool-paper", "eagle1-rejection:tree=chain_5"),
+    ("bounded-window:window=16", "gumbel-jacobi:window=16"),
+    ("bounded-scd", "scd"),
     ("eagle1", "eagle1-rejection"),
     ("eagle1-traversal", "eagle1-rejection"),
     ("eagle1-traversal:tree=chain_8", "eagle1-rejection:tree=chain_8"),
@@ -99,8 +101,9 @@ RULES = (
     "vvs:skip=2,tree=spine_2_8_2",
     "vvs:skip=3,tree=spine_3_8_2",
     "bounded:delta=0.05/0.1/0.2/0.4",
-    "bounded-window:window=16,delta=0.05/0.1/0.2/0.4",
-    "bounded-window:window=32/64,delta=0.1/0.4",
+    "bounded-window:window=16,delta=0.05/0.1/0.15/0.2/0.4",
+    "bounded-window:window=64,delta=0.1/0.4",
+    "bounded-scd:cap=1.3/2/4",
 )
 
 
@@ -130,15 +133,6 @@ class BoardOptions:
     is_quiet: bool = False
 
 
-@dataclass(frozen=True)
-class Judging:
-    """Metrics of images, as `lantern eval` computes them: their names, real images or statistics, and weights."""
-
-    metrics: Sequence[str]
-    reference: Path | None
-    weights: Mapping[str, Path]
-
-
 class Board:
     """A measurement with its model loaded. ValueError for an unknown method or setting."""
 
@@ -153,7 +147,7 @@ class Board:
         given = (*options.methods, *of_pairs) or [name for name in METHODS if name not in (PLAIN, "auto")]
         self.specs = list(dict.fromkeys(one for spec in given for one in expand(spec)))
         for spec in self.specs:
-            if method_of(self.model, spec).is_plain:
+            if choose_method(self.model, spec).is_plain:
                 raise ValueError(f"--methods {spec[:60]!r}: plain decoding is always measured: give methods that draft")
 
     @cached_property
@@ -193,7 +187,7 @@ class Board:
 
     def facts(self, spec: str) -> dict[str, Any]:
         """Return what the table states of a method: its promise, and the steps that its networks were trained for."""
-        method = method_of(self.model, spec)
+        method = choose_method(self.model, spec)
         promise = "relaxed" if not method.exact else "tokens" if method.is_identical else "distribution"
         return {"promise": promise, "training": self._training(method)}
 
@@ -206,7 +200,8 @@ class Board:
 
         RuntimeError if plain decoding does not run in the methods' variant.
         """
-        jobs = [self.job(number) for number in range(-(-self.options.images // self.options.batch))]
+        options, rounds = self.options, -(-self.options.images // self.options.batch)
+        jobs = jobs_of(self.model, options.prompts, rounds=rounds, batch=options.batch, seed=options.seed)
         entries = [(PLAIN, one) for one in self.plain_variants] + [(spec, self.variant) for spec in self.specs]
         report = reporter(self.options.is_quiet)
         with JsonLines(self.options.out, self.fingerprint) as file:
@@ -220,7 +215,8 @@ class Board:
                     continue
                 report(f"preparing {key[0]} at temperature {key[1]:g}")
                 try:
-                    field.append(self._entered(spec, variant, sampling, missing[0]))
+                    run = partial(warm, jobs=missing[:1])
+                    field.append(entered(self.stable, spec, variant, built(sampling), run))
                 except Exception as error:  # the reason is shown in the method's row
                     line = self._absent(key, error)
                     if line not in lines:
@@ -249,10 +245,11 @@ class Board:
         status = "lacking" if is_lacking else "failed"
         return {"absent": name, "temperature": temperature, "status": status, "reason": reason[:300]}
 
-    def judge(self, judging: Judging) -> None:
+    def judge(self, metrics: Sequence[str], reference: Path | None, weights: Mapping[str, Path]) -> None:
         """Append the quality of plain decoding's images and of each relaxed method's, where it is missing.
 
-        ValueError for a model that makes no images.
+        The metrics, with real images or statistics, and weights by network, are as `lantern eval` has them. ValueError
+        for a model that makes no images.
         """
         if self.model.vq is None:
             raise ValueError(f"model {self.model.name} has no vqvae/ folder, which quality figures need")
@@ -266,9 +263,11 @@ class Board:
                 line = {"quality": name, "temperature": sampling.temperature, "images": len(images)}
                 if images and tuple(line.values()) not in known:
                     reporter(self.options.is_quiet)(f"metrics of {name}")
-                    file.append(line | {"metrics": self._metrics(images, judging)})
+                    file.append(line | {"metrics": self._metrics(images, metrics, reference, weights)})
 
-    def _metrics(self, images: Sequence[Line], judging: Judging) -> dict[str, Any]:
+    def _metrics(
+        self, images: Sequence[Line], metrics: Sequence[str], reference: Path | None, weights: Mapping[str, Path]
+    ) -> dict[str, Any]:
         from lantern.eval.metrics.quality import Options, measure
 
         with tempfile.TemporaryDirectory(prefix="lantern-board-") as folder:
@@ -277,11 +276,8 @@ class Board:
                 tokens = unpack([image["tokens"]]).to(self.model.device)
                 save_image(to_image(self.model.pictures(tokens)[0]), path, {})
             prompts = [self.prompt(number) for number in range(len(images))]
-            options = Options(device=self.model.device)
-            found = measure(
-                paths, judging.reference, judging.metrics, prompts=prompts, weights=judging.weights,
-                seed=self.options.seed, options=options,
-            )  # fmt: skip
+            how = {"seed": self.options.seed, "options": Options(device=self.model.device)}
+            found = measure(paths, reference, metrics, prompts=prompts, weights=weights, **how)
         ends = {name: one.interval or (None, None) for name, one in found.items()}
         return {name: {"value": one.value, "low": ends[name][0], "high": ends[name][1]} for name, one in found.items()}
 
@@ -290,16 +286,6 @@ class Board:
         if not self.model.takes_prompts:
             return f"class {number % self.model.target.config.num_classes}"
         return self.options.prompts[number % len(self.options.prompts)]
-
-    def job(self, number: int) -> Job:
-        """Return the images of a round."""
-        of_round = range(number * self.options.batch, (number + 1) * self.options.batch)
-        condition = condition_of(self.model, self.options.prompts, list(of_round))
-        return Job(condition, [(self.options.seed, image) for image in of_round])
-
-    def _entered(self, spec: str, variant: Variant, sampling: Sampling, job: Job) -> Contender:
-        """Build and warm a contender; ValueError for missing parts."""
-        return entered(self.stable, spec, variant, built(sampling), lambda one: warm(one, [job]))
 
 
 def expand(spec: str) -> Iterator[str]:

@@ -1,5 +1,5 @@
 """Quality metrics: FID, KID, CLIP score, preference and perceptual distances, with their networks.
 
 Imported by `cli` and by the other folders of `lantern.eval`.
-Imports `core`, `models`, `generation`, `training.data` and `cli.command`.
+Imports `core`, `models`, `generation` and `eval.speed.surroundings`.
 """

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.core.config import one_line
+from lantern.core.quiet import quiet
 from lantern.eval.metrics.inception import read_tensors
 from lantern.eval.metrics.weights import Found
 
@@ -64,17 +65,13 @@ class Clip:
 def load_clip(found: Found, *, device: torch.device | str = "cpu") -> Clip:
     """Load a CLIP from a folder of transformers; ValueError for another kind of folder."""
     from open_clip import image_transform
-    from transformers import CLIPModel, logging
+    from transformers import CLIPModel
 
-    had_bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     try:
-        network: Any = CLIPModel.from_pretrained(found.path, local_files_only=True).eval()
+        with quiet():
+            network: Any = CLIPModel.from_pretrained(found.path, local_files_only=True).eval()
     except (OSError, ValueError, RuntimeError) as error:
         raise ValueError(f"{found.path} is not a transformers CLIP folder: {one_line(error)[:200]}") from error
-    finally:
-        if had_bars:
-            logging.enable_progress_bar()
     network.to(device)
     return Clip(
         network, image_transform(network.config.vision_config.image_size, is_train=False),

@@ -11,25 +11,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.eval.intervals import DRAWS, Estimate, ends, mean_estimate
-from lantern.eval.metrics.moments import Moments
+from lantern.eval.metrics.moments import Gaussian, Moments
 
 BLOCK = 2048  # rows of a kernel or distance matrix that are in memory at a time
-Gaussian = tuple[Float[Tensor, " c"], Float[Tensor, "c c"]]  # mean and covariance
+Features = Float[Tensor, "n c"] | Gaussian
 MOST_KERNEL = 10_000  # largest set of the kernel distance; of larger ones a random part is used
 
 
-def frechet(a: Moments, b: Moments) -> float:
-    """Return the Frechet distance of two Gaussians with these moments (Heusel 2017, arXiv:1706.08500, equation 6).
+def frechet(a: Gaussian, b: Gaussian) -> float:
+    """Return torch-fidelity's Frechet distance of two Gaussians (Heusel 2017, arXiv:1706.08500, equation 6).
 
-    ValueError if they were not made with the same network and resize.
+    ValueError for means of different lengths.
     """
-    if a.made_with and b.made_with and a.made_with != b.made_with:
-        raise ValueError(f"features made with {a.made_with!r} and with {b.made_with!r}, expected the same")
-    return frechet_gaussian((a.mean, a.covariance), (b.mean, b.covariance))
-
-
-def frechet_gaussian(a: Gaussian, b: Gaussian) -> float:
-    """Return torch-fidelity's Frechet distance of two Gaussians; ValueError for means of different lengths."""
     from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
     if len(a[0]) != len(b[0]):
@@ -38,40 +31,32 @@ def frechet_gaussian(a: Gaussian, b: Gaussian) -> float:
     return fid_statistics_to_metric(*known, verbose=False)[KEY_METRIC_FID]
 
 
-def frechet_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: int, draws: int = 100) -> Estimate:
-    """Return the Frechet distance of two sets of features, with a bootstrap interval centred on the value.
+def frechet_distance(x: Float[Tensor, "n c"], y: Features, *, seed: int, draws: int = 100) -> Estimate:
+    """Return the Frechet distance of features to others or to a Gaussian, with a bootstrap interval about the value.
 
     Resampling raises the distance itself, so the draws are shifted to the value. The interval describes the variation
-    over images at these numbers of images, not the distance at larger numbers.
+    over images at these numbers of images, not the distance at larger numbers. A Gaussian is not resampled.
     """
     generator = torch.Generator().manual_seed(seed)
-    return _centred(_frechet_of(x, y), [_frechet_of(x, y, generator) for _ in range(draws)])
+    held = "" if isinstance(y, Tensor) else "reference fixed, "
+    return _centred(_frechet_of(x, y), [_frechet_of(x, y, generator) for _ in range(draws)], held)
 
 
-def _frechet_of(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], generator: torch.Generator | None = None) -> float:
+def _frechet_of(x: Float[Tensor, "n c"], y: Features, generator: torch.Generator | None = None) -> float:
     """Return the distance of two sets, or, with a generator, of one resample of them."""
-    if min(len(x), len(y)) < 2:
-        raise ValueError(f"sets of {len(x)} and {len(y)} features, expected at least 2 in each")
-    picks = [_resample(len(one), generator) if generator else None for one in (x, y)]
-    if max(len(x), len(y)) >= x.shape[1]:
-        return frechet(*(moments_of(one, pick) for one, pick in zip((x, y), picks, strict=True)))
+    sets = [one for one in (x, y) if isinstance(one, Tensor)]
+    if min(map(len, sets)) < 2:
+        raise ValueError(f"sets of {' and '.join(str(len(one)) for one in sets)} features, expected at least 2 in each")
+    picks = [_resample(len(one), generator) if generator else None for one in sets]
+    if not isinstance(y, Tensor) or max(map(len, sets)) >= x.shape[1]:
+        known = [moments_of(one, pick).gaussian for one, pick in zip(sets, picks, strict=True)]
+        return frechet(known[0], known[1] if isinstance(y, Tensor) else y)
     # Fewer pictures than values: tr (A B)^(1/2) is the sum of singular values of the centred Xc Yc^T
-    a, b = (one.double() if pick is None else one[pick].double() for one, pick in zip((x, y), picks, strict=True))
+    a, b = (one.double() if pick is None else one[pick].double() for one, pick in zip(sets, picks, strict=True))
     apart = (a.mean(0) - b.mean(0)).square().sum()
     a, b = ((one - one.mean(0)) / (len(one) - 1) ** 0.5 for one in (a, b))
     shared = torch.linalg.svdvals(a @ b.T).sum()
     return float(apart + a.square().sum() + b.square().sum() - 2 * shared)
-
-
-def frechet_to(x: Float[Tensor, "n c"], fixed: Gaussian, *, seed: int, draws: int = 20) -> Estimate:
-    """Return the Frechet distance of features to a fixed Gaussian; the bootstrap resamples x only."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def distance(picks: Int[Tensor, " n"] | None = None) -> float:
-        moments = moments_of(x, picks)
-        return frechet_gaussian((moments.mean, moments.covariance), fixed)
-
-    return _centred(distance(), [distance(_resample(len(x), generator)) for _ in range(draws)], "reference fixed, ")
 
 
 def moments_of(

@@ -7,28 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor
 
+from lantern.eval.metrics.judges import Judge, Pair
 from lantern.eval.metrics.pictures import Batch, Stream, raw
-from lantern.eval.metrics.weights import Found
 
-Pair = Callable[[UInt8[Tensor, "b 3 h w"], UInt8[Tensor, "b 3 h w"]], Float[Tensor, " b"]]
 RAW = "raw"
-
-
-@dataclass(frozen=True)
-class Judge:
-    """A network that maps images to features.
-
-    prepare: maps an image (uint8, h w 3) to the network's input, in reader threads. embed: maps prepared images to
-    features on the CPU. read: maps prompts to features of the same space.
-    """
-
-    weights: Found
-    prepare: Callable[[np.ndarray], Tensor]
-    embed: Callable[[Tensor], Float[Tensor, "b c"]]
-    read: Callable[[Sequence[str]], Float[Tensor, "b c"]] | None = None
 
 
 @dataclass

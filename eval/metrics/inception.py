@@ -31,7 +31,7 @@ RESIZES = {  # what results say of them, and the package that has them
 
 @dataclass(frozen=True)
 class Inception:
-    """Maps images to pooled features, after the resize named `resize`.
+    """Maps images to pooled features, or to their logits if `gives_logits`, after the resize named `resize`.
 
     network: maps (b 3 299 299), as (bytes - 128) / 128, to 2048 features. head: maps features to 1008 logits, or None.
     """
@@ -41,25 +41,24 @@ class Inception:
     resize: str
     weights: Found
     device: torch.device
+    gives_logits: bool = False
 
     def prepare(self, pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
         """Return an image (uint8, h w 3) at the network's size, values 0 to 255."""
         return (_clean if self.resize == "clean" else _legacy)(pixels)
 
     @torch.inference_mode()
-    def embed(self, inputs: Float[Tensor, "b 3 299 299"]) -> Float[Tensor, "b 2048"]:
-        """Return the pooled features of prepared images, on the CPU."""
-        return self.network((inputs.to(self.device) - 128) / 128).flatten(1).float().cpu()
-
-    @torch.inference_mode()
-    def logits(self, features: Float[Tensor, "b 2048"]) -> Float[Tensor, "b 1008"]:
-        """Return the logits of features; ValueError if the file has no logits."""
+    def embed(self, inputs: Float[Tensor, "b 3 299 299"]) -> Float[Tensor, "b c"]:
+        """Return features or logits of prepared images, on the CPU; ValueError for a file without logits."""
+        features = self.network((inputs.to(self.device) - 128) / 128).flatten(1)
+        if not self.gives_logits:
+            return features.float().cpu()
         if self.head is None:
             raise ValueError(
                 f"{self.weights.path} has no logits, which the Inception score needs: "
                 "give pt_inception-2015-12-05-6726825d.pth with --weights inception-logits=PATH"
             )
-        return self.head(features.to(self.device)).float().cpu()
+        return self.head(features).float().cpu()
 
 
 def load_inception(found: Found, *, resize: str = "clean", device: torch.device | str = "cpu") -> Inception:

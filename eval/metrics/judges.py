@@ -1,7 +1,7 @@
 """The networks of metrics by name. Each is loaded once and shared by all metrics that use it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,8 +11,11 @@ from torch import Tensor
 
 from lantern.core.config import one_line
 from lantern.eval.metrics import clip_score, inception
-from lantern.eval.metrics.extraction import Judge, Pair
 from lantern.eval.metrics.weights import Found, find_weights
+
+# both have `prepare`, from an image (uint8, h w 3) to input, in reader threads, and `embed`, to features on the CPU
+Judge = clip_score.Clip | inception.Inception
+Pair = Callable[[UInt8[Tensor, "b 3 h w"], UInt8[Tensor, "b 3 h w"]], Float[Tensor, " b"]]
 
 
 def weights_of(judge: str, given: Mapping[str, Path]) -> str:
@@ -37,16 +40,12 @@ class Judges:
         kind, _, resize = name.partition(":")
         if kind not in ("inception", "logits"):
             load = clip_score.load_clip if name == "clip" else clip_score.load_preference
-            clip = load(find_weights(name, self.weights, cache=self.cache), device=self.device)
-            return Judge(clip.weights, clip.prepare, clip.embed, clip.embed_prompts)
+            return load(find_weights(name, self.weights, cache=self.cache), device=self.device)
         stored = weights_of(name, self.weights)
         if stored not in self._inceptions:
             found = find_weights(stored, self.weights, cache=self.cache)
             self._inceptions[stored] = inception.load_inception(found, resize=resize, device=self.device)
-        network = dataclasses.replace(self._inceptions[stored], resize=resize)
-        if kind == "inception":
-            return Judge(network.weights, network.prepare, network.embed)
-        return Judge(network.weights, network.prepare, lambda inputs: network.logits(network.embed(inputs)))
+        return dataclasses.replace(self._inceptions[stored], resize=resize, gives_logits=kind == "logits")
 
     def pair(self, name: str) -> tuple[Pair, Found | None]:
         """Return a measure of pairs and its weights."""

@@ -12,6 +12,7 @@ from lantern.core.io import atomic_write
 
 LIMIT = 32.0  # Inception's pooled features stay far below
 MOST = 1 << 20  # features of one set
+Gaussian = tuple[Float[Tensor, " c"], Float[Tensor, "c c"]]  # mean and covariance
 COARSE, FINE = 16, 17  # bits of the high part below the limit, of the low part below those
 
 
@@ -79,6 +80,11 @@ class Moments:
         products = high + ((mixed + mixed.T) + low)
         mean = self.mean
         return (products - self.count * torch.outer(mean, mean)) / (self.count - 1)
+
+    @property
+    def gaussian(self) -> Gaussian:
+        """Mean and covariance."""
+        return self.mean, self.covariance
 
     def save(self, path: str | Path) -> None:
         """Write the moments to a safetensors file, atomically."""

@@ -1,6 +1,7 @@
 """Quality figures of images, each with everything needed to repeat it."""
 
 import hashlib
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,11 +11,11 @@ import numpy as np
 import torch
 
 import lantern
-from lantern.cli.command import nearest
+from lantern.core.config import hint_for
 from lantern.eval.intervals import DRAWS
 from lantern.eval.metrics.distances import frechet, moments_of
-from lantern.eval.metrics.extraction import Extracted, Judge, extract
-from lantern.eval.metrics.judges import Judges
+from lantern.eval.metrics.extraction import Extracted, extract
+from lantern.eval.metrics.judges import Judge, Judges
 from lantern.eval.metrics.moments import Moments
 from lantern.eval.metrics.reference import Reference, made_with, open_reference
 from lantern.eval.metrics.registry import METRICS, PAIRS, PROMPTS, REFERENCE, Material, Metric
@@ -113,8 +114,7 @@ def in_order(metrics: Sequence[str], *, images: int, has_pictures: bool = True) 
     """Return the metrics to compute, in printed order; ValueError for an unknown one."""
     for name in metrics:
         if name not in METRICS:
-            near = nearest(name, list(METRICS))
-            raise ValueError(f"metric {name[:40]!r}{near or ', expected one of ' + ', '.join(METRICS)}")
+            raise ValueError(f"metric {name[:40]!r} is unknown: {hint_for(name, METRICS)}")
     if not metrics:
         raise ValueError(f"got no metrics, expected one or more of {', '.join(METRICS)}")
     expected = set(metrics)
@@ -134,7 +134,7 @@ def _figure(name: str, material: Material, weights: Found | None, options: Optio
     return Figure(
         name=name,
         value=estimate.value,
-        interval=None if estimate.low is None or estimate.high is None else (estimate.low, estimate.high),
+        interval=None if math.isnan(estimate.low) else (estimate.low, estimate.high),
         interval_means=estimate.means,
         protocol=metric.protocol,
         library=library_of(metric),
@@ -208,7 +208,7 @@ def _warning(name: str, material: Material) -> str:
 def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> Figure:
     """Return the FID of images made in shards, from the saved moments of each shard and of the reference.
 
-    ValueError for moments without the names of network and resize.
+    ValueError for moments without the names of network and resize, or with others.
     """
     shards = [Moments.load(path) for path in paths]
     theirs, ours = Moments.load(reference), shards[0]
@@ -218,10 +218,12 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> F
     name = "fid" if resize == "clean" else f"fid-{resize}"
     if name not in METRICS:
         raise ValueError(f"{paths[0]} does not name its network and resize: save moments with --keep-moments")
+    if theirs.made_with not in ("", ours.made_with):
+        raise ValueError(f"features made with {ours.made_with!r} and with {theirs.made_with!r}, expected the same")
     metric = METRICS[name]
     return Figure(
         name=name,
-        value=frechet(ours, theirs),
+        value=frechet(ours.gaussian, theirs.gaussian),
         protocol=metric.protocol,
         library=library_of(metric),
         resize=metric.resize,

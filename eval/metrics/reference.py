@@ -9,9 +9,8 @@ import torch
 
 from lantern.core.config import one_line
 from lantern.core.io import sha256_of
-from lantern.eval.metrics.distances import Gaussian
-from lantern.eval.metrics.extraction import Judge
-from lantern.eval.metrics.moments import Moments
+from lantern.eval.metrics.judges import Judge
+from lantern.eval.metrics.moments import Gaussian, Moments
 from lantern.eval.metrics.pictures import find_pictures
 
 
@@ -43,8 +42,7 @@ def open_reference(given: Path | Sequence[Path] | None, *, name: str = "") -> Re
         return Reference(name or given.name, find_pictures(given))
     if given.suffix == ".safetensors":
         stored = Moments.load(given)
-        gaussian = stored.mean, stored.covariance
-        return Reference(name or given.name, (), gaussian, stored.count, sha256_of(given), stored.made_with)
+        return Reference(name or given.name, (), stored.gaussian, stored.count, sha256_of(given), stored.made_with)
     if given.suffix == ".npz":
         return Reference(name or given.name, gaussian=_gaussian(given), sha256=sha256_of(given))
     raise ValueError(f"got reference {given}, expected a folder of images, .npz with mu and sigma, or .safetensors")

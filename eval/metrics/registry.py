@@ -10,8 +10,9 @@ from torch import Tensor
 
 from lantern.eval.intervals import DRAWS, Estimate, mean_estimate
 from lantern.eval.metrics import clip_score, inception
-from lantern.eval.metrics.distances import frechet_distance, frechet_to, inception_score, kernel_distance, prdc
-from lantern.eval.metrics.extraction import Extracted, Judge
+from lantern.eval.metrics.distances import frechet_distance, inception_score, kernel_distance, prdc
+from lantern.eval.metrics.extraction import Extracted
+from lantern.eval.metrics.judges import Judge
 from lantern.eval.metrics.reference import Reference, made_with
 
 REFERENCE, PROMPTS, PAIRS = "reference", "prompts", "pairs"
@@ -44,22 +45,18 @@ class Material:
 
         ValueError for statistics of another network or resize.
         """
-        if self.reference.gaussian is None:
-            ours, theirs = self.sets(judge)
-            draws = min(self.draws, 100 if len(ours) + len(theirs) <= MANY else 20)
-            return frechet_distance(ours, theirs, seed=self.seed, draws=draws)
-        made, expected = self.reference.made_with, made_with(judge, self.judges[judge])
-        if made and made != expected:
-            raise ValueError(f"reference statistics made with {made!r}, expected {expected!r}")
-        return frechet_to(
-            self.extracted.ours.features[judge], self.reference.gaussian, seed=self.seed, draws=min(self.draws, 20)
-        )
+        fixed, expected = self.reference, made_with(judge, self.judges[judge])
+        if fixed.made_with not in ("", expected):
+            raise ValueError(f"reference statistics made with {fixed.made_with!r}, expected {expected!r}")
+        ours, theirs = self.extracted.ours.features[judge], fixed.gaussian or self.extracted.theirs.features[judge]
+        most = 100 if fixed.gaussian is None and len(ours) + len(theirs) <= MANY else 20
+        return frechet_distance(ours, theirs, seed=self.seed, draws=min(self.draws, most))
 
     def alignment(self, judge: str, *, prefix: str = "") -> Float[Tensor, " n"]:
         """Return 100 x the cosine of each image and its prompt."""
-        read = self.judges[judge].read
-        assert read is not None
-        prompts = read([prefix + prompt for prompt in self.prompts])
+        clip = self.judges[judge]
+        assert isinstance(clip, clip_score.Clip)
+        prompts = clip.embed_prompts([prefix + prompt for prompt in self.prompts])
         return clip_score.clip_scores(self.extracted.ours.features[judge], prompts)
 
     def mean(self, values: Float[Tensor, " n"]) -> Estimate:
@@ -103,9 +100,8 @@ def _aligned(judge: str, protocol: str, *, prefix: str = "", is_positive: bool =
         found = material.mean(material.alignment(judge, prefix=prefix))
         if not is_positive:
             return found
-        ends = {"low": found.low, "high": found.high}
-        cut = {name: end and max(end, 0.0) for name, end in ends.items()}
-        return dataclasses.replace(found, value=max(found.value, 0.0), **cut)
+        cut = {name: max(getattr(found, name), 0.0) for name in ("value", "low", "high")}
+        return dataclasses.replace(found, **cut)
 
     packages = ("transformers", "open_clip_torch")
     return Metric(judge, frozenset({PROMPTS}), take, clip_score.RESIZE, packages, protocol)

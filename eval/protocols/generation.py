@@ -17,7 +17,6 @@ import hashlib
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
@@ -34,7 +33,6 @@ from lantern.generation.images import NotFiniteError, Picture, Statistics, save_
 from lantern.generation.requests import Request
 
 THOUSAND = 1000
-BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
 Shield = Callable[[], AbstractContextManager[Any]]
 
 
@@ -111,7 +109,9 @@ def picture_path(folder: Path, number: int) -> Path:
 
 def finished(folder: Path, fingerprint: Mapping[str, Any] | None = None) -> dict[int, Entry]:
     """Return the images in the manifests of a folder whose files have the recorded size, by number."""
-    return {number: entry for number, entry in read_entries(folder, fingerprint).items() if _is_there(folder, entry)}
+    entries = read_entries(folder, fingerprint)
+    files = {number: path for number in entries if (path := picture_path(folder, number)).is_file()}
+    return {number: entries[number] for number, path in files.items() if path.stat().st_size == entries[number].bytes}
 
 
 def batches_of(requested: Sequence[Request], size: int) -> list[Sequence[Request]]:
@@ -220,15 +220,7 @@ def images_bar(total: int, done: int, *, is_quiet: bool = False) -> Any:
     """Return a progress bar over images, shown if stderr is a terminal."""
     from tqdm import tqdm
 
-    return tqdm(
-        total=total,
-        initial=done,
-        unit=" images",
-        disable=True if is_quiet else None,
-        dynamic_ncols=True,
-        bar_format=BAR,
-        file=sys.stderr,
-    )
+    return tqdm(total=total, initial=done, unit=" images", disable=True if is_quiet else None, dynamic_ncols=True)
 
 
 def facts_of(decoder: Generator, picture: Picture) -> dict[str, Any]:
@@ -246,10 +238,3 @@ def facts_of(decoder: Generator, picture: Picture) -> dict[str, Any]:
         "versions": {"lantern": lantern.__version__, "torch": torch.__version__},
         "prompt_sha256": picture.prompt_sha256,
     }
-
-
-def _is_there(folder: Path, entry: Entry) -> bool:
-    try:
-        return picture_path(folder, entry.id).stat().st_size == entry.bytes
-    except FileNotFoundError:
-        return False

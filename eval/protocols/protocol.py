@@ -6,8 +6,6 @@ and must have the sha256 of the protocol.
 """
 
 import dataclasses
-import difflib
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -15,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lantern.core.config import load_config
+from lantern.core.config import hint_for, load_config
+from lantern.core.io import sha256_of
 from lantern.core.places import shipped_folder
 from lantern.core.sampling import Sampling
 from lantern.eval.metrics.weights import cache_folder
@@ -50,7 +49,7 @@ class PromptSet:
 
 
 @dataclass(frozen=True)
-class Reference:
+class RealImages:
     """The reference images: name, number, and origin.
 
     `sha256` is that of a single file; None for a folder, or if the publisher gives none.
@@ -95,7 +94,7 @@ class Protocol:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
-    reference: Reference | None = None
+    reference: RealImages | None = None
     departs: str = ""
 
     def __post_init__(self) -> None:
@@ -190,29 +189,33 @@ def load_protocol(name: str) -> Protocol:
         return load_config(Protocol, name)
     known = known_protocols()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}, or the path of a .json file"
+        hint = hint_for(name, known, f"known are {', '.join(known)}, or the path of a .json file")
         raise ValueError(f'protocol "{name[:80]}" is unknown: {hint}')
     return load_config(Protocol, FOLDER / f"{name}.json")
 
 
 def find_prompts(expected: PromptSet, folder: Path | None = None) -> list[str]:
-    """Return the prompts of a set; ValueError for a missing file or one with another sha256 or count."""
-    places = prompt_folders(folder)
-    for place in places:
-        path = place / expected.file
-        if path.is_file():
-            return _read_prompts(expected, path)
-    raise ValueError(
-        f"{expected.file} (sha256 {expected.sha256[:12]}..., from {expected.origin}) is missing: "
-        f"put it into {places[0] if folder else places[-1]}, or give its folder with --prompts"
-    )
+    """Return the prompts of a set, from the given folder or the cache, or lantern's own.
 
-
-def prompt_folders(folder: Path | None = None) -> list[Path]:
-    """Return the folders of prompt files in search order: the given one or the cache, and lantern's own."""
-    own = shipped_folder("assets", "prompts")
-    return [own, cache_folder() / "prompts"] if folder is None else [folder, own]
+    ValueError for a missing file or one with another sha256 or count.
+    """
+    own, cached = shipped_folder("assets", "prompts"), cache_folder() / "prompts"
+    places = [own, cached] if folder is None else [folder, own]
+    path = next((place / expected.file for place in places if (place / expected.file).is_file()), None)
+    if path is None:
+        raise ValueError(
+            f"{expected.file} (sha256 {expected.sha256[:12]}..., from {expected.origin}) is missing: "
+            f"put it into {folder or cached}, or give its folder with --prompts"
+        )
+    found = sha256_of(path)
+    if found != expected.sha256:
+        raise ValueError(
+            f"{path} has sha256 {found[:12]}..., expected {expected.sha256[:12]}...: get it from {expected.origin}"
+        )
+    prompts = _table(path) if expected.form == "table" else read_prompts(str(path))
+    if len(prompts) != expected.count:
+        raise ValueError(f"{path} has {len(prompts)} prompts, expected {expected.count}: correct the protocol's count")
+    return prompts
 
 
 def size_name(model: Model) -> str | None:
@@ -222,25 +225,9 @@ def size_name(model: Model) -> str | None:
     return next((name for name, size in SIZES.items() if size == shape), None)
 
 
-def _read_prompts(expected: PromptSet, path: Path) -> list[str]:
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
-    found = hashlib.sha256(raw).hexdigest()
-    if found != expected.sha256:
-        raise ValueError(
-            f"{path} has sha256 {found[:12]}..., expected {expected.sha256[:12]}...: get it from {expected.origin}"
-        )
-    prompts = _table(raw, path) if expected.form == "table" else read_prompts(str(path))
-    if len(prompts) != expected.count:
-        raise ValueError(f"{path} has {len(prompts)} prompts, expected {expected.count}: correct the protocol's count")
-    return prompts
-
-
-def _table(raw: bytes, path: Path) -> list[str]:
+def _table(path: Path) -> list[str]:
     """Return the prompt column of a tab-separated file with any suffix."""
-    rows = [line.split("\t") for line in raw.decode("utf-8-sig").splitlines() if line.strip()]
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     names = [cell.strip().lower() for cell in rows[0]]
     column = next((names.index(known) for known in ("prompt", "caption", "text") if known in names), None)
     if column is None:

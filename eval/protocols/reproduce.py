@@ -26,7 +26,6 @@ from lantern.eval.protocols.generation import Entry, Shard, finished, picture_pa
 from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol
 from lantern.eval.protocols.ray_job import Recipe, produce_on_ray
 from lantern.eval.protocols.resizing import resizing
-from lantern.eval.speed.contenders import method_of
 from lantern.eval.speed.surroundings import file_hashes, installed, surroundings
 from lantern.generation.generator import choose_method
 from lantern.generation.images import totals
@@ -42,7 +41,7 @@ class Row:
     """A requested row. `protocol` is a name, a protocol's .json file, or a `row.json` to repeat.
 
     `model` None means that of the repeated row, else the embedded one. `method` is a spec as for
-    `contenders.method_of`; None means the model's own. `limit` takes only the first images of the set; 0 means all.
+    `choose_method`; None means the model's own. `limit` takes only the first images of the set; 0 means all.
     `metrics` None means the protocol's; empty means none. `prompts`, `reference` and `weights` are paths. `ray` (an
     address, or "" to start Ray locally) and `actors` make it a Ray job.
     """
@@ -196,7 +195,7 @@ def prepare(row: Row) -> Task:
     protocol.check_model(model)
     check_requests(model, requested)
     sampling = protocol.sampling(model)
-    method = method_of(model, row.method) if row.method else choose_method(model, sampling=sampling)
+    method = choose_method(model, row.method, sampling=sampling)
     recipe = Recipe(
         model=name,
         device=str(device),
@@ -236,8 +235,9 @@ def complete(task: Task) -> dict[int, Entry] | None:
 
 
 def conclude(task: Task, entries: Mapping[int, Entry]) -> dict[str, Any]:
-    """Compute the metrics, write row.json, return its content."""
+    """Compute the metrics, write row.json, return its content; `speed` is over all images."""
     figures, missing = measured(task)
+    speed = totals([entry.figures() for entry in entries.values()])
     row = {
         "protocol": task.protocol.as_dict(),
         "choices": _choices(task),
@@ -246,7 +246,7 @@ def conclude(task: Task, entries: Mapping[int, Entry]) -> dict[str, Any]:
         "pictures_of_protocol": task.protocol.pictures,
         "pictures_sha256": digest(entry.sha256 for _, entry in sorted(entries.items())),
         "prompt_sha256": digest(entry.prompt_sha256 for _, entry in sorted(entries.items())),
-        "speed": speed_of(entries),
+        "speed": speed | {"seconds_per_picture": round(sum(speed["seconds"].values()) / len(entries), 4)},
         "metrics": figures,
         "not_measured": missing,
         "surroundings": surroundings(torch.device(task.recipe.device)),
@@ -260,24 +260,11 @@ def digest(digests: Any) -> str:
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
-def speed_of(entries: Mapping[int, Entry]) -> dict[str, Any]:
-    """Return tokens per step, seconds per image and, for relaxed methods, total variation, over all images."""
-    found = totals([entry.figures() for entry in entries.values()])
-    seconds = sum(found["seconds"].values()) / len(entries)
-    return found | {"seconds_per_picture": round(seconds, 4)}
-
-
 def is_repeated(task: Task, row: Mapping[str, Any]) -> bool | None:
     """Return whether the images equal those of the repeated row byte for byte; None without a repeated row."""
     if task.before is None:
         return None
     return all(row[name] == task.before.get(name) for name in ("pictures", "pictures_sha256", "prompt_sha256"))
-
-
-def spec_of(method: Method) -> str:
-    """Return a method as a spec: name and changed settings."""
-    changed = ",".join(f"{name}={value}" for name, value in method.changed().items())
-    return f"{method.name}:{changed}" if changed else method.name
 
 
 def _protocol(name: str) -> tuple[Protocol, Mapping[str, Any] | None]:
@@ -304,9 +291,10 @@ def _repeated(row: Row, before: Mapping[str, Any]) -> Row:
 
 def _choices(task: Task) -> dict[str, Any]:
     row, recipe = task.row, task.recipe
+    changed = ",".join(f"{name}={value}" for name, value in recipe.method.changed().items())
     return {
         "model": recipe.model if not Path(recipe.model).is_dir() else Path(recipe.model).name,
-        "method": spec_of(recipe.method),
+        "method": f"{recipe.method.name}:{changed}".rstrip(":"),
         "limit": row.limit,
         "batch": row.batch,
         "device": torch.device(recipe.device).type,

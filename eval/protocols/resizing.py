@@ -16,14 +16,10 @@ def resizing(name: str, size: int) -> Resize | None:
 
     "none" is None: no resize before the network's own. "crop-lanczos" crops the central square and resizes it with
     Pillow's Lanczos filter, as in the evaluations of GigaGAN, LlamaGen and LANTERN. "bicubic" is PyTorch's without
-    antialiasing, as in LlamaGen's evaluation of classes. An image of the right size is returned unchanged. ValueError
-    for another name, and from "bicubic" for an image that is not square.
+    antialiasing, as in LlamaGen's evaluation of classes. An image of the right size is returned unchanged. "bicubic"
+    raises ValueError for an image that is not square.
     """
-    if name == "none":
-        return None
-    if name not in RESIZINGS:
-        raise ValueError(f"resize is {name[:40]!r}, expected one of none, {', '.join(RESIZINGS)}")
-    return partial(RESIZINGS[name], size=size)
+    return None if name == "none" else partial({"crop-lanczos": crop_lanczos, "bicubic": bicubic}[name], size=size)
 
 
 def crop_lanczos(pixels: np.ndarray, *, size: int) -> np.ndarray:
@@ -53,6 +49,3 @@ def bicubic(pixels: np.ndarray, *, size: int) -> np.ndarray:
         raw(pixels)[None].float(), (size, size), mode="bicubic", align_corners=False
     )
     return found[0].clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
-
-
-RESIZINGS: dict[str, Callable[..., np.ndarray]] = {"crop-lanczos": crop_lanczos, "bicubic": bicubic}

@@ -20,12 +20,10 @@ from lantern.eval.speed.contenders import (
     Stable,
     Variant,
     built,
-    condition_of,
+    entries_of,
+    jobs_of,
     kinds_of,
     line_up,
-    method_entries,
-    method_of,
-    plain_entries,
 )
 from lantern.eval.speed.race import (
     STEADY,
@@ -47,6 +45,7 @@ from lantern.eval.speed.race import (
 )
 from lantern.eval.speed.roofline import copy_bandwidth, roofline
 from lantern.eval.speed.surroundings import about, load_average
+from lantern.generation.generator import choose_method
 from lantern.models.folder import Model, load_model
 
 MIN_ROUNDS = 3
@@ -57,7 +56,7 @@ ROOFLINE = "  roofline: seconds to read weights and half of the cache at copy ba
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Options of a bench. `methods` are specs as for `contenders.method_of`; empty means the model's own and "auto".
+    """Options of a bench. `methods` are specs as for `choose_method`; empty means the model's own and "auto".
 
     Empty `kinds` means all kinds of the device. Plain decoding, which is always measured, also runs in the kinds
     `baselines`. Variants of kinds not in `kinds` are left out if short decodings show that they are slow
@@ -88,13 +87,14 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     sampling = model.sampling(**options.sampling)
     specs = [spec for spec in options.methods if spec != PLAIN] or own_methods(model)
     for spec in specs:
-        method_of(model, spec)
+        choose_method(model, spec)
     stable, report = Stable(model), reporter(options.is_quiet)
     copy_gbps = copy_bandwidth(model.device)
     races, failed, slow, stop = [], [], [], None
     for batch in options.batches:
         try:
-            jobs = jobs_of(model, options, batch)
+            rounds = max(math.ceil(options.images / batch), min(MIN_ROUNDS, options.images))
+            jobs = jobs_of(model, options.prompts, rounds=rounds, batch=batch, seed=options.seed)
             field, failing, left_out = field_of(stable, specs, options, built(sampling, batch), jobs)
             lines, stop = collect(race(field, jobs, take, report=report), len(field))
         except KeyboardInterrupt as cut:
@@ -104,9 +104,17 @@ def measure(options: BenchOptions) -> dict[str, Any]:
             break
         failed += [one | {"batch": batch} for one in failing]
         slow += [one | {"batch": batch} for one in left_out]
-        found = race_figures(field, lines, batch, copy_gbps, batch * sampling.rows)
-        best = [] if stop else best_of_labels(field, lines)
-        races.append(found | {"phases": [phases(one, jobs[0]) for one in best]})
+        rounds, rows = len(lines) // len(field), batch * sampling.rows  # fewer after a signal; rows of a step
+        of_race = {
+            "batch": batch,
+            "rounds": rounds,
+            "images": batch * rounds,
+            "contenders": [contender_figures(one, lines, batch, copy_gbps, rows) for one in field],
+            "results": results(field, lines, batch),
+            "identity": list(identities(field, lines, batch)),
+            "phases": [] if stop else [phases(one, jobs[0]) for one in best_of_labels(field, lines)],
+        }
+        races.append(of_race)
         if stop is not None:
             break
     figures = {
@@ -120,17 +128,17 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         "failed": failed,
         "left_out": slow,
         "failures": broken_promises(races),
-        **ending(before, stop),
     }
+    return ended(figures, before, stop)
+
+
+def ended(figures: dict[str, Any], before: list[float] | None, stop: BaseException | None) -> dict[str, Any]:
+    """Return figures with the load before and after; after a signal raise CutShort with them."""
+    stopped = None if stop is None else str(stop) or "interrupted"
+    figures |= {"stopped": stopped, "load_average": {"begin": before, "end": load_average()}}
     if stop is not None:
         raise CutShort(figures) from stop
     return figures
-
-
-def ending(before: list[float] | None, stop: BaseException | None) -> dict[str, Any]:
-    """Return what every measurement's figures end with: the signal that stopped it, and the load."""
-    stopped = None if stop is None else str(stop) or "interrupted"
-    return {"stopped": stopped, "load_average": {"begin": before, "end": load_average()}}
 
 
 def field_of(
@@ -143,7 +151,7 @@ def field_of(
     is therefore always measured in full. RuntimeError if none runs.
     """
     report, kinds = reporter(options.is_quiet), options.kinds or kinds_of(stable.device)
-    plain = plain_entries({*kinds, *options.baselines}, options.dtypes)
+    plain = entries_of([PLAIN], {*kinds, *options.baselines}, options.dtypes)
     failed, spent = list[dict[str, Any]](), dict[Variant, float]()
     if any(variant.kind not in options.kinds for _, variant in plain):
         report("ranking the variants of plain decoding")
@@ -154,7 +162,7 @@ def field_of(
         plain = [(one.label, one.variant) for one in line_up(stable, plain, build, rank, failed, report=report)]
     ordered = sorted(spent, key=spent.__getitem__)
     slow = [one for one in ordered[2:] if one.kind not in options.kinds and spent[one] > STEADY * spent[ordered[0]]]
-    entries = [*plain, *method_entries(specs, kinds, options.dtypes)]
+    entries = [*plain, *entries_of(specs, kinds, options.dtypes)]
     entries = [(label, variant) for label, variant in entries if variant not in slow]
     field = line_up(stable, entries, build, lambda one: warm(one, jobs), failed, report=report)
     return field, failed, [{"variant": str(one), "pass_ms": rounded(1e3 * spent[one])} for one in slow]
@@ -163,39 +171,17 @@ def field_of(
 def own_methods(model: Model) -> list[str]:
     """Return "auto" and the model's own method, as far as they draft; ValueError if neither does."""
     specs = dict.fromkeys(("auto", str(model.generation.get("method", "auto"))))
-    drafting = [spec for spec in specs if not method_of(model, spec).is_plain]
+    drafting = [spec for spec in specs if not choose_method(model, spec).is_plain]
     if not drafting:
         raise ValueError(f"the methods of model {model.name} are plain decoding on this machine: give --methods")
     return drafting
 
 
-def jobs_of(model: Model, options: BenchOptions, batch: int) -> list[Job]:
-    """Return the jobs of all rounds, with different images: at least `images` of them in at least three rounds."""
-    rounds = max(math.ceil(options.images / batch), min(MIN_ROUNDS, options.images))
-    numbers = [range(first * batch, (first + 1) * batch) for first in range(rounds)]
-    return [
-        Job(condition_of(model, options.prompts, of_round), [(options.seed, number) for number in of_round])
-        for of_round in numbers
-    ]
-
-
-def race_figures(
-    field: Sequence[Contender], lines: Sequence[Line], batch: int, copy_gbps: float, rows: int
-) -> dict[str, Any]:
-    """Return one race for JSON; `rows` are the rows of a pass for each node."""
-    rounds = len(lines) // len(field)
-    return {
-        "batch": batch,
-        "rounds": rounds,
-        "images": batch * rounds,
-        "contenders": [contender_figures(one, lines, batch, copy_gbps, rows) for one in field],
-        "results": results(field, lines, batch),
-        "identity": list(identities(field, lines, batch)),
-    }
-
-
 def contender_figures(one: Contender, lines: Sequence[Line], batch: int, copy_gbps: float, rows: int) -> dict[str, Any]:
-    """Return the figures of a contender for JSON; total variation and relaxed share are per token."""
+    """Return the figures of a contender for JSON; total variation and relaxed share are per token.
+
+    `rows` are the rows of a step for each node.
+    """
     of_rounds, images = rounds_of(lines, one.name), images_of(lines, one.name)
     spread, tokens = Spread.of(seconds_of(lines, one.name)), one.parts.target.config.block_size
     # a batch takes as many steps as its images take on average

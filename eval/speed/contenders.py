@@ -24,11 +24,13 @@ from lantern.generation.generator import Generator, choose_method
 from lantern.methods import METHODS, Method
 from lantern.models.folder import DTYPES, AddOns, Model
 
-AUTO = "auto"
+PLAIN, AUTO = "plain", "auto"
+PROMPTS = (
+    *("a red apple", "a banana", "a cat", "a house", "a blue car"),
+    *("a smiling face", "a tree", "a birthday cake", "a sunflower", "a rocket"),
+)
 # engines with their weights
 VARIANTS = ("eager", "cpu", "cpu+int8", "graph", "graph+int8", "eager+int8")
-# eager int8 kernels compute one row at a time: their cost grows with the number of nodes
-METHOD_KINDS = tuple(kind for kind in VARIANTS if kind != "eager+int8")
 
 
 def kinds_of(device: torch.device) -> tuple[str, ...]:
@@ -92,33 +94,17 @@ class Stable:
         dtype = DTYPES[variant.dtype]
         if dtype == self._model.dtype:
             return self._model
-        modules: dict[str, Any] = {"target": copy.deepcopy(self._model.target)}
-        if self._model.drafter is not None:
-            modules["drafter"] = copy.deepcopy(self._model.drafter)
-        for module in modules.values():
-            module.to(device=self._model.device, dtype=dtype)
-        if isinstance(self._model.add_ons, AddOns):
-            folder, name = self._model.add_ons.folder, self._model.name
-            modules["add_ons"] = AddOns(folder, modules["target"], model_name=name)
+
+        def copied(module: Any) -> Any:
+            return copy.deepcopy(module).to(device=self.device, dtype=dtype)
+
+        target, drafter, add_ons = copied(self._model.target), self._model.drafter, self._model.add_ons
+        if isinstance(add_ons, AddOns):
+            add_ons = AddOns(add_ons.folder, target, model_name=self._model.name)
         else:
-            copies = {name: copy.deepcopy(module) for name, module in self._model.add_ons.items()}
-            modules["add_ons"] = {name: module.to(self._model.device, dtype) for name, module in copies.items()}
-        return dataclasses.replace(self._model, **modules)
-
-
-PLAIN = "plain"
-PROMPTS = (
-    "a red apple",
-    "a banana",
-    "a cat",
-    "a house",
-    "a blue car",
-    "a smiling face",
-    "a tree",
-    "a birthday cake",
-    "a sunflower",
-    "a rocket",
-)
+            add_ons = {name: copied(module) for name, module in add_ons.items()}
+        drafter = None if drafter is None else copied(drafter)
+        return dataclasses.replace(self._model, target=target, drafter=drafter, add_ons=add_ons)
 
 
 def name_of(label: str, variant: Variant) -> str:
@@ -178,54 +164,26 @@ class Job:
     keys: list[tuple[int, int]]
 
 
-def method_of(model: Model, spec: str, *, sampling: Sampling | None = None, batch: int = 1) -> Method:
-    """Return the method of a spec: NAME or NAME:SETTING=VALUE,..., as in "lantern++:k=5,lambda_=1.5".
-
-    What "auto" stands for depends on the model's engine, `sampling` and `batch`.
-
-    ValueError for an unknown method or setting, and for a value of the wrong type.
-    """
-    name, _, rest = spec.partition(":")
-    method = choose_method(model, name, sampling=sampling, batch=batch)
-    settings: dict[str, Any] = {}
-    for pair in filter(None, rest.split(",")):
-        key, sign, text = pair.partition("=")
-        if not sign:
-            raise ValueError(f"--methods {spec[:60]!r}: got {pair[:40]!r}, expected NAME=VALUE")
-        try:
-            settings[key] = method.option(key).parse(text)
-        except ValueError as error:
-            raise ValueError(f"--methods {spec[:60]!r}: {error}") from None
-    return method.with_options(**settings)
-
-
 Build = Callable[[str, Model], tuple[Method, Decoder]]  # of a label and a model in its variant
-
-
-def assemble(model: Model, method: Method, sampling: Sampling) -> Decoder:
-    """Build the decoder parts of a method for a model."""
-    return Generator(model, method, sampling).parts
 
 
 def built(sampling: Sampling, batch: int = 1) -> Build:
     """Return the function that builds the method of a spec for `entered`."""
 
     def build(spec: str, model: Model) -> tuple[Method, Decoder]:
-        method = METHODS[PLAIN] if spec == PLAIN else method_of(model, spec, sampling=sampling, batch=batch)
-        return method, assemble(model, method, sampling)
+        method = METHODS[PLAIN] if spec == PLAIN else choose_method(model, spec, sampling=sampling, batch=batch)
+        return method, Generator(model, method, sampling).parts
 
     return build
 
 
-def plain_entries(kinds: Collection[str], dtypes: Sequence[str]) -> list[tuple[str, Variant]]:
-    """Return plain decoding in these kinds, in the order of VARIANTS, for each dtype."""
-    return [(PLAIN, Variant(kind, dtype)) for dtype in dtypes for kind in VARIANTS if kind in kinds]
+def entries_of(labels: Sequence[str], kinds: Collection[str], dtypes: Sequence[str]) -> list[tuple[str, Variant]]:
+    """Return methods in these kinds, in the order of VARIANTS, for each dtype; of "eager+int8" only plain decoding.
 
-
-def method_entries(labels: Sequence[str], kinds: Collection[str], dtypes: Sequence[str]) -> list[tuple[str, Variant]]:
-    """Return methods in those of these kinds that are for methods."""
-    chosen = [variant for _, variant in plain_entries(kinds, dtypes) if variant.kind in METHOD_KINDS]
-    return [(label, variant) for label in labels for variant in chosen]
+    Its kernels compute one row at a time: their cost grows with the number of nodes.
+    """
+    variants = [Variant(kind, dtype) for dtype in dtypes for kind in VARIANTS if kind in kinds]
+    return [(label, one) for label in labels for one in variants if label == PLAIN or one.kind != "eager+int8"]
 
 
 def entered(
@@ -282,3 +240,9 @@ def condition_of(model: Model, prompts: Sequence[str], numbers: Sequence[int]) -
         raise ValueError(f"model {model.name} has no text_encoder/ folder, which prompts need")
     texts = [prompts[number % len(prompts)] for number in numbers]
     return model.text.condition(texts, slots=model.target.config.cls_token_num)
+
+
+def jobs_of(model: Model, prompts: Sequence[str], *, rounds: int, batch: int, seed: int) -> list[Job]:
+    """Return the jobs of rounds, with different images. ValueError for a model without a text encoder."""
+    numbers = [range(first * batch, (first + 1) * batch) for first in range(rounds)]
+    return [Job(condition_of(model, prompts, some), [(seed, number) for number in some]) for some in numbers]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lantern.core.types import Generation, Step
 from lantern.decoding.statistics import now
-from lantern.eval.intervals import bootstrap
+from lantern.eval.intervals import Estimate, bootstrap
 from lantern.eval.json_lines import Line
 from lantern.eval.speed.contenders import Contender, Job
 from lantern.eval.speed.surroundings import load_average
@@ -187,6 +187,12 @@ def rounds_of(lines: Sequence[Line], name: str) -> dict[int, Line]:
     return dict(sorted(found.items()))
 
 
+def paired(lines: Sequence[Line], name: str, other: str) -> list[tuple[Line, Line]]:
+    """Return the records of the rounds that two contenders made, in order."""
+    mine, its = rounds_of(lines, name), rounds_of(lines, other)
+    return [(mine[number], its[number]) for number in mine if number in its]
+
+
 def images_of(lines: Sequence[Line], name: str) -> list[Line]:
     """Return the records of a contender's images, in order."""
     return [image for line in rounds_of(lines, name).values() for image in line["images"]]
@@ -199,10 +205,9 @@ def seconds_of(lines: Sequence[Line], name: str) -> list[float]:
 
 def identity(lines: Sequence[Line], name: str, plain: str) -> dict[str, int]:
     """Count images and tokens that differ from plain decoding, over the rounds that both made."""
-    mine, its = rounds_of(lines, name), rounds_of(lines, plain)
-    both = [(mine[n]["images"], its[n]["images"]) for n in mine if n in its]
-    sides = (unpack([image["tokens"] for pair in both for image in pair[side]]) for side in (0, 1))
-    differing = torch.ne(*sides).sum(1)
+    sides = zip(*paired(lines, name, plain), strict=True)
+    tokens = (unpack([image["tokens"] for line in side for image in line["images"]]) for side in sides)
+    differing = torch.ne(*tokens).sum(1)
     return {"differing_images": int((differing > 0).sum()), "differing_tokens": int(differing.sum())}
 
 
@@ -243,36 +248,29 @@ def compare(baseline: Sequence[float], other: Sequence[float], *, images: int | 
     bootstrap interval. `refusal` is the reason why no claim is made, or None; `claim` is then None.
     """
     ratios = [before / max(after, 1e-12) for before, after in zip(baseline, other, strict=True)]
-    sides, interval = (Spread.of(baseline), Spread.of(other)), median_interval(ratios)
+    sides = Spread.of(baseline), Spread.of(other)
+    found = bootstrap(torch.tensor(ratios, dtype=torch.float64), lambda sampled: sampled.quantile(0.5, -1), seed=0)
     of_medians = rounded(sides[0].median / max(sides[1].median, 1e-12))
-    why = refusal(*sides, interval, len(ratios) if images is None else images)
+    why = refusal(*sides, found, len(ratios) if images is None else images)
     return {
         "ratio_of_medians": of_medians,
-        "median_of_ratios": rounded(median(ratios)),
-        "interval_95": [rounded(bound) for bound in interval],
+        "median_of_ratios": rounded(found.value),
+        "interval_95": [rounded(found.low), rounded(found.high)],
         "claim": None if why else of_medians,
         "refusal": why,
     }
 
 
-def refusal(baseline: Spread, other: Spread, interval: tuple[float, float], images: int) -> str | None:
-    """Return why no claim can be made from these spreads, or None."""
+def refusal(baseline: Spread, other: Spread, ratio: Estimate, images: int) -> str | None:
+    """Return why no claim can be made from these spreads and the ratio by rounds, or None."""
     if images < ENOUGH_IMAGES:
         return f"no claim: {images} images each, expected at least {ENOUGH_IMAGES}"
     worst, name = max((baseline.width, "the baseline"), (other.width, "the method"))
     if worst > STEADY:
         return f"no claim: p90/p10 is {worst:.1f} for {name}, expected at most {STEADY}"
-    low, high = interval
-    if low <= 1 <= high:
-        return f"no claim: the 95 % interval by rounds, {low:.2f} to {high:.2f}, contains 1"
+    if ratio.low <= 1 <= ratio.high:
+        return f"no claim: the 95 % interval by rounds, {ratio.low:.2f} to {ratio.high:.2f}, contains 1"
     return None
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a 95 % bootstrap interval of the median over rounds; deterministic."""
-    found = bootstrap(torch.tensor(values, dtype=torch.float64), lambda sampled: sampled.quantile(0.5, -1), seed=0)
-    assert found.low is not None and found.high is not None
-    return found.low, found.high
 
 
 def rounded(value: float) -> float:

@@ -13,23 +13,14 @@ from lantern.core.types import Condition, Step
 from lantern.decoding.statistics import now
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.eval.json_lines import Line
-from lantern.eval.speed.bench import ending
-from lantern.eval.speed.contenders import (
-    PLAIN,
-    Contender,
-    Job,
-    Stable,
-    assemble,
-    kinds_of,
-    line_up,
-    method_entries,
-    plain_entries,
-)
-from lantern.eval.speed.race import CutShort, Spread, collect, race, reporter, results, rounded, seconds_of
+from lantern.eval.speed.bench import ended
+from lantern.eval.speed.contenders import PLAIN, Contender, Job, Stable, entries_of, kinds_of, line_up
+from lantern.eval.speed.race import Spread, collect, race, reporter, results, rounded, seconds_of
 from lantern.eval.speed.roofline import copy_bandwidth, roofline
 from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.generation.decoder import Decoder
+from lantern.generation.generator import Generator
 from lantern.methods import METHODS, Method, find
 from lantern.methods.parts import ADD_ONS, DRAFTER, AddOn
 from lantern.models.folder import DTYPES, Model, pick_device
@@ -86,11 +77,8 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         "contenders": [bench.figures(one, lines, copy_gbps) for one in field],
         "results": results(field, lines, options.batch),
         "failed": failed,
-        **ending(before, stop),
     }
-    if stop is not None:
-        raise CutShort(figures) from stop
-    return figures
+    return ended(figures, before, stop)
 
 
 def random_model(config: TransformerConfig, drafter: str, device: torch.device, dtype: torch.dtype) -> Model:
@@ -105,6 +93,13 @@ def random_model(config: TransformerConfig, drafter: str, device: torch.device, 
     if entry.name == DRAFTER:
         return Model(name="random", target=target, drafter=draft)
     return Model(name="random", target=target, add_ons={entry.name: draft})
+
+
+def random_captions(config: TransformerConfig, images: int, device: torch.device, *, seed: int = 0) -> Condition:
+    """Return random captions of CAPTION_WORDS words, or of as many as fit."""
+    words, generator = min(CAPTION_WORDS, config.cls_token_num), torch.Generator().manual_seed(seed)
+    captions = torch.randn(images, words, config.caption_dim, generator=generator)
+    return Condition(embeddings=captions, mask=torch.ones(images, words, dtype=torch.bool)).to(device)
 
 
 def network_of(drafter: str) -> AddOn:
@@ -134,7 +129,9 @@ class ShapeBench:
                 f"{self.tree.depth}: choose a deeper --tree"
             )
         self.stable = Stable(random_model(options.config, options.drafter, device, DTYPES[options.dtypes[0]]))
-        self.job = Job(self._condition(), [(0, number) for number in range(options.batch)])
+        self.job = Job(
+            random_captions(options.config, options.batch, device), [(0, number) for number in range(options.batch)]
+        )
         # tokens that each step commits, by label
         self.counts = {PLAIN: [1] * self.tokens} | {f"tau {tau:g}": script(tau, self.tokens) for tau in options.taus}
 
@@ -142,8 +139,8 @@ class ShapeBench:
         """Return plain decoding and the scripted methods, each in its variants, warmed up, and those that fail."""
         options, report, failed = self.options, reporter(self.options.is_quiet), list[dict[str, str]]()
         kinds, labels = options.kinds or kinds_of(self.device), [label for label in self.counts if label != PLAIN]
-        entries = plain_entries({*kinds, *options.baselines}, options.dtypes)
-        entries += method_entries(labels, kinds, options.dtypes)
+        entries = entries_of([PLAIN], {*kinds, *options.baselines}, options.dtypes)
+        entries += entries_of(labels, kinds, options.dtypes)
         field = line_up(
             self.stable, entries, self._parts, self.seconds_per_token, failed,
             report=lambda line: report(f"{options.shape}: {line}"),
@@ -193,17 +190,10 @@ class ShapeBench:
 
     def _parts(self, label: str, model: Model) -> tuple[Method, Decoder]:
         if label == PLAIN:
-            return METHODS[PLAIN], assemble(model, METHODS[PLAIN], self.sampling)
+            return METHODS[PLAIN], Generator(model, METHODS[PLAIN], self.sampling).parts
         method = METHODS[self.options.drafter].with_options(tree=self.options.tree)
-        parts = assemble(model, method, self.sampling)
+        parts = Generator(model, method, self.sampling).parts
         assert parts.verifier is not None
         path, tokens = deepest(self.tree.shape()), self.options.config.block_size
         verifier = ScriptedVerifier(parts.verifier, tuple(self.counts[label]), tuple(path), tokens)
         return method, dataclasses.replace(parts, verifier=verifier)
-
-    def _condition(self) -> Condition:
-        config, generator = self.options.config, torch.Generator().manual_seed(0)
-        words = min(CAPTION_WORDS, config.cls_token_num)
-        captions = torch.randn(self.options.batch, words, config.caption_dim, generator=generator)
-        mask = torch.ones(self.options.batch, words, dtype=torch.bool)
-        return Condition(embeddings=captions, mask=mask).to(self.device)

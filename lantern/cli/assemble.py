@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lantern.cli.command import DONE
-from lantern.cli.options import arg, command, existing, opt, options
+from lantern.cli.options import Distribution, arg, command, existing, opt, options
 from lantern.generation.file_names import MAX_SCALE
 
 PARTS = ("transformer", "vqvae", "text_encoder", "tokenizer", "drafter")
@@ -27,14 +27,10 @@ class Components:
 
 
 @options
-class Defaults:
+class Defaults(Distribution):
     """Defaults of the model."""
 
-    method: str | None = opt(None, "method")
-    guidance: float | None = opt(None, "guidance", 0, 1000)
-    temperature: float | None = opt(None, "temperature", 0, 100)
-    top_k: int | None = opt(None, "top-k", 0, 10**6)
-    top_p: float | None = opt(None, "top-p", 0, 1)
+    method: str | None = opt(None, "how tokens are decoded")
     scale: int | None = opt(None, "enlargement of image files", 1, MAX_SCALE)
 
 
@@ -69,9 +65,8 @@ def assemble(
         model_folder.write_words(out, (text for record in records for text, _ in record.captions))
     if names is not None:
         model_folder.write_names(out / model_folder.NAMES_NAME, model_folder.read_names(names))
-    given = {name: value for name, value in vars(defaults).items() if value is not None}
     before = model_folder.read_index(out).get("generation") or {}
-    model_folder.write_index(out, generation={**before, **given})
+    model_folder.write_index(out, generation={**before, **defaults.given()})
     model = model_folder.load_model(out, device="cpu")
     if model.drafter is not None and (config := read_config(out / "drafter")).get("target") is None:
         digest = weights_digest(model.target.state_dict())

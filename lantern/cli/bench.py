@@ -27,14 +27,9 @@ from lantern.methods import METHODS
 
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 METHODS_HELP = 'such as eagle1 "lantern++:k=5,lambda_=1.5"; default: auto and the model\'s default'
-DRAFTER_HELP = (
-    "method whose drafter is measured, such as eagle1 (one step per depth) or parallelspec (one step for all depths) "
-    "(default eagle1)"
-)
+DRAFTER_HELP = "method whose drafter is measured: eagle1 (default: a step a depth), parallelspec (a step for all) ..."
 VARIANTS_HELP = "how methods run, of eager, cpu, graph, each also +int8 (default those of --baseline, else all)"
-BASELINE_HELP = (
-    "how plain decoding runs beside --variants; the fastest is the baseline (default all that the device has)"
-)
+BASELINE_HELP = "how plain decoding runs beside --variants; the fastest is the baseline (default: in all ways)"
 
 
 @options
@@ -60,9 +55,7 @@ class OfShape:
 def bench(
     images: int = opt(10, "images of each contender", 1, 10**5),
     batch: list[int] = opt([1], "images at a time", 1, 4096),
-    dtype: list[str] | None = opt(
-        None, f"of {', '.join(DTYPES)} (default fp32 bf16; sizes: bf16)", parse=OneOf(DTYPES), metavar="DTYPE"
-    ),
+    dtype: list[str] | None = opt(None, "fp32, bf16, fp16 (default fp32 bf16; sizes: bf16)", parse=OneOf(DTYPES)),
     variants: list[str] | None = opt(None, VARIANTS_HELP, parse=VARIANT),
     baseline: list[str] | None = opt(None, BASELINE_HELP, parse=VARIANT),
     seed: int = opt(0, "seed of the noise (default 0)", 0, MAX_SEED),
@@ -116,8 +109,7 @@ def bench(
         for run in runs:
             found.append(run())
     except KeyboardInterrupt as stop:
-        found += [stop.found] if isinstance(stop, CutShort) else []
-        if found:
+        if found := [*found, *([stop.found] if isinstance(stop, CutShort) else [])]:
             _report(found, out, is_json=json)
         raise (stop.__cause__ or stop) from None
     return _report(found, out, is_json=json)
@@ -134,10 +126,9 @@ def _report(found: Sequence[dict[str, Any]], out: Path | None, *, is_json: bool)
     if is_json:
         print(line)
     if out is not None:
-        from lantern.core.io import atomic_write
+        from lantern.core.io import write_text
 
-        with atomic_write(out) as temporary:
-            temporary.write_text(line + "\n", encoding="utf-8")
+        write_text(out, f"{line}\n")
     broken = [text for one in found for text in one.get("failures", ())]
     if broken:
         complain("; ".join(broken))

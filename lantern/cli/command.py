@@ -8,7 +8,6 @@ A command is a function whose signature declares its options (`lantern.cli.optio
 """
 
 import argparse
-import difflib
 import errno
 import os
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lantern import __version__
-from lantern.core.config import install_hint, is_debugging, one_line
+from lantern.core.config import install_hint, is_debugging, nearest, one_line
 from lantern.core.signals import Stopped, Stopping
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
@@ -129,12 +128,6 @@ def contained(run: Callable[[Stopping], int], *, is_debug: bool = False) -> int:
             traceback.print_exc()
         complain(explained(error))
         return REFUSED if isinstance(error, ValueError) else FAILED
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Return "; did you mean X?" for the known name closest to `name`, or "" if none is close."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def complain(message: str) -> None:

@@ -6,12 +6,12 @@ model folder becomes one of another dtype, Janus and Chameleon whole models in t
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, run_command
+from lantern.cli.command import DONE, explained, run_command
 from lantern.cli.options import DTYPES, OneOf, arg, command, existing, opt
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ def convert(
     held = "vq_decoder.safetensors" if is_vqgan else "transformer" if is_model else WEIGHTS
     if not overwrite and any(out.glob(held)):
         raise ValueError(f"{out} already holds a component: replace it with --overwrite")
-    is_own = not (config or image_size or grid or ema)
+    of_llamagen = config or image_size or grid or ema or to != "lantern"
     if is_model:
-        if not is_own or kind or to != "lantern":
+        if of_llamagen or kind:
             raise ValueError(f"{checkpoint} is a whole model, of which only --dtype changes: convert a component")
         rewrite_model(checkpoint, out, stored)
         print(f"{out}: model folder")
@@ -73,7 +73,7 @@ def convert(
         found_kind = "vqgan" if release is None else release.kind
         if kind not in (None, found_kind):
             raise ValueError(f"{checkpoint} holds a {found_kind} checkpoint, not {kind}")
-        if not is_own or to != "lantern":
+        if of_llamagen:
             raise ValueError("--config, --image-size, --grid, --ema and --to are for LlamaGen's checkpoints: omit them")
         if release is None:
             numbers = add_decoder(checkpoint, out)
@@ -109,9 +109,7 @@ def write_checked(found: "Checkpoint", out: Path, *, dtype: "torch.dtype | None"
         save_component(found.state, found.config, trial, dtype=dtype)
         try_component(trial, found.kind if found.kind in ("vq", "drafter") else "target")
         if is_foreign:
-            heads = found.config["n_head"]
-            state = foreign_state(found.state, heads=heads, key_heads=found.config.get("n_kv_head") or heads)
-            save_component(state, foreign_config(found.config), trial, dtype=dtype)
+            save_component(foreign_state(found.state), foreign_config(found.config), trial, dtype=dtype)
 
 
 def rewrite_model(folder: Path, out: Path, dtype: "torch.dtype | None") -> None:
@@ -137,27 +135,21 @@ def temporary_until_complete(out: Path) -> Iterator[Path]:
     import shutil
     from tempfile import TemporaryDirectory
 
-    parents = [parent for parent in (out, *out.parents) if not parent.exists()]
-    out.mkdir(parents=True, exist_ok=True)
-    name = ""
-    try:
-        with TemporaryDirectory(prefix=".convert-", dir=out) as name:
+    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    with TemporaryDirectory(prefix=".convert-", dir=there) as name:
+        try:
             yield Path(name)
-            written = sorted(Path(name).iterdir(), key=lambda path: (path.match(WEIGHTS), path.name))
-            for path in set(out.glob(WEIGHTS)) - {out / path.name for path in written}:
-                path.unlink()
-            for path in written:
-                if path.is_dir():
-                    shutil.rmtree(out / path.name, ignore_errors=True)
-                path.replace(out / path.name)
-    except BaseException as error:
-        for folder in parents:
-            with suppress(OSError):
-                folder.rmdir()
-        if isinstance(error, ValueError | OSError):
+        except (ValueError, OSError) as error:
             kind = ValueError if isinstance(error, ValueError) else OSError
-            raise kind(str(error).replace(name, str(out))) from error
-        raise
+            raise kind(explained(error).replace(name, str(out))) from error
+        out.mkdir(parents=True, exist_ok=True)
+        written = sorted(Path(name).iterdir(), key=lambda path: (path.match(WEIGHTS), path.name))
+        for path in set(out.glob(WEIGHTS)) - {out / path.name for path in written}:
+            path.unlink()
+        for path in written:
+            if path.is_dir():
+                shutil.rmtree(out / path.name, ignore_errors=True)
+            path.replace(out / path.name)
 
 
 COMMAND = command(convert)

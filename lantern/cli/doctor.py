@@ -46,21 +46,19 @@ def doctor(
     dtype: str = opt("auto", "--model: auto, fp32, bf16 or fp16", parse=OneOf(("auto", *DTYPES))),
 ) -> int:
     """Print versions and devices, and commands to repair faults."""
-    if model is not None:
-        for finding in predicted(model, size, batch, device, dtype):
-            print(f"{'ok':<8}{finding.text}")
-        return DONE
     if build:
         from lantern.engines.cpu.build import library
 
         library()
+    checks = CHECKS if model is None else (lambda: predicted(model, size, batch, device, dtype),)
     is_well = True
-    for finding in (each for check in CHECKS for each in check()):
+    for finding in (each for check in checks for each in check()):
         print(f"{'broken' if finding.repair else finding.state:<8}{finding.text}")
         if finding.repair:
             is_well = False
             print(f"{'':<8}run: {finding.repair}")
-    print("no faults found" if is_well else "faults found")
+    if model is None:
+        print("no faults found" if is_well else "faults found")
     return DONE if is_well else FAILED
 
 

@@ -28,9 +28,7 @@ def eval_(
     pictures: list[Path] = arg(PICTURES_HELP, parse=existing),
     reference: Path | None = opt(None, "folder of real images, or their statistics", parse=existing),
     metrics: list[str] = opt(["kid", "fid"], f"metrics: {', '.join(METRICS)}; default kid fid", metavar="METRIC"),
-    prompts: str | None = opt(
-        None, "one prompt per image in order of names; default: those in the files", metavar="FILE"
-    ),
+    prompts: str | None = opt(None, "a prompt an image, in order of names (default: in the files)", metavar="FILE"),
     weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, parse=named(Path, names=WEIGHTS), metavar="NAME=PATH"),
     cache: Path | None = opt(None, "folder of weights (default: $LANTERN_CACHE)", metavar="FOLDER"),
     seed: int = opt(0, "seed of the bootstrap (default 0)", 0, MAX_SEED),
@@ -55,8 +53,6 @@ def eval_(
     machine.set_threads()
     device = pick_device(machine.device)
     if pictures[0].suffix == MOMENTS:
-        if others := [path for path in pictures if path.suffix != MOMENTS]:
-            raise ValueError(f"{others[0]} is given together with moments, wanted only {MOMENTS} files")
         if reference is None:
             raise ValueError("moments need those of a reference: give them with --reference")
         figure = fid_of_shards(pictures, reference, seed=seed)

@@ -10,7 +10,6 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +34,7 @@ from lantern.core.config import read_json_object
 from lantern.core.places import resolve_model
 from lantern.generation.file_names import FIELDS, FORMATS, MAX_SCALE, RESAMPLINGS, SUFFIXES, compact, destination, slug
 from lantern.methods import METHODS, Method, check_parts
+from lantern.methods.method import split
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -53,10 +53,7 @@ if TYPE_CHECKING:
 STDOUT = Path("-")
 LABEL_LINES = 2
 PROMPTS_HELP = "prompts, one per line without lines that begin with # (or .json, .jsonl, .tsv); - is stdin"
-NEGATIVE_HELP = (
-    "text that guidance leads away from, in place of the model's unconditional caption; once for all prompts, or "
-    "repeated, one for each prompt in order"
-)
+NEGATIVE_HELP = "text that guidance leads away from; once for all prompts, or repeated, one for each prompt in order"
 NAME_HELP = f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; fields: {', '.join(FIELDS)}"
 SETTING_HELP = "a setting of the method by its name, such as nodes=31; may be repeated"
 
@@ -76,9 +73,8 @@ class Inputs:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What is kept of an image, as `with_init_image` takes it; {} for nothing."""
-        kept = {"init_image": self.init_image, "keep_rows": self.keep_rows, "mask_image": self.mask}
-        return kept if any(one is not None for one in kept.values()) else {}
+        """What is kept of an image, as `with_init_image` takes it."""
+        return {"init_image": self.init_image, "keep_rows": self.keep_rows, "mask_image": self.mask}
 
 
 @options
@@ -89,13 +85,9 @@ class Files:
     overwrite: bool = opt(False, "replace files that exist; a file named by --out is always replaced")
     format: str | None = opt(None, f"file format, of {', '.join(SUFFIXES)} (default png)", parse=OneOf(list(SUFFIXES)))
     quality: int | None = opt(None, "quality of JPEG and WebP files, 1 to 100 (default 90)", 1, 100)
-    scale: int | None = opt(
-        None, "enlarge images N times; 1 is the raw size (default: the model's)", 1, MAX_SCALE, metavar="N"
-    )
+    scale: int | None = opt(None, "enlarge images N times; 1 is the raw size (default: the model's)", 1, MAX_SCALE)
     resample: str = opt("lanczos", f"filter of --scale, of {', '.join(RESAMPLINGS)}", parse=OneOf(RESAMPLINGS))
-    grid: int | None = opt(
-        None, "write all images as one contact sheet, with their prompts if there are several", 1, 1000, bare=0
-    )
+    grid: int | None = opt(None, "write one contact sheet of N columns, with prompts if they differ", 1, 1000, bare=0)
     tokens: Path | None = opt(None, "write the token grid as JSON, - is stdout; no image unless --out", metavar="FILE")
     json: bool = opt(False, "print statistics as one JSON object on stdout; if interrupted, of the finished images")
     compare: bool = opt(False, "make each image by plain decoding as well, and print the difference")
@@ -115,14 +107,11 @@ class Files:
             place = destination(out, template=self.name, form=self.format, overwrites=self.overwrite)
             check_folder(place.out.parent if place.is_file else place.out)
         of_files = [name for name in ("name", "format", "quality", "scale", "grid") if getattr(self, name) is not None]
-        if place is None and of_files:
-            raise ValueError(
-                f"--{of_files[0]} is an option of image files, which --tokens alone does not write: give --out"
-            )
-        is_png = place is not None and FORMATS[place.suffix] == "png"
         contradictions = (
-            (self.quality and is_png, "--quality is an option of JPEG and WebP, and PNG is lossless: give --format jpeg"
-             " or webp"),
+            (of_files and place is None, f"--{'/--'.join(of_files)} is an option of image files, which --tokens alone"
+             " does not write: give --out"),
+            (self.quality and place is not None and FORMATS[place.suffix] == "png",
+             "--quality is an option of JPEG and WebP, and PNG is lossless: give --format jpeg or webp"),
             (self.compare and self.tokens, "--tokens is of one method, --compare runs two: leave one of them out"),
             (self.compare and self.record, "--record is of one method, --compare runs two: leave one of them out"),
             (self.compare and self.grid is not None, "--compare puts two images side by side, --grid all on one: leave"
@@ -138,13 +127,11 @@ class Files:
         written = {"--record": self.record, "--tokens": None if self.tokens == STDOUT else self.tokens}
         for option, path in written.items():
             check_file(option, path)
+        written["--out"] = place.out if place is not None and place.is_file else None
         taken: dict[Path, str] = {}
-        for option, path in {**written, "--out": place.out if place is not None and place.is_file else None}.items():
-            if path is not None and (other := taken.setdefault(path.resolve(), option)) != option:
+        for option, path in {**written, "--init-image": inputs.init_image, "--mask": inputs.mask}.items():
+            if path is not None and (other := taken.setdefault(path.resolve(), option)) != option and other in written:
                 raise ValueError(f"{other} and {option} are both {path}: give each a file of its own")
-        for option, path in {"--init-image": inputs.init_image, "--mask": inputs.mask}.items():
-            if path is not None and (other := taken.get(path.resolve())):
-                raise ValueError(f"{other} is {path}, which {option} reads: give another file")
         return place
 
 
@@ -176,8 +163,6 @@ def generate(
         print("\n".join((read_words if inputs.list_words else list_names)(resolve_model(model))))
         return DONE
     prompts = _prompts(prompt, prompts_file, class_label)
-    if inputs.negative_prompt and class_label:
-        raise ValueError("--negative-prompt is for prompts: a model of classes has no captions")
     rank, processes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1 and (method in (None, "auto") or files.compare):
         raise ValueError(f"{processes} processes share a model and need one method: give --method, and no --compare")
@@ -195,36 +180,33 @@ def generate(
     from lantern.models.folder import load_model, may_have_profile
 
     Sampling(**given)
-    if inputs.kept:
-        check_init_image(**inputs.kept)
-    made = None if chosen is None else chosen.made
+    check_init_image(**inputs.kept)
     needs = {  # by a profile "auto" may choose any method
         "text": bool(prompts),
         "vq": place is not None or inputs.init_image is not None,
-        "drafter": made.reads_drafter if made else may_have_profile(folder),
-        "codebook": bool(made.asks("neighbours")) if made else may_have_profile(folder),
+        "drafter": chosen.made.reads_drafter if chosen else may_have_profile(folder),
+        "codebook": bool(chosen.made.asks("neighbours")) if chosen else may_have_profile(folder),
     }
     parts: Any = [part for part, is_needed in needs.items() if is_needed]
     loaded = load_model(model, parts=parts, verify=not inputs.no_verify, size=inputs.size, processes=processes, **how)
     sampling = loaded.sampling(**given)
     notes: list[str] = []  # printed when nothing can be refused any more
-    # --window replaces the window that would be reported
-    report = (lambda note: None) if "window" in texts and method != "auto" else notes.append
     together = 1 if files.compare else min(batch, num_images * max(len(prompts), len(class_label)))
-    usual = choose_method(loaded, method, sampling=sampling, batch=together, report=report)
-    own = _parsed(usual, texts, is_named=method not in (None, "auto"))
+    own = chosen.chosen if chosen else {}
+    decoded_by = choose_method(loaded, method, own, sampling=sampling, batch=together, report=notes.append)
+    if chosen is None:
+        own = _parsed(decoded_by, texts, is_named=False)
+        decoded_by = decoded_by.with_options(**own)
     subjects = subjects_of_call(prompts or None, class_label or None)
     subjects = with_conditions(loaded, subjects, sampling, negative_prompt=inputs.negative_prompt or None)
     requested = with_noise(subjects, num_images, seed)
     check_requests(loaded, requested)
     requested = with_warnings(loaded, requested, warn=notes.append)
-    if inputs.kept:
-        requested = with_init_image(loaded, requested, **inputs.kept)
-    given_settings = usual.changed() | own
-    job = Job(loaded, usual, usual.with_options(**own), given_settings, sampling, requested, files, place, stopping)
+    requested = with_init_image(loaded, requested, **inputs.kept)
+    job = Job(loaded, decoded_by, own, sampling, requested, batch, files, place, stopping)
     for note in notes:
         say(note, files.quiet)
-    job.run(batch=batch, debug=debug)
+    job.run(debug)
     if processes > 1:
         from lantern.models.transformers.parallel import finish
 
@@ -247,9 +229,11 @@ def _chosen(name: str | None, folder: Path, texts: Mapping[str, str]) -> Method 
     """Return the method with its settings, None for "auto"; ValueError for wrong settings and for missing parts."""
     index = folder / "model_index.json"
     default = (read_json_object(index).get("generation") or {}).get("method") if index.is_file() else None
-    chosen = METHODS.get(name or str(default))  # an unknown default is refused with the index
+    name_of_default, own = split(str(default))
+    chosen = METHODS.get(name or name_of_default)  # an unknown default is refused with the index
     if chosen is None or chosen.name == "auto":
         return None
+    texts = texts if name else {**own, **texts}
     chosen = chosen.with_options(**_parsed(chosen, texts, is_named=name is not None))
     check_parts(chosen, folder)
     return chosen
@@ -271,12 +255,10 @@ def _parsed(method: Method, texts: Mapping[str, str], *, is_named: bool) -> dict
 
 def _prompts(given: Sequence[str], file: str | None, labels: Sequence[int]) -> list[str]:
     """Return all prompts in order, checked; ValueError without prompts and classes, and for both."""
-    if not given and file is None and not labels:
-        raise ValueError('no images requested: give --prompt "a red apple", --prompts-file FILE or --class-label N')
-    if labels and (given or file is not None):
-        raise ValueError("got prompts and class labels, wanted one of them: a model takes either words or classes")
-    if labels:
-        return []
+    if bool(labels) == bool(given or file is not None):
+        got = "both, and a model takes either words or classes" if labels else "neither"
+        options = 'give --prompt "a red apple", --prompts-file FILE or --class-label N'
+        raise ValueError(f"wanted prompts or class labels, got {got}: {options}")
     from lantern.generation.requests import check_prompt, read_prompts
 
     return [check_prompt(prompt) for prompt in given] + ([] if file is None else read_prompts(file))
@@ -286,38 +268,46 @@ def _prompts(given: Sequence[str], file: str | None, labels: Sequence[int]) -> l
 class Job:
     """One run of the command after all choices are made; ValueError if a file would be overwritten.
 
-    `usual` is the method without the settings of the call, `settings` are those that are reported.
+    `own` are the settings that the call gave, beside those that were chosen for it.
     """
 
     model: "Model"
-    usual: Method
     method: Method
-    settings: dict[str, Any]
+    own: Mapping[str, Any]
     sampling: "Sampling"
     requested: "Sequence[Request]"
+    batch: int
     files: Files
     place: "Destination | None"
     stopping: "Stopping"
 
     def __post_init__(self) -> None:
+        self.settings = self.method.changed() | dict(self.own)
         self.scale = self.files.scale or self.model.scale
         self.planned: dict[Request, list[Path]] = {}
         self.paths: list[Path] = []
         self.halved: int | None = None
-        several = len({one.subject for one in self.requested}) > 1
-        self.has_labels = several and not self.files.no_prompt_in_metadata
+        self.recorder: Recorder | None = None
+        self.columns = self.files.grid or math.ceil(math.sqrt(len(self.requested)))
+        subjects = dict.fromkeys(request.subject for request in self.requested)
+        self.has_several = len(subjects) > 1
+        self.has_labels = self.has_several and not self.files.no_prompt_in_metadata
         if self.place is None:
             return
+        from lantern.generation.images import sheet_size
+
         values = [self._values(request) for request in self.requested]
         if self.files.grid is not None:
-            self._check_sheet()
-            subjects = dict.fromkeys(request.subject for request in self.requested)
+            assert self.model.vq is not None
+            raster, side = self.model.target.config.raster, self.model.vq.config.downsample * self.scale
+            cell = (raster.columns * side, raster.rows * side)
+            sheet_size(cell, len(values), self.columns, has_labels=self.has_labels)  # ValueError for a large one
             values = [values[0] | {"prompt": slug(", ".join(subjects)), "image": f"grid{len(values)}"}]
         paths = self.place.paths(values)
         for request, path in zip(self.requested, paths * (len(self.requested) // len(paths)), strict=True):
             self.planned.setdefault(request, []).append(path)
 
-    def run(self, *, batch: int, debug: bool) -> None:
+    def run(self, debug: bool) -> None:
         """Make the images, or pairs of them, save each when it is done, and report them.
 
         After a signal or an error the report is of those that are finished.
@@ -325,24 +315,22 @@ class Job:
         from lantern.generation.generator import generate, halving_message
         from lantern.generation.progress import Progress
 
-        files, done, recorder = self.files, list[Any](), None
+        files, done = self.files, list[Any]()
         if files.record is not None:
             from lantern.drafters.policies.records import Recorder
 
             about = {"sampling": dataclasses.asdict(self.sampling), "target": self.model.weights_digest}
-            recorder = Recorder(method=self.method.name, settings=self.settings, **about)
+            self.recorder = Recorder(method=self.method.name, settings=self.settings, **about)
         pictures = len(self.requested) * (2 if files.compare else 1)
-        tokens = self.model.target.config.block_size
-        bar = None if files.quiet else Progress(pictures, tokens, is_quiet=files.json)
+        bar = Progress(pictures, self.model.target.config.block_size, is_quiet=files.json or files.quiet)
 
         def watch(step: "Step") -> None:
             self.stopping.check()  # code of others may have swallowed the exception of a signal
-            if bar is not None:
-                bar(step)
+            bar(step)
 
         def report_halved(tried: int, fits: int) -> None:
             self.halved = fits
-            if bar is not None:
+            if not files.quiet:
                 bar.say(f"lantern: {halving_message(tried, fits)}")
 
         how: dict[str, Any] = {"method": self.method, "sampling": self.sampling, "callback": watch}
@@ -351,59 +339,42 @@ class Job:
 
             made, save = compare(self.model, self.requested, **how), self._save_pair
         else:
-            how |= {"with_pixels": bool(self.planned), "debug": debug, "record": recorder, "batch": batch}
+            how |= {"with_pixels": bool(self.planned), "debug": debug, "record": self.recorder, "batch": self.batch}
             made, save = generate(self.model, self.requested, on_halved=report_halved, **how), self._save
         try:
-            with bar or nullcontext():
+            with bar:
                 for one in made:
                     with self.stopping.shield():
                         done.append(save(one))  # type: ignore[arg-type]
         except (Exception, KeyboardInterrupt) as error:
             if done:
-                self._report(done, batch, recorder, error)
+                self._report(done, explained(error) if isinstance(error, Exception) else str(error))
             raise
-        self._report(done, batch, recorder)
+        self._report(done)
 
     def _values(self, request: "Request") -> dict[str, Any]:
         """Return the values of the fields of file names."""
         from lantern.models.folder import DTYPES
 
         sampling, weights = dataclasses.asdict(self.sampling), self.model.engine.weights
-        # what the call chose of the settings and the sampling, guidance apart, beside the defaults
-        chosen = self.method.settings | sampling
-        default = self.usual.settings | dataclasses.asdict(self.model.sampling())
-        changed = {name: chosen[name] for name in chosen if name != "guidance" and chosen[name] != default[name]}
-        method = "auto" if self.method.reason else self.method.name  # no name depends on times that were measured
+        # no name depends on what was chosen by times that were measured
+        changed = {name: value for name, value in self.own.items() if value != self.method.options[name].default}
+        usual = dataclasses.asdict(self.model.sampling())
+        changed |= {name: sampling[name] for name in sampling if name != "guidance" and sampling[name] != usual[name]}
+        method = "auto" if self.method.reason else self.method.name
         return {
             "prompt": slug(request.subject),
             "method": f"plain-and-{method}" if self.files.compare else method,
             "settings": compact(changed),
             "model": slug(self.model.name),
             "engine": self.model.engine.name,
-            "dtype": next((name for name, dtype in DTYPES.items() if dtype == self.model.dtype), str(self.model.dtype)),
+            "dtype": {dtype: name for name, dtype in DTYPES.items()}[self.model.dtype],
             "weights": "" if weights == "full" else weights,
             **{name: f"{sampling[name]:g}" for name in ("guidance", "temperature", "top_p")},
             "top_k": self.sampling.top_k,
             "seed": request.seed,
             "image": request.number,
         }
-
-    def _columns(self, images: int) -> int:
-        return self.files.grid or math.ceil(math.sqrt(images))
-
-    def _check_sheet(self) -> None:
-        """Raise ValueError if the sheet would be too large for an image file."""
-        from lantern.generation.images import MAX_SIDE, sheet_size
-
-        assert self.model.vq is not None
-        raster, side = self.model.target.config.raster, self.model.vq.config.downsample * self.scale
-        cell, count = (raster.columns * side, raster.rows * side), len(self.requested)
-        size = sheet_size(cell, count, self._columns(count), lines=LABEL_LINES if self.has_labels else 0)
-        if max(size) > MAX_SIDE:
-            raise ValueError(
-                f"the sheet would have {size[0]} x {size[1]} pixels, wanted at most {MAX_SIDE} a side: make fewer"
-                " images, or give --grid COLUMNS or --scale 1"
-            )
 
     def _image(self, picture: "Picture") -> "Image":
         """Return the image of a picture, enlarged."""
@@ -434,12 +405,10 @@ class Job:
         from lantern.generation.images import sheet
 
         labels = [picture.request.subject for picture in done] if self.has_labels else []
-        columns = self._columns(len(done))
-        whole = sheet([self._image(one) for one in done], columns=columns, labels=labels, lines=LABEL_LINES)
-        facts = self._facts(done[0]) | {"pictures": str(len(done)), "layout": f"sheet of {columns} columns"}
-        several = len({picture.request.subject for picture in done}) > 1
-        for name in ("image", "prompt_sha256", *(("prompt", "negative_prompt", "class") if several else ())):
-            del facts[name]
+        whole = sheet([self._image(one) for one in done], columns=self.columns, labels=labels)
+        of_one = ("image", "prompt_sha256", *(("prompt", "negative_prompt", "class") if self.has_several else ()))
+        facts = self._facts(done[0]) | dict.fromkeys(of_one)
+        facts |= {"pictures": str(len(done)), "layout": f"sheet of {self.columns} columns"}
         self._write(whole, self.planned[self.requested[0]][0], facts)
 
     def _save_pair(self, comparison: "Comparison") -> dict[str, Any]:
@@ -490,15 +459,12 @@ class Job:
             "versions": {"lantern": __version__, "torch": torch.__version__},
         }
 
-    def _report(
-        self, done: list[Any], batch: int, recorder: "Recorder | None", error: BaseException | None = None
-    ) -> None:
-        """Write the sheet, the tokens and the drafts, and print figures, after an error only as JSON."""
+    def _report(self, done: list[Any], stopped: str | None = None) -> None:
+        """Write the sheet, the tokens and the drafts, and print figures; if `stopped`, only as JSON."""
+        from lantern.core.io import write_text
         from lantern.generation.images import totals
 
-        files = self.files
-        stopped = explained(error) if isinstance(error, Exception) else str(error) if error is not None else None
-        head = self._head() | {"asked": len(self.requested), "stopped": stopped}
+        files, head = self.files, self._head() | {"asked": len(self.requested), "stopped": stopped}
         if files.compare:
             if files.json:
                 _print(json.dumps(head | {"comparisons": done}, allow_nan=False))
@@ -506,13 +472,17 @@ class Job:
         if self.planned and files.grid is not None:
             self._save_sheet(done)
         if files.tokens is not None:
-            _write_tokens(files.tokens, done, is_list=len(self.requested) > 1)
-        if recorder is not None and files.record is not None:
-            recorder.records().save(files.record)
+            tokens = json.dumps([one.grid for one in done] if len(self.requested) > 1 else done[0].grid)
+            if files.tokens == STDOUT:
+                _print(tokens)
+            else:
+                write_text(files.tokens, f"{tokens}\n")
+        if self.recorder is not None and files.record is not None:
+            self.recorder.records().save(files.record)
         figures = totals([picture.statistics for picture in done])
         seconds = max(sum(figures["seconds"].values()), 1e-9)
         figures |= {
-            "batch": batch,
+            "batch": self.batch,
             "batch_halved": self.halved,
             "latency": round(done[0].latency, 4),
             "images_per_second": round(len(done) / seconds, 4),
@@ -528,36 +498,17 @@ class Job:
                 "pictures": [one.as_dict() | {"path": place} for one, place in zip(done, places, strict=True)],
             }
             _print(json.dumps(head | figures, allow_nan=False))
-        elif error is None:
+        elif stopped is None:
             if files.tokens is not None and files.has_paths:
                 _print(str(files.tokens))
-            if not files.quiet:
-                print(self._summary(figures), file=sys.stderr)
-
-    def _summary(self, figures: Mapping[str, Any]) -> str:
-        cost = "" if figures["exact"] else f"total variation {figures['total_variation']:.3f} per token, "
-        kind = f"exact in {figures['promise']}" if figures["exact"] else "relaxed"
-        return (
-            f"{self.method.name} ({kind}): {figures['tokens']} tokens in {figures['steps']} steps, "
-            f"{figures['tokens_per_step']:.2f} tokens per step, {cost}{sum(figures['seconds'].values()):.2f} s, "
-            f"{figures['images_per_second']:.2f} images and {figures['tokens_per_second']:.0f} tokens per second"
-        )
-
-
-def _write_tokens(path: Path, done: Sequence["Picture"], *, is_list: bool) -> None:
-    """Write the token grid of one image as rows of tokens, or a list of such grids, to a file or standard output."""
-    from lantern.core.io import atomic_write
-
-    grids = [picture.grid for picture in done]
-    text = json.dumps(grids if is_list else grids[0])
-    if path == STDOUT:
-        _print(text)
-        return
-    try:
-        with atomic_write(path) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+            cost = "" if figures["exact"] else f"total variation {figures['total_variation']:.3f} per token, "
+            kind = f"exact in {figures['promise']}" if figures["exact"] else "relaxed"
+            summary = (
+                f"{figures['tokens']} tokens in {figures['steps']} steps, "
+                f"{figures['tokens_per_step']:.2f} tokens per step, {cost}{seconds:.2f} s, "
+                f"{figures['images_per_second']:.2f} images and {figures['tokens_per_second']:.0f} tokens per second"
+            )
+            say(summary, files.quiet, name=f"{self.method.name} ({kind})")
 
 
 def _print(text: str) -> None:

@@ -18,47 +18,16 @@ from lantern.cli.options import (
     existing,
     named,
     opt,
-    options,
 )
 
 FROM_HELP = "print the table of a file, of lines or of figures (--json); nothing is measured"
-DOCS_HELP = (
-    "write the rows of the table into a page, between <!-- rows: leaderboard --> (or pairs) and <!-- end rows -->"
-)
+DOCS_HELP = "write the rows into a page, between <!-- rows: leaderboard --> (or pairs) and <!-- end rows -->"
 TEMPERATURE_HELP = "one or more temperatures, 0 is greedy (default: the model's)"
 METHODS_HELP = 'such as eagle1 "lantern:k=10/100,delta=0.1" (default: all)'
 PAIRS_HELP = "compare these methods, paired by seed (default: each published method with what its paper compares with)"
 PROMPTS_HELP = "prompts, one per line (default assets/prompts/concepts.txt)"
 OUT_HELP = "file of JSON lines, which a stopped or longer run extends"
-BASELINE_HELP = (
-    "how plain decoding runs beside the methods' engine; the fastest is the baseline (default: all there are)"
-)
-
-
-@options
-class What:
-    """What is measured."""
-
-    model: str = opt(MODEL, MODEL_HELP)
-    methods: list[str] | None = opt(None, METHODS_HELP, metavar="METHOD")
-    pairs: list[str] | None = opt(None, PAIRS_HELP, metavar="A==B", may_be_empty=True)
-    rules: bool = opt(False, "each relaxed rule at several strengths, on the same tree or window")
-    images: int = opt(8, "images per method", 1, 10**5)
-    batch: int = opt(1, "images at a time", 1, 4096)
-    prompts_file: str | None = opt(None, PROMPTS_HELP, metavar="FILE")
-    temperature: list[float] = opt([], TEMPERATURE_HELP, 0, 100)
-    seed: int = opt(0, "seed of noise and order of prompts (default 0)", 0, MAX_SEED)
-    dtype: str = opt("fp32", "dtype of methods: fp32, bf16 or fp16", parse=OneOf(DTYPES))
-    baseline: list[str] = opt([], BASELINE_HELP, parse=VARIANT)
-
-
-@options
-class Quality:
-    """Quality of relaxed methods beside total variation, as `lantern eval` measures."""
-
-    metrics: list[str] | None = opt(None, "such as kid clip")
-    reference: Path | None = opt(None, "real images or their statistics", parse=existing)
-    weights: list[tuple[str, Path]] = opt([], "such as clip=FOLDER", parse=named(existing), metavar="NAME=PATH")
+BASELINE_HELP = "how plain decoding runs beside the methods' engine; the fastest is the baseline (default: all)"
 
 
 def leaderboard(
@@ -66,49 +35,61 @@ def leaderboard(
     out: Path = opt(Path("runs/leaderboard.jsonl"), OUT_HELP, metavar="FILE"),
     docs: Path | None = opt(None, DOCS_HELP, parse=existing, metavar="PAGE"),
     json: bool = opt(False, "print the figures of the table as one JSON line"),
+    model: str = opt(MODEL, MODEL_HELP),
+    methods: list[str] | None = opt(None, METHODS_HELP, metavar="METHOD"),
+    pairs: list[str] | None = opt(None, PAIRS_HELP, metavar="A==B", may_be_empty=True),
+    rules: bool = opt(False, "each relaxed rule at several strengths, on the same tree or window"),
+    images: int = opt(8, "images per method", 1, 10**5),
+    batch: int = opt(1, "images at a time", 1, 4096),
+    prompts_file: str | None = opt(None, PROMPTS_HELP, metavar="FILE"),
+    temperature: list[float] = opt([], TEMPERATURE_HELP, 0, 100),
+    seed: int = opt(0, "seed of noise and order of prompts (default 0)", 0, MAX_SEED),
+    dtype: str = opt("fp32", "dtype of methods: fp32, bf16 or fp16", parse=OneOf(DTYPES)),
+    baseline: list[str] = opt([], BASELINE_HELP, parse=VARIANT),
+    metrics: list[str] | None = opt(None, "quality of relaxed methods, as `lantern eval` measures, such as kid clip"),
+    reference: Path | None = opt(None, "--metrics: real images or their statistics", parse=existing),
+    weights: list[tuple[str, Path]] = opt([], "--metrics: as clip=FOLDER", parse=named(existing), metavar="NAME=PATH"),
     *,
-    what: What,
     filters: Filters,
-    quality: Quality,
     runs: Runs,
     machine: Machine,
 ) -> int:
     """Measure methods in one run, as JSON lines and a table."""
-    from lantern.eval.boards.board import PAIRS, RULES, Board, BoardOptions, Judging, parse_pair
+    from lantern.eval.boards.board import PAIRS, RULES, Board, BoardOptions, parse_pair
     from lantern.eval.boards.page import markdown, results_of, write
     from lantern.eval.boards.table import figures_of
     from lantern.eval.metrics.quality import in_order
     from lantern.eval.speed.contenders import Variant
 
     if results is None:
-        if quality.metrics is None and (quality.reference or quality.weights):
+        if metrics is None and (reference or weights):
             raise ValueError("--reference and --weights are options of --metrics, which is missing")
         if out.parent.is_dir():
             check_file("--out", out)
         machine.set_threads()
         options = BoardOptions(
             out=out,
-            prompts=shuffled_prompts(what.prompts_file, what.seed),
-            methods=(*(what.methods or ()), *(RULES if what.rules else ())),
-            pairs=() if what.pairs is None else tuple(map(parse_pair, what.pairs)) or PAIRS,
-            images=what.images,
-            batch=what.batch,
-            model=what.model,
-            variant=Variant.of(runs.chosen(), what.dtype),
-            baselines=tuple(what.baseline),
-            baseline_dtypes=("fp32", "bf16") if what.dtype != "fp16" else ("fp32", "fp16"),
+            prompts=shuffled_prompts(prompts_file, seed),
+            methods=(*(methods or ()), *(RULES if rules else ())),
+            pairs=() if pairs is None else tuple(map(parse_pair, pairs)) or PAIRS,
+            images=images,
+            batch=batch,
+            model=model,
+            variant=Variant.of(runs.chosen(), dtype),
+            baselines=tuple(baseline),
+            baseline_dtypes=("fp32", "bf16") if dtype != "fp16" else ("fp32", "fp16"),
             sampling=filters.given(),
-            temperatures=tuple(what.temperature),
-            seed=what.seed,
+            temperatures=tuple(temperature),
+            seed=seed,
             device=machine.device,
             is_quiet=machine.quiet,
         )
-        if quality.metrics is not None:
-            in_order(quality.metrics, images=what.images)  # rejects unknown ones
+        if metrics is not None:
+            in_order(metrics, images=images)  # rejects unknown ones
         board = Board(options)
         board.measure()
-        if quality.metrics is not None:
-            board.judge(Judging(quality.metrics, quality.reference, dict(quality.weights)))
+        if metrics is not None:
+            board.judge(metrics, reference, dict(weights))
     found = (figures_of if docs is None else results_of)(results or out)
     if docs is not None:
         write(docs, found)

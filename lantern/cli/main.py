@@ -5,7 +5,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from lantern.cli.command import DONE, REFUSED, complain, contained, nearest, run_command
+from lantern.cli.command import DONE, REFUSED, complain, contained, run_command
+from lantern.core.config import hint_for
 
 # name: line of `lantern --help`; the command itself is COMMAND of lantern/cli/<name>.py
 SUMMARIES = {
@@ -44,8 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return contained(lambda _: _printed(f"lantern {__version__}"))
     name = argv[0]
     if name not in SUMMARIES:
-        known = list(SUMMARIES)
-        complain(f"unknown command {name[:40]!r}{nearest(name, known) or '; known are ' + ', '.join(known)}")
+        complain(f"unknown command {name[:40]!r}; {hint_for(name, SUMMARIES)}")
         return REFUSED
     return run_command(import_module(f"lantern.cli.{name}").COMMAND, argv[1:], prog=f"lantern {name}")
 

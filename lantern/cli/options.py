@@ -15,6 +15,7 @@ a group. Parameters without `opt` get what was parsed under their name; `stoppin
 import argparse
 import inspect
 import math
+import os
 import re
 import types
 from argparse import ArgumentTypeError
@@ -24,7 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
-from lantern.cli.command import Command, nearest
+from lantern.cli.command import Command
+from lantern.core.config import nearest
 from lantern.engines.engine import ENGINES, WEIGHTS, Engine, engine
 from lantern.methods import METHODS
 
@@ -93,31 +95,27 @@ def command(
     more: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> Command:
     """Return the command that a function declares by its signature and docstring; `more` adds further options."""
-    declared: dict[str, tuple[Any, Any]] = {}  # the annotation, and the option, the options of the group, or None
-    for name, one in inspect.signature(function).parameters.items():
-        is_option = isinstance(one.default, Argument)
-        declared[name] = one.annotation, one.default if is_option else getattr(one.annotation, "OPTIONS", None)
+    declared = inspect.signature(function).parameters
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.epilog = epilog
-        for name, (kind, option) in declared.items():
-            if isinstance(option, Argument):
-                add_option(parser, name, kind, option)
-            elif option:
-                group, hints = parser.add_argument_group((kind.__doc__ or "").rstrip(".")), get_type_hints(kind)
-                for each in option:
-                    add_option(group, each, hints[each], option[each])
+        for name, one in declared.items():
+            kind = one.annotation
+            if isinstance(one.default, Argument):
+                add_option(parser, name, kind, one.default)
+            elif hasattr(kind, "OPTIONS"):
+                group, hints = parser.add_argument_group(kind.__doc__.rstrip(".")), get_type_hints(kind)
+                for each, option in kind.OPTIONS.items():
+                    add_option(group, each, hints[each], option)
         if more is not None:
             more(parser)
 
     def run(args: argparse.Namespace) -> int:
-        given = vars(args)
-        groups = {
-            name: kind(**{each: given[each] for each in option})
-            for name, (kind, option) in declared.items()
-            if isinstance(option, dict)
-        }
-        return function(**{name: groups.get(name, given.get(name)) for name in declared})
+        given = {name: getattr(args, name, None) for name in declared}
+        for name, one in declared.items():
+            if hasattr(one.annotation, "OPTIONS"):
+                given[name] = one.annotation(**{each: getattr(args, each) for each in one.annotation.OPTIONS})
+        return function(**given)
 
     summary = (inspect.getdoc(function) or "").partition("\n")[0]
     return Command(function.__name__.strip("_"), summary, add_arguments, run, is_brief)
@@ -204,13 +202,10 @@ class OneOf:
 
 
 def existing(text: str) -> Path:
-    """Parse the path of a file or folder that exists. ArgumentTypeError if it does not exist."""
-    try:
-        if Path(text).exists():
-            return Path(text)
-    except OSError as error:
-        raise ArgumentTypeError(f"{text[:80]!r}: {error.strerror}") from error
-    raise ArgumentTypeError(f"{text[:80]!r} does not exist")
+    """Parse the path of a file or folder that exists. ArgumentTypeError if it does not exist or cannot be reached."""
+    if not os.path.exists(text):  # False as well for a folder that may not be read
+        raise ArgumentTypeError(f"{text[:80]!r} does not exist, or its folder cannot be read")
+    return Path(text)
 
 
 def named(

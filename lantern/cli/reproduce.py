@@ -4,31 +4,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import DONE, FAILED, check_folder, complain, say
-from lantern.cli.options import Apart, arg, command, existing, named, opt, options
+from lantern.cli.options import Apart, arg, command, existing, named, opt
 
 if TYPE_CHECKING:
     from lantern.core.signals import Stopping
     from lantern.eval.protocols.generation import Shard
     from lantern.eval.protocols.reproduce import Task
 
-PROTOCOL_HELP = (
-    "coco2014-30k, coco2017-5k-longest, partiprompts, imagenet-50k, emoji, or a .json file of one; a row.json of an "
-    "earlier run is repeated and compared"
-)
+PROTOCOLS = "coco2014-30k, coco2017-5k-longest, partiprompts, imagenet-50k, emoji"
+PROTOCOL_HELP = f"{PROTOCOLS}, or a .json file of one; a row.json is repeated and compared"
 METHOD_HELP = 'such as eagle1 or "lantern++:k=5,lambda_=1.5"; default: the model\'s'
 METRICS_HELP = "default: the protocol's; without a name, none"
 SHARD_HELP = "make only part I of N; torchrun and accelerate set it automatically"
 WEIGHTS_HELP = "weights of a metric's network; may be repeated"
-
-
-@options
-class Inputs:
-    """Files."""
-
-    out: Path | None = opt(None, "default: runs/PROTOCOL/METHOD", metavar="FOLDER")
-    prompts: Path | None = opt(None, "folder of the protocol's prompt file", parse=existing, metavar="FOLDER")
-    reference: Path | None = opt(None, "real images or their statistics", parse=existing)
-    weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, parse=named(Path), metavar="NAME=PATH", each=True)
 
 
 def reproduce(
@@ -42,9 +30,12 @@ def reproduce(
     shard: str | None = opt(None, SHARD_HELP, metavar="I/N"),
     ray: str | None = opt(None, "as a Ray job, on a cluster or here (extra: ray)", metavar="ADDRESS", bare=""),
     actors: int | None = opt(None, "--ray: number of models; default one per GPU", 1, 10_000),
+    out: Path | None = opt(None, "default: runs/PROTOCOL/METHOD", metavar="FOLDER"),
+    prompts: Path | None = opt(None, "folder of the protocol's prompt file", parse=existing, metavar="FOLDER"),
+    reference: Path | None = opt(None, "real images or their statistics", parse=existing),
+    weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, parse=named(Path), metavar="NAME=PATH", each=True),
     quiet: bool = opt(False, "print only errors on stderr"),
     *,
-    inputs: Inputs,
     where: Apart,
     stopping: "Stopping",
 ) -> int:
@@ -57,16 +48,16 @@ def reproduce(
     slug = "".join(sign if sign.isalnum() or sign in "+-.=" else "-" for sign in method or "own")
     row = protocols.Row(
         protocol=protocol,
-        out=inputs.out or Path("runs") / folder / slug,
+        out=out or Path("runs") / folder / slug,
         method=method,
         model=model,
         limit=limit,
         batch=batch,
         threads=threads,
         metrics=metrics,
-        prompts=inputs.prompts,
-        reference=inputs.reference,
-        weights=dict(inputs.weights),
+        prompts=prompts,
+        reference=reference,
+        weights=dict(weights),
         shard=_shard(shard, has_ray=ray is not None),
         ray=ray,
         actors=actors,

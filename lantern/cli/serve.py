@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lantern.cli.command import say
-from lantern.cli.options import MODEL, MODEL_HELP, Placement, arg, command, opt, options
+from lantern.cli.options import MODEL, MODEL_HELP, Placement, arg, command, opt
 from lantern.core.config import install_hint, one_line
 from lantern.core.places import resolve_model
 
@@ -20,17 +20,6 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 ORIGIN_HELP = "origin of web pages that may send requests, such as https://example.org; * for all; may be repeated"
 
 
-@options
-class Bounds:
-    """Limits."""
-
-    batch: int = opt(4, "images at once", 1, 4096)
-    queue: int = opt(64, "images that may wait", 1, 10**6)
-    timeout: float = opt(600, "seconds a request may take", 1, 10**6)
-    max_prompt: int = opt(2000, "most characters of a prompt", 1, 2000)
-    drain: float = opt(60, "seconds to finish images after SIGTERM", 0, 10**6)
-
-
 def serve(
     model: str = arg(MODEL_HELP, default=MODEL),
     host: str = opt("127.0.0.1", "address to listen on (default 127.0.0.1: this machine only)"),
@@ -39,8 +28,12 @@ def serve(
     allow_origin: list[str] = opt([], ORIGIN_HELP, metavar="ORIGIN", each=True),
     ray: str | None = opt(None, "replicas on a Ray cluster, or here (extra: ray)", metavar="ADDRESS", bare=""),
     replicas: int | None = opt(None, "--ray: default one per GPU", 1, 10_000),
+    batch: int = opt(4, "images at once", 1, 4096),
+    queue: int = opt(64, "images that may wait", 1, 10**6),
+    timeout: float = opt(600, "seconds a request may take", 1, 10**6),
+    max_prompt: int = opt(2000, "most characters of a prompt", 1, 2000),
+    drain: float = opt(60, "seconds to finish images after SIGTERM", 0, 10**6),
     *,
-    bounds: Bounds,
     where: Placement,
 ) -> int:
     """Answer requests over HTTP in the form of OpenAI's image API."""
@@ -50,19 +43,19 @@ def serve(
     key = _key_of(api_key_file)
     from lantern.generation.serving.app import Limits, Setup
 
-    limits = Limits(bounds.max_prompt, bounds.timeout, api_key=key, origins=tuple(allow_origin))
-    setup = Setup(model=model, **where.options(), batch=bounds.batch, waiting=bounds.queue, limits=limits)
+    limits = Limits(max_prompt, timeout, api_key=key, origins=tuple(allow_origin))
+    setup = Setup(model=model, **where.options(), batch=batch, waiting=queue, limits=limits)
     if key is None and host not in LOCAL:
         say(f"warning: {host} is open to other machines, without an API key")
     if ray is not None:
-        return _serve_on_ray(setup, (host, port), ray, replicas, bounds.drain)
+        return _serve_on_ray(setup, (host, port), ray, replicas, drain)
     if replicas:
         raise ValueError("--replicas is an option of --ray, which is missing")
     from lantern.generation.serving.server import bind
     from lantern.generation.serving.server import serve as serve_here
 
     with bind(host, port) as bound:
-        return serve_here(setup, bound, bounds.drain)
+        return serve_here(setup, bound, drain)
 
 
 def _serve_on_ray(setup: "Setup", place: tuple[str, int], address: str, replicas: int | None, drain: float) -> int:

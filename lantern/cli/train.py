@@ -1,7 +1,7 @@
 """`lantern train STAGE --config NAME --out DIR`: prepare data and train the parts of a model."""
 
 import argparse
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from lantern.training.stages import (
 )
 
 TYPES = {
-    **{"existing path": existing, "path": Path, "count": integer(0, 10**9), "number": real(0, 10**6), "text": str},
+    **{"existing path": existing, "path": Path, "count": integer(0, 10**9), "number": real(0.001, 10**6), "text": str},
     "size": size_of,
 }
 
@@ -61,20 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check that the options are the stage's own, read its config and call its function.
-
-    ValueError for `--minutes 0`.
-    """
+    """Check that the options are the stage's own, read its config and call its function."""
     recipe = find_recipe(args.recipe) if args.recipe else _recipe_of(args.stage, args.config)
     known = {**OPTIONS, **(recipe.options if recipe else {})}
     given = {name: value for name, value in sorted(vars(args).items()) if name in known and value is not None}
-    if given.get("minutes") == 0:
-        raise ValueError("--minutes is 0, wanted a number above 0, or --steps, or neither")
     if args.stage == ALL:
         return _run_all(args.config or (recipe.name if recipe else ""), args.out, given, recipe)
-    stage = find_stage(args.stage, recipe)
-    _check_options(args.stage, given, stage.options, stage.required)
-    result = run_stage(args.stage, _config_of(args, recipe), args.out, given, recipe)
+    result = _run_stage(args.stage, _config_of(args, recipe), args.out, given, recipe)
     print(f"{args.out}: {result}" if result is not None else args.out)
     return DONE
 
@@ -83,26 +76,24 @@ def _run_all(config: str, out: Path, given: dict[str, Any], recipe: Recipe | Non
     from lantern.cli.train_all import run_all
     from lantern.training.loop import check_accelerate
 
-    def run_step(stage: str, name: str, folder: Path, options: dict[str, Any]) -> None:
-        found = find_stage(stage, recipe)
-        _check_options(stage, options, found.options, found.required)
-        run_stage(stage, name, folder, options, recipe)
-
     if not config:
         raise ValueError("stage all needs --config: a file, or small (images of one's own), or --recipe NAME")
     path = find_config(config, recipe, stage=ALL)
     check_accelerate()  # before the first step, which prepares data for hours
-    return run_all(path, out=out, given=given, run_step=run_step)
+    return run_all(path, out=out, given=given, run_step=partial(_run_stage, recipe=recipe))
 
 
-def _check_options(stage: str, given: dict[str, Any], options: Sequence[str], required: str) -> None:
-    for name in given:
-        if name not in options:
-            takes = ", ".join(map(flag, options)) or "only --config and --out"
-            raise ValueError(f"stage {stage} takes no {flag(name)}; it takes {takes}")
-    for name in required.split():
-        if name not in given:
-            raise ValueError(f"stage {stage} needs {flag(name)}")
+def _run_stage(name: str, config: str, out: Path, given: dict[str, Any], recipe: Recipe | None) -> Any:
+    """Run a stage; ValueError for an option that is not its own, and without one that it needs."""
+    stage = find_stage(name, recipe)
+    for option in given:
+        if option not in stage.options:
+            takes = ", ".join(map(flag, stage.options)) or "only --config and --out"
+            raise ValueError(f"stage {name} takes no {flag(option)}; it takes {takes}")
+    for option in stage.required.split():
+        if option not in given:
+            raise ValueError(f"stage {name} needs {flag(option)}")
+    return run_stage(name, config, out, given, recipe)
 
 
 def _recipe_of(stage: str, config: str | None) -> Recipe | None:

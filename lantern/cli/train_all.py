@@ -149,11 +149,7 @@ def card(build: Build) -> str:
 
 
 def run_all(
-    path: Path,
-    *,
-    out: Path,
-    given: Mapping[str, Any],
-    run_step: Callable[[str, str, Path, dict[str, Any]], None],
+    path: Path, *, out: Path, given: Mapping[str, Any], run_step: Callable[[str, str, Path, dict[str, Any]], None]
 ) -> int:
     """Run the steps of a config into `out` and assemble the model if all are done."""
     from lantern.core.places import embedded_model

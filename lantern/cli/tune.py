@@ -7,35 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from lantern.cli.command import DONE, check_file, say
-from lantern.cli.options import MAX_SEED, MODEL, MODEL_HELP, Distribution, Placement, command, existing, opt, options
+from lantern.cli.options import MAX_SEED, MODEL, MODEL_HELP, Distribution, Placement, command, existing, opt
 from lantern.core.config import read_json_object
 
 SHOWN = 12  # candidates in the table
-MAX_TV_HELP = "admit relaxed methods up to this mean total variation per token"
+MAX_TV_HELP = "admit relaxed methods up to this mean total variation per token (default: only exact ones)"
 QUALITY_HELP = 'KID losses by method and setting: {"lantern++": {"2.0": 0.0004}}'
 WRITE_HELP = "also write the tokens per step of windows into the model's folder; `auto` reads them on every machine"
-
-
-@options
-class Choice:
-    """What may be chosen (exact methods unless a bound is given)."""
-
-    max_tv: float | None = opt(None, MAX_TV_HELP, 0, 1)
-    max_kid: float | None = opt(None, "admit relaxed methods up to this loss in KID", 0, 10)
-    quality: Path | None = opt(None, QUALITY_HELP, parse=existing, metavar="FILE")
-    max_nodes: int = opt(32, "most nodes of a step, root included", 2, 256)
-    max_depth: int = opt(8, "greatest depth of a tree", 1, 16)
-    methods: list[str] = opt([], "measure only these, and plain decoding")
-
-
-@options
-class Results:
-    """Results."""
-
-    out: Path | None = opt(None, "the profile (default: beside the model, where `auto` finds it)", metavar="FILE")
-    write_model: bool = opt(False, WRITE_HELP)
-    json: bool = opt(False, "print the profile as JSON instead of a table")
-    quiet: bool = opt(False, "print only errors on stderr")
 
 
 def tune(
@@ -44,17 +22,25 @@ def tune(
     images: int = opt(4, "images of the race of the fastest candidates", 1, 10_000),
     batch: int = opt(1, "images at a time", 1, 4096),
     seed: int = opt(0, "seed of these images (default 0)", 0, MAX_SEED),
+    max_tv: float | None = opt(None, MAX_TV_HELP, 0, 1),
+    max_kid: float | None = opt(None, "admit relaxed methods up to this loss in KID", 0, 10),
+    quality: Path | None = opt(None, QUALITY_HELP, parse=existing, metavar="FILE"),
+    max_nodes: int = opt(32, "most nodes of a step, root included", 2, 256),
+    max_depth: int = opt(8, "greatest depth of a tree", 1, 16),
+    methods: list[str] = opt([], "measure only these, and plain decoding"),
+    out: Path | None = opt(None, "the profile (default: beside the model, where `auto` finds it)", metavar="FILE"),
+    write_model: bool = opt(False, WRITE_HELP),
+    json: bool = opt(False, "print the profile as JSON instead of a table"),
+    quiet: bool = opt(False, "print only errors on stderr"),
     *,
     where: Placement,
-    choice: Choice,
     distribution: Distribution,
-    results: Results,
 ) -> int:
     """Measure this machine and find the fastest method for --method auto."""
     from lantern.generation.tuning.candidates import Bounds
 
-    check_file("--out", results.out)
-    bounds = Bounds(choice.max_tv, choice.max_kid, read_json_object(choice.quality) if choice.quality else {})
+    check_file("--out", out)
+    bounds = Bounds(max_tv, max_kid, read_json_object(quality) if quality else {})
     from lantern.generation.requests import read_prompts
     from lantern.generation.tuning import tuner
     from lantern.models.folder import load_model
@@ -71,14 +57,14 @@ def tune(
         batch=batch,
         seed=seed,
         bounds=bounds,
-        methods=choice.methods,
-        max_nodes=choice.max_nodes,
-        max_depth=choice.max_depth,
-        out=results.out,
-        writes_model=results.write_model,
-        report=partial(say, is_quiet=results.quiet, name="measuring"),
+        methods=methods,
+        max_nodes=max_nodes,
+        max_depth=max_depth,
+        out=out,
+        writes_model=write_model,
+        report=partial(say, is_quiet=quiet, name="measuring"),
     )
-    if results.json:
+    if json:
         print(dumps(profile | {"path": str(path)}, sort_keys=True))
     else:
         print("\n".join([*table(profile, tuner.label), f"profile: {path}"]))

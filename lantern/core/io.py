@@ -11,6 +11,7 @@ well. Files that are not listed, and folders without the list, load unverified.
 import argparse
 import ctypes
 import dataclasses
+import errno
 import hashlib
 import json
 import math
@@ -57,8 +58,9 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
             image.save(temporary)
 
     The temporary name keeps the suffix, from which writers derive the format. Missing parent folders
-    are created. If the block fails, `path` is unchanged and the temporary file is removed. A symbolic link stays, and
-    the file that it names is replaced. A device or a pipe is written to at the end of the block.
+    are created. If the block fails, `path` is unchanged and the temporary file is removed; an OSError of that file
+    names `path`. A symbolic link stays, and the file that it names is replaced. A device or a pipe is written to at the
+    end of the block.
     """
     path = Path(path)
     path = path.resolve() if path.is_symlink() else path
@@ -81,19 +83,25 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         temporary.chmod(mode)
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
         for folder in made:  # innermost first; one that something else was written to stays
             with suppress(OSError):
                 folder.rmdir()
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write text as UTF-8, atomically."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | Path, value: object) -> None:
     """Write `value` as indented JSON, atomically; ValueError for NaN and infinity."""
-    text = _json(value)
-    with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(path, _json(value))
 
 
 def _json(value: object) -> str:
@@ -132,7 +140,7 @@ def save_component(
         try:
             save_file(stored, weights, metadata={"format": "pt"})
         except SafetensorError as error:  # of the system, such as a full disk
-            raise OSError(f"{folder / WEIGHTS_NAME} cannot be written: {one_line(error)}") from error
+            raise OSError(errno.EIO, f"cannot be written: {one_line(error)}", str(folder / WEIGHTS_NAME)) from error
         config_file.write_text(_json(config), encoding="utf-8")
         listed = {name: digest for name, digest in read_checksums(folder).items() if (folder / name).is_file()}
         sums.write_text(format_checksums(listed | {WEIGHTS_NAME: sha256_of(weights)}), encoding="ascii")
@@ -342,27 +350,20 @@ def load_component(
     check_state(read_header(path), expected, source=path)
     if verify:
         verify_files(folder, [WEIGHTS_NAME])
-    rest = set(expected)
+    layers = sorted(_layers(module), key=lambda layer: -sum(p.numel() for p in layer[1].parameters()))
+    named = {name: {key for key in expected if key.startswith(f"{name}.")} for name, _ in layers}
+    named[""] = set(expected).difference(*named.values())  # the module's own, and those of modules with both kinds
     del expected
-    for name, part in sorted(_layers(module), key=lambda layer: -sum(p.numel() for p in layer[1].parameters())):
-        own = {key for key in rest if key.startswith(f"{name}.")}
-        rest -= own
-        part._apply(partial(_placed, device=device, dtype=dtype))
-        if own:
-            state = load_tensors(path, own)
-            if digest is not None:
-                digest.add(state)
-            part.load_state_dict({key.removeprefix(f"{name}."): tensor for key, tensor in state.items()})
-            del state
-        if change is not None:
-            change(name, part)
-        trim_memory()
-    if rest:  # the module's own, and those of modules with weights of both kinds
-        module._apply(partial(_placed, device=device, dtype=dtype), recurse=False)
-        state = load_tensors(path, rest)
+    for name, part in [*layers, ("", module)]:
+        part._apply(partial(_placed, device=device, dtype=dtype), recurse=bool(name))
+        state = load_tensors(path, named[name])
         if digest is not None:
             digest.add(state)
-        module.load_state_dict(state, strict=False)
+        part.load_state_dict({key.removeprefix(f"{name}."): x for key, x in state.items()}, strict=bool(name))
+        del state
+        if name and change is not None:
+            change(name, part)
+        trim_memory()
     return module.eval()
 
 

@@ -1,6 +1,6 @@
 """The model card of a folder on the hub: README.md with its YAML header."""
 
-from lantern.methods import METHODS, PROMISES
+from lantern.methods import PROMISES, find
 from lantern.models.folder import Model
 
 
@@ -21,7 +21,7 @@ def model_card(model: Model, repository: str, *, method: str, license: str, base
         base_model=base_model,
     )
     python, shell = ('"a red apple"', '--prompt "a red apple"') if prompted else ("class_labels=0", "--class-label 0")
-    found = METHODS[method]
+    found = find(method)
     promise = f" It gives {PROMISES[found.promise]}." if method != "auto" else ""
     parameters = sum(weight.numel() for weight in model.target.parameters())
     return f"""---

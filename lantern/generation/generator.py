@@ -29,7 +29,7 @@ from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.init_image import with_init_image
 from lantern.generation.requests import Request, as_requests, check_requests, with_warnings
 from lantern.methods import METHODS, Method, find
-from lantern.methods.method import Promise
+from lantern.methods.method import Promise, split
 from lantern.models.folder import Model, may_have_profile
 
 if TYPE_CHECKING:
@@ -168,23 +168,24 @@ def choose_method(
 ) -> Method:
     """Return the method of a name with the given settings, such as its tree, or k and delta of relaxed methods.
 
-    None is the model's default method. Where a default window is not the best one for the engine, the engine's is
-    taken. "auto" is the method that a profile of `lantern tune` recommends for this machine and `sampling`; without a
-    profile it is a window that is nearly free for `batch` images at a time, else plain decoding (`quick_choice`).
+    The name may have settings too, "lantern++:k=5,delta=0.1"; those of `settings` replace them. None is the model's
+    default method. Where a default window is not the best one for the engine, the engine's is taken. "auto" is the
+    method that a profile of `lantern tune` recommends for this machine and `sampling`; without a profile it is a window
+    that is nearly free for `batch` images at a time, else plain decoding (`quick_choice`).
     `report` (default: the log, each line once) receives why a profile is not used, and what is chosen without one.
     ValueError for a setting that the method does not have. TypeError for settings that are not a mapping.
     """
     if not isinstance(settings, Mapping | None):
         raise TypeError(f"settings is of type {type(settings).__name__}, wanted a mapping of names and values")
-    default = str(model.generation.get("method", "auto"))
-    method = name if isinstance(name, Method) else find(name or default)
+    spec, texts = (name, {}) if isinstance(name, Method) else split(name or model.generation.get("method", "auto"))
+    method = spec if isinstance(spec, Method) else find(spec)
     if method.name == "auto":
         method = _resolve_auto(model, sampling or model.sampling(), batch, report or _warn_once)
-    elif not isinstance(name, Method) and "window" not in (settings or {}):
+    elif not isinstance(name, Method) and "window" not in {**texts, **(settings or {})}:
         own, method = method, suited(model, method)
         if method.settings != own.settings:
             (report or LOG.info)(f"window {method.settings['window']}, chosen by the times of passes on this machine")
-    return method.with_options(**settings or {})
+    return method.with_options(**method.parsed(texts)).with_options(**settings or {})
 
 
 def suited(model: Model, method: Method) -> Method:

@@ -41,6 +41,7 @@ EXIF_SOFTWARE, EXIF_DESCRIPTION, EXIF_IFD, EXIF_COMMENT = 0x0131, 0x010E, 0x8769
 ASCII = b"ASCII\0\0\0"  # encoding of an EXIF comment
 QUALITY = 90  # default of JPEG and WebP
 GAP = 8  # pixels between the pictures of a sheet
+LINES = 2  # most lines of a label
 LINE, LETTER = 12, 6  # height of a line and mean width of a letter of a label, in pixels
 MAX_SIDE = 16383  # pixels of a side of a sheet: the most that WebP holds
 
@@ -238,48 +239,45 @@ def convert(pixels: UInt8[Tensor, "b h w 3"], form: str) -> Any:
 
 
 def sheet(
-    pictures: Sequence["Image"],
-    *,
-    columns: int,
-    labels: Sequence[str] = (),
-    lines: int = 2,
-    gap: int = GAP,
-    margin: int = GAP,
+    pictures: Sequence["Image"], *, columns: int, labels: Sequence[str] = (), gap: int = GAP, margin: int = GAP
 ) -> "Image":
     """Return images of one size in rows of `columns` on white, `gap` pixels apart and `margin` from the edge.
 
-    With `labels` each image has its label below it, in at most `lines` lines.
+    With `labels` each image has its label below it, in at most LINES lines.
     """
     from PIL import Image, ImageDraw, ImageFont
 
-    columns = min(columns, len(pictures))
-    width, height = pictures[0].width + gap, pictures[0].height + gap + (lines * LINE if labels else 0)
-    cell = pictures[0].size
-    size = sheet_size(cell, len(pictures), columns, lines=lines if labels else 0, gap=gap, margin=margin)
+    columns, cell = min(columns, len(pictures)), pictures[0].size
+    size = sheet_size(cell, len(pictures), columns, has_labels=bool(labels), gap=gap, margin=margin)
     result = Image.new("RGB", size, "white")
     draw, font = ImageDraw.Draw(result), ImageFont.load_default()
+    width, height = cell[0] + gap, cell[1] + gap + (LINES * LINE if labels else 0)
     for i, picture in enumerate(pictures):
         left, top = margin + (i % columns) * width, margin + (i // columns) * height
         result.paste(picture, (left, top))
-        if labels:
-            for row, line in enumerate(wrap(labels[i], picture.width // LETTER, lines)):
-                draw.text((left, top + picture.height + 1 + row * LINE), line, fill="black", font=font)
+        if labels and labels[i]:
+            lines = textwrap.wrap(labels[i], max(cell[0] // LETTER, 8), max_lines=LINES, placeholder=" ...")
+            for row, line in enumerate(lines):
+                draw.text((left, top + cell[1] + 1 + row * LINE), line, fill="black", font=font)
     return result
 
 
 def sheet_size(
-    cell: tuple[int, int], count: int, columns: int, *, lines: int = 0, gap: int = GAP, margin: int = GAP
+    cell: tuple[int, int], count: int, columns: int, *, has_labels: bool = False, gap: int = GAP, margin: int = GAP
 ) -> tuple[int, int]:
-    """Return width and height in pixels of a sheet of `count` images of (width, height) `cell`."""
+    """Return width and height in pixels of a sheet of `count` images of (width, height) `cell`.
+
+    ValueError if a side has more than MAX_SIDE pixels.
+    """
     columns = min(columns, count)
-    rows = -(-count // columns)
-    width, height = cell[0] + gap, cell[1] + gap + lines * LINE
-    return columns * width - gap + 2 * margin, rows * height - gap + 2 * margin
-
-
-def wrap(label: str, width: int, lines: int) -> list[str]:
-    """Return a label as at most `lines` lines of about `width` letters; a label that is too long ends in dots."""
-    return textwrap.wrap(label, max(width, 8), max_lines=lines, placeholder=" ...") if label else []
+    rows, text = -(-count // columns), LINES * LINE if has_labels else 0
+    width, height = columns * (cell[0] + gap) - gap + 2 * margin, rows * (cell[1] + text + gap) - gap + 2 * margin
+    if max(width, height) > MAX_SIDE:
+        raise ValueError(
+            f"the sheet would have {width} x {height} pixels, wanted at most {MAX_SIDE} a side: make fewer images, or"
+            " give --grid COLUMNS or --scale 1"
+        )
+    return width, height
 
 
 def save_sheet(image: "Image", path: str | Path) -> None:
@@ -308,12 +306,8 @@ def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, qu
         options |= {"quality": quality, "subsampling": 0}
     elif form == "webp":
         options |= {"quality": quality, "method": 6}
-    try:
-        with atomic_write(path) as temporary:
-            image.save(temporary, format=form.upper(), **options)
-    except OSError as error:
-        # the message names the requested file, not the temporary one
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    with atomic_write(path) as temporary:
+        image.save(temporary, format=form.upper(), **options)
 
 
 def read_facts(image: "Image") -> dict[str, str]:

@@ -147,11 +147,11 @@ class LanternPipeline(DiffusionPipeline):
     """Text or class to image by speculative decoding.
 
     `method` is how tokens are decoded: "plain", "eagle1", "lantern", "lantern++" or another method of the registry, or
-    "auto", the one that `lantern tune` found fastest here. `engine` is how passes are run: a
-    name or an Engine of `lantern.engines`, such as "eager" or "graph" (then call `pipe.warmup()`). `generation` holds
-    defaults of calls, registered in `pipe.config`: fields of `Sampling`, "method" and "scale". None: those of the
-    model that `from_pretrained` loaded `transformer` with; for another transformer those of `Sampling` (guidance 3,
-    temperature 1), method "auto" and scale 1.
+    "auto", the one that `lantern tune` found fastest here. Options may follow the name: "lantern++:k=5,lambda_=1.5".
+    `engine` is how passes are run: a name or an Engine of `lantern.engines`, such as "eager" or "graph" (then call
+    `pipe.warmup()`). `generation` holds defaults of calls, registered in `pipe.config`: fields of `Sampling`, "method"
+    and "scale". None: those of the model that `from_pretrained` loaded `transformer` with; for another transformer
+    those of `Sampling` (guidance 3, temperature 1), method "auto" and scale 1.
     """
 
     _optional_components: ClassVar[list[str]] = ["vqvae", "text_encoder", "tokenizer", "drafter"]
@@ -353,12 +353,13 @@ class LanternPipeline(DiffusionPipeline):
 
     @property
     def method(self) -> str:
-        """The method of calls that do not name one; setting an unknown name raises ValueError."""
+        """The method of calls that do not name one; setting an unknown name or option raises ValueError."""
         return self._method
 
     @method.setter
-    def method(self, name: str) -> None:
-        self._method = find(name).name
+    def method(self, spec: str) -> None:
+        find(spec)
+        self._method = spec
 
     @property
     def engine(self) -> Engine | str:
@@ -460,17 +461,22 @@ class LanternPipeline(DiffusionPipeline):
         init_image: Any = None,
         keep_rows: int | None = None,
         mask_image: Any = None,
+        **options: Any,
     ) -> LanternOutput | tuple[Any, ...]:
         """Make images of prompts or of class labels.
 
         Arguments that are None take the model's default. `generator` is a torch.Generator or a seed, and image i of a
         prompt has the noise of (seed, i); or a list with one of these per image. Only `initial_seed()` is read, so a
         generator always gives the same images, in any batch. `output_type` is "pil", "pt" (b 3 h w in [0, 1]),
-        "np" (b h w 3 in [0, 1]) or "latent" (token grids). `settings` are options of the method, such as {"delta":
-        0.1}. `callback_on_step_end(pipe, step, timestep, {"tokens": grids, "known": counts})` is called after every
-        pass: timestep is the number of tokens that every image of the batch has, `known` that of each image, and tokens
-        still unknown are -1. `batch_size` limits how many images run at once; where memory runs out it is halved with
-        a warning and the batch is repeated. With `debug` NotFiniteError names the layer that gave NaN.
+        "np" (b h w 3 in [0, 1]) or "latent" (token grids). `callback_on_step_end(pipe, step, timestep, {"tokens":
+        grids, "known": counts})` is called after every pass: timestep is the number of tokens that every image of the
+        batch has, `known` that of each image, and tokens still unknown are -1. `batch_size` limits how many images run
+        at once; where memory runs out it is halved with a warning and the batch is repeated. With `debug`
+        NotFiniteError names the layer that gave NaN.
+
+        Options of the method are keywords (`tree="chain_4"`), or follow its name ("eagle1:tree=chain_4"), or are in
+        `settings` ({"tree": "chain_4"}), as one must be that is named like an argument above, such as `width`.
+
         `scale` enlarges the images by `resample` ("lanczos" or "nearest"), 1 is the raw size, `pipe.size`; `height` and
         `width`, multiples of that size, are another way to give it.
 
@@ -508,7 +514,7 @@ class LanternPipeline(DiffusionPipeline):
             model,
             requested,
             method=method or self._method,
-            settings=settings,
+            settings={**settings, **options} if isinstance(settings, Mapping) else settings or options,
             sampling=sampling,
             batch=batch_size or len(requested),
             with_pixels=output_type != "latent",

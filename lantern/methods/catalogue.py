@@ -41,6 +41,7 @@ RowFront = lazy("lantern.decoding.row_front", "RowFront")
 Lantern = lazy("lantern.verifiers.relaxations.lantern", "Lantern")
 LanternPP = lazy("lantern.verifiers.relaxations.lantern_pp", "LanternPP")
 Bounded = lazy("lantern.verifiers.relaxations.bounded", "Bounded")
+Mixture = lazy("lantern.verifiers.relaxations.mixture", "Mixture")
 Cool = lazy("lantern.verifiers.relaxations.cool", "Cool")
 Grouped = lazy("lantern.verifiers.relaxations.grouped", "Grouped")
 Tolerance = lazy("lantern.verifiers.relaxations.tolerance", "Tolerance")
@@ -492,10 +493,24 @@ def sjd_pac(
     return SjdPacDrafter(m.target, sampling=m.sampling, window=window, width=width, levels=levels), Gumbel()
 
 
-@method(WINDOWS, FLOW)
-def bounded_window(m: Parts, window: int, init: str, k: int, **flow: Any):
-    """as gumbel-jacobi, with the distribution moved toward the last step's, by at most delta"""
-    return windowed(m, window, init), moved(m, Bounded(m.neighbours(k), k, m.distances(k), **flow), Gumbel())
+COUPLED = "how the moved distribution is sampled: under fixed noise as gumbel-jacobi, or coupled as scd"
+
+
+@method(WINDOWS)
+def bounded_window(
+    m: Parts,
+    window: int,
+    init: str,
+    delta: float = replace(FLOW["delta"], default=0.15),
+    cap: float = replace(FLOW["cap"], default=1e6),
+    mode: str = opt("gumbel", help=COUPLED, choices=("gumbel", "coupled")),
+):
+    """no drafter: a window whose distributions move toward the last step's, by at most delta"""
+    return windowed(m, window, init), moved(m, Mixture(delta, cap), Gumbel() if mode == "gumbel" else Coupling())
+
+
+BESIDE_SCD = "as scd, with distributions moved toward the last step's: at most doubled, and by at most delta"
+preset("bounded-scd", "bounded-window", BESIDE_SCD, mode="coupled", cap=2.0, delta=0.4)
 
 
 @method(FLOW)

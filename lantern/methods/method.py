@@ -5,7 +5,6 @@ what it promises, are read from the description.
 """
 
 import dataclasses
-import difflib
 import inspect
 import math
 import os
@@ -15,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from lantern.core.config import hint_for, nearest
 from lantern.methods.parts import ADD_ONS, DRAFTER, resolved
 
 Promise = Literal["tokens", "distribution", "relaxed"]
@@ -82,7 +82,9 @@ class Option:
             is_legal = math.isfinite(float(value)) and low <= float(value) <= high
         if not is_legal or (self.choices and value not in self.choices):
             shown = f'"{value[:40]}"' if isinstance(value, str) else str(value)[:40]
-            raise ValueError(f"{self.label} is {shown}, wanted {self.range}{hint(str(value), map(str, self.choices))}")
+            raise ValueError(
+                f"{self.label} is {shown}, wanted {self.range}{nearest(str(value), [*map(str, self.choices)])}"
+            )
         return value
 
 
@@ -94,12 +96,6 @@ def opt(default: Any, low: float | None = None, high: float | None = None, help:
 def count_of(k: float, tokens: int) -> int:
     """Return how many nearest tokens k means: below 1 it is a share of all tokens, of which there is at least one."""
     return max(round(k * tokens), 1) if 0 < k < 1 else int(k)
-
-
-def hint(name: str, known: Any) -> str:
-    """Return "; did you mean X?" for the known name closest to `name`, or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f'; did you mean "{near[0]}"?' if near else ""
 
 
 @dataclass(frozen=True)
@@ -322,7 +318,7 @@ class Method:
         known = ", ".join(one.label for one in self.options.values())
         takes = f"takes {known}" if known else "takes no settings"
         raise ValueError(
-            f'method "{self.name}" has no setting {name.rstrip("_")}: it {takes}{hint(plain, self.options)}'
+            f'method "{self.name}" has no setting {name.rstrip("_")}: it {takes}{nearest(plain, self.options)}'
         )
 
     def with_options(self, **options: Any) -> "Method":
@@ -389,13 +385,23 @@ def preset(name: str, base: str, summary: str, *, paper: Any = "", page: Any = "
     )
 
 
-def find(name: str) -> Method:
-    """Return the method of a name; ValueError gives the nearest one."""
+def find(spec: str) -> Method:
+    """Return the method of a spec, NAME or NAME:OPTION=VALUE,...; ValueError gives the nearest name or legal values."""
+    name, texts = split(spec)
     if name not in METHODS:
-        near = difflib.get_close_matches(str(name), METHODS, n=1)
-        hint = f'did you mean "{near[0]}"?' if near else "`lantern methods` and lantern.list_methods() list all"
-        raise ValueError(f'method "{str(name)[:80]}" is unknown: {hint}')
-    return METHODS[name]
+        hint = hint_for(name, METHODS, "`lantern methods` and lantern.list_methods() list all")
+        raise ValueError(f'method "{name[:80]}" is unknown: {hint}')
+    return METHODS[name].with_options(**METHODS[name].parsed(texts))
+
+
+def split(spec: str) -> tuple[str, dict[str, str]]:
+    """Return the name and the options, as texts, of "lantern++:k=5,lambda_=1.5"; ValueError for another form."""
+    name, _, rest = str(spec).partition(":")
+    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
+    for option, sign, _ in pairs:
+        if not sign:
+            raise ValueError(f'method "{name[:80]}" has the option {option[:40]!r}, wanted OPTION=VALUE')
+    return name, {option: text for option, _, text in pairs}
 
 
 def build(method: Method, give: Mapping[str, Any], *, greedy: bool) -> tuple[Any, Any]:

@@ -18,7 +18,6 @@ A folder with a `config.json` of its own is a model of transformers (`lantern.mo
 
 import dataclasses
 import hashlib
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,7 +34,6 @@ from lantern.core.io import (
     CONFIG_NAME,
     SUMS_NAME,
     WeightsDigest,
-    atomic_write,
     is_there,
     load_component,
     read_checksums,
@@ -44,6 +42,7 @@ from lantern.core.io import (
     verify_files,
     weights_digest,
     write_json,
+    write_text,
 )
 from lantern.core.places import EMBEDDED_MODEL, resolve_model
 from lantern.core.sampling import Sampling
@@ -52,7 +51,7 @@ from lantern.decoding.prompt import PromptCache
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.methods import find
-from lantern.methods.parts import ADD_ONS, DRAFTER
+from lantern.methods.parts import ADD_ONS, DRAFTER, AddOn
 from lantern.models.llamagen.text import TextEncoder, named_emoji
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
@@ -242,8 +241,7 @@ def fingerprint_of(folder: Path) -> str:
     for path in sorted(path for one in folders for path in one.glob("*") if path.is_file() and path.name not in others):
         digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 
@@ -421,16 +419,13 @@ def _text_of(path: Path) -> str:
 
 
 def write_names(path: Path, names: Iterable[str]) -> None:
-    """Write names, one a line."""
-    with atomic_write(path) as temporary:
-        temporary.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    """Write names or words, one a line."""
+    write_text(path, "".join(f"{name}\n" for name in names))
 
 
 def write_words(folder: Path, captions: Iterable[str]) -> None:
     """Write the distinct words of captions, in lower case and sorted, one a line."""
-    words = sorted({word for caption in captions for word in WORD.findall(caption.lower())})
-    with atomic_write(folder / WORDS_NAME) as temporary:
-        temporary.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    write_names(folder / WORDS_NAME, sorted({word for caption in captions for word in WORD.findall(caption.lower())}))
 
 
 def write_index(folder: str | Path, *, generation: Mapping[str, Any] | None = None) -> None:
@@ -467,8 +462,7 @@ def record_tokens_per_step(folder: Path, tokens: Mapping[int, float]) -> None:
 
 def write_door(folder: str | Path) -> None:
     """Write `pipeline.py`, through which diffusers loads a folder as remote code."""
-    with atomic_write(Path(folder) / DOOR_NAME) as temporary:
-        temporary.write_text(DOOR, encoding="utf-8")
+    write_text(Path(folder) / DOOR_NAME, DOOR)
 
 
 def check_generation(values: Any, *, source: str | Path) -> Mapping[str, Any]:
@@ -527,16 +521,15 @@ def _class_in(folder: Path) -> str:
 
 
 class AddOns(Mapping[str, nn.Module]):
-    """The add-ons of a model's folder, on the device of its target; none if there is no folder.
+    """The add-ons of a model's folder, on the device of its target.
 
-    An add-on with a buffer `rope` keeps it in fp32, as targets and drafters do. ValueError at the first use of one
-    whose config names another target. One that is itself a model of transformers makes images of the same `size`.
-    `digest` is that of the target's stored weights, None to take it from the target.
+    ValueError at the first use of one whose config names another target. One that is itself a model of transformers
+    makes images of the same `size`. `digest` is that of the target's stored weights, None to take it from the target.
     """
 
     def __init__(
         self,
-        folder: Path | None,
+        folder: Path,
         target: Transformer | TransformersTarget,
         *,
         model_name: str,
@@ -544,41 +537,35 @@ class AddOns(Mapping[str, nn.Module]):
         size: tuple[int, int] | None = None,
         digest: str | None = None,
     ) -> None:
-        self._digest = digest
         self.folder, self.target, self.model_name, self.verify = folder, target, model_name, verify
-        self._size = size
+        self._size, self._digest = size, digest
         self._loaded: dict[str, nn.Module] = {}
 
     def __iter__(self) -> Iterator[str]:
-        found = [] if self.folder is None else sorted((self.folder / FOLDER).glob("*"))
-        return (path.name for path in found if ADD_ONS.get(path.name) is not None)
+        return (path.name for path in sorted((self.folder / FOLDER).glob("*")) if path.name in ADD_ONS)
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
     def __contains__(self, name: object) -> bool:
         """Whether the folder has an entry of this name in parts/; reading a damaged one raises ValueError."""
-        return isinstance(name, str) and self.folder is not None and os.path.lexists(self.folder / FOLDER / name)
+        return isinstance(name, str) and is_there(self.folder / FOLDER / name)
 
     def __getitem__(self, name: str) -> nn.Module:
         """The add-on of this name, read at its first use; KeyError if the model has none.
 
         It is on the device and in the dtype that its target has now, rotary factors excepted.
         """
-        if name not in self:
+        if name not in self or name not in ADD_ONS:
             raise KeyError(name)
         if name not in self._loaded:
-            self._loaded[name] = self._load(name)
+            self._loaded[name] = self._load(ADD_ONS[name], self.folder / FOLDER / name)
         module, weight = self._loaded[name], self.target.tok_embeddings.weight
         if isinstance(module, TransformersTarget):
             return module.to(weight.device)
         return module.to(device=weight.device, dtype=weight.dtype)
 
-    def _load(self, name: str) -> nn.Module:
-        kind = ADD_ONS.get(name)
-        if kind is None or self.folder is None:
-            raise KeyError(name)
-        folder = self.folder / FOLDER / name
+    def _load(self, kind: AddOn, folder: Path) -> nn.Module:
         if kind.is_target and isinstance(self.target, TransformersTarget):  # a folder of transformers
             from lantern.models.transformers.loading import load
 

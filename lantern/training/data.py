@@ -9,13 +9,14 @@ import json
 import os
 import shutil
 import tarfile
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +28,6 @@ from lantern.core.io import atomic_write, sha256_of, write_json
 
 CACHE = "pictures.npy"  # all pictures decoded, written when they are first read
 PICTURES, RECORDS, SUMMARY = "pictures.tar", "records.jsonl", "summary.json"
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -133,24 +132,18 @@ class Prepared:
 
     def _decode(self) -> UInt8[Tensor, "n 3 h w"]:
         """Decode all images on all cores; Pillow releases Python's lock meanwhile."""
+        from PIL import Image
+
+        def pixels(data: bytes) -> UInt8[Tensor, "3 h w"]:
+            with Image.open(BytesIO(data)) as image:
+                return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
+
         if not (self.folder / PICTURES).is_file():
             raise ValueError(f"{self.folder} has no {PICTURES}, and no tokens of its images by this tokenizer")
         with tarfile.open(self.folder / PICTURES) as tar:
             files = [file.read() for member in tar if (file := tar.extractfile(member)) is not None]
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            return torch.stack(list(threads.map(decode_png, files)))
-
-
-def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], *, workers: int) -> Iterator[Result]:
-    """Yield the results of items in order, computed in threads a few items ahead."""
-    waiting: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(workers) as threads:
-        for item in items:
-            waiting.append(threads.submit(function, item))
-            if len(waiting) > 4 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            return torch.stack(list(threads.map(pixels, files)))
 
 
 def encode_png(picture: UInt8[np.ndarray, "h w 3"]) -> bytes:
@@ -160,14 +153,6 @@ def encode_png(picture: UInt8[np.ndarray, "h w 3"]) -> bytes:
     buffer = BytesIO()
     Image.fromarray(picture).save(buffer, "PNG", compress_level=9)
     return buffer.getvalue()
-
-
-def decode_png(data: bytes) -> UInt8[Tensor, "3 h w"]:
-    """Return a PNG file's pixels, channels first."""
-    from PIL import Image
-
-    with Image.open(BytesIO(data)) as image:
-        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
 
 
 def share_of(key: str) -> float:
@@ -218,10 +203,15 @@ def write_prepared(
         made = job()
         return made if isinstance(made, str) else (encode_png(made[0]), made[1])
 
+    def every() -> Iterator[tuple[bytes, Record] | str]:
+        count, waiting = workers or os.cpu_count() or 1, iter(jobs)
+        with ThreadPoolExecutor(count) as threads:
+            while some := [*islice(waiting, 8 * count)]:  # not all at once: a job may hold its file
+                yield from threads.map(encoded, some)
+
     try:
         with tarfile.open(partial / PICTURES, "w", format=tarfile.USTAR_FORMAT) as tar:
-            found = map_ahead(encoded, jobs, workers=workers or os.cpu_count() or 1)
-            for made in tqdm(found, desc="images", total=total, disable=None):
+            for made in tqdm(every(), desc="images", total=total, disable=None):
                 if isinstance(made, str):
                     left_out[made] = None
                     continue

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from lantern.core.io import atomic_write, load_tensors
+from lantern.core.io import atomic_write, load_tensors, sha256_of
 from lantern.core.types import Condition
 from lantern.models.llamagen.text import TextEncoder
-from lantern.models.llamagen.vqvae import VQVAE, to_pixels
+from lantern.models.llamagen.vqvae import VQVAE, to_pixels, to_uint8
 from lantern.training.data import RECORDS, Prepared
 
 WHITE = 250  # darkest byte that counts as background
@@ -40,9 +40,22 @@ def cached(path: Path, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Te
 
 def training_device() -> torch.device:
     """Return the device that this process trains on."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    return torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+
+
+@torch.no_grad()
+def encode(vq: VQVAE, images: UInt8[Tensor, "n 3 h w"], *, batch: int = 64) -> Int[Tensor, "n tokens"]:
+    """Return the tokens of images, on the CPU."""
+    device = vq.quantize.embedding.weight.device
+    return torch.cat([vq.encode(to_pixels(some).to(device)).cpu() for some in images.split(batch)])
+
+
+@torch.no_grad()
+def decode(vq: VQVAE, tokens: Int[Tensor, "n tokens"], *, batch: int = 64) -> UInt8[Tensor, "n 3 h w"]:
+    """Return the images of tokens, on the CPU."""
+    device = vq.quantize.embedding.weight.device
+    return torch.cat([to_uint8(vq.decode(some.to(device))).permute(0, 3, 1, 2).cpu() for some in tokens.split(batch)])
 
 
 def picture_tokens(
@@ -54,16 +67,14 @@ def picture_tokens(
     prepared folder is used as well, and with it no images are needed. Token c of a background patch is stored as -1 -
     c.
     """
-    weights = hashlib.sha256((vq_folder / "model.safetensors").read_bytes()).hexdigest()[:16]
+    weights = sha256_of(vq_folder / "model.safetensors")[:16]
     about = hashlib.sha256(f"{weights} {prepared.digest} signed".encode())
     name = f"tokens-{about.hexdigest()[:16]}.safetensors"
 
-    @torch.no_grad()
     def compute() -> dict[str, Tensor]:
-        images, device = prepared.images().split(64), training_device()
-        patches = torch.cat([background_patches(some, vq.config.downsample) for some in images])
-        vq.to(device)
-        tokens = torch.cat([vq.encode(to_pixels(some).to(device)).short().cpu() for some in images])
+        images = prepared.images()
+        patches = torch.cat([background_patches(some, vq.config.downsample) for some in images.split(64)])
+        tokens = encode(vq.to(training_device()), images).short()
         return {"tokens": torch.where(patches, -1 - tokens, tokens)}
 
     copied = prepared.folder / name

@@ -8,9 +8,8 @@ of a model's folder.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -55,8 +54,7 @@ class PolicyConfig:
             raise ValueError(f"batch {self.batch}, lr {self.lr}, nodes {self.nodes}: wanted at least 1, above 0, 2")
 
 
-@dataclass(frozen=True)
-class StepCosts:
+class StepCosts(NamedTuple):
     """Time of a step in units of a plain step: `node` for each further node of the pass, `level` for each draft pass.
 
     The defaults were measured with the embedded model on two slow cores; `lantern tune` measures other machines.
@@ -65,31 +63,22 @@ class StepCosts:
     node: float = 0.15
     level: float = 0.35
 
-    def step(self, *, nodes: int, depth: int) -> float:
-        """Return the time of a step with a tree of `nodes`, root included."""
-        return 1.0 + self.node * (nodes - 1) + self.level * depth
-
     @classmethod
     def of_profile(cls, profile: Mapping[str, Any]) -> "StepCosts":
-        """Return the least-squares fit to the trees of EAGLE-1, or of the first method with trees, in a profile.
+        """Return the least-squares fit, none below 0, to the trees of EAGLE-1 or else of the first method with trees.
 
         ValueError for a profile without trees.
         """
+        from scipy.optimize import nnls
+
         drafted = [one for one in profile.get("candidates", ()) if "tree" in one["settings"]]
         if not drafted:
             raise ValueError("the profile has no trees: tune with a method that drafts trees")
-        names = {one["method"] for one in drafted}
-        name = "eagle1" if "eagle1" in names else drafted[0]["method"]
-        mine = [one for one in drafted if one["method"] == name]
+        method = min((one["method"] for one in drafted), key=lambda name: name != "eagle1")
+        mine = [one for one in drafted if one["method"] == method]
         trees = [named(one["settings"]["tree"]) for one in mine]
-        sizes = np.array([(tree.max_nodes - 1.0, tree.depth) for tree in trees])
-        extra = np.array([one["tokens_per_step"] / one["speedup"] - 1 for one in mine])
-        fits = [np.zeros(2)]
-        for terms in ([0], [1], [0, 1]):
-            fit = np.zeros(2)
-            fit[terms] = np.linalg.lstsq(sizes[:, terms], extra, rcond=None)[0]
-            fits += [fit] if (fit >= 0).all() else []
-        return cls(*map(float, min(fits, key=lambda fit: float(((sizes @ fit - extra) ** 2).sum()))))
+        sizes = [(tree.max_nodes - 1, tree.depth) for tree in trees]
+        return cls(*nnls(sizes, [one["tokens_per_step"] / one["speedup"] - 1 for one in mine])[0].tolist())
 
 
 def held_out(records: Records) -> Bool[Tensor, " s"]:
@@ -127,8 +116,11 @@ class C2TTask(PolicyTask):
     def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
         super().__init__(config, records, C2T, C2TConfig)
         assert records.traits is not None
-        is_held = held_out(records)
-        self._train, self._held = (_nodes(records, rows) for rows in (~is_held, is_held))
+        is_held = held_out(records)[:, None]
+        tested = [records.is_tested & rows for rows in (~is_held, is_held)]
+        if not all(rows.any() for rows in tested):
+            raise ValueError("the records hold too few drafts to hold some out: record more images")
+        self._train, self._held = ((records.traits[rows], records.is_taken[rows].float()) for rows in tested)
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return traits of some nodes and whether each was accepted."""
@@ -144,42 +136,18 @@ class C2TTask(PolicyTask):
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Return AUC, cross-entropy and calibration error, and the first two of the path's own probabilities."""
+        from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
+
         device = self.part.first.weight.device
         traits, taken = (tensor.to(device) for tensor in self._held)
         logits = self.part(traits)
         match = traits[:, TRAITS.index("match")].clamp(max=-1e-4)
-        found = {"calibration": calibration_error(logits.sigmoid(), taken)}
+        found = {"calibration": float(binary_calibration_error(logits.sigmoid(), taken.int(), n_bins=10))}
         own = match - torch.log1p(-match.exp())  # the logit of a log-probability
         for name, scores in (("", logits), ("_of_scores", own)):
-            found[f"auc{name}"] = auc(scores, taken.bool())
+            found[f"auc{name}"] = float(binary_auroc(scores, taken.int()))
             found[f"loss{name}"] = float(F.binary_cross_entropy_with_logits(scores, taken))
         return found
-
-
-def _nodes(records: Records, rows: Bool[Tensor, " s"]) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
-    assert records.traits is not None
-    tested = records.is_tested & rows[:, None]
-    if not tested.any():
-        raise ValueError("the records hold too few drafts to hold some out: record more images")
-    return records.traits[tested], records.is_taken[tested].float()
-
-
-def auc(scores: Float[Tensor, " m"], is_true: Bool[Tensor, " m"]) -> float:
-    """Return the probability that a true one scores above a false one; ties count half; 0.5 if one kind is missing."""
-    true, false = scores[is_true].double(), scores[~is_true].double().sort().values
-    if not len(true) or not len(false):
-        return 0.5
-    below, up_to = (torch.searchsorted(false, true, right=right).double() for right in (False, True))
-    return float((below + up_to).mean() / 2 / len(false))
-
-
-def calibration_error(probs: Float[Tensor, " m"], taken: Float[Tensor, " m"], *, bins: int = 10) -> float:
-    """Return the mean distance between predicted and observed share over equal bins of probability, weighed by size."""
-    which = (probs * bins).long().clamp(0, bins - 1)
-    difference = torch.zeros(bins, dtype=torch.double, device=probs.device).index_add(
-        0, which, (probs - taken).double()
-    )
-    return float(difference.abs().sum() / len(taken))
 
 
 class RadarTask(PolicyTask):
@@ -198,8 +166,7 @@ class RadarTask(PolicyTask):
         if self._beams.shape[2] < self.part.config.beam:
             raise ValueError(f"the records' beams are {self._beams.shape[2]} wide, wanted {self.part.config.beam}")
         depths = torch.arange(1, self._beams.shape[1] + 2)
-        times = [costs.step(nodes=config.nodes, depth=int(d)) for d in depths]
-        self._times = torch.tensor(times)
+        self._times = 1 + costs.node * (config.nodes - 1) + costs.level * depths
         self._tokens = torch.minimum(records.length[:, None], depths) + 1.0
         self._is_held = held_out(records)
         self.rate = float((self._tokens[~self._is_held].mean(0) / self._times).max())

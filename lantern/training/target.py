@@ -11,15 +11,23 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.rnn import pad_sequence
 
 from lantern.core.io import load_component, load_state, save_component, write_json
 from lantern.core.sampling import Sampling
 from lantern.decoding.plain import generate
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
-from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.training.data import Prepared
-from lantern.training.features import Conditions, captions_name, encode_captions, number_classes, picture_tokens
+from lantern.training.features import (
+    Conditions,
+    captions_name,
+    decode,
+    encode_captions,
+    number_classes,
+    picture_tokens,
+)
 from lantern.training.log import save_sheet
 from lantern.training.loop import LoopConfig, Task, step_generator
 from lantern.training.loop import train as run_loop
@@ -140,12 +148,11 @@ class TargetTask(Task):
         self._pool_sizes = torch.tensor([len(pool) for pool in pools])
         self._held = torch.tensor(held or pools[0][:64])
         self._images = torch.tensor([r.image for r in records])
-        # captions of all records, one after the other: rows of features, and for record r the running sum of its
-        # weights plus r, so that one search finds the caption of a uniform number
-        self._caption_rows = torch.tensor([captions.index[text] for r in records for text, _ in r.captions])
+        # of record r: its captions, and the running sums of their weights but the last, with padding that none reaches
+        rows = [torch.tensor([captions.index[text] for text, _ in r.captions]) for r in records]
         weights = [torch.tensor([weight for _, weight in r.captions], dtype=torch.float64) for r in records]
-        self._caption_edges = torch.cat([r + w.cumsum(0) / w.sum() for r, w in enumerate(weights)])
-        self._first_caption = torch.tensor([0, *(len(w) for w in weights)]).cumsum(0)
+        self._caption_rows = pad_sequence(rows, True)
+        self._caption_edges = pad_sequence([(w.cumsum(0) / w.sum())[:-1] for w in weights], True, 1.0)
         self._loss = torch.compile(self._token_loss) if config.compile else self._token_loss
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -166,12 +173,8 @@ class TargetTask(Task):
 
         Features of captions are in fp32; those of classes are their numbers.
         """
-        chosen = self._first_caption[records]
-        if uniforms is not None:
-            last = self._first_caption[records + 1] - 1
-            chosen = torch.searchsorted(self._caption_edges, records + uniforms.double(), right=True)
-            chosen = chosen.clamp(min=self._first_caption[records], max=last)
-        rows = self._caption_rows[chosen]
+        chosen = 0 if uniforms is None else (self._caption_edges[records] <= uniforms[:, None]).sum(1)
+        rows = self._caption_rows[records, chosen]
         tokens = self._tokens[self._images[records]].long()
         features = self._captions.features[rows]
         return features.float() if features.is_floating_point() else features, self._captions.mask[rows], tokens
@@ -244,9 +247,7 @@ class TargetTask(Task):
         condition = self._captions.condition(features.to(device), mask.to(device))
         keys = [(0, i) for i in range(len(records))]
         made = generate(self.target, condition, sampling=Sampling(guidance=2.0), keys=keys)
-        with torch.no_grad():
-            pictures = [to_uint8(vq.decode(c)).permute(0, 3, 1, 2) for c in (made.tokens, tokens.to(device))]
-        save_sheet(torch.cat(pictures), path, columns=16)
+        save_sheet(decode(vq, torch.cat([made.tokens.cpu(), tokens])), path, columns=16)
 
     def export(self, folder: Path) -> None:
         """Write the target to `folder/transformer`; of a class-conditional one the names of the classes as well."""

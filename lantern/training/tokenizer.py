@@ -14,9 +14,9 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from lantern.core.io import load_module, save_component
-from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels, to_uint8
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels
 from lantern.training.data import Prepared
-from lantern.training.features import picture_tokens
+from lantern.training.features import decode, encode, picture_tokens
 from lantern.training.log import save_sheet
 from lantern.training.loop import LoopConfig, Task, step_generator
 from lantern.training.loop import train as run_loop
@@ -43,6 +43,23 @@ class TokenizerConfig:
     revive_below: float = 0.05
     free_steps: int = 150
     composites: float = 0.2
+
+
+def reconstruction(
+    vq: VQVAE, held: UInt8[Tensor, "n 3 h w"], training: UInt8[Tensor, "m 3 h w"], *, batch: int = 64
+) -> dict[str, float]:
+    """Return the PSNR (dB, of bytes) of held-out images, and the used share and the perplexity of the codebook.
+
+    The last two are those of training images. An image has at most the PSNR of a mean squared error of 0.001.
+    """
+    made = decode(vq, encode(vq, held, batch=batch), batch=batch)
+    errors = (made.float() - held.float()).square().mean((1, 2, 3)).clamp(min=1e-3)
+    counts = torch.bincount(encode(vq, training, batch=batch).flatten(), minlength=vq.config.codebook_size).float()
+    return {
+        "psnr": float((10 * torch.log10(255.0**2 / errors)).mean()),
+        "used": float((counts > 0).float().mean()),
+        "perplexity": float(torch.special.entr(counts / counts.sum()).sum().exp()),
+    }
 
 
 class TokenizerTask(Task):
@@ -157,27 +174,12 @@ class TokenizerTask(Task):
 
     def evaluate(self) -> dict[str, float]:
         """Return PSNR (dB, of bytes) on held-out images, use and perplexity of the codebook on training ones."""
-        blocks = self._held.split(64)
-        errors = [(self._rebuilt(x).float() - x.float()).square().mean((1, 2, 3)) for x in blocks]
-        plain = [to_pixels(self._images[some]).to(self.sums.device) for some in self._plain[:512].split(64)]
-        used = torch.cat([self.vq.encode(x) for x in plain])
-        mse = torch.cat(errors).clamp(min=1e-3)
-        share = torch.bincount(used.flatten().cpu(), minlength=len(self.counts)).float()
-        distribution = share / share.sum()
-        return {
-            "psnr": float((10 * torch.log10(255.0**2 / mse)).mean()),
-            "used": float((share > 0).float().mean()),
-            "perplexity": float(torch.exp(-(distribution * distribution.clamp(min=1e-12).log()).sum())),
-        }
+        return reconstruction(self.vq, self._held, self._images[self._plain[:512]])
 
     def sample(self, path: Path) -> None:
         """Write held-out images above their reconstructions."""
-        save_sheet(torch.cat([self._held[:16], self._rebuilt(self._held[:16])]), path, columns=16)
-
-    def _rebuilt(self, images: UInt8[Tensor, "b 3 h w"]) -> UInt8[Tensor, "b 3 h w"]:
-        """Return images after encoding and decoding."""
-        tokens = self.vq.encode(to_pixels(images).to(self.sums.device))
-        return to_uint8(self.vq.decode(tokens)).permute(0, 3, 1, 2).cpu()
+        held = self._held[:16]
+        save_sheet(torch.cat([held, decode(self.vq, encode(self.vq, held))]), path, columns=16)
 
     def export(self, folder: Path) -> None:
         """Write the tokenizer to `folder/vqvae`."""

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from lantern.core.config import build_config, one_line, read_json_object
 from lantern.core.io import check_finite, check_state, load_tensors, read_pickled
 from lantern.models.llamagen import lantern_layout
-from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig, check_grid, check_layer
+from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 
 Kind = Literal["t2i", "c2i", "vq", "drafter"]
 WRAPPINGS = ("model", "module", "state_dict", "ema")
-WRAPPER_PREFIXES = ("_orig_mod.", "module.", "_fsdp_wrapped_module.")
+WRAPPER_PREFIXES = ("_orig_mod.", "module.")
 CODEBOOK_USED = "quantize.codebook_used"
 
 
@@ -33,33 +33,6 @@ class Checkpoint:
     kind: Kind
     config: dict[str, Any]
     state: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class DrafterConfig:
-    """Shape of a released LANTERN drafter: EAGLE-1 on both guidance rows, one decoder layer, no norm at its input.
-
-    `cls_token_num` counts the drafter's own conditioning slots; with `sees_padding` it attends to the
-    features of padded caption slots too.
-    """
-
-    dim: int
-    n_head: int
-    ffn_dim: int
-    vocab_size: int
-    block_size: int
-    cls_token_num: int = 119
-    norm_eps: float = 1e-6
-    rope_base: float = 10_000.0
-    has_fc_bias: bool = True
-    has_input_norm: bool = False
-    sees_padding: bool = True
-    kind: Literal["eagle1"] = "eagle1"
-    form: Literal["rows"] = "rows"
-
-    def __post_init__(self) -> None:
-        check_layer(self.dim, self.n_head, self.rope_base, self.norm_eps)
-        check_grid(self.block_size)
 
 
 def read_checkpoint(
@@ -128,8 +101,7 @@ def _unwrap(raw: Any, known: dict[str, Any], *, prefers_ema: bool) -> tuple[dict
     for name, tensor in inner.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise ValueError(f"entry {str(name)[:60]!r} is a {type(tensor).__name__}, wanted a tensor")
-        for prefix in WRAPPER_PREFIXES:  # FSDP puts its prefix at every wrapped module, not only in front
-            name = name.replace(prefix, "") if prefix == "_fsdp_wrapped_module." else name
+        name = name.replace("_fsdp_wrapped_module.", "")  # which FSDP puts at every wrapped module
         while name.startswith(WRAPPER_PREFIXES):
             name = name.split(".", 1)[1]
         # rotary table and decoding cache: recomputed, never weights
@@ -162,7 +134,7 @@ def _transformer(state: dict[str, Tensor], known: dict[str, Any], kind: Kind) ->
     if lantern_layout.is_target(state):
         state = lantern_layout.target_state(state)
     vocab_size, dim = _shape(state, "tok_embeddings.weight", 2)
-    n_layer, hidden = _count(state, "layers"), _shape(state, "layers.0.feed_forward.w1.weight", 2)[0]
+    n_layer, hidden = count_entries(state, "layers"), _shape(state, "layers.0.feed_forward.w1.weight", 2)[0]
     fields = {"dim": dim, "n_layer": n_layer, "vocab_size": vocab_size, "model_type": kind}
     fields |= {"multiple_of": _multiple_of(dim, hidden)} | _heads(dim, n_layer)
     if kind == "c2i":
@@ -178,17 +150,21 @@ def _transformer(state: dict[str, Tensor], known: dict[str, Any], kind: Kind) ->
 
 
 def _drafter(state: dict[str, Tensor], known: dict[str, Any]) -> Checkpoint:
-    """Recognise an EAGLE-1 drafter: `fc` over [embedding; feature], one layer without input norm, no final norm."""
+    """Recognise an EAGLE-1 drafter: `fc` over [embedding; feature], one layer without input norm, no final norm.
+
+    It reads both guidance rows, padding included. Its config is checked where the drafter is built.
+    """
     state = lantern_layout.drafter_state(state)
     vocab_size, dim = _shape(state, "embed_tokens.weight", 2)
     hidden = _shape(state, "layers.0.feed_forward.w1.weight", 2)[0]
-    fields = _complete({"dim": dim, "ffn_dim": hidden, "vocab_size": vocab_size} | _heads(dim) | known)
-    # the drafter pairs a feature with the token after it, hence one conditioning slot fewer than the target
-    fields["cls_token_num"] = fields.get("cls_token_num", 120) - 1
-    fields["has_fc_bias"] = fields.pop("bias", True)
+    known = _complete({"norm_eps": 1e-6} | _heads(dim) | known)
     irrelevant = ("n_layer", "n_kv_head", "caption_dim", "num_classes")
-    fields = {name: value for name, value in fields.items() if name not in irrelevant}
-    config = build_config(DrafterConfig, fields, source="config")
+    config = {name: value for name, value in known.items() if name not in irrelevant}
+    config |= {"dim": dim, "ffn_dim": hidden, "vocab_size": vocab_size}
+    # the drafter pairs a feature with the token after it, hence one conditioning slot fewer than the target
+    config["cls_token_num"] = config.get("cls_token_num", 120) - 1
+    config["has_fc_bias"] = config.pop("bias", True)
+    config |= {"has_input_norm": False, "sees_padding": True, "kind": "eagle1", "form": "rows"}
     expected = {
         "embed_tokens.weight": (vocab_size, dim),
         "fc.weight": (dim, 2 * dim),
@@ -198,17 +174,17 @@ def _drafter(state: dict[str, Tensor], known: dict[str, Any]) -> Checkpoint:
         "layers.0.feed_forward.w3.weight": (hidden, dim),
         "layers.0.feed_forward.w2.weight": (dim, hidden),
         "layers.0.ffn_norm.weight": (dim,),
-    } | ({"fc.bias": (dim,)} if config.has_fc_bias else {})
+    } | ({"fc.bias": (dim,)} if config["has_fc_bias"] else {})
     check_state(state, {name: torch.empty(shape, device="meta") for name, shape in expected.items()}, source="weights")
     check_finite(state, source="weights")
-    return Checkpoint("drafter", asdict(config), state)
+    return Checkpoint("drafter", config, state)
 
 
 def vq_fields(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the fields of `VQConfig` that the tensors of a VQ tokenizer imply; ValueError where one is missing."""
     codebook_size, width = _shape(state, "quantize.embedding.weight", 2)
     ch = _shape(state, "encoder.conv_in.weight", 4)[0]
-    levels = range(_count(state, "encoder.conv_blocks"))
+    levels = range(count_entries(state, "encoder.conv_blocks"))
     return {
         "codebook_size": codebook_size,
         "codebook_embed_dim": width,
@@ -219,7 +195,7 @@ def vq_fields(state: Mapping[str, Tensor]) -> dict[str, Any]:
         ],
         "z_channels": _shape(state, "encoder.conv_out.weight", 4)[0],
         "ch": ch,
-        "num_res_blocks": _count(state, "encoder.conv_blocks.0.res"),
+        "num_res_blocks": count_entries(state, "encoder.conv_blocks.0.res"),
     }
 
 
@@ -240,7 +216,7 @@ def _shape(state: Mapping[str, Tensor], name: str, axes: int) -> tuple[int, ...]
     return tuple(state[name].shape)
 
 
-def _count(state: Mapping[str, Tensor], prefix: str) -> int:
+def count_entries(state: Mapping[str, Tensor], prefix: str) -> int:
     """Count the numbered entries `prefix.0.`, `prefix.1.`, ... of a state dict."""
     return len({found[1] for name in state if (found := re.match(rf"{re.escape(prefix)}\.(\d+)\.", name))})
 

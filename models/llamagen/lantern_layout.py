@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_RENAMED = {
+# LANTERN's beginnings of names, at the start or behind a dot, and LlamaGen's
+_NAMES = {
     "model.embed_tokens.": "tok_embeddings.",
     "model.cls_embedding.": "cls_embedding.",
     "model.norm.": "norm.",
+    "model.layers.": "layers.",
     "lm_head.": "output.",
-}
-_IN_LAYER = {
     "self_attn.o_proj.": "attention.wo.",
     "mlp.gate_proj.": "feed_forward.w1.",
     "mlp.up_proj.": "feed_forward.w3.",
@@ -24,6 +24,7 @@ _IN_LAYER = {
     "input_layernorm.": "attention_norm.",
     "post_attention_layernorm.": "ffn_norm.",
 }
+_FOREIGN = {ours: theirs for theirs, ours in _NAMES.items()}
 _FIELDS = {
     "hidden_size": "dim",
     "num_hidden_layers": "n_layer",
@@ -48,25 +49,16 @@ def is_drafter(state: Mapping[str, Tensor]) -> bool:
 
 def target_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename a LANTERN target's tensors and fuse its projections; unknown names stay, and strict checks report them."""
-    renamed = {_renamed(name): tensor for name, tensor in state.items()}
-    return _with_fused_qkv({name.removeprefix("model."): tensor for name, tensor in renamed.items()})
+    return _with_fused_qkv({_renamed(name, _NAMES): tensor for name, tensor in state.items()})
 
 
-def foreign_state(state: Mapping[str, Tensor], *, heads: int, key_heads: int) -> dict[str, Tensor]:
+def foreign_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a LlamaGen target's tensors in LANTERN's names, from which `target_state` makes them again."""
     found = {}
     for name, tensor in state.items():
-        if name.endswith(".attention.wqkv.weight"):
-            width = len(tensor) // (heads + 2 * key_heads)
-            parts = tensor.split([heads * width, key_heads * width, key_heads * width])
-            layer = f"model.{name.removesuffix('attention.wqkv.weight')}self_attn"
-            found |= {f"{layer}.{letter}_proj.weight": part for letter, part in zip("qkv", parts, strict=True)}
-            continue
-        new = next(
-            (new + name.removeprefix(old) for new, old in _RENAMED.items() if name.startswith(old)), "model." + name
-        )
-        inside = next(((old, new) for new, old in _IN_LAYER.items() if f".{old}" in name), ("", ""))
-        found[new.replace(*inside)] = tensor
+        is_fused = name.endswith(".attention.wqkv.weight")
+        for letter, part in zip("qkv", tensor.chunk(3), strict=True) if is_fused else [("", tensor)]:
+            found[_renamed(name.replace("attention.wqkv", f"self_attn.{letter}_proj"), _FOREIGN)] = part
     return found
 
 
@@ -84,7 +76,7 @@ def drafter_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     if any(".self_attn.q_norm." in name for name in state):
         raise ValueError("this is a drafter for Chameleon (Anole, Lumina-mGPT), wanted one for LlamaGen")
-    return _with_fused_qkv({_renamed(name): tensor for name, tensor in state.items()})
+    return _with_fused_qkv({_renamed(name, _NAMES): tensor for name, tensor in state.items()})
 
 
 def is_foreign_config(values: Mapping[str, Any]) -> bool:
@@ -101,30 +93,18 @@ def reference_config(values: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _renamed(name: str) -> str:
-    for old, new in _RENAMED.items():
-        if name.startswith(old):
-            return new + name.removeprefix(old)
-    layer = re.match(r"(?:model\.)?(layers\.\d+\.)(.+)", name)
-    if layer is None:
-        return name
-    place, part = layer.groups()
-    for old, new in _IN_LAYER.items():
-        if part.startswith(old):
-            return place + new + part.removeprefix(old)
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    for old, new in names.items():
+        name = re.sub(rf"(^|\.){re.escape(old)}", rf"\g<1>{new}", name)
     return name
 
 
 def _with_fused_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Replace each layer's q_proj, k_proj, v_proj by wqkv, rows [q | k | v]; an incomplete triple stays as it is."""
-    fused = dict(state)
-    for name in state:
-        if not name.endswith(".self_attn.q_proj.weight"):
-            continue
-        layer = name.removesuffix("self_attn.q_proj.weight")
+    """Replace each layer's q_proj, k_proj, v_proj by wqkv, rows [q | k | v]; ValueError for an incomplete triple."""
+    fused, queries = dict(state), "self_attn.q_proj.weight"
+    for layer in [name.removesuffix(queries) for name in state if name.endswith(f".{queries}")]:
         parts = [f"{layer}self_attn.{letter}_proj.weight" for letter in "qkv"]
-        absent = [part for part in parts if part not in state]
-        if absent:
+        if absent := [part for part in parts if part not in state]:
             raise ValueError(f"tensor {absent[0]!r} is missing")
         fused[f"{layer}attention.wqkv.weight"] = torch.cat([fused.pop(part) for part in parts])
     return fused

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import check_finite, is_there, read_header
+from lantern.core.quiet import quiet
 from lantern.core.types import Condition
 from lantern.models.llamagen import t5
 
@@ -237,10 +238,10 @@ def load_tokenizer(folder: Path, tokens: int) -> Any:
     """
     from transformers import AutoTokenizer
 
-    _check_tokenizer_configs(folder)
     file = next(path for name in TOKENIZER_FILES if is_there(path := folder / name))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         tokenizer("a", padding="max_length", max_length=2, truncation=True)
         tokenizer.get_vocab()
     except Exception as error:  # as above
@@ -257,17 +258,9 @@ def _check_vocabulary(tokenizer: Any, tokens: int, file: Path) -> None:
 
 def check_text_files(folder: Path, tokenizer_dir: Path | None = None) -> None:
     """Check what can be checked of a text encoder's folder without loading it; ValueError names the file."""
-    weights, words = resolve_folders(folder, tokenizer_dir)
-    check_limits(weights / "config.json")
+    weights, _ = checked_folders(folder, tokenizer_dir)
     if (weights / WEIGHT_FILES[0]).is_file():
         read_header(weights / WEIGHT_FILES[0])
-    _check_tokenizer_configs(words)
-
-
-def _check_tokenizer_configs(folder: Path) -> None:
-    for name in TOKENIZER_CONFIGS:
-        if is_there(folder / name) and "auto_map" in read_json_object(folder / name, most=MAX_TOKENIZER_BYTES):
-            raise ValueError(f"{folder / name} names code to run (auto_map), wanted a tokenizer of transformers")
 
 
 class TextEncoder:
@@ -280,9 +273,7 @@ class TextEncoder:
     @classmethod
     def load(cls, folder: Path, *, dtype: torch.dtype) -> "TextEncoder":
         """Load from local files without transformers, where they need none; see `from_pretrained`."""
-        weights, words = resolve_folders(folder, None)
-        check_limits(weights / "config.json")
-        _check_tokenizer_configs(words)
+        weights, words = checked_folders(folder, None)
         found = t5.load(weights, words, dtype=dtype)
         if found is None:
             return cls.from_pretrained(folder, dtype=dtype)
@@ -298,20 +289,16 @@ class TextEncoder:
         folder may also be the parent of `text_encoder/` and `tokenizer/` (the layout of diffusers). A folder with a
         whole T5 loads its encoder. Raises ValueError naming the file that is missing.
         """
-        from transformers import AutoModelForTextEncoding, logging
+        from transformers import AutoModelForTextEncoding
 
-        weights, words = resolve_folders(Path(folder), None if tokenizer_dir is None else Path(tokenizer_dir))
-        check_limits(weights / "config.json")
+        weights, words = checked_folders(Path(folder), None if tokenizer_dir is None else Path(tokenizer_dir))
         file = next(path for name in WEIGHT_FILES if is_there(path := weights / name))
-        had_bars, was = logging.is_progress_bar_enabled(), logging.get_verbosity()
-        logging.disable_progress_bar()
-        logging.set_verbosity_error()  # a whole T5's decoder weights are unused on purpose
+        how: Any = {"local_files_only": True, "trust_remote_code": False, "dtype": dtype}
         try:
             if file.suffix == ".safetensors":
                 read_header(file)
-            model, found = AutoModelForTextEncoding.from_pretrained(
-                weights, local_files_only=True, trust_remote_code=False, dtype=dtype, output_loading_info=True
-            )
+            with quiet():  # a whole T5's decoder weights are unused on purpose
+                model, found = AutoModelForTextEncoding.from_pretrained(weights, output_loading_info=True, **how)
             if found["missing_keys"]:
                 raise ValueError(f"{file}: tensor {min(found['missing_keys'])!r} is missing")
             check_finite(model.state_dict(), source=file)
@@ -319,13 +306,7 @@ class TextEncoder:
             text = one_line(error) if "weights_only" not in str(error) else "it is no file of plain tensors"
             known = str(error).startswith(str(file))
             raise ValueError(text if known else f"{file} holds no text encoder that loads: {text}") from error
-        else:
-            tokenizer = load_tokenizer(words, model.config.vocab_size)
-        finally:
-            logging.set_verbosity(was)
-            if had_bars:
-                logging.enable_progress_bar()
-        return cls(model, tokenizer)
+        return cls(model, load_tokenizer(words, model.config.vocab_size))
 
     def save_pretrained(self, folder: str | Path, tokenizer_dir: str | Path | None = None) -> None:
         """Write model and tokenizer in the form that `from_pretrained` reads; one folder unless two are given."""
@@ -393,8 +374,11 @@ class TextEncoder:
         independent of its company, bit for bit; a larger `batch_size` is faster and agrees to rounding. A prompt of
         which cleaning leaves nothing is a ValueError.
         """
-        captions = [self._caption(p) for p in checked_prompts(prompts, slots, batch_size)]
-        ids, mask = self._tokenize(captions, slots)
+        if isinstance(prompts, str) or not prompts:
+            raise ValueError(f"got {prompts!r} as prompts, wanted a list of at least one")
+        if slots < 1 or batch_size < 1:
+            raise ValueError(f"got slots={slots}, batch_size={batch_size}, wanted both at least 1")
+        ids, mask = self._tokenize([self._caption(prompt) for prompt in prompts], slots)
         rows = []
         with torch.no_grad():
             for some, valid in zip(ids.split(batch_size), mask.split(batch_size), strict=True):
@@ -421,29 +405,22 @@ class TextEncoder:
         return out["input_ids"].to(device), out["attention_mask"].to(device).bool()
 
 
-def checked_prompts(prompts: Sequence[str], slots: int, batch_size: int) -> Sequence[str]:
-    """Return the prompts; ValueError unless they are a list of at least one and the sizes are positive."""
-    if isinstance(prompts, str) or not prompts:
-        raise ValueError(f"got {prompts!r} as prompts, wanted a list of at least one")
-    if slots < 1 or batch_size < 1:
-        raise ValueError(f"got slots={slots}, batch_size={batch_size}, wanted both at least 1")
-    return prompts
-
-
-def resolve_folders(folder: Path, tokenizer_dir: Path | None) -> tuple[Path, Path]:
-    """Return the folders of weights and tokenizer. ValueError names a missing file."""
-
-    if (folder / "text_encoder").is_dir():
-        folder = folder / "text_encoder"
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder / 'config.json'} is missing; give the folder of a T5-type encoder")
-    kind = read_json_object(folder / "config.json").get("model_type")
-    if kind not in T5_TYPES:
-        raise ValueError(f"{folder / 'config.json'} has model_type {kind!r}, wanted one of {', '.join(T5_TYPES)}")
+def checked_folders(folder: Path, tokenizer_dir: Path | None) -> tuple[Path, Path]:
+    """Return the folders of weights and tokenizer; ValueError names a file that is missing, or that names code."""
+    folder = folder / "text_encoder" if (folder / "text_encoder").is_dir() else folder
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ValueError(f"{config} is missing; give the folder of a T5-type encoder")
+    if (kind := read_json_object(config).get("model_type")) not in T5_TYPES:
+        raise ValueError(f"{config} has model_type {kind!r}, wanted one of {', '.join(T5_TYPES)}")
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
         raise ValueError(f"{folder / WEIGHT_FILES[0]} is missing; the folder holds no weights")
+    check_limits(config)
     beside = [tokenizer_dir] if tokenizer_dir else [folder, folder.parent / "tokenizer"]
-    for words in beside:
-        if any((words / name).is_file() for name in TOKENIZER_FILES):
-            return folder, words
-    raise ValueError(f"{beside[-1] / TOKENIZER_FILES[0]} is missing; give the tokenizer's folder as well")
+    words = next((one for one in beside if any((one / name).is_file() for name in TOKENIZER_FILES)), None)
+    if words is None:
+        raise ValueError(f"{beside[-1] / TOKENIZER_FILES[0]} is missing; give the tokenizer's folder as well")
+    for path in (words / name for name in TOKENIZER_CONFIGS):
+        if is_there(path) and "auto_map" in read_json_object(path, most=MAX_TOKENIZER_BYTES):
+            raise ValueError(f"{path} names code to run (auto_map), wanted a tokenizer of transformers")
+    return folder, words

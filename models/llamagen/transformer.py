@@ -9,7 +9,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -257,19 +257,6 @@ class CaptionEmbedder(nn.Module):
         return self.cap_proj(rows.expand(captions.shape[0], -1, -1))
 
 
-@runtime_checkable
-class LayerCache(Protocol):
-    """Store of keys and values, those of earlier passes included; a pass has at least `least_rows` rows."""
-
-    least_rows: int
-
-    def write(
-        self, layer: int, slots: Int[Tensor, "b n"], fresh: Float[Tensor, "b n 2 h d"]
-    ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:
-        """Store n keys and values at `slots` of a layer; return all of that layer."""
-        ...
-
-
 class RMSNorm(nn.Module):
     """Root-mean-square norm in fp32, cast back before the weight is applied (the order matters in bf16)."""
 
@@ -303,7 +290,7 @@ class Attention(nn.Module):
         mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
         *,
         layer: int,
-        cache: LayerCache | None,
+        cache: Any,
         slots: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n c"]:
         """Attend to the cache, or to x without one. No mask is causal; a float mask is added to the scores."""
@@ -388,7 +375,7 @@ class Block(nn.Module):
         mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
         *,
         layer: int,
-        cache: LayerCache | None,
+        cache: Any,
         slots: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n c"]:
         """Attention, then feed-forward, each added to its input."""
@@ -442,7 +429,7 @@ class Transformer(nn.Module, Target):
         positions: Int[Tensor, "b n"],
         mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None = None,
         *,
-        cache: LayerCache | None = None,
+        cache: Any = None,
         slots: Int[Tensor, "b n"] | None = None,
         entered: dict[int, Tensor] | None = None,
     ) -> Float[Tensor, "b n c"]:
@@ -451,7 +438,9 @@ class Transformer(nn.Module, Target):
         `positions` are rows of the rotary table: conditioning slots first (cls_token_num of them), then the
         tokens in raster order. A boolean `mask` selects the cache slots (without a cache: the inputs)
         that each input attends to; a float mask is added to the scores; None is causal.
-        With a cache, keys and values go to `slots`. `entered` receives the inputs of the layers that are its keys.
+        With a cache, keys and values `(b n 2 h d)` go to `slots`: `cache.write(layer, slots, fresh)` stores them, and
+        returns all keys and all values `(b h s d)` of the layer. `entered` receives the inputs of the layers that are
+        its keys.
         """
         factors = self.rotary(positions)
         x = self.tok_dropout(inputs)
@@ -494,7 +483,7 @@ class Transformer(nn.Module, Target):
         positions: Int[Tensor, "b n"],
         mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None = None,
         *,
-        cache: LayerCache | None = None,
+        cache: Any = None,
         slots: Int[Tensor, "b n"] | None = None,
         taps: tuple[int, ...] = (),
     ) -> Scores:

@@ -218,15 +218,7 @@ def make_colours(cells: list[Cell], number: int) -> Iterator[Callable[[], Made]]
     """Yield recoloured pictures: every cell that can be recoloured gets its first colour before any gets its second."""
     ranked = [(rank, share_of(cell.key), cell, colour) for cell in cells for rank, colour in enumerate(cell.colours)]
     for _, _, cell, colour in sorted(ranked, key=lambda entry: entry[:2])[:number]:
-        yield partial(make_colour, cell, colour)
-
-
-def make_colour(cell: Cell, colour: str) -> Made:
-    """Return the picture in another colour."""
-    assert cell.colouring is not None
-    captions = colour_captions(cell.concept, cell.style, colour)
-    picture = on_white(recolour(cell.picture, cell.colouring, colour))
-    return picture, composite(cell, captions, number=1, colour=colour)
+        yield partial(make_composite, cell, 1, colour)
 
 
 def make_counts(cells: list[Cell], number: int) -> Iterator[Callable[[], Made]]:
@@ -239,16 +231,21 @@ def make_counts(cells: list[Cell], number: int) -> Iterator[Callable[[], Made]]:
         many = 2 + (int(3 * draw) + repeat) % 3
         colours = cell.colours if share_of(f"tint/{cell.key}/{repeat}") < 0.25 else []
         colour = colours[repeat % len(colours)] if colours else None
-        yield partial(make_count, cell, many, colour)
+        yield partial(make_composite, cell, many, colour)
 
 
-def make_count(cell: Cell, number: int, colour: str | None) -> Made:
-    """Return `number` copies of the picture, recoloured unless `colour` is None."""
-    picture = cell.picture
-    if colour is not None and cell.colouring is not None:
+def make_composite(cell: Cell, number: int, colour: str | None) -> Made:
+    """Return `number` copies of the picture, recoloured unless `colour` is None; one in twenty-five is held out."""
+    picture, style, name = cell.picture, cell.style, colour or ""
+    if cell.colouring is not None and colour is not None:
         picture = recolour(picture, cell.colouring, colour)
-    captions = count_captions(cell.concept, cell.style, number, colour=colour)
-    return copies(picture, number), composite(cell, captions, number=number, colour=colour)
+    if number == 1:
+        kind, shown, captions = "colour", on_white(picture), colour_captions(cell.concept, style, name)
+    else:
+        kind, shown = "count", copies(picture, number)
+        captions = count_captions(cell.concept, style, number, colour=colour)
+    is_held = share_of(f"{kind}/{cell.key}/{number}/{colour}") < COMPOSITES_HELD_OUT
+    return shown, cell.record(kind, captions, "heldout" if is_held else "train", colour=name, number=number)
 
 
 def make_pairs(cells: list[Cell], number: int, *, seed: int) -> Iterator[Callable[[], Made]]:
@@ -273,10 +270,3 @@ def make_pair(left: Cell, right: Cell) -> Made:
     may_mirror = left.may_mirror and right.may_mirror
     record = Record(0, captions, "pair", names, left.style, split, may_mirror=may_mirror, number=2)
     return arrange([left.picture, right.picture], list(LAYOUTS[2])), record
-
-
-def composite(cell: Cell, captions: Captions, *, number: int, colour: str | None) -> Record:
-    """Return the record of a composite of one cell; one in twenty-five is held out."""
-    kind = "count" if number > 1 else "colour"
-    is_held = share_of(f"{kind}/{cell.key}/{number}/{colour}") < COMPOSITES_HELD_OUT
-    return cell.record(kind, captions, "heldout" if is_held else "train", colour=colour or "", number=number)

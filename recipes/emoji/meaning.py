@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from recipes.emoji.captions import plural
@@ -49,16 +49,6 @@ class Meanings:
         return F.normalize(rows, dim=-1)
 
 
-def pad(rows: list[list[int]]) -> tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"]]:
-    """Right-pad token lists with 0; the mask is true where a token is."""
-    ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-    mask = torch.zeros_like(ids, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row)
-        mask[i, : len(row)] = True
-    return ids, mask
-
-
 def mean_over(hidden: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> Float[Tensor, "b c"]:
     """Return the mean over valid tokens."""
     weight = mask[..., None].to(hidden.dtype)
@@ -81,14 +71,16 @@ def teacher_embeddings(folder: Path, phrases: list[str], *, batch: int = 256) ->
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_truncation(64)
     tokenizer.no_padding()
-    ids = [e.ids for e in tokenizer.encode_batch(phrases)]
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    out = torch.empty(len(ids), model.config.hidden_size)
+    lengths = [len(one.ids) for one in tokenizer.encode_batch(phrases)]
+    order = sorted(range(len(phrases)), key=lengths.__getitem__)
+    tokenizer.enable_padding()
+    out = torch.empty(len(phrases), model.config.hidden_size)
     for at in tqdm(range(0, len(order), batch), desc="teacher", unit="batch", disable=None):
         rows = order[at : at + batch]
-        tokens, mask = pad([ids[i] for i in rows])
+        some = tokenizer.encode_batch([phrases[i] for i in rows])
+        tokens, mask = torch.tensor([one.ids for one in some]), torch.tensor([one.attention_mask for one in some])
         with torch.no_grad():
-            hidden = model(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+            hidden = model(input_ids=tokens, attention_mask=mask).last_hidden_state
         out[rows] = F.normalize(mean_over(hidden, mask), dim=-1)
     return out
 

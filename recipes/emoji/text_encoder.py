@@ -21,7 +21,7 @@ from lantern.core.io import atomic_write
 from lantern.training.loop import LoopConfig, Task
 from lantern.training.loop import train as run_loop
 from recipes.emoji.lexicon import Lexicon, build_lexicon, everyday_words, named_concepts, read_emojis, read_nouns
-from recipes.emoji.meaning import MeaningConfig, Meanings, build_meanings, mean_over, pad
+from recipes.emoji.meaning import MeaningConfig, Meanings, build_meanings, mean_over
 from recipes.emoji.packages import read_concepts
 from recipes.emoji.phrases import ATTRIBUTES, FRAMES, Caption, Composer
 
@@ -155,7 +155,7 @@ class TextTask(Task):
 
     def tokens(self, texts: list[str]) -> tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"]]:
         """Return right-padded tokens and their mask."""
-        return pad(cut_tokens(self.tokenizer, texts, self.config.max_tokens))
+        return tokens_of(self.tokenizer, texts, self.config.max_tokens)
 
     def means(self, ids: Int[Tensor, "b t"], mask: Bool[Tensor, "b t"]) -> Float[Tensor, "b c"]:
         """Return mean outputs over valid tokens, in four passes of captions of similar length to reduce padding."""
@@ -227,9 +227,10 @@ def distances(unit: Float[Tensor, "b c"], meaning: Float[Tensor, "b c"], tempera
     return {"cosine": 1 - (unit * meaning).sum(-1).mean(), "relation": relation}
 
 
-def cut_tokens(tokenizer: Any, texts: list[str], longest: int) -> list[list[int]]:
-    """Return token ids of texts, at most `longest` each, end token included."""
-    return tokenizer(texts, truncation=True, max_length=longest)["input_ids"]
+def tokens_of(tokenizer: Any, texts: list[str], longest: int) -> tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"]]:
+    """Return right-padded tokens of texts, at most `longest` each, end token included; and which are no padding."""
+    found = tokenizer(texts, truncation=True, max_length=longest, padding=True, return_tensors="pt")
+    return found["input_ids"], found["attention_mask"].bool()
 
 
 def labels_and_rivals(captions: list[Caption]) -> tuple[Int[Tensor, "b k"], Int[Tensor, "r 2"]]:

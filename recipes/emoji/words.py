@@ -19,9 +19,9 @@ from lantern.training.loop import LoopConfig, Task
 from lantern.training.loop import train as run_loop
 from lantern.training.stages import read_config
 from recipes.emoji.captions import plural
-from recipes.emoji.meaning import mean_over, pad
+from recipes.emoji.meaning import mean_over
 from recipes.emoji.phrases import Composer
-from recipes.emoji.text_encoder import TextConfig, TextTask, cut_tokens, distances, prepare, whole_words
+from recipes.emoji.text_encoder import TextConfig, TextTask, distances, prepare, tokens_of, whole_words
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class WordsTask(Task):
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return tokens, mask and meanings of captions of new words."""
         captions = self.composer.about(self.concepts, step * 4096 + rank, self.config.batch)
-        tokens = cut_tokens(self.tokenizer, [c.text for c in captions], self.text.config.max_tokens)
-        return tuple(part.to(device) for part in (*pad(tokens), self.text.meanings.of(captions)))
+        tokens = tokens_of(self.tokenizer, [c.text for c in captions], self.text.config.max_tokens)
+        return tuple(part.to(device) for part in (*tokens, self.text.meanings.of(captions)))
 
     def table(self) -> Float[Tensor, "v c"]:
         """Return the embedding table with the new words' rows."""

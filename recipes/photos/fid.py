@@ -16,9 +16,9 @@ from lantern.decoding.plain import generate
 from lantern.eval.metrics.quality import Options, measure
 from lantern.eval.speed.surroundings import surroundings
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
-from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels, to_uint8
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.training.data import Prepared, encode_png
-from lantern.training.features import training_device
+from lantern.training.features import decode, encode, training_device
 from lantern.training.log import save_sheet
 from lantern.training.target import CLASSES_NAME
 
@@ -67,7 +67,8 @@ def measure_fid(
         raise ValueError(f"{data} holds no training image: prepare it with a smaller held_out")
     real = prepared.images()[torch.tensor([record.image for record in used])]
     save_pictures(real, out / "real")
-    save_pictures(reconstruct(pictures, real, config.batch), out / "reconstructed")
+    tokens = encode(pictures, real, batch=config.batch)
+    save_pictures(decode(pictures, tokens, batch=config.batch), out / "reconstructed")
     of_used = torch.tensor([names.index(record.concepts[0]) for record in used])
     labels = of_used[torch.arange(config.pictures) % len(of_used)]
     made = sample(model, pictures, labels, config)
@@ -86,7 +87,6 @@ def measure_fid(
     return "; ".join(texts)
 
 
-@torch.no_grad()
 def sample(model: Transformer, vq: VQVAE, labels: Int[Tensor, " n"], config: FidConfig) -> UInt8[Tensor, "n 3 h w"]:
     """Return one picture per class number by plain decoding; picture i depends on seed, i and its class."""
     from tqdm import tqdm
@@ -97,21 +97,8 @@ def sample(model: Transformer, vq: VQVAE, labels: Int[Tensor, " n"], config: Fid
         condition = Condition(labels=labels[numbers].to(device))
         keys = [(config.seed, number) for number in numbers.tolist()]
         tokens = generate(model, condition, sampling=sampling, keys=keys).tokens
-        found.append(channels_first(to_uint8(vq.decode(tokens))))
+        found.append(decode(vq, tokens))
     return torch.cat(found)
-
-
-@torch.no_grad()
-def reconstruct(vq: VQVAE, pictures: UInt8[Tensor, "n 3 h w"], batch: int) -> UInt8[Tensor, "n 3 h w"]:
-    """Return the pictures after encoding and decoding."""
-    device = next(vq.parameters()).device
-    tokens = (vq.encode(to_pixels(some).to(device)) for some in pictures.split(batch))
-    return torch.cat([channels_first(to_uint8(vq.decode(some))) for some in tokens])
-
-
-def channels_first(pictures: UInt8[Tensor, "n h w 3"]) -> UInt8[Tensor, "n 3 h w"]:
-    """Return pictures with channels first, on the CPU."""
-    return pictures.permute(0, 3, 1, 2).cpu()
 
 
 def save_pictures(pictures: Sequence[Tensor] | UInt8[Tensor, "n 3 h w"], folder: Path) -> None:

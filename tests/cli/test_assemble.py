@@ -14,6 +14,7 @@ from lantern.generation.generator import neighbours_for
 from lantern.models.folder import load_model
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.verifiers.relaxations.neighbours import proximity_table
+from tests.cli.calls import Capture, one_line
 from tests.tiny import tiny_config, tiny_target
 from tests.tiny_folder import save_tiny_model
 
@@ -55,7 +56,7 @@ def test_a_folder_loads_with_defaults_and_later_calls_replace_single_components(
 
 
 def test_assembling_signs_the_drafter_and_then_refuses_another_target(
-    tmp_path: Path, components: dict[str, Path], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, components: dict[str, Path], capsys: Capture
 ) -> None:
     out = tmp_path / "model"
     assert main(["assemble", str(out), *options(components)]) == 0
@@ -65,14 +66,14 @@ def test_assembling_signs_the_drafter_and_then_refuses_another_target(
     before = (out / "transformer" / "model.safetensors").read_bytes()
     capsys.readouterr()
     assert main(["assemble", str(out), "--transformer", str(tmp_path / "t2")]) == 2
-    error = capsys.readouterr().err.strip()
+    error = one_line(capsys)
     assert f"drafter {out / 'drafter'} was trained for a target of digest" in error and "that of model model" in error
-    assert "\n" not in error and (out / "transformer" / "model.safetensors").read_bytes() == before
+    assert (out / "transformer" / "model.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize("damage", ["codebook", "truncated", "tokenizer", "kind", "size"])
 def test_components_that_do_not_fit_are_refused_before_anything_is_copied(
-    tmp_path: Path, components: dict[str, Path], capsys: pytest.CaptureFixture[str], damage: str
+    tmp_path: Path, components: dict[str, Path], capsys: Capture, damage: str
 ) -> None:
     whole, message = save_tiny_model(tmp_path / "whole"), ""
     given = components | {"text-encoder": whole / "text_encoder", "tokenizer": whole / "tokenizer"}
@@ -93,5 +94,5 @@ def test_components_that_do_not_fit_are_refused_before_anything_is_copied(
         write_json(path, read_config(components["drafter"]) | {"kind": "eagle3"})
     capsys.readouterr()
     assert main(["assemble", str(tmp_path / "model"), *options(given)]) == 2
-    error = capsys.readouterr().err
-    assert str(path) in error and message in error and error.count("\n") == 1 and not (tmp_path / "model").exists()
+    error = one_line(capsys)
+    assert str(path) in error and message in error and not (tmp_path / "model").exists()

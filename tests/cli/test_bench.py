@@ -10,6 +10,7 @@ from lantern.core.types import Generation
 from lantern.eval.speed import race
 from lantern.models.folder import DTYPES as KNOWN_DTYPES
 from lantern.models.llamagen.transformer import SIZES
+from tests.cli.calls import Capture
 from tests.tiny_folder import save_tiny_model
 
 QUICK = ["--images", "1", "--variants", "eager", "--baseline", "eager", "--dtype", "fp32"]
@@ -26,7 +27,7 @@ def test_options_list_all_choices() -> None:
 
 
 def test_json_is_one_line_with_the_table_on_stderr_and_otherwise_only_the_table_is_printed(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     out, before = tmp_path / "bench.json", torch.get_num_threads()
     try:
@@ -45,7 +46,7 @@ def test_json_is_one_line_with_the_table_on_stderr_and_otherwise_only_the_table_
 
 
 def test_tokens_that_differ_from_plain_give_exit_token_1(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = race.record
 
@@ -60,7 +61,7 @@ def test_tokens_that_differ_from_plain_give_exit_token_1(
 
 
 def test_a_stopped_bench_prints_the_rounds_that_are_done(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, made = race.record, []
 
@@ -81,9 +82,3 @@ def test_a_stopped_bench_prints_the_rounds_that_are_done(
     lines = output.err.splitlines()
     assert lines[0].startswith("warming up 1 of 2: plain as eager") and lines[-1] == "lantern: error: terminated"
     assert any(line.startswith("round 2 of 9, ") and line.endswith(" minutes left") for line in lines)
-
-
-def test_a_baseline_leaves_other_engines_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model", str(folder), *QUICK[:2], *QUICK[4:], "--json"]) == 0
-    contenders = json.loads(capsys.readouterr().out)["races"][0]["contenders"]
-    assert [(one["method"], one["variant"]) for one in contenders] == [("plain", "eager"), ("eagle1", "eager")]

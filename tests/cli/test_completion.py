@@ -13,6 +13,7 @@ from lantern.cli.completion import PROGRAMS, SHELLS, complete
 from lantern.cli.main import SUMMARIES, main
 from lantern.methods import METHODS, find
 from lantern.training.stages import STAGES
+from tests.cli.calls import Capture
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,7 +63,7 @@ def test_commands_options_and_names_are_completed(completions, line, offered, no
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_of_each_shell_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_script_of_each_shell_is_printed(shell: str, capsys: Capture) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert all(name in script for name in PROGRAMS) and "_ARGCOMPLETE" in script

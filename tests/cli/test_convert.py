@@ -8,7 +8,7 @@ from lantern.cli.main import main
 from lantern.core.io import load_component, load_state, read_config
 from lantern.models.folder import load_model
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
-from tests.cli.calls import one_line
+from tests.cli.calls import Capture, one_line
 from tests.tiny_folder import save_tiny_model
 
 CONFIG = TransformerConfig(dim=32, n_layer=2, n_head=4, multiple_of=32, vocab_size=16, num_classes=3, block_size=16)
@@ -28,9 +28,7 @@ def _convert(checkpoint: Path, *options: str) -> int:
 
 
 @pytest.mark.parametrize("is_foreign", [False, True])
-def test_a_converted_folder_loads_as_the_same_model(
-    is_foreign: bool, checkpoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_converted_folder_loads_as_the_same_model(is_foreign: bool, checkpoint: Path, capsys: Capture) -> None:
     out, back = checkpoint.parent / "out", checkpoint.parent / "back"
     assert _convert(checkpoint, "--grid", "4", *["--to", "hf"] * is_foreign) == 0
     assert "c2i, 18 tensors" in capsys.readouterr().out
@@ -49,7 +47,7 @@ def test_a_converted_folder_loads_as_the_same_model(
     assert "holds a c2i checkpoint, not drafter" in one_line(capsys)
 
 
-def test_a_model_folder_is_rewritten_in_another_dtype(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_folder_is_rewritten_in_another_dtype(tmp_path: Path, capsys: Capture) -> None:
     source, out = save_tiny_model(tmp_path / "model"), tmp_path / "out"
     assert main(["convert", str(source), str(out), "--dtype", "bf16"]) == 0
     written, model = load_model(out), load_model(source)
@@ -68,7 +66,7 @@ def test_a_model_folder_is_rewritten_in_another_dtype(tmp_path: Path, capsys: py
     assert "is a whole model, of which only --dtype changes" in one_line(capsys)
 
 
-def test_a_component_is_replaced_only_on_request(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_component_is_replaced_only_on_request(checkpoint: Path, capsys: Capture) -> None:
     assert _convert(checkpoint, "--image-size", "64", "--kind", "c2i", "--dtype", "bf16") == 0
     assert read_config(checkpoint.parent / "out")["block_size"] == 16
     assert load_state(checkpoint.parent / "out")["norm.weight"].dtype == torch.bfloat16
@@ -87,20 +85,16 @@ def test_a_component_is_replaced_only_on_request(checkpoint: Path, capsys: pytes
         (["--image-size", "-16"], "wanted a whole number"),
         (["--image-size", "64", "--grid", "4"], "not allowed with"),
         (["--grid", "4", "--kind", "t2i"], "holds a c2i checkpoint, not t2i"),
-        (["--grid", "4", "--kind", "t2v"], "did you mean t2i?"),
+        (["--grid", "4", "--kind", "t2v"], "did you mean 't2i'?"),
     ],
 )
-def test_inconsistent_input_is_refused(
-    checkpoint: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
-) -> None:
+def test_inconsistent_input_is_refused(checkpoint: Path, capsys: Capture, options: list[str], message: str) -> None:
     assert _convert(checkpoint, *options) == 2
     assert message in one_line(capsys)
     assert not (checkpoint.parent / "out").exists()
 
 
-def test_a_damaged_file_is_refused_and_a_read_only_folder_is_a_failure(
-    checkpoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_is_refused_and_a_read_only_folder_is_a_failure(checkpoint: Path, capsys: Capture) -> None:
     (checkpoint.parent / "out").write_text("a file where the folder should be")
     assert _convert(checkpoint, "--grid", "4") == 1
     assert "out" in one_line(capsys)

@@ -4,18 +4,17 @@ from lantern.cli import doctor
 from lantern.cli.doctor import Finding
 from lantern.cli.main import main
 from lantern.engines.cuda.engine import GraphEngine
+from tests.cli.calls import Capture
 
 
-def test_the_report_lists_versions_and_devices(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_lists_versions_and_devices(capsys: Capture) -> None:
     code = main(["doctor"])
     out = capsys.readouterr().out
     assert all(word in out for word in ("lantern", "python", "torch", "torchvision", "cpu", "embedded model"))
     assert code == (1 if "broken" in out else 0)
 
 
-def test_a_fault_exits_with_1_and_its_repair(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_exits_with_1_and_its_repair(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([Finding("good"), Finding("bad", "mend it")]),))
     assert main(["doctor"]) == 1
     assert capsys.readouterr().out.splitlines() == [
@@ -45,12 +44,7 @@ def test_a_missing_compiler_is_reported_and_not_a_fault(monkeypatch: pytest.Monk
     ],
 )
 def test_only_a_package_without_which_nothing_runs_or_of_another_version_is_a_fault(
-    package: str,
-    version: str,
-    code: int,
-    line: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    package: str, version: str, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     kept = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: version if name == package else kept(name))
@@ -59,9 +53,7 @@ def test_only_a_package_without_which_nothing_runs_or_of_another_version_is_a_fa
     assert line.format(pip=doctor.PIP) in capsys.readouterr().out
 
 
-def test_an_engine_that_is_not_there_is_absent(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_is_not_there_is_absent(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "CHECKS", (doctor._engines,))
     monkeypatch.setattr(GraphEngine, "why_not", lambda *_, **__: "no CUDA device")
     assert main(["doctor"]) == 0

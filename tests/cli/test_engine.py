@@ -13,6 +13,7 @@ from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import AutoEngine, EagerEngine, Engine, WideEngine
 from lantern.models.folder import Model
+from tests.cli.calls import Capture
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model
 
@@ -78,7 +79,7 @@ def test_advice_is_given_only_where_auto_would_choose_an_unbuilt_library(
 
 @pytest.mark.parametrize("is_quiet", [False, True])
 def test_the_advice_is_the_last_line_unless_quiet(
-    is_quiet: bool, unbuilt: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    is_quiet: bool, unbuilt: None, tmp_path: Path, capsys: Capture
 ) -> None:
     model, quiet = str(save_tiny_model(tmp_path / "toy", **FITTING)), ["--quiet"] * is_quiet
     assert main(["--model", model, "--prompt", "a cat", "--tokens", str(tmp_path / "grid.json"), *quiet]) == 0

@@ -1,13 +1,11 @@
 """What all commands share: help, refusals in one line, exit codes, signals and standard output."""
 
-import dataclasses
 import os
 import signal
 import subprocess
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +24,19 @@ NAMELESS = "; a prompt is given with --prompt, in quotes"
 TRAIN = " --config here/config.json --out out"
 # calls, each with a part of its refusal; `here` is a folder with an empty config.json, TOY a model
 REFUSED = {
-    "genrate": "unknown command 'genrate'; did you mean generate?",
-    "zzz": "known are generate, methods, convert, assemble, train, doctor",
+    "genrate": "unknown command 'genrate'; did you mean 'generate'?",
+    "zzz": "known are assemble, bench, completion, convert, demo, doctor, eval, generate",
     "generate apple": NAMELESS,
     "generate --prompt a red apple": NAMELESS,
     "generate --model nowhere --prompt a": "nowhere",
     "generate --prompts-file nowhere.txt": "nowhere.txt",
-    "generate": "no images requested",
-    "methods medsua": "did you mean medusa?",
+    "generate": "wanted prompts or class labels, got neither",
+    "methods medsua": "did you mean 'medusa'?",
     "methods nowhere": "wanted a method that `lantern methods` lists",
     "methods plain --model nowhere": "nowhere",
     "convert nowhere out": "does not exist",
     "convert here out": "here",
-    "convert here out --image-sise 256": "did you mean --image-size?",
+    "convert here out --image-sise 256": "did you mean '--image-size'?",
     "assemble out --transformer nowhere": "does not exist",
     "train data --config nowhere.json --out out": "nowhere.json",
     "train data --config data-foldr --out out": "did you mean 'data-folder'?",
@@ -50,7 +48,7 @@ REFUSED = {
     "train text" + TRAIN: "stage text needs --packages",
     "train target" + TRAIN: "stage target needs --data",
     "train target --steps -1" + TRAIN: "wanted a whole number from 0",
-    "train target --minutes 0" + TRAIN: "--minutes is 0, wanted a number above 0",
+    "train target --minutes 0" + TRAIN: "--minutes: '0', wanted a number from 0.001",
     "train target --data no-such-folder" + TRAIN: "does not exist",
     "train target --records ." + TRAIN: "unknown argument '--records'",
     "doctor nowhere": "nowhere",
@@ -60,7 +58,7 @@ REFUSED = {
     "tune --max-tv 2": "0 to 1",
     "tune --max-nodes 1": "from 2 to 256",
     "tune --images 0": "whole number",
-    "tune --image 3": "did you mean --images?",
+    "tune --image 3": "did you mean '--images'?",
     "tune --quality missing.json": "does not exist",
     "tune --model TOY --methods eagel1": "cannot be tuned",
     "tune --model TOY --methods lantern": "--max-tv",
@@ -76,7 +74,7 @@ REFUSED = {
     "bench --shape M": "wanted one of B, L",
     "bench --variants int4": "wanted one of eager",
     "bench --images 0": "wanted a whole number from 1",
-    "bench --model TOY --methods eagel1": 'did you mean "eagle1"',
+    "bench --model TOY --methods eagel1": "did you mean 'eagle1'",
     "reproduce emoji --actors 2": "--actors is an option of --ray",
     "reproduce nowhere": "nowhere",
     "reproduce nowhere/row.json": "nowhere",
@@ -173,8 +171,7 @@ def test_debug_prints_a_traceback(capsys: Capture, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_signal_while_arguments_are_read_ends_in_one_line(capsys: Capture) -> None:
-    command = import_module("lantern.cli.doctor").COMMAND
-    late = dataclasses.replace(command, add_arguments=lambda parser: signal.raise_signal(signal.SIGTERM))
+    late = Command("late", "Late.", lambda parser: signal.raise_signal(signal.SIGTERM), lambda args: 0)
     assert run_command(late, []) == 143
     assert "terminated" in one_line(capsys)
 

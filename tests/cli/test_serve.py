@@ -16,6 +16,7 @@ import httpx
 from safetensors.torch import load_file, save_file
 
 from lantern.cli.main import main
+from tests.cli.calls import Capture
 from tests.tiny_folder import save_tiny_model
 
 COMMAND = [sys.executable, "-m", "lantern.cli.main", "serve", "--port", "0", "--engine", "eager"]
@@ -59,15 +60,13 @@ def test_a_model_that_makes_no_image_is_refused(tmp_path: Path) -> None:
     assert line.startswith("lantern: error: ") and "became NaN" in line and "Traceback" not in ended.stderr
 
 
-def test_a_port_in_use_is_refused_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_refused_before_the_model_is_loaded(capsys: Capture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         assert main(["serve", "/nowhere/model", "--port", str(used.getsockname()[1])]) == 1
     assert "cannot listen at 127.0.0.1:" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
-def test_a_server_that_is_open_to_others_without_a_key_is_warned_of(
-    host: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_is_open_to_others_without_a_key_is_warned_of(host: str, capsys: Capture) -> None:
     assert main(["serve", "/nowhere/model", "--host", host, "--port", "0"]) == 2
     assert ("without an API key" in capsys.readouterr().err) == (host == "0.0.0.0")

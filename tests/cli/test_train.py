@@ -21,6 +21,7 @@ from lantern.training.stages import (
     find_stage,
     read_config,
 )
+from tests.cli.calls import Capture, one_line
 
 EMOJI = find_recipe("emoji")
 RECIPES = list(find_recipes().values())
@@ -90,7 +91,7 @@ def test_a_recipe_is_found_by_name_by_its_config_and_by_the_source_of_a_data_con
 
 
 def test_without_recipes_a_stage_of_one_is_refused_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
 ) -> None:
     monkeypatch.setattr(stages, "RECIPES", tmp_path / "recipes")
     assert find_recipes() == {}
@@ -100,8 +101,7 @@ def test_without_recipes_a_stage_of_one_is_refused_in_one_line(
         (["data", "--config", "data-emoji"], "come with a clone of lantern"),
     ):
         assert main(["train", *arguments, "--out", str(tmp_path)]) == 2
-        error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1
+        assert message in one_line(capsys)
     assert main(["train", "--help"]) == 0
     assert "come with a clone of lantern" in " ".join(capsys.readouterr().out.split())
 
@@ -120,7 +120,7 @@ def test_a_kind_names_its_config_and_fits_it(calls: list[Any], tmp_path: Path) -
 
 @pytest.mark.parametrize("stage", ["all", "policy"])
 def test_a_missing_package_is_reported_before_anything_is_written(
-    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("lantern.training.loop.find_spec", lambda name: None)
     (tmp_path / "given").mkdir()

@@ -71,24 +71,9 @@ def test_the_profile_holds_the_measurements(folder: Path, capsys: Capture) -> No
     assert trees and max(tree.max_nodes for tree in trees) <= 8
 
 
-def test_relaxed_methods_are_measured_within_a_bound(tmp_path: Path, capsys: Capture) -> None:
-    folder = save_tiny_model(tmp_path / "toy")
-    words = ["--images", "1", "--max-nodes", "6", "--max-depth", "2", "--max-tv", "0.9", "--quiet", "--json"]
-    assert main(["tune", "--model", str(folder), "--methods", "lantern++", *words]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert any(one["settings"]["lambda_"] == 5.0 and one["total_variation"] > 0 for one in found["candidates"])
-    assert all("tree" in one["settings"] for one in found["candidates"])
-    assert found["bounds"] == {"max_kid": None, "max_tv": 0.9}
-
-
 def test_a_model_of_classes_is_measured_on_classes(tmp_path: Path, capsys: Capture) -> None:
     folder = save_tiny_model(tmp_path / "toy", model_type="c2i", cls_token_num=1)
     words = ["--images", "2", "--max-nodes", "4", "--max-depth", "2", "--methods", "eagle1", "--quiet"]
     assert main(["tune", "--model", str(folder), *words]) == 0
     assert "profile:" in capsys.readouterr().out
     assert "leave --prompts-file out" in refusal(capsys, main(["tune", "--model", str(folder), "--prompts-file", "x"]))
-
-
-def test_a_read_only_place_fails_before_the_measurement(folder: Path, capsys: Capture) -> None:
-    Path("file").write_text("")
-    assert "file" in refusal(capsys, main(["tune", "--model", str(folder), "--out", "file/profile.json"]), 1)

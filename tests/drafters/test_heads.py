@@ -13,12 +13,10 @@ from lantern.drafters.heads.medusa import Medusa, MedusaConfig, MedusaDrafter
 from lantern.drafters.heads.parallelspec import ParallelSpec, group_mask
 from lantern.drafters.heads.vertical import Vertical, VerticalConfig, VerticalDrafter
 from lantern.drafters.trees.static import named
-from lantern.methods import METHODS
 from tests.drafters.sampled_trees import drafted
 from tests.drafters.whole import whole_pictures
-from tests.proof.pictures import DISTRIBUTION, SMALL, p_value, pictures
 from tests.tiny import loose_target, select
-from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, made_of, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, tiny_decoder
 from tests.tiny_parts import randomised, tiny_part
 
 
@@ -50,14 +48,6 @@ def test_untrained_heads_repeat_the_feature() -> None:
     assert torch.equal(module.heads.embed_tokens.weight, TARGET.tok_embeddings.weight)
 
 
-def test_relaxations_get_log_q() -> None:
-    bounded, drafter = METHODS["bounded"].with_options(k=5).made, METHODS["medusa"].made.drafter
-    assert drafter is not None
-    records = replace(drafter, named={**drafter.named, "records_log_q": True})
-    built = tiny_decoder(made_of("medusa", records, bounded.verifier))
-    assert built.generate(CONDITION, keys=KEYS).total_variation.max() > 0
-
-
 # -- ParallelSpec -----------------------------------------------------------------------------------------------------
 
 
@@ -86,13 +76,6 @@ def test_guesses_read_nothing_behind_their_anchor() -> None:
         assert old.features is not None and new.features is not None
         is_same = (old.features - new.features).abs().amax(-1).amax(0) < 1e-5
         assert torch.equal(is_same, old.places - old.depth < 8)
-
-
-def test_sampled_trees_with_rejection_match_the_target_distribution() -> None:
-    """Distributions with the drafter's own noise."""
-    method = METHODS["parallelspec-paper"].with_options(tree="0 1 0.0 0.0.0")
-    made = pictures(tiny_decoder(method, SMALL, DISTRIBUTION), 5000, seed=7)
-    assert p_value(made.tokens) > 1e-4 and made.steps.float().mean() < 4
 
 
 # -- vertical heads ---------------------------------------------------------------------------------------------------

@@ -11,19 +11,13 @@ from tests.drafters.sampled_trees import drafted
 from tests.drafters.whole import whole_pictures
 from tests.tiny import tiny_target
 from tests.tiny_decoder import CONDITION, SAMPLING
-from tests.tiny_parts import randomised
+from tests.tiny_parts import tiny_part
 
 TARGET = tiny_target(block_size=36)
 
 
-def made_of(**changes: object) -> ViSpec:
-    module = ViSpec(ViSpecConfig.for_target(TARGET.config, **changes))
-    randomised(module)
-    return module
-
-
 def test_context_has_the_reported_length() -> None:
-    module = made_of(recent=1, summaries=2)
+    module = tiny_part("vispec", TARGET, recent=1, summaries=2)
     drafter = ViSpecDrafter(module, TARGET, tree=named("grown_8_3"), mode="gumbel", sampling=SAMPLING)
     drafted(drafter, TARGET)
     # two for the caption, six rows, two whole rows of six, four staged and room for what they may overwrite
@@ -32,7 +26,7 @@ def test_context_has_the_reported_length() -> None:
 
 @torch.no_grad()
 def test_old_rows_are_seen_only_through_their_tokens() -> None:
-    module = made_of(recent=1)
+    module = tiny_part("vispec", TARGET, recent=1)
     tokens = torch.randint(0, 24, (3, 36), generator=torch.Generator().manual_seed(0))
     given = whole_pictures(TARGET, CONDITION, tokens)
     # Two pairs of row 0 are swapped: a row's token is a sum, which does not depend on their order.

@@ -7,20 +7,32 @@ import pytest
 from lantern.cli.command import run_command
 from lantern.cli.leaderboard import COMMAND
 from lantern.generation.generator import Generator
+from lantern.models.folder import Model, load_model
 from tests.eval.workers import paint, tiny_decoder
 from tests.tiny_folder import save_tiny_model
 
-METHODS = ("eagle1", "eagle1-rejection", "lantern++:k=6", "bounded-window:k=6,window=4,delta=0.05/0.4")
+METHODS = ("eagle1", "eagle1-rejection", "lantern++:k=6", "bounded-window:window=4,delta=0.05/0.4")
 PAIRS = ("eagle1==eagle1-rejection", "eagle1==gumbel-jacobi")
 
 
 @pytest.fixture(scope="session")
-def board_words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model."""
+    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def model(folder: Path) -> Model:
+    """The tiny model on the CPU."""
+    return load_model(folder, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def board_words(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Options of the leaderboard, without its number of images and its file."""
-    folder = tmp_path_factory.mktemp("model")
-    model = save_tiny_model(folder / "tiny")
-    (folder / "prompts.txt").write_text("a red apple\na blue cat\ntwo dog\n")
-    words = ["--model", str(model), "--prompts-file", str(folder / "prompts.txt"), "--engine", "eager", "--quiet"]
+    prompts = tmp_path_factory.mktemp("prompts") / "prompts.txt"
+    prompts.write_text("a red apple\na blue cat\ntwo dog\n")
+    words = ["--model", str(folder), "--prompts-file", str(prompts), "--engine", "eager", "--quiet"]
     return [*words, "--baseline", "eager", "--temperature", "1", "0", "--methods", *METHODS, "--pairs", *PAIRS]
 
 
@@ -33,9 +45,9 @@ def board_file(board_words: list[str], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Generator:
+def decoder(folder: Path) -> Generator:
     """The decoder of tiny images."""
-    return tiny_decoder(save_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
+    return tiny_decoder(folder)
 
 
 @pytest.fixture(scope="session")

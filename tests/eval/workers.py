@@ -1,17 +1,8 @@
-"""Workers that make tiny images, in this process or forked, for tests that kill them.
-
-    python -m tests.eval.workers MODEL
-
-Each line on stdin, {"out": FOLDER, "log": FILE, "pictures": 40, "batch": 1, "shard": "i/n"}, forks a worker. Its
-process id and, at its end, its exit code are printed. A line "NUMBER" in the log is an image that was started.
-"""
+"""Workers that make tiny images, in this process or in one that a test kills."""
 
 import json
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
@@ -56,8 +47,9 @@ def lines(out: Path) -> list[int]:
     return sorted(line["id"] for line in found if "id" in line)
 
 
-def live(decoder: Generator, *, out: str, log: str, pictures: int, batch: int, shard: str) -> None:
-    """Run one worker; log the number of every image that is started."""
+def live(model: Path, out: Path, log: Path, pictures: int, batch: int) -> None:
+    """Run one worker in a process of its own; log the number of every image that is started, one a line."""
+    torch.set_num_threads(1)
     begin = generation.make_batches
 
     def noting(decoder: Generator, requested: Sequence[Request], **how: object) -> object:
@@ -66,24 +58,4 @@ def live(decoder: Generator, *, out: str, log: str, pictures: int, batch: int, s
         return begin(decoder, requested, **how)  # type: ignore[arg-type]
 
     generation.make_batches = noting  # type: ignore[assignment]
-    paint(decoder, Path(out), pictures, shard=Shard.parse(shard), batch=batch)
-
-
-def main(model: str) -> None:
-    """Fork a worker for each line until stdin ends."""
-    torch.set_num_threads(1)
-    decoder = tiny_decoder(model)
-    with TemporaryDirectory() as folder:
-        paint(decoder, Path(folder), 2)  # initialise what is made at first use
-    print("warm", flush=True)
-    for line in sys.stdin:
-        child = os.fork()
-        if not child:
-            live(decoder, **json.loads(line))
-            os._exit(0)
-        print(child, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    paint(tiny_decoder(model), out, pictures, batch=batch)

@@ -40,10 +40,10 @@ def test_a_full_disk_keeps_and_reports_earlier_pictures(
 def test_tokens_that_cannot_be_written_leave_the_pictures(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path) -> Any:
+    def full(path: Path, text: str, encoding: str) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("lantern.core.io.atomic_write", full)
+    monkeypatch.setattr(Path, "write_text", full)
     code, out, error = run(*FOUR, "--out", tmp_path / "out", "--tokens", tmp_path / "t.json")
     assert code == 1 and error == f"lantern: error: {tmp_path}/t.json: No space left on device\n"
     assert len(out.split()) == len(list((tmp_path / "out").iterdir())) == 4

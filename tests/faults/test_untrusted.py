@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from lantern.core.io import (
     CONFIG_NAME,
     SUMS_NAME,
     WEIGHTS_NAME,
-    atomic_write,
     load_component,
     read_checksums,
     save_checksums,
@@ -31,7 +29,6 @@ from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.generation.generator import generate
 from lantern.methods.parts import ADD_ONS
 from lantern.models.folder import AddOns, load_model
-from lantern.models.llamagen.checkpoint import read_checkpoint
 from lantern.models.llamagen.text import check_limits
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
@@ -103,12 +100,6 @@ def test_the_embedded_model_lists_all_of_its_weights() -> None:
         assert path.name in read_checksums(path.parent), path
 
 
-def test_a_failed_write_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), atomic_write(tmp_path / "a" / "b" / "file.json"):
-        raise RuntimeError
-    assert not (tmp_path / "a").exists()
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -156,22 +147,6 @@ def test_sizes_of_a_text_encoder_are_bounded(tmp_path: Path, field: str, value: 
         check_limits(tmp_path / "config.json")
 
 
-@pytest.mark.parametrize("is_sharded", [False, True])
-def test_wrappings_of_trainers_are_removed(tmp_path: Path, is_sharded: bool) -> None:
-    target, mark = tiny_target(), "_fsdp_wrapped_module."
-    wrapped: dict[str, Any] = {"model": {"state_dict": target.state_dict()}}
-    if is_sharded:
-        heads = {name: name.partition(".") for name in target.state_dict()}
-        names = {
-            name: f"{mark}{head}.{mark}{rest}" if rest else f"{mark}{name}" for name, (head, _, rest) in heads.items()
-        }
-        wrapped = {names[name]: tensor for name, tensor in target.state_dict().items()}
-    torch.save(wrapped, tmp_path / "x.pt")
-    config = {"n_head": target.config.n_head}
-    found = read_checkpoint(tmp_path / "x.pt", config=config, block_size=target.config.block_size)
-    assert sorted(found.state) == sorted(target.state_dict())
-
-
 def test_a_failed_conversion_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tiny_target()
     state = target.state_dict()
@@ -188,7 +163,7 @@ def test_a_conversion_that_cannot_be_written_names_the_file(tmp_path: Path) -> N
     limited += "from lantern.cli import convert; sys.exit(convert.main(sys.argv[1:]))"
     done = subprocess.run([sys.executable, "-c", limited, *arguments], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
-    assert f"{tmp_path / 'out' / WEIGHTS_NAME} cannot be written: " in done.stderr and "large" in done.stderr
+    assert f"{tmp_path / 'out' / WEIGHTS_NAME}: cannot be written: " in done.stderr and "large" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["target", "drafter"])
@@ -311,14 +286,6 @@ def test_a_dangling_link_is_not_a_missing_component(copy: Path, name: str, read:
     become_dangling_link(copy / name)
     with pytest.raises(ValueError, match=str(copy / name)):
         read(copy)
-
-
-@pytest.mark.parametrize("content", [b"", b"junk", pickle.dumps(print)], ids=["empty", "junk", "code"])
-def test_no_message_advises_to_unpickle(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "x.pt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"x\.pt is no whole checkpoint of plain tensors") as caught:
-        read_checkpoint(tmp_path / "x.pt")
-    assert "weights_only" not in str(caught.value) and len(str(caught.value)) < 300 + len(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_pipeline_and_command_make_the_same_picture(
 
 
 def test_a_relaxed_picture_reports_its_total_variation(pipe: LanternPipeline) -> None:
-    relaxed = {"method": "bounded-window", "settings": {"k": 4, "delta": 0.3, "cap": 100.0}}
+    relaxed = {"method": "bounded", "settings": {"k": 4, "delta": 0.3}}
     stats = call(pipe, ["a red apple"] * 8, generator=list(range(8)), **relaxed).stats
     for figures in stats:
         assert not figures["exact"] and 0 < figures["total_variation"] <= figures["total_variation_max"] <= 0.3

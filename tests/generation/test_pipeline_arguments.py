@@ -143,8 +143,11 @@ VALUES: list[tuple[dict[str, Any], str]] = [
     ({"generator": [1, 2]}, "2 generators for 1 images"),
     ({"generator": -1}, "seed is -1"),
     ({"class_labels": 1}, "give one of them"),
-    ({"method": "lantren"}, 'did you mean "lantern"?'),
+    ({"method": "lantren"}, "did you mean 'lantern'?"),
     ({"method": "lantern++", "settings": {"delta": 0.1}}, "no setting delta"),
+    ({"method": "lantern++", "delta": 0.1}, "no setting delta"),
+    ({"method": "eagle1:tree"}, "has the option 'tree', wanted OPTION=VALUE"),
+    ({"method": "repeat-left:length=x"}, 'length is "x", wanted a whole number of at least 1'),
     ({"callback_on_step_end_tensor_inputs": ["latents"]}, "'latents', wanted some of tokens"),
 ]
 TYPES: list[tuple[dict[str, Any], str]] = [
@@ -171,6 +174,25 @@ def test_arguments_that_do_not_fit_are_refused_by_name(
     with pytest.raises(error) as refused:
         tokens(pipe, **options)
     assert text in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [("eagle1", "tree", "chain_2"), ("repeat-left", "length", 2), ("specmquant", "width", 1)],
+)
+def test_options_of_a_method_are_settings_or_keywords_or_follow_its_name(
+    pipe: LanternPipeline, name: str, option: str, value: Any
+) -> None:
+    def accepted(**form: Any) -> list[float | None]:
+        found: Any = pipe("a red apple", generator=5, **form)
+        return found.stats[0]["accepted_by_depth"]
+
+    wanted = accepted(method=name, settings={option: value})
+    assert wanted != accepted(method=name)
+    pipe.method = f"{name}:{option}={value}"
+    assert accepted() == accepted(method=pipe.method) == wanted
+    if option != "width":  # that of the image
+        assert accepted(method=name, **{option: value}) == wanted
 
 
 def test_models_of_classes_refuse_captions_by_name(tmp_path: Path) -> None:

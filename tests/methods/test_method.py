@@ -33,7 +33,7 @@ DRAFTER = tiny_eagle(TARGET)
 TABLE = proximity_table(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)), 23)
 KEYS = [(1, 0), (1, 1)]
 RELAXED = ("lantern", "lantern++", "cool", "grouped", "tolerance", "vadusa")
-RELAXED += ("bounded", "bounded-window", "gsd", "lantern-paper", "lantern++-paper", "zipar", "pjd")
+RELAXED += ("bounded", "bounded-window", "bounded-scd", "gsd", "lantern-paper", "lantern++-paper", "zipar", "pjd")
 RELAXED += ("cool-paper", "medusa-paper", "vvs", "lantern-released")
 
 
@@ -105,7 +105,7 @@ def test_damaged_options_are_refused_in_one_line(name: str) -> None:
     ("options", "message"),
     [
         ({"delta": 2}, "delta is 2, wanted a number from 0 to 1"),
-        ({"residual": "papre"}, 'residual is "papre", wanted one of paper, released, cool; did you mean "paper"'),
+        ({"residual": "papre"}, "residual is \"papre\", wanted one of paper, released, cool; did you mean 'paper'"),
         ({"window": 4}, 'method "lantern" has no setting window: it takes tree, k, delta, residual'),
     ],
 )

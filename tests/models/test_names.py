@@ -12,7 +12,7 @@ from lantern.cli.generate import main
 from lantern.generation.embeddings import with_conditions
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request, UnknownPromptWarning, requests, with_warnings
-from lantern.models.folder import NAMES_NAME, WORDS_NAME, Model, load_model, read_names
+from lantern.models.folder import NAMES_NAME, WORDS_NAME, Model, load_model
 from tests.tiny_folder import save_tiny_model
 
 
@@ -113,8 +113,3 @@ def test_assemble_takes_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         names.write_text(text)
         assert run_command(ASSEMBLE, [str(folder), "--names", str(names)], prog="lantern assemble") == 2
         assert f"{names} {reason}, wanted a name on each line" in capsys.readouterr().err
-
-
-def test_the_embedded_names_are_the_trained_concepts() -> None:
-    assets = Path(__file__).parents[2] / "assets"
-    assert read_names(assets / "lantern-emoji" / NAMES_NAME) == read_names(assets / "prompts" / "concepts.txt")

@@ -1,4 +1,7 @@
-"""Two processes that share a model of transformers against one process."""
+"""Two processes that share a model of transformers against one process.
+
+Run by `torchrun`: each process decodes with its share of the models of FOLDER, and writes what it found there.
+"""
 
 import json
 import os
@@ -12,13 +15,18 @@ import pytest
 import torch
 
 from lantern.cli.main import main
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition
+from lantern.generation.generator import generate
 from lantern.models.folder import load_model
 from lantern.models.transformers import parallel
 from tests import tiny_transformers as tiny
-from tests.models.shared_model import METHODS, found_by
 from tests.tiny_folder import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
+SIZES = {"emu3": (24, 32), "lumina": (4, 8), "simplear": (48, 64)}
+METHODS = ("plain", "gumbel-jacobi")
+PROMPTS = ["a red apple", "the sky"]
 
 
 def chameleon() -> Any:
@@ -37,6 +45,25 @@ MODELS = {name: made for name, made in tiny.FAMILY.items() if name != "glm_image
 }
 
 
+def found_by(folder: Path, name: str, processes: int) -> dict[str, Any]:
+    """Logits behind a prompt, greedy and sampled tokens of each method, and what the images promise."""
+    how: Any = {"device": "cpu", "engine": "eager", "parts": ("text",)}
+    model = load_model(folder, size=SIZES.get(name), processes=processes, **how)
+    target: Any = model.target
+    tokens = torch.tensor([[0, 1, 9, 10, 4], [1, 9, 12, 11, 4]])
+    condition = Condition(tokens=tokens[:, None], mask=tokens[:, None] > 0)
+    with torch.inference_mode():
+        found: dict[str, Any] = {"logits": target.read(condition, 1).logits}
+    found["heads"] = target.config.n_head
+    for method in METHODS:
+        for temperature in (0.0, 1.0):
+            sampling = Sampling(guidance=3.0, temperature=temperature)
+            made = list(generate(model, PROMPTS, method=method, sampling=sampling, with_pixels=False, seed=3))
+            found[f"{method} {temperature}"] = torch.stack([picture.tokens for picture in made])
+            found[f"{method} promise"] = made[0].statistics.promise
+    return found
+
+
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
     variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -47,7 +74,7 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_two_processes_give_the_logits_and_tokens_of_one(tmp_path: Path) -> None:
     for name, (model, processor) in MODELS.items():
         tiny.save(name, model(), processor(), tmp_path / "models" / name)
-    done = torchrun("-m", "tests.models.shared_model", str(tmp_path))
+    done = torchrun("-m", "tests.models.test_parallel", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     found = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
     for name in MODELS:
@@ -93,3 +120,12 @@ def test_what_processes_cannot_share_is_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["generate", "--prompt", "a red apple", "--out", str(tmp_path / "a.png")]) == 2
     assert "2 processes share a model and need one method: give --method" in capsys.readouterr().err
+
+
+if __name__ == "__main__":
+    import torch.distributed as processes
+
+    root = Path(sys.argv[1])
+    made = {path.name: found_by(path, path.name, 2) for path in sorted((root / "models").iterdir())}
+    torch.save(made, root / f"rank{processes.get_rank()}.pt")
+    processes.destroy_process_group()

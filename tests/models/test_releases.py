@@ -15,6 +15,7 @@ from lantern.core.types import Condition
 from lantern.generation.generator import generate
 from lantern.models.folder import Model, load_model
 from lantern.models.transformers import loading
+from lantern.models.transformers.components import Components
 from tests import tiny_transformers as tiny
 
 JANUS_WORDS = {
@@ -168,7 +169,7 @@ def released_chameleon(model: Any, decoder: Any, folder: Path) -> Path:
 
 def vqgan(model: Any, decoder: Any) -> dict[str, Any]:
     state = model.model.vqmodel.state_dict()
-    return {"epoch": 3, "state_dict": state | decoder.state_dict() | {"loss.logvar": torch.zeros(1)}}
+    return {"epoch": 3, "state_dict": state | tiny.released(decoder) | {"loss.logvar": torch.zeros(1)}}
 
 
 def vocabulary(words: list[str], renamed: dict[str, str]) -> dict[str, Any]:
@@ -187,41 +188,34 @@ def tokens_and_pixels(model: Model) -> tuple[Any, Any]:
     return picture.tokens, picture.pixels
 
 
+def assert_same(family: str, model: Any, out: Path) -> Components:
+    """Load what was converted, of which tensors and logits are those of the model."""
+    from transformers import AutoModelForImageTextToText
+
+    state = model.state_dict()
+    for name, tensor in AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32).state_dict().items():
+        assert torch.equal(tensor, state.pop(name)), name
+    assert not state
+    made = loading.load(out, torch.device("cpu"), torch.float32, parts=("vq", "text"))
+    tokens = torch.tensor([[[1, 9, 10, 12, 4]]])
+    condition = Condition(tokens=tokens, mask=tokens > 0)
+    found, expected = (one.target.read(condition, 1).logits for one in (made, tiny.assemble(family, model, None)))
+    assert torch.equal(found, expected)
+    assert len(tokens_and_pixels(load_model(out))[0]) == 16
+    return made
+
+
 @torch.no_grad()
 def test_janus_becomes_the_same_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = janus()
     out = convert(released_janus(model, tmp_path / "released"), tmp_path / "out", "--kind", "janus")
     assert "janus, " in capsys.readouterr().out
-    loaded = load_model(out)
-    made = loading.load(out, torch.device("cpu"), torch.float32, parts=("vq", "text"))
-    state = model.state_dict()
-    for name, tensor in reloaded(out).items():
-        assert torch.equal(tensor, state.pop(name)), name
-    assert not state
-    original = tiny.assemble("janus", model, None)
-    assert_same_logits(made.target, original.target)
+    made = assert_same("janus", model, out)
     tokens = torch.arange(16)[None]
-    assert torch.equal(made.vq.decode(tokens), original.vq.decode(tokens))
+    assert torch.equal(made.vq.decode(tokens), tiny.assemble("janus", model, None).vq.decode(tokens))
     assert made.text is not None
-    words = {word: i for i, word in enumerate(tiny.WORDS)}
-    prompt = [words[word] for word in ("<bos>", "User:", "a", "red", "apple", "Assistant:", "<boi>")]
-    assert made.text.rows("a red apple")[0] == prompt
-    assert made.text.rows("a red apple")[1] == [1, *[2] * 5, 4]
-    assert len(tokens_and_pixels(loaded)[0]) == 16
-
-
-def assert_same_logits(found: Any, expected: Any) -> None:
-    tokens = torch.tensor([[1, 9, 10, 12, 4]])
-    mask = torch.ones_like(tokens, dtype=torch.bool)
-    condition = Condition(tokens=tokens[:, None], mask=mask[:, None])
-    logits = [target.read(condition, 1).logits for target in (found, expected)]
-    assert torch.equal(*logits)
-
-
-def reloaded(folder: Path) -> dict[str, torch.Tensor]:
-    from transformers import AutoModelForImageTextToText
-
-    return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).state_dict()
+    prompt = [tiny.WORDS.index(word) for word in ("<bos>", "User:", "a", "red", "apple", "Assistant:", "<boi>")]
+    assert made.text.rows("a red apple") == (prompt, [1, *[2] * 5, 4])
 
 
 @torch.no_grad()
@@ -230,18 +224,12 @@ def test_chameleon_becomes_the_same_model(tmp_path: Path) -> None:
     decoder = tiny.vq_decoder(model)
     model.model.vqmodel.post_quant_conv.load_state_dict(decoder.post_quant_conv.state_dict())
     out = convert(released_chameleon(model, decoder, tmp_path / "released"), tmp_path / "out")
-    state = model.state_dict()
-    for name, tensor in reloaded(out).items():
-        assert torch.equal(tensor, state.pop(name)), name
-    assert not state
-    made = loading.load(out, torch.device("cpu"), torch.float32, parts=("vq", "text"))
-    assert_same_logits(made.target, tiny.assemble("chameleon", model, None).target)
+    made = assert_same("chameleon", model, out)
     tokens = torch.arange(16)[None]
     grid = made.vq.codebook[tokens].unflatten(1, (4, 4)).permute(0, 3, 1, 2)
     assert torch.equal(made.vq.decode(tokens), decoder(grid))
     assert made.text is not None
     assert made.text.rows("a red apple") == ([1, 9, 10, 12, 19, 17], [1, 17])
-    assert len(tokens_and_pixels(load_model(out))[0]) == 16
 
 
 def test_rotary_pairs_are_adjacent_as_released() -> None:

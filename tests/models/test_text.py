@@ -8,25 +8,12 @@ import pytest
 import torch
 
 from lantern.models.llamagen.text import TextEncoder, rotate_to_right
-
-WORDS = ["<pad>", "</s>", "<unk>", "a", "red", "apple", "blue", "cat", "and", "dog", "two"]
+from tests.tiny_folder import WORDS, tiny_text_encoder
 
 
 @pytest.fixture(scope="module")
 def encoder() -> TextEncoder:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
-
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
-    torch.manual_seed(0)
-    config = T5Config(
-        vocab_size=len(WORDS), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, feed_forward_proj="gated-gelu"
-    )
-    return TextEncoder(T5EncoderModel(config), fast)
+    return tiny_text_encoder()
 
 
 def test_rotation_moves_valid_slots_right_and_zeros_the_rest() -> None:
@@ -132,15 +119,12 @@ def test_encoders_that_only_transformers_reads_are_loaded_by_it(encoder: TextEnc
     assert type(TextEncoder.load(tmp_path, dtype=torch.float16).model).__module__.startswith("transformers.")
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_missing_file_is_named(encoder: TextEncoder, tmp_path: Path, name: str) -> None:
+def test_missing_files_and_other_kinds_are_refused_by_name(encoder: TextEncoder, tmp_path: Path) -> None:
     encoder.save_pretrained(tmp_path)
-    (tmp_path / name).unlink()
-    with pytest.raises(ValueError, match=name):
-        TextEncoder.from_pretrained(tmp_path)
-
-
-def test_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "model.safetensors", "config.json"):
+        (tmp_path / name).unlink()
+        with pytest.raises(ValueError, match=f"{name} is missing"):
+            TextEncoder.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     with pytest.raises(ValueError, match="bert"):
         TextEncoder.from_pretrained(tmp_path)

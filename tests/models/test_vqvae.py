@@ -1,7 +1,6 @@
 """The tokenizer: agreement with the implementation of transformers, shapes and refusals."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from torch import nn
 
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 
-DATA = Path(__file__).parent.parent / "data"
 SIZES: dict[str, Any] = {"ch": 32, "z_channels": 32, "codebook_size": 64, "codebook_embed_dim": 8}
 MULTIPLES = (1, 1, 2)
 # names of modules here and in JanusVQVAE, which has the architecture of LlamaGen's tokenizer
@@ -88,17 +86,9 @@ def test_decoded_bytes_are_those_of_transformers(vq: VQVAE, reference: Any) -> N
     assert (to_uint8(decoded).int() - to_uint8(expected).int()).abs().max() <= 1
 
 
-def test_codebook_is_normalised_when_used_and_not_when_stored(vq: VQVAE) -> None:
-    stored = vq.quantize.embedding.weight.norm(dim=1)
-    assert (stored - 1).abs().max() > 0.1
-    torch.testing.assert_close(vq.quantize.tokens().norm(dim=1), torch.ones_like(stored))
-
-
-def test_bad_grids_tokens_and_configs_are_refused(vq: VQVAE) -> None:
+def test_bad_grids_and_configs_are_refused(vq: VQVAE) -> None:
     with pytest.raises(ValueError, match="got 15 tokens an image, wanted a square grid"):
         vq.decode(torch.zeros(1, 15, dtype=torch.long))
-    with pytest.raises(ValueError, match="tokens are from -1 to 64, wanted 0 to 63"):
-        vq.decode(torch.tensor([[0, 64, -1, 3]]))
     changed: list[dict[str, Any]] = [{"ch": 20}, {"encoder_ch_mult": (1, 2)}, {"codebook_size": 0}]
     for changes in changed:
         with pytest.raises(ValueError, match="wanted"):

@@ -15,17 +15,16 @@ from tests.tiny import tiny_condition, tiny_target
 def test_the_loss_of_more_probable_tokens_is_smaller() -> None:
     target, condition = tiny_target(), tiny_condition((4, 2))
     made = generate(target, condition, sampling=Sampling(temperature=0.0), keys=[(0, 0), (0, 1)])
-    greedy, other = (
-        nats(target, condition, tokens, has_caption=True) for tokens in (made.tokens, (made.tokens + 1) % 24)
+    (greedy, without), (other, _) = (
+        nats(target, condition, tokens).unbind(1) for tokens in (made.tokens, (made.tokens + 1) % 24)
     )
     assert greedy.mean() < other.mean()
-    without = nats(target, condition, made.tokens, has_caption=False)
-    assert without.shape == greedy.shape and not torch.equal(without, greedy)
+    assert without.shape == (2, 16) and not torch.equal(without, greedy)
 
 
 def test_a_copy_is_nearer_than_one_and_a_half_times_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card, "encode", lambda vq, pictures: pictures)
-    monkeypatch.setattr(card, "decode", lambda vq, tokens: tokens + 2)  # an error of 2 in every byte
+    monkeypatch.setattr(card, "encode", lambda vq, pictures, batch: pictures)
+    monkeypatch.setattr(card, "decode", lambda vq, tokens, batch: tokens + 2)  # an error of 2 in every byte
     training = torch.randint(100, 200, (3, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     near, far = training[:2] + 2, training[2:] + 4
     vq: Any = None

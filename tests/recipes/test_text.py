@@ -1,9 +1,6 @@
 """Training of the text encoder on archives and a teacher of toy size."""
 
-import hashlib
-import io
 import json
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from recipes.emoji.meaning import MeaningConfig, Meanings, retrofit
 from recipes.emoji.packages import PACKAGES, Package
 from recipes.emoji.phrases import ATTRIBUTES, Caption, Composer, Part, spell
 from recipes.emoji.text_encoder import TextConfig, labels_and_rivals, prepare, train, train_tokenizer
+from tests.training import drawings
 
 EMOJIS = [
     {"label": "cat", "emoji": "C", "tags": ["kitty", "pet"], "group": 3, "subgroup": 34},
@@ -46,13 +44,8 @@ VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "##s", "a", "cat", "dog", "red
 
 
 def archive(package: Package, files: dict[str, str], folder: Path) -> Package:
-    path = folder / package.file_name
-    with tarfile.open(path, "w:gz") as tar:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(f"package/{name}")
-            entry.size = len(text.encode())
-            tar.addfile(entry, io.BytesIO(text.encode()))
-    return replace(package, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    members = {f"package/{name}": text.encode() for name, text in files.items()}
+    return replace(package, sha256=drawings.archive(folder / package.file_name, members))
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """Tree policies learn from synthetic records."""
 
 import json
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,9 @@ from lantern.drafters.policies.radar import Radar, RadarConfig
 from lantern.drafters.policies.records import Records
 from lantern.training.loop import LoopConfig
 from lantern.training.policy import (
-    C2TTask,
     PolicyConfig,
     RadarTask,
     StepCosts,
-    auc,
-    calibration_error,
-    first_stop,
     train,
 )
 
@@ -102,18 +96,6 @@ def test_best_depth_falls_with_the_cost_of_a_pass(tmp_path: Path) -> None:
     assert steps == [3, 1]
 
 
-def test_drafts_stop_at_the_first_stop() -> None:
-    stops = torch.tensor([[False, True, True], [True, False, False], [False, False, False]])
-    assert first_stop(stops).tolist() == [1, 0, 3]
-
-
-def test_area_and_calibration_of_a_small_example() -> None:
-    scores, taken = torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([False, True, False, True])
-    assert auc(scores, taken) == pytest.approx(0.875)  # of four pairs three and a half are in order
-    assert auc(scores, torch.ones(4, dtype=torch.bool)) == 0.5
-    assert calibration_error(torch.tensor([0.25, 0.25, 0.75]), torch.tensor([0.0, 1.0, 1.0])) == pytest.approx(0.25)
-
-
 def test_command_trains_and_refuses_unusable_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "r.safetensors", str(tmp_path / "out")
     records(60).save(file)
@@ -151,21 +133,3 @@ def test_rewards_use_the_times_of_the_profile(tmp_path: Path, monkeypatch: pytes
     assert seen[0]._times.tolist() == pytest.approx([5.5, 8.5, 11.5], rel=1e-4)
     with pytest.raises(ValueError, match="the profile has no trees"):
         train(config, profile=tmp_path / "none.json", **given)
-
-
-def test_a_terminated_command_returns_the_number_of_the_signal_and_prints_no_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    batch = C2TTask.batch
-
-    def stopping(task: C2TTask, step: int, *rest: Any) -> Any:
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return batch(task, step, *rest)
-
-    monkeypatch.setattr(C2TTask, "batch", stopping)
-    records(60).save(tmp_path / "r.safetensors")
-    given = ["train", "policy", "--kind", "c2t", "--records", str(tmp_path / "r.safetensors")]
-    assert main([*given, "--out", str(tmp_path / "out")]) == 143
-    assert capsys.readouterr().out == ""
-    assert (tmp_path / "out" / "checkpoint.pt").exists() and not (tmp_path / "out" / "c2t").exists()

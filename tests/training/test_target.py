@@ -2,27 +2,22 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from lantern.core.config import read_json_object
-from lantern.core.io import load_component, save_component
+from lantern.core.io import load_component
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition
 from lantern.decoding.plain import generate
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.training.data import Prepared, Record, write_prepared
+from lantern.training.data import Prepared, Record
 from lantern.training.features import Conditions, background_patches, background_token, number_classes
 from lantern.training.loop import LoopConfig, train
 from lantern.training.target import CLASSES_NAME, TargetConfig, TargetTask, grow, prefix_mask
-from lantern.training.target import train as train_target
 from tests.tiny import tiny_config, tiny_target
 
-ORIGIN: Any = {"source": "x", "origin": "x", "seed": 0, "size": 8}
 SLOTS = 4
 MODEL = tiny_config(cls_token_num=SLOTS, token_dropout_p=0.0, resid_dropout_p=0.0, ffn_dropout_p=0.0)
 
@@ -39,37 +34,36 @@ def vq_of() -> VQVAE:
     return VQVAE(VQConfig(ch=32, encoder_ch_mult=(1, 1), decoder_ch_mult=(1, 1), z_channels=8, codebook_size=24))
 
 
-def task_of(tmp_path: Path, steps: int) -> TargetTask:
-    """Three captions, each with its own constant image of tokens; the last record is held out."""
-    generator = torch.Generator().manual_seed(0)
+def task_of(tmp_path: Path, steps: int, *, has_classes: bool = False) -> TargetTask:
+    """Three captions or classes, each with its own constant image of tokens; the last record is held out."""
+    prepared, model = Prepared(tmp_path, records_of(), {}), MODEL
     mask = torch.tensor([[False, True, True, True], [True] * 4, [False, False, True, True]])
-    features = torch.randn(3, SLOTS, MODEL.caption_dim, generator=generator) * mask[..., None]
+    features = torch.randn(3, SLOTS, MODEL.caption_dim, generator=torch.Generator().manual_seed(0)) * mask[..., None]
     captions = Conditions({f"c{i}": i for i in range(3)}, features, mask)
+    if has_classes:
+        model, captions = replace(MODEL, model_type="c2i", cls_token_num=1, num_classes=3), number_classes(prepared)
     tokens = torch.stack([torch.full((16,), 3 + 5 * i) for i in range(3)]).short()
     loop = LoopConfig(steps=steps, warmup=2, precision="fp32", log_every=50, evaluate_every=steps)
-    config = TargetConfig(model=MODEL, loop=loop, batch=8, slots=SLOTS)
-    return TargetTask(config, Prepared(tmp_path, records_of(), {}), tokens, captions, vq_of())
+    config = TargetConfig(model=model, loop=loop, batch=8, slots=SLOTS)
+    return TargetTask(config, prepared, tokens, captions, vq_of())
 
 
-def test_trained_target_generates_the_pictures_of_its_captions(tmp_path: Path) -> None:
-    task = task_of(tmp_path, 150)
+@pytest.mark.parametrize(("steps", "guidance"), [(150, 1.0), (80, 2.0)], ids=["captions", "classes"])
+def test_trained_target_generates_the_pictures_of_its_conditions(tmp_path: Path, steps: int, guidance: float) -> None:
+    task = task_of(tmp_path, steps, has_classes=guidance > 1)
     train(task, task.config.loop, out=tmp_path)
     target = load_component(Transformer, TransformerConfig, tmp_path / "transformer")
-    condition = Condition(embeddings=task._captions.features[:2], mask=task._captions.mask[:2])
-    made = generate(target, condition, sampling=Sampling(guidance=1.0, temperature=0), keys=[(0, 0), (0, 1)])
-    assert torch.equal(made.tokens, task._tokens[:2].long())
+    condition = task._captions.of(["c1", "c0"])
+    made = generate(target, condition, sampling=Sampling(guidance, temperature=0), keys=[(0, 0), (0, 1)])
+    assert torch.equal(made.tokens, task._tokens[[1, 0]].long())
     assert len(list((tmp_path / "samples").glob("*.png"))) == 1
+    if guidance > 1:
+        assert read_json_object(tmp_path / "transformer" / CLASSES_NAME) == {"classes": ["c0", "c1", "c2"]}
 
 
-def test_held_out_pictures_are_never_sampled(tmp_path: Path) -> None:
-    task = task_of(tmp_path, 10)
-    sampled = torch.cat([task.batch(step, 0, torch.device("cpu"))[2][:, 0] for step in range(20)])
-    assert set(sampled.tolist()) == {3, 8}
-
-
-def test_batch_is_a_function_of_step_and_rank(tmp_path: Path) -> None:
-    task = task_of(tmp_path, 10)
-    cpu = torch.device("cpu")
+def test_batch_is_a_function_of_step_and_rank_without_held_out_pictures(tmp_path: Path) -> None:
+    task, cpu = task_of(tmp_path, 10), torch.device("cpu")
+    assert {int(token) for step in range(20) for token in task.batch(step, 0, cpu)[2][:, 0]} == {3, 8}
     again = zip(task.batch(3, 0, cpu), task.batch(3, 0, cpu), strict=True)
     assert all(torch.equal(a, b) for a, b in again)
     assert not torch.equal(task.batch(3, 0, cpu)[0], task.batch(3, 1, cpu)[0])
@@ -160,21 +154,6 @@ def test_grown_model_has_the_output_of_the_shallow_one() -> None:
         grow(deep.state_dict(), 2)
 
 
-def test_a_class_conditional_target_generates_the_pictures_of_its_classes(tmp_path: Path) -> None:
-    model = replace(MODEL, model_type="c2i", cls_token_num=1, num_classes=3)
-    loop = LoopConfig(steps=80, warmup=2, precision="fp32", log_every=50, evaluate_every=80)
-    config = TargetConfig(model=model, loop=loop, batch=8)
-    prepared = Prepared(tmp_path, records_of(), {})
-    tokens = torch.stack([torch.full((16,), 3 + 5 * i) for i in range(3)]).short()
-    task = TargetTask(config, prepared, tokens, number_classes(prepared), vq_of())
-    train(task, loop, out=tmp_path)
-    target = load_component(Transformer, TransformerConfig, tmp_path / "transformer")
-    condition = Condition(labels=torch.tensor([1, 0]))
-    made = generate(target, condition, sampling=Sampling(guidance=2.0, temperature=0), keys=[(0, 0), (0, 1)])
-    assert torch.equal(made.tokens, tokens[[1, 0]].long())
-    assert read_json_object(tmp_path / "transformer" / CLASSES_NAME) == {"classes": ["c0", "c1", "c2"]}
-
-
 def test_classes_are_numbered_by_name_and_each_picture_has_one() -> None:
     captions = {name: ((name, 0.5), (f"a {name}", 0.5)) for name in "ab"}
     named = zip(records_of(), "bab", strict=True)
@@ -183,12 +162,3 @@ def test_classes_are_numbered_by_name_and_each_picture_has_one() -> None:
     assert classes.names == ("a", "b") and classes.index == {"a": 0, "a a": 0, "b": 1, "a b": 1}
     with pytest.raises(ValueError, match="image 0 has the classes none, wanted one"):
         number_classes(Prepared(Path("data"), [replace(records[0], concepts=())], {}))
-
-
-def test_a_target_of_captions_needs_a_text_encoder(tmp_path: Path) -> None:
-    write_prepared(tmp_path / "data", [lambda: (np.zeros((8, 8, 3), np.uint8), records_of()[0])], **ORIGIN)
-    save_component(vq_of().state_dict(), vq_of().config, tmp_path / "vq")
-    with pytest.raises(ValueError, match="give --text-encoder"):
-        train_target(
-            TargetConfig(MODEL, LoopConfig(1)), out=tmp_path / "out", data=tmp_path / "data", vq=tmp_path / "vq"
-        )

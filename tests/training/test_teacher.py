@@ -39,12 +39,6 @@ def test_cache_holds_the_output_of_the_teacher(tmp_path: Path, reads: tuple[str,
         torch.testing.assert_close(read[name].float(), output[name].float(), atol=2e-2, rtol=2e-2)
 
 
-def test_a_picture_does_not_depend_on_its_shard(tmp_path: Path) -> None:
-    teacher = tiny_teacher(tiny_target())
-    one, other = (filled(tmp_path / str(shard), teacher, shard=shard) for shard in (3, 12))
-    assert torch.equal(one.read(list(range(12)))["tokens"], other.read(list(range(12)))["tokens"])
-
-
 def test_files_are_as_large_as_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     teacher = tiny_teacher(tiny_target(), ("layers",))
     filled(tmp_path, teacher)
@@ -81,19 +75,6 @@ def test_a_stopped_build_continues_with_the_first_missing_shard(tmp_path: Path) 
     cache = filled(tmp_path, teacher)
     assert teacher.made == [1, 2]  # type: ignore[attr-defined]
     assert len(cache.read(list(range(12)))["tokens"]) == 12
-
-
-def test_offline_and_online_losses_are_equal(tmp_path: Path) -> None:
-    target = tiny_target()
-    teacher = tiny_teacher(target)
-    offline = DrafterTask(CONFIG, target, filled(tmp_path, teacher))
-    online = DrafterTask(replace(CONFIG, source="online"), target, teacher)
-    for step in range(3):
-        device = torch.device("cpu")
-        a, b = (task(*task.batch(step, 0, device)) for task in (offline, online))
-        torch.testing.assert_close(a["loss"], b["loss"], atol=1e-3, rtol=1e-3)
-    a, b = offline.evaluate(), online.evaluate()
-    assert all(a[name] == pytest.approx(b[name], abs=5e-3) for name in a)
 
 
 def test_online_batches_are_fresh_and_repeatable() -> None:

@@ -74,3 +74,5 @@ def test_a_target_trains_from_tokens_without_images(place: Path, capsys: pytest.
     capsys.readouterr()
     assert main(command("target", "--data", "copy", "--vq", "other", *TEXT, "--out", "run")) == 2
     assert "copy has no pictures.tar, and no tokens of its images by this tokenizer" in capsys.readouterr().err
+    assert main(command("target", "--data", "data", "--vq", "vqvae", "--out", "run")) == 2
+    assert "give --text-encoder" in capsys.readouterr().err

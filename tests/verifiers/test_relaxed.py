@@ -15,6 +15,7 @@ from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.bounded import Bounded
 from lantern.verifiers.relaxations.cool import Cool
 from lantern.verifiers.relaxations.lantern import Lantern
+from lantern.verifiers.relaxations.mixture import Mixture
 from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
 from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 from lantern.verifiers.relaxed import RelaxedRows, RelaxedVerifier
@@ -50,7 +51,7 @@ def relaxed(rule: Relaxation, log_p: Tensor, log_q: Tensor, depth: int) -> Tenso
 
 
 @pytest.mark.parametrize(("inner", "mode"), PAIRS)
-@pytest.mark.parametrize("rule", [Halfway(), BOUNDED, Cool(omega=2.0, nu=0)])
+@pytest.mark.parametrize("rule", [Halfway(), BOUNDED, Cool(omega=2.0, nu=0), Mixture(delta=0.3)])
 def test_tokens_follow_the_relaxed_distribution(rule: Relaxation, inner: Verifier, mode: DraftMode) -> None:
     """Of images of one token; p and q are a world's at its only place."""
     toy = world("generic", 3, tokens=5, count=1)

@@ -17,6 +17,7 @@ from lantern.verifiers.relaxations.cool import Cool
 from lantern.verifiers.relaxations.grouped import Grouped
 from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.lantern_pp import LanternPP
+from lantern.verifiers.relaxations.mixture import Mixture
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from lantern.verifiers.relaxations.rule import Acceptance, Relaxation, Trial
 from lantern.verifiers.relaxations.tolerance import Tolerance
@@ -111,6 +112,7 @@ def test_enumeration_matches_the_verifier(rule: Acceptance, drafts: int) -> None
 
 RULES: dict[str, Callable[[Case], Acceptance | Relaxation]] = {
     "bounded": lambda case: Bounded(case.table, k=8, delta=0.2),
+    "mixture": lambda case: Mixture(delta=0.2),
     "lantern": lambda case: Lantern(case.table, k=8, delta=0.1),
     "released": lambda case: Lantern(case.table, k=3, delta=0.2, residual="released"),
     "lantern++": lambda case: LanternPP(case.table, k=8, lambda_=5.0),

@@ -1,6 +1,5 @@
 """Static trees: the same shape at every step, written in child ranks as in EAGLE-1 (arXiv:2401.15077)."""
 
-import difflib
 import heapq
 import re
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lantern.core.config import hint_for
 from lantern.core.noise import Noise
 from lantern.core.types import Drafter, DraftTree, Prompt, TreeShape
 
@@ -213,8 +213,7 @@ def named(name: str) -> StaticTree:
             f'tree "{name}" ({NOT_INCLUDED[name]} nodes in LANTERN++\'s code) is not included: spell its nodes as '
             f'"0 1 0.0 ...", or take one of {", ".join(TREES)}, chain_N, grown_N_D, spine_S_N_D'
         )
-    near = difflib.get_close_matches(name, TREES, n=1)
-    hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(TREES)}, chain_N, grown_N_D and spine_S_N_D"
+    hint = hint_for(name, TREES, f"known are {', '.join(TREES)}, chain_N, grown_N_D and spine_S_N_D")
     raise ValueError(f'tree "{name[:80]}" is unknown: {hint}')
 
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ABI = 7  # as `lantern_abi` of steps.cpp
+ABI = 8  # as `lantern_abi` of steps.cpp
 # the first includes the others
 SOURCES = [
     Path(__file__).with_name(name)
-    for name in ("steps.cpp", "convolution.h", "relaxation.h", "sampling.h", "pass.cpp", "tiles.h", "thread_policy.h")
+    for name in ("steps.cpp", "convolution.h", "mixture.h", "sampling.h", "pass.cpp", "tiles.h", "thread_policy.h")
 ]
 # No contraction: fused multiply-adds are written out, or results would depend on the size of a tile. -O3 was measured
 # to make the same passes in the same time.

@@ -52,7 +52,7 @@ from lantern.engines.cpu.kernels import (
 )
 from lantern.engines.engine import Engine
 from lantern.verifiers.gumbel import GumbelVerifier
-from lantern.verifiers.relaxations.bounded import Bounded
+from lantern.verifiers.relaxations.mixture import Mixture
 from lantern.verifiers.relaxed import RelaxedVerifier
 
 
@@ -182,25 +182,9 @@ class ImageArgs(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("guidance", "temperature")),
         *((name, ctypes.c_void_p) for name in ("noise", "random", "known", "window", "grid", "start", "counts")),
         *((name, ctypes.c_void_p) for name in ("sampled", "steps", "accepted", "reached", "finite", "log_q")),
-        *((name, ctypes.c_void_p) for name in ("relaxed", "variation", "travelled", "largest", "costs", "rule")),
-    ]
-
-
-class RelaxArgs(ctypes.Structure):
-    """`RelaxArgs` of relaxation.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("k", "columns", "apart", "rounds", "width")),
+        *((name, ctypes.c_void_p) for name in ("relaxed", "variation", "largest", "costs")),
         *((name, ctypes.c_double) for name in ("delta", "cap")),
-        *((name, ctypes.c_void_p) for name in ("table", "distances")),
     ]
-
-    @classmethod
-    def of(cls, rule: Bounded) -> "RelaxArgs":
-        """Return the settings of a relaxation, whose tensors must outlive them."""
-        apart, distances = (0, None) if rule.distances is None else (rule.distances.shape[1], rule.distances.data_ptr())
-        sizes = (rule.k, rule.table.shape[1], apart, rule.rounds, min(rule.width, len(rule.table)))
-        return cls(*sizes, float(rule.delta), float(rule.cap), rule.table.data_ptr(), distances)
 
 
 class StepArgs(ctypes.Structure):
@@ -216,7 +200,7 @@ class StepArgs(ctypes.Structure):
 
 def is_fused(state: State) -> bool:
     """Return whether the rounds of a generation are one C++ program: plain decoding and windows of samples, which
-    `Bounded` may relax.
+    `Mixture` may relax.
 
     Not with top-p, with given tokens, and for targets whose passes do not run in C++.
     """
@@ -229,16 +213,13 @@ def is_fused(state: State) -> bool:
     return has_all and (is_plain or is_window)
 
 
-def rule_of(state: State) -> Bounded | None:
+def rule_of(state: State) -> Mixture | None:
     """Return the relaxation of a window's distributions that `lantern_steps` computes, None where there is none."""
     drafter, verifier = state.drafter, state.verifier
     if not isinstance(drafter, SampleWindow) or drafter.is_alone or not isinstance(verifier, RelaxedVerifier):
         return None
-    rule = verifier.relaxation
-    if not isinstance(rule, Bounded) or not isinstance(verifier.inner, GumbelVerifier) or state.sampling.is_greedy:
-        return None
-    tensors = (rule.table,) if rule.distances is None else (rule.table, rule.distances)
-    return rule if drafter.log_q is not None and all(one.is_contiguous() for one in tensors) else None
+    rule, is_known = verifier.relaxation, drafter.log_q is not None and isinstance(verifier.inner, GumbelVerifier)
+    return rule if isinstance(rule, Mixture) and is_known and not state.sampling.is_greedy else None
 
 
 class FusedImages:
@@ -257,20 +238,18 @@ class FusedImages:
             random = self.window.random if self.window.fills_randomly else None
         table, sampling = state.noise.gumbel_table(), state.sampling
         rows = (state.known, self.tokens, held.tokens, self.start, self.counts, self.sampled)
-        rule = rule_of(state)
-        self.rule = None if rule is None else RelaxArgs.of(rule)
-        log_q = None if rule is None or self.window is None else self.window.log_q
-        self.costs = torch.zeros(images, nodes, 3)
-        spent = (sums.relaxed, sums.variation, sums.distance, sums.largest, self.costs)
+        self.rule = rule_of(state)
+        log_q = None if self.rule is None or self.window is None else self.window.log_q
+        self.costs = torch.zeros(images, nodes, 2)
+        spent = (sums.relaxed, sums.variation, sums.largest, self.costs)
         # C++ has addresses only
         self.kept = (table, random, *rows, steps, sums.accepted, sums.reached, held.finite, log_q, *spent)
-        sums.has_distance = sums.has_distance or (rule is not None and rule.distances is not None)
         self.args = [
             ImageArgs(
                 *(min(sampling.top_k, state.target.config.vocab_size), min(sampling.guidance_interval, state.count)),
                 *(float(sampling.guidance), float(sampling.temperature)),
                 *(None if tensor is None else tensor[i].data_ptr() for tensor in self.kept),
-                None if self.rule is None else ctypes.addressof(self.rule),
+                *((0.0, 1.0) if self.rule is None else (float(self.rule.delta), float(self.rule.cap))),
             )
             for i in range(images)
         ]
@@ -295,8 +274,8 @@ class FusedImages:
         cost = None
         if self.rule is not None:
             is_visited = torch.arange(nodes) <= length[:, None]
-            relaxed, spent, distance = torch.where(is_visited[..., None], self.costs[:, :nodes], 0.0).unbind(-1)
-            cost = Cost(relaxed[:, :-1], spent, distance if self.rule.distances else None)
+            relaxed, spent = torch.where(is_visited[..., None], self.costs[:, :nodes], 0.0).unbind(-1)
+            cost = Cost(relaxed[:, :-1], spent)
         verdict = Verdict(path, length, tokens.gather(1, length[:, None])[:, 0], cost=cost)
         tree = DraftTree(scored, TreeShape.chain(nodes - 1, scored.device), "gumbel")
         return Step(self.state.index, start, counts, tokens, scores, tree, verdict)

@@ -2,17 +2,17 @@
 // the samples (`sampling.h`), the match, and the commit. Plain decoding is a window of one token.
 
 #include "convolution.h"
-#include "relaxation.h"
+#include "mixture.h"
 
 extern "C" {
 
 // ABI number of this library. Increase it together with `ABI` of build.py when a structure or function changes.
-int32_t lantern_abi() { return 7; }
+int32_t lantern_abi() { return 8; }
 
-// What a relaxation cost at a node: the probability that the draft behind it was accepted because of the relaxation, the
-// total variation, and mass times distance.
+// What a relaxation cost at a node: the probability that the draft behind it was accepted because of the relaxation, and
+// the total variation.
 struct Cost {
-    float relaxed, spent, distance;
+    float relaxed, spent;
 };
 
 // An image, in memory of its own: images with other settings and other numbers of known tokens share a step.
@@ -29,13 +29,13 @@ struct ImageArgs {
     int64_t *passes;
     int64_t *accepted, *reached; // (nodes - 1)
     uint8_t *finite;
-    // With a relaxation: the distributions of the window's drafts (nodes, vocab), row i that of draft i + 1; sums over
-    // tokens; and what the last step cost at each node (nodes).
+    // With a relaxation: the distributions of the window's drafts (nodes, vocab), row i that of draft i + 1, null: none;
+    // sums over tokens; what the last step cost at each node (nodes); and the settings of `Mixture`.
     float *log_q;
-    double *relaxed, *variation, *travelled;
+    double *relaxed, *variation;
     float *largest;
     Cost *costs;
-    const RelaxArgs *rule; // null: none
+    double delta, cap;
 };
 
 struct StepArgs {
@@ -55,14 +55,14 @@ struct Stepper {
     StepArgs &state;
     const int rows = pass.rows / state.images; // guidance rows of an image
     std::vector<std::vector<float>> scores, room; // one per thread
-    std::vector<Relaxer> relaxers;                // one per thread
+    std::vector<Mixture> mixtures;                // one per thread
     std::vector<float> kept;                      // (images, nodes, vocab): scores of images with a relaxation
 
     Stepper(const Model &model, const PassArgs &pass, StepArgs &state)
         : model(model), pass(pass), state(state), scores(pass.threads, std::vector<float>(model.vocab)), room(scores) {
-        const auto is_relaxed = [](const ImageArgs &of) { return of.rule != nullptr; };
+        const auto is_relaxed = [](const ImageArgs &of) { return of.log_q != nullptr; };
         if (std::none_of(state.of, state.of + state.images, is_relaxed)) return;
-        relaxers = std::vector<Relaxer>(pass.threads, Relaxer(model.vocab));
+        mixtures = std::vector<Mixture>(pass.threads, Mixture(model.vocab));
         kept.resize(size_t(state.images) * state.nodes * model.vocab);
     }
 
@@ -106,9 +106,9 @@ struct Stepper {
         const int64_t where = place(of, node);
         const float *noise = of.noise ? of.noise + size_t(where) * model.vocab : nullptr;
         const float *u = rows == 2 ? logits(image, 1, node) : nullptr;
-        float *out = of.rule ? row(image, node) : scores[thread].data();
-        distribution.score(logits(image, 0, node), u, where, of.rule ? nullptr : noise, out, room[thread].data());
-        return of.rule ? best(out, noise, thread) : distribution.largest(out);
+        float *out = of.log_q ? row(image, node) : scores[thread].data();
+        distribution.score(logits(image, 0, node), u, where, of.log_q ? nullptr : noise, out, room[thread].data());
+        return of.log_q ? best(out, noise, thread) : distribution.largest(out);
     }
 
     // Returns the token with the largest sum of score and noise.
@@ -121,16 +121,16 @@ struct Stepper {
     // Samples the token that follows a node again, from the distribution moved toward that of the draft behind the node.
     void relax(int image, int node, int thread) {
         const ImageArgs &of = state.of[image];
-        Relaxer &relaxer = relaxers[thread];
+        Mixture &mixture = mixtures[thread];
         float *own = row(image, node);
         Cost &cost = of.costs[node] = {};
-        relaxer.normalize(own);
+        mixture.normalize(own);
         if (node + 1 < state.nodes) {
             const int64_t draft = of.window[node + 1];
             const float before = own[draft];
-            relaxer.relax(*of.rule, own, of.log_q + size_t(node) * model.vocab);
+            cost.spent = mixture.relax(of.delta, of.cap, own, of.log_q + size_t(node) * model.vocab);
             const float ratio = before - own[draft];
-            cost = {ratio < 0 ? float(-std::expm1(double(ratio))) : 0.0f, float(relaxer.spent), float(relaxer.distance)};
+            cost.relaxed = ratio < 0 ? float(-std::expm1(double(ratio))) : 0.0f;
         }
         of.sampled[node] = best(own, of.noise ? of.noise + size_t(place(of, node)) * model.vocab : nullptr, thread);
     }
@@ -139,7 +139,7 @@ struct Stepper {
     // are relaxed; those behind them, which give the drafts of the next window, are not.
     bool is_matched(int image, int node) {
         const ImageArgs &of = state.of[image];
-        if (of.rule && *of.known + node < state.tokens) relax(image, node, omp_get_thread_num());
+        if (of.log_q && *of.known + node < state.tokens) relax(image, node, omp_get_thread_num());
         return node + 1 < state.nodes && of.window[node + 1] == of.sampled[node];
     }
 
@@ -183,7 +183,7 @@ struct Stepper {
             of.grid[known + i] = of.sampled[i];
             if (!is_finite(image, int(i))) *of.finite = 0;
         }
-        if (of.rule) charge(image, length);
+        if (of.log_q) charge(image, length);
         ++*of.passes;
         for (int d = 0; d + 1 < state.nodes && known + d < state.tokens; d++) {
             of.accepted[d] += d < length;
@@ -193,7 +193,7 @@ struct Stepper {
         *of.counts = count;
         *of.known = known + count;
         shift(of, int(count));
-        if (of.rule) shift_rows(image, int(count));
+        if (of.log_q) shift_rows(image, int(count));
     }
 
     // Adds the costs of the committed tokens. The drafts behind them keep their distributions, so all rows are checked.
@@ -204,7 +204,7 @@ struct Stepper {
             if (i > length || *of.known + i >= state.tokens) continue;
             const Cost &cost = of.costs[i];
             if (i < length) *of.relaxed += cost.relaxed;
-            *of.variation += cost.spent, *of.travelled += cost.distance;
+            *of.variation += cost.spent;
             *of.largest = std::max(*of.largest, cost.spent);
         }
     }
@@ -216,7 +216,7 @@ struct Stepper {
             float *to = of.log_q + size_t(j) * model.vocab;
             if (count + j < state.nodes) {
                 std::memcpy(to, row(image, count + j), sizeof(float) * model.vocab);
-                relaxers[omp_get_thread_num()].normalize(to);
+                mixtures[omp_get_thread_num()].normalize(to);
                 continue;
             }
             std::fill(to, to + model.vocab, of.random ? float(-std::log(double(model.vocab))) : -INFINITY);

@@ -94,7 +94,12 @@ class Worker(threading.Thread):
         return len(self._rows)
 
     def check(self, method: str | None, sampling: Sampling) -> None:
-        """Raise ValueError for a method that the model cannot decode with, or for which it lacks a trained part."""
+        """Raise ValueError for a method that the model cannot decode with, or for which it lacks a trained part.
+
+        Options of a method are refused: with them a client could ask for any amount of memory.
+        """
+        if method is not None and ":" in method:
+            raise ValueError(f"method is {method[:40]!r}, wanted the name of a method without options")
         chosen = choose_method(self.model, method, sampling=sampling)
         if not has_parts(self.model, chosen):
             raise ValueError(

@@ -1,21 +1,19 @@
 """The decoder of Chameleon's VQ tokenizer (arXiv:2405.09818), of which transformers has the encoder only.
 
-It is the decoder of VQGAN (arXiv:2012.09841) with the names of its released file: the levels of `up` begin with the
-highest resolution, and only the middle has attention.
+It is the decoder of VQGAN (arXiv:2012.09841), as LlamaGen's is, but its released file has other names.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lantern.core.config import read_json_object
 from lantern.core.io import atomic_write, check_finite, check_state, read_pickled
-from lantern.models.llamagen.vqvae import AttnBlock, ResnetBlock, Upsample, group_norm
+from lantern.models.llamagen.vqvae import Decoder, VQConfig
 
 PREFIX = "model.vqmodel."
 DECODER_NAME = "vq_decoder.safetensors"  # what `lantern convert` writes
@@ -23,53 +21,22 @@ PARTS = ("decoder.", "post_quant_conv.")
 CHECKPOINTS = ("vqgan.ckpt", "tokenizer/vqgan.ckpt")
 
 
-class Decoder(nn.Module):
-    """Latents at the resolution of the token grid to pixels."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        widths = [config.base_channels * m for m in config.channel_multiplier]
-        lowest = widths[-1]
-        self.conv_in = nn.Conv2d(config.latent_channels, lowest, 3, padding=1)
-        self.mid = nn.ModuleDict(
-            {
-                "block_1": ResnetBlock(lowest, lowest, 0.0),
-                "attn_1": AttnBlock(lowest),
-                "block_2": ResnetBlock(lowest, lowest, 0.0),
-            }
-        )
-        self.up = nn.ModuleList()
-        for i, width in enumerate(widths):
-            below = widths[min(i + 1, len(widths) - 1)]
-            blocks = [ResnetBlock(width if j else below, width, 0.0) for j in range(config.num_res_blocks + 1)]
-            level = nn.ModuleDict({"block": nn.ModuleList(blocks)})
-            if i > 0:
-                level["upsample"] = Upsample(width)
-            self.up.append(level)
-        self.norm_out = group_norm(widths[0])
-        self.conv_out = nn.Conv2d(widths[0], 3, 3, padding=1)
-
-    def forward(self, z: Float[Tensor, "b z h w"]) -> Float[Tensor, "b 3 h2 w2"]:
-        """Map latents to pixels, nominally in [-1, 1]."""
-        x = self.conv_in(z)
-        for block in self.mid.values():
-            x = block(x)
-        for level in reversed(self.up):
-            for name, part in level.items():  # type: ignore[operator]
-                for block in part if name == "block" else (part,):
-                    x = block(x)
-        return self.conv_out(F.silu(self.norm_out(x)))
-
-
 class VQDecoder(nn.Module):
-    """Vectors of tokens to pixels. ValueError for a config with attention by resolution."""
+    """Vectors of tokens to pixels: LlamaGen's decoder with attention in the middle only.
+
+    ValueError for a config with attention by resolution.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         if config.attn_resolutions:
             raise ValueError(f"vq_config.attn_resolutions is {config.attn_resolutions}, wanted none, as in the release")
+        widths = tuple(config.channel_multiplier)
+        sizes: Any = {"z_channels": config.latent_channels, "ch": config.base_channels}
+        sizes |= {"encoder_ch_mult": widths, "decoder_ch_mult": widths, "num_res_blocks": config.num_res_blocks}
         self.post_quant_conv = nn.Conv2d(config.embed_dim, config.latent_channels, 1)
-        self.decoder = Decoder(config)
+        self.decoder = Decoder(VQConfig(**sizes))
+        self.decoder.conv_blocks[0].attn = nn.ModuleList()
 
     def forward(self, vectors: Float[Tensor, "b d h w"]) -> Float[Tensor, "b 3 h2 w2"]:
         """Decode a grid of vectors."""
@@ -104,9 +71,9 @@ def decoder_of(state: Mapping[str, Tensor], config: Any, *, source: Path) -> VQD
     check_finite(found, source=source)
     with torch.device("meta"):
         made = VQDecoder(config)
-    ordered = _ordered(found, len(config.channel_multiplier), made.state_dict())
-    check_state(ordered, made.state_dict(), source=source)
-    made.load_state_dict({name: tensor.float() for name, tensor in ordered.items()}, assign=True)
+    renamed = _renamed(found, len(config.channel_multiplier))
+    check_state(renamed, made.state_dict(), source=source)
+    made.load_state_dict({name: tensor.float() for name, tensor in renamed.items()}, assign=True)
     return made.eval().requires_grad_(False)
 
 
@@ -131,34 +98,27 @@ def checkpoint_state(path: Path) -> dict[str, Tensor]:
 def _of_safetensors(folder: Path) -> dict[str, Tensor]:
     from safetensors import safe_open
 
-    index = folder / "model.safetensors.index.json"
-    wanted = tuple(PREFIX + part for part in PARTS)
-    names = {"model.safetensors", DECODER_NAME}
-    if index.is_file():
-        listed = read_json_object(index).get("weight_map") or {}
-        names = {DECODER_NAME, *(file for key, file in listed.items() if key.startswith(wanted))}
-    found: dict[str, Tensor] = {}
-    for name in sorted(names):
-        if (folder / name).is_file():
-            with safe_open(folder / name, framework="pt") as file:
-                found |= {
-                    key.removeprefix(PREFIX): file.get_tensor(key) for key in set(file.keys()) if key.startswith(wanted)
-                }
+    wanted, found = tuple(PREFIX + part for part in PARTS), dict[str, Tensor]()
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            keys = [key for key in set(file.keys()) if key.startswith(wanted)]
+            found |= {key.removeprefix(PREFIX): file.get_tensor(key) for key in keys}
     return found if any(key.startswith("decoder.") for key in found) else {}
 
 
-def _ordered(state: Mapping[str, Tensor], levels: int, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state whose levels begin with the highest resolution; some conversions have them the other way round.
+def _renamed(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:
+    """Return released tensors under LlamaGen's names, whose levels begin with the lowest resolution.
 
-    Only levels but the last of the decoder's way end in an upsampling.
+    The release begins with the highest, which alone has no upsampling; some conversions have them in LlamaGen's order.
     """
-    is_reversed = "decoder.up.0.upsample.conv.weight" in state and "decoder.up.0.upsample.conv.weight" not in expected
-    if not is_reversed:
-        return dict(state)
+    is_released = "decoder.up.0.upsample.conv.weight" not in state
+
+    def level(found: re.Match[str]) -> str:
+        return f"decoder.conv_blocks.{levels - 1 - int(found[1]) if is_released else found[1]}."
+
     found = {}
     for name, tensor in state.items():
-        parts = name.split(".")
-        if parts[:2] == ["decoder", "up"] and parts[2].isdigit():
-            parts[2] = str(levels - 1 - int(parts[2]))
-        found[".".join(parts)] = tensor
+        for place, part in enumerate(("block_1", "attn_1", "block_2")):
+            name = name.replace(f"decoder.mid.{part}.", f"decoder.mid.{place}.")
+        found[re.sub(r"^decoder\.up\.(\d+)\.", level, name).replace(".block.", ".res.")] = tensor
     return found

@@ -92,17 +92,11 @@ class TokensOnly(Pixels):
         """The vectors of the tokens."""
         return self.vectors
 
-    def read(self, folder: Path) -> None:
+    def read(self, *_: Any, **__: Any) -> Any:
         """Raise ValueError."""
         raise ValueError(self.refusal)
 
-    def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
-        """Raise ValueError."""
-        raise ValueError(self.refusal)
-
-    def quantize(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b rows columns"]:
-        """Raise ValueError."""
-        raise ValueError(self.refusal)
+    paint = quantize = read
 
 
 class Prompts(ABC):

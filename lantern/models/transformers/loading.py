@@ -1,8 +1,6 @@
 """Loads a folder in the layout of transformers: its class, its processor, and the family with its recipe."""
 
-import warnings
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import torch
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import CONFIG_NAME, read_checksums, verify_files
+from lantern.core.quiet import quiet
 from lantern.models.transformers import parallel
 from lantern.models.transformers.components import Components
 
@@ -133,21 +132,3 @@ def assembled(folder: Path, family: Any, model: Any, processor: Any | None, size
     except (KeyError, AttributeError, TypeError, IndexError) as error:
         lacking = f"{type(error).__name__}: {one_line(error)}"
         raise ValueError(f"{folder} lacks a part of {family.CLASS} that images need ({lacking})") from error
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress transformers' progress bars and warnings."""
-    from transformers import logging
-
-    had_bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if had_bars:
-            logging.enable_progress_bar()

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import CONFIG_NAME, check_finite, check_state, load_tensors, read_pickled, save_checksums
-from lantern.models.llamagen.checkpoint import vq_fields
+from lantern.core.quiet import quiet
+from lantern.models.llamagen.checkpoint import count_entries, vq_fields
 from lantern.models.transformers.chameleon_vq import PARTS, PREFIX, checkpoint_state, decoder_of, save_decoder
-from lantern.models.transformers.loading import FAMILIES, MOST_BYTES, assembled, family_of, quiet
+from lantern.models.transformers.loading import FAMILIES, MOST_BYTES, RELEASED, assembled, family_of
 
 SHARD = "5GB"  # largest file of weights
-JANUS = "multi_modality"
 PARAMS = ("models/7b/params.json", "params.json")
 MANY_SHARDS = "models/*/consolidated.*.pth"
 # released names of Janus and those of transformers, the first that matches; None is not part of the model
@@ -65,11 +65,7 @@ JANUS_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|Assistant|>:' }}{%- endif -%}"
 )
-JANUS_TOKENS = {
-    "image_token": "<image_placeholder>",
-    "boi_token": "<begin_of_image>",
-    "eoi_token": "<end_of_image>",
-}
+JANUS_TOKENS = {"image_token": "<image_placeholder>", "boi_token": "<begin_of_image>", "eoi_token": "<end_of_image>"}
 JANUS_PADDING = "<\uff5c\u2581pad\u2581\uff5c>"
 VISION_HEAD = 64  # channels of a head of the vision tower, SigLIP's
 CHAMELEON_NAMES = {
@@ -145,7 +141,7 @@ def read_release(path: Path) -> Release | None:
             return _chameleon(path, params)
         if (path / CONFIG_NAME).is_file():
             config = read_json_object(path / CONFIG_NAME, most=MOST_BYTES)
-            return _janus(path, config) if config.get("model_type") == JANUS else None
+            return _janus(path, config) if config.get("model_type") in RELEASED else None
     except (KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{path} lacks what its layout has ({type(error).__name__}: {one_line(error)})") from error
     if shards := sorted(path.glob(MANY_SHARDS)):
@@ -184,11 +180,11 @@ def _janus(path: Path, config: Mapping[str, Any]) -> Release:
     made = JanusConfig(
         text_config={
             **{name: value for name, value in language.items() if name in names and name != "dtype"},
-            **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")},
+            **_special(tokenizer),
         },
         vision_config={
             "hidden_size": width,
-            "num_hidden_layers": _count(state, r"model\.vision_model\.encoder\.layers\.(\d+)\."),
+            "num_hidden_layers": count_entries(state, "model.vision_model.encoder.layers"),
             "num_attention_heads": max(width // VISION_HEAD, 1),
             "mlp_ratio": len(state["model.vision_model.encoder.layers.0.mlp.fc1.bias"]) / width,
             "patch_size": side,
@@ -213,8 +209,7 @@ def _janus(path: Path, config: Mapping[str, Any]) -> Release:
     )
     model = _on_meta(JanusForConditionalGeneration, made)
     call = model.generation_config
-    for name in ("bos", "eos", "pad"):
-        setattr(call, f"{name}_token_id", getattr(tokenizer, f"{name}_token_id"))
+    call.update(**_special(tokenizer))
     call._from_model_config = False  # else the fields above are not read again
     call.guidance_scale = 5.0
     call.generation_kwargs = {"boi_token_id": tokenizer.convert_tokens_to_ids(JANUS_TOKENS["boi_token"])}
@@ -249,7 +244,8 @@ def _janus_tokenizer(path: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     values = read_json_object(path / "tokenizer_config.json")
-    special = {name: _word(values.get(name)) for name in ("bos_token", "eos_token")}
+    listed = {name: values.get(name) for name in ("bos_token", "eos_token")}  # texts or objects
+    special = {name: str(word["content"] if isinstance(word, dict) else word) for name, word in listed.items()}
     own = _tokenizer(
         PreTrainedTokenizerFast,
         path / "tokenizer.json",
@@ -315,7 +311,7 @@ def _chameleon(path: Path, params: Path) -> Release:
         swin_norm=bool(values.get("swin_norm", False)),
         vq_config=_vqgan_config(path / "tokenizer" / "vqgan.yaml"),
         vocabulary_map=listed["model"]["vocab"],
-        **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")},
+        **_special(tokenizer),
     )
     model = _on_meta(ChameleonForConditionalGeneration, config)
     vq_config: Any = config.vq_config
@@ -386,9 +382,8 @@ def _tokenizer(
     return kind(tokenizer_object=backend, extra_special_tokens=dict(extra), **special)
 
 
-def _word(value: Any) -> str:
-    """Return the text of a special token, which is written as a text or as an object."""
-    return str(value["content"] if isinstance(value, dict) else value)
+def _special(tokenizer: Any) -> dict[str, Any]:
+    return {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
 
 
 def _weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Path]]:
@@ -419,10 +414,6 @@ def _renamed(key: str, names: Mapping[str, str | None], source: Path) -> str | N
         if found := re.fullmatch(pattern, key):
             return None if new is None else found.expand(new)
     raise ValueError(f"{source}: tensor {key[:80]!r} is not expected")
-
-
-def _count(state: Mapping[str, Tensor], pattern: str) -> int:
-    return len({found[1] for name in state if (found := re.match(pattern, name))})
 
 
 def _on_meta(kind: Any, config: Any) -> Any:

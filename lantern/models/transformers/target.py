@@ -7,7 +7,7 @@ A node that ends a row is passed with the newline behind it. What follows the to
 """
 
 import inspect
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -107,18 +107,6 @@ class Writes:
         return self.cache.write(layer_idx, self.slots, fresh[:, :nodes])
 
 
-@dataclass(eq=False)
-class Collects:
-    """What transformers' layers take for a cache: keeps the keys and values of each layer."""
-
-    layers: list[Tensor] = field(default_factory=list)
-
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Keep keys and values `(rows h n d)` of the next layer, and return them."""
-        self.layers.append(torch.stack([keys, values]))
-        return keys, values
-
-
 class TransformersTarget(nn.Module, Target):
     """A decoder of transformers, with embedding and head of tokens, as a `lantern.core.types.Target`.
 
@@ -188,16 +176,19 @@ class TransformersTarget(nn.Module, Target):
                 "this drafter reads the prompt slot by slot, but here each guidance row has a prompt of its own:"
                 " use another method"
             )
+        from transformers import DynamicCache
+
         tokens, shown = condition.tokens[:, :rows].flatten(0, 1), condition.mask[:, :rows]
         mask, count = shown.flatten(0, 1), tokens.shape[1]
         seen = torch.ones(count, count, dtype=torch.bool, device=tokens.device).tril() & mask[:, None]
         seen = seen | torch.eye(count, dtype=torch.bool, device=tokens.device)
         scores = torch.zeros_like(seen, dtype=self.words.weight.dtype).masked_fill(~seen, -torch.inf)
-        kept = Collects()
+        kept: Any = DynamicCache()
         features, inputs = self._run(self.words(tokens), (mask.cumsum(1) - 1).clamp(min=0), scores, kept, taps)
+        entries = torch.stack([torch.stack([layer.keys, layer.values]) for layer in kept.layers])
         features, fused = joined(features[:, -1:].unflatten(0, (-1, rows)), [x[:, -1:] for x in inputs])
         return Prompt(
-            entries=torch.stack(kept.layers).unflatten(2, (-1, rows)).movedim(2, 0),
+            entries=entries.unflatten(2, (-1, rows)).movedim(2, 0),
             scores=torch.zeros_like(shown, dtype=torch.double).masked_fill(~shown, -torch.inf),
             first=shown.sum(-1),
             logits=self.head(features),
@@ -287,7 +278,7 @@ class TransformersTarget(nn.Module, Target):
         return Scores(self.head(features), features, fused)
 
     def _run(
-        self, inputs: Tensor, positions: Tensor, mask: Tensor, cache: Writes | Collects, taps: tuple[int, ...] = ()
+        self, inputs: Tensor, positions: Tensor, mask: Tensor, cache: Any, taps: tuple[int, ...] = ()
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the features of inputs, and the inputs of tapped layers."""
         reported = {"output_hidden_states": True} if taps else {}

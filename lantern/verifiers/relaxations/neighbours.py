@@ -218,13 +218,17 @@ def residual_as_released(trial: Trial, around: Int[Tensor, "b k1"], claim: Claim
 def root_mean_square(
     codebook: Float[Tensor, "v d"] | None, takers: Float[Tensor, "n v"], givers: Float[Tensor, "n v"]
 ) -> Float[Tensor, " n"] | None:
-    """Return the root mean square distance of tokens sampled by these weights; None without a codebook."""
+    """Return the root mean square distance of tokens sampled by these weights; None without a codebook.
+
+    A row's bits do not depend on the other rows: each has a product of its own.
+    """
     if codebook is None:
         return None
     vectors = codebook.to(takers.dtype)
+    columns = torch.cat([vectors, vectors.square().sum(-1, keepdim=True)], 1).expand(len(takers), -1, -1)
     tiny = torch.finfo(takers.dtype).tiny
     both = [weights / weights.sum(-1, keepdim=True).clamp(min=tiny) for weights in (takers, givers)]
-    middle = (both[0] - both[1]) @ vectors
-    squares = vectors.square().sum(-1)
-    spread = [probs @ squares - (probs @ vectors).square().sum(-1) for probs in both]
+    means = [torch.bmm(probs[:, None], columns)[:, 0] for probs in both]
+    spread = [mean[:, -1] - mean[:, :-1].square().sum(-1) for mean in means]
+    middle = (means[0] - means[1])[:, :-1]
     return (middle.square().sum(-1) + spread[0] + spread[1]).clamp(min=0.0).sqrt()

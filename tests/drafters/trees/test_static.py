@@ -72,7 +72,7 @@ def test_malformed_trees_raise(choices: tuple[tuple[int, ...], ...]) -> None:
 
 
 def test_unknown_names_suggest_the_nearest() -> None:
-    with pytest.raises(ValueError, match='did you mean "mc_sim_7b_63"'):
+    with pytest.raises(ValueError, match="did you mean 'mc_sim_7b_63'"):
         named("mc_sim_7b_36")
 
 

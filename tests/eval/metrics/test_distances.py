@@ -8,8 +8,6 @@ from lantern.eval.intervals import mean_estimate
 from lantern.eval.metrics.distances import (
     frechet,
     frechet_distance,
-    frechet_gaussian,
-    frechet_to,
     inception_score,
     kernel_distance,
     moments_of,
@@ -32,7 +30,7 @@ def test_frechet_of_a_set_with_itself_is_zero() -> None:
     for count in (10, 300):  # below and above the width
         x = features(count, 64)
         assert abs(frechet_distance(x, x, seed=0, draws=0).value) < 1e-3
-        assert abs(frechet(moments_of(x), moments_of(x))) < 1e-3
+        assert abs(frechet(moments_of(x).gaussian, moments_of(x).gaussian)) < 1e-3
 
 
 @pytest.mark.filterwarnings("ignore:The `disp` argument:DeprecationWarning")
@@ -40,34 +38,15 @@ def test_frechet_agrees_with_clean_fid() -> None:
     from cleanfid.fid import frechet_distance as theirs
 
     for width in (4, 32, 96):
-        (mean_a, a), (mean_b, b) = random_gaussian(width, 1), random_gaussian(width, 2)
-        expected = theirs(mean_a.numpy(), a.numpy(), mean_b.numpy(), b.numpy())
-        assert frechet_gaussian((mean_a, a), (mean_b, b)) == pytest.approx(expected, abs=1e-6)
-
-
-def test_frechet_of_features_agrees_with_torchmetrics() -> None:
-    from torchmetrics.image.fid import FrechetInceptionDistance
-
-    class Pixels(torch.nn.Module):
-        num_features = 12
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.double().flatten(1) / 16
-
-    generator = torch.Generator().manual_seed(0)
-    real, fake = (torch.randint(0, 256, (64, 3, 2, 2), generator=generator, dtype=torch.uint8) for _ in range(2))
-    metric = FrechetInceptionDistance(feature=Pixels(), input_img_size=(3, 2, 2)).set_dtype(torch.float64)
-    metric.update(real, real=True)
-    metric.update(fake, real=False)
-    ours = frechet(*(moments_of(Pixels()(one)) for one in (real, fake)))
-    assert ours == pytest.approx(float(metric.compute()), abs=1e-4)
+        a, b = random_gaussian(width, 1), random_gaussian(width, 2)
+        expected = theirs(a[0].numpy(), a[1].numpy(), b[0].numpy(), b[1].numpy())
+        assert frechet(a, b) == pytest.approx(expected, abs=1e-6)
 
 
 def test_frechet_to_a_fixed_gaussian_matches_its_features() -> None:
     x, y = features(200), features(200, seed=1, shift=0.4)
-    fixed = frechet_to(x, (y.double().mean(0), y.double().T.cov()), seed=0)
+    fixed = frechet_distance(x, (y.double().mean(0), y.double().T.cov()), seed=0)
     assert fixed.value == pytest.approx(frechet_distance(x, y, seed=0, draws=0).value, abs=1e-6)
-    assert fixed.low is not None and fixed.high is not None
     assert fixed.low < fixed.value < fixed.high
 
 
@@ -80,22 +59,14 @@ def test_few_and_many_pictures_give_the_same_distance() -> None:
     expected = float((mean_a - mean_b).square().sum() + a.trace() + b.trace() - 2 * shared)
     assert frechet_distance(x, y, seed=0, draws=0).value == pytest.approx(expected, abs=1e-6)
     # torch-fidelity's eigenvalues of a singular product are less exact
-    assert frechet_gaussian((mean_a, a), (mean_b, b)) == pytest.approx(expected, rel=1e-7)
-
-
-def test_frechet_rejects_features_of_two_resizes() -> None:
-    a, b = moments_of(features(5)), moments_of(features(5))
-    a.made_with, b.made_with = "inception x clean", "inception x legacy"
-    with pytest.raises(ValueError, match="expected the same"):
-        frechet(a, b)
+    assert frechet((mean_a, a), (mean_b, b)) == pytest.approx(expected, rel=1e-7)
 
 
 def test_frechet_interval_contains_the_value_and_shrinks_with_pictures() -> None:
     few, many = (frechet_distance(features(n), features(n, seed=1, shift=0.5), seed=0, draws=50) for n in (30, 1000))
     for found in (few, many):
-        assert found.low is not None and found.high is not None
         assert found.low < found.value < found.high
-    assert many.high - many.low < few.high - few.low  # type: ignore[operator]
+    assert many.high - many.low < few.high - few.low
 
 
 def test_kernel_distance_matches_clean_fid_on_full_sets() -> None:
@@ -104,12 +75,6 @@ def test_kernel_distance_matches_clean_fid_on_full_sets() -> None:
     x, y = features(60), features(60, seed=1, shift=0.2)
     expected = theirs(x.double().numpy(), y.double().numpy(), num_subsets=1, max_subset_size=60)
     assert kernel_distance(x, y, seed=0).value == pytest.approx(expected, abs=1e-9)
-
-
-def test_kernel_distance_by_hand() -> None:
-    x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [3.0]])
-    # within x: (1*2+1)^3 = 27; within y: 1; between: mean of 1, 64, 1, 343
-    assert kernel_distance(x, y, seed=0, draws=0).value == pytest.approx(27 + 1 - 2 * (1 + 64 + 1 + 343) / 4)
 
 
 def test_kernel_distance_does_not_depend_on_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,10 +88,10 @@ def test_kernel_distance_does_not_depend_on_the_block(monkeypatch: pytest.Monkey
     assert parts.low == pytest.approx(whole.low, abs=1e-12)
 
 
-def test_kernel_interval_of_similar_sets_contains_zero() -> None:
-    found = kernel_distance(features(200), features(200, seed=1), seed=0)
-    assert found.low is not None and found.high is not None
-    assert found.low < 0 < found.high
+@pytest.mark.parametrize("count", [3, 200])  # three are often resampled to one repeated picture
+def test_kernel_interval_of_similar_sets_contains_zero(count: int) -> None:
+    found = kernel_distance(features(count), features(count, seed=1), seed=0)
+    assert found.low < 0 < found.high and found.low < found.value < found.high
 
 
 def test_prdc_by_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,8 +122,8 @@ def test_inception_score_agrees_with_its_formula() -> None:
 def test_mean_interval_matches_the_normal_one() -> None:
     values = features(4000, 1)[:, 0]
     found = mean_estimate(values, seed=0)
-    assert found.low is not None and found.high is not None
     assert found.high - found.low == pytest.approx(2 * 1.96 / 4000**0.5, rel=0.15)
+    assert math.isnan(mean_estimate(values, seed=0, draws=0).low)
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -169,13 +134,3 @@ def test_too_small_sets_are_rejected(count: int) -> None:
             distance(x, y, seed=0)
     with pytest.raises(ValueError, match="more than 5"):
         prdc(y, y)
-
-
-def test_the_interval_of_three_pictures_has_ends() -> None:
-    generator = torch.Generator().manual_seed(0)
-    found = kernel_distance(torch.randn(3, 8, generator=generator), torch.randn(3, 8, generator=generator), seed=0)
-    assert found.low is not None and found.high is not None and found.low < found.value < found.high
-
-
-def test_no_draws_give_no_interval() -> None:
-    assert mean_estimate(features(5, 1)[:, 0], seed=0, draws=0).low is None

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 from pathlib import Path
 
@@ -8,28 +9,17 @@ import torch
 from lantern.eval.metrics.inception import SIDE, load_inception
 from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import SOURCES, cache_folder, find_weights, found_at
-from tests.eval.tiny_metrics import FEATURES, save_tiny_inception
+from tests.eval.tiny_metrics import save_tiny_inception
 
 
 def pixels(side: int = 40, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
 
 
-def test_legacy_resize_is_bilinear_aligned_to_the_upper_left_corner(tmp_path: Path) -> None:
-    network = load_inception(found_at(save_tiny_inception(tmp_path / "n.pt")), resize="legacy")
-    picture = pixels(40).astype(np.float64)
-    places = np.arange(SIDE) * (40 / SIDE)
-    low = np.floor(places).astype(int)
-    high, part = np.minimum(low + 1, 39), (places - low)[:, None]
-    rows = picture[low] * (1 - part)[..., None] + picture[high] * part[..., None]
-    expected = rows[:, low] * (1 - part) + rows[:, high] * part
-    assert np.allclose(network.prepare(pixels(40)).permute(1, 2, 0).numpy(), expected, atol=1e-3)
-
-
 def test_script_without_logits_names_the_file_with_logits(tmp_path: Path) -> None:
     network = load_inception(found_at(save_tiny_inception(tmp_path / "n.pt")))
     with pytest.raises(ValueError, match="pt_inception-2015-12-05-6726825d.pth"):
-        network.logits(torch.zeros(1, FEATURES))
+        dataclasses.replace(network, gives_logits=True).embed(torch.zeros(1, 3, SIDE, SIDE))
 
 
 def test_another_kind_of_file_is_rejected(tmp_path: Path) -> None:
@@ -80,9 +70,9 @@ def test_file_with_logits_matches_torch_fidelity(tmp_path: Path) -> None:
     theirs = FeatureExtractorInceptionV3("x", ["2048", "logits"], feature_extractor_weights_path=str(path))
     pictures = raw(pixels())[None]
     features, logits = theirs(pictures)
-    found = network.embed(network.prepare(pixels())[None])
-    assert torch.allclose(found, features, rtol=1e-4, atol=1e-5)
-    assert torch.allclose(network.logits(found), logits, rtol=1e-4, atol=1e-5)
+    prepared, with_logits = network.prepare(pixels())[None], dataclasses.replace(network, gives_logits=True)
+    assert torch.allclose(network.embed(prepared), features, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(with_logits.embed(prepared), logits, rtol=1e-4, atol=1e-5)
 
 
 def released() -> Path | None:

@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lantern.eval.metrics.extraction import Pair
-from lantern.eval.metrics.judges import load_lpips, psnr
+from lantern.eval.metrics.judges import Pair, load_lpips, psnr
 from lantern.eval.metrics.weights import Found, find_weights
 
 

@@ -59,13 +59,6 @@ def test_saved_moments_are_loaded_to_the_bit(tmp_path: Path) -> None:
     assert torch.equal(loaded.covariance, moments.covariance)
 
 
-def test_a_set_is_not_merged_twice() -> None:
-    one, same = moments_of(features(5)), moments_of(features(5))
-    one.sets = same.sets = ("abc",)
-    with pytest.raises(ValueError, match="merge each set once"):
-        one.merge(same)
-
-
 def test_moments_of_two_networks_are_not_merged() -> None:
     with pytest.raises(ValueError, match="made with 'b', expected 3 made with 'a'"):
         Moments(3, made_with="a").merge(Moments(3, made_with="b"))

@@ -10,7 +10,6 @@ from lantern.eval.protocols import generation
 from lantern.eval.protocols.generation import (
     Shard,
     Worker,
-    batches_of,
     finished,
     picture_path,
     produce,
@@ -18,9 +17,6 @@ from lantern.eval.protocols.generation import (
 )
 from lantern.generation.generator import Generator
 from tests.eval.workers import FINGERPRINT, contents, expected, lines, paint
-
-# places
-
 
 # shards
 
@@ -34,12 +30,6 @@ def test_invalid_shards_are_rejected(text: str) -> None:
 def test_launchers_set_the_shard() -> None:
     assert Shard.of_environment({"RANK": "2", "WORLD_SIZE": "8"}) == Shard(3, 8)
     assert Shard.of_environment({}) is None
-
-
-def test_a_picture_is_of_the_same_batch_in_every_sharding() -> None:
-    batches = batches_of(expected(11), 3)
-    assert [len(batch) for batch in batches] == [3, 3, 3, 2]
-    assert [request.number for batch in batches for request in batch] == list(range(11))
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -66,13 +56,6 @@ def test_a_second_process_on_the_same_shard_is_reported(decoder: Generator, tmp_
 
 
 # again
-
-
-def test_a_second_run_makes_nothing(decoder: Generator, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = contents(whole)
-    monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("an image was begun"))
-    assert paint(decoder, whole, 12) == 0
-    assert contents(whole) == before
 
 
 def test_deleted_or_truncated_pictures_are_made_again(decoder: Generator, tmp_path: Path) -> None:
@@ -113,12 +96,6 @@ def test_pictures_recorded_meanwhile_are_skipped(
         assert produce(early, expected(3), is_quiet=True) == 0
 
 
-def test_pictures_of_another_fingerprint_are_rejected(decoder: Generator, whole: Path) -> None:
-    other = FINGERPRINT | {"versions": {"torch": "1.0"}}
-    with pytest.raises(ValueError, match=r"begun with versions\.torch .*now it is 1\.0"):
-        Worker(decoder, whole, other, name="1-of-1")
-
-
 def test_picture_metadata_has_no_time(whole: Path) -> None:
     from PIL import Image
 
@@ -127,6 +104,3 @@ def test_picture_metadata_has_no_time(whole: Path) -> None:
     assert output["prompt"] == "a blue cat" and output["image"] == "1" and output["method"] == "gumbel-jacobi"
     assert not [name for name in map(str, output) if any(word in name.lower() for word in ("time", "date", "second"))]
     assert read_entries(whole)[1].prompt_sha256 == output["prompt_sha256"]
-
-
-# the bar

@@ -1,25 +1,22 @@
 """Generation for evaluation under kills and full disks: finished images stay, and files are the same."""
 
-import json
+import multiprocessing
 import os
 import random
 import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from lantern.eval.protocols.generation import finished
 from lantern.generation.generator import Generator
+from tests.eval import workers
 from tests.eval.workers import contents, lines, paint
-from tests.tiny_folder import save_tiny_model
 
-ROOT = Path(__file__).resolve().parents[3]
 PICTURES = 40
 KILLS = int(os.environ.get("LANTERN_KILLS", "4"))
 
@@ -30,72 +27,38 @@ def begun(out: Path) -> list[int]:
     return list(map(int, log.read_text().split())) if log.exists() else []
 
 
-class Painters:
-    """The process of `tests.eval.workers`."""
-
-    def __init__(self, model: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.eval.workers", str(model)],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        assert self._answer() == "warm"
-
-    def live(self, out: Path, batch: int, *, begins: int | None = None, wait: float = 0) -> int:
-        """Run one worker and return its exit code; killed `wait` seconds after `begins` more images."""
-        assert self._process.stdin is not None
-        requested = {"out": str(out), "log": f"{out}.log", "pictures": PICTURES, "batch": batch, "shard": "1/1"}
-        print(json.dumps(requested), file=self._process.stdin, flush=True)
-        child = int(self._answer())
-        if begins is not None:
-            self._watch(out, len(begun(out)) + begins)
-            time.sleep(wait)
-            with suppress(ProcessLookupError):  # it was faster
-                os.kill(child, signal.SIGKILL)
-        return int(self._answer())
-
-    def _watch(self, out: Path, count: int) -> None:
+def live(folder: Path, out: Path, batch: int, *, begins: int | None = None, wait: float = 0) -> int:
+    """Run one worker and return its exit code; killed `wait` seconds after `begins` more images."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([workers.__name__])
+    count = len(begun(out)) + (begins or 0)
+    process = context.Process(target=workers.live, args=(folder, out, Path(f"{out}.log"), PICTURES, batch))
+    process.start()
+    if begins is not None:
         until = time.monotonic() + 60
         while len(begun(out)) < count and time.monotonic() < until:
             time.sleep(0.001)
-
-    def close(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(60)
-        self._process.stdout.close()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
+        time.sleep(wait)
+        process.kill()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
 
 
-@pytest.fixture(scope="module")
-def painters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Painters]:
-    if not hasattr(os, "fork"):
-        pytest.skip("kills are tried with forked processes, which this system has not")
-    serving = Painters(save_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
-    yield serving
-    serving.close()
-
-
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills are tried with forked processes, which this system has not")
 @pytest.mark.parametrize("batch", [1, 4])
-def test_every_picture_exists_once_after_random_kills(painters: Painters, tmp_path: Path, batch: int) -> None:
+def test_every_picture_exists_once_after_random_kills(folder: Path, tmp_path: Path, batch: int) -> None:
     """LANTERN_KILLS=20 kills twenty times."""
     lot, whole, out = random.Random(batch), tmp_path / "whole", tmp_path / "killed"
     start = time.perf_counter()
-    assert painters.live(whole, batch) == 0
+    assert live(folder, whole, batch) == 0
     one = (time.perf_counter() - start) * batch / PICTURES
-    tokens = []
+    codes = []
     for _ in range(KILLS):
-        tokens.append(painters.live(out, batch, begins=lot.randint(0, 30 // KILLS), wait=lot.uniform(0, 1.5 * one)))
-    killed = tokens.count(-signal.SIGKILL)
+        codes.append(live(folder, out, batch, begins=lot.randint(0, 30 // KILLS), wait=lot.uniform(0, 1.5 * one)))
+    killed = codes.count(-signal.SIGKILL)
     assert killed >= KILLS - 1
-    assert painters.live(out, batch) == 0
+    assert live(folder, out, batch) == 0
     assert contents(out) == contents(whole) and len(contents(out)) == PICTURES
     assert lines(out) == list(range(PICTURES))
     again = len(begun(out)) - PICTURES

@@ -29,8 +29,8 @@ def entry(number: int, size: int = 10) -> Entry:
     return Entry(number, size, "s" * 64, "t" * 64, FIGURES)
 
 
-def recorded(folder: Path, *numbers: int, name: str = "1-of-1") -> Path:
-    with JsonLines(folder / f"manifest-{name}.jsonl", HERE) as manifest:
+def recorded(folder: Path, *numbers: int) -> Path:
+    with JsonLines(folder / "manifest-1-of-1.jsonl", HERE) as manifest:
         for number in numbers:
             manifest.append(asdict(entry(number)))
     return manifest.path
@@ -63,18 +63,11 @@ def test_an_incomplete_header_is_rewritten(tmp_path: Path) -> None:
     assert path.read_bytes() == whole
 
 
-def test_shards_are_read_together(tmp_path: Path) -> None:
-    recorded(tmp_path, 0, 2, name="1-of-2")
-    recorded(tmp_path, 1, 3, name="2-of-2")
-    assert sorted(read_entries(tmp_path, HERE)) == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("part", ["weights", "config", "versions"])
 def test_another_fingerprint_is_rejected_naming_the_difference(tmp_path: Path, part: str) -> None:
-    recorded(tmp_path, 0, name="1-of-2")
-    (name,) = HERE[part]
+    path, (name,) = recorded(tmp_path, 0), HERE[part]
     with pytest.raises(ValueError, match=rf"begun with {part}\.{name} .*, now it is other: use another --out"):
-        JsonLines(tmp_path / "manifest-1-of-2.jsonl", HERE | {part: {name: "other"}})
+        JsonLines(path, HERE | {part: {name: "other"}})
 
 
 def test_a_fingerprint_with_more_fields_differs(tmp_path: Path) -> None:

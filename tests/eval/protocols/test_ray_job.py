@@ -20,18 +20,12 @@ from lantern.generation.images import NotFiniteError
 from lantern.methods import METHODS
 from lantern.models.folder import load_model
 from tests.eval.workers import FINGERPRINT, contents, expected, lines, paint, tiny_decoder
-from tests.tiny_folder import save_tiny_model
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None,
     reason="Ray is not installed: pip install '.[ray]'",
 )
 PICTURES = 40
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 class Noted(Recipe):
@@ -43,10 +37,10 @@ class Noted(Recipe):
         return super().worker(name, **watching)
 
 
-def recipe(model: Path, out: Path) -> Recipe:
+def recipe(folder: Path, out: Path) -> Recipe:
     method = METHODS["gumbel-jacobi"].with_options(window=4)
-    sampling = load_model(model, device="cpu").sampling()
-    return Noted(str(model), "cpu", "fp32", method, sampling, EAGER, out, FINGERPRINT, torch.get_num_threads())
+    sampling = load_model(folder, device="cpu").sampling()
+    return Noted(str(folder), "cpu", "fp32", method, sampling, EAGER, out, FINGERPRINT, torch.get_num_threads())
 
 
 # what actors ask for
@@ -117,13 +111,13 @@ class Killer(threading.Thread):
 
 @needs_ray
 @pytest.mark.filterwarnings("ignore")
-def test_two_actors_with_one_killed_match_one_process(model: Path, ray_here: None, tmp_path: Path) -> None:
-    decoder = tiny_decoder(model)
+def test_two_actors_with_one_killed_match_one_process(folder: Path, ray_here: None, tmp_path: Path) -> None:
+    decoder = tiny_decoder(folder)
     paint(decoder, tmp_path / "here", PICTURES)
     out = tmp_path / "ray"
     killer = Killer(out)
     killer.start()
-    made = produce_on_ray(recipe(model, out), expected(PICTURES), actors=2, is_quiet=True)
+    made = produce_on_ray(recipe(folder, out), expected(PICTURES), actors=2, is_quiet=True)
     killer.join(1)
     assert killer.killed
     assert contents(out) == contents(tmp_path / "here")
@@ -131,26 +125,26 @@ def test_two_actors_with_one_killed_match_one_process(model: Path, ray_here: Non
     assert PICTURES - 1 <= made <= PICTURES and set(lines(out)) == set(range(PICTURES))
     assert len(list(out.glob("manifest-ray-*.jsonl"))) >= 2
     assert not (out / "staging").exists()
-    assert produce_on_ray(recipe(model, out), expected(PICTURES), actors=2, is_quiet=True) == 0
+    assert produce_on_ray(recipe(folder, out), expected(PICTURES), actors=2, is_quiet=True) == 0
 
 
 @needs_ray
 @pytest.mark.filterwarnings("ignore")
-def test_a_job_resumes_a_shard_and_a_shard_resumes_a_job(model: Path, ray_here: None, tmp_path: Path) -> None:
-    decoder = tiny_decoder(model)
+def test_a_job_resumes_a_shard_and_a_shard_resumes_a_job(folder: Path, ray_here: None, tmp_path: Path) -> None:
+    decoder = tiny_decoder(folder)
     paint(decoder, tmp_path / "here", 8)
     paint(decoder, tmp_path / "out", 3)
-    assert produce_on_ray(recipe(model, tmp_path / "out"), expected(6), actors=1, is_quiet=True) == 3
+    assert produce_on_ray(recipe(folder, tmp_path / "out"), expected(6), actors=1, is_quiet=True) == 3
     assert paint(decoder, tmp_path / "out", 8) == 2
     assert contents(tmp_path / "out") == contents(tmp_path / "here") and len(finished(tmp_path / "out")) == 8
 
 
 @needs_ray
 @pytest.mark.filterwarnings("ignore")
-def test_write_errors_of_actors_are_raised_here(model: Path, ray_here: None, tmp_path: Path) -> None:
+def test_write_errors_of_actors_are_raised_here(folder: Path, ray_here: None, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "pictures").write_text("in the way")
     with pytest.raises(OSError, match="pictures") as raised:
-        produce_on_ray(recipe(model, out), expected(2), actors=1, is_quiet=True)
+        produce_on_ray(recipe(folder, out), expected(2), actors=1, is_quiet=True)
     assert not isinstance(raised.value, ImportError)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,9 @@ from lantern.eval.metrics import quality
 from lantern.eval.metrics.quality import Figure, Options
 from lantern.eval.protocols import generation
 from lantern.eval.protocols.reproduce import is_prepared, unpack
-from tests.tiny_folder import save_tiny_model
 
+Run = Callable[..., int]
 TEXT = "a red apple\na blue cat\ntwo dog\n"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture
@@ -48,12 +43,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def reproduce(place: Path, model: Path, *words: str, out: str = "out", method: str = "gumbel-jacobi:window=4") -> int:
-    given = ["--model", str(model), "--out", str(place / out), "--prompts", str(place), "--device", "cpu"]
-    protocol = [] if words and words[0].endswith(".json") else [str(place / "three.json")]
-    chosen = ["--method", method] if method else []
-    return main(["reproduce", *words[:1], *given, *chosen, *words[1:]] if not protocol else
-                ["reproduce", *protocol, *given, *chosen, *words])  # fmt: skip
+@pytest.fixture
+def run(place: Path, folder: Path) -> Run:
+    """Calls the command with a tiny model and a file of this place."""
+
+    def call(*words: object, out: str = "out", method: str = "gumbel-jacobi:window=4", file: str = "three.json") -> int:
+        given = ["--model", folder, "--out", place / out, "--prompts", place, "--device", "cpu"]
+        chosen = ["--method", method] if method else []
+        return main(["reproduce", *map(str, (place / file, *given, *chosen, *words))])
+
+    return call
 
 
 def row(place: Path, out: str = "out") -> dict[str, Any]:
@@ -64,8 +63,8 @@ def pictures(place: Path, out: str = "out") -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (place / out / "pictures").rglob("*.png")}
 
 
-def test_a_row_records_how_it_was_made(place: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert reproduce(place, model, "--metrics") == 0
+def test_a_row_records_how_it_was_made(place: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--metrics") == 0
     found = row(place)
     assert found["pictures"] == found["pictures_of_protocol"] == 6 == len(pictures(place))
     assert found["choices"]["method"] == "gumbel-jacobi:window=4" and found["protocol"]["name"] == "three"
@@ -74,55 +73,53 @@ def test_a_row_records_how_it_was_made(place: Path, model: Path, capsys: pytest.
     assert "6 images" in capsys.readouterr().out
 
 
-def test_a_limit_makes_the_first_pictures(place: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reproduce(place, model, "--metrics", "--limit", "2") == 0
+def test_a_limit_makes_the_first_pictures(place: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("--metrics", "--limit", "2") == 0
     first = pictures(place)
     assert sorted(first) == ["000000.png", "000001.png"] and row(place)["pictures"] == 2
-    assert reproduce(place, model, "--metrics") == 0
+    assert run("--metrics") == 0
     assert pictures(place).items() >= first.items() and row(place)["pictures"] == 6
     monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("an image was begun"))
-    assert reproduce(place, model, "--metrics") == 0
+    assert run("--metrics") == 0
 
 
 def test_shards_give_the_row_of_one_run(
-    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert reproduce(place, model, "--metrics") == 0
-    assert reproduce(place, model, "--metrics", "--shard", "2/2", out="parts") == 0
+    assert run("--metrics") == 0
+    assert run("--metrics", "--shard", "2/2", out="parts") == 0
     assert "other shards are incomplete" in capsys.readouterr().err
     assert not (place / "parts" / "row.json").exists()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert reproduce(place, model, "--metrics", out="parts") == 0
+    assert run("--metrics", out="parts") == 0
     assert "all 6 are complete: run the same without --shard" in capsys.readouterr().err
     monkeypatch.delenv("RANK")
-    assert reproduce(place, model, "--metrics", out="parts") == 0
+    assert run("--metrics", out="parts") == 0
     assert pictures(place, "parts") == pictures(place)
     assert row(place, "parts")["pictures_sha256"] == row(place)["pictures_sha256"]
 
 
-def test_a_row_is_repeated_byte_for_byte(place: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert reproduce(place, model, "--metrics", "--limit", "3", "--batch", "2") == 0
+def test_a_row_is_repeated_byte_for_byte(place: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--metrics", "--limit", "3", "--batch", "2") == 0
     assert row(place)["choices"]["model"] == "tiny"  # no path of this machine
-    assert reproduce(place, model, str(place / "out" / "row.json"), out="again", method="") == 0
+    assert run(out="again", method="", file="out/row.json") == 0
     assert "all images equal the repeated row" in capsys.readouterr().out
     assert pictures(place, "again") == pictures(place) and len(pictures(place)) == 3
 
 
-def test_a_row_that_differs_is_reported(place: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert reproduce(place, model, "--metrics", "--limit", "1") == 0
+def test_a_row_that_differs_is_reported(place: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--metrics", "--limit", "1") == 0
     values = row(place) | {"pictures_sha256": "0" * 64}
     (place / "other.json").write_text(json.dumps(values))
-    assert reproduce(place, model, str(place / "other.json"), out="again", method="") == 1
+    assert run(out="again", method="", file="other.json") == 1
     assert "the images differ from those" in capsys.readouterr().err
 
 
-def test_pictures_of_another_method_are_not_mixed_in(
-    place: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert reproduce(place, model, "--metrics", "--limit", "1") == 0
+def test_pictures_of_another_method_are_not_mixed_in(place: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--metrics", "--limit", "1") == 0
     capsys.readouterr()
-    assert reproduce(place, model, "--metrics", method="plain") == 2
+    assert run("--metrics", method="plain") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "begun with config.method." in line and "use another --out" in line
 
@@ -149,10 +146,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
 
 def test_metrics_get_all_pictures_with_their_prompts(
-    place: Path, model: Path, measured: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    place: Path, run: Run, measured: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (place / "real").mkdir()
-    assert reproduce(place, model, "--reference", str(place / "real"), "--weights", "inception=net.pt") == 0
+    assert run("--reference", place / "real", "--weights", "inception=net.pt") == 0
     assert [path.name for path in measured["paths"]] == [f"{i:06d}.png" for i in range(6)]
     assert measured["prompts"] == [*TEXT.splitlines()] * 2 and measured["metrics"] == ["kid", "fid"]
     assert measured["reference"] == place / "real" and measured["weights"] == {"inception": Path("net.pt")}
@@ -162,25 +159,20 @@ def test_metrics_get_all_pictures_with_their_prompts(
 
 
 def test_unavailable_metrics_are_reported_before_and_after(
-    place: Path, model: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (place / "real").mkdir()
-    words = ["--limit", "1", "--reference", str(place / "real"), "--metrics", "kid", "clip"]
-    assert reproduce(place, model, *words) == 1
+    words = ["--limit", "1", "--reference", place / "real", "--metrics", "kid", "clip"]
+    assert run(*words) == 1
     before, *_, last = capsys.readouterr().err.splitlines()
     assert before.startswith("lantern: kid will not be measured: no weights of inception: put default_1.pt")
     assert last.startswith("lantern: error: not measured: kid (") and "clip (" in last
     assert set(row(place)["not_measured"]) == {"kid", "clip"} and len(pictures(place)) == 1
 
 
-def test_without_a_reference_metrics_name_it(place: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert reproduce(place, model, "--limit", "1") == 1
+def test_without_a_reference_metrics_name_it(place: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--limit", "1") == 1
     assert "kid will not be measured: give its reference with --reference" in capsys.readouterr().err
-
-
-def test_an_unknown_metric_is_rejected_first(place: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert reproduce(place, model, "--metrics", "kidd") == 2
-    assert "did you mean kid?" in capsys.readouterr().err and not (place / "out" / "pictures").exists()
 
 
 def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
@@ -213,40 +205,40 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
         (["--weights", "inception"], "wanted NAME=PATH"),
         (["--limit", "0"], "limit"),
         (["--method", "eagle9"], "unknown"),
+        (["--metrics", "kidd"], "did you mean 'kid'?"),
+        (["--shard", "1/2"], "the launcher sets 2/3"),
     ],
 )
 def test_invalid_input_gives_one_line(
-    place: Path, model: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
-    assert reproduce(place, model, *words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-
-
-def test_a_launcher_and_an_option_that_differ_are_rejected(
-    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path,
+    run: Run,
+    words: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert reproduce(place, model, "--shard", "1/2") == 2
-    assert "the launcher sets 2/2" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert run(*words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line and not (place / "out" / "pictures").exists()
 
 
 def test_an_unwritable_folder_gives_one_line_and_exit_status_1(
-    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)
-    assert reproduce(place, model, "--metrics") == 1
+    assert run("--metrics") == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "cannot be written to" in line
 
 
 def test_without_ray_a_ray_job_names_the_extra(
-    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setitem(sys.modules, "ray.data", None)
-    assert reproduce(place, model, "--metrics", "--ray") == 1
+    assert run("--metrics", "--ray") == 1
     assert 'pip install ".[ray]"' in capsys.readouterr().err

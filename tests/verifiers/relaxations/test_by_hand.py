@@ -21,6 +21,7 @@ from lantern.verifiers.relaxations.cool import Cool
 from lantern.verifiers.relaxations.grouped import Grouped
 from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.lantern_pp import LanternPP
+from lantern.verifiers.relaxations.mixture import Mixture
 from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
 from lantern.verifiers.relaxations.rule import Ruling, Trial
 from lantern.verifiers.relaxations.tolerance import Tolerance
@@ -200,6 +201,28 @@ def test_cool_matches_the_published_test(omega: float) -> None:
             assert mean <= found.latent_distance[0] + 1e-9 <= 1.5 * mean + 2e-9
 
 
+@pytest.mark.parametrize("delta", [0.0, 0.05, 0.3, 1.0])
+@pytest.mark.parametrize("cap", [1.0, 2.0, 1e6])
+def test_a_mixture_spends_its_bound_on_acceptance(delta: float, cap: float) -> None:
+    """TV(r, p) is delta or what there is to move, and sum min(r, q) exceeds sum min(p, q) by as much."""
+    for seed in range(50):
+        p, q = random_pair(seed)
+        found = Mixture(delta, cap).relax(p.log()[None], q.log()[None], depths=ZERO, levels=1)
+        r, spent = found.log_r[0].exp(), float(found.total_variation)
+        movable = torch.minimum(q - p, (cap - 1) * p).clamp(min=0).sum()
+        assert spent == pytest.approx(min(delta, float(movable)), abs=1e-12)
+        assert float((r - p).abs().sum() / 2) == pytest.approx(spent, abs=1e-12)
+        accepted = torch.minimum(r, q).sum() - torch.minimum(p, q).sum()
+        assert float(accepted) == pytest.approx(spent, abs=1e-12)
+        assert (r >= torch.minimum(p, q) - 1e-12).all() and (r <= torch.maximum(p, q) + 1e-12).all()
+        assert (r[p == 0] < 1e-300).all()
+        if cap > 2 and movable > 0:  # the same share of every difference
+            share = ((r - p) / (q - p))[p > 0]
+            gained = (q > p)[p > 0]
+            for part in (share[gained], share[~gained]):
+                assert torch.allclose(part, part[0].expand_as(part), atol=1e-9)
+
+
 def test_cool_factors_anneal_with_mean_omega() -> None:
     factors = Cool(omega=1.1, nu=0.7).factors(5)
     assert sum(factors) / 5 == pytest.approx(1.1)
@@ -233,6 +256,8 @@ NEEDS: dict[Any, tuple[Any, ...]] = {**dict.fromkeys((Bounded, Lantern, LanternP
         (Bounded, {"k": 2, "cap": 0.5}, "cap is 0.5"),
         (Bounded, {"k": 2, "rounds": 0}, "rounds is 0"),
         (Bounded, {"k": 2, "width": 2.0}, "width is 2.0"),
+        (Mixture, {"delta": 2}, "delta is 2"),
+        (Mixture, {"cap": 0.5}, "cap is 0.5"),
         (Cool, {"omega": -1}, "omega is -1"),
         (Cool, {"nu": math.inf}, "nu is inf"),
         (Grouped, {"group": 3}, "group is 3"),
