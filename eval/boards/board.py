@@ -80,6 +80,8 @@ PAIRS = (
     ("lantern++-paper", "eagle1-rejection:tree=naive_extend_57"),
     ("lantern++-paper", "lantern++-paper:tree=eagle2_57_10_5"),
     ("cool-paper", "eagle1-rejection:tree=chain_5"),
+    ("bounded-window:window=16", "gumbel-jacobi:window=16"),
+    ("bounded-scd", "scd"),
     ("eagle1", "eagle1-rejection"),
     ("eagle1-traversal", "eagle1-rejection"),
     ("eagle1-traversal:tree=chain_8", "eagle1-rejection:tree=chain_8"),
@@ -99,8 +101,9 @@ RULES = (
     "vvs:skip=2,tree=spine_2_8_2",
     "vvs:skip=3,tree=spine_3_8_2",
     "bounded:delta=0.05/0.1/0.2/0.4",
-    "bounded-window:window=16,delta=0.05/0.1/0.2/0.4",
-    "bounded-window:window=32/64,delta=0.1/0.4",
+    "bounded-window:window=16,delta=0.05/0.1/0.15/0.2/0.4",
+    "bounded-window:window=64,delta=0.1/0.4",
+    "bounded-scd:cap=1.3/2/4",
 )
 
 
