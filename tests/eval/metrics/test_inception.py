@@ -32,7 +32,7 @@ def test_another_kind_of_file_is_rejected(tmp_path: Path) -> None:
         load_inception(found_at(path))
 
 
-def test_file_with_token_is_not_executed(tmp_path: Path) -> None:
+def test_file_with_code_is_not_executed(tmp_path: Path) -> None:
     import pickle
 
     class Bomb:
