@@ -235,7 +235,7 @@ EXERCISES: dict[str, Exercise] = {
         "--tokens 2 --tau 2 --images 1 --baseline eager", replace={"cpu+int8": "eager"}, is_slow=True
     ),
     f'lantern leaderboard --methods gumbel-jacobi "{SWEPT}" --images 4 --out board.jsonl': Exercise(
-        "--model {model} --baseline eager", replace={"4": "2", SWEPT: f"{SWEPT},k=6"}
+        "--model {model} --baseline eager", replace={"4": "2", SWEPT: f"{SWEPT},window=4"}
     ),
     "lantern leaderboard --from board.jsonl": Exercise(),
     "python -m lantern.eval.boards.plot board.jsonl": Exercise(),

@@ -41,7 +41,7 @@ from lantern.eval.speed.race import images_of, race, reporter, take, unpack, war
 from lantern.eval.speed.surroundings import file_hashes, surroundings
 from lantern.generation.generator import choose_method
 from lantern.generation.images import save_image, to_image
-from lantern.methods import METHODS, Method
+from lantern.methods import METHODS
 from lantern.models.folder import FOLDER, Model, load_model
 
 VERSUS = "=="  # between the methods of a pair on the command line
@@ -80,6 +80,8 @@ PAIRS = (
     ("lantern++-paper", "eagle1-rejection:tree=naive_extend_57"),
     ("lantern++-paper", "lantern++-paper:tree=eagle2_57_10_5"),
     ("cool-paper", "eagle1-rejection:tree=chain_5"),
+    ("bounded-window:window=16", "gumbel-jacobi:window=16"),
+    ("bounded-scd", "scd"),
     ("eagle1", "eagle1-rejection"),
     ("eagle1-traversal", "eagle1-rejection"),
     ("eagle1-traversal:tree=chain_8", "eagle1-rejection:tree=chain_8"),
@@ -99,8 +101,9 @@ RULES = (
     "vvs:skip=2,tree=spine_2_8_2",
     "vvs:skip=3,tree=spine_3_8_2",
     "bounded:delta=0.05/0.1/0.2/0.4",
-    "bounded-window:window=16,delta=0.05/0.1/0.2/0.4",
-    "bounded-window:window=32/64,delta=0.1/0.4",
+    "bounded-window:window=16,delta=0.05/0.1/0.15/0.2/0.4",
+    "bounded-window:window=64,delta=0.1/0.4",
+    "bounded-scd:cap=1.3/2/4",
 )
 
 
@@ -186,11 +189,8 @@ class Board:
         """Return what the table states of a method: its promise, and the steps that its networks were trained for."""
         method = choose_method(self.model, spec)
         promise = "relaxed" if not method.exact else "tokens" if method.is_identical else "distribution"
-        return {"promise": promise, "training": self._training(method)}
-
-    def _training(self, method: Method) -> dict[str, int | None]:
         names = [f"{FOLDER}/{part}" for part in method.made.parts] + ["drafter"] * method.made.reads_drafter
-        return {name: training_steps(self.model, name) for name in names}
+        return {"promise": promise, "training": {name: training_steps(self.model, name) for name in names}}
 
     def measure(self) -> None:
         """Run what is missing of all rounds; a method that fails is left out, and its reason is written.

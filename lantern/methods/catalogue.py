@@ -509,6 +509,10 @@ def bounded_window(
     return windowed(m, window, init), moved(m, Mixture(delta, cap), Gumbel() if mode == "gumbel" else Coupling())
 
 
+BESIDE_SCD = "as scd, with distributions moved toward the last step's: at most doubled, and by at most delta"
+preset("bounded-scd", "bounded-window", BESIDE_SCD, mode="coupled", cap=2.0, delta=0.4)
+
+
 @method(FLOW)
 def bounded(m: Parts, k: int, tree: str = TREE, **flow: Any):
     """the distribution moves toward the draft between similar tokens, by at most delta; verified exactly"""

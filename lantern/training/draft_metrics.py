@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from lantern.drafters.examples import Prediction
 from lantern.training.losses import acceptance
 
 WIDTHS = (1, 4, 8)
@@ -15,10 +16,9 @@ PIXELS = 8  # side of a token in a map
 
 @dataclass(frozen=True)
 class Draft:
-    """Distributions at one depth: entry j is that of token `places[j]`, p the target's, q the drafter's."""
+    """A prediction with its distributions: p is the target's, q the drafter's."""
 
-    depth: int
-    places: Int[Tensor, " m"]
+    predicted: Prediction
     p: Float[Tensor, "b m v"]
     log_q: Float[Tensor, "b m v"]
 
@@ -35,13 +35,13 @@ def measure(batches: Iterable[list[Draft]], tokens: int) -> dict[str, float]:
         u = torch.rand(images, tokens, vocabulary, generator=generator, dtype=torch.float64)
         gumbel = -torch.log(-torch.log(u.clamp(1e-12, 1 - 1e-12))).float().to(drafts[0].p.device)
         for draft in drafts:
-            noise, accepted = gumbel[:, draft.places], acceptance(draft.p, draft.log_q)
-            sums.setdefault(f"accepted_{draft.depth}", []).append(accepted.flatten())
+            depth, noise = draft.predicted.depth, gumbel[:, draft.predicted.places]
+            sums.setdefault(f"accepted_{depth}", []).append(acceptance(draft.p, draft.log_q).flatten())
             sampled = (draft.p.log() + noise).argmax(-1, keepdim=True)
             ranked = (draft.log_q + noise).topk(min(WIDTHS[-1], noise.shape[-1]), dim=-1).indices
             for width in WIDTHS:
                 hits = (ranked[..., :width] == sampled).any(-1).float()
-                sums.setdefault(f"hits{width}_{draft.depth}", []).append(hits.flatten())
+                sums.setdefault(f"hits{width}_{depth}", []).append(hits.flatten())
     return {name: float(torch.cat(parts).mean()) for name, parts in sums.items()}
 
 
@@ -51,8 +51,8 @@ def maps(batches: Iterable[list[Draft]], tokens: int, columns: int) -> UInt8[Ten
     grids: dict[int, list[Tensor]] = {}
     for draft in (draft for drafts in batches for draft in drafts):
         grid = draft.p.new_zeros(len(draft.p), tokens)
-        grid[:, draft.places] = acceptance(draft.p, draft.log_q)
-        grids.setdefault(draft.depth, []).append(grid)
+        grid[:, draft.predicted.places] = acceptance(draft.p, draft.log_q)
+        grids.setdefault(draft.predicted.depth, []).append(grid)
     means = torch.stack([torch.cat(parts).mean(0) for _, parts in sorted(grids.items())])
     wide = means.view(len(means), 1, -1, columns).repeat_interleave(PIXELS, 2).repeat_interleave(PIXELS, 3)
     return (wide * 255).round().clamp(0, 255).to(torch.uint8).expand(-1, 3, -1, -1).contiguous().cpu()

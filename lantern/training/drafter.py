@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lantern.core.io import load_component, read_config, save_component, weights_digest
 from lantern.core.sampling import Sampling
-from lantern.drafters.examples import Examples, Prediction, Trainee
+from lantern.drafters.examples import Examples, Trainee
 from lantern.models.folder import pick_dtype
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
@@ -120,7 +120,7 @@ class DrafterTask(Task):
         whole = {name: x.float() if x.is_floating_point() else x for name, x in read.items()}
         return Examples(scales=scales.to(device), **{**whole, "tokens": read["tokens"].long()})
 
-    def _draft(self, examples: Examples) -> list[tuple[Draft, Prediction]]:
+    def _draft(self, examples: Examples) -> list[Draft]:
         """Return the target's and the drafter's distributions at every depth."""
         # guided logits rounded to bf16 would be another distribution
         with torch.no_grad(), torch.autocast(examples.tokens.device.type, enabled=False):
@@ -133,8 +133,7 @@ class DrafterTask(Task):
             elif logits is None:
                 assert predicted.features is not None
                 logits = self._head(predicted.features)
-            places, log_q = predicted.places, self.sampling.filtered(logits)
-            made.append((Draft(predicted.depth, places, p[:, places], log_q), predicted))
+            made.append(Draft(predicted, p[:, predicted.places], self.sampling.filtered(logits)))
         return made
 
     @property
@@ -152,9 +151,9 @@ class DrafterTask(Task):
         """Return the logits of features, whose dtype may be wider than the weights'."""
         return self.target.head(features.to(self.target.tok_embeddings.weight.dtype))
 
-    def _loss(self, draft: Draft, predicted: Prediction, examples: Examples) -> Tensor:
+    def _loss(self, draft: Draft, examples: Examples) -> Tensor:
         """Return one value per entry, with the drafter's weights."""
-        objective = self.config.objective
+        objective, predicted = self.config.objective, draft.predicted
         loss = objective.of_distributions(draft.p, draft.log_q)
         if objective.regression and predicted.features is not None:
             expected = examples.guided[:, predicted.places]
@@ -167,10 +166,10 @@ class DrafterTask(Task):
     def forward(self, examples: Examples) -> dict[str, Tensor]:
         """Return the sum of the depths' losses, faded by depth, and the acceptance at the first and the last depth."""
         drafts = self._draft(examples)
-        fades = [self.config.objective.fade ** (draft.depth - 1) for draft, _ in drafts]
-        losses = [self._loss(*draft, examples).mean() for draft in drafts]
-        first, last = (acceptance(d.p, d.log_q).mean() for d in (drafts[0][0], drafts[-1][0]))
-        loss = torch.stack([fade * loss for fade, loss in zip(fades, losses, strict=True)]).sum()
+        fade = self.config.objective.fade
+        losses = [fade ** (draft.predicted.depth - 1) * self._loss(draft, examples).mean() for draft in drafts]
+        first, last = (acceptance(draft.p, draft.log_q).mean() for draft in (drafts[0], drafts[-1]))
+        loss = torch.stack(losses).sum()
         return {"loss": loss, "accepted_first": first, "accepted_last": last}
 
     @cached_property
@@ -181,7 +180,7 @@ class DrafterTask(Task):
         return [self._examples(b.tolist(), torch.full((len(b),), config.guidance), device) for b in blocks]
 
     def _held_drafts(self) -> Iterator[list[Draft]]:
-        return ([draft for draft, _ in self._draft(examples)] for examples in self._held)
+        return map(self._draft, self._held)
 
     def evaluate(self) -> dict[str, float]:
         """Return acceptance and hit rates of every depth on held-out images."""

@@ -40,9 +40,8 @@ def cached(path: Path, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Te
 
 def training_device() -> torch.device:
     """Return the device that this process trains on."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    return torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
 
 
 @torch.no_grad()

@@ -40,8 +40,7 @@ class LoopConfig:
     the norm of the gradients, 0 for no bound. Every `save_seconds` a checkpoint replaces the previous one; the batch of
     a step is a pure function of (seed, step, rank), so that a resumed run of given steps ends with the same weights on
     a CPU. An update averages the gradients of `accumulate` batches. With `ema` above 0, held-out figures and exported
-    weights are those of an exponential moving
-    average with this decay per step. ValueError for values out of range.
+    weights are those of an exponential moving average with this decay per step. ValueError for values out of range.
     """
 
     steps: int
@@ -352,16 +351,14 @@ class Run:
         """Let the task be used by the caller alone, in eval mode and with the averaged weights if there are any."""
         wait([self.ahead])
         self.task.eval()
-        self._exchange()
+        own = [weight.data for weight in self.trained]
+        for weight, mean in zip(self.trained, (self.average or self.trained).parameters(), strict=True):
+            weight.data = mean.data
         try:
             yield
         finally:
-            self._exchange()
-
-    def _exchange(self) -> None:
-        if self.average is not None:
-            for weight, mean in zip(self.trained, self.average.module.parameters(), strict=True):
-                weight.data, mean.data = mean.data, weight.data
+            for weight, data in zip(self.trained, own, strict=True):
+                weight.data = data
 
 
 def train(task: Task, config: LoopConfig, *, out: Path) -> None:

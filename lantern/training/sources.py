@@ -169,7 +169,7 @@ def json_captions(data: bytes) -> tuple[str, ...]:
     """Return the captions of a JSON member: a text or a list of texts under the first of CAPTION_FIELDS."""
     try:
         values: Any = json.loads(data)
-    except (UnicodeDecodeError, json.JSONDecodeError):
+    except ValueError:
         return ()
     fields = (values.get(name) for name in CAPTION_FIELDS) if isinstance(values, dict) else ()
     found = next((field for field in fields if isinstance(field, str | list)), "")

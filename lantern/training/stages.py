@@ -6,7 +6,7 @@ clone of the repository, not of the wheel.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -108,14 +108,12 @@ OPTIONS = {
 
 def read_config(kind: type, path: Path) -> Any:
     """Read a JSON config; its paths are relative to its own folder. ValueError names the file and the wrong field."""
-    config = load_config(kind, path)
-    changes: dict[str, Any] = {}
-    for name in (one.name for one in fields(config)):
-        value = getattr(config, name)
+    config, home, changes = load_config(kind, path), path.resolve().parent, dict[str, Any]()
+    for name, value in vars(config).items():
         if isinstance(value, Path):
-            changes[name] = path.resolve().parent / value
-        elif isinstance(value, tuple) and value and isinstance(value[0], Path):
-            changes[name] = tuple(path.resolve().parent / each for each in value)
+            changes[name] = home / value
+        elif isinstance(value, tuple) and all(isinstance(each, Path) for each in value):
+            changes[name] = tuple(home / each for each in value)
     return replace(config, **changes)
 
 

@@ -33,7 +33,7 @@ DRAFTER = tiny_eagle(TARGET)
 TABLE = proximity_table(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)), 23)
 KEYS = [(1, 0), (1, 1)]
 RELAXED = ("lantern", "lantern++", "cool", "grouped", "tolerance", "vadusa")
-RELAXED += ("bounded", "bounded-window", "gsd", "lantern-paper", "lantern++-paper", "zipar", "pjd")
+RELAXED += ("bounded", "bounded-window", "bounded-scd", "gsd", "lantern-paper", "lantern++-paper", "zipar", "pjd")
 RELAXED += ("cool-paper", "medusa-paper", "vvs", "lantern-released")
 
 

@@ -78,13 +78,15 @@ def test_webdataset_shards_take_text_and_json(tmp_path: Path) -> None:
     assert summary.skipped == ("0.tar/c: no caption",)
 
 
-def test_no_usable_picture_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_no_usable_picture_or_path_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "x.png").write_bytes(b"x")
     for source, expected in (("folder", "no usable image"), ("classes", "no usable"), ("webdataset", "no tar file")):
         config = build_config(DataConfig, {"source": source, "path": tmp_path / "in"}, source="x")
         with pytest.raises(ValueError, match=expected):
             prepare(config, out=tmp_path / "out")
+    with pytest.raises(ValueError, match="path is empty, wanted the folder data to read: give --path"):
+        prepare(DataConfig(), out=tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
 
 
@@ -95,11 +97,6 @@ def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no prepared data"):
         Prepared.open(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
-
-
-def test_a_source_without_a_path_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="path is empty, wanted the folder data to read: give --path"):
-        prepare(DataConfig(), out=tmp_path / "out")
 
 
 def test_decoded_pictures_are_cached_in_one_file_that_callers_cannot_change(tmp_path: Path) -> None:

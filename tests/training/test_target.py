@@ -9,7 +9,6 @@ import torch
 from lantern.core.config import read_json_object
 from lantern.core.io import load_component
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition
 from lantern.decoding.plain import generate
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
@@ -35,26 +34,31 @@ def vq_of() -> VQVAE:
     return VQVAE(VQConfig(ch=32, encoder_ch_mult=(1, 1), decoder_ch_mult=(1, 1), z_channels=8, codebook_size=24))
 
 
-def task_of(tmp_path: Path, steps: int) -> TargetTask:
-    """Three captions, each with its own constant image of tokens; the last record is held out."""
-    generator = torch.Generator().manual_seed(0)
+def task_of(tmp_path: Path, steps: int, *, has_classes: bool = False) -> TargetTask:
+    """Three captions or classes, each with its own constant image of tokens; the last record is held out."""
+    prepared, model = Prepared(tmp_path, records_of(), {}), MODEL
     mask = torch.tensor([[False, True, True, True], [True] * 4, [False, False, True, True]])
-    features = torch.randn(3, SLOTS, MODEL.caption_dim, generator=generator) * mask[..., None]
+    features = torch.randn(3, SLOTS, MODEL.caption_dim, generator=torch.Generator().manual_seed(0)) * mask[..., None]
     captions = Conditions({f"c{i}": i for i in range(3)}, features, mask)
+    if has_classes:
+        model, captions = replace(MODEL, model_type="c2i", cls_token_num=1, num_classes=3), number_classes(prepared)
     tokens = torch.stack([torch.full((16,), 3 + 5 * i) for i in range(3)]).short()
     loop = LoopConfig(steps=steps, warmup=2, precision="fp32", log_every=50, evaluate_every=steps)
-    config = TargetConfig(model=MODEL, loop=loop, batch=8, slots=SLOTS)
-    return TargetTask(config, Prepared(tmp_path, records_of(), {}), tokens, captions, vq_of())
+    config = TargetConfig(model=model, loop=loop, batch=8, slots=SLOTS)
+    return TargetTask(config, prepared, tokens, captions, vq_of())
 
 
-def test_trained_target_generates_the_pictures_of_its_captions(tmp_path: Path) -> None:
-    task = task_of(tmp_path, 150)
+@pytest.mark.parametrize(("steps", "guidance"), [(150, 1.0), (80, 2.0)], ids=["captions", "classes"])
+def test_trained_target_generates_the_pictures_of_its_conditions(tmp_path: Path, steps: int, guidance: float) -> None:
+    task = task_of(tmp_path, steps, has_classes=guidance > 1)
     train(task, task.config.loop, out=tmp_path)
     target = load_component(Transformer, TransformerConfig, tmp_path / "transformer")
-    condition = Condition(embeddings=task._captions.features[:2], mask=task._captions.mask[:2])
-    made = generate(target, condition, sampling=Sampling(guidance=1.0, temperature=0), keys=[(0, 0), (0, 1)])
-    assert torch.equal(made.tokens, task._tokens[:2].long())
+    condition = task._captions.of(["c1", "c0"])
+    made = generate(target, condition, sampling=Sampling(guidance, temperature=0), keys=[(0, 0), (0, 1)])
+    assert torch.equal(made.tokens, task._tokens[[1, 0]].long())
     assert len(list((tmp_path / "samples").glob("*.png"))) == 1
+    if guidance > 1:
+        assert read_json_object(tmp_path / "transformer" / CLASSES_NAME) == {"classes": ["c0", "c1", "c2"]}
 
 
 def test_batch_is_a_function_of_step_and_rank_without_held_out_pictures(tmp_path: Path) -> None:
@@ -148,21 +152,6 @@ def test_grown_model_has_the_output_of_the_shallow_one() -> None:
     torch.testing.assert_close(deep(inputs, positions).logits, shallow(inputs, positions).logits)
     with pytest.raises(ValueError, match="has 5 layers, wanted at most 2"):
         grow(deep.state_dict(), 2)
-
-
-def test_a_class_conditional_target_generates_the_pictures_of_its_classes(tmp_path: Path) -> None:
-    model = replace(MODEL, model_type="c2i", cls_token_num=1, num_classes=3)
-    loop = LoopConfig(steps=80, warmup=2, precision="fp32", log_every=50, evaluate_every=80)
-    config = TargetConfig(model=model, loop=loop, batch=8)
-    prepared = Prepared(tmp_path, records_of(), {})
-    tokens = torch.stack([torch.full((16,), 3 + 5 * i) for i in range(3)]).short()
-    task = TargetTask(config, prepared, tokens, number_classes(prepared), vq_of())
-    train(task, loop, out=tmp_path)
-    target = load_component(Transformer, TransformerConfig, tmp_path / "transformer")
-    condition = Condition(labels=torch.tensor([1, 0]))
-    made = generate(target, condition, sampling=Sampling(guidance=2.0, temperature=0), keys=[(0, 0), (0, 1)])
-    assert torch.equal(made.tokens, tokens[[1, 0]].long())
-    assert read_json_object(tmp_path / "transformer" / CLASSES_NAME) == {"classes": ["c0", "c1", "c2"]}
 
 
 def test_classes_are_numbered_by_name_and_each_picture_has_one() -> None:
