@@ -1,6 +1,7 @@
 """One tuning run: every candidate makes a batch, the best ones race plain decoding, and a profile holds the winner."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -184,7 +185,7 @@ def tune(
         assert model.folder is not None
         tokens = {entered[number].settings["window"]: found[number]["tokens_per_step"] for number in windows}
         record_tokens_per_step(model.folder, tokens)
-    write_json(path, profile)
+    write_json(path, json.loads(json.dumps(profile, sort_keys=True, allow_nan=False)))
     return profile, path
 
 
