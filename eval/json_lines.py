@@ -70,7 +70,8 @@ class JsonLines:
 def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tuple[Line, list[Line]]:
     """Return the fingerprint and the lines after it; empty for a missing file. An incomplete last line is left out.
 
-    ValueError for a damaged line, a file without a fingerprint and, if one is given, a file of another one.
+    ValueError for a damaged line, a file without a fingerprint and, if one is given, a file of another one; the message
+    names the difference.
     """
     if not path.is_file():
         return {}, []
@@ -80,20 +81,14 @@ def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tupl
     there = lines[0].get("fingerprint")
     if not isinstance(there, dict):
         raise ValueError(f"{path}, line 1 has no fingerprint: the file is of another kind, choose another one")
-    if fingerprint is not None:
-        check_fingerprint(there, fingerprint, path)
-    return there, lines[1:]
-
-
-def check_fingerprint(there: Mapping[str, Any], here: Mapping[str, Any], path: Path) -> None:
-    """Raise ValueError if the recorded fingerprint differs from the current one; the message names the difference."""
-    was, now = _flat(there), _flat(json.loads(json.dumps(here)))
+    was, now = _flat(there), _flat(there if fingerprint is None else json.loads(json.dumps(fingerprint)))
     for name in sorted(was.keys() | now.keys()):
         if was.get(name) != now.get(name):
             raise ValueError(
                 f"{path} was begun with {name} {_short(was.get(name))}, now it is {_short(now.get(name))}: "
                 "use another --out or the same settings"
             )
+    return there, lines[1:]
 
 
 def _whole_lines(path: Path) -> Iterator[Line]:

@@ -486,11 +486,11 @@ engines/cuda/engine.py: engines/test_promise.py
 - nodes > constant_rows(lines, self.rows)
 + nodes >= constant_rows(lines, self.rows)
 
-engines/cuda/fused.py: engines/cuda/test_fused.py
+engines/cuda/fused.py: engines/cuda/test_target.py
 - even, odd = one * cos - two * sin, two * cos + one * sin
 + even, odd = one * cos - two * sin, two * cos - one * sin
 
-engines/cuda/fused_target.py: engines/cuda/test_fused.py
+engines/cuda/fused_target.py: engines/cuda/test_target.py
 - own[number] = self._live(space.x, space, live).clone()
 + own[number] = self._live(space.x, space, live)
 
@@ -516,7 +516,7 @@ engines/cuda/rows.py: engines/test_promise.py
 - while rows > 1 and lines * rows > RIDGE:
 + while rows > 1 and lines * rows > 2 * RIDGE:
 
-engines/cuda/target.py: engines/cuda/test_llama.py
+engines/cuda/target.py: engines/cuda/test_target.py
 - rope_positions = positions if lengths is None else positions + lengths
 + rope_positions = positions
 

@@ -41,7 +41,7 @@ from lantern.eval.speed.race import images_of, race, reporter, take, unpack, war
 from lantern.eval.speed.surroundings import file_hashes, surroundings
 from lantern.generation.generator import choose_method
 from lantern.generation.images import save_image, to_image
-from lantern.methods import METHODS, Method
+from lantern.methods import METHODS
 from lantern.models.folder import FOLDER, Model, load_model
 
 VERSUS = "=="  # between the methods of a pair on the command line
@@ -189,11 +189,8 @@ class Board:
         """Return what the table states of a method: its promise, and the steps that its networks were trained for."""
         method = choose_method(self.model, spec)
         promise = "relaxed" if not method.exact else "tokens" if method.is_identical else "distribution"
-        return {"promise": promise, "training": self._training(method)}
-
-    def _training(self, method: Method) -> dict[str, int | None]:
         names = [f"{FOLDER}/{part}" for part in method.made.parts] + ["drafter"] * method.made.reads_drafter
-        return {name: training_steps(self.model, name) for name in names}
+        return {"promise": promise, "training": {name: training_steps(self.model, name) for name in names}}
 
     def measure(self) -> None:
         """Run what is missing of all rounds; a method that fails is left out, and its reason is written.

@@ -55,7 +55,9 @@ def rendered(text: str, found: Mapping[str, Any]) -> str:
     """
     if not ROWS.search(text):
         raise ValueError("the page has no line <!-- rows: leaderboard --> or <!-- rows: pairs -->: add one")
-    boards = [board | {"rows": list(filter(is_listed, board["rows"]))} for board in found["boards"]]
+    # a document lists methods at their own settings that exist still
+    listed = [[row for row in board["rows"] if row["method"] in METHODS] for board in found["boards"]]
+    boards = [board | {"rows": rows} for board, rows in zip(found["boards"], listed, strict=True)]
     tables = {"leaderboard": leaderboard_rows(boards), "pairs": pair_rows(found["boards"])}
 
     def filled(place: re.Match[str]) -> str:
@@ -95,11 +97,6 @@ def board_lines(found: Mapping[str, Any], board: Board) -> Iterator[str]:
     for row in board["rows"]:
         for name, one in row.get("changes", {}).items():
             yield f"- `{row['method']}`: {name} {interval(one, '+.4f')}{'' if one['is_within'] else ' !'}"
-
-
-def is_listed(row: Mapping[str, Any]) -> bool:
-    """Return whether a document lists a row: methods at their own settings that exist still."""
-    return row["method"] in METHODS
 
 
 def leaderboard_rows(boards: Sequence[Board]) -> list[str]:

@@ -17,7 +17,7 @@ from lantern.eval.boards.board import at_temperature
 from lantern.eval.intervals import Estimate, bootstrap, mean_estimate
 from lantern.eval.json_lines import Line, read_lines
 from lantern.eval.speed.contenders import PLAIN, name_of
-from lantern.eval.speed.race import Spread, compare, identity, images_of, rounded, rounds_of, seconds_of, unpack
+from lantern.eval.speed.race import Spread, compare, identity, images_of, paired, rounded, rounds_of, seconds_of, unpack
 
 LEAST = 3  # images, below which there is no verdict
 BACKGROUND = 0.1  # share of all tokens from which on the most frequent one counts as background
@@ -98,16 +98,15 @@ def row_of(
     name, plain = (name_of(one, header["variant"]) for one in (spec, PLAIN))
     facts = header["methods"][spec]
     promise = TOKENS if temperature == 0 and facts["promise"] == DISTRIBUTION else facts["promise"]
-    mine, row = rounds_of(lines, name), {"method": spec, "promise": promise, "against": []}
+    images, row = images_of(lines, name), {"method": spec, "promise": promise, "against": []}
     own = [line for line in lines if name in (line.get("contender"), line.get("absent"))]
     last = own[-1] if own else {"reason": "not run"}
     if last.get("status") == "failed":
         row["failure"] = f"{spec} failed: {last['reason']}"
-    if not mine:
+    if not images:
         return row | {"reason": last["reason"]}
-    images, tokens = images_of(lines, name), header["tokens"]
-    moved = torch.tensor([image["total_variation"] / tokens for image in images], dtype=torch.float64)
-    row |= {"images": len(images), "tokens_per_step": estimate(tokens_per_step(images, tokens))}
+    moved = torch.tensor([image["total_variation"] for image in images], dtype=torch.float64) / header["tokens"]
+    row |= {"images": len(images), "tokens_per_step": estimate(tokens_per_step(images, header["tokens"]))}
     row |= {"total_variation": estimate(mean_estimate(moved, seed=0))}
     if all("runs" in image for image in images):
         steps = sum(len(image["runs"].split()) for image in images)
@@ -115,10 +114,8 @@ def row_of(
         if background is not None:
             row["foreground"] = estimate(foreground(images, background))
     for key, other in (("speedup", plain), ("over_fastest", baseline)):
-        both = [(line, mine[n]) for n, line in rounds_of(lines, other).items() if n in mine]
-        row[key] = compare(
-            *([line["seconds"] for line in side] for side in zip(*both, strict=True)), images=len(images)
-        )
+        seconds = [(its["seconds"], mine["seconds"]) for its, mine in paired(lines, other, name)]
+        row[key] = compare(*zip(*seconds, strict=True), images=len(images))
     if promise == TOKENS:
         row |= identity(lines, name, plain)
         if row["differing_images"] and header["variant"].endswith("fp32"):
@@ -134,15 +131,12 @@ def pair_of(header: Line, lines: Sequence[Line], spec: str, other: str) -> dict[
 
     There is none where the networks that only one of them reads were trained for another number of steps.
     """
-    sides = [rounds_of(lines, name_of(one, header["variant"])) for one in (spec, other)]
-    both = sorted(set(sides[0]) & set(sides[1]))
-    mine, its = ([image for n in both for image in side[n]["images"]] for side in sides)
+    both = paired(lines, *(name_of(one, header["variant"]) for one in (spec, other)))
+    mine, its = ([image for pair in both for image in pair[side]["images"]] for side in (0, 1))
     if len(mine) < LEAST:
         return {"method": other, "reason": f"{len(mine)} images by both, wanted at least {LEAST}"}
-    steps, apart = (
-        np.array([float(a[key]) - float(b[key]) for a, b in zip(mine, its, strict=True)])
-        for key in ("steps", "total_variation")
-    )
+    sides = [np.array([[float(one["steps"]), one["total_variation"]] for one in side]) for side in (mine, its)]
+    steps, apart = (sides[0] - sides[1]).T
     difference = mean_estimate(torch.from_numpy(apart / header["tokens"]), seed=0)
     found = {"method": other, "images": len(mine), "tokens_ratio": estimate(tokens_ratio(mine, its))}
     found |= {"variation": estimate(difference), "p": {"tokens": p_value(steps), "variation": p_value(apart)}}

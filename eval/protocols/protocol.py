@@ -49,7 +49,7 @@ class PromptSet:
 
 
 @dataclass(frozen=True)
-class Reference:
+class RealImages:
     """The reference images: name, number, and origin.
 
     `sha256` is that of a single file; None for a folder, or if the publisher gives none.
@@ -94,7 +94,7 @@ class Protocol:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
-    reference: Reference | None = None
+    reference: RealImages | None = None
     departs: str = ""
 
     def __post_init__(self) -> None:

@@ -187,6 +187,12 @@ def rounds_of(lines: Sequence[Line], name: str) -> dict[int, Line]:
     return dict(sorted(found.items()))
 
 
+def paired(lines: Sequence[Line], name: str, other: str) -> list[tuple[Line, Line]]:
+    """Return the records of the rounds that two contenders made, in order."""
+    mine, its = rounds_of(lines, name), rounds_of(lines, other)
+    return [(mine[number], its[number]) for number in mine if number in its]
+
+
 def images_of(lines: Sequence[Line], name: str) -> list[Line]:
     """Return the records of a contender's images, in order."""
     return [image for line in rounds_of(lines, name).values() for image in line["images"]]
@@ -199,10 +205,9 @@ def seconds_of(lines: Sequence[Line], name: str) -> list[float]:
 
 def identity(lines: Sequence[Line], name: str, plain: str) -> dict[str, int]:
     """Count images and tokens that differ from plain decoding, over the rounds that both made."""
-    mine, its = rounds_of(lines, name), rounds_of(lines, plain)
-    both = [(mine[n]["images"], its[n]["images"]) for n in mine if n in its]
-    sides = (unpack([image["tokens"] for pair in both for image in pair[side]]) for side in (0, 1))
-    differing = torch.ne(*sides).sum(1)
+    sides = zip(*paired(lines, name, plain), strict=True)
+    tokens = (unpack([image["tokens"] for line in side for image in line["images"]]) for side in sides)
+    differing = torch.ne(*tokens).sum(1)
     return {"differing_images": int((differing > 0).sum()), "differing_tokens": int(differing.sum())}
 
 

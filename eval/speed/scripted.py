@@ -56,7 +56,7 @@ class ScriptedVerifier:
     positions: int
     walk: Callable[[Verifier, DraftTree, Rows], Verdict | None] = lambda *_: None
     is_exact: bool = False
-    _lengths: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    _made: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if max(self.counts) - 1 > len(self.path):
@@ -71,26 +71,22 @@ class ScriptedVerifier:
     def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Return the scripted path with the bonus token of the inner verifier."""
         verdict = self.walk(self.inner, tree, rows) or self.inner.verify(tree, rows, noise)
-        device = tree.tokens.device
-        lengths = self._table(device)[rows.places[:, 0]]
-        steps = torch.arange(len(self.path), device=device)
-        nodes = torch.where(steps < lengths[:, None], self._path(device), 0)
+        accepted, path = self._script(tree.tokens.device)
+        lengths = accepted[rows.places[:, 0]]
+        steps = torch.arange(len(path), device=path.device)
+        nodes = torch.where(steps < lengths[:, None], path, 0)
         return Verdict(nodes, lengths, verdict.next_token)
 
-    def _table(self, device: torch.device) -> Int[Tensor, " p"]:
-        """Accepted drafted tokens of a step, by the position of its first new token; 0 past the script."""
-        key = f"lengths {device}"
-        if key not in self._lengths:
+    def _script(self, device: torch.device) -> tuple[Int[Tensor, " p"], Int[Tensor, " d"]]:
+        """Return the accepted drafted tokens of a step, by the position of its first new token, and the path.
+
+        Past the script no token is accepted.
+        """
+        if device not in self._made:
             table, place = [0] * self.positions, 1
             for count in self.counts:
                 if place < self.positions:
                     table[place] = count - 1
                 place += count
-            self._lengths[key] = torch.tensor(table, device=device)
-        return self._lengths[key]
-
-    def _path(self, device: torch.device) -> Int[Tensor, " d"]:
-        key = f"path {device}"
-        if key not in self._lengths:
-            self._lengths[key] = torch.tensor(self.path, device=device)
-        return self._lengths[key]
+            self._made[device] = torch.tensor(table, device=device), torch.tensor(self.path, device=device)
+        return self._made[device]

@@ -77,33 +77,29 @@ def bench(
             other = "a model, not of --shape" if is_shape else "--shape, which is missing"
             raise ValueError(f"{flag(name)} is an option of {other}")
     check_file("--out", out)
+    from lantern.eval.speed import shapes
     from lantern.eval.speed.bench import BenchOptions, measure
     from lantern.eval.speed.contenders import kinds_of
     from lantern.eval.speed.race import CutShort
+    from lantern.generation.requests import read_prompts
     from lantern.models.folder import pick_device
 
     machine.set_threads()
     # plain decoding runs in every way unless --baseline restricts it
-    chosen: dict[str, Any] = {"dtypes": dtype, "kinds": variants or baseline}
-    chosen |= {"baselines": baseline or kinds_of(pick_device(machine.device))}
-    fixed = {"images": images, "device": machine.device, "is_quiet": machine.quiet}
-    runs: list[Callable[[], dict[str, Any]]] = []
+    baselines = baseline or kinds_of(pick_device(machine.device))
+    chosen: dict[str, Any] = {"dtypes": dtype, "kinds": variants or baseline, "baselines": baselines}
     if is_shape:
-        from lantern.eval.speed import shapes
-
         chosen |= {"taus": of_shape.tau, "tokens": of_shape.tokens, "tree": of_shape.tree, "drafter": of_shape.drafter}
-        given = {name: value for name, value in chosen.items() if value}
-        for shape, size in product(of_shape.shape or (), batch):
-            runs.append(partial(shapes.measure, shapes.ShapeOptions(shape=shape, batch=size, **given, **fixed)))
     else:
-        chosen["methods"] = of_model.methods
-        if of_model.prompts_file is not None:
-            from lantern.generation.requests import read_prompts
-
-            chosen["prompts"] = read_prompts(of_model.prompts_file)
-        given = {name: value for name, value in chosen.items() if value}
-        fixed |= {"model": of_model.model, "batches": batch, "sampling": distribution.given(), "seed": seed}
-        runs.append(partial(measure, BenchOptions(**given, **fixed)))
+        prompts = None if of_model.prompts_file is None else read_prompts(of_model.prompts_file)
+        chosen |= {"model": of_model.model, "methods": of_model.methods, "prompts": prompts, "batches": batch}
+        chosen |= {"sampling": distribution.given(), "seed": seed}
+    given = {name: value for name, value in chosen.items() if value}  # others have the defaults of the measurement
+    given |= {"images": images, "device": machine.device, "is_quiet": machine.quiet}
+    runs: list[Callable[[], dict[str, Any]]] = [
+        partial(shapes.measure, shapes.ShapeOptions(shape=shape, batch=size, **given))
+        for shape, size in product(of_shape.shape or (), batch)
+    ] or [partial(measure, BenchOptions(**given))]
     found: list[dict[str, Any]] = []
     try:
         for run in runs:

@@ -13,6 +13,7 @@ import math
 import os
 import types
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -97,10 +98,11 @@ def _build(kind: Any, values: Mapping[str, Any], source: str, prefix: str) -> An
     for name, value in values.items():
         if name not in fields:
             raise ValueError(f"{source}: unknown key {prefix + name!r}; {hint_for(name, fields)}")
-        if not _fits(value, hints[name]):
+        try:
+            given[name] = _convert(value, hints[name], source, prefix + name)
+        except _Misfit:
             wanted = describe_type(hints[name])
-            raise ValueError(f"{source}: {prefix}{name} is {str(value)[:60]!r}, wanted {wanted}")
-        given[name] = _convert(value, hints[name], source, prefix + name)
+            raise ValueError(f"{source}: {prefix}{name} is {str(value)[:60]!r}, wanted {wanted}") from None
     missing = dataclasses.MISSING
     for name, field in fields.items():
         if name not in values and field.default is missing and field.default_factory is missing:
@@ -112,52 +114,46 @@ def _build(kind: Any, values: Mapping[str, Any], source: str, prefix: str) -> An
         raise ValueError(f"{where}: {one_line(error)}") from error
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a JSON value has the annotated type; numbers must be finite and within bounds."""
-    if hint is Any:
-        return True
-    kind, inner = get_origin(hint), get_args(hint)
-    if kind in (Union, types.UnionType):
-        return any(_fits(value, option) for option in inner)
-    if kind is Literal:
-        return any(value == option and type(value) is type(option) for option in inner)
-    if kind is tuple and inner[-1] is not Ellipsis:
-        return (
-            isinstance(value, list | tuple)
-            and len(value) == len(inner)
-            and all(_fits(item, option) for item, option in zip(value, inner, strict=True))
-        )
-    if kind in (tuple, list):
-        return isinstance(value, list | tuple) and all(_fits(item, inner[0]) for item in value)
-    if isinstance(kind, type) and issubclass(kind, Mapping):
-        return isinstance(value, Mapping) and all(_fits(item, inner[1]) for item in value.values())
-    if dataclasses.is_dataclass(hint):
-        return isinstance(value, Mapping | hint)  # type: ignore[operator]
-    if hint is Path:
-        return isinstance(value, str | Path)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_INTEGER
-    return isinstance(value, kind or hint) if isinstance(kind or hint, type) else True
+class _Misfit(Exception):
+    """A JSON value of another type than the annotated one."""
 
 
 def _convert(value: Any, hint: Any, source: str, key: str) -> Any:
-    """Return a value that fits `hint` with its lists, objects and paths converted."""
+    """Return a JSON value as its annotated type, with its lists, objects and paths converted.
+
+    _Misfit for a value of another type; numbers must be finite and within bounds.
+    """
     kind, inner = get_origin(hint), get_args(hint)
     if kind in (Union, types.UnionType):
-        hint = next(option for option in inner if _fits(value, option))
-        kind, inner = get_origin(hint), get_args(hint)
-    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-        return _build(hint, value, source, f"{key}.")
-    if isinstance(value, list | tuple):
-        fixed = kind is tuple and inner[-1] is not Ellipsis
-        options = inner if fixed else [inner[0] if inner else Any] * len(value)
+        for option in inner:
+            with suppress(_Misfit):
+                return _convert(value, option, source, key)
+        raise _Misfit
+    if kind in (tuple, list) or (hint is Any and isinstance(value, list | tuple)):
+        is_fixed = kind is tuple and inner[-1] is not Ellipsis
+        if not isinstance(value, list | tuple) or (is_fixed and len(value) != len(inner)):
+            raise _Misfit
+        options = inner if is_fixed else [inner[0] if inner else Any] * len(value)
         pairs = enumerate(zip(value, options, strict=True))
         return tuple(_convert(item, option, source, f"{key}[{i}]") for i, (item, option) in pairs)
-    if isinstance(kind, type) and issubclass(kind, Mapping):
+    if isinstance(kind, type) and issubclass(kind, Mapping) and isinstance(value, Mapping):
         return {name: _convert(item, inner[1], source, f"{key}.{name}") for name, item in value.items()}
-    return Path(value) if hint is Path else value
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return _build(hint, value, source, f"{key}.")
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if kind is Literal:
+        fits = any(value == option and type(value) is type(option) for option in inner)
+    elif hint is float:
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    elif hint is int:
+        fits = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_INTEGER
+    else:
+        wanted: Any = kind or hint
+        fits = hint is Any or not isinstance(wanted, type) or isinstance(value, wanted)
+    if not fits:
+        raise _Misfit
+    return value
 
 
 def describe_type(hint: Any) -> str:

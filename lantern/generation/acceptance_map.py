@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import BytesIO
-from math import isqrt
 
 from jaxtyping import UInt8
 from torch import Tensor
@@ -45,19 +44,11 @@ MARK_WORDS = "dot: relaxed, accepted only because of the relaxation"
 
 @dataclass(frozen=True)
 class AcceptanceMap:
-    """The map of one image: `runs` are the tokens of each pass in raster order, `relaxed` (cell, probability) pairs.
-
-    ValueError for runs that do not fill complete rows of `columns` cells.
-    """
+    """The map of one image: `runs` are the tokens of each pass in raster order, `relaxed` (cell, probability) pairs."""
 
     runs: tuple[int, ...]
     relaxed: tuple[tuple[int, float], ...]
     columns: int
-
-    def __post_init__(self) -> None:
-        if min(self.runs, default=0) < 1 or sum(self.runs) % self.columns:
-            cells = sum(self.runs)
-            raise ValueError(f"runs fill {cells} cells, expected complete rows of {self.columns} and runs of 1 or more")
 
     @property
     def cells(self) -> int:
@@ -70,8 +61,8 @@ class AcceptanceMap:
         return [cell for cell, chance in self.relaxed if chance >= RELAXED]
 
 
-def read_map(steps: Sequence[Step], image: int, tokens: int, *, columns: int | None = None) -> AcceptanceMap:
-    """Return the map of one image of a generation with `keep_history=True`; a square grid unless `columns` is given.
+def read_map(steps: Sequence[Step], image: int, tokens: int, columns: int) -> AcceptanceMap:
+    """Return the map of one image of a generation with `keep_history=True`, of `columns` cells in a row.
 
         start 5, counts 3, verdict of length 2:     cells 5 and 6 are accepted drafts, 7 is the target's own token
 
@@ -96,7 +87,7 @@ def read_map(steps: Sequence[Step], image: int, tokens: int, *, columns: int | N
         raise ValueError(
             f"steps make {sum(runs)} of {tokens} tokens: generate with keep_history=True and give all steps"
         )
-    return AcceptanceMap(tuple(runs), tuple(relaxed), columns or isqrt(tokens))
+    return AcceptanceMap(tuple(runs), tuple(relaxed), columns)
 
 
 def shade_of(run: int) -> Shade:

@@ -174,7 +174,7 @@ def map_html(side: Side) -> str:
     """Return the acceptance map of an image over it, with its legend, as HTML."""
     assert side.picture.pixels is not None
     raster = side.generator.model.target.config.raster
-    found = read_map(side.steps, 0, raster.tokens, columns=raster.columns)
+    found = read_map(side.steps, 0, raster.tokens, raster.columns)
     title = f"acceptance map of {side.picture.statistics.method}"
     return f'<div class="side">{draw_map(found, data_uri(side.picture.pixels), title=title)}</div>{legend()}'
 

@@ -29,7 +29,7 @@ from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.init_image import with_init_image
 from lantern.generation.requests import Request, as_requests, check_requests, with_warnings
 from lantern.methods import METHODS, Method, find
-from lantern.methods.method import Promise, split
+from lantern.methods.method import split
 from lantern.models.folder import Model, may_have_profile
 
 if TYPE_CHECKING:
@@ -379,28 +379,37 @@ def finish_batch(
     clock.lap("vq")
     shares = {phase: value / len(requested) for phase, value in (dict(seconds) | clock.seconds).items()}
     promise, columns = generator.parts.promise(images), generator.model.target.config.raster.columns
-    total = generation.tokens.shape[1]
+    method, total = generator.method, generation.tokens.shape[1]
     counts = [total] * len(requested) if generation.known is None else generation.known.tolist()
-    requested = [
-        one
-        if count == total
-        else dataclasses.replace(one, warning=f"interrupted: {count} of {total} tokens were decoded, the others are 0")
-        for one, count in zip(requested, counts, strict=True)
-    ]
-    pictures = [
-        Picture(
-            request=request,
-            tokens=generation.tokens[i],
-            pixels=None if pixels is None else pixels[i],
-            statistics=_statistics(generator.method, request, generation, i, counts[i], shares, promise),
-            columns=columns,
-            batch=images,
+    pictures = list[Picture]()
+    for i, (request, count) in enumerate(zip(requested, counts, strict=True)):
+        sums = generation.latent_distance, generation.excess
+        distance, excess = (None if each is None else float(each[i]) / count for each in sums)
+        if count < total:
+            warning = f"interrupted: {count} of {total} tokens were decoded, the others are 0"
+            request = dataclasses.replace(request, warning=warning)
+        statistics = Statistics(
+            method=method.name,
+            is_exact=method.exact,
+            tokens=count,
+            steps=int(generation.steps[i]),
+            accepted=tuple(generation.accepted[i].tolist()),
+            reached=tuple(generation.reached[i].tolist()),
+            relaxed=float(generation.relaxed[i]) / count,
+            total_variation=float(generation.total_variation[i]) / count,
+            total_variation_max=float(generation.total_variation_max[i]),
+            latent_distance=0.0 if method.exact else distance,
+            excess=excess,
+            seconds=shares,
+            method_reason=method.reason,
+            promise=promise if count == total else None,
+            forced=0 if request.forced is None else int((request.forced >= 0).sum()),
         )
-        for i, request in enumerate(requested)
-    ]
+        of_image = None if pixels is None else pixels[i]
+        pictures.append(Picture(request, generation.tokens[i], of_image, statistics, columns, images))
     is_finite = generation.is_finite.tolist()  # sync
     if not all(is_finite):
-        lost = requested[is_finite.index(False)]
+        lost = pictures[is_finite.index(False)].request
         raise NotFiniteError(
             f"{lost.subject[:60]!r}, seed {lost.seed}, image {lost.number}: the model's distribution became NaN or"
             f" infinite in {generator.model.dtype}: try --dtype fp32; --debug names the layer",
@@ -486,36 +495,6 @@ def _fastest(times: Mapping[int, float], tokens: Mapping[int, float], can_shrink
 @cache
 def _warn_once(line: str) -> None:
     LOG.warning(line)
-
-
-def _statistics(
-    method: Method,
-    request: Request,
-    generation: Generation,
-    i: int,
-    tokens: int,
-    seconds: Mapping[str, float],
-    promise: Promise,
-) -> Statistics:
-    """Return the statistics of image `i` of a batch, of which so many tokens were decoded."""
-    exact, excess, distance = method.exact, generation.excess, generation.latent_distance
-    return Statistics(
-        method=method.name,
-        is_exact=exact,
-        tokens=tokens,
-        steps=int(generation.steps[i]),
-        accepted=tuple(generation.accepted[i].tolist()),
-        reached=tuple(generation.reached[i].tolist()),
-        relaxed=float(generation.relaxed[i]) / tokens,
-        total_variation=float(generation.total_variation[i]) / tokens,
-        total_variation_max=float(generation.total_variation_max[i]),
-        latent_distance=(None if distance is None else float(distance[i]) / tokens) if not exact else 0.0,
-        excess=None if excess is None else float(excess[i]) / tokens,
-        seconds=seconds,
-        method_reason=method.reason,
-        promise=promise if tokens == generation.tokens.shape[1] else None,
-        forced=0 if request.forced is None else int((request.forced >= 0).sum()),
-    )
 
 
 def forced_of(requested: Sequence[Request], tokens: int) -> Int[Tensor, "b n"] | None:

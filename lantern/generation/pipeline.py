@@ -213,7 +213,12 @@ class LanternPipeline(DiffusionPipeline):
         given = requested if isinstance(requested, Mapping) else {"default": requested}
         dtypes = {part: pick_dtype(dtype, torch.device("cpu")) for part, dtype in given.items()}
         if is_transformers_folder(folder):
-            return cls._of_whole(name, dtype=dtypes.get("default", torch.float32), size=options.pop("size", None))
+            how = {"dtype": dtypes.get("default", torch.float32), "size": options.pop("size", None)}
+            model = load_model(name, device="cpu", **how)
+            pipe = cls(model.target, model.vq, model.text, generation=dict(model.generation))  # type: ignore[arg-type]
+            pipe._whole = model
+            pipe.register_to_config(_name_or_path=model.name)
+            return pipe
         if "transformer" not in options and not is_there(folder / "transformer"):
             raise ValueError(f"{folder} is not a model: it has no transformer/ folder")
         if is_there(folder / "text_encoder") and not {"text_encoder", "tokenizer"} <= set(options):
@@ -245,15 +250,6 @@ class LanternPipeline(DiffusionPipeline):
         parts = AddOns(folder, pipe.transformer, model_name=shown_name(name, folder))
         pipe._loaded = folder, pipe.transformer, parts
         pipe.register_to_config(_name_or_path=shown_name(name, folder))
-        return pipe
-
-    @classmethod
-    def _of_whole(cls, name: str | Path, **how: Any) -> "LanternPipeline":
-        """Return the pipeline of a model of transformers."""
-        model = load_model(name, device="cpu", **how)
-        pipe = cls(model.target, model.vq, model.text, generation=dict(model.generation))  # type: ignore[arg-type]
-        pipe._whole = model
-        pipe.register_to_config(_name_or_path=model.name)
         return pipe
 
     @classmethod
@@ -529,10 +525,10 @@ class LanternPipeline(DiffusionPipeline):
             try:
                 for picture in made:
                     pictures.append(picture)
-                    watcher.finish()
             except NotFiniteError as error:
                 error.sound = pictures
                 raise
+            watcher.show()
         shape = (-1, pictures[0].columns)
         tokens: Int[Tensor, "b h w"] = torch.stack([picture.tokens for picture in pictures]).unflatten(1, shape)
         pixels = [picture.pixels for picture in pictures if picture.pixels is not None]

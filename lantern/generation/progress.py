@@ -15,13 +15,6 @@ from lantern.generation.generator import Generator
 INTERVAL = 0.1  # seconds between two reads from the device
 
 
-def describe_progress(known: Sequence[int], tokens: int, steps: int) -> str:
-    """Return the progress of a batch as text: tokens per step of one image, finished and slowest of several."""
-    if len(known) == 1:
-        return f"{known[0] / max(steps, 1):.2f} tokens per step"
-    return f"{sum(count >= tokens for count in known)}/{len(known)} done, slowest {min(known)}/{tokens}"
-
-
 class Progress:
     """A bar over the tokens of a run, shown only where stderr is a terminal.
 
@@ -34,48 +27,47 @@ class Progress:
         from tqdm import tqdm
 
         # with disable=None tqdm shows the bar only if stderr is a terminal
-        self._bar: Any = tqdm(
-            total=pictures * tokens, unit=" tokens", disable=True if is_quiet else None, leave=False, dynamic_ncols=True
-        )
+        how: dict[str, Any] = {"disable": True if is_quiet else None, "leave": False, "dynamic_ncols": True}
+        self.bar: Any = tqdm(total=pictures * tokens, unit=" tokens", **how)
         self._tokens, self._done = tokens, 0
         self._known: Int[Tensor, " b"] | None = None
-        self._next = 0.0
+        self._steps, self._next = 0, 0.0
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: Step) -> bool | None:
         """Add one pass."""
-        if self._bar.disable:
+        if self.bar.disable:
             return
         if step.index == 0:
-            self._begin()
-        self._known = step.start + step.counts
+            if self._known is not None and int(self._known.min()) >= self._tokens:  # sync
+                self._done += len(self._known) * self._tokens
+            self._next = 0.0
+        self._known, self._steps = step.start + step.counts, step.index + 1
         if time.monotonic() >= self._next:
-            self._show(self._known.tolist(), step.index + 1)  # sync
+            self.show()
             self._next = time.monotonic() + INTERVAL
 
-    @property
-    def text(self) -> str:
-        """The bar as text."""
-        return str(self._bar)
+    def show(self) -> None:
+        """Show the tokens of all passes so far: tokens per step of one image, finished and slowest of several."""
+        if self._known is None:
+            return
+        known = self._known.tolist()  # sync
+        if len(known) == 1:
+            text = f"{known[0] / max(self._steps, 1):.2f} tokens per step"
+        else:
+            done = sum(count >= self._tokens for count in known)
+            text = f"{done}/{len(known)} done, slowest {min(known)}/{self._tokens}"
+        self.bar.set_postfix_str(text, refresh=False)
+        self.bar.update(self._done + sum(known) - self.bar.n)
 
     def say(self, line: str) -> None:
         """Write a line on stderr, above the bar."""
-        self._bar.write(line, file=sys.stderr)
-
-    def _begin(self) -> None:
-        """Count the images of the previous batch, if it was finished."""
-        if self._known is not None and int(self._known.min()) >= self._tokens:  # sync
-            self._done += len(self._known) * self._tokens
-        self._known, self._next = None, 0.0
-
-    def _show(self, known: list[int], steps: int) -> None:
-        self._bar.set_postfix_str(describe_progress(known, self._tokens, steps), refresh=False)
-        self._bar.update(self._done + sum(known) - self._bar.n)
+        self.bar.write(line, file=sys.stderr)
 
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.close()
+        self.bar.close()
 
 
 class Canvas:
@@ -84,7 +76,7 @@ class Canvas:
     tokens: Int[Tensor, "b n"]
 
     def __init__(self, tokens: int) -> None:
-        self._size, self.steps_made = tokens, 0
+        self._size = tokens
         self.tokens = torch.empty(0, tokens, dtype=torch.long)
 
     def add(self, step: Step) -> None:
@@ -95,7 +87,6 @@ class Canvas:
         is_good = ahead < step.counts[:, None]
         image, place = is_good.nonzero(as_tuple=True)
         self.tokens[image, (step.start[:, None] + ahead)[image, place]] = step.tokens[image, place]
-        self.steps_made = step.index + 1
 
     @property
     def known(self) -> Int[Tensor, " b"]:
@@ -114,28 +105,22 @@ def partial_pixels(generator: Generator, tokens: Int[Tensor, " n"]) -> UInt8[Ten
     return pixels
 
 
-class Watcher:
-    """Callback of a pipeline's call: updates `bar`, calls the user's callback, and stops on `pipe._interrupt`."""
-
-    bar: Any
+class Watcher(Progress):
+    """Callback of a pipeline's call: shows `bar`, calls the user's callback, and stops on `pipe._interrupt`."""
 
     def __init__(self, pipe: Any, callback: Callable[..., Any] | None, names: Sequence[str]) -> None:
+        super().__init__(
+            0, pipe.transformer.config.block_size, is_quiet=True
+        )  # until the pipeline's bar takes its place
         self._pipe, self._callback, self._names = pipe, callback, names
-        self._tokens, self._done = pipe.transformer.config.block_size, 0
-        self.canvas = Canvas(self._tokens)
-
-    def finish(self) -> None:
-        """Count a finished image."""
-        self._done += self._tokens
+        self._canvas = Canvas(self._tokens)
 
     def __call__(self, step: Step) -> bool:
         """Add one pass; return whether the call is to stop."""
-        self.canvas.add(step)
-        known = self.canvas.known
-        counts = known.tolist()  # sync
-        self.bar.set_postfix_str(describe_progress(counts, self._tokens, self.canvas.steps_made), refresh=False)
-        self.bar.update(self._done + sum(counts) - self.bar.n)
+        super().__call__(step)
         if self._callback is not None:
-            seen = {"tokens": self.canvas.tokens, "known": known}
-            self._callback(self._pipe, step.index, min(counts), {name: seen[name] for name in self._names})
+            self._canvas.add(step)
+            known = self._canvas.known
+            seen = {"tokens": self._canvas.tokens, "known": known}
+            self._callback(self._pipe, step.index, int(known.min()), {name: seen[name] for name in self._names})
         return bool(self._pipe.interrupt)

@@ -5,7 +5,7 @@ import secrets
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
 from pathlib import Path
@@ -249,12 +249,31 @@ def read_prompts(path: str) -> list[str]:
     .json holds a list, .jsonl one value per line: texts, or objects with "prompt", "caption" or "text". .tsv has a
     header with such a column. Any other file holds one prompt per line. ValueError names the file and the line.
     """
-    name = "standard input" if path == "-" else path
-    form = {".json": _from_json, ".jsonl": _from_json_lines, ".tsv": _from_table}.get(Path(path).suffix.lower(), _lines)
+    name, ending = "standard input" if path == "-" else path, Path(path).suffix.lower()
+    text = _read(path, name)
+    lines = [(f"line {i}", line.strip()) for i, line in enumerate(text.splitlines(), start=1) if line[:1] != "#"]
+    found: list[tuple[str, Any]] = [(place, line) for place, line in lines if line]
+    if ending == ".json":
+        values = _parsed(text, name)
+        if not isinstance(values, list):
+            raise ValueError(f"{name} holds a JSON {type(values).__name__}, wanted a list of prompts")
+        found = [(f"entry {i}", value) for i, value in enumerate(values, start=1)]
+    elif ending == ".jsonl":
+        found = [(place, _parsed(line, f"{name}, {place}")) for place, line in found]
+    elif ending == ".tsv":
+        header, *rows = [line.split("\t") for _, line in found] or [[]]
+        column = next((i for known in COLUMNS for i, cell in enumerate(header) if cell.strip().lower() == known), None)
+        if column is None:
+            raise ValueError(f"{name} has no column {', '.join(COLUMNS)} in its first line")
+        found = [(place, (row[column:] or [""])[0]) for (place, _), row in zip(found[1:], rows, strict=True)]
     prompts = []
-    for place, prompt in form(_read(path, name), name):
+    for place, value in found:
+        if isinstance(value, dict):
+            value = next((value[known] for known in COLUMNS if known in value), None)
+        if not isinstance(value, str):
+            raise ValueError(f'{name}, {place} is no prompt: wanted a text, or an object with "prompt"')
         try:
-            prompts.append(check_prompt(prompt))
+            prompts.append(check_prompt(value))
         except ValueError as error:
             raise ValueError(f"{name}, {place}: {error}") from error
     if not prompts:
@@ -279,49 +298,11 @@ def _read(path: str, name: str) -> str:
         raise ValueError(f"{name} is not UTF-8 text: {one_line(error)}") from error
 
 
-def _lines(text: str, name: str) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip() and not line.startswith("#"):
-            yield f"line {number}", line.strip()
-
-
-def _from_json(text: str, name: str) -> Iterator[tuple[str, str]]:
-    values = _parsed(text, name)
-    if not isinstance(values, list):
-        raise ValueError(f"{name} holds a JSON {type(values).__name__}, wanted a list of prompts")
-    for number, value in enumerate(values, start=1):
-        yield f"entry {number}", _prompt_of(value, f"{name}, entry {number}")
-
-
-def _from_json_lines(text: str, name: str) -> Iterator[tuple[str, str]]:
-    for place, line in _lines(text, name):
-        yield place, _prompt_of(_parsed(line, f"{name}, {place}"), f"{name}, {place}")
-
-
-def _from_table(text: str, name: str) -> Iterator[tuple[str, str]]:
-    rows = list(_lines(text, name))
-    header = [cell.strip().lower() for cell in rows[0][1].split("\t")] if rows else []
-    column = next((header.index(known) for known in COLUMNS if known in header), None)
-    if column is None:
-        raise ValueError(f"{name} has no column {', '.join(COLUMNS)} in its first line")
-    for place, line in rows[1:]:
-        cells = line.split("\t")
-        yield place, cells[column] if column < len(cells) else ""
-
-
 def _parsed(text: str, place: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{place} is not JSON: {one_line(error)}") from error
-
-
-def _prompt_of(value: Any, place: str) -> str:
-    if isinstance(value, dict):
-        value = next((value[known] for known in COLUMNS if known in value), None)
-    if not isinstance(value, str):
-        raise ValueError(f'{place} is no prompt: wanted a text, or an object with "prompt"')
-    return value
 
 
 def _seed(generator: Any) -> int:

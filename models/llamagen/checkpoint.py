@@ -22,7 +22,7 @@ from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 
 Kind = Literal["t2i", "c2i", "vq", "drafter"]
 WRAPPINGS = ("model", "module", "state_dict", "ema")
-WRAPPER_PREFIXES = ("_orig_mod.", "module.", "_fsdp_wrapped_module.")
+WRAPPER_PREFIXES = ("_orig_mod.", "module.")
 CODEBOOK_USED = "quantize.codebook_used"
 
 
@@ -101,8 +101,7 @@ def _unwrap(raw: Any, known: dict[str, Any], *, prefers_ema: bool) -> tuple[dict
     for name, tensor in inner.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise ValueError(f"entry {str(name)[:60]!r} is a {type(tensor).__name__}, wanted a tensor")
-        for prefix in WRAPPER_PREFIXES:  # FSDP puts its prefix at every wrapped module, not only in front
-            name = name.replace(prefix, "") if prefix == "_fsdp_wrapped_module." else name
+        name = name.replace("_fsdp_wrapped_module.", "")  # which FSDP puts at every wrapped module
         while name.startswith(WRAPPER_PREFIXES):
             name = name.split(".", 1)[1]
         # rotary table and decoding cache: recomputed, never weights

@@ -194,6 +194,9 @@ def test_a_config_that_does_not_fit_is_refused_with_the_whole_key(values: dict[s
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "image.png"
+    with pytest.raises(RuntimeError), atomic_write(path):
+        raise RuntimeError
+    assert not path.parent.exists()
     with atomic_write(path) as temporary:
         assert temporary.suffix == ".png" and not path.exists()
         temporary.write_bytes(b"old")

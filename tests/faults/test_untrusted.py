@@ -19,7 +19,6 @@ from lantern.core.io import (
     CONFIG_NAME,
     SUMS_NAME,
     WEIGHTS_NAME,
-    atomic_write,
     load_component,
     read_checksums,
     save_checksums,
@@ -99,12 +98,6 @@ def test_the_embedded_model_lists_all_of_its_weights() -> None:
     assert folder is not None
     for path in folder.rglob("*.safetensors"):
         assert path.name in read_checksums(path.parent), path
-
-
-def test_a_failed_write_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), atomic_write(tmp_path / "a" / "b" / "file.json"):
-        raise RuntimeError
-    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize(

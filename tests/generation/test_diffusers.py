@@ -90,8 +90,6 @@ def test_a_pushed_folder_has_a_model_card(
     assert header["license"] == "mit" and header["base_model"] == "owner/base"
     assert header["library_name"] == "diffusers" and header["pipeline_tag"] == "text-to-image"
     assert "lantern" in header["tags"]
-    for heading in ("# apples", "## How to use", "## Method", "## What was checked"):
-        assert heading in card.text.splitlines()
     assert 'LanternPipeline.from_pretrained("somebody/apples")' in card.text
     assert "the tokens of plain decoding" in card.text
 

@@ -81,7 +81,6 @@ def test_a_cell_is_generated_if_the_mask_has_a_white_pixel_in_it(model: Model, f
 
 def test_the_pipeline_takes_pictures(folder: Path, model: Model, files: dict[str, Path]) -> None:
     pipe = LanternPipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
     with Image.open(files["picture"]) as picture, Image.open(files["mask"]) as mask:
         found: Any = pipe("a red apple", generator=0, init_image=picture, mask_image=mask.convert("RGB"), method="sam")
     (expected,) = generate(

@@ -19,9 +19,7 @@ from tests.tiny_folder import save_tiny_model
 
 @pytest.fixture
 def pipe(folder: Path) -> LanternPipeline:
-    pipe = LanternPipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return LanternPipeline.from_pretrained(folder)
 
 
 def call(pipe: LanternPipeline, prompt: Any = "a red apple", **options: Any) -> LanternOutput:
@@ -96,7 +94,6 @@ def test_warming_up_caches_the_prompt_for_later_calls(pipe: LanternPipeline, mon
 def test_a_saved_pipeline_reloads_to_the_same_picture(pipe: LanternPipeline, tmp_path: Path) -> None:
     pipe.save_pretrained(tmp_path / "saved")
     again = LanternPipeline.from_pretrained(tmp_path / "saved")
-    again.set_progress_bar_config(disable=True)
     for method in ("plain", "lantern++"):
         before, after = call(pipe, method=method), call(again, method=method)
         assert torch.equal(before.tokens, after.tokens)
@@ -131,7 +128,6 @@ def test_a_folder_without_an_index_is_described_by_its_components(folder: Path, 
     bare = shutil.copytree(folder, tmp_path / "bare")
     (bare / "model_index.json").unlink()
     pipe = LanternPipeline.from_pretrained(bare)
-    pipe.set_progress_bar_config(disable=True)
     assert call(pipe, guidance_scale=3.0, top_k=12).tokens.shape == (1, 4, 4)
 
 
@@ -201,7 +197,6 @@ def test_an_interrupted_call_returns_partial_pictures(pipe: LanternPipeline) -> 
 
 
 def test_the_progress_bar_counts_tokens(pipe: LanternPipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    pipe.set_progress_bar_config(disable=False)
     call(pipe)
     assert "16/16" in capsys.readouterr().err
 
@@ -225,7 +220,6 @@ def test_a_dtype_can_be_given_at_loading(folder: Path, name: Any, caplog: pytest
 
 def test_a_class_model_takes_labels(tmp_path: Path) -> None:
     pipe = LanternPipeline.from_pretrained(save_tiny_model(tmp_path / "c", model_type="c2i", cls_token_num=1))
-    pipe.set_progress_bar_config(disable=True)
     assert pipe.text_encoder is None and call(pipe, None, class_labels=[3, 4]).tokens.shape == (2, 4, 4)
     with pytest.raises(ValueError, match="takes class labels"):
         call(pipe, "a red apple")

@@ -31,7 +31,6 @@ def loaded(folder: Path) -> LanternPipeline:
 
 @pytest.fixture
 def pipe(loaded: LanternPipeline) -> LanternPipeline:
-    loaded.set_progress_bar_config(disable=True)
     loaded.engine, loaded.method = "eager", "plain"
     return loaded
 
@@ -206,7 +205,6 @@ def test_engine_and_weights_are_those_of_the_call(pipe: LanternPipeline, folder:
     full, eight = tokens(pipe, guidance_scale=1), tokens(pipe, guidance_scale=1, weights="int8")
     assert torch.equal(tokens(pipe, guidance_scale=1), full)  # of the call alone
     given = LanternPipeline.from_pretrained(folder, engine="eager", weights="int8")
-    given.set_progress_bar_config(disable=True)
     assert torch.equal(tokens(given, guidance_scale=1), eight) and given.engine == EagerEngine(weights="int8")
     assert torch.equal(tokens(given, guidance_scale=1, weights="full"), full)
     assert torch.equal(tokens(pipe, guidance_scale=1, engine=EagerEngine(weights="int8")), eight)
@@ -238,7 +236,6 @@ def test_latents_have_a_way_back(pipe: LanternPipeline) -> None:
 def test_a_pipeline_of_another_has_its_add_ons_method_and_engine(pipe: LanternPipeline) -> None:
     pipe.method = "eagle1"
     other = LanternPipeline.from_pipe(pipe)
-    other.set_progress_bar_config(disable=True)
     assert (other.method, other.engine) == ("eagle1", "eager") and set(other.model.add_ons) == set(pipe.model.add_ons)
     assert torch.equal(tokens(other, method="sam"), tokens(pipe, method="sam"))
 
@@ -246,7 +243,6 @@ def test_a_pipeline_of_another_has_its_add_ons_method_and_engine(pipe: LanternPi
 def test_a_pipeline_of_components_has_the_defaults_of_the_model(folder: Path, pipe: LanternPipeline) -> None:
     other = LanternPipeline(**pipe.components)
     assert other.config["generation"] == {"method": "plain", "guidance": 3.5} and other.method == "plain"
-    other.set_progress_bar_config(disable=True)
     other.engine = "eager"
     assert torch.equal(tokens(other), tokens(pipe))
     given = LanternPipeline(**pipe.components, generation={})
@@ -311,7 +307,6 @@ def _saved(pipe: LanternPipeline, folder: Path) -> Path:
 
 def test_tuning_from_python_chooses_for_auto(folder: Path, tmp_path: Path) -> None:
     pipe = LanternPipeline.from_pretrained(folder, engine="eager")
-    pipe.set_progress_bar_config(disable=True)
     profile = pipe.tune(images=1, methods=["gumbel-jacobi"], prompts=["a cat"], out=tmp_path / "profile.json")
     assert profile["choice"]["method"] in ("plain", "gumbel-jacobi")
     assert json.loads((tmp_path / "profile.json").read_text())["pictures"] == 1

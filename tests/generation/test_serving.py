@@ -27,7 +27,7 @@ from lantern.generation.embeddings import with_conditions
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request
 from lantern.generation.serving.app import Limits
-from lantern.generation.serving.errors import RefusedError
+from lantern.generation.serving.schema import RefusedError
 from lantern.generation.serving.worker import Job, Worker
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
@@ -281,33 +281,22 @@ METHODS_OF_ROWS = ["plain", "gumbel-jacobi", "eagle1", "sjd", "zipar", "pjd"]
 @pytest.mark.parametrize("method", [*METHODS_OF_ROWS, None])
 def test_a_picture_that_joins_others_is_the_picture_alone(model: Model, method: str | None) -> None:
     """Jobs come one by one, each after some steps of those under way; None: of several methods at a time."""
-    methods = METHODS_OF_ROWS if method is None else [method] * 4
-    requests = [Request(prompt=PROMPT, seed=seed) for seed in range(4)]
+    methods, made, most = METHODS_OF_ROWS if method is None else [method] * 4, dict[int, Any](), 0
+    worker, requests = Worker(model, batch=3), [Request(prompt=PROMPT, seed=seed) for seed in range(4)]
 
-    def worker_of(*numbers: int) -> tuple[Worker, list[Job], dict[int, Any]]:
-        found = dict[int, Any]()
+    def send(i: int) -> Any:
+        return lambda kind, value, index: made.setdefault(i, value)
 
-        def send(i: int) -> Any:
-            return lambda kind, value, index: found.__setitem__(i, value if kind == "done" else found.get(i))
-
-        jobs = [Job(requests[i], methods[i], Sampling(guidance=2 + i), send(i)) for i in numbers]
-        return Worker(model, batch=3), jobs, found
-
-    worker, jobs, found = worker_of(0, 1, 2, 3)
-    most = 0
-    while len(found) < 4 or any(picture is None for picture in found.values()):
-        if jobs:
-            worker.submit([jobs.pop(0)])
+    jobs = [Job(one, methods[i], Sampling(guidance=2 + i), send(i)) for i, one in enumerate(requests)]
+    while len(made) < 4:
+        worker.submit(jobs[:1])
+        del jobs[:1]
         worker.step()
         most = max(most, worker.running)
     assert most > 1
-    for i in range(4):
-        alone, (one,), expected = worker_of(i)
-        alone.submit([one])
-        while i not in expected:
-            alone.step()
-        assert np.array_equal(found[i].tokens, expected[i].tokens)
-        assert np.array_equal(found[i].pixels, expected[i].pixels)
+    for i, request in enumerate(requests):
+        alone: Any = next(generate(model, [request], method=methods[i], sampling=Sampling(guidance=2 + i)))
+        assert np.array_equal(made[i].tokens, alone.tokens) and np.array_equal(made[i].pixels, alone.pixels)
 
 
 def test_a_prompt_is_embedded_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,20 +306,20 @@ def test_a_prompt_is_embedded_once(model: Model, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(model.text, "encode", lambda prompts, **how: encoded.extend(prompts) or encode(prompts, **how))
     made = dict[tuple[str, int], np.ndarray]()
 
-    def send(prompt: str, seed: int) -> Any:
-        return lambda kind, value, index: made.update({(prompt, seed): value.pixels.numpy()})
+    def wanted(prompt: str, seed: int) -> Job:
+        def keep(kind: str, value: Any, index: int | None) -> None:
+            made[prompt, seed] = value.pixels.numpy()
+
+        return Job(Request(prompt=prompt, seed=seed), "plain", model.sampling(), keep)
 
     worker, prompts = Worker(model, batch=2), (PROMPT, "a blue cat")
     for seed in range(2):
-        jobs = [
-            Job(Request(prompt=prompt, seed=seed), "plain", model.sampling(), send(prompt, seed)) for prompt in prompts
-        ]
-        worker.submit(jobs)
+        worker.submit([wanted(prompt, seed) for prompt in prompts])
         finish(worker)
     assert encoded == list(prompts)
     with torch.no_grad():
         next(model.text.model.parameters()).mul_(1.0)  # a new version of the weights
-    worker.submit([Job(Request(prompt=PROMPT), "plain", model.sampling(), send(PROMPT, 0))])
+    worker.submit([wanted(PROMPT, 0)])
     finish(worker)
     assert encoded == [*prompts, PROMPT]
     monkeypatch.undo()
@@ -355,10 +344,7 @@ def test_rows_of_cancelled_pictures_are_free_at_once(model: Model) -> None:
 def test_where_memory_runs_out_fewer_pictures_are_decoded_at_a_time(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, take = dict[int, Any](), Joint.take
-
-    def send(seed: int) -> Any:
-        return lambda kind, value, index: made.__setitem__(seed, (kind, value))
+    heard, take = dict[int, list[str]](), Joint.take
 
     def limited(self: Joint, states: Any, *how: Any) -> Any:
         if len(states) > 2:
@@ -367,25 +353,20 @@ def test_where_memory_runs_out_fewer_pictures_are_decoded_at_a_time(
 
     monkeypatch.setattr(Joint, "take", limited)
     worker = Worker(model, batch=4)
-    worker.submit([job(seed, send(seed)) for seed in range(4)])
-    while len(made) < 4:
-        worker.step()
-    assert worker.batch == 2
-    for seed, (kind, picture) in made.items():
-        assert kind == "done" and picture.request.seed == seed
+    worker.submit([job(seed, hearing(heard, seed)) for seed in range(4)])
+    finish(worker)
+    assert worker.batch == 2 and heard == {seed: ["done"] for seed in range(4)}
 
 
 def test_a_fault_of_a_step_fails_its_pictures_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, take = list[str](), Joint.take
-    worker = Worker(model, batch=2)
-    worker.submit([job(seed, lambda kind, value, index: heard.append(kind)) for seed in range(3)])
-    monkeypatch.setattr(Joint, "take", lambda self, states, *how: 1 / 0)
-    worker.step()
-    monkeypatch.setattr(Joint, "take", take)
-    assert heard == ["failed", "failed"]
-    while len(heard) < 3:
+    heard, worker = dict[int, list[str]](), Worker(model, batch=2)
+    worker.submit([job(seed, hearing(heard, seed)) for seed in range(3)])
+    with monkeypatch.context() as broken:
+        broken.setattr(Joint, "take", lambda *_: 1 / 0)
         worker.step()
-    assert heard[2] == "done" and worker.running == 0
+    assert heard == {0: ["failed"], 1: ["failed"]}
+    finish(worker)
+    assert heard[2] == ["done"]
 
 
 @pytest.mark.parametrize("method", ["plain", "zipar"])

@@ -22,11 +22,6 @@ from tests import tiny_transformers as tiny
 from tests.models.released_shapes import SHAPES, save
 
 
-def folder_of(path: Path, family: str) -> Path:
-    tiny.FAMILY[family][0]().config.save_pretrained(path)
-    return path
-
-
 def test_a_body_that_holds_the_tokenizer_is_counted_once(tmp_path: Path) -> None:
     tiny.tiny_chameleon().config.save_pretrained(tmp_path)
     found = predict(tmp_path, torch.float32)
@@ -37,34 +32,25 @@ def test_a_body_that_holds_the_tokenizer_is_counted_once(tmp_path: Path) -> None
     assert found.pixels == sum(weight.nbytes for weight in parts.vq.vq.parameters()) + decoder
 
 
-@pytest.mark.parametrize(("family", "size"), [("janus", None), ("emu3", (24, 32))])
-def test_sizes_are_those_of_the_model(tmp_path: Path, family: str, size: tuple[int, int] | None) -> None:
-    found = predict(folder_of(tmp_path, family), torch.float32, size=size)
-    parts = tiny.assemble(family, tiny.FAMILY[family][0](), None, size)
-    weights = {id(weight): weight.nbytes for weight in parts.target.parameters()}
-    assert found.weights == 4 * found.parameters == sum(weights.values())
+@pytest.mark.parametrize(
+    ("family", "size"), [("janus", None), ("emu3", (24, 32)), ("liquid", None), ("simplear", (48, 64))]
+)
+def test_sizes_are_those_of_the_model_that_is_loaded(tmp_path: Path, family: str, size: tuple[int, int] | None) -> None:
+    make, words = tiny.FAMILY[family]
+    tiny.save(family, make(), words(), tmp_path)
+    found = predict(tmp_path, torch.float32, size=size)
+    parts: Any = load_model(tmp_path, parts=("text", "vq") if family == "liquid" else ("text",), size=size)
+    weights = sum(weight.nbytes for weight in parts.target.parameters())
+    assert found.weights == 4 * found.parameters == weights
     assert found.pixels == sum(weight.nbytes for weight in parts.vq.parameters())
-    tables = [parts.target.words.weight, parts.target.tok_embeddings.weight]
-    assert found.read == sum(weights.values()) - sum(table.nbytes for table in {id(t): t for t in tables}.values())
+    assert found.tokens == parts.target.config.block_size
+    tables = {id(table): table.nbytes for table in (parts.target.words.weight, parts.target.tok_embeddings.weight)}
+    assert found.read == weights - sum(tables.values())
     tokens = torch.ones(1, 2, PROMPT, dtype=torch.long)
     begun = begin(Plain(parts.target, Sampling()), Condition(tokens=tokens, mask=tokens.bool()), keys=[(0, 0)])
     spare = 2 * 2 * 2 * 2 * 8 * 4 if family == "emu3" else 0  # the slot of the last row's newline, never read
     assert found.cache == begun.cache.buffer.nbytes - spare
     assert found.noise == begun.noise.gumbel_table().nbytes  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(("family", "size"), [("liquid", None), ("simplear", (48, 64))])
-def test_sizes_of_causal_models_are_those_that_are_loaded(
-    tmp_path: Path, family: str, size: tuple[int, int] | None
-) -> None:
-    make, words = tiny.FAMILY[family]
-    tiny.save(family, make(), words(), tmp_path)
-    found = predict(tmp_path, torch.float32, size=size)
-    parts = ("text", "vq") if family == "liquid" else ("text",)
-    loaded: Any = load_model(tmp_path, parts=parts, size=size)
-    assert found.weights == sum(weight.nbytes for weight in loaded.target.parameters())
-    assert found.pixels == sum(weight.nbytes for weight in loaded.vq.parameters())
-    assert found.tokens == loaded.target.config.block_size
 
 
 def test_the_embedded_model_is_predicted() -> None:
@@ -84,11 +70,12 @@ def test_a_shape_of_seven_billion_parameters_needs_its_config_only(
     out = capsys.readouterr().out
     assert "janus: 6.59 billion parameters, 24 rows of 24 tokens" in out and "12.3 GiB for the target" in out
     assert "ok      engine auto: eager (cpu is not available: the cpu engine runs LlamaGen's layers, not this" in out
-    for name, words in (
-        ("graph", "CUDA graphs need a CUDA device" if find_spec("triton") is None else "available, but the kernels"),
-        ("cpu", "runs LlamaGen's"),
+    is_emulated = find_spec("triton") is not None
+    for state, name, words in (
+        ("ok", "graph", "available, but the kernels") if is_emulated else ("absent", "graph", "need a CUDA device"),
+        ("absent", "cpu", "runs LlamaGen's"),
     ):
-        (line,) = (line for line in out.splitlines() if line.startswith(f"ok      engine {name}: "))
+        (line,) = (line for line in out.splitlines() if line.startswith(f"{state:<8}engine {name}: "))
         assert words in line
     assert "plain decoding" in out and "a step over 16 of each image's tokens: at least" in out
 
@@ -130,7 +117,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_large_vocabulary_in_a_config_is_read(tmp_path: Path) -> None:
-    folder_of(tmp_path, "emu3")
+    tiny.tiny_emu3().config.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["vocabulary_map"] |= {f"word-{i}" * 8: 70 + i for i in range(20_000)}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -24,6 +24,7 @@ from lantern.engines.cuda import fused, kernels
 from lantern.engines.cuda.fused_target import FEW
 from lantern.engines.cuda.kernels import kernel
 from lantern.engines.cuda.target import DTYPES
+from lantern.engines.cuda.trial import TOLERANCE
 from lantern.methods.parts import ADD_ONS, DRAFTER
 from lantern.models.llamagen.transformer import Transformer
 
@@ -33,8 +34,6 @@ else:  # engines know drafters by name only
     Eagle = ADD_ONS[DRAFTER].module
 
 LOG = logging.getLogger("lantern")
-# Most norm of the difference from torch's features, as a share of their norm.
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.08}
 
 
 @kernel
@@ -187,11 +186,9 @@ class FusedEagle(Eagle):
 
     def logits(self, features: Float[Tensor, "b n c"], target: Any) -> Float[Tensor, "b n v"]:
         """Return the fp32 logits of the target's head."""
-        (lines, live, dim), is_fit = features.shape, isinstance(original(target), Transformer)
-        if not is_fit or is_quantized(target.output.weight) or lines * live > FEW:
-            return super().logits(features, target)
-        weight = target.output.weight
-        if not weight.dtype == features.dtype == self.dtype:
+        (lines, live, dim), weight = features.shape, target.output.weight
+        is_fit = isinstance(original(target), Transformer) and not is_quantized(weight) and lines * live <= FEW
+        if not is_fit or not weight.dtype == features.dtype == self.dtype:
             return super().logits(features, target)
         made = features.new_empty(lines, live, len(weight), dtype=torch.float32)
         x = features.reshape(lines * live, dim)

@@ -61,10 +61,8 @@ class LlamaLayer:
 
     def __init__(self, block: Any) -> None:
         attention, feed = block.self_attn, block.mlp
-        self.attention_norm, self.ffn_norm = (
-            block.input_layernorm.weight.data,
-            block.post_attention_layernorm.weight.data,
-        )
+        self.attention_norm = block.input_layernorm.weight.data
+        self.ffn_norm = block.post_attention_layernorm.weight.data
         self.qkv = Linear(attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
         self.out = Linear(attention.o_proj.weight)
         self.gate_up, self.down = Linear(feed.gate_proj.weight, feed.up_proj.weight), Linear(feed.down_proj.weight)

@@ -7,6 +7,7 @@ tokens.
 """
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -206,6 +207,17 @@ class KernelPass:
         return self._spaces[key]
 
 
+def sample_of(sampling: Sampling) -> Callable[..., Tensor]:
+    """Return `kernels.sample` with these settings."""
+    return partial(
+        kernels.sample,
+        guidance=sampling.guidance,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        interval=sampling.guidance_interval,
+    )
+
+
 class KernelTarget(PreparedTarget):
     """A target that scores tokens by kernels, and prompts by torch, always the same number of them.
 
@@ -269,6 +281,7 @@ class KernelTarget(PreparedTarget):
         """Return the sampling kernel, None for top-p."""
         if sampling.top_p < 1:
             return None
+        sample = sample_of(sampling)
 
         def best(
             logits: Float[Tensor, "b r n v"],
@@ -277,9 +290,7 @@ class KernelTarget(PreparedTarget):
             width: int = 1,
             purpose: int = Purpose.TARGET,
         ) -> Int[Tensor, "b n k"]:
-            how = {"guidance": sampling.guidance, "temperature": sampling.temperature, "top_k": sampling.top_k}
-            interval = sampling.guidance_interval
-            return kernels.sample(logits, places, noise.gumbel_table(purpose), **how, interval=interval, width=width)
+            return sample(logits, places, noise.gumbel_table(purpose), width=width)
 
         # compiled verification leaves the kernel as it is
         sampler: Any = torch.compiler.disable(best)
@@ -289,17 +300,14 @@ class KernelTarget(PreparedTarget):
         """Return the sampling kernel that writes log q too, None for top-p and at temperature 0."""
         if sampling.top_p < 1 or sampling.is_greedy:
             return None
+        sample = sample_of(sampling)
 
         def ranked(
             logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"], *, width: int, purpose: int | None
         ) -> tuple[Int[Tensor, "b n k"], Float[Tensor, "b n v"]]:
-            how = {"guidance": sampling.guidance, "temperature": sampling.temperature, "top_k": sampling.top_k}
             log_q = torch.empty(*places.shape, logits.shape[-1], device=logits.device)
             table = None if purpose is None else noise.gumbel_table(purpose)
-            best = kernels.sample(
-                logits, places, table, **how, interval=sampling.guidance_interval, width=width, log_q=log_q
-            )
-            return best, log_q
+            return sample(logits, places, table, width=width, log_q=log_q), log_q
 
         ranker: Any = torch.compiler.disable(ranked)
         return ranker

@@ -22,8 +22,8 @@ from lantern.engines.cuda.rows import ROWS
 from lantern.engines.cuda.target import KernelTarget
 
 LOG = logging.getLogger("lantern")
-# Most norm of the difference of logits, as a share of the norm of torch's. The mean over the vocabulary, which changes
-# no probability, is left out.
+# Most norm of the difference from torch's numbers, as a share of their norm. Of logits the mean over the vocabulary,
+# which changes no probability, is left out.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.08}
 OTHER_DTYPE = 0.08
 

@@ -7,25 +7,23 @@ sampling.
 
 import dataclasses
 import errno
-import json
 import math
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lantern.core.config import read_json_object
-from lantern.core.io import user_cache, write_json
+from lantern.core.io import user_cache
 from lantern.core.sampling import Sampling
 from lantern.engines.cpu.compiler import facts
 from lantern.methods import Method, find
-from lantern.models.folder import DTYPES, PROFILE_NAME, Model, may_have_profile
+from lantern.models.folder import DTYPES, PROFILE_NAME, Model
 
 VERSION = 2
-NAME = PROFILE_NAME
 PACKAGE = Path(__file__).resolve().parents[2]  # nothing is written into it
 KEYS = ("machine", "model", "sampling", "choice")
 
@@ -57,7 +55,7 @@ def place_of(model: Model) -> Path:
     if model.folder is None:
         raise ValueError("a model that was assembled in memory has no folder for its profile: give out, a file")
     if os.access(model.folder, os.W_OK) and not model.folder.resolve().is_relative_to(PACKAGE):
-        return model.folder / NAME
+        return model.folder / PROFILE_NAME
     try:
         cache_folder().mkdir(parents=True, exist_ok=True)
         if not os.access(cache_folder(), os.W_OK):
@@ -69,22 +67,23 @@ def place_of(model: Model) -> Path:
     return cache_folder() / f"{model.fingerprint}.json"
 
 
-def write_profile(profile: Mapping[str, Any], path: Path) -> Path:
-    """Write a profile with sorted keys; return the path."""
-    write_json(path, json.loads(json.dumps(profile, sort_keys=True, allow_nan=False)))
-    return path
-
-
 def chosen_method(model: Model, sampling: Sampling, report: Callable[[str], None]) -> Method | None:
-    """Return the method that a profile recommends for this model and machine, or None; `report` gets the reason."""
+    """Return the method that a profile recommends for a model of a folder, or None; `report` gets the reason.
+
+    The profile of the folder comes before that of the cache.
+    """
+    assert model.folder is not None
     why = ""
-    for path in _places(model):
+    for path in (model.folder / PROFILE_NAME, cache_folder() / f"{model.fingerprint}.json"):
+        if not path.is_file():
+            continue
         try:
             profile = read_profile(path)
             why = why or unfit(profile, model, sampling)
             if not why:
-                return method_of(profile["choice"], source=path)
-        except ValueError as error:
+                choice = profile["choice"]
+                return find(str(choice.get("method"))).with_options(**dict(choice.get("settings") or {}))
+        except (TypeError, ValueError) as error:
             why = why or str(error)
     if why:
         report(f"the model's profile is not used: {why}; `lantern tune` makes one that fits")
@@ -102,29 +101,19 @@ def read_profile(path: Path) -> dict[str, Any]:
     return profile
 
 
-def method_of(choice: Mapping[str, Any], *, source: Path) -> Method:
-    """Return the method of a profile's choice; ValueError for an unknown method or setting."""
-    try:
-        return find(str(choice.get("method"))).with_options(**dict(choice.get("settings") or {}))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{source} recommends an invalid method: {error}") from error
-
-
 def unfit(profile: Mapping[str, Any], model: Model, sampling: Sampling) -> str:
-    """Return why a profile is not valid for this machine, these weights and this sampling; "" if it is."""
+    """Return why a profile is not valid for this machine, these weights and this sampling; "" if it is.
+
+    TypeError or ValueError for a profile whose own sampling is invalid.
+    """
     for name, here in describe_machine(model).items():
         if (there := profile["machine"].get(name)) != here:
             return f"it was measured with {name} {str(there)[:60]}, here it is {here}"
-    measured = {name: profile["sampling"].get(name) for name in _SAMPLING if name in profile["sampling"]}
-    try:
-        far = too_far(Sampling(**measured), sampling, model.target.config.vocab_size)
-    except (TypeError, ValueError) as error:
-        return f"its sampling is invalid: {error}"
-    if far:
-        return far
-    if profile["model"].get("fingerprint") != model.fingerprint:
-        return "it was measured with other weights"
-    return ""
+    fields = [entry.name for entry in dataclasses.fields(Sampling)]
+    measured = Sampling(**{name: value for name, value in profile["sampling"].items() if name in fields})
+    far = too_far(measured, sampling, model.target.config.vocab_size)
+    is_same = profile["model"].get("fingerprint") == model.fingerprint
+    return far or ("" if is_same else "it was measured with other weights")
 
 
 def too_far(there: Sampling, here: Sampling, tokens: int) -> str:
@@ -132,32 +121,20 @@ def too_far(there: Sampling, here: Sampling, tokens: int) -> str:
 
     Guidance may differ by half, temperature and top-p by 0.2, the number of tokens to choose from by a factor of 4.
     """
+
+    def ratio(a: float, b: float) -> float:
+        return max(a, b) / min(a, b) if min(a, b) > 0 else math.inf
+
     kept = [min(one.top_k or tokens, tokens) for one in (there, here)]
+    is_near_guidance = here.rows == 1 or ratio(there.guidance, here.guidance) <= 1.5 + 1e-9
     are_near = {
-        "guidance": there.rows == here.rows and _ratio(there.guidance, here.guidance) <= 1.5 + 1e-9,
+        "guidance": there.rows == here.rows and is_near_guidance,
         "temperature": there.is_greedy == here.is_greedy and abs(there.temperature - here.temperature) <= 0.2 + 1e-9,
         "top_p": abs(there.top_p - here.top_p) <= 0.2 + 1e-9,
-        "top_k": _ratio(*kept) <= 4,
+        "top_k": ratio(*kept) <= 4,
         "guidance_interval": (there.guidance_interval < 0) == (here.guidance_interval < 0),
     }
-    are_near["guidance"] |= there.rows == here.rows == 1
     for name, is_near in are_near.items():
         if not is_near:
             return f"it was measured at {name} {getattr(there, name):g}, this is {getattr(here, name):g}"
     return ""
-
-
-_SAMPLING = tuple(entry.name for entry in dataclasses.fields(Sampling))
-
-
-def _ratio(a: float, b: float) -> float:
-    return max(a, b) / min(a, b) if min(a, b) > 0 else math.inf
-
-
-def _places(model: Model) -> Iterator[Path]:
-    """Yield the existing profiles, that of the model's folder first; weights are hashed only if there is any."""
-    if model.folder is None or not may_have_profile(model.folder):
-        return
-    for path in (model.folder / NAME, cache_folder() / f"{model.fingerprint}.json"):
-        if path.is_file():
-            yield path

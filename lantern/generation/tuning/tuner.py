@@ -1,6 +1,7 @@
 """One tuning run: every candidate makes a batch, the best ones race plain decoding, and a profile holds the winner."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from lantern.core.io import write_json
 from lantern.core.sampling import Sampling
 from lantern.decoding.statistics import now
 from lantern.generation.generator import Generator
 from lantern.generation.requests import Request, check_requests
 from lantern.generation.tuning.candidates import Bounds, candidates
-from lantern.generation.tuning.profile import VERSION, describe_machine, place_of, write_profile
+from lantern.generation.tuning.profile import VERSION, describe_machine, place_of
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, record_tokens_per_step
 
@@ -183,7 +185,8 @@ def tune(
         assert model.folder is not None
         tokens = {entered[number].settings["window"]: found[number]["tokens_per_step"] for number in windows}
         record_tokens_per_step(model.folder, tokens)
-    return profile, write_profile(profile, path)
+    write_json(path, json.loads(json.dumps(profile, sort_keys=True, allow_nan=False)))
+    return profile, path
 
 
 def label(name: str, settings: Mapping[str, Any]) -> str:

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lantern.core.config import read_json_object
 from lantern.core.io import atomic_write, check_finite, check_state, read_pickled
 from lantern.models.llamagen.vqvae import Decoder, VQConfig
 
@@ -99,19 +98,11 @@ def checkpoint_state(path: Path) -> dict[str, Tensor]:
 def _of_safetensors(folder: Path) -> dict[str, Tensor]:
     from safetensors import safe_open
 
-    index = folder / "model.safetensors.index.json"
-    wanted = tuple(PREFIX + part for part in PARTS)
-    names = {"model.safetensors", DECODER_NAME}
-    if index.is_file():
-        listed = read_json_object(index).get("weight_map") or {}
-        names = {DECODER_NAME, *(file for key, file in listed.items() if key.startswith(wanted))}
-    found: dict[str, Tensor] = {}
-    for name in sorted(names):
-        if (folder / name).is_file():
-            with safe_open(folder / name, framework="pt") as file:
-                found |= {
-                    key.removeprefix(PREFIX): file.get_tensor(key) for key in set(file.keys()) if key.startswith(wanted)
-                }
+    wanted, found = tuple(PREFIX + part for part in PARTS), dict[str, Tensor]()
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            keys = [key for key in set(file.keys()) if key.startswith(wanted)]
+            found |= {key.removeprefix(PREFIX): file.get_tensor(key) for key in keys}
     return found if any(key.startswith("decoder.") for key in found) else {}
 
 

@@ -23,10 +23,9 @@ from lantern.core.io import CONFIG_NAME, check_finite, check_state, load_tensors
 from lantern.core.quiet import quiet
 from lantern.models.llamagen.checkpoint import count_entries, vq_fields
 from lantern.models.transformers.chameleon_vq import PARTS, PREFIX, checkpoint_state, decoder_of, save_decoder
-from lantern.models.transformers.loading import FAMILIES, MOST_BYTES, assembled, family_of
+from lantern.models.transformers.loading import FAMILIES, MOST_BYTES, RELEASED, assembled, family_of
 
 SHARD = "5GB"  # largest file of weights
-JANUS = "multi_modality"
 PARAMS = ("models/7b/params.json", "params.json")
 MANY_SHARDS = "models/*/consolidated.*.pth"
 # released names of Janus and those of transformers, the first that matches; None is not part of the model
@@ -142,7 +141,7 @@ def read_release(path: Path) -> Release | None:
             return _chameleon(path, params)
         if (path / CONFIG_NAME).is_file():
             config = read_json_object(path / CONFIG_NAME, most=MOST_BYTES)
-            return _janus(path, config) if config.get("model_type") == JANUS else None
+            return _janus(path, config) if config.get("model_type") in RELEASED else None
     except (KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{path} lacks what its layout has ({type(error).__name__}: {one_line(error)})") from error
     if shards := sorted(path.glob(MANY_SHARDS)):

@@ -1,11 +1,30 @@
-"""The C++ engine is built by g++, without which its tests are skipped."""
+"""What tests of the C++ engine share. It is built by g++, without which they are skipped."""
 
+import ctypes
 import shutil
+import subprocess
+from collections.abc import Callable
 
 import pytest
+
+from lantern.engines.cpu.compiler import FLAGS, SOURCES
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiler() -> None:
     if shutil.which("g++") is None:
         pytest.skip("needs g++, with which the C++ library is built")
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
+    """Return a function that compiles a program which includes headers of the engine, and loads it."""
+
+    def load(program: str) -> ctypes.CDLL:
+        folder = tmp_path_factory.mktemp("compiled")
+        source, made = folder / "program.cpp", folder / "program.so"
+        source.write_text(program, encoding="utf-8")
+        subprocess.run(["g++", *FLAGS, "-march=native", f"-I{SOURCES[0].parent}", "-o", made, source], check=True)
+        return ctypes.CDLL(str(made))
+
+    return load

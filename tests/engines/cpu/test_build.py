@@ -42,16 +42,27 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     building.library.cache_clear()
 
 
+def copied(library: Path, folder: Path) -> Path:
+    """Copy a library and its record to a new private folder."""
+    folder.mkdir(mode=0o700, parents=True)
+    for part in (library, building.record_of(library)):
+        shutil.copy2(part, folder / part.name)
+    return folder / library.name
+
+
 @pytest.fixture
 def cached(fresh: Path, original: Path) -> Path:
     """A library of this version in the cache, copied from where the tests have built it."""
-    fresh.mkdir(mode=0o700, parents=True)
-    for part in (original, building.record_of(original)):
-        shutil.copy2(part, fresh / part.name)
-    return fresh / original.name
+    return copied(original, fresh)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
+def packaged(fresh: Path, original: Path) -> Path:
+    """A library that was installed with the package."""
+    return copied(original, building.PACKAGED)
+
+
+@pytest.fixture(scope="module", autouse=True)  # before a test changes where libraries are
 def original() -> Path:
     building.library.cache_clear()
     building.library()
@@ -64,9 +75,13 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
 
 
-def test_a_cached_library_is_loaded_without_a_compiler(cached: Path, no_compiler: None) -> None:
-    assert building.missing() is None
-    assert building.library().lantern_abi() == building.ABI
+@pytest.mark.parametrize("place", ["cached", "packaged"])
+def test_a_library_is_loaded_without_a_compiler(
+    place: str, no_compiler: None, fresh: Path, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue(place)
+    assert building.missing() is None and building.library().lantern_abi() == building.ABI
+    assert fresh.exists() == (place == "cached")
 
 
 @pytest.mark.slow
@@ -122,12 +137,14 @@ def test_an_untrusted_library_is_never_loaded(
     assert fault in caplog.text
 
 
-def test_a_library_of_another_user_is_never_loaded(
-    cached: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("place", "reason"), [("cached", "belongs to another user"), ("packaged", "None")])
+def test_a_library_belongs_to_the_user_or_to_who_installed_the_package(
+    place: str, reason: str, no_compiler: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: 12345)
-    monkeypatch.setattr(building, "folders", lambda: [cached.parent])
-    assert "belongs to another user" in str(building.missing())
+    library = request.getfixturevalue(place)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)  # installed by root, run by a user
+    monkeypatch.setattr(building, "folders", lambda: [library.parent])
+    assert reason in str(building.missing())
 
 
 def test_a_damaged_library_is_built_again_once(
@@ -153,24 +170,34 @@ def test_a_build_that_stays_damaged_is_an_error(cached: Path, monkeypatch: pytes
         building.library()
 
 
-def test_a_build_writes_the_library_and_its_record(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "run", lambda command: Path(command[command.index("-o") + 1]).write_bytes(b"made"))
+def written(command: list[str]) -> None:
+    """Stand for a compiler that knows no wide vectors."""
+    if "-mavx512f" in command:
+        raise compiling.CompilerError("unrecognized option")
+    Path(command[command.index("-o") + 1]).write_bytes(b"made")
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_a_build_writes_the_library_and_its_record_to_a_private_folder(
+    is_private: bool, fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_private:
+        fresh.mkdir(parents=True)
+        fresh.chmod(0o777)
+    monkeypatch.setattr(compiling, "features", lambda: compiling.V3.features)
+    monkeypatch.setattr(compiling, "run", written)
     path = building._build("g++")
-    assert path.parent == fresh and path.read_bytes() == b"made"
     building.check_trust(path)
-    assert {*fresh.iterdir()} == {path, building.record_of(path)}
+    assert path.parent == building.folders()[0 if is_private else 1] and path.read_bytes() == b"made"
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert {*path.parent.iterdir()} == {path, building.record_of(path)}
 
 
 def test_a_compiler_that_does_not_know_a_processor_builds_for_an_older_one(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(command: list[str]) -> None:
-        if "-mavx512f" in command:
-            raise compiling.CompilerError("unrecognized option")
-        Path(command[command.index("-o") + 1]).write_bytes(b"made")
-
     monkeypatch.setattr(compiling, "features", lambda: compiling.V4.features)
-    monkeypatch.setattr(compiling, "run", run)
+    monkeypatch.setattr(compiling, "run", written)
     path = building._build("g++")
     assert path.name == building.library_name(compiling.V3) and building.candidates() == [path]
 
@@ -196,38 +223,6 @@ def test_the_best_library_that_the_processor_runs_is_chosen(
         (fresh / building.library_name(variant)).touch()
     assert building.candidates()[0].name == building.library_name()
     assert all(variant.features <= features for variant in compiling.supported())
-
-
-@pytest.fixture
-def packaged(original: Path, fresh: Path) -> Path:
-    """A library that was installed with the package."""
-    building.PACKAGED.mkdir()
-    for part in (original, building.record_of(original)):
-        shutil.copy(part, building.PACKAGED / part.name)
-    return building.PACKAGED / original.name
-
-
-def test_a_packaged_library_is_loaded_without_a_compiler(packaged: Path, no_compiler: None, fresh: Path) -> None:
-    assert building.missing() is None and building.library().lantern_abi() == building.ABI
-    assert not fresh.exists()
-
-
-def test_a_packaged_library_belongs_to_who_installed_the_package(
-    packaged: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: 12345)  # installed by root, run by a user
-    assert building.missing() is None
-
-
-def test_a_cache_that_is_not_private_is_replaced_by_a_private_folder(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fresh.mkdir(parents=True)
-    fresh.chmod(0o777)
-    monkeypatch.setattr(compiling, "run", lambda command: Path(command[command.index("-o") + 1]).write_bytes(b"made"))
-    path = building._build("g++")
-    assert path.parent == building.folders()[1] and path.parent.stat().st_mode & 0o777 == 0o700
-    building.check_trust(path)
 
 
 def test_without_a_compiler_one_line_is_reported(fresh: Path, no_compiler: None) -> None:

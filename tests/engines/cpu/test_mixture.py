@@ -1,14 +1,13 @@
 """The mixture in C++: bits of the torch form, and the bound on the total variation at every token."""
 
 import ctypes
-import subprocess
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from lantern.core.sampling import rounded_log_softmax
-from lantern.engines.cpu.compiler import FLAGS, SOURCES
 from lantern.verifiers.relaxations.mixture import Mixture
 from lantern.verifiers.relaxations.rule import Relaxed
 
@@ -29,12 +28,8 @@ RULES = [Mixture(), Mixture(0.01), Mixture(1), Mixture(0.3, cap=2), Mixture(0.0)
 
 
 @pytest.fixture(scope="module")
-def mover(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("mixture")
-    source, made = folder / "move.cpp", folder / "move.so"
-    source.write_text(MOVE, encoding="utf-8")
-    subprocess.run(["g++", *FLAGS, "-march=native", f"-I{SOURCES[0].parent}", "-o", made, source], check=True)
-    return ctypes.CDLL(str(made))
+def mover(compiled: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
+    return compiled(MOVE)
 
 
 def scores(spread: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,8 @@
 """Number of threads of a pass by measured seconds; and running out of memory in C++."""
 
 import ctypes
-import subprocess
+from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,13 +27,8 @@ TRIED = WARM_PASSES  # calls with one thread at the beginning
 
 
 @pytest.fixture(scope="module")
-def player(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("policy")
-    source, made = folder / "play.cpp", folder / "play.so"
-    source.write_text(PLAY, encoding="utf-8")
-    here = str(Path(building.__file__).parent)
-    subprocess.run(["g++", "-std=c++17", "-fPIC", "-shared", f"-I{here}", "-o", made, source], check=True)
-    return ctypes.CDLL(str(made))
+def player(compiled: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
+    return compiled(PLAY)
 
 
 def play(player: ctypes.CDLL, alone: list[float], together: list[float]) -> list[int]:

@@ -183,8 +183,6 @@ def resolved(layout: str, layouts: dict[str, str]) -> str:
     return re.sub(r"#\w+(?![\w.])", lambda name: layouts.get(name[0], name[0]), layout)
 
 
-CASES = ((80, 1), (80, 30), (90, 1), (90, 30))
-
 WALKS = (("sampled", "exact", 16384), ("sampled", "lantern", 16384), ("sampled", "lantern++", 16384))
 WALKS += (("sampled", "released lantern++", 16384), ("point", "lantern++", 16384), ("sampled", "lantern++", 2048))
 
@@ -198,22 +196,12 @@ def main() -> dict[str, Any]:
             for architecture in (80, 90):
                 found[f"{DIM} sm_{architecture}"] = {nodes: orders(nodes, architecture) for nodes in (1, 12, 30)}
         return found
-    made = {
-        f"{name} {nodes} sm_{architecture}": report(*launch, architecture)  # pyright: ignore[reportCallIssue]
-        for architecture, nodes in CASES
-        for name, *launch in launches(nodes)
-    }
-    made |= {
-        f"{name} sm_{architecture}": report(*launch, architecture)  # pyright: ignore[reportCallIssue]
-        for architecture in (80, 90)
-        for case in WALKS
-        for name, *launch in walks(*case)
-    }
-    made |= {
-        f"children {lines} sm_{architecture}": report(*children(lines), architecture)  # pyright: ignore[reportCallIssue]
-        for architecture in (80, 90)
-        for lines in (1, 2)
-    }
+    made = {}
+    for architecture in (80, 90):
+        named = [(f"{name} {nodes}", *launch) for nodes in (1, 30) for name, *launch in launches(nodes)]
+        named += [launch for case in WALKS for launch in walks(*case)]
+        named += [(f"children {lines}", *children(lines)) for lines in (1, 2)]
+        made |= {f"{name} sm_{architecture}": report(*launch, architecture) for name, *launch in named}  # pyright: ignore[reportCallIssue]
     return made
 
 

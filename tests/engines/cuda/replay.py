@@ -15,21 +15,27 @@ from lantern.decoding.loop import State
 from lantern.decoding.rounds import Rounds
 from lantern.engines.cuda.graphs import Captured, GraphRounds
 from lantern.engines.engine import EagerEngine
+from tests.engines.cuda.claimed import Claimed, ClaimedDevice
 
 
 class Outside:
-    """A tensor in memory that a recording did not make. As a CUDA graph, it does not keep that memory alive."""
+    """A tensor in memory that a recording did not make. As a CUDA graph, it does not keep that memory alive.
+
+    The memory of claimed tensors is that of the tensors on the CPU that they hold.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
         self.memory = StorageWeakRef(tensor.untyped_storage())
         self.form = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
+        self.is_claimed = isinstance(tensor, Claimed)
 
     def tensor(self) -> Tensor:
         """Return the tensor."""
         memory = torch.UntypedStorage._new_with_weak_ptr(self.memory.cdata)
         assert memory is not None, f"a replay reads memory that was freed: {self.form}"
         dtype, *place = self.form
-        return torch.empty(0, dtype=dtype).set_(memory, *place)
+        made = torch.empty(0, dtype=dtype).set_(memory, *place)
+        return Claimed(made) if self.is_claimed else made
 
 
 class Recording(TorchDispatchMode):
@@ -53,7 +59,7 @@ class Recording(TorchDispatchMode):
 
     def noted(self, value: Any) -> Any:
         """Return an argument as it is kept; numbers, and tensors of other classes, stay as they are."""
-        is_plain = type(value) in (Tensor, torch.nn.Parameter) and value.ndim > 0
+        is_plain = type(value) in (Tensor, torch.nn.Parameter, Claimed) and value.ndim > 0
         return Outside(value) if is_plain and address(value) not in self.own else value
 
     def replay(self) -> None:
@@ -93,6 +99,22 @@ class Rehearsed(GraphRounds):
     def replay(self, captured: Captured) -> None:
         type(self).replayed += 1
         super().replay(captured)
+
+
+def watching(device: ClaimedDevice) -> type[Any]:
+    """Return a class of rounds that counts its own, and whose `waits` are those of the captured one."""
+
+    class Watched(Rehearsed):
+        captured = replayed = 0
+        waits: ClassVar[list[str] | None] = None
+
+        def held_round(self) -> Step:
+            before = len(device.waits)
+            step = super().held_round()
+            type(self).waits = device.waits[before:]
+            return step
+
+    return Watched
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.engines.cuda.graphs import GraphRounds
-from tests.engines.cuda import test_target
-from tests.engines.cuda.test_target import CONDITION, KEYS, decoder_of, target_in
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from triton.runtime import interpreter
@@ -19,8 +17,12 @@ from triton.runtime import interpreter
 from lantern.engines.cuda import graphs
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.cuda.kernels import is_interpreted
+from tests.engines.cuda.kinds import decoder_of, generated, target_of
 
-short_blocks = test_target.short_blocks
+pytestmark = [
+    pytest.mark.usefixtures("short_blocks"),
+    pytest.mark.skipif(not is_interpreted(), reason="kernels are interpreted only where there is no GPU"),
+]
 
 
 class Reached(Exception):
@@ -56,22 +58,25 @@ def token_of(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
     return (function.__name__, *kinds)
 
 
-@pytest.mark.skipif(not is_interpreted(), reason="kernels are interpreted only where there is no GPU")
-@pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1", "llama"])
-def test_a_captured_round_launches_only_kernels_that_ran_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    decode_up_to_capture(name, monkeypatch)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("cublas", "plain"), ("cublas", "gumbel-jacobi"), ("cublas", "eagle1"), ("llama", "gumbel-jacobi")],
+)
+def test_a_captured_round_launches_only_kernels_that_ran_before(
+    kind: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode_up_to_capture(kind, name, monkeypatch)
     assert len(UpToCapture.within) >= 8 and UpToCapture.within <= UpToCapture.before
 
 
-@pytest.mark.skipif(not is_interpreted(), reason="kernels are interpreted only where there is no GPU")
 def test_without_rounds_before_the_capture_its_kernels_would_be_new(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "WARM_ROUNDS", 0)
     monkeypatch.setattr(graphs, "SETTLING_ROUNDS", 0)
-    decode_up_to_capture("plain", monkeypatch)
+    decode_up_to_capture("cublas", "plain", monkeypatch)
     assert not UpToCapture.within <= UpToCapture.before
 
 
-def decode_up_to_capture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def decode_up_to_capture(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decode with interpreted kernels until a round would be captured."""
     UpToCapture.launched, run = set(), interpreter.InterpretedFunction.run
 
@@ -80,14 +85,8 @@ def decode_up_to_capture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return run(self, *args, grid=grid, warmup=warmup, **kwargs)
 
     monkeypatch.setattr(interpreter.InterpretedFunction, "run", launch)
-    sampling, condition = Sampling(guidance=3.0, top_k=10), CONDITION
-    if name == "llama":
-        from tests.engines.cuda import test_llama as llama
-
-        decoder = llama.decoder_of("gumbel-jacobi", llama.target_in(torch.float32), sampling)
-        condition = llama.CONDITION
-    else:
-        decoder = decoder_of(name, target_in(torch.float32, block_size=16), sampling)
+    changes = {} if kind == "llama" else {"block_size": 16}
+    decoder = decoder_of(kind, name, target_of(kind, torch.float32, **changes), Sampling(guidance=3.0, top_k=10))
     monkeypatch.setattr(GraphEngine, "drive", lambda _, states: UpToCapture(states[0]))
     with pytest.raises(Reached):
-        decoder.generate(condition, keys=KEYS)
+        generated(kind, decoder)

@@ -10,24 +10,14 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.decoding.cache import StaticCache
 from lantern.drafters.eagle.eagle1 import Eagle
-from tests.tiny import tiny_condition, tiny_eagle
-from tests.tiny_decoder import tiny_decoder
+from tests.tiny import tiny_eagle
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from lantern.engines.cuda import fused_eagle as module
-from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.cuda.fused_eagle import FusedEagle, fault_of, tried
-from tests.engines.cuda.test_target import DEVICE, TOKENS, short_blocks, target_in
+from tests.engines.cuda.kinds import DEVICE, TOKENS, decoder_of, generated, target_in
 
-short_blocks = short_blocks
-KEYS, CONDITION = [(9, 0), (9, 1)], tiny_condition((4, 2))
-
-
-@pytest.fixture(autouse=True)
-def short_draft_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of four positions, as in `short_blocks`."""
-    if DEVICE == "cpu":
-        monkeypatch.setattr(FusedEagle, "block", 4)
+pytestmark = pytest.mark.usefixtures("short_blocks")
 
 
 def eagle_of(form: str, layers: int = 1) -> Eagle:
@@ -98,20 +88,17 @@ def test_a_slot_more_is_noticed(change: dict[str, int]) -> None:
     assert not torch.allclose(drafted(made, FusedEagle.draft, **change), drafted(made, Eagle.draft), atol=1e-3)
 
 
-def generated(form: str, images: int, **engine: Any) -> Any:
-    target = target_in(torch.float32, n_layer=2, n_head=2, dim=32)
-    made = tiny_eagle(target, form=form).to(DEVICE)
-    how: dict[str, Any] = {"engine": GraphEngine(rows=16, **engine), "tree": "grown_4_3"}
-    decoder = tiny_decoder("eagle1", target, Sampling(guidance=3.0), module=made, **how)
-    condition = CONDITION if images == 2 else tiny_condition((4,))
-    return decoder, decoder.generate(condition, keys=KEYS[:images])
-
-
 @pytest.mark.parametrize(("form", "images"), [("guided", 1), pytest.param("rows", 2, marks=pytest.mark.slow)])
 def test_drafts_by_kernels_are_those_of_torch(form: str, images: int) -> None:
-    _, expected = generated(form, images, products="cublas")
-    decoder, made = generated(form, images)
-    assert isinstance(decoder.drafter.module, FusedEagle) and decoder.drafter.module.spaces
+    target = target_in(torch.float32, n_layer=2, n_head=2, dim=32)
+    module = tiny_eagle(target, form=form).to(DEVICE)
+    by_torch, decoder = (
+        decoder_of(kind, "eagle1", target, Sampling(guidance=3.0), module=module, tree="grown_4_3")
+        for kind in ("cublas", "fused")
+    )
+    expected, made = (generated("fused", each, images) for each in (by_torch, decoder))
+    used: Any = decoder.drafter
+    assert isinstance(used.module, FusedEagle) and used.module.spaces
     assert torch.equal(made.tokens, expected.tokens)
     assert torch.equal(made.steps, expected.steps)  # the drafts were the same, and so were the accepted ones
 

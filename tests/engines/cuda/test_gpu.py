@@ -87,9 +87,9 @@ def test_tokens_are_those_of_torch_in_fp32() -> None:
 
 @pytest.mark.parametrize("name", ["gumbel-jacobi", "sjd-pac"])
 def test_bf16_tokens_of_llamas_layers_are_those_of_plain_decoding(name: str) -> None:
-    from tests.engines.cuda.test_llama import target_in as llama_in
+    from tests.engines.cuda.kinds import llama_in
 
-    target, tokens = llama_in(torch.bfloat16, layers=4, side=11), torch.randint(5, 32, (2, 2, 30))
+    target, tokens = llama_in(torch.bfloat16, n_layer=4, side=11), torch.randint(5, 32, (2, 2, 30))
     condition = Condition(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool)).to("cuda")
     how: dict[str, Any] = {"sampling": Sampling(guidance=3.0), "engine": GraphEngine()}
     plain, decoder = (build_decoder(METHODS[each], target, **how) for each in ("plain", name))

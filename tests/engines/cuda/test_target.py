@@ -1,4 +1,4 @@
-"""The engine `graph` end to end: its kernels on a GPU if there is one, else in Triton's interpreter, without graphs."""
+"""The engine `graph` end to end with each kind of its passes, without graphs."""
 
 from functools import cache
 from typing import Any
@@ -8,133 +8,95 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Step
 from lantern.decoding.cache import StaticCache
-from lantern.engines.engine import EagerEngine, Weights
-from lantern.generation.decoder import Decoder
-from lantern.models.llamagen.transformer import Transformer
-from tests.tiny import tiny_condition, tiny_target
-from tests.tiny_decoder import tiny_decoder
+from lantern.engines.engine import EAGER, EagerEngine, Weights
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from lantern.engines.cuda import kernels
 from lantern.engines.cuda import target as module
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.cuda.rows import constant_rows, rows_of
-from lantern.engines.cuda.target import KernelTarget
+from tests.engines.cuda.kinds import DEVICE, KINDS, TOKENS, decoder_of, generated, scored, target_of
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-KEYS, CONDITION = [(9, 0)], tiny_condition((4,))
-TOKENS = 9
-# small trees and windows, which the interpreter runs in a second
-SMALL: dict[str, dict[str, Any]] = {
-    "gumbel-jacobi": {"window": 3},
-    "eagle1": {"tree": "chain_2"},
-    "sjd-pac": {"window": 3, "width": 2, "levels": 1},
-}
+pytestmark = pytest.mark.usefixtures("short_blocks")
+FP32, BF16 = torch.float32, torch.bfloat16
 
 
-@pytest.fixture(autouse=True)
-def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of four positions, so that trees cross their borders; a GPU multiplies tiles of 16 at least."""
-    if DEVICE == "cpu":
-        prepared = KernelTarget.__init__
-        monkeypatch.setattr(KernelTarget, "__init__", lambda self, target, rows: prepared(self, target, rows, 4))
+@torch.no_grad()
+def pass_of(target: Any, lengths: list[int]) -> dict[str, Tensor]:
+    """Return what a pass over a node and its two children gives after three tokens, and the cache that it leaves.
+
+    There is a row of the image for each of the `lengths` of its prompts; LlamaGen's prompts are one slot.
+    """
+    config, first, prefix = target.config, max(lengths) + TOKENS, max(lengths)
+    sizes = {"layers": config.n_layer, "heads": config.n_head, "head_dim": config.head_dim, "rows": len(lengths)}
+    cache = StaticCache(**sizes, images=1, prefix=prefix, tokens=TOKENS, stage=3, dtype=FP32, device=DEVICE)
+    cache.buffer.normal_(generator=torch.Generator(DEVICE).manual_seed(1))
+    if prefix == 1:
+        cache.buffer[0::2, :, :, 0] = 0.0
+    else:
+        cache.first.copy_(torch.tensor(lengths)[:, None])
+    mask = torch.full((len(lengths), 3, first + 3), -torch.inf, device=DEVICE)
+    for row, length in enumerate(lengths):
+        mask[row, :, prefix - length : prefix + 3] = mask[row, :, first] = 0.0
+    mask[:, 1, first + 1] = mask[:, 2, first + 2] = 0.0
+    inputs = target.tok_embeddings(torch.tensor([[5, 7, 9]] * len(lengths), device=DEVICE))
+    inputs = inputs * torch.linspace(1.0, 0.5, len(lengths), device=DEVICE)[:, None, None]
+    positions = torch.tensor([[3, 4, 4]] * len(lengths), device=DEVICE) + config.cls_token_num
+    slots = torch.arange(first, first + 3, device=DEVICE).expand(len(lengths), -1)
+    scores = target(inputs, positions, mask, cache=cache, slots=slots, taps=(0, 1))
+    return {name: getattr(scores, name) for name in ("logits", "features", "fused")} | {"cache": cache.buffer}
 
 
-def target_in(dtype: torch.dtype, **changes: int) -> Transformer:
-    return tiny_target(**({"block_size": TOKENS, "dim": 16, "n_head": 1, "n_layer": 1} | changes)).to(DEVICE, dtype)
+@pytest.mark.parametrize(
+    ("kind", "lengths", "changes"),
+    [
+        ("cublas", [1], {}),
+        ("fused", [1, 1], {"n_head": 2, "dim": 32}),
+        ("llama", [6, 3], {"kept": 1}),
+        ("llama", [6, 3], {"kept": 2, "has_tokens": True}),
+    ],
+)
+def test_a_pass_gives_logits_features_tapped_layers_and_keys(
+    kind: str, lengths: list[int], changes: dict[str, int]
+) -> None:
+    target = target_of(kind, FP32, n_layer=2, **changes)
+    expected, made = (pass_of(each, lengths) for each in (target, KINDS[kind].prepared(target, 16)))
+    for name in expected:
+        torch.testing.assert_close(made[name], expected[name], atol=1e-4, rtol=1e-4, msg=name)
 
 
-def decoder_of(name: str, target: Transformer, sampling: Sampling) -> Decoder:
-    return tiny_decoder(name, target, sampling, engine=GraphEngine(rows=16, products="cublas"), **SMALL.get(name, {}))
+plainly = cache(scored)
 
 
-class Scored:
-    """The logits from which each token was sampled, as a callback collects them."""
-
-    def __init__(self) -> None:
-        self.logits: dict[int, Tensor] = {}
-
-    def __call__(self, step: Step) -> None:
-        if step.scores is None or step.index == 0:
-            return
-        nodes = [0] if step.verdict is None else [0, *step.verdict.path[0].tolist()]
-        for ahead in range(int(step.counts[0])):
-            self.logits[int(step.start[0]) + ahead] = step.scores.logits[0, :, nodes[ahead]].clone()
-
-
-def decoded(name: str, dtype: torch.dtype, guidance: float) -> tuple[Tensor, dict[int, Tensor]]:
-    scored = Scored()
-    decoder = decoder_of(name, target_in(dtype), Sampling(guidance=guidance))
-    return decoder.generate(CONDITION, keys=KEYS, callback=scored).tokens, scored.logits
-
-
-plainly = cache(decoded)
-
-
-def compare(name: str, dtype: torch.dtype, guidance: float = 1.0) -> tuple[bool, int]:
-    """Whether a method has plain decoding's tokens, and how many tokens were sampled from other logits."""
-    expected, logits = plainly("plain", dtype, guidance)
-    made, others = decoded(name, dtype, guidance)
+def compare(kind: str, name: str, dtype: torch.dtype, guidance: float = 1.0) -> tuple[bool, int]:
+    """Return whether a method has plain decoding's tokens, and how many were sampled from other logits."""
+    (expected, logits), (made, others) = (f(kind, n, dtype, guidance) for f, n in ((plainly, "plain"), (scored, name)))
     assert logits.keys() == others.keys() == set(range(1, TOKENS))
     return torch.equal(made, expected), sum(not torch.equal(logits[token], others[token]) for token in logits)
 
 
-@pytest.mark.parametrize("weights", ["full", "int8"])
-def test_tokens_are_those_of_the_eager_engine_in_fp32(weights: Weights) -> None:
-    target, sampling = target_in(torch.float32, n_layer=2, n_head=2, block_size=4), Sampling(guidance=3.0, top_k=20)
-    engines = EagerEngine(weights=weights), GraphEngine(weights=weights)
-    eager, made = (tiny_decoder("plain", target, sampling, engine=engine) for engine in engines)
-    assert isinstance(made.target, KernelTarget)
-    assert torch.equal(made.generate(CONDITION, keys=KEYS).tokens, eager.generate(CONDITION, keys=KEYS).tokens)
+@pytest.mark.parametrize(
+    ("kind", "name", "dtype", "guidance"),
+    [
+        ("cublas", "gumbel-jacobi", FP32, 1.0),
+        ("cublas", "gumbel-jacobi", BF16, 1.0),
+        pytest.param("cublas", "eagle1", BF16, 1.0, marks=pytest.mark.slow),
+        pytest.param("cublas", "sjd-pac", BF16, 1.0, marks=pytest.mark.slow),
+        ("fused", "gumbel-jacobi", FP32, 3.0),
+        ("fused", "gumbel-jacobi", BF16, 3.0),
+        ("llama", "gumbel-jacobi", BF16, 1.0),
+        ("llama", "sjd-pac", BF16, 1.0),
+    ],
+)
+def test_logits_are_bit_for_bit_those_of_plain_decoding(
+    kind: str, name: str, dtype: torch.dtype, guidance: float
+) -> None:
+    assert compare(kind, name, dtype, guidance) == (True, 0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_in_a_window_are_bit_for_bit_those_of_plain_decoding(dtype: torch.dtype) -> None:
-    assert compare("gumbel-jacobi", dtype) == (True, 0)
-
-
-def test_a_pass_gives_logits_features_and_tapped_layers() -> None:
-    target = target_in(torch.float32, n_layer=2)
-    sizes: dict[str, Any] = {"layers": 2, "images": 1, "rows": 1, "heads": 1, "head_dim": 16, "prefix": 1, "stage": 3}
-    sizes["tokens"] = TOKENS
-    mask = torch.full((1, 3, 1 + TOKENS + 3), -torch.inf, device=DEVICE)
-    mask[..., :4] = mask[..., 10] = 0.0  # the prompt, three committed tokens, and node 0, which the others follow
-    mask[0, 1, 11] = mask[0, 2, 12] = 0.0
-    inputs = target.tok_embeddings(torch.tensor([[5, 7, 9]], device=DEVICE))
-    positions = torch.tensor([[3, 4, 4]], device=DEVICE) + target.config.cls_token_num
-    made = []
-    for each in (target, KernelTarget(target, 16)):
-        cache = StaticCache(**sizes, dtype=torch.float32, device=DEVICE)
-        cache.buffer.normal_(generator=torch.Generator(DEVICE).manual_seed(1))
-        cache.buffer[0::2, :, :, 0] = 0.0
-        slots = torch.arange(10, 13, device=DEVICE)[None]
-        with torch.no_grad():
-            made.append(each(inputs, positions, mask, cache=cache, slots=slots, taps=(0, 1)))
-    for name in ("logits", "features", "fused"):
-        assert torch.allclose(getattr(made[0], name), getattr(made[1], name), atol=1e-4, rtol=1e-4), name
-
-
-@pytest.mark.slow
-def test_images_of_a_batch_advance_by_their_own_numbers_of_tokens() -> None:
-    target, condition, keys = target_in(torch.bfloat16), tiny_condition((4, 2)), [(9, 0), (9, 1)]
-    grids = [
-        decoder_of(name, target, Sampling(guidance=3.0)).generate(condition, keys=keys).tokens
-        for name in ("plain", "gumbel-jacobi")
-    ]
-    assert torch.equal(*grids) and not torch.equal(grids[0][0], grids[0][1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["eagle1", "sjd-pac"])
-def test_logits_in_a_tree_are_bit_for_bit_those_of_plain_decoding(name: str) -> None:
-    assert compare(name, torch.bfloat16) == (True, 0)
-
-
-@pytest.fixture
-def slot_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys of drafted rows in another order than that of positions."""
+@pytest.mark.parametrize("kind", ["cublas", "llama"])
+def test_keys_in_another_order_than_that_of_positions_are_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     update = kernels.Plan.update
 
     def shifted(self: kernels.Plan, *args: object, **named: object) -> None:
@@ -143,19 +105,50 @@ def slot_order(monkeypatch: pytest.MonkeyPatch) -> None:
             self.table.copy_(self.table.flip(-1))
 
     monkeypatch.setattr(kernels.Plan, "update", shifted)
-
-
-def test_slot_order_is_noticed(slot_order: None) -> None:
-    assert compare("gumbel-jacobi", torch.bfloat16)[1] > 0
+    assert compare(kind, "gumbel-jacobi", BF16)[1] > 0
 
 
 def test_rows_that_vary_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "rows_of", lambda lines, live, least: live)
     plainly.cache_clear()  # plain decoding must run with one row too
     try:
-        assert compare("gumbel-jacobi", torch.float32)[1] > 0
+        assert compare("cublas", "gumbel-jacobi", FP32)[1] > 0
     finally:
         plainly.cache_clear()
+
+
+@pytest.mark.parametrize("weights", ["full", "int8"])
+def test_tokens_are_those_of_the_eager_engine_in_fp32(weights: Weights) -> None:
+    target, sampling = target_of("cublas", FP32, n_layer=2, n_head=2, block_size=4), Sampling(guidance=3.0, top_k=20)
+    engines = EagerEngine(weights=weights), GraphEngine(weights=weights)
+    eager, made = (decoder_of("cublas", "plain", target, sampling, engine) for engine in engines)
+    assert isinstance(made.target, module.KernelTarget)
+    assert torch.equal(generated("cublas", made).tokens, generated("cublas", eager).tokens)
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_tokens_of_llamas_layers_are_those_of_the_eager_engine_in_fp32(is_given: bool) -> None:
+    target, sampling = target_of("llama", FP32), Sampling(guidance=3.0, top_k=20)
+    eager, graph = (decoder_of("llama", "plain", target, sampling, engine) for engine in (EAGER, None))
+    assert "not on a GPU" in (GraphEngine().remark(target) or "")
+    forced = torch.full((1, TOKENS), -1)
+    forced[:, :4] = torch.tensor([7, 30, 2, 11])  # read by torch, in one pass
+    how: dict[str, Any] = {"forced": forced} if is_given else {}
+    assert torch.equal(generated("llama", graph, **how).tokens, generated("llama", eager, **how).tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["cublas", "llama"])
+def test_images_of_a_batch_advance_by_their_own_numbers_of_tokens(kind: str) -> None:
+    target, sampling = target_of(kind, BF16), Sampling(guidance=3.0)
+    plain, drafted = (
+        generated(kind, decoder_of(kind, name, target, sampling), 2) for name in ("plain", "gumbel-jacobi")
+    )
+    assert torch.equal(plain.tokens, drafted.tokens) and not torch.equal(plain.tokens[0], plain.tokens[1])
+    assert drafted.steps.tolist() != plain.steps.tolist()
+    target = target_of(kind, FP32)
+    eager, graph = (generated(kind, decoder_of(kind, "plain", target, sampling, one), 2) for one in (EAGER, None))
+    assert torch.equal(graph.tokens, eager.tokens)
 
 
 def test_rows_are_constant_until_a_batch_is_large() -> None:

@@ -23,7 +23,7 @@ from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.cuda.fused_target import FusedTarget
 from lantern.engines.cuda.target import KernelPass, KernelTarget, Linear, keeps_rows
 from lantern.engines.cuda.trial import TOLERANCE, Trial, tried
-from tests.engines.cuda.test_target import DEVICE, target_in
+from tests.engines.cuda.kinds import DEVICE, target_in
 
 
 @pytest.fixture

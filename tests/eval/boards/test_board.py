@@ -200,7 +200,7 @@ def test_quality_is_that_of_eval(
         (["--from", "{file}"], "has no fingerprint"),
     ],
 )
-def test_invalid_input_is_one_line_and_token_2(
+def test_invalid_input_is_one_line_and_exit_status_2(
     words: list[str], message: str, board_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "some.json").write_text("{}\n")

@@ -7,14 +7,7 @@ import torch
 from open_clip import tokenize as tokens
 from PIL import Image
 
-from lantern.eval.metrics.clip_score import (
-    Clip,
-    clip_scores,
-    cut_prompts,
-    load_clip,
-    load_open_clip,
-    load_preference,
-)
+from lantern.eval.metrics.clip_score import Clip, clip_scores, cut_prompts, load_clip, load_open_clip, load_preference
 from lantern.eval.metrics.weights import Found, find_weights
 from tests.eval.tiny_metrics import save_tiny_clip
 

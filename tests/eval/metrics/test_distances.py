@@ -5,14 +5,7 @@ import pytest
 import torch
 
 from lantern.eval.intervals import mean_estimate
-from lantern.eval.metrics.distances import (
-    frechet,
-    frechet_distance,
-    inception_score,
-    kernel_distance,
-    moments_of,
-    prdc,
-)
+from lantern.eval.metrics.distances import frechet, frechet_distance, inception_score, kernel_distance, moments_of, prdc
 
 
 def features(count: int, width: int = 8, *, seed: int = 0, shift: float = 0.0) -> torch.Tensor:

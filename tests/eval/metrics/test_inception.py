@@ -16,17 +16,6 @@ def pixels(side: int = 40, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
 
 
-def test_legacy_resize_is_bilinear_aligned_to_the_upper_left_corner(tmp_path: Path) -> None:
-    network = load_inception(found_at(save_tiny_inception(tmp_path / "n.pt")), resize="legacy")
-    picture = pixels(40).astype(np.float64)
-    places = np.arange(SIDE) * (40 / SIDE)
-    low = np.floor(places).astype(int)
-    high, part = np.minimum(low + 1, 39), (places - low)[:, None]
-    rows = picture[low] * (1 - part)[..., None] + picture[high] * part[..., None]
-    expected = rows[:, low] * (1 - part) + rows[:, high] * part
-    assert np.allclose(network.prepare(pixels(40)).permute(1, 2, 0).numpy(), expected, atol=1e-3)
-
-
 def test_script_without_logits_names_the_file_with_logits(tmp_path: Path) -> None:
     network = load_inception(found_at(save_tiny_inception(tmp_path / "n.pt")))
     with pytest.raises(ValueError, match="pt_inception-2015-12-05-6726825d.pth"):
@@ -43,7 +32,7 @@ def test_another_kind_of_file_is_rejected(tmp_path: Path) -> None:
         load_inception(found_at(path))
 
 
-def test_file_with_token_is_not_executed(tmp_path: Path) -> None:
+def test_file_with_code_is_not_executed(tmp_path: Path) -> None:
     import pickle
 
     class Bomb:

@@ -162,14 +162,6 @@ def test_command_writes_what_it_prints(
     assert lines[0].startswith("kid ") and lines[1].startswith("fid ") and "warning" in lines[2]
 
 
-def test_missing_weights_give_one_line_with_file_and_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_pictures(tmp_path / "a", 2)
-    assert run(tmp_path / "a", "--reference", tmp_path / "a", "--cache", tmp_path / "cache") == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert "default_1.pt" in lines[0] and str(tmp_path / "cache") in lines[0] and "7ff4a85c" in lines[0]
-
-
 BAD = {
     "unknown metric": (["A", "--reference", "A", "--metrics", "fidd"], "did you mean 'fid'?"),
     "no reference": (["A"], "give them with --reference"),

@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from lantern.eval.protocols import generation
-from lantern.eval.protocols.generation import (
-    Shard,
-    Worker,
-    finished,
-    picture_path,
-    produce,
-    read_entries,
-)
+from lantern.eval.protocols.generation import Shard, Worker, finished, picture_path, produce, read_entries
 from lantern.generation.generator import Generator
 from tests.eval.workers import FINGERPRINT, contents, expected, lines, paint
 

@@ -1,11 +1,10 @@
-"""Contenders: methods by their specs, in their variants."""
+"""Contenders: methods in their variants."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import AutoEngine, engine
 from lantern.eval.speed import contenders
 from lantern.eval.speed.contenders import (
@@ -20,7 +19,6 @@ from lantern.eval.speed.contenders import (
     line_up,
 )
 from lantern.eval.speed.roofline import copy_bandwidth, pass_bytes, roofline, stored_bytes
-from lantern.generation.generator import choose_method
 from lantern.models.folder import Model
 from tests.eval.variants import CPU, EAGER, eager
 from tests.tiny import tiny_target
@@ -58,16 +56,6 @@ def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pyte
     assert failed == [{"method": "plain", "variant": "eager+int8 fp32", "reason": reason}]
 
 
-def test_a_method_that_an_engine_refuses_is_listed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GraphEngine, "without_kernels", lambda *_: None)  # no device is missed
-    monkeypatch.setattr(GraphEngine, "_prepare", lambda _, target: target)
-    failed = list[dict[str, str]]()
-    entries = [("ddd", Variant("graph", "fp32")), ("ddd", Variant("eager", "fp32"))]
-    field = line_up(Stable(model), entries, built(model.sampling()), lambda one: None, failed)
-    assert [one.name for one in field] == ["ddd | eager fp32"]
-    assert failed[0]["variant"] == "graph fp32" and "change size from step to step" in failed[0]["reason"]
-
-
 def test_what_fails_when_run_is_listed_unless_it_is_eager(model: Model) -> None:
     def run(contender: Contender) -> None:
         raise RuntimeError("no such kernel\nat all")
@@ -98,17 +86,11 @@ def test_a_dtype_is_a_copy_of_the_model(model: Model) -> None:
     assert stable.model(Variant("eager", "fp32")).target is model.target
 
 
-def test_int8_weights_are_a_quarter_of_the_size_and_close() -> None:
+def test_int8_weights_are_less_than_a_third_of_the_bytes() -> None:
     pytest.importorskip("torchao")
-    target, engine = tiny_target(), Variant("eager+int8", "fp32").engine()
-    small: Any = engine.prepare(target)
-    assert engine.prepare(small) is small
-    name = "layers.0.attention.wo.weight"
+    target, name = tiny_target(), "layers.0.attention.wo.weight"
+    small: Any = Variant("eager+int8", "fp32").engine().prepare(target)
     assert stored_bytes(small.get_parameter(name)) < stored_bytes(target.get_parameter(name)) / 3
-    x = torch.randn(1, 3, 32, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        exact, near = target.head(x), small.head(x)
-    assert 0 < float((exact - near).abs().max()) < 0.05 * float(exact.abs().max())
 
 
 def test_graphs_are_for_gpus() -> None:
@@ -121,30 +103,6 @@ def test_every_picture_includes_its_prefill(model: Model) -> None:
     before = len(model.prompts)
     contender.decode(Job(condition_of(model, ["two cats"], [0]), [(0, 0)]))
     assert len(model.prompts) == before
-
-
-# specs
-
-
-def test_settings_of_a_method_are_read_from_its_spec(model: Model) -> None:
-    method = choose_method(model, "lantern++:k=3,lambda_=1.5,tree=chain_2")
-    given = {"k": 3, "lambda_": 1.5, "tree": "chain_2"}
-    assert dict(method.settings) == {**contenders.METHODS["lantern++"].settings, **given} and method.tree == "chain_2"
-    assert choose_method(model, "eagle1").tree == contenders.METHODS["eagle1"].tree
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("eagel1", "did you mean 'eagle1'"),
-        ("lantern++:k", "wanted OPTION=VALUE"),
-        ("lantern++:k=x", 'k is "x", wanted a whole number from 0 to 1024'),
-        ("eagle1:k=3", "has no setting k"),
-    ],
-)
-def test_an_invalid_spec_is_rejected(model: Model, spec: str, expected: str) -> None:
-    with pytest.raises(ValueError, match=expected):
-        choose_method(model, spec)
 
 
 def test_class_conditional_models_get_classes_in_order() -> None:

@@ -37,16 +37,18 @@ def test_kid_figures_admit_only_the_listed_settings(model: Model) -> None:
     assert {(one.name, one.settings["lambda_"]) for one in relaxed} == {("lantern++", 2.0)}
 
 
-def test_a_bound_on_kid_without_figures_is_refused() -> None:
-    with pytest.raises(ValueError, match="a bound on KID needs the figures of an evaluation"):
-        Bounds(max_kid=0.01)
-
-
 @pytest.mark.parametrize(
-    "quality", [{"eagle9": {}}, {"lantern++": 3}, {"lantern++": {"x": 0.1}}, {"lantern++": {"2": None}}]
+    ("quality", "message"),
+    [
+        ({}, "a bound on KID needs the figures of an evaluation"),
+        ({"eagle9": {}}, "quality figures name 'eagle9'"),
+        ({"lantern++": 3}, "quality figures name"),
+        ({"lantern++": {"x": 0.1}}, "quality figures of"),
+        ({"lantern++": {"2": None}}, "quality figures of"),
+    ],
 )
-def test_damaged_kid_figures_are_refused(quality: Any) -> None:
-    with pytest.raises(ValueError, match="quality figures"):
+def test_a_bound_on_kid_without_its_figures_is_refused(quality: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Bounds(max_kid=0.01, quality=quality)
 
 

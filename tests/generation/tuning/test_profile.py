@@ -1,30 +1,21 @@
 """Profiles: where they are stored, when they are valid, and how "auto" uses them."""
 
 import dataclasses
-import json
-import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lantern.core.io import write_json
 from lantern.core.sampling import Sampling
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EagerEngine, WideEngine
 from lantern.generation.generator import choose_method
-from lantern.generation.tuning.profile import (
-    NAME,
-    VERSION,
-    cache_folder,
-    describe_machine,
-    place_of,
-    too_far,
-    write_profile,
-)
+from lantern.generation.tuning.profile import VERSION, cache_folder, describe_machine, place_of, too_far
 from lantern.methods import METHODS
-from lantern.models.folder import Model, load_model
+from lantern.models.folder import PROFILE_NAME, Model, load_model
 
 
 @pytest.fixture
@@ -33,17 +24,19 @@ def model(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mode
     return load_model(shutil.copytree(folder, tmp_path / "toy"), parts=("drafter",))
 
 
-def profile(made_for: Model, /, **changes: Any) -> dict[str, Any]:
-    choice = {"method": "eagle1", "settings": {"tree": "0 1 0.0"}}
-    sampling = {"guidance": 3.0, "temperature": 1.0, "top_k": 12, "top_p": 1.0, "guidance_interval": -1}
-    found = {
+def write(model: Model, /, **changes: Any) -> Path:
+    """Write a profile of the model where it belongs; return its path."""
+    found: dict[str, Any] = {
         "version": VERSION,
-        "machine": describe_machine(made_for),
-        "model": {"name": made_for.name, "fingerprint": made_for.fingerprint},
-        "sampling": sampling,
-        "choice": choice,
+        "machine": describe_machine(model),
+        "model": {"name": model.name, "fingerprint": model.fingerprint},
+        "sampling": {"guidance": 3.0, "temperature": 1.0, "top_k": 12, "top_p": 1.0, "guidance_interval": -1},
+        "choice": {"method": "eagle1", "settings": {"tree": "0 1 0.0"}},
     }
-    return found | changes
+    for name, changed in changes.items():
+        found[name] = found[name] | changed
+    write_json(place_of(model), found)
+    return place_of(model)
 
 
 def reported(model: Model, **options: Any) -> tuple[str, list[str]]:
@@ -53,54 +46,33 @@ def reported(model: Model, **options: Any) -> tuple[str, list[str]]:
 
 
 def test_auto_is_the_method_of_the_profile(model: Model) -> None:
-    path = write_profile(profile(model), place_of(model))
-    assert model.folder is not None and path == model.folder / NAME
+    assert model.folder is not None and write(model) == model.folder / PROFILE_NAME
     assert reported(model) == ("eagle1 0 1 0.0", [])
     assert choose_method(model, "auto", {"tree": "chain_2"}).tree == "chain_2"
     assert "lantern tune" in choose_method(model, "auto").reason
-    write_profile(profile(model, choice={"method": "plain", "settings": {}}), place_of(model))
+    write(model, choice={"method": "plain", "settings": {}})
     assert choose_method(model, "auto").name == "plain"
+    assert choose_method(model, "eagle1") == METHODS["eagle1"]  # only "auto" reads it
 
 
-def test_nothing_is_written_into_the_installed_package(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_packaged", [False, True])
+def test_the_profile_of_a_folder_that_is_not_to_be_written_is_in_the_cache(
+    model: Model, monkeypatch: pytest.MonkeyPatch, is_packaged: bool
+) -> None:
     assert model.folder is not None
-    monkeypatch.setattr("lantern.generation.tuning.profile.PACKAGE", model.folder.resolve().parent)
-    path = write_profile(profile(model), place_of(model))
-    assert path.parent == cache_folder() and not (model.folder / NAME).exists()
+    if is_packaged:
+        monkeypatch.setattr("lantern.generation.tuning.profile.PACKAGE", model.folder.resolve().parent)
+    else:
+        monkeypatch.setattr("os.access", lambda path, mode: path != model.folder)
+    assert write(model) == cache_folder() / f"{model.fingerprint}.json" and not (model.folder / PROFILE_NAME).exists()
     assert reported(model) == ("eagle1 0 1 0.0", [])
-
-
-def test_other_methods_do_not_read_the_profile(model: Model) -> None:
-    write_profile(profile(model), place_of(model))
-    assert choose_method(model, "eagle1") == METHODS["eagle1"]
-
-
-def test_without_a_profile_auto_is_a_window_that_is_nearly_free(model: Model) -> None:
-    assert choose_method(model, "auto") == METHODS["gumbel-jacobi"].with_options(window=4)
 
 
 def test_a_profile_does_not_change_the_fingerprint(model: Model) -> None:
     before = model.fingerprint
-    write_profile(profile(model), place_of(model))
+    write(model)
     assert model.folder is not None
     assert load_model(model.folder, parts=()).fingerprint == before
-
-
-def test_keys_are_sorted_and_no_partial_file_stays(model: Model) -> None:
-    path = write_profile(profile(model), place_of(model))
-    found = json.loads(path.read_text())
-    assert list(found) == sorted(found) and list(found["machine"]) == sorted(found["machine"])
-    assert [one.name for one in path.parent.glob(".*")] == []
-
-
-def test_the_profile_of_a_read_only_folder_is_in_the_cache(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.access", lambda path, mode: path != model.folder)
-    path = write_profile(profile(model), place_of(model))
-    assert path == cache_folder() / f"{model.fingerprint}.json"
-    assert reported(model) == ("eagle1 0 1 0.0", [])
-
-
-INVALID = "recommends an invalid method"
 
 
 @pytest.mark.parametrize(
@@ -110,11 +82,17 @@ INVALID = "recommends an invalid method"
         ({"machine": {"threads": 999}}, "measured with threads 999"),
         ({"machine": {"dtype": "bf16"}}, "measured with dtype bf16, here it is fp32"),
         ({"machine": {"passes": "fused"}}, "measured with passes fused, here it is as torch runs them"),
+        ({"sampling": {"guidance": 7.5}}, "measured at guidance 7.5, this is 3"),
+        ({"sampling": {"guidance": 1.0}}, "measured at guidance 1"),
+        ({"sampling": {"temperature": 0.0}}, "measured at temperature 0"),
+        ({"sampling": {"temperature": 0.5}}, "measured at temperature 0.5"),
+        ({"sampling": {"top_p": 0.5}}, "measured at top_p 0.5"),
+        ({"sampling": {"top_k": 2}}, "measured at top_k 2"),
         ({"model": {"fingerprint": "0" * 64}}, "other weights"),
-        ({"choice": {"method": "eagel9"}}, INVALID),
-        ({"choice": {}}, INVALID),
-        ({"choice": {"method": "eagle1", "settings": {"delta": 1}}}, INVALID),
-        ({"choice": {"method": "eagle1", "settings": [1]}}, INVALID),
+        ({"choice": {"method": "eagel9"}}, 'method "eagel9" is unknown'),
+        ({"choice": {"method": None}}, 'method "None" is unknown'),
+        ({"choice": {"method": "eagle1", "settings": {"delta": 1}}}, "no setting delta"),
+        ({"choice": {"method": "eagle1", "settings": [1]}}, "cannot convert"),
         ("{", "is not JSON"),
         ("[]", "wanted an object"),
         ('{"version": 99}', "has version 99"),
@@ -122,31 +100,11 @@ INVALID = "recommends an invalid method"
     ],
 )
 def test_a_profile_that_does_not_fit_is_reported_and_not_used(model: Model, changes: Any, output: str) -> None:
+    path = write(model, **({} if isinstance(changes, str) else changes))
     if isinstance(changes, str):
-        assert model.folder is not None
-        (model.folder / NAME).write_text(changes)
-    else:
-        machine = describe_machine(model) | changes.get("machine", {})
-        write_profile(profile(model, **(changes | {"machine": machine})), place_of(model))
+        path.write_text(changes)
     method, [line, *_] = reported(model)
     assert method == "gumbel-jacobi None" and output in line and "lantern tune" in line
-
-
-@pytest.mark.parametrize(
-    ("here", "output"),
-    [
-        ({"guidance": 7.5}, "guidance 3"),
-        ({"guidance": 1.0}, "guidance 3"),
-        ({"temperature": 0.0}, "temperature 1"),
-        ({"temperature": 0.5}, "temperature 1"),
-        ({"top_p": 0.5}, "top_p 1"),
-        ({"top_k": 2}, "top_k 12"),
-    ],
-)
-def test_a_profile_of_very_different_sampling_is_not_used(model: Model, here: dict[str, Any], output: str) -> None:
-    write_profile(profile(model), place_of(model))
-    method, [line, *_] = reported(model, sampling=model.sampling(**here))
-    assert output in line and method != "eagle1 0 1 0.0"
 
 
 def test_a_profile_of_similar_sampling_is_used() -> None:
@@ -154,13 +112,6 @@ def test_a_profile_of_similar_sampling_is_used() -> None:
     for here in (there, Sampling(guidance=2.0), Sampling(guidance=4.5, temperature=0.9), Sampling(top_k=800)):
         assert too_far(there, here, 2048) == ""
     assert too_far(Sampling(guidance=0), Sampling(guidance=1), 24) == ""
-
-
-def test_the_api_logs_why_a_profile_is_not_used(model: Model, caplog: pytest.LogCaptureFixture) -> None:
-    write_profile(profile(model, model={"fingerprint": "?"}), place_of(model))
-    with caplog.at_level(logging.INFO, logger="lantern"):
-        choose_method(model, "auto")
-    assert "other weights" in caplog.text
 
 
 def test_engines_of_different_speed_have_different_names(model: Model) -> None:

@@ -11,7 +11,7 @@ from lantern.drafters.trees.static import named
 from lantern.generation.requests import Request
 from lantern.generation.tuning import tuner
 from lantern.generation.tuning.candidates import Bounds
-from lantern.generation.tuning.tuner import FINALISTS, OF_A_METHOD, Run, interval, label, race, tune
+from lantern.generation.tuning.tuner import FINALISTS, OF_A_METHOD, Run, interval, race, tune
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
 
@@ -113,7 +113,3 @@ def test_a_race_makes_whole_batches_by_every_method(model: Model) -> None:
     plain, windows = race(model, methods, model.sampling(), batches)
     assert [run.tokens_per_step for run in plain] == [1.0, 1.0]
     assert len(windows) == 2 and all(1 < run.tokens_per_step <= 4 and run.seconds > 0 for run in windows)
-
-
-def test_labels_are_short() -> None:
-    assert label("lantern++", {"lambda_": 2.0, "tree": "0 1 0.0"}) == "lantern++ lambda 2.0 tree 4 to depth 2"

@@ -1,0 +1,119 @@
+"""Small targets whose passes run by kernels of each kind: on a GPU if there is one, else in Triton's interpreter."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition, Generation, Raster, Step
+from lantern.drafters.eagle.eagle1 import Eagle
+from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.cuda.fused_target import FusedTarget
+from lantern.engines.cuda.llama import LlamaTarget
+from lantern.engines.cuda.target import KernelTarget
+from lantern.engines.engine import Engine
+from lantern.generation.decoder import Decoder, build_decoder
+from lantern.methods import METHODS
+from lantern.models.llamagen.transformer import Transformer
+from lantern.models.transformers.janus import JanusTokens
+from lantern.models.transformers.target import TokenEmbedding, TokenHead, TransformersTarget
+from tests import tiny_transformers as tiny
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOKENS = 9
+KEYS = [(9, 0), (9, 1)]
+# prompts of 6 and 3 tokens, and of 4 and 3
+PROMPTS = torch.tensor([[[1, 12, 9, 10, 7, 4], [0, 0, 0, 1, 2, 4]], [[0, 0, 1, 13, 9, 4], [0, 0, 0, 1, 2, 4]]])
+# small trees and windows, which the interpreter runs in a second
+SMALL: dict[str, dict[str, Any]] = {
+    "gumbel-jacobi": {"window": 3},
+    "eagle1": {"tree": "chain_2"},
+    "sjd-pac": {"window": 3, "width": 2, "levels": 1},
+}
+
+
+class Kind(NamedTuple):
+    """What runs passes, the products of its engine, and the prompts of two images."""
+
+    prepared: type[KernelTarget]
+    products: str
+    condition: Condition
+
+
+LLAMAGEN = tiny_condition((4, 2))
+KINDS = {
+    "cublas": Kind(KernelTarget, "cublas", LLAMAGEN),
+    "fused": Kind(FusedTarget, "fused", LLAMAGEN),
+    "llama": Kind(LlamaTarget, "fused", Condition(tokens=PROMPTS, mask=PROMPTS > 0)),
+}
+
+
+def target_in(dtype: torch.dtype, **changes: int) -> Transformer:
+    """Return a target with LlamaGen's layers."""
+    return tiny_target(**({"block_size": TOKENS, "dim": 16, "n_head": 1, "n_layer": 1} | changes)).to(DEVICE, dtype)
+
+
+def llama_in(
+    dtype: torch.dtype, *, n_layer: int = 1, kept: int = 1, side: int = 3, has_tokens: bool = False
+) -> TransformersTarget:
+    """Return Janus around a Llama with two heads, `kept` of keys and values; with `has_tokens` its tokens are words."""
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes: dict[str, Any] = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": n_layer}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": kept}
+    body = tiny.randomise(LlamaModel(LlamaConfig(**sizes, **heads, max_position_embeddings=160)))
+    inner, words = tiny.tiny_janus().model, body.embed_tokens
+    embedding, head = JanusTokens(inner.generation_embeddings, inner.generation_aligner), inner.generation_head
+    if has_tokens:
+        tokens = torch.arange(31, 11, -1)
+        embedding, head = TokenEmbedding(words, tokens), TokenHead(tiny.randomise(torch.nn.Linear(32, 32)), tokens)
+    how: dict[str, Any] = {"tokens": 20 if has_tokens else 40, "family": "janus", "raster": Raster(side, side)}
+    return TransformersTarget(body, words, embedding, head, **how).to(DEVICE, dtype)
+
+
+def target_of(kind: str, dtype: torch.dtype, **changes: Any) -> Any:
+    """Return a target of one layer for passes of a kind."""
+    return (llama_in if kind == "llama" else target_in)(dtype, **changes)
+
+
+def decoder_of(
+    kind: str,
+    name: str,
+    target: Any,
+    sampling: Sampling,
+    engine: Engine | None = None,
+    module: Eagle | None = None,
+    **settings: Any,
+) -> Decoder:
+    """Return a method's decoder, by default of the engine whose passes are of this kind."""
+    if module is None and kind != "llama":
+        module = tiny_eagle(target).to(DEVICE, target.output.weight.dtype)
+    method = METHODS[name].with_options(**(SMALL.get(name, {}) | settings))
+    chosen = engine or GraphEngine(rows=16, products=KINDS[kind].products)
+    decoder = build_decoder(method, target, sampling=sampling, drafter_module=module, engine=chosen)
+    assert engine or type(decoder.target) is KINDS[kind].prepared
+    return decoder
+
+
+def generated(kind: str, decoder: Decoder, images: int = 1, **how: Any) -> Generation:
+    """Return what a decoder makes of the prompts of one or two images."""
+    condition = KINDS[kind].condition.select(list(range(images)))
+    return decoder.generate(condition, keys=KEYS[:images], **how)
+
+
+def scored(kind: str, name: str, dtype: torch.dtype, guidance: float) -> tuple[Tensor, dict[int, Tensor]]:
+    """Return the tokens of an image, and the logits from which each but the first was sampled."""
+    logits = dict[int, Tensor]()
+
+    def collect(step: Step) -> None:
+        if step.scores is None or step.index == 0:
+            return
+        nodes = [0] if step.verdict is None else [0, *step.verdict.path[0].tolist()]
+        for ahead in range(int(step.counts[0])):
+            logits[int(step.start[0]) + ahead] = step.scores.logits[0, :, nodes[ahead]].clone()
+
+    decoder = decoder_of(kind, name, target_of(kind, dtype), Sampling(guidance=guidance))
+    assert decoder.promise(1) == "tokens"
+    return generated(kind, decoder, callback=collect).tokens, logits
