@@ -20,17 +20,15 @@ def decoder_of(name: str, engine: Engine, dtype: torch.dtype = torch.bfloat16) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("engine", "expected"), [(EagerEngine(), "distribution"), (WideEngine(), "tokens")])
-def test_torch_promises_tokens_only_if_wide(engine: Engine, expected: str, dtype: torch.dtype) -> None:
-    assert decoder_of("eagle1", engine, dtype).promise(1) == expected
-    assert decoder_of("plain", engine, dtype).promise(1) == "tokens"
-
-
-@pytest.mark.parametrize("engine", [EagerEngine(), WideEngine(), GraphEngine()])
-def test_no_engine_promises_more_than_the_method(engine: Engine) -> None:
+@pytest.mark.parametrize(
+    ("engine", "expected"), [(EagerEngine(), "distribution"), (WideEngine(), "tokens"), (GraphEngine(), "tokens")]
+)
+def test_a_promise_is_the_least_of_those_of_method_and_engine(
+    engine: Engine, expected: str, dtype: torch.dtype
+) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    assert decoder_of("eagle1-rejection", engine).promise(1) == "distribution"
-    assert decoder_of("cool", engine).promise(1) == "relaxed"
+    promised = {"plain": "tokens", "eagle1": expected, "eagle1-rejection": "distribution", "cool": "relaxed"}
+    assert {name: decoder_of(name, engine, dtype).promise(1) for name in promised} == promised
 
 
 def test_graphs_promise_tokens_while_the_tree_fits_the_rows_of_plain_decoding() -> None:

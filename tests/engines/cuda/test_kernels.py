@@ -158,16 +158,29 @@ def test_plan_lists_keys_by_position(committed: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "committed", "guided"),
-    [(torch.float32, [13, 37], 1), (torch.bfloat16, [29], 2), (torch.float16, [0], 1)],
+    ("dtype", "committed", "guided", "prompts"),
+    [
+        (torch.float32, [13, 37], 1, None),
+        (torch.bfloat16, [29], 2, None),
+        (torch.float16, [0], 1, None),
+        *((dtype, [29], 2, ([21, 3], 21)) for dtype in DTYPES),
+        *((dtype, [0], 2, ([16, 40], 43)) for dtype in DTYPES),
+    ],
 )
-def test_attention_is_that_of_the_mask(dtype: torch.dtype, committed: list[int], guided: int) -> None:
-    scene, rows = Scene(PARENTS, committed, dtype=dtype, guided=guided), 16
-    lines = len(committed) * guided
-    qkv = random(lines * rows, 3 * scene.heads * scene.width, dtype=dtype, seed=4)
-    q = qkv.view(lines, rows, 3, scene.heads, scene.width)[:, : scene.nodes, 0].transpose(1, 2)
+def test_attention_is_that_of_the_mask(
+    dtype: torch.dtype, committed: list[int], guided: int, prompts: tuple[list[int], int] | None
+) -> None:
+    if prompts is None:
+        scene = Scene(PARENTS, committed, dtype=dtype, guided=guided)
+    else:
+        scene = Prompted(PARENTS, committed, *prompts, dtype=dtype)
+    rows, lines, heads = 16, len(committed) * guided, scene.heads * scene.group
+    qkv = random(lines * rows, (heads + 2 * scene.heads) * scene.width, dtype=dtype, seed=4)
+    q = qkv.view(lines, rows, -1, scene.width)[:, : scene.nodes, :heads].transpose(1, 2)
     k, v = scene.cache.float()
-    expected = torch.nn.functional.scaled_dot_product_attention(q.float(), k, v, attn_mask=scene.mask.float()[:, None])
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.float(), k, v, attn_mask=scene.mask.float()[:, None], enable_gqa=True
+    )
     out = scene.attention(qkv, rows)[:, : scene.nodes].transpose(1, 2).float()
     assert torch.allclose(out, expected, atol=3 * CLOSE[dtype], rtol=3 * CLOSE[dtype])
 
@@ -187,23 +200,6 @@ def test_bits_of_a_node_do_not_depend_on_where_its_ancestors_are(dtype: torch.dt
     other.view(lines, rows, -1)[:, 0] = qkv.view(lines, rows, -1)[:, 7]
     made, expected = chain.attention(qkv, rows)[:, 7], alone.attention(other, rows)[:, 0]
     assert torch.equal(made, expected) and made.any()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("committed", "lengths", "prefix"), [(29, [21, 3], 21), (0, [16, 40], 43)])
-def test_attention_to_prompts_is_that_of_the_mask(
-    dtype: torch.dtype, committed: int, lengths: list[int], prefix: int
-) -> None:
-    scene, rows = Prompted(PARENTS, [committed], lengths, prefix, dtype=dtype), 16
-    heads = scene.heads * scene.group
-    qkv = random(2 * rows, (heads + 2 * scene.heads) * scene.width, dtype=dtype, seed=4)
-    q = qkv.view(2, rows, -1, scene.width)[:, : scene.nodes, :heads].transpose(1, 2)
-    k, v = scene.cache.float()
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        q.float(), k, v, attn_mask=scene.mask.float()[:, None], enable_gqa=True
-    )
-    out = scene.attention(qkv, rows)[:, : scene.nodes].transpose(1, 2).float()
-    assert torch.allclose(out, expected, atol=3 * CLOSE[dtype], rtol=3 * CLOSE[dtype])
 
 
 def test_the_bits_of_attention_do_not_depend_on_the_padding_of_prompts() -> None:
