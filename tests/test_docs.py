@@ -192,9 +192,7 @@ EXERCISES: dict[str, Exercise] = {
     "lantern-generate --prompts-file prompts.txt --out images": Exercise("--model {model}", prepare=prompts_file),
     "lantern methods": Exercise(),
     "lantern methods bounded-window": Exercise(),
-    'lantern-generate --prompt "a red apple" --method bounded-window --delta 0.1 --out relaxed.png': Exercise(
-        "--model {model} --k 6"
-    ),
+    'lantern-generate --prompt "a red apple" --method bounded-window --delta 0.1 --out relaxed.png': TINY,
     'lantern-generate --prompt "a red apple" --method gumbel-jacobi --window 4 --compare': TINY,
     'lantern-generate --prompt "a lantern" --dtype bf16 --method plain --out plain.png': TINY,
     'lantern-generate --prompt "a lantern" --dtype bf16 --method gumbel-jacobi --window 4 --out gumbel-jacobi.png': (
@@ -378,8 +376,6 @@ def recorded(function: Callable[..., Any], calls: list[Any]) -> Callable[..., An
 )
 def test_python_examples_run(path: Path, block: str, model: Path, place: Path) -> None:
     if path.name != "README.md":
-        # the tiny codebook has fewer tokens than the default number of neighbours
-        block = block.replace('"delta": 0.1', '"delta": 0.1, "k": 6').replace("warmup()", "warmup(settings={'k': 6})")
         block = block.replace('"lantern-emoji"', repr(str(model)))
     if path.name == "models.md":
         models_of_transformers(place)

@@ -34,8 +34,9 @@ from lantern.generation.embeddings import check_captions
 from lantern.generation.images import Picture, enlarge, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import MAX_SEED, check_prompt, check_requests, requests, with_warnings
+from lantern.generation.serving.errors import RefusedError
 from lantern.generation.serving.metrics import Metrics
-from lantern.generation.serving.schema import EditRequest, ImageRequest, RefusedError
+from lantern.generation.serving.schema import EditRequest, ImageRequest
 from lantern.generation.serving.worker import Job, Worker
 from lantern.models.folder import Model, load_model
 
@@ -272,7 +273,7 @@ class Guard:
             try:
                 message = await asyncio.wait_for(receive(), begun + self._limits.arrival - time.monotonic())
             except TimeoutError:
-                raise RefusedError(408, f"the body did not arrive within {self._limits.arrival:g} seconds") from None
+                raise HTTPException(408, f"the body did not arrive within {self._limits.arrival:g} seconds") from None
             has_arrived = not message.get("more_body", False)
             return message
 
@@ -315,22 +316,23 @@ def build_app(service: Service) -> FastAPI:
     # the pages that FastAPI makes of the schema load scripts from other hosts
     app = FastAPI(title="lantern", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
 
+    @app.exception_handler(RefusedError)
+    async def refused(_: Request, error: RefusedError) -> Response:
+        return error.response
+
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         is_form = request.url.path == EDITS
         return invalid_body(error.errors()[0], request.headers.get("content-type"), is_form=is_form).response
 
     @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
-        if isinstance(error, RefusedError):
-            return error.response
-        headers = error.headers or {}
-        own = {
-            404: f"there is no {request.url.path[:80]} here; images are made by POST /v1/images/generations",
-            405: f"{request.method} is not accepted here, wanted {headers.get('Allow', 'another')}",
-        }
-        found = RefusedError(error.status_code, own.get(error.status_code, error.detail))
-        return JSONResponse(found.body, error.status_code, headers)
+    async def missing(request: Request, error: HTTPException) -> Response:
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"there is no {request.url.path[:80]} here; images are made by POST /v1/images/generations"
+        elif error.status_code == 405:
+            message = f"{request.method} is not accepted here, wanted {(error.headers or {}).get('Allow', 'another')}"
+        return JSONResponse(RefusedError(error.status_code, message).body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def broken(_: Request, error: Exception) -> Response:

@@ -1,37 +1,14 @@
 """Bodies of requests, answers and errors, in the form of OpenAI's image API."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import UploadFile
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.exceptions import HTTPException
 
 from lantern.generation.requests import MAX_PROMPT
 
 OutputFormat = Literal["png", "jpeg", "webp"]
 MAX_SEED = 2**63 - 1
-
-
-class RefusedError(HTTPException):
-    """A request that is answered with an error in OpenAI's form; `wait` are seconds after which trying can help."""
-
-    def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None, wait: int | None = None
-    ) -> None:
-        super().__init__(status, message, {} if wait is None else {"Retry-After": str(wait)})
-        self.param, self.code = param, code
-
-    @property
-    def response(self) -> JSONResponse:
-        """The answer."""
-        return JSONResponse(self.body, self.status_code, self.headers)
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """The error as OpenAI's clients read it."""
-        kind = "invalid_request_error" if self.status_code < 500 else "server_error"
-        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
 
 class ImageRequest(BaseModel):

@@ -30,7 +30,7 @@ from lantern.generation.images import Picture
 from lantern.generation.init_image import KeptPart
 from lantern.generation.progress import Canvas, partial_pixels
 from lantern.generation.requests import Request
-from lantern.generation.serving.schema import RefusedError
+from lantern.generation.serving.errors import RefusedError
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
 
