@@ -109,9 +109,8 @@ class Watcher(Progress):
     """Callback of a pipeline's call: shows `bar`, calls the user's callback, and stops on `pipe._interrupt`."""
 
     def __init__(self, pipe: Any, callback: Callable[..., Any] | None, names: Sequence[str]) -> None:
-        super().__init__(
-            0, pipe.transformer.config.block_size, is_quiet=True
-        )  # until the pipeline's bar takes its place
+        # without a bar, until the pipeline gives its own
+        super().__init__(0, pipe.transformer.config.block_size, is_quiet=True)
         self._pipe, self._callback, self._names = pipe, callback, names
         self._canvas = Canvas(self._tokens)
 

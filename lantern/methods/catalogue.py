@@ -509,8 +509,8 @@ def bounded_window(
     return windowed(m, window, init), moved(m, Mixture(delta, cap), Gumbel() if mode == "gumbel" else Coupling())
 
 
-BESIDE_SCD = "as scd, with distributions moved toward the last step's: at most doubled, and by at most delta"
-preset("bounded-scd", "bounded-window", BESIDE_SCD, mode="coupled", cap=2.0, delta=0.4)
+MOVED_SCD = "bounded-window with scd's coupled samples; no probability is more than doubled"
+preset("bounded-scd", "bounded-window", MOVED_SCD, mode="coupled", cap=2.0, delta=0.4)
 
 
 @method(FLOW)

@@ -216,10 +216,11 @@ def is_fused(state: State) -> bool:
 def rule_of(state: State) -> Mixture | None:
     """Return the relaxation of a window's distributions that `lantern_steps` computes, None where there is none."""
     drafter, verifier = state.drafter, state.verifier
-    if not isinstance(drafter, SampleWindow) or drafter.is_alone or not isinstance(verifier, RelaxedVerifier):
+    if not isinstance(verifier, RelaxedVerifier) or not isinstance(verifier.inner, GumbelVerifier):
         return None
-    rule, is_known = verifier.relaxation, drafter.log_q is not None and isinstance(verifier.inner, GumbelVerifier)
-    return rule if isinstance(rule, Mixture) and is_known and not state.sampling.is_greedy else None
+    has_q = isinstance(drafter, SampleWindow) and not drafter.is_alone and drafter.log_q is not None
+    rule = verifier.relaxation
+    return rule if has_q and isinstance(rule, Mixture) and not state.sampling.is_greedy else None
 
 
 class FusedImages:

@@ -24,7 +24,7 @@ class Bounded(Neighbourhood, Relaxation):
     they have left, y grants in proportion to the requests. Only the `width` tokens with the largest deficit make
     requests, the lowest index first among equals; p and q alone determine them. The work is n width k; `width` = V is
     the dense form. Masses are whole units of 2^-48 in fp64, deficits and shares of 2^-36, so that neither the order of
-    a sum nor the processor changes r: the C++ engine computes the same bits.
+    a sum nor the processor changes r.
 
     At temperature 0 r is p; the greedy form there is LANTERN's (arXiv:2410.03355) with the budget min(delta,
     (cap - 1) p(x)).
