@@ -225,7 +225,7 @@ struct Winograd : Inputs {
             }
             tile += some;
         }
-        Plain<float> operand(count, inputs);
+        Plain<Full> operand(count, inputs);
         for (int p = 0; p < of.outputs / PANEL; p++) {
             for (int point = 0; point < POINTS; point++) {
                 float *to = &room.products[size_t(point) * count * PANEL];

@@ -7,7 +7,7 @@
 // have the same bits in plain decoding, in any window or tree and in any batch.
 //
 //   panel    32 outputs of a linear with all inputs: the unit of work of a thread, stored contiguously
-//   tile     up to 12 rows by one panel: sums are kept in registers during the loop over inputs
+//   tile     up to TILE rows by one panel: sums are kept in registers during the loop over inputs
 //   phase    the work of all threads between two barriers; five per layer
 
 #pragma once
@@ -62,10 +62,11 @@ template <class Number> struct LineAllocator {
 template <class Number> using Lined = std::vector<Number, LineAllocator<Number>>;
 
 constexpr int UNIT = sizeof(Unit) / sizeof(float);
-constexpr int WIDTH = 16, PANEL = 32, TILE = 12, NODES_AT_ONCE = 4, NODES_A_TASK = 16;
+constexpr int WIDTH = 16, PANEL = 32, TILE = LANTERN_HALVES ? 6 : 12, NODES_AT_ONCE = 4, NODES_A_TASK = 16;
 // A tile of MANY rows computes about as long as memory takes to deliver its weights: it prefetches AHEAD bytes into the
-// first cache and FAR_AHEAD bytes into the second. With fewer rows a pass waits for memory anyway.
-constexpr int MANY = 8, AHEAD = 2048, FAR_AHEAD = 16384;
+// first cache and FAR_AHEAD bytes into the second. With fewer rows a pass waits for memory anyway. With AVX2, where computing takes
+// longer, a tile of any size prefetches HALF_AHEAD bytes into the first cache.
+constexpr int MANY = 8, AHEAD = 2048, FAR_AHEAD = 16384, HALF_AHEAD = 6144;
 // Keys and values are prefetched this many slots ahead with AMX, where memory is the only wait.
 constexpr int SLOTS_AHEAD = Tiles::BUILT ? 16 : 0;
 
@@ -137,11 +138,17 @@ inline Lanes fold(Lanes *sums) {
 }
 
 // Multiplies pairs of lanes, as complex numbers, by pairs (cos, sin).
-inline Lanes rotate(Lanes y, Lanes factors) {
+inline Unit rotate(Unit y, Unit factors) {
+#if LANTERN_HALVES
+    const __m256 own = (__m256)y, by = (__m256)factors;
+    return (Unit)_mm256_addsub_ps(_mm256_mul_ps(own, _mm256_moveldup_ps(by)),
+                                  _mm256_mul_ps(_mm256_permute_ps(own, 0xb1), _mm256_movehdup_ps(by)));
+#else
     const Whole even = {0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14}, odd = even + 1;
     const Whole swapped = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
     const Lanes sign = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
     return y * __builtin_shuffle(factors, even) + __builtin_shuffle(y, swapped) * (sign * __builtin_shuffle(factors, odd));
+#endif
 }
 
 inline float wide(uint16_t x) {
@@ -171,51 +178,46 @@ inline void fetch_ahead(const float *slot, int head_dim, int numbers, ptrdiff_t 
 }
 
 // Rows of inputs without conversion.
-template <class Number> struct Plain {
-    const Number *a = nullptr;
+template <class Kind> struct Plain {
+    const typename Kind::Number *a = nullptr;
     int rows = 0, inputs = 0;
     Plain(int, int) {}
-    void take(const Number *from, int count, int given) { a = from, rows = count, inputs = given; }
+    void take(const typename Kind::Number *from, int count, int given) { a = from, rows = count, inputs = given; }
 };
 
 #if LANTERN_HALVES
-constexpr int ALL_AT_ONCE = 3, HALF_AT_ONCE = 6; // rows whose sums fit the registers
-
-// Sums of ROWS rows over a panel, or over 16 of its outputs. weights(k, i) returns the weights of input k for the
-// outputs from 8 i on, input(m, k) that of a row.
-template <int ROWS, int PARTS, class Weights, class Input>
-inline void sum_up(int inputs, Weights weights, Input input, float *out, int pitch) {
+// Sums of ROWS rows over 8 PARTS outputs of a panel, from that at `panel` on. 128 bytes hold the weights of STEP inputs.
+template <class Kind, int ROWS, int PARTS> inline void sum_up(const float *a, int inputs, const char *panel, float *out) {
     Unit sums[ROWS][PARTS] = {};
-    for (int k = 0; k < inputs; k++) {
-        Unit own[PARTS];
+    for (int k = 0; k < inputs; k += Kind::STEP, panel += 128) {
+#pragma GCC unroll 2
+        for (int i = 0; i < PARTS; i += 2) __builtin_prefetch(panel + HALF_AHEAD + sizeof(Unit) * i, 0, 3);
+#pragma GCC unroll 2
+        for (int s = 0; s < Kind::STEP; s++) {
+            Unit own[PARTS];
 #pragma GCC unroll 4
-        for (int i = 0; i < PARTS; i++) own[i] = weights(k, i);
+            for (int i = 0; i < PARTS; i++) own[i] = Kind::weights(panel + sizeof(Unit) * i, s);
 #pragma GCC unroll 6
-        for (int m = 0; m < ROWS; m++) {
-            const Unit x = spread<Unit>(input(m, k));
+            for (int m = 0; m < ROWS; m++) {
+                const Unit x = spread<Unit>(a[size_t(m) * inputs + k + s]);
 #pragma GCC unroll 4
-            for (int i = 0; i < PARTS; i++) sums[m][i] = fma(x, own[i], sums[m][i]);
+                for (int i = 0; i < PARTS; i++) sums[m][i] = fma(x, own[i], sums[m][i]);
+            }
         }
     }
 #pragma GCC unroll 6
     for (int m = 0; m < ROWS; m++)
 #pragma GCC unroll 4
-        for (int i = 0; i < PARTS; i++) put(out + m * pitch + UNIT * i, sums[m][i]);
+        for (int i = 0; i < PARTS; i++) put(out + m * PANEL + UNIT * i, sums[m][i]);
 }
 
-// `tile` of Full and Half: few rows for all outputs at once, else up to six rows for one half of the outputs at a time.
-template <int ROWS, class Weights, class Input>
-inline void tile_of_halves(int inputs, Weights weights, Input input, float *out) {
-    if constexpr (ROWS <= ALL_AT_ONCE) {
-        sum_up<ROWS, 4>(inputs, weights, input, out, PANEL);
-    } else if constexpr (ROWS <= HALF_AT_ONCE) {
-        for (int half = 0; half < 2; half++)
-            sum_up<ROWS, 2>(
-                inputs, [&](int k, int i) { return weights(k, 2 * half + i); }, input, out + half * WIDTH, PANEL);
+// `tile` of Full and Half: the sums of two rows over a whole panel fit the registers, else they are made by halves.
+template <class Kind, int ROWS> inline void tile_of_halves(const float *a, int inputs, const void *panel, Lanes (*out)[2]) {
+    if constexpr (ROWS <= 2) {
+        sum_up<Kind, ROWS, 4>(a, inputs, (const char *)panel, (float *)out);
     } else {
-        tile_of_halves<HALF_AT_ONCE>(inputs, weights, input, out);
-        tile_of_halves<ROWS - HALF_AT_ONCE>(
-            inputs, weights, [&](int m, int k) { return input(m + HALF_AT_ONCE, k); }, out + HALF_AT_ONCE * PANEL);
+        sum_up<Kind, ROWS, 2>(a, inputs, (const char *)panel, (float *)out);
+        sum_up<Kind, ROWS, 2>(a, inputs, (const char *)panel + sizeof(Lanes), (float *)out + WIDTH);
     }
 }
 #endif
@@ -227,13 +229,16 @@ struct Full {
         explicit Units(int) {}
         static constexpr bool BUILT = false;
     };
-    typedef Plain<Number> Inputs;
-    static void narrow(Number *at, Lanes x) { store(at, x); }
-    template <int ROWS> static void tile(const Number *a, int inputs, const Number *panel, Lanes (*out)[2]) {
+    typedef float Weight;
+    typedef Plain<Full> Inputs;
+    template <class Vector> static void narrow(Number *at, Vector x) { put(at, x); }
 #if LANTERN_HALVES
-        tile_of_halves<ROWS>(
-            inputs, [&](int k, int i) { return get<Unit>(panel + size_t(k) * PANEL + UNIT * i); },
-            [&](int m, int k) { return a[size_t(m) * inputs + k]; }, (float *)out);
+    static constexpr int STEP = 1;
+    static Unit weights(const char *at, int) { return get<Unit>((const float *)at); }
+#endif
+    template <int ROWS> static void tile(const Number *a, int inputs, const Weight *panel, Lanes (*out)[2]) {
+#if LANTERN_HALVES
+        tile_of_halves<Full, ROWS>(a, inputs, panel, out);
 #else
         Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
         for (int k = 0; k < inputs; k++, panel += PANEL) {
@@ -251,16 +256,18 @@ struct Full {
     }
 };
 
-// Inputs and weights in bf16, two inputs per instruction, sums in fp32; weights are stored in pairs.
+// Inputs and weights in bf16, sums in fp32; weights are stored in pairs of inputs, of which the even one is in the lower
+// half of 32 bits. With AVX-512's bf16 an instruction takes both, else inputs are kept in fp32, rounded to bf16.
 struct Half {
-    typedef uint16_t Number;
+    typedef uint16_t Weight;
     typedef Tiles Units;
-    typedef Plain<Number> Inputs;
+    typedef Plain<Half> Inputs;
 #if defined(__AVX512BF16__)
+    typedef uint16_t Number;
     static void narrow(Number *at, Lanes x) {
         _mm256_storeu_si256((__m256i *)at, (__m256i)_mm512_cvtneps_pbh((__m512)x));
     }
-    template <int ROWS> static void tile(const Number *a, int inputs, const Number *panel, Lanes (*out)[2]) {
+    template <int ROWS> static void tile(const Number *a, int inputs, const Weight *panel, Lanes (*out)[2]) {
         Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
         for (int k = 0; k < inputs; k += 2, panel += 2 * PANEL) {
             fetch<ROWS>(panel);
@@ -278,35 +285,43 @@ struct Half {
         std::memcpy(out, sums, sizeof(sums));
     }
 #else
-    static void narrow(Number *at, Lanes x) {
-        const Whole bits = (Whole)x;
-        for (int i = 0; i < WIDTH; i++) {
-            const uint32_t b = uint32_t(bits[i]);
-            at[i] = x[i] == x[i] ? uint16_t((b + 0x7fff + ((b >> 16) & 1)) >> 16) : uint16_t(0x7fc0);
-        }
+    typedef float Number;
+    static void narrow(Number *at, Unit x) {
+        typedef decltype(x < x) Bits;
+        const Bits bits = (Bits)x, even = bits + 0x7fff + (bits >> 16 & 1), none = Bits{} + 0x7fc00000;
+        put(at, (Unit)((x == x ? even : none) & int32_t(0xffff0000)));
     }
-    template <int ROWS> static void tile(const Number *a, int inputs, const Number *panel, Lanes (*out)[2]) {
 #if LANTERN_HALVES
-        // of a pair of inputs, the even one is in the lower half of 32 bits
-        const auto weights = [&](int k, int i) {
-            const __m256i pairs = _mm256_loadu_si256((const __m256i *)(panel + size_t(k / 2) * 2 * PANEL + 2 * UNIT * i));
-            return (Unit)(k % 2 ? _mm256_and_si256(pairs, _mm256_set1_epi32(int32_t(0xffff0000))) : _mm256_slli_epi32(pairs, 16));
-        };
-        tile_of_halves<ROWS>(inputs, weights, [&](int m, int k) { return wide(a[size_t(m) * inputs + k]); }, (float *)out);
+    static constexpr int STEP = 2;
+    static Unit weights(const char *at, int odd) {
+        const __m256i pairs = _mm256_loadu_si256((const __m256i *)at);
+        return (Unit)(odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(int32_t(0xffff0000))) : _mm256_slli_epi32(pairs, 16));
+    }
+    static void narrow(Number *at, Lanes x) {
+        store(at, x);
+        for (int i = 0; i < WIDTH; i += UNIT) narrow(at + i, get<Unit>(at + i));
+    }
+#endif
+    template <int ROWS> static void tile(const Number *a, int inputs, const Weight *panel, Lanes (*out)[2]) {
+#if LANTERN_HALVES
+        tile_of_halves<Half, ROWS>(a, inputs, panel, out);
 #else
         Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
-        for (int k = 0; k < inputs; k += 2, panel += 2 * PANEL)
-            for (int odd = 0; odd < 2; odd++) {
-                Whole pairs[2]; // the even input of a pair is in the lower half of 32 bits
-                std::memcpy(pairs, panel, sizeof(pairs));
-                const Lanes left = (Lanes)(odd ? pairs[0] & int32_t(0xffff0000) : pairs[0] << 16);
-                const Lanes right = (Lanes)(odd ? pairs[1] & int32_t(0xffff0000) : pairs[1] << 16);
+        for (int k = 0; k < inputs; k += 2, panel += 2 * PANEL) {
+            Whole pairs[2];
+            std::memcpy(pairs, panel, sizeof(pairs));
+#pragma GCC unroll 2
+            for (int s = 0; s < 2; s++) {
+                const Lanes left = (Lanes)(s ? pairs[0] & int32_t(0xffff0000) : pairs[0] << 16);
+                const Lanes right = (Lanes)(s ? pairs[1] & int32_t(0xffff0000) : pairs[1] << 16);
+#pragma GCC unroll 12
                 for (int m = 0; m < ROWS; m++) {
-                    const Lanes x = all(wide(a[size_t(m) * inputs + k + odd]));
+                    const Lanes x = all(a[size_t(m) * inputs + k + s]);
                     sums[m][0] = fma(x, left, sums[m][0]);
                     sums[m][1] = fma(x, right, sums[m][1]);
                 }
             }
+        }
         std::memcpy(out, sums, sizeof(sums));
 #endif
     }
@@ -353,7 +368,7 @@ struct Byte {
     typedef Tiles Units;
     typedef Rounded Inputs;
     static constexpr int TILE = LANTERN_HALVES ? 8 : 12, HEAD = 8 * PANEL; // HEAD: bytes of scales and sums
-    static void narrow(Number *at, Lanes x) { store(at, x); }
+    template <class Vector> static void narrow(Number *at, Vector x) { put(at, x); }
     static size_t panel(int inputs) { return HEAD + size_t(PANEL) * Rounded::padded(inputs); }
 
     // Adds four products of unsigned by signed bytes in each lane.
@@ -443,15 +458,15 @@ template <class Kind> void narrow_all(const float *from, size_t count, typename 
     for (size_t i = 0; i < count; i += WIDTH) Kind::narrow(to + i, load(from + i));
 }
 
-// Calls work(number of rows, first row) for tiles of nearly equal size, at most `most` rows.
-template <class Work> void in_tiles(int rows, int most, Work work) {
-    const int tiles = (rows + most - 1) / most;
+// Calls work(number of rows, first row) for tiles of nearly equal size, at most MOST rows.
+template <int MOST, class Work> void in_tiles(int rows, Work work) {
+    const int tiles = (rows + MOST - 1) / MOST;
     for (int t = 0, m = 0; t < tiles; t++) {
         const int count = rows / tiles + (t < rows % tiles);
         switch (count) {
 #define CASE(N)                                                                                                        \
     case N:                                                                                                            \
-        work(std::integral_constant<int, N>(), m);                                                                     \
+        if constexpr (N <= MOST) work(std::integral_constant<int, N>(), m);                                            \
         break;
             CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
@@ -461,16 +476,14 @@ template <class Work> void in_tiles(int rows, int most, Work work) {
 }
 
 // Multiplies rows of inputs by panel p of the weights; calls finish(m, left, right) with the 32 results of row m.
-template <class Number, class Finish>
-void multiply(const Plain<Number> &a, const void *weights, int p, Finish finish) {
-    typedef std::conditional_t<std::is_same<Number, float>::value, Full, Half> Kind;
-    const Number *panel = (const Number *)weights + size_t(p) * PANEL * a.inputs;
+template <class Kind, class Finish> void multiply(const Plain<Kind> &a, const void *weights, int p, Finish finish) {
+    const auto *panel = (const typename Kind::Weight *)weights + size_t(p) * PANEL * a.inputs;
     if constexpr (Kind::Units::BUILT)
         if (Kind::Units::granted() && a.inputs % Kind::Units::INPUTS == 0)
             return Kind::Units::multiply(a.a, a.rows, a.inputs, panel, [&](int m, const float *left, const float *right) {
                 finish(m, load(left), load(right));
             });
-    in_tiles(a.rows, TILE, [&](auto count, int m) {
+    in_tiles<TILE>(a.rows, [&](auto count, int m) {
         Lanes sums[count][2];
         Kind::template tile<count>(a.a + size_t(m) * a.inputs, a.inputs, panel, sums);
         for (int i = 0; i < count; i++) finish(m + i, sums[i][0], sums[i][1]);
@@ -487,7 +500,7 @@ template <class Finish> void multiply(const Rounded &a, const void *weights, int
                 std::memcpy(&sums[1], right, sizeof(Whole));
                 finish(m, Byte::number(sums[0], panel, 0) * a.scales[m], Byte::number(sums[1], panel, 1) * a.scales[m]);
             });
-    in_tiles(a.rows, Byte::TILE, [&](auto count, int m) { Byte::tile<count>(a, m, panel, finish); });
+    in_tiles<Byte::TILE>(a.rows, [&](auto count, int m) { Byte::tile<count>(a, m, panel, finish); });
 }
 
 } // namespace
@@ -565,42 +578,62 @@ struct Seen {
 #if LANTERN_HALVES
 // Returns the products of a query with the keys of eight slots, summed as `fold` sums them.
 inline Unit eight_products(const float *query, const float *keys, const int32_t *slots, int head_dim) {
-    Unit sums[2][UNIT];
-#pragma GCC unroll 8
-    for (int i = 0; i < UNIT; i++) {
-        const float *key = keys + size_t(slots[i]) * head_dim;
-        Unit low = get<Unit>(query) * get<Unit>(key), high = get<Unit>(query + UNIT) * get<Unit>(key + UNIT);
-        for (int d = WIDTH; d < head_dim; d += WIDTH) {
-            low = fma(get<Unit>(query + d), get<Unit>(key + d), low);
-            high = fma(get<Unit>(query + d + UNIT), get<Unit>(key + d + UNIT), high);
+    Unit fours[2][2]; // of four slots each: sums over lanes 0 to 7, and over 8 to 15
+#pragma GCC unroll 2
+    for (int four = 0; four < 2; four++) {
+        const float *key[4];
+        Unit sums[2][4] = {};
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) key[i] = keys + size_t(slots[4 * four + i]) * head_dim;
+#pragma GCC unroll 4
+        for (int d = 0; d < head_dim; d += WIDTH)
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) {
+                const Unit own = get<Unit>(query + d + half * UNIT);
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; i++) {
+                    const Unit other = get<Unit>(key[i] + d + half * UNIT);
+                    sums[half][i] = d ? fma(own, other, sums[half][i]) : own * other;
+                }
+            }
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            const Unit *of = sums[half];
+            fours[half][four] = (Unit)_mm256_hadd_ps(_mm256_hadd_ps(of[0], of[1]), _mm256_hadd_ps(of[2], of[3]));
         }
-        sums[0][i] = low, sums[1][i] = high;
     }
     Unit folded[2];
-    for (int half = 0; half < 2; half++) {
-        Unit fours[2]; // sums over lanes 0 to 3, and over 4 to 7, of four slots each
-        for (int i = 0; i < 2; i++) {
-            const Unit *of = sums[half] + 4 * i;
-            fours[i] = (Unit)_mm256_hadd_ps(_mm256_hadd_ps(of[0], of[1]), _mm256_hadd_ps(of[2], of[3]));
-        }
-        folded[half] = (Unit)_mm256_permute2f128_ps(fours[0], fours[1], 0x20) +
-                       (Unit)_mm256_permute2f128_ps(fours[0], fours[1], 0x31);
-    }
+    for (int half = 0; half < 2; half++)
+        folded[half] = (Unit)_mm256_permute2f128_ps(fours[half][0], fours[half][1], 0x20) +
+                       (Unit)_mm256_permute2f128_ps(fours[half][0], fours[half][1], 0x31);
     return folded[0] + folded[1];
 }
 
-// Writes the sums of 8 PARTS numbers of the seen slots' values, with their weights.
-template <int PARTS>
-inline void add_values(const Seen &of, const float *weights, const float *values, int head_dim, float *out) {
-    Unit sums[PARTS] = {};
+// Writes the weighted sums of 8 PARTS numbers of the seen slots' values for NODES nodes, and the sums of the weights.
+template <int NODES, int PARTS>
+inline void add_values(const Seen &of, const float *weights, const float *values, int head_dim, float *out, int pitch, float *totals) {
+    Unit sums[NODES][PARTS] = {}, total[NODES] = {};
     for (int j = 0; j < of.length; j++) {
         const float *value = values + size_t(of.slots[j]) * head_dim;
-        const Unit weight = spread<Unit>(weights[j]);
-#pragma GCC unroll 4
-        for (int i = 0; i < PARTS; i++) sums[i] = fma(weight, get<Unit>(value + UNIT * i), sums[i]);
+        Unit weight[NODES];
+#pragma GCC unroll 2
+        for (int n = 0; n < NODES; n++) {
+            weight[n] = spread<Unit>(weights[size_t(n) * of.length + j]);
+            total[n] += weight[n];
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < PARTS; i++) {
+            const Unit own = get<Unit>(value + UNIT * i);
+#pragma GCC unroll 2
+            for (int n = 0; n < NODES; n++) sums[n][i] = fma(weight[n], own, sums[n][i]);
+        }
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < PARTS; i++) put(out + UNIT * i, sums[i]);
+#pragma GCC unroll 2
+    for (int n = 0; n < NODES; n++) {
+        totals[n] = total[n][0];
+#pragma GCC unroll 8
+        for (int i = 0; i < PARTS; i++) put(out + n * pitch + UNIT * i, sums[n][i]);
+    }
 }
 #endif
 
@@ -647,15 +680,19 @@ template <class Kind> struct Worker {
                 if (out) std::memcpy(out + size_t(m) * dim, row, sizeof(float) * dim);
                 continue;
             }
-            Lanes squares = {};
-            for (int c = 0; c < dim; c += WIDTH) squares = fma(load(row + c), load(row + c), squares);
+            Unit squares[WIDTH / UNIT] = {};
+            for (int c = 0; c < dim; c += WIDTH)
+                for (int i = 0; i < WIDTH; i += UNIT) {
+                    const Unit y = get<Unit>(row + c + i);
+                    squares[i / UNIT] = fma(y, y, squares[i / UNIT]);
+                }
             float sum = 0;
-            for (int i = 0; i < WIDTH; i++) sum += squares[i];
-            const Lanes scale = all(1.0f / std::sqrt(sum / float(dim) + model.eps));
-            for (int c = 0; c < dim; c += WIDTH) {
-                const Lanes y = load(row + c) * scale * load(weight + c);
+            for (int i = 0; i < WIDTH; i++) sum += squares[i / UNIT][i % UNIT];
+            const Unit scale = spread<Unit>(1.0f / std::sqrt(sum / float(dim) + model.eps));
+            for (int c = 0; c < dim; c += UNIT) {
+                const Unit y = get<Unit>(row + c) * scale * get<Unit>(weight + c);
                 Kind::narrow(&normed[size_t(m) * dim + c], y);
-                if (out) store(out + size_t(m) * dim + c, y);
+                if (out) put(out + size_t(m) * dim + c, y);
             }
         }
         operand.take(normed.data(), count, dim);
@@ -679,10 +716,14 @@ template <class Kind> struct Worker {
             multiply(operand, layer.wqkv, p, [&](int m, Lanes left, Lanes right) {
                 for (int i = 0; i < 2; i++) {
                     const auto &part = parts[i];
-                    Lanes y = i ? right : left;
-                    if (part.which < 2) y = rotate(y, load(model.rope + size_t(pass.positions[m]) * half * 2 + part.d));
-                    if (part.which == 0) store(q + size_t(m) * dim + part.inner, y * scale);
-                    else store(part.cache + cache_offset[m], y);
+                    const float *results = (const float *)(i ? &right : &left);
+                    const float *factors = model.rope + size_t(pass.positions[m]) * half * 2 + part.d;
+                    float *to = part.which ? part.cache + cache_offset[m] : q + size_t(m) * dim + part.inner;
+                    for (int c = 0; c < WIDTH; c += UNIT) {
+                        const Unit y = get<Unit>(results + c);
+                        const Unit rotated = part.which < 2 ? rotate(y, get<Unit>(factors + c)) : y;
+                        put(to + c, part.which ? rotated : rotated * scale);
+                    }
                 }
             });
         });
@@ -722,9 +763,10 @@ template <class Kind> struct Worker {
         const Seen &of = seen[row];
         const float *query = q + (size_t(row) * pass.nodes + node) * model.dim + head * head_dim;
         const ptrdiff_t values = ptrdiff_t(pass.rows) * model.heads * pass.slots * head_dim; // offset from the keys
-        Lanes most[NODES], own[NODES][PARTS ? PARTS : 1];
+        Lanes own[NODES][PARTS ? PARTS : 1];
+        Unit most[NODES];
         for (int n = 0; n < NODES; n++) {
-            most[n] = all(-INFINITY);
+            most[n] = spread<Unit>(-INFINITY);
             for (int part = 0; part < PARTS; part++) own[n][part] = load(query + size_t(n) * model.dim + part * WIDTH);
         }
         const auto query_part = [&](int n, int d) { return PARTS ? own[n][d / WIDTH] : load(query + size_t(n) * model.dim + d); };
@@ -735,10 +777,10 @@ template <class Kind> struct Worker {
                 float *to = out + size_t(n) * of.length + j;
                 for (int i = 0; i < WIDTH; i += UNIT) {
                     const Unit added = get<Unit>(&of.added[size_t(node + n) * of.length + j + i]);
-                    put(to + i, eight_products(own, keys, &of.slots[j + i], head_dim) + added);
+                    const Unit score = eight_products(own, keys, &of.slots[j + i], head_dim) + added;
+                    put(to + i, score);
+                    most[n] = score > most[n] ? score : most[n];
                 }
-                const Lanes score = load(to);
-                most[n] = score > most[n] ? score : most[n];
             }
 #else
         for (int j = 0; j < of.length; j += WIDTH) {
@@ -765,7 +807,7 @@ template <class Kind> struct Worker {
 #endif
         for (int n = 0; n < NODES; n++) {
             float top = -INFINITY, *weights = out + size_t(n) * of.length;
-            for (int i = 0; i < WIDTH; i++) top = most[n][i] > top ? most[n][i] : top;
+            for (int i = 0; i < UNIT; i++) top = most[n][i] > top ? most[n][i] : top;
             for (int j = 0; j < of.length; j += UNIT) put(weights + j, exp(get<Unit>(weights + j) - top));
         }
     }
@@ -795,16 +837,18 @@ template <class Kind> struct Worker {
     template <int PARTS, int NODES>
     void means(int row, int head, int node, const float *values, const float *weights, int d) {
         const Seen &of = seen[row];
-        Lanes sums[NODES][PARTS] = {}, totals[NODES] = {};
+        Lanes sums[NODES][PARTS] = {};
+        Unit totals[NODES] = {};
 #if LANTERN_HALVES
-        for (int i = 0; i < NODES; i++) {
-            const float *own = weights + size_t(i) * of.length;
+        float total[NODES];
+        for (int i = 0; i + 2 <= NODES; i += 2)
             for (int c = 0; c < PARTS; c += 2)
-                add_values<(PARTS > 1 ? 4 : 2)>(of, own, values + d + c * WIDTH, head_dim, (float *)&sums[i][c]);
-            float total = 0;
-            for (int j = 0; j < of.length; j++) total += own[j];
-            totals[i] = all(total);
-        }
+                add_values<2, (PARTS > 1 ? 4 : 2)>(of, weights + size_t(i) * of.length, values + d + c * WIDTH, head_dim,
+                                                   (float *)&sums[i][c], PARTS * WIDTH, total + i);
+        if (NODES % 2)
+            add_values<1, 2 * PARTS>(of, weights + size_t(NODES - 1) * of.length, values + d, head_dim,
+                                     (float *)sums[NODES - 1], PARTS * WIDTH, total + NODES - 1);
+        for (int i = 0; i < NODES; i++) totals[i] = spread<Unit>(total[i]);
 #else
         for (int j = 0; j < of.length; j++) {
             const float *value = values + size_t(of.slots[j]) * head_dim + d;
@@ -818,11 +862,11 @@ template <class Kind> struct Worker {
             }
         }
 #endif
-        for (int i = 0; i < NODES; i++)
-            for (int c = 0; c < PARTS; c++) {
-                const size_t m = size_t(row) * pass.nodes + node + i;
-                Kind::narrow(attended + m * model.dim + head * head_dim + d + c * WIDTH, sums[i][c] / totals[i]);
-            }
+        for (int i = 0; i < NODES; i++) {
+            Number *to = attended + (size_t(row) * pass.nodes + node + i) * model.dim + head * head_dim + d;
+            for (int c = 0; c < PARTS * WIDTH; c += UNIT)
+                Kind::narrow(to + c, get<Unit>((const float *)sums[i] + c) / totals[i]);
+        }
     }
 
     // Adds the product with a linear of `inputs` inputs to x.
@@ -840,7 +884,10 @@ template <class Kind> struct Worker {
     void gate(const Layer &layer) {
         share(2 * model.hidden / PANEL, [&](int p) {
             multiply(operand, layer.w13, p, [&](int m, Lanes gates, Lanes ups) {
-                Kind::narrow(gated + size_t(m) * model.hidden + p * WIDTH, gates / (exp(-gates) + 1.0f) * ups);
+                for (int i = 0; i < WIDTH; i += UNIT) {
+                    const Unit gate = get<Unit>((const float *)&gates + i), up = get<Unit>((const float *)&ups + i);
+                    Kind::narrow(gated + size_t(m) * model.hidden + p * WIDTH + i, gate / (exp(-gate) + 1.0f) * up);
+                }
             });
         });
     }
