@@ -609,31 +609,20 @@ inline Unit eight_products(const float *query, const float *keys, const int32_t 
     return folded[0] + folded[1];
 }
 
-// Writes the weighted sums of 8 PARTS numbers of the seen slots' values for NODES nodes, and the sums of the weights.
-template <int NODES, int PARTS>
-inline void add_values(const Seen &of, const float *weights, const float *values, int head_dim, float *out, int pitch, float *totals) {
-    Unit sums[NODES][PARTS] = {}, total[NODES] = {};
+// Writes the weighted sums of 8 PARTS numbers of the seen slots' values; returns the sum of the weights.
+template <int PARTS>
+inline float add_values(const Seen &of, const float *weights, const float *values, int head_dim, float *out) {
+    Unit sums[PARTS] = {}, total = {};
     for (int j = 0; j < of.length; j++) {
         const float *value = values + size_t(of.slots[j]) * head_dim;
-        Unit weight[NODES];
-#pragma GCC unroll 2
-        for (int n = 0; n < NODES; n++) {
-            weight[n] = spread<Unit>(weights[size_t(n) * of.length + j]);
-            total[n] += weight[n];
-        }
+        const Unit weight = spread<Unit>(weights[j]);
+        total += weight;
 #pragma GCC unroll 8
-        for (int i = 0; i < PARTS; i++) {
-            const Unit own = get<Unit>(value + UNIT * i);
-#pragma GCC unroll 2
-            for (int n = 0; n < NODES; n++) sums[n][i] = fma(weight[n], own, sums[n][i]);
-        }
+        for (int i = 0; i < PARTS; i++) sums[i] = fma(weight, get<Unit>(value + UNIT * i), sums[i]);
     }
-#pragma GCC unroll 2
-    for (int n = 0; n < NODES; n++) {
-        totals[n] = total[n][0];
 #pragma GCC unroll 8
-        for (int i = 0; i < PARTS; i++) put(out + n * pitch + UNIT * i, sums[n][i]);
-    }
+    for (int i = 0; i < PARTS; i++) put(out + UNIT * i, sums[i]);
+    return total[0];
 }
 #endif
 
@@ -840,15 +829,9 @@ template <class Kind> struct Worker {
         Lanes sums[NODES][PARTS] = {};
         Unit totals[NODES] = {};
 #if LANTERN_HALVES
-        float total[NODES];
-        for (int i = 0; i + 2 <= NODES; i += 2)
-            for (int c = 0; c < PARTS; c += 2)
-                add_values<2, (PARTS > 1 ? 4 : 2)>(of, weights + size_t(i) * of.length, values + d + c * WIDTH, head_dim,
-                                                   (float *)&sums[i][c], PARTS * WIDTH, total + i);
-        if (NODES % 2)
-            add_values<1, 2 * PARTS>(of, weights + size_t(NODES - 1) * of.length, values + d, head_dim,
-                                     (float *)sums[NODES - 1], PARTS * WIDTH, total + NODES - 1);
-        for (int i = 0; i < NODES; i++) totals[i] = spread<Unit>(total[i]);
+        for (int i = 0; i < NODES; i++)
+            totals[i] = spread<Unit>(
+                add_values<2 * PARTS>(of, weights + size_t(i) * of.length, values + d, head_dim, (float *)sums[i]));
 #else
         for (int j = 0; j < of.length; j++) {
             const float *value = values + size_t(of.slots[j]) * head_dim + d;
