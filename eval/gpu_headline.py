@@ -211,7 +211,7 @@ class Bench:
         if self.is_cuda:
             try:
                 torch.cuda.synchronize()
-            except Exception:
+            except Exception:  # the context is lost: every later figure would fail
                 sys.exit(CRASHED)
 
     def model(self, shape: str = SHAPE, tokens: int | None = None) -> tuple[Transformer, Any]:

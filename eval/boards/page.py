@@ -9,43 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lantern.core.config import read_json_object
-from lantern.eval.boards.table import MOST, RELAXED, TOKENS, figures_of
+from lantern.eval.boards.table import RELAXED, TOKENS
 from lantern.methods import METHODS
 
 ROWS = re.compile(r"(<!-- rows: (leaderboard|pairs) -->\n).*?(<!-- end rows -->)", re.S)
 Board = Mapping[str, Any]
-
-
-def results_of(path: Path) -> dict[str, Any]:
-    """Return what a page shows of a file of results: of `lantern leaderboard`, or of the two commands before it."""
-    found = read_json_object(path, most=MOST) if path.suffix == ".json" else {}
-    if "contests" in found:
-        boards = [one | {"rows": [earlier_row(row) for row in one["rows"][1:]]} for one in found["contests"]]
-    elif "boards" not in found and "pairs" in found:
-        rows = [{"method": pair["pair"][0], "against": [earlier_pair(pair)]} for pair in found["pairs"]]
-        boards = [{"temperature": found["sampling"]["temperature"], "rows": rows}]
-    else:
-        return figures_of(path)
-    return {"boards": boards, "failures": found.get("failures", [])}
-
-
-def earlier_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of an earlier leaderboard, whose first row is plain decoding's."""
-    speed = row["speedup"]
-    claim = speed["value"] if row["refusal"] is None else None
-    fastest = {"ratio_of_medians": speed["value"], "interval_95": [speed["low"], speed["high"]], "claim": claim}
-    return {
-        **row, **row.get("identity", {}), "over_fastest": fastest, "against": [],
-        "total_variation": row["quality"]["total-variation"],
-    }  # fmt: skip
-
-
-def earlier_pair(pair: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a comparison of an earlier file of pairs; its verdicts are without Holm's correction."""
-    words = [word.replace("per pass", "per step") for word in (pair["tokens"], pair["variation"]) if word]
-    found = {"method": pair["pair"][1], "tokens_ratio": pair["tokens_ratio"], "variation": pair["variation_difference"]}
-    return found | {"reason": pair["no_verdict"], "verdict": ", ".join(words) or "none"}
 
 
 def rendered(text: str, found: Mapping[str, Any]) -> str:

@@ -36,10 +36,7 @@ def figures_of(path: Path) -> dict[str, Any]:
         return found
     header, lines = read_lines(path) if "what" not in found else ({}, [])
     if header.get("what") != "leaderboard":
-        raise ValueError(
-            f"{path} holds no leaderboard of this version: give a file that `lantern leaderboard` wrote, or for a "
-            "result of an earlier version --docs PAGE"
-        )
+        raise ValueError(f"{path} holds no leaderboard: give a file that `lantern leaderboard` wrote")
     return figures(header, lines)
 
 

@@ -56,7 +56,7 @@ def leaderboard(
 ) -> int:
     """Measure methods in one run, as JSON lines and a table."""
     from lantern.eval.boards.board import PAIRS, RULES, Board, BoardOptions, parse_pair
-    from lantern.eval.boards.page import markdown, results_of, write
+    from lantern.eval.boards.page import markdown, write
     from lantern.eval.boards.table import figures_of
     from lantern.eval.metrics.quality import in_order
     from lantern.eval.speed.contenders import Variant
@@ -90,7 +90,7 @@ def leaderboard(
         board.measure()
         if metrics is not None:
             board.judge(metrics, reference, dict(weights))
-    found = (figures_of if docs is None else results_of)(results or out)
+    found = figures_of(results or out)
     if docs is not None:
         write(docs, found)
     if json or docs is None:

@@ -119,12 +119,15 @@ def head(m: Parts, drafter: Any, part: str, tree: str, mode: str = "gumbel", **h
     return drafter(m.part(part), m.target, tree=named(tree), **how, **drafting(m, mode))
 
 
+DYNAMIC = "eagle2_"  # of names of trees that grow from the drafter's confidence
+
+
 def eagle(
     m: Parts, tree: str, mode: str = "gumbel", module: Any = None, relaxed: bool = False, makes: Any = (None, None)
 ) -> Call:
     """EAGLE's drafter of a static tree, or of a published dynamic one, by its name; `makes` are classes for both."""
     how, (static, growing) = drafting(m, mode, relaxed), makes
-    if not tree.startswith("eagle2_"):
+    if not tree.startswith(DYNAMIC):
         return (static or EagleDrafter)(module or m.drafter, m.target, tree=named(tree), **how)
     found = re.fullmatch(r"eagle2_([1-9]\d{0,3})_([1-9]\d{0,3})_([1-9]\d{0,3})", tree)
     if found is None:
@@ -570,9 +573,9 @@ def lantern_pp(
 ):
     """LANTERN++: a draft may claim its k nearest tokens' probability up to (lambda - 1) times its own"""
     table = m.neighbours(k, spare=residual == "released")
-    return eagle(m, tree, "sampled"), claimed(
-        m, LanternPP(table, m.count(k), m.distances(k), residual, shared, lambda_=lambda_)
-    )
+    rule = LanternPP(table, m.count(k), m.distances(k), residual, shared, lambda_=lambda_)
+    mode = "point" if tree.startswith(DYNAMIC) else "sampled"  # a dynamic tree cannot drop what was sampled
+    return eagle(m, tree, mode), claimed(m, rule)
 
 
 STATIC = dict(tree="naive_extend_57", lambda_=5.0, residual="released")

@@ -122,6 +122,15 @@ def test_a_bad_name_of_a_dynamic_tree_is_refused(name: str) -> None:
         METHODS["lantern-released"].with_options(k=1024).describe()
 
 
+def test_a_dynamic_tree_is_not_sampled() -> None:
+    method = METHODS["lantern++"].with_options(k=5, tree="eagle2_8_3_2")
+    how: dict[str, Any] = {"sampling": Sampling(), "drafter_module": DRAFTER, "neighbours": TABLE}
+    found = build_decoder(method, TARGET, **how).generate(tiny_condition((4, 2)), keys=KEYS)
+    assert found.tokens.shape == (2, TARGET.config.block_size) and bool((found.total_variation > 0).all())
+    modes = [getattr(build_decoder(one, TARGET, **how).drafter, "mode", None) for one in (method, METHODS["lantern++"])]
+    assert modes == ["point", "sampled"]
+
+
 def test_changed_options_are_those_that_differ() -> None:
     assert METHODS["lantern"].with_options(k=5, delta=0.1).changed() == {"k": 5}
     assert METHODS["lantern++"].with_options(**{"lambda": 3.0}).label == "lantern++ lambda 3.0"

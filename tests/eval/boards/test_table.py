@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lantern.eval.boards.page import rendered, results_of
+from lantern.eval.boards.page import rendered
 from lantern.eval.boards.plot import save
 from lantern.eval.boards.table import (
     background_of,
@@ -134,7 +134,7 @@ def test_a_page_gets_the_rows_between_its_marks(board_file: Path) -> None:
 def test_the_rows_of_the_page_of_methods_are_those_of_the_results(name: str) -> None:
     root = Path(__file__).resolve().parents[3]
     text = (root / "docs" / "methods.md").read_text(encoding="utf-8")
-    found = results_of(root / "eval" / "results" / f"{name}.json")
+    found = figures_of(root / "eval" / "results" / "leaderboard.json")
     assert rendered(text, found) == text
     start = text.index(f"<!-- rows: {name} -->")
     figure = re.compile(r"\d\.\d\d (?=\()").search(text, start)
