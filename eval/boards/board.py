@@ -37,7 +37,7 @@ from lantern.eval.speed.contenders import (
     kinds_of,
     name_of,
 )
-from lantern.eval.speed.race import first_passes, images_of, race, reporter, take, unpack
+from lantern.eval.speed.race import first_passes, images_of, race, reporter, take, unpack, warm
 from lantern.eval.speed.surroundings import file_hashes, surroundings
 from lantern.generation.generator import choose_method
 from lantern.generation.images import save_image, to_image
@@ -212,7 +212,9 @@ class Board:
                     continue
                 report(f"preparing {key[0]} at temperature {key[1]:g}")
                 try:
-                    run = partial(first_passes, job=missing[0])
+                    # on a GPU every new shape is captured or compiled, on a CPU a whole batch would only take time
+                    is_cuda = self.model.device.type == "cuda"
+                    run = partial(warm, jobs=missing[:1]) if is_cuda else partial(first_passes, job=missing[0])
                     field.append(entered(self.stable, spec, variant, built(sampling), run))
                 except Exception as error:  # the reason is shown in the method's row
                     line = self._absent(key, error)

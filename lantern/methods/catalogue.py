@@ -154,9 +154,13 @@ def tested(mode: str) -> Call:
     return Gumbel() if mode == "gumbel" else Rejection()
 
 
-def claimed(m: Parts, rule: Call) -> Call:
-    """The verifier of a rule that lets a draft claim its neighbours' probability."""
-    return Greedy(rule) if m.greedy else Rejection(relaxation=rule)
+def claimed(m: Parts, tree: str, rule: Call) -> tuple[Call, Call]:
+    """EAGLE's drafts, tested by a rule that lets a draft claim its neighbours' probability.
+
+    Drafts of a dynamic tree are not sampled, since rejection forbids to drop a sampled token.
+    """
+    mode = "point" if tree.startswith(DYNAMIC) else "sampled"
+    return eagle(m, tree, mode), Greedy(rule) if m.greedy else Rejection(relaxation=rule)
 
 
 def moved(m: Parts, rule: Call, inner: Call) -> Call:
@@ -543,14 +547,13 @@ def lantern(
     tree: str = TREE,
     k: int = opt(100, 0, 1024, ALIKE),
     delta: float = opt(0.1, 0, 1, CLAIM, sweep=(0.05, 0.1, 0.2)),
-    mode: str = "sampled",
 ):
     """LANTERN: a draft may claim its k nearest tokens' probability up to delta"""
     table = m.neighbours(k, spare=residual == "released")
-    return eagle(m, tree, mode), claimed(m, Lantern(table, m.count(k), m.distances(k), residual, shared, delta=delta))
+    return claimed(m, tree, Lantern(table, m.count(k), m.distances(k), residual, shared, delta=delta))
 
 
-OF_58 = dict(k=0.061, delta=0.4, mode="point", tree="eagle2_58_10_5")  # k is 1,000 of LlamaGen's 16,384
+OF_58 = dict(k=0.061, delta=0.4, tree="eagle2_58_10_5")  # k is 1,000 of LlamaGen's 16,384
 NEAR = "LANTERN as published: EAGLE-2's 58 nodes, delta 0.4, the nearest 6 % of the codebook"
 preset("lantern-paper", "lantern", NEAR, **OF_58)
 preset(
@@ -573,9 +576,7 @@ def lantern_pp(
 ):
     """LANTERN++: a draft may claim its k nearest tokens' probability up to (lambda - 1) times its own"""
     table = m.neighbours(k, spare=residual == "released")
-    rule = LanternPP(table, m.count(k), m.distances(k), residual, shared, lambda_=lambda_)
-    mode = "point" if tree.startswith(DYNAMIC) else "sampled"  # a dynamic tree cannot drop what was sampled
-    return eagle(m, tree, mode), claimed(m, rule)
+    return claimed(m, tree, LanternPP(table, m.count(k), m.distances(k), residual, shared, lambda_=lambda_))
 
 
 STATIC = dict(tree="naive_extend_57", lambda_=5.0, residual="released")

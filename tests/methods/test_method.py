@@ -122,13 +122,15 @@ def test_a_bad_name_of_a_dynamic_tree_is_refused(name: str) -> None:
         METHODS["lantern-released"].with_options(k=1024).describe()
 
 
-def test_a_dynamic_tree_is_not_sampled() -> None:
-    method = METHODS["lantern++"].with_options(k=5, tree="eagle2_8_3_2")
+@pytest.mark.parametrize("name", ["lantern", "lantern++"])
+@pytest.mark.parametrize(("tree", "mode"), [("eagle2_8_3_2", "point"), ("chain_2", "sampled")])
+def test_a_dynamic_tree_is_not_sampled(name: str, tree: str, mode: str) -> None:
+    method = METHODS[name].with_options(k=5, tree=tree)
     how: dict[str, Any] = {"sampling": Sampling(), "drafter_module": DRAFTER, "neighbours": TABLE}
-    found = build_decoder(method, TARGET, **how).generate(tiny_condition((4, 2)), keys=KEYS)
-    assert found.tokens.shape == (2, TARGET.config.block_size) and bool((found.total_variation > 0).all())
-    modes = [getattr(build_decoder(one, TARGET, **how).drafter, "mode", None) for one in (method, METHODS["lantern++"])]
-    assert modes == ["point", "sampled"]
+    decoder = build_decoder(method, TARGET, **how)
+    drafter: Any = decoder.drafter
+    assert drafter.mode == mode
+    assert bool((decoder.generate(tiny_condition((4, 2)), keys=KEYS).total_variation > 0).all())
 
 
 def test_changed_options_are_those_that_differ() -> None:

@@ -64,8 +64,8 @@ template <class Number> using Lined = std::vector<Number, LineAllocator<Number>>
 constexpr int UNIT = sizeof(Unit) / sizeof(float);
 constexpr int WIDTH = 16, PANEL = 32, TILE = LANTERN_HALVES ? 6 : 12, NODES_AT_ONCE = 4, NODES_A_TASK = 16;
 // A tile of MANY rows computes about as long as memory takes to deliver its weights: it prefetches AHEAD bytes into the
-// first cache and FAR_AHEAD bytes into the second. With fewer rows a pass waits for memory anyway. With AVX2, where computing takes
-// longer, a tile of any size prefetches HALF_AHEAD bytes into the first cache.
+// first cache and FAR_AHEAD bytes into the second. With fewer rows a pass waits for memory anyway. With AVX2, where
+// computing takes longer, a tile of any size prefetches HALF_AHEAD bytes into the first cache.
 constexpr int MANY = 8, AHEAD = 2048, FAR_AHEAD = 16384, HALF_AHEAD = 6144;
 // Keys and values are prefetched this many slots ahead with AMX, where memory is the only wait.
 constexpr int SLOTS_AHEAD = Tiles::BUILT ? 16 : 0;
@@ -151,13 +151,6 @@ inline Unit rotate(Unit y, Unit factors) {
 #endif
 }
 
-inline float wide(uint16_t x) {
-    const uint32_t bits = uint32_t(x) << 16;
-    float y;
-    std::memcpy(&y, &bits, 4);
-    return y;
-}
-
 // Prefetches 128 bytes of weights, which one iteration of a tile reads.
 template <int ROWS> inline void fetch(const void *weights) {
     if (ROWS < MANY) return;
@@ -231,7 +224,7 @@ struct Full {
     };
     typedef float Weight;
     typedef Plain<Full> Inputs;
-    template <class Vector> static void narrow(Number *at, Vector x) { put(at, x); }
+    static void narrow(Number *at, Unit x) { put(at, x); }
 #if LANTERN_HALVES
     static constexpr int STEP = 1;
     static Unit weights(const char *at, int) { return get<Unit>((const float *)at); }
@@ -296,10 +289,6 @@ struct Half {
     static Unit weights(const char *at, int odd) {
         const __m256i pairs = _mm256_loadu_si256((const __m256i *)at);
         return (Unit)(odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(int32_t(0xffff0000))) : _mm256_slli_epi32(pairs, 16));
-    }
-    static void narrow(Number *at, Lanes x) {
-        store(at, x);
-        for (int i = 0; i < WIDTH; i += UNIT) narrow(at + i, get<Unit>(at + i));
     }
 #endif
     template <int ROWS> static void tile(const Number *a, int inputs, const Weight *panel, Lanes (*out)[2]) {
@@ -368,7 +357,7 @@ struct Byte {
     typedef Tiles Units;
     typedef Rounded Inputs;
     static constexpr int TILE = LANTERN_HALVES ? 8 : 12, HEAD = 8 * PANEL; // HEAD: bytes of scales and sums
-    template <class Vector> static void narrow(Number *at, Vector x) { put(at, x); }
+    static void narrow(Number *at, Unit x) { put(at, x); }
     static size_t panel(int inputs) { return HEAD + size_t(PANEL) * Rounded::padded(inputs); }
 
     // Adds four products of unsigned by signed bytes in each lane.
@@ -455,7 +444,7 @@ struct Byte {
 };
 
 template <class Kind> void narrow_all(const float *from, size_t count, typename Kind::Number *to) {
-    for (size_t i = 0; i < count; i += WIDTH) Kind::narrow(to + i, load(from + i));
+    for (size_t i = 0; i < count; i += UNIT) Kind::narrow(to + i, get<Unit>(from + i));
 }
 
 // Calls work(number of rows, first row) for tiles of nearly equal size, at most MOST rows.

@@ -49,6 +49,13 @@ struct StepArgs {
 
 namespace {
 
+inline float wide(uint16_t x) {
+    const uint32_t bits = uint32_t(x) << 16;
+    float y;
+    std::memcpy(&y, &bits, 4);
+    return y;
+}
+
 struct Stepper {
     const Model &model;
     const PassArgs &pass;
