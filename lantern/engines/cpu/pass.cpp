@@ -179,38 +179,41 @@ template <class Kind> struct Plain {
 };
 
 #if LANTERN_HALVES
-// Sums of ROWS rows over 8 PARTS outputs of a panel, from that at `panel` on. 128 bytes hold the weights of STEP inputs.
-template <class Kind, int ROWS, int PARTS> inline void sum_up(const float *a, int inputs, const char *panel, float *out) {
-    Unit sums[ROWS][PARTS] = {};
+// Sums of ROWS rows over 8 PARTS outputs of a panel, from that at `panel` on. 128 bytes hold the weights of STEP inputs,
+// which are added in TURNS.
+template <class Kind, int ROWS, int PARTS, class Input>
+inline void sum_up(const Input *a, int inputs, const char *panel, char *out) {
+    typename Kind::Sum sums[ROWS][PARTS] = {};
     for (int k = 0; k < inputs; k += Kind::STEP, panel += 128) {
 #pragma GCC unroll 2
         for (int i = 0; i < PARTS; i += 2) __builtin_prefetch(panel + HALF_AHEAD + sizeof(Unit) * i, 0, 3);
 #pragma GCC unroll 2
-        for (int s = 0; s < Kind::STEP; s++) {
-            Unit own[PARTS];
+        for (int turn = 0; turn < Kind::TURNS; turn++) {
+            typename Kind::Sum own[PARTS];
 #pragma GCC unroll 4
-            for (int i = 0; i < PARTS; i++) own[i] = Kind::weights(panel + sizeof(Unit) * i, s);
+            for (int i = 0; i < PARTS; i++) own[i] = Kind::weights(panel + sizeof(Unit) * i, turn);
 #pragma GCC unroll 6
             for (int m = 0; m < ROWS; m++) {
-                const Unit x = spread<Unit>(a[size_t(m) * inputs + k + s]);
+                const auto x = Kind::input(a + size_t(m) * inputs + k, turn);
 #pragma GCC unroll 4
-                for (int i = 0; i < PARTS; i++) sums[m][i] = fma(x, own[i], sums[m][i]);
+                for (int i = 0; i < PARTS; i++) sums[m][i] = Kind::add(sums[m][i], x, own[i]);
             }
         }
     }
 #pragma GCC unroll 6
     for (int m = 0; m < ROWS; m++)
 #pragma GCC unroll 4
-        for (int i = 0; i < PARTS; i++) put(out + m * PANEL + UNIT * i, sums[m][i]);
+        for (int i = 0; i < PARTS; i++) std::memcpy(out + 4 * PANEL * m + sizeof(Unit) * i, &sums[m][i], sizeof(Unit));
 }
 
-// `tile` of Full and Half: the sums of two rows over a whole panel fit the registers, else they are made by halves.
-template <class Kind, int ROWS> inline void tile_of_halves(const float *a, int inputs, const void *panel, Lanes (*out)[2]) {
+// `tile` of all kinds: the sums of two rows over a whole panel fit the registers, else they are made by halves.
+template <class Kind, int ROWS, class Input, class Sums>
+inline void tile_of_halves(const Input *a, int inputs, const void *panel, Sums *out) {
     if constexpr (ROWS <= 2) {
-        sum_up<Kind, ROWS, 4>(a, inputs, (const char *)panel, (float *)out);
+        sum_up<Kind, ROWS, 4>(a, inputs, (const char *)panel, (char *)out);
     } else {
-        sum_up<Kind, ROWS, 2>(a, inputs, (const char *)panel, (float *)out);
-        sum_up<Kind, ROWS, 2>(a, inputs, (const char *)panel + sizeof(Lanes), (float *)out + WIDTH);
+        sum_up<Kind, ROWS, 2>(a, inputs, (const char *)panel, (char *)out);
+        sum_up<Kind, ROWS, 2>(a, inputs, (const char *)panel + sizeof(Lanes), (char *)out + sizeof(Lanes));
     }
 }
 #endif
@@ -226,8 +229,11 @@ struct Full {
     typedef Plain<Full> Inputs;
     static void narrow(Number *at, Unit x) { put(at, x); }
 #if LANTERN_HALVES
-    static constexpr int STEP = 1;
+    static constexpr int STEP = 1, TURNS = 1;
+    typedef Unit Sum;
     static Unit weights(const char *at, int) { return get<Unit>((const float *)at); }
+    static Unit input(const float *a, int) { return spread<Unit>(*a); }
+    static Unit add(Unit sum, Unit x, Unit weights) { return fma(x, weights, sum); }
 #endif
     template <int ROWS> static void tile(const Number *a, int inputs, const Weight *panel, Lanes (*out)[2]) {
 #if LANTERN_HALVES
@@ -285,7 +291,10 @@ struct Half {
         put(at, (Unit)((x == x ? even : none) & int32_t(0xffff0000)));
     }
 #if LANTERN_HALVES
-    static constexpr int STEP = 2;
+    static constexpr int STEP = 2, TURNS = 2;
+    typedef Unit Sum;
+    static Unit input(const float *a, int odd) { return spread<Unit>(a[odd]); }
+    static Unit add(Unit sum, Unit x, Unit weights) { return fma(x, weights, sum); }
     static Unit weights(const char *at, int odd) {
         const __m256i pairs = _mm256_loadu_si256((const __m256i *)at);
         return (Unit)(odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(int32_t(0xffff0000))) : _mm256_slli_epi32(pairs, 16));
@@ -319,8 +328,13 @@ struct Half {
 
 // Rows of inputs as 8-bit integers with a scale per row, for products with int8 weights.
 struct Rounded {
+#if LANTERN_HALVES
+    typedef uint16_t Number; // of each four inputs, 0 and 2 come before 1 and 3
+#else
+    typedef uint8_t Number;
+#endif
     int rows = 0, inputs = 0; // inputs: padded to a multiple of GROUP, where weights are 0
-    Lined<uint8_t> a;         // (rows, inputs): the integer + 128
+    Lined<Number> a;          // (rows, inputs): the integer + 128
     std::vector<float> scales;
     static constexpr int GROUP = Tiles::GROUP;
 
@@ -328,25 +342,34 @@ struct Rounded {
     Rounded(int rows, int inputs) : a(size_t(rows) * padded(inputs)), scales(rows) {}
 
     void take(const float *from, int count, int given) {
-        typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
         rows = count, inputs = padded(given);
         for (int m = 0; m < rows; m++, from += given) {
-            Lanes most = {}, off = {}; // off: 0, or NaN if an input is not finite
-            for (int c = 0; c < given; c += WIDTH) {
-                const Lanes x = load(from + c), size = x < 0 ? -x : x;
+            Unit most = {}, off = {}; // off: 0, or NaN if an input is not finite
+            for (int c = 0; c < given; c += UNIT) {
+                const Unit x = get<Unit>(from + c), size = x < 0 ? -x : x;
                 most = size > most ? size : most;
                 off += x - x;
             }
             float largest = 1e-30f, lost = 0;
-            for (int i = 0; i < WIDTH; i++) largest = std::max(largest, most[i]), lost += off[i];
+            for (int i = 0; i < UNIT; i++) largest = std::max(largest, most[i]), lost += off[i];
             scales[m] = largest / 127.0f + lost;
-            const Lanes inverse = all(127.0f / largest), magic = all(8388608.0f + 128.0f);
-            for (int c = 0; c < given; c += WIDTH) {
-                const Whole number = (Whole)fma(load(from + c), inverse, magic);
-                const Bytes bytes = __builtin_convertvector(number & 255, Bytes);
-                std::memcpy(&a[size_t(m) * inputs + c], &bytes, WIDTH);
-            }
+            const Unit inverse = spread<Unit>(127.0f / largest), magic = spread<Unit>(8388608.0f + 128.0f);
+            typedef decltype(magic < magic) Integers;
+            for (int c = 0; c < given; c += UNIT)
+                write(&a[size_t(m) * inputs + c], (Integers)fma(get<Unit>(from + c), inverse, magic) & 255);
         }
+    }
+
+    template <class Integers> static void write(Number *to, Integers numbers) {
+#if LANTERN_HALVES
+        const __m256i low = (__m256i)numbers, high = _mm256_slli_epi32(_mm256_srli_si256(low, 8), 16);
+        const __m256i pairs = _mm256_permute4x64_epi64(_mm256_or_si256(low, high), 0x08);
+        _mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(pairs));
+#else
+        typedef uint8_t Bytes __attribute__((vector_size(UNIT)));
+        const Bytes bytes = __builtin_convertvector(numbers, Bytes);
+        std::memcpy(to, &bytes, UNIT);
+#endif
     }
 };
 
@@ -356,10 +379,41 @@ struct Byte {
     typedef float Number;
     typedef Tiles Units;
     typedef Rounded Inputs;
-    static constexpr int TILE = LANTERN_HALVES ? 8 : 12, HEAD = 8 * PANEL; // HEAD: bytes of scales and sums
+    static constexpr int HEAD = 8 * PANEL; // bytes of scales and sums
     static void narrow(Number *at, Unit x) { put(at, x); }
     static size_t panel(int inputs) { return HEAD + size_t(PANEL) * Rounded::padded(inputs); }
 
+    // Results of a row of inputs with this scale: takes away what the inputs' offset of 128 added, and scales.
+    static void results(const Whole *sums, const int8_t *panel, float scale, Lanes *out) {
+        typedef decltype(Unit{} < Unit{}) Integers;
+        const char *scales = (const char *)panel, *offsets = scales + 4 * PANEL;
+        for (int c = 0; c < PANEL; c += UNIT) {
+            Integers own, offset;
+            std::memcpy(&own, (const char *)sums + 4 * c, sizeof(own));
+            std::memcpy(&offset, offsets + 4 * c, sizeof(offset));
+            put((float *)out + c, __builtin_convertvector(own - 128 * offset, Unit) * get<Unit>((const float *)scales + c) * scale);
+        }
+    }
+
+#if LANTERN_HALVES
+    static constexpr int STEP = 4, TURNS = 2;
+    typedef __m256i Sum;
+    // Weights as 16 bits: those of inputs 0 and 2, or of 1 and 3.
+    static __m256i weights(const char *at, int odd) {
+        const __m256i fours = _mm256_loadu_si256((const __m256i *)at);
+        return _mm256_srai_epi16(odd ? fours : _mm256_slli_epi16(fours, 8), 8);
+    }
+    static __m256i input(const uint16_t *a, int odd) {
+        int32_t pair;
+        std::memcpy(&pair, a + 2 * odd, sizeof(pair));
+        return _mm256_set1_epi32(pair);
+    }
+    static __m256i add(__m256i sum, __m256i x, __m256i weights) {
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x, weights));
+        asm("" : "+x"(sum)); // otherwise a compiler adds products first, and the sums do not fit the registers
+        return sum;
+    }
+#else
     // Adds four products of unsigned by signed bytes in each lane.
     static Whole dot(Whole sum, int32_t four, Whole weights) {
 #if defined(__AVX512VNNI__)
@@ -369,56 +423,17 @@ struct Byte {
         return sum;
 #endif
     }
+#endif
 
-    // Takes away what the inputs' offset of 128 added, and scales; `half` is 0 for the left and 1 for the right outputs.
-    static Lanes number(Whole sum, const int8_t *panel, int half) {
-        Whole sums;
-        std::memcpy(&sums, panel + 4 * PANEL + half * 4 * WIDTH, sizeof(sums));
-        return __builtin_convertvector(sum - 128 * sums, Lanes) * load((const float *)panel + half * WIDTH);
-    }
-
+    template <int ROWS> static void tile(const Rounded &a, int first, const int8_t *panel, Whole (*out)[2]) {
+        const Rounded::Number *from = &a.a[size_t(first) * a.inputs];
 #if LANTERN_HALVES
-    // Adds four products of unsigned by signed bytes in each lane; weights are widened to 16 bits, inputs 0 and 2 apart
-    // from 1 and 3.
-    static __m256i dot(__m256i sum, int32_t four, __m256i even, __m256i odd) {
-        const __m256i inputs = _mm256_set1_epi32(four), low = _mm256_set1_epi32(0x00ff00ff);
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even, _mm256_and_si256(inputs, low)));
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(odd, _mm256_and_si256(_mm256_srli_epi16(inputs, 8), low)));
-    }
-
-    template <int ROWS, class Finish> static void tile(const Rounded &a, int first, const int8_t *panel, Finish finish) {
-        alignas(64) int32_t sums[ROWS][2][WIDTH]; // as below
-        for (int quarter = 0; quarter < 4; quarter++) { // 8 outputs, so that their sums stay in registers
-            __m256i own[ROWS];
-#pragma GCC unroll 12
-            for (int m = 0; m < ROWS; m++) own[m] = _mm256_setzero_si256();
-            const int8_t *weights = panel + HEAD + quarter * 4 * UNIT;
-            for (int k = 0; k < a.inputs; k += 4, weights += 4 * PANEL) {
-                const __m256i four = _mm256_loadu_si256((const __m256i *)weights);
-                const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8), odd = _mm256_srai_epi16(four, 8);
-#pragma GCC unroll 12
-                for (int m = 0; m < ROWS; m++) {
-                    int32_t inputs;
-                    std::memcpy(&inputs, &a.a[size_t(first + m) * a.inputs + k], 4);
-                    own[m] = dot(own[m], inputs, even, odd);
-                }
-            }
-#pragma GCC unroll 12
-            for (int m = 0; m < ROWS; m++)
-                std::memcpy(&sums[m][quarter / 2][quarter % 2 * UNIT], &own[m], sizeof(__m256i));
-        }
-        for (int m = 0; m < ROWS; m++) {
-            Whole of[2];
-            std::memcpy(of, sums[m], sizeof(of));
-            finish(first + m, number(of[0], panel, 0) * a.scales[first + m], number(of[1], panel, 1) * a.scales[first + m]);
-        }
-    }
+        tile_of_halves<Byte, ROWS>(from, a.inputs, panel + HEAD, out);
 #else
-    template <int ROWS, class Finish> static void tile(const Rounded &a, int first, const int8_t *panel, Finish finish) {
         // Memory delivers the next panel while this one is multiplied: each tile prefetches its share of it.
         const int tiles = (a.rows + TILE - 1) / TILE, step = 4 * PANEL / tiles; // bytes an iteration
         const char *next = (const char *)panel + Byte::panel(a.inputs) + size_t(first) / ROWS * (a.inputs / 4) * step;
-        Whole sums[ROWS][2] = {}; // left and right
+        Whole sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
         const int8_t *weights = panel + HEAD;
         for (int k = 0; k < a.inputs; k += 4, weights += 4 * PANEL) {
             __builtin_prefetch(next, 0, 2);
@@ -429,18 +444,15 @@ struct Byte {
             std::memcpy(&right, weights + sizeof(left), sizeof(right));
 #pragma GCC unroll 12
             for (int m = 0; m < ROWS; m++) {
-                int32_t inputs;
-                std::memcpy(&inputs, &a.a[size_t(first + m) * a.inputs + k], 4);
-                sums[m][0] = dot(sums[m][0], inputs, left);
-                sums[m][1] = dot(sums[m][1], inputs, right);
+                int32_t four;
+                std::memcpy(&four, from + size_t(m) * a.inputs + k, 4);
+                sums[m][0] = dot(sums[m][0], four, left);
+                sums[m][1] = dot(sums[m][1], four, right);
             }
         }
-#pragma GCC unroll 12 // constant indices: otherwise every iteration above would store all sums to memory
-        for (int m = 0; m < ROWS; m++)
-            finish(first + m, number(sums[m][0], panel, 0) * a.scales[first + m],
-                   number(sums[m][1], panel, 1) * a.scales[first + m]);
-    }
+        std::memcpy(out, sums, sizeof(sums));
 #endif
+    }
 };
 
 template <class Kind> void narrow_all(const float *from, size_t count, typename Kind::Number *to) {
@@ -481,15 +493,24 @@ template <class Kind, class Finish> void multiply(const Plain<Kind> &a, const vo
 
 template <class Finish> void multiply(const Rounded &a, const void *weights, int p, Finish finish) {
     const int8_t *panel = (const int8_t *)weights + p * Byte::panel(a.inputs);
+    const auto finish_row = [&](int m, const Whole *sums) {
+        Lanes results[2];
+        Byte::results(sums, panel, a.scales[m], results);
+        finish(m, results[0], results[1]);
+    };
     if constexpr (Tiles::BUILT)
         if (Tiles::granted())
             return Tiles::multiply(a.a.data(), a.rows, a.inputs, panel + Byte::HEAD, [&](int m, const int32_t *left, const int32_t *right) {
                 Whole sums[2];
                 std::memcpy(&sums[0], left, sizeof(Whole));
                 std::memcpy(&sums[1], right, sizeof(Whole));
-                finish(m, Byte::number(sums[0], panel, 0) * a.scales[m], Byte::number(sums[1], panel, 1) * a.scales[m]);
+                finish_row(m, sums);
             });
-    in_tiles<Byte::TILE>(a.rows, [&](auto count, int m) { Byte::tile<count>(a, m, panel, finish); });
+    in_tiles<TILE>(a.rows, [&](auto count, int m) {
+        Whole sums[count][2];
+        Byte::tile<count>(a, m, panel, sums);
+        for (int i = 0; i < count; i++) finish_row(m + i, sums[i]);
+    });
 }
 
 } // namespace
