@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern.eval.boards.table import RELAXED, TOKENS
+from lantern.eval.speed.surroundings import short_commit
 from lantern.methods import METHODS
 
 ROWS = re.compile(r"(<!-- rows: (leaderboard|pairs) -->\n).*?(<!-- end rows -->)", re.S)
@@ -54,7 +55,7 @@ def board_lines(found: Mapping[str, Any], board: Board) -> Iterator[str]:
         f"Model {found['model']} ({found['weights'][:12]}), {found['variant']}, seed {found['seed']}, guidance "
         f"{found['sampling']['guidance']:g}, temperature {board['temperature']:g}, {board['images']} images; "
         f"{where['gpu'] or where['cpu']}, {where['threads']} threads, load {loads[0]:.1f} to {loads[-1]:.1f}; torch "
-        f"{where['torch']}, commit {', '.join(commit[:12] for commit in found['commits'])}. The fastest plain decoding "
+        f"{where['torch']}, commit {', '.join(map(short_commit, found['commits']))}. The fastest plain decoding "
         f"is {board['baseline'].partition(' | ')[2]}. Brackets: 95 % intervals, paired by seed. *: no claim: fewer "
         "than 10 images, times that vary too much, or an interval that contains 1."
     )

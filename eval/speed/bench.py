@@ -44,7 +44,7 @@ from lantern.eval.speed.race import (
     warm,
 )
 from lantern.eval.speed.roofline import copy_bandwidth, roofline
-from lantern.eval.speed.surroundings import about, load_average
+from lantern.eval.speed.surroundings import about, load_average, short_commit
 from lantern.generation.generator import choose_method
 from lantern.models.folder import Model, load_model
 
@@ -265,7 +265,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _heading(figures: Mapping[str, Any]) -> Iterator[str]:
     where, load = figures["surroundings"], figures["load_average"]
     what = f"model {figures['model']}" if figures["what"] == "model" else f"LlamaGen-{figures['shape']}, random weights"
-    commit = "" if where["commit"] == where["lantern"] else f", commit {where['commit'][:12]}"  # none in a wheel
+    commit = "" if where["commit"] == where["lantern"] else f", commit {short_commit(where['commit'])}"  # none in a wheel
     yield f"{what}; lantern {where['lantern']}{commit}"
     yield f"torch {where['torch']}, torchao {where['torchao'] or 'none'}, python {where['python']}"
     yield f"{where['gpu'] or where['cpu']}, {where['threads']} threads of {where['cores']} cores"

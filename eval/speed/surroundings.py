@@ -44,7 +44,7 @@ NO_CODE = (":!eval/results", ":!docs", ":!*.md", ":!*.png")
 
 
 def commit(folder: Path) -> str:
-    """Return the commit of a checkout, with "+changes" if its token differs; outside a checkout the package version."""
+    """Return the commit of a checkout, with "+changes" if its code differs; outside a checkout the package version."""
     if not (folder / "pyproject.toml").is_file():
         return lantern.__version__
     found = git(folder, "rev-parse", "HEAD")
@@ -93,3 +93,9 @@ def file_hashes(folder: Path) -> str:
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def short_commit(commit: str) -> str:
+    """Return the first 12 digits of what `commit` returned, and "+changes" if it ends so."""
+    digits, mark, changes = commit.partition("+")
+    return digits[:12] + mark + changes

@@ -69,6 +69,8 @@ constexpr int WIDTH = 16, PANEL = 32, TILE = LANTERN_HALVES ? 6 : 12, NODES_AT_O
 constexpr int MANY = 8, AHEAD = 2048, FAR_AHEAD = 16384, HALF_AHEAD = 6144;
 // Keys and values are prefetched this many slots ahead with AMX, where memory is the only wait.
 constexpr int SLOTS_AHEAD = Tiles::BUILT ? 16 : 0;
+// With AVX2 a node's sums over values are continued after so many slots, whose values stay in the first cache for all nodes.
+constexpr int SLOTS_AT_ONCE = 64;
 
 template <class Vector> inline Vector get(const float *at) {
     Vector x;
@@ -619,11 +621,14 @@ inline Unit eight_products(const float *query, const float *keys, const int32_t 
     return folded[0] + folded[1];
 }
 
-// Writes the weighted sums of 8 PARTS numbers of the seen slots' values; returns the sum of the weights.
+// Adds to `out` the weighted sums of 8 PARTS numbers of the values of seen slots; returns `total` plus their weights.
 template <int PARTS>
-inline float add_values(const Seen &of, const float *weights, const float *values, int head_dim, float *out) {
-    Unit sums[PARTS] = {}, total = {};
-    for (int j = 0; j < of.length; j++) {
+inline Unit add_values(const Seen &of, int begin, int end, const float *weights, const float *values, int head_dim,
+                       float *out, Unit total) {
+    Unit sums[PARTS];
+#pragma GCC unroll 8
+    for (int i = 0; i < PARTS; i++) sums[i] = get<Unit>(out + UNIT * i);
+    for (int j = begin; j < end; j++) {
         const float *value = values + size_t(of.slots[j]) * head_dim;
         const Unit weight = spread<Unit>(weights[j]);
         total += weight;
@@ -632,7 +637,7 @@ inline float add_values(const Seen &of, const float *weights, const float *value
     }
 #pragma GCC unroll 8
     for (int i = 0; i < PARTS; i++) put(out + UNIT * i, sums[i]);
-    return total[0];
+    return total;
 }
 #endif
 
@@ -839,9 +844,12 @@ template <class Kind> struct Worker {
         Lanes sums[NODES][PARTS] = {};
         Unit totals[NODES] = {};
 #if LANTERN_HALVES
-        for (int i = 0; i < NODES; i++)
-            totals[i] = spread<Unit>(
-                add_values<2 * PARTS>(of, weights + size_t(i) * of.length, values + d, head_dim, (float *)sums[i]));
+        for (int j = 0, step = NODES > 1 ? SLOTS_AT_ONCE : of.length; j < of.length; j += step) {
+            const int end = std::min(j + step, of.length);
+            for (int i = 0; i < NODES; i++)
+                totals[i] = add_values<2 * PARTS>(of, j, end, weights + size_t(i) * of.length, values + d, head_dim,
+                                                  (float *)sums[i], totals[i]);
+        }
 #else
         for (int j = 0; j < of.length; j++) {
             const float *value = values + size_t(of.slots[j]) * head_dim + d;
