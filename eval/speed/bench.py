@@ -265,7 +265,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _heading(figures: Mapping[str, Any]) -> Iterator[str]:
     where, load = figures["surroundings"], figures["load_average"]
     what = f"model {figures['model']}" if figures["what"] == "model" else f"LlamaGen-{figures['shape']}, random weights"
-    commit = "" if where["commit"] == where["lantern"] else f", commit {short_commit(where['commit'])}"  # none in a wheel
+    in_wheel = where["commit"] == where["lantern"]
+    commit = "" if in_wheel else f", commit {short_commit(where['commit'])}"
     yield f"{what}; lantern {where['lantern']}{commit}"
     yield f"torch {where['torch']}, torchao {where['torchao'] or 'none'}, python {where['python']}"
     yield f"{where['gpu'] or where['cpu']}, {where['threads']} threads of {where['cores']} cores"
