@@ -77,7 +77,7 @@ class Entry:
     id: int
     bytes: int
     sha256: str
-    prompt_sha256: str
+    tokens_sha256: str
     statistics: Mapping[str, Any]
 
     def figures(self) -> Statistics:
@@ -187,7 +187,7 @@ class Worker:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.replace(path)
             digest = hashlib.sha256(raw).hexdigest()
-            entry = Entry(number, len(raw), digest, picture.prompt_sha256, asdict(picture.statistics))
+            entry = Entry(number, len(raw), digest, picture.tokens_sha256, asdict(picture.statistics))
             self.manifest.append(asdict(entry))
             self.done.add(number)
         return True
@@ -236,5 +236,5 @@ def facts_of(decoder: Generator, picture: Picture) -> dict[str, Any]:
         "image": str(request.number),
         "sampling": asdict(decoder.sampling),
         "versions": {"lantern": lantern.__version__, "torch": torch.__version__},
-        "prompt_sha256": picture.prompt_sha256,
+        "tokens_sha256": picture.tokens_sha256,
     }

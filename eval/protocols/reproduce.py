@@ -245,7 +245,7 @@ def conclude(task: Task, entries: Mapping[int, Entry]) -> dict[str, Any]:
         "pictures": len(entries),
         "pictures_of_protocol": task.protocol.pictures,
         "pictures_sha256": digest(entry.sha256 for _, entry in sorted(entries.items())),
-        "prompt_sha256": digest(entry.prompt_sha256 for _, entry in sorted(entries.items())),
+        "tokens_sha256": digest(entry.tokens_sha256 for _, entry in sorted(entries.items())),
         "speed": speed | {"seconds_per_picture": round(sum(speed["seconds"].values()) / len(entries), 4)},
         "metrics": figures,
         "not_measured": missing,
@@ -264,7 +264,7 @@ def is_repeated(task: Task, row: Mapping[str, Any]) -> bool | None:
     """Return whether the images equal those of the repeated row byte for byte; None without a repeated row."""
     if task.before is None:
         return None
-    return all(row[name] == task.before.get(name) for name in ("pictures", "pictures_sha256", "prompt_sha256"))
+    return all(row[name] == task.before.get(name) for name in ("pictures", "pictures_sha256", "tokens_sha256"))
 
 
 def _protocol(name: str) -> tuple[Protocol, Mapping[str, Any] | None]:

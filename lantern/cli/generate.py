@@ -406,7 +406,7 @@ class Job:
 
         labels = [picture.request.subject for picture in done] if self.has_labels else []
         whole = sheet([self._image(one) for one in done], columns=self.columns, labels=labels)
-        of_one = ("image", "prompt_sha256", *(("prompt", "negative_prompt", "class") if self.has_several else ()))
+        of_one = ("image", "tokens_sha256", *(("prompt", "negative_prompt", "class") if self.has_several else ()))
         facts = self._facts(done[0]) | dict.fromkeys(of_one)
         facts |= {"pictures": str(len(done)), "layout": f"sheet of {self.columns} columns"}
         self._write(whole, self.planned[self.requested[0]][0], facts)
@@ -435,7 +435,7 @@ class Job:
             "settings": self.settings or None,
             "seed": str(request.seed),
             "image": str(request.number),
-            "prompt_sha256": picture.prompt_sha256,
+            "tokens_sha256": picture.tokens_sha256,
             "forced_tokens": str(picture.statistics.forced) if picture.statistics.forced else None,
         }
 
@@ -493,7 +493,7 @@ class Job:
             # a sheet is the file of all pictures
             places = [None] * len(done) if not paths else paths * (len(done) // len(paths))
             figures |= {
-                "prompt_sha256": [picture.prompt_sha256 for picture in done],
+                "tokens_sha256": [picture.tokens_sha256 for picture in done],
                 "paths": paths,
                 "pictures": [one.as_dict() | {"path": place} for one, place in zip(done, places, strict=True)],
             }

@@ -151,7 +151,7 @@ class Picture:
                 "label": self.request.label,
                 "seed": self.request.seed,
                 "image": self.request.number,
-                "prompt_sha256": self.prompt_sha256,
+                "tokens_sha256": self.tokens_sha256,
                 "batch": self.batch,
                 "latency": round(self.latency, 4),
             }
@@ -159,7 +159,7 @@ class Picture:
         )
 
     @property
-    def prompt_sha256(self) -> str:
+    def tokens_sha256(self) -> str:
         """SHA-256 of the tokens as little-endian 32-bit integers."""
         return hashlib.sha256(self.tokens.cpu().to(torch.int32).numpy().astype("<i4").tobytes()).hexdigest()
 

@@ -69,7 +69,7 @@ def test_json_is_one_object_with_all_figures(model: str, capsys: Capture) -> Non
     assert 0 <= found["total_variation"] <= found["total_variation_max"] <= 1
     assert max(one["total_variation_max"] for one in found["pictures"]) == found["total_variation_max"]
     assert [(one["image"], one["batch"]) for one in found["pictures"]] == [(0, 3), (1, 3), (2, 3), (3, 2), (4, 2)]
-    assert len(set(found["prompt_sha256"])) == 5 and all(Path(path).is_file() for path in found["paths"])
+    assert len(set(found["tokens_sha256"])) == 5 and all(Path(path).is_file() for path in found["paths"])
     assert (found["batch"], found["batch_halved"], found["asked"], found["stopped"]) == (3, None, 5, None)
     assert set(found["seconds"]) == {"text", "decode", "vq"}
     seconds = sum(found["seconds"].values())
@@ -101,7 +101,7 @@ def test_comparison_saves_the_two_side_by_side_and_reports_what_differs(model: s
     assert made(model, "--compare", "--json", "--method", "lantern", "--k", "8", "--delta", "0.5") == 0
     [found] = json.loads(capsys.readouterr().out)["comparisons"]
     assert found["plain"]["steps"] == 16 and found["method"]["total_variation"] > 0
-    assert found["identical"] == (found["plain"]["prompt_sha256"] == found["method"]["prompt_sha256"])
+    assert found["identical"] == (found["plain"]["tokens_sha256"] == found["method"]["tokens_sha256"])
 
 
 def test_prompts_come_from_files_in_several_forms(model: str) -> None:

@@ -54,12 +54,12 @@ def test_no_method_returns_a_picture_sampled_from_nan(model: Model, method: str,
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_finite_pictures_of_the_same_batch_are_returned(model: Model, batch: int) -> None:
-    expected = [picture.prompt_sha256 for picture in make(model)]
+    expected = [picture.tokens_sha256 for picture in make(model)]
     spoil_third_picture(model)
     made = []
     with pytest.raises(NotFiniteError, match="seed 0, image 2"):
         for picture in generate(model, APPLES, method="plain", batch=batch):
-            made.append(picture.prompt_sha256)
+            made.append(picture.tokens_sha256)
     assert made == expected[:2]
 
 
@@ -82,12 +82,12 @@ def spoil_one_pass(model: Model, value: float, at: int = 2) -> None:
 @pytest.mark.parametrize("method", ["plain", "eagle1", "eagle1-rejection", "lantern++", "sjd", "gumbel-jacobi"])
 def test_nan_in_one_pass_rejects_only_its_picture(model: Model, method: str, value: float) -> None:
     settings = {"k": 4} if METHODS[method].settings.get("k") else None
-    expected = [picture.prompt_sha256 for picture in make(model, method=method, settings=settings, batch=3)]
+    expected = [picture.tokens_sha256 for picture in make(model, method=method, settings=settings, batch=3)]
     spoil_one_pass(model, value)
     made = []
     with pytest.raises(NotFiniteError, match="seed 0, image 1"):
         for picture in generate(model, APPLES, method=method, settings=settings, batch=3):
-            made.append(picture.prompt_sha256)
+            made.append(picture.tokens_sha256)
     assert made == [expected[0], expected[2]]
 
 
@@ -149,10 +149,10 @@ def test_debug_mode_names_the_token(model: Model) -> None:
 
 
 def test_debug_mode_names_a_layer_of_the_drafter_without_which_exact_pictures_stay_the_same(model: Model) -> None:
-    expected = [picture.prompt_sha256 for picture in make(model)]
+    expected = [picture.tokens_sha256 for picture in make(model)]
     assert model.drafter is not None
     model.drafter.fc.weight.data[0, 0] = torch.nan
-    assert [picture.prompt_sha256 for picture in make(model, method="eagle1")] == expected
+    assert [picture.tokens_sha256 for picture in make(model, method="eagle1")] == expected
     with pytest.raises(NotFiniteError, match="drafter.fc gave NaN"):
         make(model, method="eagle1", debug=True)
 
@@ -175,7 +175,7 @@ def test_layers_are_watched_only_in_debug_mode_and_during_a_generation(model: Mo
 
 def test_pictures_are_the_same_in_debug_mode(model: Model) -> None:
     for method in ("plain", "eagle1"):
-        tokens = [[p.prompt_sha256 for p in make(model, method=method, debug=debug)] for debug in (False, True)]
+        tokens = [[p.tokens_sha256 for p in make(model, method=method, debug=debug)] for debug in (False, True)]
         assert tokens[0] == tokens[1]
 
 

@@ -51,7 +51,7 @@ def make(model: Model, count: int, batch: int, **options: Any) -> list[Picture]:
 
 
 def digests(pictures: list[Picture]) -> list[str]:
-    return [picture.prompt_sha256 for picture in pictures]
+    return [picture.tokens_sha256 for picture in pictures]
 
 
 def test_a_failed_allocation_is_recognised() -> None:
@@ -196,7 +196,7 @@ def test_the_command_reports_a_halving_once(run: Any, tmp_path: Path, tight: lis
     found = json.loads(out)
     assert (code, error) == (0, "lantern: out of memory with 8 images at once: continuing with 2\n")
     assert (whole["batch_halved"], found["batch_halved"], found["batch"]) == (None, 2, 8)
-    assert found["prompt_sha256"] == whole["prompt_sha256"] and len(set(found["paths"])) == 8
+    assert found["tokens_sha256"] == whole["tokens_sha256"] and len(set(found["paths"])) == 8
     assert run(*EIGHT, "--json", "--out", tmp_path / "c", "--quiet")[::2] == (0, "")
 
 

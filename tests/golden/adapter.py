@@ -69,7 +69,7 @@ def decode(model: str, engine: str, method: str) -> list[dict[str, Any]]:
 def _record(tokens: torch.Tensor, stats: dict[str, Any]) -> dict[str, Any]:
     """Returns the digest of the tokens as little-endian int64, and what of the statistics no time or engine enters."""
     digest = hashlib.sha256(tokens.cpu().to(torch.int64).numpy().astype("<i8").tobytes()).hexdigest()
-    left_out = ("seconds", "latency", "method_reason", "promise", "total_variation_excess")
+    left_out = ("seconds", "latency", "tokens_sha256", "method_reason", "promise", "total_variation_excess")
     return {"tokens_sha256": digest} | {name: stats[name] for name in stats if name not in left_out}
 
 

@@ -103,7 +103,7 @@ def test_rank_0_alone_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFi
     shared = json.loads(done.stdout)
     assert main(["generate", *what, "--out", str(tmp_path / "one.png")]) == 0
     alone = json.loads(capsys.readouterr().out)
-    assert shared["prompt_sha256"] == alone["prompt_sha256"]
+    assert shared["tokens_sha256"] == alone["tokens_sha256"]
     assert shared["pictures"][0]["promise"] == "distribution"
     assert {path.name for path in tmp_path.iterdir()} == {"janus", "one.png", "two.png"}
 

@@ -259,7 +259,7 @@ def test_a_folder_in_the_released_layout_makes_pictures(
     reported = json.loads(capsys.readouterr().out)
     loaded = load_model(folder(name, root), size=size)
     (expected,) = generate(loaded, PROMPTS[:1], method="plain")
-    assert reported["prompt_sha256"] == [expected.prompt_sha256]
+    assert reported["tokens_sha256"] == [expected.tokens_sha256]
     assert expected.pixels is not None
     raster, side = loaded.target.config.raster, loaded.vq.config.downsample  # type: ignore[union-attr]
     with Image.open(tmp_path / "a.png") as picture:

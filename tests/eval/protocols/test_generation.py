@@ -96,4 +96,4 @@ def test_picture_metadata_has_no_time(whole: Path) -> None:
         output = dict(picture.info)
     assert output["prompt"] == "a blue cat" and output["image"] == "1" and output["method"] == "gumbel-jacobi"
     assert not [name for name in map(str, output) if any(word in name.lower() for word in ("time", "date", "second"))]
-    assert read_entries(whole)[1].prompt_sha256 == output["prompt_sha256"]
+    assert read_entries(whole)[1].tokens_sha256 == output["tokens_sha256"]
