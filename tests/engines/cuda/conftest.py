@@ -1,7 +1,20 @@
-"""What tests of kernels share."""
+"""What tests of kernels share, and a quicker interpreter for them."""
+
+from contextlib import suppress
+from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
+
+# Triton's interpreter replaces its language in every call of a function, and puts it back. It looks for overflows in
+# every sum of integers, and reports them in debug mode alone.
+with suppress(ImportError):
+    from triton.runtime import interpreter
+
+    replace, kept = cache(interpreter._patch_lang), SimpleNamespace(restore=lambda: None)
+    interpreter._patch_lang = lambda function: (replace(function), kept)[1]
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 
 
 @pytest.fixture

@@ -59,8 +59,14 @@ def condition_of(word: int, images: int = 2) -> Condition:
     return Condition(tokens=tokens, mask=tokens > 0)
 
 
-@pytest.mark.parametrize("method", ["plain", "gumbel-jacobi", "sjd-pac"])
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        pytest.param(name, method, marks=pytest.mark.slow if (row + column) % 3 else ())
+        for row, name in enumerate(SIZES)
+        for column, method in enumerate(("plain", "sjd-pac", "gumbel-jacobi"))
+    ],
+)
 def test_a_replayed_round_gives_the_tokens_of_the_eager_one_and_waits_for_nothing(name: str, method: str) -> None:
     given = [(condition_of(9 + seed), [(seed, 0), (seed, 1)]) for seed in (3, 8)]
     eager = decoder_of(method, target_of(name), EAGER)
