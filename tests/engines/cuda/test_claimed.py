@@ -27,7 +27,7 @@ UNCAPTURED = ("auto", "zipar", "pjd", "specmquant-paper")
 
 def decoder_of(name: str, *, is_claimed: bool, engine: Engine = EAGER) -> Decoder:
     """Return a decoder whose target, drafter, add-ons and tables are on the claimed device."""
-    target = tiny_target()
+    target = tiny_target(block_size=9)
     parts: dict[str, Any] = {"drafter_module": tiny_eagle(target), **tiny_parts(target)}
     tables: dict[str, Any] = {"neighbours": tiny_neighbours(), "codebook": tiny_codebook()}
     if is_claimed:
