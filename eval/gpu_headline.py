@@ -48,7 +48,6 @@ from lantern.models.llamagen.transformer import Transformer, TransformerConfig, 
 
 Figures = dict[str, Any]
 SKIPPED_STEPS = 8  # at the begin of an image: those before the graph, and a few behind
-TAUS = (1.5, 2.5, 3.5)  # scripted tokens a step
 CRASHED = 3
 # sections in the order of their worth, and the seconds after which one leaves out its further figures
 SECTIONS = {
@@ -76,6 +75,7 @@ class Sizes:
     nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64)
     windows: tuple[int, ...] = (4, 16, 32)
     trees: tuple[str, ...] = ("chain_4", "grown_7_4", "grown_15_4")
+    taus: tuple[float, ...] = (1.5, 2.5, 3.5)  # scripted tokens a step
     others: tuple[tuple[str, int], ...] = (("B", 256), ("L", 256), ("XL", 256), ("XXL", 576), ("3B", 576))
     janus: tuple[int, ...] = (2048, 5632, 24, 16)
     batches: tuple[int, ...] = (1, 8, 16, 64)
@@ -94,6 +94,7 @@ TOY = Sizes(
     nodes=(1, 2),
     windows=(2,),
     trees=("chain_2",),
+    taus=(2.5,),
     others=(("B", 4),),
     janus=(16, 24, 1, 1),
     batches=(1,),
@@ -371,7 +372,7 @@ class Bench:
         made, found = self.decoder(name, engine, tree=tree), Figures()
         drafter: Any = made.drafter
         assert made.verifier is not None
-        for tau in TAUS:
+        for tau in self.sizes.taus:
             if tau <= drafter.depth + 1:
                 counts = tuple(script(tau, made.target.config.block_size - 1))
                 path = tuple(deepest(drafter.tree.shape()))
@@ -384,7 +385,7 @@ class Bench:
 
     def _of_window(self, make: Callable[[], Decoder], window: int) -> Figures:
         figures = self.steps(make(), most=self.sizes.steps)
-        return {f"{tau:g}": self._at(tau, figures) for tau in TAUS if tau <= window}
+        return {f"{tau:g}": self._at(tau, figures) for tau in self.sizes.taus if tau <= window}
 
     def _at(self, tau: float, figures: Figures) -> Figures:
         """Return milliseconds a token at `tau` tokens a step, and the speedup over the fastest plain decoding."""
@@ -399,13 +400,14 @@ class Bench:
         """Bits: tokens of exact methods in bf16 that differ from plain decoding's, of random weights of the size."""
         names = exact_methods({"eagle1"})
         images, seeds = self.sizes.exact
+        settings: Figures = {"tree": self.sizes.trees[0]} if self.is_toy else {}
         condition = self.condition(self.model()[0].config, images)
 
         for kind in dict.fromkeys((self.products(), PRODUCTS[0])):
             make = partial(self.decoder, engine=GraphEngine(products=kind))
             plain = self._tokens(make("plain"), condition, seeds)
             for name in names[:1] if self.is_toy else names:
-                same = partial(self._same, partial(make, name), condition, plain)
+                same = partial(self._same, partial(make, name, **settings), condition, plain)
                 self.measure("exact", f"{name} {kind}", same)
 
     def _tokens(self, decoder: Decoder, condition: Condition, seeds: int) -> tuple[list[Tensor], float, int]:
