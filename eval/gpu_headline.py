@@ -249,7 +249,7 @@ class Bench:
         """Return milliseconds a step and a token, and tokens a step: of whole images, or of their first steps."""
         condition, repeats = self.condition(decoder.target.config, images), self.sizes.repeats
         begun = time.perf_counter()
-        self.begin(decoder, condition, SKIPPED_STEPS + 2, **how)  # compiles and captures
+        self.begin(decoder, condition, min(SKIPPED_STEPS + 2, self.sizes.steps), **how)  # compiles and captures
         first, found = time.perf_counter() - begun, []
         for _ in range(repeats):
             clock, tokens = self.begin(decoder, condition, most, **how)
@@ -358,7 +358,7 @@ class Bench:
         steps over the tokens that the script would commit.
         """
         engine = GraphEngine(products=self.products())
-        for name in ("eagle1", "eagle1-rejection", "lantern", "lantern++"):
+        for name in ("eagle1", "eagle1-rejection", "lantern", "lantern++")[:: 3 if self.is_toy else 1]:
             for tree in self.sizes.trees:
                 self.measure("drafted", f"{name} {tree}", partial(self._scripted, name, engine, tree))
         for window in self.sizes.windows:
@@ -549,7 +549,7 @@ class Bench:
         from lantern.training.loop import LoopConfig
         from lantern.training.target import TargetConfig, TargetTask
 
-        own, batch, steps = model.target.config, self.sizes.training_batch, 4 if self.is_toy else 40
+        own, batch, steps = model.target.config, self.sizes.training_batch, 2 if self.is_toy else 40
         if self.is_toy:
             own = dataclasses.replace(own, n_layer=1)
         loop = LoopConfig(steps=steps, warmup=1, decay=1)
