@@ -7,9 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-# Triton's interpreter replaces its language in every call of a function, and puts it back. It looks for overflows in
-# every sum of integers, and reports them in debug mode alone.
-with suppress(ImportError):
+with suppress(ImportError):  # replace Triton's language once, and look for no overflows: only debug mode reports them
     from triton.runtime import interpreter
 
     replace, kept = cache(interpreter._patch_lang), SimpleNamespace(restore=lambda: None)

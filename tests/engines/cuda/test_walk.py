@@ -164,12 +164,7 @@ def test_other_verifiers_and_settings_are_left_to_torch() -> None:
 if __name__ == "__main__":
     count, accepted = int(sys.argv[1]), 0
     for seed in range(-(-count // IMAGES)):
-        choices = (
-            TREES[(0, 0, 1, 0, 0, 2)[seed % 6]],
-            MODES[seed // 3 % 3],
-            ("paper", "released")[seed // 9 % 2],
-            RULES[seed // 18 % 3],
-        )
-        accepted += compare(seed, *choices)
+        tree, mode = TREES[(0, 0, 1, 0, 0, 2)[seed % 6]], MODES[seed // 3 % 3]
+        accepted += compare(seed, tree, mode, ("paper", "released")[seed // 9 % 2], RULES[seed // 18 % 3])
         if seed % 100 == 99 or IMAGES * (seed + 1) >= count:
             print(f"{IMAGES * (seed + 1)} trees, {accepted} accepted tokens, no difference", flush=True)
