@@ -492,8 +492,9 @@ class Bench:
             made = self.steps(self.decoder(name, engine, model, **settings), most=self.sizes.steps)
             return self.with_share(made, model[0])
 
+        methods: list[tuple[str, Figures]] = [("plain", {}), ("eagle1", {"tree": self.sizes.trees[-1]})]
         for shape, tokens in self.sizes.others:
-            for name, settings in (("plain", {}), ("eagle1", {"tree": self.sizes.trees[-1]})):
+            for name, settings in methods[: 1 if self.is_toy else 2]:
                 self.measure("shapes", f"{shape} {tokens} {name}", partial(of, shape, tokens, name, settings))
         for name in ("plain", "gumbel-jacobi")[: 1 if self.is_toy else 2]:
             self.measure("shapes", f"Janus {name}", partial(self._of_janus, name))
