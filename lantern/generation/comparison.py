@@ -100,14 +100,15 @@ def compare(
     method: Method,
     sampling: Sampling,
     callback: Callback | None = None,
+    interval: float = 0.0,
 ) -> Iterator[Comparison]:
     """Make each image by plain decoding, then by `method`, after a warm-up of both.
 
-    ValueError for plain decoding against itself.
+    `callback` and `interval` are those of `generator.generate`. ValueError for plain decoding against itself.
     """
     if method.is_plain:
         raise ValueError('nothing to compare with "plain": choose a method that drafts, and a model with a drafter')
-    generators = Generator(model, METHODS["plain"], sampling), Generator(model, method, sampling)
+    generators = [Generator(model, one, sampling, interval=interval) for one in (METHODS["plain"], method)]
 
     def compared() -> Iterator[Comparison]:
         for generator in generators:
