@@ -24,7 +24,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from lantern.engines.cuda import walk
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-IMAGES, TOKENS, PLACES = 2, 500, 12
+IMAGES, TOKENS, PLACES = 4, 150, 12
 TREES = (grown(8, 2), grown(24, 3), named("naive_extend_57"))
 MODES = ("sampled", "point", "iid")
 RULES: tuple[Any, ...] = (None, (Lantern, {"delta": 0.2}), (LanternPP, {"lambda_": 5.0}))
@@ -49,7 +49,7 @@ def problem(seed: int, tree: StaticTree, mode: Any, sampling: Sampling) -> tuple
     logits = 2 * torch.randn(IMAGES, sampling.rows, tree.max_nodes, TOKENS, generator=generator)
     places = (torch.randint(0, 9, (IMAGES, 1), generator=generator) + tree.shape().depths).clamp(max=PLACES - 1)
     log_p = sampling.log_probs(logits, places).clamp(min=-30)
-    log_q = (log_p + 0.5 * torch.randn(log_p.shape, generator=generator)).log_softmax(-1)
+    log_q = (log_p + 1.5 * torch.randn(log_p.shape, generator=generator)).log_softmax(-1)
     keys = [(seed, image) for image in range(IMAGES)]
     sizes: dict[str, Any] = {"positions": PLACES, "vocab_size": TOKENS, "is_silent": sampling.is_greedy}
     made = drafted(tree, mode, log_q, generator)
