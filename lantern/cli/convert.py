@@ -107,7 +107,7 @@ def write_checked(found: "Checkpoint", out: Path, *, dtype: "torch.dtype | None"
         raise ValueError(f"--to hf is for targets, this is a {found.kind} checkpoint: omit it")
     with temporary_until_complete(out) as trial:
         save_component(found.state, found.config, trial, dtype=dtype)
-        try_component(trial, found.kind if found.kind in ("vq", "drafter") else "target")
+        try_component(trial, {"vq": "vqvae", "drafter": "drafter"}.get(found.kind, "transformer"))
         if is_foreign:
             save_component(foreign_state(found.state), foreign_config(found.config), trial, dtype=dtype)
 

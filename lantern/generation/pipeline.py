@@ -79,7 +79,7 @@ from lantern.models.folder import FOLDER as ADD_ONS_NAME
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.models.trial import try_components
+from lantern.models.trial import KINDS, try_component
 
 PUSH_OPTIONS = ("license", "base_model", "private", "token", "commit_message", "create_pr")
 INSTEAD = {"variant": "omit it, and give torch_dtype", "device_map": "omit it, and call pipe.to(device)"}
@@ -323,7 +323,9 @@ class LanternPipeline(DiffusionPipeline):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             self.save_pretrained(folder)
-            try_components({part: folder / part for part in COMPONENTS if (folder / part).is_dir()}, name=repo_id)
+            for part in KINDS:
+                if (folder / part).is_dir():
+                    try_component(folder / part, part)
             hub = HfApi(token=token)
             repository = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
             card = model_card(self.model, repository, method=self._method, license=license, base_model=base_model)

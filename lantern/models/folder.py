@@ -123,7 +123,8 @@ class Model:
         object.__setattr__(self, "engine", self.engine.resolve(self.target))  # of auto
         config, drafter = self.target.config, self.drafter and self.drafter.config
         if self.vq is not None and self.vq.config.codebook_size != config.vocab_size:
-            raise ValueError(f"the VQ has {self.vq.config.codebook_size} tokens, the transformer {config.vocab_size}")
+            where = "the VQ" if self.folder is None else self.folder / "vqvae"
+            raise ValueError(f"{where} has {self.vq.config.codebook_size} tokens, the transformer {config.vocab_size}")
         if self.text is not None and self.takes_prompts and self.text.width != config.caption_dim:
             raise ValueError(f"the text encoder is {self.text.width} wide, the transformer needs {config.caption_dim}")
         if drafter is not None:

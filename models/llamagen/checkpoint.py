@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lantern.core.config import build_config, one_line, read_json_object
 from lantern.core.io import check_finite, check_state, load_tensors, read_pickled
+from lantern.methods.parts import ADD_ONS, DRAFTER
 from lantern.models.llamagen import lantern_layout
 from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
@@ -152,7 +153,7 @@ def _transformer(state: dict[str, Tensor], known: dict[str, Any], kind: Kind) ->
 def _drafter(state: dict[str, Tensor], known: dict[str, Any]) -> Checkpoint:
     """Recognise an EAGLE-1 drafter: `fc` over [embedding; feature], one layer without input norm, no final norm.
 
-    It reads both guidance rows, padding included. Its config is checked where the drafter is built.
+    It reads both guidance rows, padding included.
     """
     state = lantern_layout.drafter_state(state)
     vocab_size, dim = _shape(state, "embed_tokens.weight", 2)
@@ -165,18 +166,8 @@ def _drafter(state: dict[str, Tensor], known: dict[str, Any]) -> Checkpoint:
     config["cls_token_num"] = config.get("cls_token_num", 120) - 1
     config["has_fc_bias"] = config.pop("bias", True)
     config |= {"has_input_norm": False, "sees_padding": True, "kind": "eagle1", "form": "rows"}
-    expected = {
-        "embed_tokens.weight": (vocab_size, dim),
-        "fc.weight": (dim, 2 * dim),
-        "layers.0.attention.wqkv.weight": (3 * dim, dim),
-        "layers.0.attention.wo.weight": (dim, dim),
-        "layers.0.feed_forward.w1.weight": (hidden, dim),
-        "layers.0.feed_forward.w3.weight": (hidden, dim),
-        "layers.0.feed_forward.w2.weight": (dim, hidden),
-        "layers.0.ffn_norm.weight": (dim,),
-    } | ({"fc.bias": (dim,)} if config["has_fc_bias"] else {})
-    check_state(state, {name: torch.empty(shape, device="meta") for name, shape in expected.items()}, source="weights")
-    check_finite(state, source="weights")
+    kind: Any = ADD_ONS[DRAFTER]
+    _check(state, lambda: kind.module(build_config(kind.config, config, source="config")))
     return Checkpoint("drafter", config, state)
 
 

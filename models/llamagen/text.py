@@ -256,13 +256,6 @@ def _check_vocabulary(tokenizer: Any, tokens: int, file: Path) -> None:
         raise ValueError(f"{file} has tokens up to {highest}, the text encoder {tokens}: they do not fit")
 
 
-def check_text_files(folder: Path, tokenizer_dir: Path | None = None) -> None:
-    """Check what can be checked of a text encoder's folder without loading it; ValueError names the file."""
-    weights, _ = checked_folders(folder, tokenizer_dir)
-    if (weights / WEIGHT_FILES[0]).is_file():
-        read_header(weights / WEIGHT_FILES[0])
-
-
 class TextEncoder:
     """A T5-type encoder with its tokenizer: those of `lantern.models.llamagen.t5`, or of transformers."""
 
