@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from lantern.cli.command import DONE
-from lantern.cli.options import Distribution, arg, command, existing, opt, options
+from lantern.cli.options import Distribution, Group, arg, command, existing, opt
 from lantern.generation.file_names import MAX_SCALE
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ NAMES_HELP = (
 )
 
 
-@options
-class Components:
+class Components(Group):
     """Components, copied to OUT/NAME."""
 
     transformer: Path | None = opt(None, "target", parse=existing, metavar="DIR")
@@ -33,7 +32,6 @@ class Components:
     drafter: Path | None = opt(None, "EAGLE-1 drafter", parse=existing, metavar="DIR")
 
 
-@options
 class Defaults(Distribution):
     """Defaults of the model."""
 

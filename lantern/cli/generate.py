@@ -21,13 +21,13 @@ from lantern.cli.options import (
     MODEL,
     MODEL_HELP,
     Distribution,
+    Group,
     OneOf,
     Placement,
     advice,
     command,
     named,
     opt,
-    options,
     size_of,
 )
 from lantern.core.config import read_json_object
@@ -58,8 +58,7 @@ NAME_HELP = f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; f
 SETTING_HELP = "a setting of the method by its name, such as nodes=31; may be repeated"
 
 
-@options
-class Inputs:
+class Inputs(Group):
     """More of what to make."""
 
     negative_prompt: list[str] = opt([], NEGATIVE_HELP, metavar="TEXT", each=True)
@@ -77,8 +76,7 @@ class Inputs:
         return {"init_image": self.init_image, "keep_rows": self.keep_rows, "mask_image": self.mask}
 
 
-@options
-class Files:
+class Files(Group):
     """What is written and printed."""
 
     name: str | None = opt(None, NAME_HELP, metavar="TEMPLATE")
