@@ -583,8 +583,7 @@ class LanternPipeline(DiffusionPipeline):
             raise ValueError("the pipeline has no text_encoder and tokenizer, without which it encodes no prompt")
         if not isinstance(text, TextEncoder):
             raise ValueError("this model reads prompts as tokens, not as embeddings: give the prompt to the call")
-        found = text.encode(texts_of(prompt, "prompt"), slots=self.transformer.config.cls_token_num)
-        return found.embeddings, found.mask
+        return text.encode(texts_of(prompt, "prompt"), slots=self.transformer.config.cls_token_num)
 
     @torch.no_grad()
     def decode_latents(

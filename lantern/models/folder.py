@@ -181,23 +181,20 @@ class Model:
     @cached_property
     def words(self) -> frozenset[str]:
         """The words of the training captions; empty where the model's folder does not list them."""
-        is_listed = (
-            self.folder is not None and (self.folder / WORDS_NAME).is_file() and isinstance(self.text, TextEncoder)
-        )
-        return frozenset(read_words(self.folder)) if self.folder is not None and is_listed else frozenset()
+        if self.folder is None or not isinstance(self.text, TextEncoder) or not (self.folder / WORDS_NAME).is_file():
+            return frozenset()
+        return frozenset(read_words(self.folder))
 
     def read(self, prompt: str) -> str:
         """Return what the text encoder reads of a prompt: unknown words are replaced by the nearest name."""
-        if not self.words or all(word in self.words for word in long_words(prompt)):
-            return prompt
-        return (self.names and self.names.reading(prompt)) or prompt
+        return prompt if self.names is None else self.names.reading(prompt)
 
     def has_trained_word(self, prompt: str) -> bool:
         """Return whether a training caption has any word of a prompt; True where that cannot be told.
 
         Emoji characters count by their names. Words of one or two letters do not count.
         """
-        found = long_words(named_emoji(prompt, lambda _: True))
+        found = [word for word in WORD.findall(named_emoji(prompt, lambda _: True).lower()) if len(word) > SHORT]
         return not self.words or not found or any(word in self.words for word in found)
 
     @cached_property
@@ -221,11 +218,6 @@ class Model:
         """Return the model's default sampling with the given fields that are not None; ValueError as of Sampling."""
         own = {name: value for name, value in self.generation.items() if name in SAMPLING_FIELDS}
         return Sampling(**own | {name: value for name, value in given.items() if value is not None})
-
-
-def long_words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without those of one or two letters."""
-    return [word for word in WORD.findall(text.lower()) if len(word) > SHORT]
 
 
 def may_have_profile(folder: Path) -> bool:

@@ -52,7 +52,7 @@ def read_checkpoint(
     path = Path(path)
     try:
         state, known = _unwrap(*_load(path), prefers_ema=prefers_ema)
-        known |= _reference_fields(config or {}) | ({"block_size": block_size} if block_size else {})
+        known |= lantern_layout.reference_config(config or {}) | ({"block_size": block_size} if block_size else {})
         found = recognise(state)
         if kind is not None and kind != found:
             raise ValueError(f"holds a {found} checkpoint, not {kind}")
@@ -81,7 +81,7 @@ def recognise(state: Mapping[str, Tensor]) -> Kind:
 def _load(path: Path) -> tuple[Any, dict[str, Any]]:
     """Load what a path holds, and the fields of the config.json beside it if the path is a folder."""
     if path.is_dir():
-        known = _reference_fields(read_json_object(path / "config.json"))
+        known = lantern_layout.reference_config(read_json_object(path / "config.json"))
         for name in ("model.safetensors", "pytorch_model.bin"):
             if (path / name).is_file():
                 return _load(path / name)[0], known
@@ -124,11 +124,6 @@ def _from_arguments(arguments: Any) -> dict[str, Any]:
     if size in SIZES:
         known["n_head"] = SIZES[size]["n_head"]
     return known
-
-
-def _reference_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    foreign = lantern_layout.is_foreign_config(values)
-    return lantern_layout.reference_config(values) if foreign else dict(values)
 
 
 def _transformer(state: dict[str, Tensor], known: dict[str, Any], kind: Kind) -> Checkpoint:

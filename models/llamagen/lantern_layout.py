@@ -76,16 +76,16 @@ def drafter_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     if any(".self_attn.q_norm." in name for name in state):
         raise ValueError("this is a drafter for Chameleon (Anole, Lumina-mGPT), wanted one for LlamaGen")
-    return _with_fused_qkv({_renamed(name, _NAMES): tensor for name, tensor in state.items()})
-
-
-def is_foreign_config(values: Mapping[str, Any]) -> bool:
-    """Whether a config.json has Hugging Face's field names."""
-    return "hidden_size" in values
+    return target_state(state)
 
 
 def reference_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate a Hugging-Face-style config to the reference's field names; what has no counterpart is left out."""
+    """Translate a Hugging-Face-style config to the reference's field names; what has no counterpart is left out.
+
+    A config in the reference's names is returned as it is.
+    """
+    if "hidden_size" not in values:
+        return dict(values)
     config = {new: values[old] for old, new in _FIELDS.items() if values.get(old) is not None}
     config |= {name: values[name] for name in _SAME_FIELDS if values.get(name) is not None}
     if "block_size" not in config and values.get("input_type") in _BLOCK_SIZES:

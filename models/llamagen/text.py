@@ -12,7 +12,6 @@ import html
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from html.entities import html5
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from lantern.core.config import one_line, read_json_object
@@ -175,18 +174,9 @@ def clean_caption(text: str) -> str:
     return _clean_once(_clean_once(text))
 
 
-@dataclass(frozen=True)
-class TextCondition:
-    """Conditioning of the transformer for each prompt, right-aligned in its slots.
-
-    embeddings: (b, t, c), zero where the mask is false. mask: (b, t), true for words and the end token.
-    """
-
-    embeddings: Float[Tensor, "b t c"]
-    mask: Bool[Tensor, "b t"]
-
-
-def rotate_to_right(embeddings: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> TextCondition:
+def rotate_to_right(
+    embeddings: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]
+) -> tuple[Float[Tensor, "b t c"], Bool[Tensor, "b t"]]:
     """Convert right-padded rows to left-padded ones, with zeros in the padding.
 
     With two valid of four slots, `[a b . .]` becomes `[0 0 a b]`; the encoder runs right-padded, because its
@@ -201,7 +191,7 @@ def rotate_to_right(embeddings: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"
     source = (place + count) % slots
     rotated = embeddings.gather(1, source[..., None].expand_as(embeddings))
     right = place >= slots - count
-    return TextCondition(rotated.masked_fill(~right[..., None], 0), right)
+    return rotated.masked_fill(~right[..., None], 0), right
 
 
 def named_emoji(prompt: str, is_unknown: Callable[[str], bool]) -> str:
@@ -342,8 +332,8 @@ class TextEncoder:
 
     def condition(self, prompts: Sequence[str], *, slots: int = 120) -> Condition:
         """Return the condition of prompts; see `encode`."""
-        found = self.encode(prompts, slots=slots)
-        return Condition(embeddings=found.embeddings, mask=found.mask)
+        embeddings, mask = self.encode(prompts, slots=slots)
+        return Condition(embeddings=embeddings, mask=mask)
 
     def _named(self, prompt: str) -> str:
         """The prompt with each emoji character that the tokenizer does not know replaced by its name."""
@@ -355,14 +345,11 @@ class TextEncoder:
         return prompt if unknown is None else named_emoji(prompt, is_unknown)
 
     def encode(
-        self,
-        prompts: Sequence[str],
-        *,
-        slots: int = 120,
-        batch_size: int = 1,
-    ) -> TextCondition:
-        """Embeddings (b, slots, c) and mask of prompts, on the model's device and in its dtype.
+        self, prompts: Sequence[str], *, slots: int = 120, batch_size: int = 1
+    ) -> tuple[Float[Tensor, "b t c"], Bool[Tensor, "b t"]]:
+        """Return embeddings of prompts, right-aligned in their slots, and the mask, on the model's device.
 
+        The mask is true for words and the end token; where it is false, embeddings are zero.
         Long prompts are cut to `slots` tokens, the end token included. One prompt a pass keeps a prompt's embedding
         independent of its company, bit for bit; a larger `batch_size` is faster and agrees to rounding. A prompt of
         which cleaning leaves nothing is a ValueError.
@@ -371,8 +358,14 @@ class TextEncoder:
             raise ValueError(f"got {prompts!r} as prompts, wanted a list of at least one")
         if slots < 1 or batch_size < 1:
             raise ValueError(f"got slots={slots}, batch_size={batch_size}, wanted both at least 1")
-        ids, mask = self._tokenize([self._caption(prompt) for prompt in prompts], slots)
-        rows = []
+        # lone surrogates are no text that a tokenizer takes
+        plain = [self._caption(prompt).encode("utf-8", "replace").decode("utf-8") for prompt in prompts]
+        self.tokenizer.padding_side = "right"
+        out = self.tokenizer(
+            plain, max_length=slots, padding="max_length", truncation=True, add_special_tokens=True, return_tensors="pt"
+        )
+        ids, mask = (out[name].to(self.model.device) for name in ("input_ids", "attention_mask"))
+        rows, mask = [], mask.bool()
         with torch.no_grad():
             for some, valid in zip(ids.split(batch_size), mask.split(batch_size), strict=True):
                 found = self.model(input_ids=some, attention_mask=valid.long())
@@ -386,16 +379,6 @@ class TextEncoder:
             why = "is empty" if not prompt.strip() else "is empty once cleaned"
             raise ValueError(f"prompt {shown!r} {why}; give a few words, such as 'a red apple'")
         return caption
-
-    def _tokenize(self, captions: list[str], slots: int) -> tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"]]:
-        # Lone surrogates are no text that a tokenizer takes.
-        plain = [c.encode("utf-8", "replace").decode("utf-8") for c in captions]
-        self.tokenizer.padding_side = "right"
-        out = self.tokenizer(
-            plain, max_length=slots, padding="max_length", truncation=True, add_special_tokens=True, return_tensors="pt"
-        )
-        device = self.model.device
-        return out["input_ids"].to(device), out["attention_mask"].to(device).bool()
 
 
 def checked_folders(folder: Path, tokenizer_dir: Path | None) -> tuple[Path, Path]:
