@@ -172,6 +172,5 @@ def describe_type(hint: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, Mapping):
         return f"an object with values of {describe_type(inner[1])}"
     if dataclasses.is_dataclass(hint):
-        return f"an object ({getattr(hint, '__name__', hint)})"
-    names = {type(None): "null", str: "text", Path: "a path", bool: "true or false"}
-    return names.get(hint) or getattr(hint, "__name__", str(hint))
+        return f"an object ({hint.__name__})"
+    return {type(None): "null", str: "text", Path: "a path", bool: "true or false"}.get(hint) or hint.__name__

@@ -40,6 +40,10 @@ WEIGHTS_NAME = "model.safetensors"
 TRAINING_NAME = "training.json"  # the schedule that a component was trained with
 Config = TypeVar("Config")
 Module = TypeVar("Module", bound=nn.Module)
+INITIALISERS = (
+    *(nn.init.normal_, nn.init.uniform_, nn.init.trunc_normal_, nn.init.kaiming_uniform_),
+    *(Tensor.normal_, Tensor.uniform_),
+)
 MOST_COMPUTED = 1 << 24  # values of a tensor that is not a weight, such as a rotary table
 DIGESTED_VALUES = 1 << 16  # most values of a tensor in a digest
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -395,10 +399,11 @@ class NoInitialisation(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        if name in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"):
+        kwargs = kwargs or {}
+        if func in INITIALISERS:
             return args[0] if args else kwargs["tensor"]
-        if name in ("zeros", "ones") and math.prod(args if isinstance(args[0], int) else args[0]) > MOST_COMPUTED:
+        is_filled = func in (torch.zeros, torch.ones)
+        if is_filled and math.prod(args if isinstance(args[0], int) else args[0]) > MOST_COMPUTED:
             func = torch.empty
         return func(*args, **kwargs)
 
