@@ -368,20 +368,9 @@ class Block(nn.Module):
         self.resid_dropout = nn.Dropout(config.resid_dropout_p)
         self.ffn_dropout = nn.Dropout(config.ffn_dropout_p)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b n c"],
-        factors: Float[Tensor, "b n 3 1 half 2"],
-        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
-        *,
-        layer: int,
-        cache: Any,
-        slots: Int[Tensor, "b n"] | None,
-    ) -> Float[Tensor, "b n c"]:
-        """Attention, then feed-forward, each added to its input."""
-        return self._add(
-            x, self.attention(self.attention_norm(x), factors, mask, layer=layer, cache=cache, slots=slots)
-        )
+    def forward(self, x: Float[Tensor, "b n c"], *where: Any, **how: Any) -> Float[Tensor, "b n c"]:
+        """Attention, whose further arguments are given, then feed-forward, each added to its input."""
+        return self._add(x, self.attention(self.attention_norm(x), *where, **how))
 
     def read(self, x: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> tuple[Tensor, Float[Tensor, "b h d"]]:
         """The same for conditioning slots, with the mean of their values."""

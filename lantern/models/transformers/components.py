@@ -22,6 +22,11 @@ class PixelConfig:
     codebook_size: int
     downsample: int
 
+    @classmethod
+    def of(cls, config: Any) -> "PixelConfig":
+        """Return the sizes in a config of Chameleon's or Janus's VQ tokenizer, which halves images between levels."""
+        return cls(config.num_embeddings, 2 ** (len(config.channel_multiplier) - 1))
+
 
 class Pixels(nn.Module, ABC):
     """A VQ tokenizer of transformers, for grids of one size; it stays in fp32.

@@ -197,17 +197,9 @@ class TransformersTarget(nn.Module, Target):
             fused=None if fused is None else fused.unflatten(0, (-1, rows)),
         )
 
-    def features(
-        self,
-        inputs: Float[Tensor, "rows n c"],
-        positions: Int[Tensor, "rows n"],
-        mask: Float[Tensor, "rows n s"] | None = None,
-        *,
-        cache: Any = None,
-        slots: Int[Tensor, "rows n"] | None = None,
-    ) -> Float[Tensor, "rows n c"]:
-        """Return the features of embedded tokens, as `forward` computes them."""
-        return self._pass(inputs, positions, mask, cache=cache, slots=slots)[0]
+    def features(self, *where: Any, **how: Any) -> Float[Tensor, "rows n c"]:
+        """Return the features of embedded tokens, as `Target.features`."""
+        return self._pass(*where, **how)[0]
 
     def places(self, positions: Int[Tensor, "rows n"], first: Int[Tensor, "rows 1"]) -> Int[Tensor, "*rows n"]:
         """Return the decoder's positions of tokens behind prompts of `first` tokens, without newlines."""
@@ -217,10 +209,10 @@ class TransformersTarget(nn.Module, Target):
         self,
         inputs: Tensor,
         positions: Tensor,
-        mask: Tensor | None,
+        mask: Tensor | None = None,
         *,
-        cache: Any,
-        slots: Tensor | None,
+        cache: Any = None,
+        slots: Tensor | None = None,
         taps: tuple[int, ...] = (),
         newlines: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
@@ -259,22 +251,9 @@ class TransformersTarget(nn.Module, Target):
         last = torch.where(is_end, count - 1 + is_end.cumsum(1), torch.arange(count, device=inputs.device))
         return joined(rows_of(features, last), [rows_of(x, last) for x in entered])
 
-    def forward(
-        self,
-        inputs: Float[Tensor, "rows n c"],
-        positions: Int[Tensor, "rows n"],
-        mask: Float[Tensor, "rows n s"] | None = None,
-        *,
-        cache: Any = None,
-        slots: Int[Tensor, "rows n"] | None = None,
-        taps: tuple[int, ...] = (),
-        newlines: int | None = None,
-    ) -> Scores:
-        """Score embedded tokens, whose numbers are `positions`; `taps` are layers whose inputs are returned too.
-
-        `newlines` is the size of the pass (`_pass`).
-        """
-        features, fused = self._pass(inputs, positions, mask, cache=cache, slots=slots, taps=taps, newlines=newlines)
+    def forward(self, *where: Any, **how: Any) -> Scores:
+        """Score embedded tokens, as `Target.__call__`; `newlines` is the size of the pass (`_pass`)."""
+        features, fused = self._pass(*where, **how)
         return Scores(self.head(features), features, fused)
 
     def _run(
