@@ -9,7 +9,7 @@ the scales and shifts of their norms, are permuted.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +22,8 @@ from lantern.core.config import one_line, read_json_object
 from lantern.core.io import CONFIG_NAME, check_finite, check_state, load_tensors, read_pickled, save_checksums
 from lantern.core.quiet import quiet
 from lantern.models.llamagen.checkpoint import count_entries, vq_fields
-from lantern.models.transformers.chameleon_vq import PARTS, PREFIX, checkpoint_state, decoder_of, save_decoder
+from lantern.models.transformers.chameleon import own_raster
+from lantern.models.transformers.chameleon_vq import PREFIX, checkpoint_state, decoder_of, save_decoder
 from lantern.models.transformers.loading import FAMILIES, MOST_BYTES, RELEASED, assembled, family_of
 
 SHARD = "5GB"  # largest file of weights
@@ -241,18 +242,12 @@ def _of_janus(key: str, tensor: Tensor, source: Path) -> Iterator[tuple[str, Ten
 def _janus_tokenizer(path: Path) -> Any:
     """Return the tokenizer of a release, which puts the first token before a prompt; ValueError without its tokens."""
     from tokenizers import processors
-    from transformers import PreTrainedTokenizerFast
 
     values = read_json_object(path / "tokenizer_config.json")
     listed = {name: values.get(name) for name in ("bos_token", "eos_token")}  # texts or objects
     special = {name: str(word["content"] if isinstance(word, dict) else word) for name, word in listed.items()}
-    own = _tokenizer(
-        PreTrainedTokenizerFast,
-        path / "tokenizer.json",
-        read_json_object(path / "tokenizer.json", most=MOST_BYTES),
-        special | {"pad_token": JANUS_PADDING},
-        JANUS_TOKENS,
-    )
+    file, special = path / "tokenizer.json", special | {"pad_token": JANUS_PADDING}
+    own = _tokenizer(file, read_json_object(file, most=MOST_BYTES), special, JANUS_TOKENS)
     first = own.bos_token
     template = processors.TemplateProcessing(single=f"{first} $A", special_tokens=[(first, own.bos_token_id)])
     own.backend_tokenizer.post_processor = template
@@ -271,13 +266,7 @@ def _janus_processor(path: Path, tokenizer: Any, patches: int) -> Any:
 
 
 def _chameleon(path: Path, params: Path) -> Release:
-    from transformers import (
-        ChameleonConfig,
-        ChameleonForConditionalGeneration,
-        ChameleonImageProcessor,
-        ChameleonProcessor,
-        PreTrainedTokenizerFast,
-    )
+    import transformers
 
     values = read_json_object(params)
     values |= values.get("model", {})
@@ -297,8 +286,8 @@ def _chameleon(path: Path, params: Path) -> Release:
     vq = checkpoint_state(vqgan)
     state |= {PREFIX + key: tensor for key, tensor in vq.items() if not key.startswith("decoder.")}
     theta, listed = float(values.get("rope_theta", 10_000.0)), _with_image_word(words)
-    tokenizer = _tokenizer(PreTrainedTokenizerFast, words, listed, CHAMELEON_SPECIAL, CHAMELEON_TOKENS)
-    config = ChameleonConfig(
+    tokenizer = _tokenizer(words, listed, CHAMELEON_SPECIAL, CHAMELEON_TOKENS)
+    config = transformers.ChameleonConfig(
         vocab_size=len(state["model.embed_tokens.weight"]),
         hidden_size=values["dim"],
         intermediate_size=len(state["model.layers.0.mlp.gate_proj.weight"]),
@@ -313,12 +302,11 @@ def _chameleon(path: Path, params: Path) -> Release:
         vocabulary_map=listed["model"]["vocab"],
         **_special(tokenizer),
     )
-    model = _on_meta(ChameleonForConditionalGeneration, config)
+    model = _on_meta(transformers.ChameleonForConditionalGeneration, config)
     vq_config: Any = config.vq_config
-    tokens = (vq_config.resolution // 2 ** (len(vq_config.channel_multiplier) - 1)) ** 2
-    processor = ChameleonProcessor(ChameleonImageProcessor(), tokenizer, image_seq_length=tokens)
-    decoder = {key: tensor for key, tensor in vq.items() if key.startswith(PARTS)}
-    return Release("chameleon", model, state, processor, source, decoder_of(decoder, vq_config, source=vqgan))
+    tokens, images = own_raster(vq_config, None).tokens, transformers.ChameleonImageProcessor()
+    processor = transformers.ChameleonProcessor(images, tokenizer, image_seq_length=tokens)
+    return Release("chameleon", model, state, processor, source, decoder_of(vq, vq_config, source=vqgan))
 
 
 def _permuted(name: str, tensor: Tensor, width: int, heads: int, key_heads: int) -> Tensor:
@@ -362,15 +350,10 @@ def _vqgan_config(path: Path) -> dict[str, Any]:
     return found | {"attn_resolutions": found.get("attn_resolutions") or None}
 
 
-def _tokenizer(
-    kind: Callable[..., Any],
-    path: Path,
-    listed: Mapping[str, Any],
-    special: Mapping[str, str],
-    extra: Mapping[str, str],
-) -> Any:
+def _tokenizer(path: Path, listed: Mapping[str, Any], special: Mapping[str, str], extra: Mapping[str, str]) -> Any:
     """Return a tokenizer of transformers from its file; ValueError where a special token is not in its vocabulary."""
     from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
 
     try:
         backend = Tokenizer.from_str(json.dumps(listed))
@@ -379,7 +362,7 @@ def _tokenizer(
     absent = [word for word in (*special.values(), *extra.values()) if backend.token_to_id(word) is None]
     if absent:
         raise ValueError(f"{path}: the vocabulary has no {absent[0]!r}")
-    return kind(tokenizer_object=backend, extra_special_tokens=dict(extra), **special)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, extra_special_tokens=dict(extra), **special)
 
 
 def _special(tokenizer: Any) -> dict[str, Any]:
@@ -390,23 +373,23 @@ def _weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Path]]:
     """Return the tensors of a folder, and the file of each; ValueError where none or one of several is missing."""
     state: dict[str, Tensor] = {}
     files: dict[str, Path] = {}
-    for file in _files(path):
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (index := path / f"{name}.index.json").is_file():
+            listed = read_json_object(index, most=MOST_BYTES).get("weight_map") or {}
+            parts = sorted({Path(str(file)).name for file in listed.values()})
+            break
+        if (path / name).is_file():
+            parts = [name]
+            break
+    else:
+        raise ValueError(f"{path} holds neither pytorch_model.bin nor model.safetensors")
+    for file in (path / part for part in parts):
         read = load_tensors(file) if file.suffix == ".safetensors" else read_pickled(file)
         for key, tensor in read.items():
             if not isinstance(key, str) or not isinstance(tensor, Tensor):
                 raise ValueError(f"{file}: entry {str(key)[:60]!r} is a {type(tensor).__name__}, wanted a tensor")
             state[key], files[key] = tensor, file
     return state, files
-
-
-def _files(path: Path) -> Iterable[Path]:
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (index := path / f"{name}.index.json").is_file():
-            listed = read_json_object(index, most=MOST_BYTES).get("weight_map") or {}
-            return [path / Path(file).name for file in sorted(set(map(str, listed.values())))]
-        if (path / name).is_file():
-            return [path / name]
-    raise ValueError(f"{path} holds neither pytorch_model.bin nor model.safetensors")
 
 
 def _renamed(key: str, names: Mapping[str, str | None], source: Path) -> str | None:
