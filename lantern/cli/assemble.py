@@ -92,11 +92,11 @@ def _tried(folders: Mapping[str, Path], out: Path) -> "Model":
 
 
 def _copy(source: Path, folder: Path, *, skips_weights: bool) -> None:
-    """Copy the files of a component, each atomically, with checksums of the copies; other files of the folder stay.
+    """Copy the files of a component, each atomically; other files of the folder stay.
 
     A tokenizer is often given as the folder of its whole model, whose weights it does not need.
     """
-    from lantern.core.io import SUMS_NAME, atomic_write, save_checksums
+    from lantern.core.io import SUMS_NAME, atomic_write
 
     files = [path for path in sorted(source.iterdir()) if path.is_file()]
     if skips_weights:
@@ -107,8 +107,7 @@ def _copy(source: Path, folder: Path, *, skips_weights: bool) -> None:
         with atomic_write(folder / path.name) as temporary:
             shutil.copyfile(path, temporary)
     if SUMS_NAME not in {path.name for path in files}:
-        (folder / SUMS_NAME).unlink(missing_ok=True)
-        save_checksums(folder)
+        (folder / SUMS_NAME).unlink(missing_ok=True)  # the index is written with checksums of all components
 
 
 COMMAND = command(assemble)

@@ -11,6 +11,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from lantern import __version__
 from lantern.cli.command import DONE, FAILED
 from lantern.cli.options import DTYPES, OneOf, command, opt, size_of
 from lantern.core.config import install_hint, one_line
@@ -62,14 +63,9 @@ def doctor(
     return DONE if is_well else FAILED
 
 
-def _system() -> Iterator[Finding]:
-    from lantern import __version__
-
+def _packages() -> Iterator[Finding]:
     yield Finding(f"lantern {__version__}")
     yield Finding(f"python {platform.python_version()} on {platform.system()} {platform.machine()}")
-
-
-def _packages() -> Iterator[Finding]:
     own = _requirements("lantern")
     there = ", ".join(f"{one.name} {_version(one.name)}" for one in own if _version(one.name))
     yield Finding(there or "lantern is not installed as a package: the versions of others are not checked")
@@ -216,5 +212,5 @@ def _version(name: str) -> str:
         return ""
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_system, _packages, _imports, _devices, _model, _engines)
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_packages, _imports, _devices, _model, _engines)
 COMMAND = command(doctor)
