@@ -235,7 +235,7 @@ def check_dtype(name: str, tensor: Tensor, *, is_floating: bool, source: str | P
     """Raise ValueError for a tensor of a kind that weights are not stored in.
 
     Floating-point tensors are fp64, fp32, fp16 or bf16; others are signed or unsigned integers or booleans. Complex,
-    float8, quantised, sparse and meta tensors are refused.
+    float8, quantised and sparse tensors are refused.
     """
     kind = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout != torch.strided or tensor.is_quantized:

@@ -28,7 +28,6 @@ class Prediction:
     no values.
     """
 
-    name: str
     parameters: int
     weights: int
     pixels: int
@@ -36,8 +35,6 @@ class Prediction:
     cache: int
     noise: int
     products: int
-    tokens: int
-    grid: tuple[int, int]
     target: Any
 
     def memory(self, images: int = 1) -> int:
@@ -69,7 +66,6 @@ def predict(folder: Path, dtype: torch.dtype, *, size: tuple[int, int] | None = 
     slots = raster.tokens + raster.newlines + (1 if config.family == "llamagen" else PROMPT)
     parameters = sum(weight.numel() for weight in own)
     return Prediction(
-        name=config.family,
         parameters=parameters,
         weights=parameters * width,
         pixels=sum(weight.numel() for weight in pixels) * torch.float32.itemsize,
@@ -77,8 +73,6 @@ def predict(folder: Path, dtype: torch.dtype, *, size: tuple[int, int] | None = 
         cache=2 * 2 * config.n_layer * config.n_head * slots * config.head_dim * width,
         noise=raster.tokens * config.vocab_size * torch.float32.itemsize,
         products=2 * 2 * read,
-        tokens=raster.tokens,
-        grid=(raster.rows, raster.columns),
         target=target,
     )
 

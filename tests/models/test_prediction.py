@@ -11,7 +11,7 @@ import torch
 from lantern.cli.main import main
 from lantern.core.places import embedded_model
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition
+from lantern.core.types import Condition, Raster
 from lantern.decoding.loop import begin
 from lantern.decoding.plain import Plain
 from lantern.engines.engine import EAGER
@@ -43,7 +43,7 @@ def test_sizes_are_those_of_the_model_that_is_loaded(tmp_path: Path, family: str
     weights = sum(weight.nbytes for weight in parts.target.parameters())
     assert found.weights == 4 * found.parameters == weights
     assert found.pixels == sum(weight.nbytes for weight in parts.vq.parameters())
-    assert found.tokens == parts.target.config.block_size
+    assert found.target.config.raster == parts.target.config.raster
     tables = {id(table): table.nbytes for table in (parts.target.words.weight, parts.target.tok_embeddings.weight)}
     assert found.read == weights - sum(tables.values())
     tokens = torch.ones(1, 2, PROMPT, dtype=torch.long)
@@ -56,7 +56,7 @@ def test_sizes_are_those_of_the_model_that_is_loaded(tmp_path: Path, family: str
 def test_the_embedded_model_is_predicted() -> None:
     found, model = predict(embedded_model(), torch.float32), load_model(parts=())
     assert found.parameters == sum(weight.numel() for weight in model.target.parameters())
-    assert found.tokens == 256 and found.grid == (16, 16)
+    assert found.target.config.raster == Raster(16, 16)
     memory = found.seconds(1, 1, bandwidth=1e9, rate=1e18)
     assert memory == pytest.approx((found.read + found.cache) / 1e9)
     assert found.seconds(8, 16, bandwidth=1e18, rate=1e9) == pytest.approx(128 * found.products / 1e9)

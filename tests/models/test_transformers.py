@@ -28,10 +28,10 @@ from lantern.generation.generator import generate
 from lantern.generation.pipeline import LanternPipeline
 from lantern.methods import METHODS
 from lantern.models.folder import load_model, model_of
-from lantern.models.transformers.causal import causal_target
 from lantern.models.transformers.chameleon_vq import read_decoder
 from lantern.models.transformers.components import Components
 from lantern.models.transformers.simplear import fsq_vectors
+from lantern.models.transformers.target import causal_target
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests import tiny_transformers as tiny
 

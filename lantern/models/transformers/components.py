@@ -131,6 +131,18 @@ class Prompts(ABC):
         return not prompt.strip()
 
 
+class TextPrompts(Prompts):
+    """A template around a prompt, `{}` in its place, and a fixed text of the unconditional row."""
+
+    def __init__(self, tokenizer: Any, template: str, unconditional: str) -> None:
+        self.tokenizer, self.template = tokenizer, template
+        self.unconditional = tokenizer(unconditional)["input_ids"]
+
+    def rows(self, prompt: str) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the tokens of a prompt and of the unconditional row."""
+        return self.tokenizer(self.template.replace("{}", prompt))["input_ids"], self.unconditional
+
+
 def grid_of(size: tuple[int, int], side: int) -> tuple[int, int]:
     """Return rows and columns of tokens for (height, width) in pixels; ValueError unless both divide by `side`."""
     if any(pixels < side or pixels % side for pixels in size):

@@ -166,7 +166,7 @@ def add_decoder(checkpoint: Path, folder: Path) -> int:
 
 
 def _janus(path: Path, config: Mapping[str, Any]) -> Release:
-    from transformers import JanusConfig, JanusForConditionalGeneration, LlamaConfig
+    import transformers
 
     raw, files = _weights(path)
     state = {name: tensor for key, tensor in raw.items() for name, tensor in _of_janus(key, tensor, files[key])}
@@ -177,8 +177,8 @@ def _janus(path: Path, config: Mapping[str, Any]) -> Release:
     patches = state["model.vision_model.embeddings.patch_embedding.weight"]
     count = len(state["model.vision_model.embeddings.position_embedding.weight"])
     width, side = len(patches), patches.shape[-1]
-    names = LlamaConfig().to_dict()
-    made = JanusConfig(
+    names = transformers.LlamaConfig().to_dict()
+    made = transformers.JanusConfig(
         text_config={
             **{name: value for name, value in language.items() if name in names and name != "dtype"},
             **_special(tokenizer),
@@ -208,7 +208,7 @@ def _janus(path: Path, config: Mapping[str, Any]) -> Release:
         image_token_id=tokenizer.convert_tokens_to_ids(JANUS_TOKENS["image_token"]),
         tie_word_embeddings=torch.equal(state["lm_head.weight"], state["model.language_model.embed_tokens.weight"]),
     )
-    model = _on_meta(JanusForConditionalGeneration, made)
+    model = _on_meta(transformers.JanusForConditionalGeneration, made)
     call = model.generation_config
     call.update(**_special(tokenizer))
     call._from_model_config = False  # else the fields above are not read again
@@ -216,7 +216,14 @@ def _janus(path: Path, config: Mapping[str, Any]) -> Release:
     call.generation_kwargs = {"boi_token_id": tokenizer.convert_tokens_to_ids(JANUS_TOKENS["boi_token"])}
     source = path / "pytorch_model.bin.index.json"
     source = source if source.is_file() else next(iter(files.values()))
-    return Release("janus", model, state, _janus_processor(path, tokenizer, count), source)
+    listed = read_json_object(path / "preprocessor_config.json")
+    fields = ("do_normalize", "image_mean", "image_std", "min_size", "rescale_factor")
+    images = {name: listed[name] for name in fields if name in listed}
+    size = {"height": listed["image_size"], "width": listed["image_size"]}
+    template = {"chat_template": JANUS_TEMPLATE, "num_image_tokens": count}
+    pictures = transformers.JanusImageProcessor(size=size, **images)
+    processor = transformers.JanusProcessor(pictures, tokenizer, **template)
+    return Release("janus", model, state, processor, source)
 
 
 def _of_janus(key: str, tensor: Tensor, source: Path) -> Iterator[tuple[str, Tensor]]:
@@ -252,17 +259,6 @@ def _janus_tokenizer(path: Path) -> Any:
     template = processors.TemplateProcessing(single=f"{first} $A", special_tokens=[(first, own.bos_token_id)])
     own.backend_tokenizer.post_processor = template
     return own
-
-
-def _janus_processor(path: Path, tokenizer: Any, patches: int) -> Any:
-    from transformers import JanusImageProcessor, JanusProcessor
-
-    values = read_json_object(path / "preprocessor_config.json")
-    names = ("do_normalize", "image_mean", "image_std", "min_size", "rescale_factor")
-    images = {name: values[name] for name in names if name in values}
-    size = {"height": values["image_size"], "width": values["image_size"]}
-    made = JanusImageProcessor(size=size, **images)
-    return JanusProcessor(made, tokenizer, chat_template=JANUS_TEMPLATE, num_image_tokens=patches)
 
 
 def _chameleon(path: Path, params: Path) -> Release:

@@ -283,6 +283,25 @@ def vocabulary_target(
     )
 
 
+def causal_target(model: Any, tokenizer: Any | None, tokens: int, *, family: str, raster: Raster) -> TransformersTarget:
+    """Return the target of a causal language model whose vocabulary ends with the tokens of images.
+
+    Token c of an image is word `len(tokenizer) + c`. Only these are sampled, while the releases sample from the whole
+    vocabulary and clamp what is no token. Without a tokenizer it is the target's shape only.
+    ValueError for a vocabulary without the tokens, and for layers that this adapter does not reproduce.
+    """
+    sizes = model.config.to_dict()
+    if any(kind != "full_attention" for kind in sizes.get("layer_types") or ()) or sizes.get("final_logit_softcapping"):
+        raise ValueError(f"{sizes['model_type']} has windows of attention or capped logits, which are not supported")
+    words, first = model.get_input_embeddings(), 0 if tokenizer is None else len(tokenizer)
+    if tokenizer is None and not words.weight.is_meta:
+        raise ValueError("the tokenizer is needed: tokens follow its tokens")
+    if (most := words.weight.shape[0]) < first + tokens:
+        raise ValueError(f"the vocabulary has {most} tokens, wanted {first} of the tokenizer and {tokens} tokens")
+    numbers = torch.arange(first, first + tokens)
+    return vocabulary_target(model.model, words, model.get_output_embeddings(), numbers, family=family, raster=raster)
+
+
 def cache_name(body: nn.Module) -> str:
     """Return the name of the decoder's argument for its cache: `cache` since transformers 5.24."""
     return "cache" if "cache" in inspect.signature(body.forward).parameters else "past_key_values"
