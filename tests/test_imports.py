@@ -177,9 +177,9 @@ for name in lantern.__all__:
 def test_heavy_libraries_import_after_lantern_and_its_watch_of_torchvision_may_be_set_twice() -> None:
     code = """
 import importlib, sys, lantern
-from lantern.core.torchvision_import import watch_import
+from lantern.core.torchvision_import import TorchvisionLoader, watch_import
 watch_import()
-assert sum(type(finder).__name__ == "_TorchvisionFinder" for finder in sys.meta_path) == 1
+assert sys.meta_path.count(TorchvisionLoader) == 1
 import torchvision, torchmetrics, torchmetrics.image.fid, cleanfid.fid, open_clip, diffusers
 from transformers import CLIPModel, T5EncoderModel
 from torchvision.transforms import v2

@@ -22,6 +22,7 @@ from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerC
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 
 Kind = Literal["t2i", "c2i", "vq", "drafter"]
+MOST_INDEX_BYTES = 1 << 26
 WRAPPINGS = ("model", "module", "state_dict", "ema")
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")
 CODEBOOK_USED = "quantize.codebook_used"
@@ -78,24 +79,40 @@ def recognise(state: Mapping[str, Tensor]) -> Kind:
     raise ValueError(f"is no LlamaGen transformer, tokenizer or drafter: its tensors are {sorted(state)[:3]}...")
 
 
-def _load(path: Path) -> tuple[Any, dict[str, Any]]:
+def _load(path: Path) -> tuple[Mapping[Any, Any], dict[str, Any]]:
     """Load what a path holds, and the fields of the config.json beside it if the path is a folder."""
     if path.is_dir():
         known = lantern_layout.reference_config(read_json_object(path / "config.json"))
-        for name in ("model.safetensors", "pytorch_model.bin"):
-            if (path / name).is_file():
-                return _load(path / name)[0], known
-        raise ValueError(f"{path} holds neither model.safetensors nor pytorch_model.bin")
-    return (load_tensors(path) if path.suffix == ".safetensors" else read_pickled(path)), {}
+        return {name: tensor for file in weight_files(path) for name, tensor in read_weights(file).items()}, known
+    return read_weights(path), {}
 
 
-def _unwrap(raw: Any, known: dict[str, Any], *, prefers_ema: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def weight_files(folder: Path) -> list[Path]:
+    """Return the file of a folder's weights, or the files that its index lists; ValueError without weights."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (index := folder / f"{name}.index.json").is_file():
+            listed = read_json_object(index, most=MOST_INDEX_BYTES).get("weight_map") or {}
+            return [folder / part for part in sorted({Path(str(file)).name for file in listed.values()})]
+        if (folder / name).is_file():
+            return [folder / name]
+    raise ValueError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")
+
+
+def read_weights(file: Path) -> Mapping[Any, Any]:
+    """Return what a file of weights holds, by names; ValueError for a damaged file and for what is no mapping."""
+    found = load_tensors(file) if file.suffix == ".safetensors" else read_pickled(file)
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{file} holds a {type(found).__name__}, wanted a dict of tensors")
+    return found
+
+
+def _unwrap(
+    raw: Mapping[Any, Any], known: dict[str, Any], *, prefers_ema: bool
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Find the state dict inside its wrapping, with clean names; add the training arguments to `known`."""
-    if not isinstance(raw, Mapping):
-        raise ValueError(f"holds a {type(raw).__name__}, wanted a dict of tensors")
     known = _from_arguments(raw.get("args")) | known
     order = ("ema", *WRAPPINGS) if prefers_ema else WRAPPINGS
-    inner: Mapping[Any, Any] = raw
+    inner = raw
     while wrapped := next((inner[name] for name in order if isinstance(inner.get(name), Mapping)), None):
         inner = wrapped
     state = {}

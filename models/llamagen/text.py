@@ -35,7 +35,6 @@ _DASHES = (
     "\\-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0"
     "\ufe31\ufe32\ufe58\ufe63\uff0d"
 )
-_Rules = tuple[tuple[re.Pattern[str], str], ...]
 # A config past these is a damaged file, not a model: refused before anything is allocated.
 LIMITS = {
     **{"num_layers": 256, "num_decoder_layers": 256, "num_heads": 1024, "d_kv": 1 << 12, "d_model": 1 << 16},
@@ -52,18 +51,12 @@ WEIGHT_FILES = (
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
 TOKENIZER_CONFIGS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 MAX_TOKENIZER_BYTES = 1 << 27
-
-
-def _rules(*pairs: tuple[str, str]) -> _Rules:
-    return tuple((re.compile(pattern), replacement) for pattern, replacement in pairs)
-
-
 HAS_ADDRESS = re.compile(rf"https?:|www:|{_DOMAIN}")
-ADDRESSES = _rules(
+ADDRESSES = (
     (rf"\b(?:https?:(?:/{{1,3}}|[a-zA-Z0-9%])|{_HOST})", ""),
     (rf"\b(?:www:(?:/{{1,3}}|[a-zA-Z0-9%])|{_HOST})", ""),
 )
-SYMBOLS = _rules(
+SYMBOLS = (
     (r"@\w+\b", ""),  # nicknames
     (r"[\u31c0-\u4dff\u4e00-\u9fff]+", ""),  # CJK strokes, enclosed forms and ideographs; kana stay
     (rf"[{_DASHES}]+", "-"),
@@ -85,7 +78,7 @@ SYMBOLS = _rules(
     (r"\s+\.\s+", " "),
 )
 JOINERS = re.compile(r"[-_]")
-SHOP_PHRASES = _rules(
+SHOP_PHRASES = (
     (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # jc6640
     (r"\b[a-zA-Z]+\d+[a-zA-Z]+\b", ""),  # jc6640vc
     (r"\b\d+[a-zA-Z]+\d+\b", ""),  # 6640vc231
@@ -100,7 +93,7 @@ SHOP_PHRASES = _rules(
     (r"(\D[,./])\b", r"\1 "),
     (r"\s+", " "),
 )
-ENDS = _rules(
+ENDS = (
     (r"^[\"']([\w\W]+)[\"']$", r"\1"),
     (r"^['_,\-:;]", ""),
     (r"['_,\-:+]$", ""),
@@ -138,9 +131,9 @@ def without_markup(text: str) -> str:
     return "".join(parser.pieces)
 
 
-def _apply(rules: _Rules, text: str) -> str:
-    for pattern, replacement in rules:
-        text = pattern.sub(replacement, text)
+def _apply(rules: Sequence[tuple[str, str]], text: str) -> str:
+    for pattern, replacement in rules:  # whose compiled forms `re` keeps
+        text = re.sub(pattern, replacement, text)
     return text
 
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from lantern.core.config import one_line, read_json_object
-from lantern.core.io import CONFIG_NAME, check_finite, check_state, load_tensors, read_pickled, save_checksums
+from lantern.core.io import CONFIG_NAME, check_finite, check_state, save_checksums
 from lantern.core.quiet import quiet
-from lantern.models.llamagen.checkpoint import count_entries, vq_fields
+from lantern.models.llamagen.checkpoint import count_entries, read_weights, vq_fields, weight_files
 from lantern.models.transformers.chameleon import own_raster
 from lantern.models.transformers.chameleon_vq import PREFIX, checkpoint_state, decoder_of, save_decoder
 from lantern.models.transformers.loading import FAMILIES, MOST_BYTES, RELEASED, assembled, family_of
@@ -269,9 +269,7 @@ def _chameleon(path: Path, params: Path) -> Release:
     if (more := params.with_name("consolidate_params.json")).is_file():
         values |= read_json_object(more)
     source, words = params.with_name("consolidated.pth"), path / "tokenizer" / "text_tokenizer.json"
-    raw = read_pickled(source)
-    if not isinstance(raw, dict):
-        raise ValueError(f"{source} holds a {type(raw).__name__}, wanted a dict of tensors")
+    raw = read_weights(source)
     heads = int(values["n_heads"])
     state = {}
     for key, tensor in raw.items():
@@ -369,19 +367,8 @@ def _weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Path]]:
     """Return the tensors of a folder, and the file of each; ValueError where none or one of several is missing."""
     state: dict[str, Tensor] = {}
     files: dict[str, Path] = {}
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (index := path / f"{name}.index.json").is_file():
-            listed = read_json_object(index, most=MOST_BYTES).get("weight_map") or {}
-            parts = sorted({Path(str(file)).name for file in listed.values()})
-            break
-        if (path / name).is_file():
-            parts = [name]
-            break
-    else:
-        raise ValueError(f"{path} holds neither pytorch_model.bin nor model.safetensors")
-    for file in (path / part for part in parts):
-        read = load_tensors(file) if file.suffix == ".safetensors" else read_pickled(file)
-        for key, tensor in read.items():
+    for file in weight_files(path):
+        for key, tensor in read_weights(file).items():
             if not isinstance(key, str) or not isinstance(tensor, Tensor):
                 raise ValueError(f"{file}: entry {str(key)[:60]!r} is a {type(tensor).__name__}, wanted a tensor")
             state[key], files[key] = tensor, file
