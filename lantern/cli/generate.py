@@ -9,7 +9,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,7 +166,11 @@ def generate(
     if rank > 0:  # the process of rank 0 writes and prints
         files = Files(quiet=True)
     place = files.place(out, inputs, method) if rank == 0 else None
-    texts, how, given = _settings(settings), where.options(), distribution.given()
+    texts = dict(settings)
+    for name, text in settings:
+        if texts[name] != text:
+            raise ValueError(f'setting {name} is given twice, as "{text}" and "{texts[name]}": give one of them')
+    how, given = where.options(), distribution.given()
     folder = resolve_model(model)
     chosen = _chosen(method, folder, texts)
     from lantern.core.sampling import Sampling
@@ -211,15 +215,6 @@ def generate(
     if (hint := advice(loaded)) is not None:
         say(hint, files.quiet)
     return DONE
-
-
-def _settings(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the settings that were given, as texts; ValueError for one with two values."""
-    given: dict[str, str] = {}
-    for name, text in pairs:
-        if given.setdefault(name, text) != text:
-            raise ValueError(f'setting {name} is given twice, as "{given[name]}" and "{text}": give one of them')
-    return given
 
 
 def _chosen(name: str | None, folder: Path, texts: Mapping[str, str]) -> Method | None:

@@ -513,6 +513,7 @@ def _class_in(folder: Path) -> str:
     return "PreTrainedTokenizerFast"
 
 
+@dataclass(eq=False, repr=False)
 class AddOns(Mapping[str, nn.Module]):
     """The add-ons of a model's folder, on the device of its target.
 
@@ -520,19 +521,13 @@ class AddOns(Mapping[str, nn.Module]):
     makes images of the same `size`. `digest` is that of the target's stored weights, None to take it from the target.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        target: Transformer | TransformersTarget,
-        *,
-        model_name: str,
-        verify: bool = True,
-        size: tuple[int, int] | None = None,
-        digest: str | None = None,
-    ) -> None:
-        self.folder, self.target, self.model_name, self.verify = folder, target, model_name, verify
-        self._size, self._digest = size, digest
-        self._loaded: dict[str, nn.Module] = {}
+    folder: Path
+    target: Transformer | TransformersTarget
+    model_name: str
+    verify: bool = True
+    size: tuple[int, int] | None = None
+    digest: str | None = None
+    loaded: dict[str, nn.Module] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[str]:
         return (path.name for path in sorted((self.folder / FOLDER).glob("*")) if path.name in ADD_ONS)
@@ -551,9 +546,9 @@ class AddOns(Mapping[str, nn.Module]):
         """
         if name not in self or name not in ADD_ONS:
             raise KeyError(name)
-        if name not in self._loaded:
-            self._loaded[name] = self._load(ADD_ONS[name], self.folder / FOLDER / name)
-        module, weight = self._loaded[name], self.target.tok_embeddings.weight
+        if name not in self.loaded:
+            self.loaded[name] = self._load(ADD_ONS[name], self.folder / FOLDER / name)
+        module, weight = self.loaded[name], self.target.tok_embeddings.weight
         if isinstance(module, TransformersTarget):
             return module.to(weight.device)
         return module.to(device=weight.device, dtype=weight.dtype)
@@ -563,12 +558,12 @@ class AddOns(Mapping[str, nn.Module]):
             from lantern.models.transformers.loading import load
 
             weight = self.target.tok_embeddings.weight
-            return load(folder, weight.device, weight.dtype, parts=(), size=self._size, verify=self.verify).target
+            return load(folder, weight.device, weight.dtype, parts=(), size=self.size, verify=self.verify).target
         module = load_component(kind.module, kind.config, folder, verify=self.verify)
         if not kind.is_target and module.config.target is not None:
-            self._digest = self._digest or weights_digest(self.target.state_dict())
+            self.digest = self.digest or weights_digest(self.target.state_dict())
             names = {"drafter_name": f"add-on {folder}", "model_name": self.model_name}
-            check_weights(module.config.target, self._digest, **names)
+            check_weights(module.config.target, self.digest, **names)
         return module.requires_grad_(False)
 
 

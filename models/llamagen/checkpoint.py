@@ -67,7 +67,7 @@ def read_checkpoint(
 
 def recognise(state: Mapping[str, Tensor]) -> Kind:
     """Return the kind of a state dict, from its tensor names. ValueError for tensors of another architecture."""
-    if lantern_layout.is_drafter(state):
+    if "fc.weight" in state and any(name.startswith("layers.0.") for name in state):
         return "drafter"
     if any(name.startswith(("encoder.", "decoder.", "quantize.")) for name in state):
         return "vq"
@@ -144,8 +144,7 @@ def _from_arguments(arguments: Any) -> dict[str, Any]:
 
 
 def _transformer(state: dict[str, Tensor], known: dict[str, Any], kind: Kind) -> Checkpoint:
-    if lantern_layout.is_target(state):
-        state = lantern_layout.target_state(state)
+    state = lantern_layout.target_state(state)
     vocab_size, dim = _shape(state, "tok_embeddings.weight", 2)
     n_layer, hidden = count_entries(state, "layers"), _shape(state, "layers.0.feed_forward.w1.weight", 2)[0]
     fields = {"dim": dim, "n_layer": n_layer, "vocab_size": vocab_size, "model_type": kind}

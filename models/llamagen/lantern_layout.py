@@ -37,18 +37,8 @@ _SAME_FIELDS = ("vocab_size", "num_classes", "caption_dim", "cls_token_num", "bl
 _BLOCK_SIZES = {"t2i": 256, "t2i2": 1024}
 
 
-def is_target(state: Mapping[str, Tensor]) -> bool:
-    """Whether these are the keys of a LANTERN target."""
-    return "model.embed_tokens.weight" in state or "model.layers.0.self_attn.q_proj.weight" in state
-
-
-def is_drafter(state: Mapping[str, Tensor]) -> bool:
-    """Whether these are the keys of a LANTERN drafter: a decoder layer behind an `fc`, without head or final norm."""
-    return "fc.weight" in state and any(name.startswith("layers.0.") for name in state)
-
-
 def target_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a LANTERN target's tensors and fuse its projections; unknown names stay, and strict checks report them."""
+    """Rename a LANTERN target's tensors and fuse its projections; other names, LlamaGen's among them, stay."""
     return _with_fused_qkv({_renamed(name, _NAMES): tensor for name, tensor in state.items()})
 
 
