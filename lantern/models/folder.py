@@ -56,7 +56,7 @@ from lantern.models.llamagen.text import TextEncoder, named_emoji
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from lantern.models.names import SHORT, WORD, Names
-from lantern.models.transformers.components import Components, Pixels, Prompts
+from lantern.models.transformers.components import Pixels, Prompts
 from lantern.models.transformers.target import TargetConfig, TransformersTarget
 
 WINDOWS_KEY = "tokens_per_step"  # in the index
@@ -273,8 +273,8 @@ def load_model(
         found = load_transformers(folder, where, kind, parts=read, size=size, verify=verify, processes=processes)
         drafter = load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in read else None
         parts_of = AddOns(folder, found.target, model_name=shown, verify=verify, size=size)
-        own = {"name": shown, "folder": folder, "drafter": drafter, "add_ons": parts_of}
-        return model_of(found, engine=make_engine(engine), **own)
+        own: dict[str, Any] = {"name": shown, "folder": folder, "drafter": drafter, "add_ons": parts_of}
+        return Model(**vars(found), engine=make_engine(engine), **own)
     if size is not None:
         raise ValueError(f"model {shown} makes images of one size: omit the size")
     if processes > 1:
@@ -305,11 +305,6 @@ def load_model(
         stored_digest=digest.hexdigest(),
         tokens_per_step=check_tokens_per_step(index.get(WINDOWS_KEY) or {}, source=folder / INDEX_NAME),
     )
-
-
-def model_of(found: Components, **fields: Any) -> Model:
-    """Return the model that components of a transformers folder make; `fields` are other fields of `Model`."""
-    return Model(target=found.target, vq=found.vq, text=found.text, generation=dict(found.generation), **fields)
 
 
 def is_transformers_folder(folder: Path) -> bool:

@@ -203,17 +203,6 @@ def named_emoji(prompt: str, is_unknown: Callable[[str], bool]) -> str:
     return "".join(parts)
 
 
-def check_limits(path: Path) -> None:
-    """Refuse a T5 config with a size that is no positive integer or beyond LIMITS; ValueError names file and field."""
-    values = read_json_object(path)
-    for name, most in LIMITS.items():
-        value = values.get(name, 1)
-        if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
-            raise ValueError(f"{path}: {name} is {str(value)[:40]}, wanted from 1 to {most}")
-    if "auto_map" in values:
-        raise ValueError(f"{path} names code to run (auto_map), wanted a plain T5 encoder")
-
-
 def load_tokenizer(folder: Path, tokens: int) -> Any:
     """Load a tokenizer of transformers from local files; ValueError names the file of a damaged one.
 
@@ -375,16 +364,26 @@ class TextEncoder:
 
 
 def checked_folders(folder: Path, tokenizer_dir: Path | None) -> tuple[Path, Path]:
-    """Return the folders of weights and tokenizer; ValueError names a file that is missing, or that names code."""
+    """Return the folders of weights and tokenizer.
+
+    ValueError names a file that is missing or names code, and a size in the config that is no positive integer or
+    beyond LIMITS.
+    """
     folder = folder / "text_encoder" if (folder / "text_encoder").is_dir() else folder
     config = folder / "config.json"
     if not config.is_file():
         raise ValueError(f"{config} is missing; give the folder of a T5-type encoder")
-    if (kind := read_json_object(config).get("model_type")) not in T5_TYPES:
+    values = read_json_object(config)
+    if (kind := values.get("model_type")) not in T5_TYPES:
         raise ValueError(f"{config} has model_type {kind!r}, wanted one of {', '.join(T5_TYPES)}")
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
         raise ValueError(f"{folder / WEIGHT_FILES[0]} is missing; the folder holds no weights")
-    check_limits(config)
+    for name, most in LIMITS.items():
+        value = values.get(name, 1)
+        if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
+            raise ValueError(f"{config}: {name} is {str(value)[:40]}, wanted from 1 to {most}")
+    if "auto_map" in values:
+        raise ValueError(f"{config} names code to run (auto_map), wanted a plain T5 encoder")
     beside = [tokenizer_dir] if tokenizer_dir else [folder, folder.parent / "tokenizer"]
     words = next((one for one in beside if any((one / name).is_file() for name in TOKENIZER_FILES)), None)
     if words is None:

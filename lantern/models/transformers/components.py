@@ -158,7 +158,7 @@ def check_own_size(size: tuple[int, int] | None, side: int) -> None:
 
 @dataclass(frozen=True)
 class Components:
-    """A model's parts, as `lantern.models.folder.Model` holds them; `generation` are the defaults of a call."""
+    """A model's parts, fields of `lantern.models.folder.Model`; `generation` are the defaults of a call."""
 
     target: TransformersTarget
     vq: Pixels

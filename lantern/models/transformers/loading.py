@@ -90,8 +90,7 @@ def load(
         raise ValueError(f"{folder}: tensor {missing[0]!r} is missing, and {len(missing) - 1} more")
     made = assembled(folder, family, model.requires_grad_(False).to(device), processor, size)
     if processes > 1:
-        parallel.divide_heads(made.target.body, processes)
-        made.target.share(processes)
+        parallel.divide_heads(made.target, processes)
     if "vq" in parts or ("codebook" in parts and made.vq.codebook.is_meta):
         made.vq.read(folder)
     if not made.vq.codebook.is_meta:

@@ -6,6 +6,7 @@ and VQ tokenizers are whole on every process.
 """
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,21 +48,22 @@ def plan_of(name: str, processes: int) -> Any:
         raise ValueError(f"tensor parallelism needs a newer transformers: {one_line(error)}") from error
 
 
-def divide_heads(body: Any, processes: int) -> None:
-    """Adjust what a decoder's layers know of their heads; ValueError unless processes divide those of keys and values.
+def divide_heads(target: Any, processes: int) -> None:
+    """Adjust what a target and its layers know of their heads; ValueError unless processes divide them.
 
     Chameleon counts its heads itself, and its norms of queries and keys have a row for each.
     """
-    sizes = body.config
+    sizes = target.body.config
     heads = sizes.num_key_value_heads or sizes.num_attention_heads
     if heads % processes or sizes.num_attention_heads % processes or sizes.intermediate_size % processes:
         raise ValueError(
             f"{processes} processes do not divide {heads} heads of keys and values, {sizes.num_attention_heads} of"
             f" queries and {sizes.intermediate_size} channels: start another number"
         )
+    target.config = replace(target.config, n_head=target.config.n_head // processes, processes=processes)
     rank = torch.distributed.get_rank()
     if sizes.model_type == "chameleon":
-        for layer in body.layers:
+        for layer in target.body.layers:
             attention = layer.self_attn
             attention.num_heads //= processes
             attention.num_key_value_heads //= processes

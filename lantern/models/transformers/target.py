@@ -7,7 +7,7 @@ A node that ends a row is passed with the newline behind it. What follows the to
 """
 
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -144,10 +144,6 @@ class TransformersTarget(nn.Module, Target):
             words=words.num_embeddings,
         )
         self.eval()
-
-    def share(self, processes: int) -> None:
-        """Count the heads of this process: its layers are divided among `processes` (`parallel`)."""
-        self.config = replace(self.config, n_head=self.config.n_head // processes, processes=processes)
 
     def head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
         """Map features to fp32 logits over tokens."""
