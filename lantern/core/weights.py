@@ -6,10 +6,9 @@ weights are unpacked in every pass, which saves memory and no time. In 8 bits th
 engine reads the integers as they are. Embeddings, norms and the caption projection are unchanged.
 """
 
-import copy
 import logging
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -31,23 +30,6 @@ def check_kind(weights: str) -> None:
         raise ValueError(f"weights is {weights!r}, expected one of {', '.join(WEIGHTS)}")
     if weights != "full" and find_spec("torchao") is None:
         raise ImportError(f"{weights} weights need torchao, which is not installed; {install_hint('quantized')}")
-
-
-def with_weights(module: Module, weights: Weights, parts: Collection[str] | None = None) -> Module:
-    """Return a copy of a target, or of a drafter, in which the linears of `parts` have quantized weights.
-
-    The module itself if `weights` is "full" or its kind already. ValueError for widths that are not multiples of a
-    group (int4), ImportError where torchao is not installed.
-    """
-    check_kind(weights)
-    if weights in ("full", kind_of(module)):
-        return module
-    held = dict(module.named_children())
-    made = copy.deepcopy(module).requires_grad_(False)
-    for name in PARTS[weights] if parts is None else parts:
-        if name in held:
-            quantize(name, made.get_submodule(name), weights)
-    return marked(made, weights)
 
 
 def kind_of(module: nn.Module) -> Weights:

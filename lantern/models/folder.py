@@ -323,7 +323,7 @@ def load_target(
 ) -> Transformer:
     """Load a LlamaGen transformer, layer by layer; `digest` receives the stored weights.
 
-    ValueError and ImportError as of `with_weights`.
+    ValueError and ImportError as of `lantern.core.prepared.quantized`.
     """
     check_kind(weights)
 

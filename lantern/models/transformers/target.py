@@ -120,7 +120,8 @@ class TransformersTarget(nn.Module, Target):
     ) -> None:
         super().__init__()
         self.body, self.words, self.tok_embeddings, self.output = body, words, embedding, head
-        self.cache_name = cache_name(body)
+        arguments = inspect.signature(body.forward).parameters
+        self.cache_name = "cache" if "cache" in arguments else "past_key_values"  # `cache` since transformers 5.24
         self.cls_embedding = None
         sizes = body.config
         heads = sizes.num_attention_heads
@@ -296,11 +297,6 @@ def causal_target(model: Any, tokenizer: Any | None, tokens: int, *, family: str
         raise ValueError(f"the vocabulary has {most} tokens, wanted {first} of the tokenizer and {tokens} tokens")
     numbers = torch.arange(first, first + tokens)
     return vocabulary_target(model.model, words, model.get_output_embeddings(), numbers, family=family, raster=raster)
-
-
-def cache_name(body: nn.Module) -> str:
-    """Return the name of the decoder's argument for its cache: `cache` since transformers 5.24."""
-    return "cache" if "cache" in inspect.signature(body.forward).parameters else "past_key_values"
 
 
 def joined(features: Tensor, entered: list[Tensor]) -> tuple[Tensor, Tensor | None]:
