@@ -209,9 +209,9 @@ def generate(
         say(note, files.quiet)
     job.run(debug)
     if processes > 1:
-        from lantern.models.transformers.parallel import finish
+        from torch import distributed
 
-        finish()
+        distributed.destroy_process_group()
     if (hint := advice(loaded)) is not None:
         say(hint, files.quiet)
     return DONE

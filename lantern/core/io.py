@@ -220,10 +220,10 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, 
     """Raise ValueError for a `state` whose names or shapes differ from those of `expected` (may be meta tensors)."""
     missing = [name for name in expected if name not in state]
     extra = [name for name in state if name not in expected]
-    if missing:
-        raise ValueError(f"{source}: tensor {missing[0]!r} is missing{_and_more(missing)}")
-    if extra:
-        raise ValueError(f"{source}: tensor {extra[0]!r} is not expected{_and_more(extra)}")
+    for names, fault in ((missing, "is missing"), (extra, "is not expected")):
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise ValueError(f"{source}: tensor {names[0]!r} {fault}{more}")
     for name, tensor in expected.items():
         if state[name].shape != tensor.shape:
             got, required = list(state[name].shape), list(tensor.shape)
@@ -315,10 +315,6 @@ def _pickle_fault(error: Exception) -> str:
         return f"it holds {found[1]}, which is code"
     is_damaged = "weights_only" in str(error) or not isinstance(error, OSError | RuntimeError | ValueError)
     return "its pickle is damaged" if is_damaged else text.split(". ")[0]
-
-
-def _and_more(names: Collection[str]) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
 def load_component(

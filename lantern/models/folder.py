@@ -18,6 +18,7 @@ A folder with a `config.json` of its own is a model of transformers (`lantern.mo
 
 import dataclasses
 import hashlib
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -266,10 +267,10 @@ def load_model(
     kind, shown = pick_dtype(dtype, where), shown_name(name, folder)
     if is_transformers_folder(folder):
         from lantern.models.transformers.loading import load as load_transformers
-        from lantern.models.transformers.parallel import device_of
 
         read = parts("auto") if callable(parts) else parts
-        where = where if processes == 1 else device_of(where)
+        if processes > 1 and where.type == "cuda":  # the GPU with the number of this process
+            where = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         found = load_transformers(folder, where, kind, parts=read, size=size, verify=verify, processes=processes)
         drafter = load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in read else None
         parts_of = AddOns(folder, found.target, model_name=shown, verify=verify, size=size)

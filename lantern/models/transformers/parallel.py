@@ -5,7 +5,6 @@ the same tokens. Queries, keys, values and the inner channels of the feed-forwar
 and VQ tokenizers are whole on every process.
 """
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -26,11 +25,6 @@ DIVIDED = {
     "self_attn.o_proj": "rowwise",
     **{"mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"},
 }
-
-
-def device_of(device: torch.device) -> torch.device:
-    """Return the device of this process: of GPUs, the one with its number on the machine."""
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device.type == "cuda" else device
 
 
 def plan_of(name: str, processes: int) -> Any:
@@ -70,9 +64,3 @@ def divide_heads(target: Any, processes: int) -> None:
             for norm in (attention.q_norm, attention.k_norm):
                 norm.weight.data = norm.weight.data.chunk(processes)[rank].clone()
                 norm.bias.data = norm.bias.data.chunk(processes)[rank].clone()
-
-
-def finish() -> None:
-    """Leave the group of processes, if there is one."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
