@@ -142,11 +142,6 @@ class Noise:
         """All tables that were made."""
         return [*self._gumbel.values(), *self._uniform.values()]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tables."""
-        return sum(table.nbytes for table in self.tables)
-
     def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = Purpose.TARGET) -> Float[Tensor, "b n v"]:
         """Return standard Gumbel noise of every token at these token numbers (clamped to the image)."""
         table = self.gumbel_table(purpose)

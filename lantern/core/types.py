@@ -56,12 +56,7 @@ class Condition:
     @property
     def batch(self) -> int:
         """Number of images."""
-        return len(self._parts()[0])
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the tensors."""
-        return self._parts()[0].device
+        return next(len(part) for part in (self.embeddings, self.labels, self.tokens) if part is not None)
 
     def to(self, device: torch.device | str) -> "Condition":
         """Return the condition on another device."""
@@ -86,9 +81,6 @@ class Condition:
             if parts[0].negative is not None
             else None,
         )
-
-    def _parts(self) -> list[Tensor]:
-        return [part for part in (self.embeddings, self.labels, self.tokens, self.mask) if part is not None]
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Condition":
         given = (self.embeddings, self.mask, self.labels, self.tokens)
