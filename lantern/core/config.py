@@ -133,7 +133,7 @@ def _convert(value: Any, hint: Any, source: str | Path, key: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, Mapping) and isinstance(value, Mapping):
         return {name: _convert(item, inner[1], source, f"{key}.{name}") for name, item in value.items()}
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-        return build_config(hint, value, source=source, prefix=f"{key}.")
+        return build_config(cast(Any, hint), value, source=source, prefix=f"{key}.")
     if hint is Path and isinstance(value, str):
         return Path(value)
     if kind is Literal:
@@ -166,5 +166,5 @@ def describe_type(hint: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, Mapping):
         return f"an object with values of {describe_type(inner[1])}"
     if dataclasses.is_dataclass(hint):
-        return f"an object ({hint.__name__})"
+        return f"an object ({cast(Any, hint).__name__})"
     return {type(None): "null", str: "text", Path: "a path", bool: "true or false"}.get(hint) or hint.__name__

@@ -101,9 +101,10 @@ def test_released_shapes_have_the_released_sizes(name: str, tmp_path: Path, caps
     out = capsys.readouterr().out
     assert "plain decoding" in out and "a step over 16 of each image's tokens: at least" in out
     found = predict(tmp_path, torch.bfloat16)
-    sizes = round(found.parameters / 1e9, 1), found.grid[0], found.target.config.vocab_size
+    config = found.target.config
+    sizes = round(found.parameters / 1e9, 1), config.raster.rows, config.vocab_size
     assert (*sizes, round(found.memory() / 2**30, 1)) == RELEASED[name]
-    assert found.grid in ((found.grid[0], found.grid[0]), (1, 16**2 + 32**2))
+    assert config.raster.columns in (config.raster.rows, 16**2 + 32**2)
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +123,7 @@ def test_a_large_vocabulary_in_a_config_is_read(tmp_path: Path) -> None:
     config["vocabulary_map"] |= {f"word-{i}" * 8: 70 + i for i in range(20_000)}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert (tmp_path / "config.json").stat().st_size > 1 << 20
-    assert predict(tmp_path, torch.float32, size=(24, 32)).tokens == 12
+    assert predict(tmp_path, torch.float32, size=(24, 32)).target.config.raster.tokens == 12
 
 
 def test_passes_with_newlines_are_timed() -> None:
