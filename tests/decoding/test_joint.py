@@ -66,8 +66,17 @@ def staggered(
     return made
 
 
-@pytest.mark.parametrize("kind", ["eager", CPU])
-@pytest.mark.parametrize("name", NAMES)
+# on "cpu" those with fused steps, and one with trees
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "eager") for name in NAMES),
+        *(
+            pytest.param(name, "cpu", marks=CPU.marks)
+            for name in ("plain", "gumbel-jacobi", "bounded-window", "eagle2")
+        ),
+    ],
+)
 def test_tokens_are_those_of_the_generation_alone(name: str, kind: str) -> None:
     made = staggered({i: decoder(name, kind=kind) for i in range(4)}, dropped=1)
     assert sorted(made) == [0, 2, 3]
