@@ -313,7 +313,7 @@ class Job:
         After a signal or an error the report is of those that are finished.
         """
         from lantern.generation.generator import generate, halving_message
-        from lantern.generation.progress import Progress
+        from lantern.generation.progress import INTERVAL, Progress
 
         files, done = self.files, list[Any]()
         if files.record is not None:
@@ -333,7 +333,8 @@ class Job:
             if not files.quiet:
                 bar.say(f"lantern: {halving_message(tried, fits)}")
 
-        how: dict[str, Any] = {"method": self.method, "sampling": self.sampling, "callback": watch}
+        how: dict[str, Any] = {"method": self.method, "sampling": self.sampling}
+        how |= {"callback": watch, "interval": INTERVAL}
         if files.compare:
             from lantern.generation.comparison import compare
 

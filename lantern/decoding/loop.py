@@ -154,9 +154,9 @@ class State:
         """Take a step."""
         self.record(self.round())
 
-    def advance(self, known: int) -> None:
-        """Count a step of which the host knows how many tokens the slowest image has now."""
-        self.index, self._left, self._age = self.index + 1, self.count - known, 0
+    def advance(self, known: int, steps: int) -> None:
+        """Count steps after which the slowest image has `known` tokens."""
+        self.index, self._left, self._age = self.index + steps, self.count - known, 0
 
     def is_done(self) -> bool:
         """Return whether every image is finished. Reads from the device only if that is possible by now."""
@@ -329,15 +329,18 @@ def run(
     rounds: Callable[[float], None] | None = None,
     *,
     callback: Callback | None = None,
+    interval: float = 0.0,
     keep_history: bool = False,
 ) -> Generation:
     """Take the rounds of a generation that has begun, and return the finished grids.
 
     `rounds` takes one or more of them (`lantern.decoding.rounds`), by default those of torch. `callback` is called with
-    every step, and ends the generation by returning True. With `keep_history` the result holds all steps, without their
-    scores.
+    every step, and ends the generation by returning True. With an `interval` in seconds it may be called with the last
+    of the steps in that time only, without scores, tree and verdict. With `keep_history` the result holds all steps,
+    without their scores.
     """
     steps, is_watched = list[Step](), callback is not None or keep_history
+    patience = 0.0 if keep_history else PATIENCE if callback is None else interval
 
     def is_ended() -> bool:
         """Report a step; return whether the callback ends the generation."""
@@ -350,7 +353,7 @@ def run(
         if rounds is None:
             state.take()
         else:
-            rounds(0.0 if is_watched else PATIENCE)
+            rounds(patience)
         is_stopped = is_watched and is_ended()
     made = replace(state.result(), history=steps)
     if not is_stopped:

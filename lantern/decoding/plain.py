@@ -114,8 +114,8 @@ class Plain(State):
         """No slots: keys and values are written to the slots of their tokens."""
         return 0
 
-    def advance(self, known: int) -> None:
-        """Count the steps up to `known` tokens."""
+    def advance(self, known: int, steps: int) -> None:
+        """Count the steps up to `known` tokens: one a token."""
         self.index = known - self.kept
 
     def is_done(self) -> bool:

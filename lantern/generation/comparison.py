@@ -18,17 +18,20 @@ WARM_UP_PASSES = 8
 
 @dataclass(frozen=True)
 class Comparison:
-    """One image by plain decoding and by a method, with the seconds of decoding of each."""
+    """One image by plain decoding and by a method."""
 
     plain: Picture
     other: Picture
-    plain_seconds: float
-    other_seconds: float
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Seconds of decoding by plain decoding and by the method."""
+        return self.plain.statistics.seconds["decode"], self.other.statistics.seconds["decode"]
 
     @property
     def speedup(self) -> float:
         """Seconds of plain decoding divided by seconds of the method."""
-        return self.plain_seconds / max(self.other_seconds, 1e-9)
+        return self.seconds[0] / max(self.seconds[1], 1e-9)
 
     @property
     def differing(self) -> int:
@@ -36,15 +39,10 @@ class Comparison:
         return int((self.plain.tokens != self.other.tokens).sum())
 
     @property
-    def is_identical(self) -> bool:
-        """Whether all tokens equal plain decoding's."""
-        return self.differing == 0
-
-    @property
     def sentence(self) -> str:
         """What happened in one sentence."""
         other = self.other.statistics
-        if self.is_identical:
+        if not self.differing:
             image = "The same image, token for token"
         elif other.promise == "distribution":
             image = "Another image of the same distribution"
@@ -66,9 +64,9 @@ class Comparison:
             "image": self.plain.request.number,
             "plain": self.plain.statistics.as_dict() | {"tokens_sha256": self.plain.tokens_sha256},
             "method": self.other.statistics.as_dict() | {"tokens_sha256": self.other.tokens_sha256},
-            "seconds": [round(self.plain_seconds, 4), round(self.other_seconds, 4)],
+            "seconds": [round(seconds, 4) for seconds in self.seconds],
             "speedup": round(self.speedup, 4),
-            "identical": self.is_identical,
+            "identical": not self.differing,
             "differing_tokens": self.differing,
         }
 
@@ -76,10 +74,10 @@ class Comparison:
         """Return the comparison as a table: what is measured, of plain decoding, of the method."""
         plain, other = self.plain.statistics, self.other.statistics
         distance = other.latent_distance
-        same = "identical" if self.is_identical else f"{self.differing} of {other.tokens} differ"
+        same = f"{self.differing} of {other.tokens} differ" if self.differing else "identical"
         return [
             ("", "plain", other.method),
-            ("seconds of decoding", f"{self.plain_seconds:.2f}", f"{self.other_seconds:.2f}"),
+            ("seconds of decoding", *(f"{seconds:.2f}" for seconds in self.seconds)),
             ("steps", str(plain.steps), str(other.steps)),
             ("tokens per step", f"{plain.tokens_per_step:.2f}", f"{other.tokens_per_step:.2f}"),
             ("speedup", "1.00x", f"{self.speedup:.2f}x"),
@@ -102,23 +100,22 @@ def compare(
     method: Method,
     sampling: Sampling,
     callback: Callback | None = None,
+    interval: float = 0.0,
 ) -> Iterator[Comparison]:
     """Make each image by plain decoding, then by `method`, after a warm-up of both.
 
-    ValueError for plain decoding against itself.
+    `callback` and `interval` are those of `generator.generate`. ValueError for plain decoding against itself.
     """
     if method.is_plain:
         raise ValueError('nothing to compare with "plain": choose a method that drafts, and a model with a drafter')
-    generators = Generator(model, METHODS["plain"], sampling), Generator(model, method, sampling)
+    generators = [Generator(model, one, sampling, interval=interval) for one in (METHODS["plain"], method)]
 
     def compared() -> Iterator[Comparison]:
         for generator in generators:
             warm_up(generator, requested[0])
         for request in requested:
-            plain, other = (
-                make_batch(generator, [request], with_pixels=True, callback=callback)[0] for generator in generators
-            )
-            yield Comparison(plain, other, *(one.statistics.seconds["decode"] for one in (plain, other)))
+            made = [make_batch(one, [request], with_pixels=True, callback=callback)[0] for one in generators]
+            yield Comparison(*made)
 
     return compared()
 

@@ -60,13 +60,15 @@ class Decoder:
         condition: Condition,
         *,
         callback: Callback | None = None,
+        interval: float = 0.0,
         keep_history: bool = False,
         **how: Any,
     ) -> Generation:
         """Decode a batch; the arguments are those of `decoding.loop.run` and `begin`."""
         state = self.begin(condition, **how)
         with on_device(self.target.tok_embeddings.weight.device):
-            return run(state, self.engine.drive([state]), callback=callback, keep_history=keep_history)
+            rounds = self.engine.drive([state])
+            return run(state, rounds, callback=callback, interval=interval, keep_history=keep_history)
 
     def _state(self, is_joined: bool) -> State:
         """Return the state of a generation; an engine that keeps it has one for all."""

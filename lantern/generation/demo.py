@@ -8,7 +8,7 @@ import time
 from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from html import escape
 from io import BytesIO
@@ -22,8 +22,7 @@ from torch import Tensor
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
-from lantern.decoding.loop import kept
-from lantern.generation.acceptance_map import data_uri, draw_map, legend, read_map
+from lantern.generation.acceptance_map import draw_map, legend
 from lantern.generation.comparison import Comparison, warm_up
 from lantern.generation.generator import Generator, choose_method, has_parts, make_batch
 from lantern.generation.images import Picture, to_image
@@ -34,6 +33,7 @@ from lantern.models.folder import Model, list_names
 
 GROUPS = {"tokens": "same image", "distribution": "same distribution", "relaxed": "relaxed"}  # in the order of the list
 LONGEST = 4.0  # seconds in which both images are shown again; shorter decodings are shown at their own speed
+RELAXED = 0.5  # a token is marked if the probability that only the relaxation accepted it is at least this
 LEAST = 1.2  # chosen, not measured: tokens per step below which a default that nothing recommends goes on plainly
 CSS = """
 .side img, .side svg { width: 100%; max-width: 28rem; display: block; background: #808080; }
@@ -45,26 +45,25 @@ CSS = """
 
 
 class Mark(NamedTuple):
-    """How far an image was after some seconds."""
+    """How far an image was after some seconds, and the places of the last step's relaxed tokens."""
 
     seconds: float
     known: int
     steps: int
+    relaxed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Side:
-    """A finished image, its seconds of decoding, its steps, and how far it was after each."""
+    """A finished image, and how far it was after each step."""
 
     generator: Generator
     picture: Picture
-    seconds: float
-    steps: list[Step]
     marks: list[Mark]
 
     def times(self) -> list[float]:
         """Return the seconds after which a row was complete."""
-        marks, columns = [Mark(0.0, 0, 0), *self.marks], self.generator.model.target.config.raster.columns
+        marks, columns = [Mark(0.0, 0, 0), *self.marks], self.picture.columns
         return [new.seconds for old, new in pairwise(marks) if old.known // columns < new.known // columns]
 
     def at(self, seconds: float) -> tuple[Mark, UInt8[Tensor, "h w 3"]]:
@@ -139,7 +138,7 @@ class SideBySide:
         return Generator(self.model, chosen, sampling)
 
     def _decode(self, request: Request, method: str, sampling: Sampling) -> Side:
-        generator, steps, marks = self._generator(method, sampling), list[Step](), list[Mark]()
+        generator, marks = self._generator(method, sampling), list[Mark]()
         first = spent = 0.0  # seconds of the first token, and of this callback
 
         def watch(step: Step) -> None:
@@ -147,36 +146,52 @@ class SideBySide:
             known, now = int(step.start[0] + step.counts[0]), time.perf_counter()  # sync, then the time
             if step.index == 0:  # decoding may start again
                 first, spent = now, 0.0
-                steps.clear()
                 marks.clear()
-            steps.append(kept(step))
-            marks.append(Mark(now - first - spent, known, step.index + 1))
+            marks.append(Mark(now - first - spent, known, step.index + 1, relaxed_places(step)))
             spent += time.perf_counter() - now
 
         warm_up(generator, request)
         (picture,) = make_batch(generator, [request], with_pixels=True, callback=watch)
-        return Side(generator, picture, picture.statistics.seconds["decode"] - spent, steps, marks)
+        seconds = {**picture.statistics.seconds, "decode": picture.statistics.seconds["decode"] - spent}
+        return Side(generator, replace(picture, statistics=replace(picture.statistics, seconds=seconds)), marks)
+
+
+def relaxed_places(step: Step) -> tuple[int, ...]:
+    """Return the places of the first image's tokens that probably only a relaxation accepted in a step."""
+    if step.verdict is None or step.verdict.cost is None:
+        return ()
+    accepted = min(int(step.counts[0]), int(step.verdict.length[0]))
+    chances = step.verdict.cost.relaxed[0, :accepted].tolist()
+    return tuple(int(step.start[0]) + i for i, chance in enumerate(chances) if chance >= RELAXED)
+
+
+def data_uri(pixels: UInt8[Tensor, "h w 3"], form: str, **options: int) -> str:
+    """Return an image as the data URI of a file of this format, with Pillow's options."""
+    to_image(pixels).save(saved := BytesIO(), format=form, **options)
+    return f"data:image/{form};base64,{b64encode(saved.getvalue()).decode()}"
 
 
 def image_html(name: str, mark: Mark, pixels: UInt8[Tensor, "h w 3"], file: str = "") -> str:
     """Return an image with how far it was, and a link that saves it as a PNG file of a name, as HTML."""
-    seconds, known, steps = mark
-    text = escape(f"{name}: {seconds:.2f} s, {known} tokens, {known / steps:.2f} tokens per step")
-    image, link = f'<img src="{data_uri(pixels, effort=0)}" alt="{text}"/>', ""
-    if file:
-        to_image(pixels).save(saved := BytesIO(), format="PNG")
-        uri = f"data:image/png;base64,{b64encode(saved.getvalue()).decode()}"
-        link = f' <a download="{escape(file)}" href="{uri}">Download</a>'
+    text = escape(f"{name}: {mark.seconds:.2f} s, {mark.known} tokens, {mark.known / mark.steps:.2f} tokens per step")
+    image = f'<img src="{data_uri(pixels, "webp", quality=90, method=0)}" alt="{text}"/>'
+    link = f' <a download="{escape(file)}" href="{data_uri(pixels, "png")}">Download</a>' if file else ""
     return f'<figure class="side">{image}<figcaption>{text}{link}</figcaption></figure>'
 
 
 def map_html(side: Side) -> str:
     """Return the acceptance map of an image over it, with its legend, as HTML."""
     assert side.picture.pixels is not None
-    raster = side.generator.model.target.config.raster
-    found = read_map(side.steps, 0, raster.tokens, raster.columns)
-    title = f"acceptance map of {side.picture.statistics.method}"
-    return f'<div class="side">{draw_map(found, data_uri(side.picture.pixels), title=title)}</div>{legend()}'
+    known = [0, *(mark.known for mark in side.marks)]
+    runs, relaxed = (
+        [new - old for old, new in pairwise(known)],
+        {place for mark in side.marks for place in mark.relaxed},
+    )
+    uri, title = (
+        data_uri(side.picture.pixels, "webp", quality=90),
+        f"acceptance map of {side.picture.statistics.method}",
+    )
+    return f'<div class="side">{draw_map(runs, relaxed, side.picture.columns, uri, title=title)}</div>{legend()}'
 
 
 def table(comparison: Comparison) -> str:
@@ -206,7 +221,7 @@ def build_page(sides: SideBySide) -> Any:
             for now in times:
                 time.sleep(max(0.0, begin + now * min(1.0, LONGEST / end) - time.perf_counter()))
                 yield image_html("plain", *plain.at(now)), image_html(method, *other.at(now)), "", "", past, past
-            numbers = table(Comparison(plain.picture, other.picture, plain.seconds, other.seconds))
+            numbers = table(Comparison(plain.picture, other.picture))
             label = f"{request.subject}, {other.picture.statistics.method}, seed {request.seed}"
             past = [(to_image(other.at(end)[1]), label), *past][:24]
             left = image_html("plain", *plain.at(end), f"plain-{request.seed}.png")

@@ -116,6 +116,7 @@ def generate(
     batch: int = 1,
     with_pixels: bool = True,
     callback: Callback | None = None,
+    interval: float = 0.0,
     on_halved: Callable[[int, int], None] = warn_of_halving,
     debug: bool | None = None,
     record: "Recorder | None" = None,
@@ -127,9 +128,9 @@ def generate(
 
     A request may be a prompt or a class label, whose images then have the noise of `seed`.
     `method` is a name of the registry or a method, None the model's default; `settings` are options of the method, see
-    `choose_method`. All arguments are checked before the first image: ValueError. `record` receives the drafts of
-    every step. Images keep the first `keep_rows` rows of tokens of `init_image`, or what `mask_image` does not cover
-    (`with_init_image`).
+    `choose_method`. All arguments are checked before the first image: ValueError. `callback` receives every step, with
+    an `interval` in seconds only some of them (`decoding.loop.run`), `record` the drafts of all. Images keep the first
+    `keep_rows` rows of tokens of `init_image`, or what `mask_image` does not cover (`with_init_image`).
 
     UnknownPromptWarning for a prompt without a known word; the statistics of its images have the message too.
     Where memory runs out the batch is halved and `on_halved` is called with the size that did not fit and the one that
@@ -153,7 +154,7 @@ def generate(
     sampling = sampling or model.sampling()
     size = BatchSize(batch, on_halved)
     chosen = choose_method(model, method, settings, sampling=sampling, batch=min(batch, len(requested)))
-    generator = Generator(model, chosen, sampling, size=size, debug=debug, record=record)
+    generator = Generator(model, chosen, sampling, size=size, debug=debug, record=record, interval=interval)
     return _one_by_one(make_batches(generator, requested, with_pixels=with_pixels, callback=callback))
 
 
@@ -230,7 +231,7 @@ def _table(codebook: bytes, width: int, columns: int) -> Int[Tensor, "v k"]:
 class Generator:
     """A model with a method and a sampling, assembled once for many batches.
 
-    `size` is the number of images made at once; `debug` and `record` are those of `generate`.
+    `size` is the number of images made at once; `debug`, `record` and `interval` are those of `generate`.
     """
 
     def __init__(
@@ -242,10 +243,12 @@ class Generator:
         size: BatchSize | None = None,
         debug: bool | None = None,
         record: "Recorder | None" = None,
+        interval: float = 0.0,
     ) -> None:
         self.model, self.method, self.sampling, self.record = model, method, sampling, record
         self.size, self.is_stopped = size or BatchSize(1), False
         self.debug = is_debugging() if debug is None else debug
+        self.interval = interval if record is None else 0.0
         self.assemble()
 
     def assemble(self) -> None:
@@ -299,7 +302,8 @@ class Generator:
 
             layers = watched_layers(self.model.target, self.model.drafter)
         with layers:
-            return self.parts.generate(condition, keys=keys, callback=call if watching else None, forced=forced)
+            called = {"callback": call if watching else None, "interval": self.interval}
+            return self.parts.generate(condition, keys=keys, forced=forced, **called)
 
     def begin(self, request: Request) -> State:
         """Begin an image whose rounds are joined with those of others; its `step` is that of token 0."""

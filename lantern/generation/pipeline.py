@@ -42,7 +42,7 @@ from lantern.generation.embeddings import with_conditions
 from lantern.generation.file_names import MAX_SCALE
 from lantern.generation.generator import generate
 from lantern.generation.images import NotFiniteError, Picture, check_scale, convert, enlarge
-from lantern.generation.progress import Watcher
+from lantern.generation.progress import INTERVAL, Watcher
 from lantern.generation.requests import (
     CALLBACK_TENSORS,
     check_call,
@@ -515,6 +515,7 @@ class LanternPipeline(DiffusionPipeline):
             batch=batch_size or len(requested),
             with_pixels=output_type != "latent",
             callback=watcher,
+            interval=0.0 if callback_on_step_end else INTERVAL,
             debug=debug,
             init_image=init_image,
             keep_rows=keep_rows,

@@ -12,7 +12,7 @@ from torch import Tensor
 from lantern.core.types import Step
 from lantern.generation.generator import Generator
 
-INTERVAL = 0.1  # seconds between two reads from the device
+INTERVAL = 0.1  # seconds between two reads from the device, or two calls by the C++ engine
 
 
 class Progress:

@@ -15,7 +15,7 @@ import torch
 from lantern.core.types import Callback
 from lantern.generation import demo
 from lantern.generation.comparison import Comparison
-from lantern.generation.demo import GROUPS, Side, SideBySide, image_html, map_html
+from lantern.generation.demo import GROUPS, Side, SideBySide, image_html, map_html, relaxed_places
 from lantern.generation.generator import choose_method, generate, make_batch
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, load_model
@@ -43,7 +43,31 @@ def test_both_sides_are_the_pictures_of_the_generator(sides: SideBySide, method:
         (picture,) = generate(model, [sides.request(PROMPT, 3)], method=name)
         assert picture.pixels is not None and torch.equal(made.picture.tokens, picture.tokens)
         assert torch.equal(made.at(made.marks[-1].seconds)[1], picture.pixels)
-        assert len(made.steps) == len(made.marks) == made.picture.statistics.steps and "<svg" in map_html(made)
+        assert len(made.marks) == made.picture.statistics.steps and "<svg" in map_html(made)
+
+
+@pytest.mark.parametrize(
+    ("start", "counts", "length", "chances", "expected"),
+    [
+        (1, 3, 2, [0.0, 0.9, 1.0], (2,)),  # two drafts and the target's own token; later nodes were not accepted
+        (1, 3, 4, [0.7, 0.4, 0.7, 0.7], (1, 3)),  # drafts past the end
+        (1, 1, None, [], ()),  # a step without drafts
+    ],
+)
+def test_only_accepted_drafts_are_relaxed(
+    start: int, counts: int, length: int | None, chances: list[float], expected: tuple[int, ...]
+) -> None:
+    cost = SimpleNamespace(relaxed=torch.tensor([chances]))
+    verdict = None if length is None else SimpleNamespace(length=torch.tensor([length]), cost=cost)
+    step = SimpleNamespace(start=torch.tensor([start]), counts=torch.tensor([counts]), verdict=verdict)
+    assert relaxed_places(step) == expected  # type: ignore[arg-type]
+
+
+def test_marks_hold_the_relaxed_tokens(sides: SideBySide) -> None:
+    made = side(sides, "tolerance")
+    places = [place for mark in made.marks for place in mark.relaxed]
+    assert places and len(places) == round(made.picture.statistics.relaxed * 16)
+    assert map_html(made).count("<circle") == len(places)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +82,11 @@ def test_both_sides_are_the_pictures_of_the_generator(sides: SideBySide, method:
     ],
 )
 def test_one_sentence_says_what_happened(promise: str, variation: float, differing: int, expected: str) -> None:
-    statistics = SimpleNamespace(promise=promise, total_variation=variation, tokens=256)
-    plain, other = SimpleNamespace(tokens=torch.zeros(256)), torch.arange(256) < differing
-    found: Any = Comparison(plain, SimpleNamespace(tokens=other.float(), statistics=statistics), 1.9, 1.0)  # type: ignore[arg-type]
-    assert found.sentence == expected
+    plain, other = SimpleNamespace(tokens=torch.zeros(256)), SimpleNamespace(tokens=torch.arange(256) < differing)
+    plain.statistics = SimpleNamespace(seconds={"decode": 1.9})
+    figures = {"promise": promise, "total_variation": variation, "tokens": 256, "seconds": {"decode": 1.0}}
+    other.statistics = SimpleNamespace(**figures)
+    assert Comparison(plain, other).sentence == expected  # type: ignore[arg-type]
 
 
 def test_rows_appear_in_order_and_later_rows_are_grey(sides: SideBySide) -> None:
@@ -91,7 +116,7 @@ def test_marks_start_again_with_the_first_step(sides: SideBySide, monkeypatch: p
     once = side(sides, "plain")
     monkeypatch.setattr(demo, "make_batch", twice)
     again = side(sides, "plain")
-    assert [mark[1:] for mark in again.marks] == [mark[1:] for mark in once.marks] and len(again.steps) == 16
+    assert [mark[1:] for mark in again.marks] == [mark[1:] for mark in once.marks] and len(again.marks) == 16
     assert again.marks[0].seconds == 0
 
 

@@ -45,7 +45,7 @@ Callback = Callable[[Step], bool | None]  # of each step; True ends the generati
 class Generation:
     """Finished token grids and their statistics.
 
-    `passes` counts target passes of each image, the one over the prompt included. `reached[:, d]` counts steps that
+    `steps` counts target passes of each image, the one over the prompt included. `reached[:, d]` counts steps that
     reached a node of depth d with children to test, `accepted[:, d]` those that accepted one. `relaxed` counts tokens
     accepted only because of a relaxation. `total_variation` is the sum of its total variation over tokens,
     `total_variation_max` the maximum over tokens, and `latent_distance` the sum of moved mass times L2 distance (None

@@ -31,7 +31,7 @@ from lantern.core.types import (
     Verdict,
 )
 from lantern.decoding.cache import StaticCache
-from lantern.decoding.loop import State
+from lantern.decoding.loop import NO_SCORES, State
 from lantern.decoding.plain import Plain
 from lantern.decoding.rounds import Rounds, TorchRounds
 from lantern.engines.cpu import build
@@ -260,6 +260,11 @@ class FusedImages:
         """Nodes of a pass."""
         return 1 if self.window is None else self.window.nodes
 
+    @property
+    def last(self) -> Step:
+        """The last step, without scores, tree and verdict."""
+        return Step(self.state.index, self.start.clone(), self.counts.clone(), self.sampled.clone(), NO_SCORES)
+
     def step(self, scored: Int[Tensor, "b n"], logits: Tensor, features: Tensor) -> Step:
         """Return the last step, whose window was `scored`; its scores are overwritten by the next."""
         images, nodes = len(self.start), scored.shape[1]
@@ -332,13 +337,15 @@ class FusedRounds:
         scored = [image.tokens[:, : self.nodes].clone() for image in self.images] if not patience else []
         before = self._steps.seconds
         arguments = (self._program.model, self._args, self._steps)
-        build.library().lantern_steps(*map(ctypes.byref, arguments), ctypes.c_double(patience))
+        taken = build.library().lantern_steps(*map(ctypes.byref, arguments), ctypes.c_double(patience))
         at = 0
         for number, image in enumerate(self.images):
             state, rows = image.state, slice(at, at := at + len(image.start) * self.cache.rows)
-            state.advance(int(state.known.min()))
+            state.advance(int(state.known.min()), taken)
             if scored:
                 state.step = image.step(scored[number], self._logits[rows], self._features[rows])
+            else:
+                state.step = image.last
             if image.window is not None:
                 image.window.count_step(state.known)
             state.watch.lap("walk")

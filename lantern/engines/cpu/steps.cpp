@@ -277,13 +277,14 @@ struct Stepper {
 
 } // namespace
 
-// Takes steps until an image is complete or `patience` seconds have passed, at least one.
+// Takes steps until an image is complete or `patience` seconds have passed, at least one; returns their number.
 extern "C" int64_t lantern_steps(const Model *model, const PassArgs *pass, StepArgs *state, double patience) {
     return guarded([&] {
         Stepper stepper(*model, *pass, *state);
         const double begun = omp_get_wtime();
-        while (!stepper.step() && omp_get_wtime() - begun < patience) {}
-        return 0;
+        int64_t taken = 1;
+        for (; !stepper.step() && omp_get_wtime() - begun < patience; taken++) {}
+        return taken;
     });
 }
 

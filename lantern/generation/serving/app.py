@@ -10,7 +10,7 @@ import queue
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
@@ -34,6 +34,7 @@ from lantern.generation.embeddings import check_captions
 from lantern.generation.images import Picture, enlarge, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import MAX_SEED, check_prompt, check_requests, requests, with_warnings
+from lantern.generation.requests import Request as ModelRequest
 from lantern.generation.serving.errors import RefusedError
 from lantern.generation.serving.metrics import Metrics
 from lantern.generation.serving.schema import EditRequest, ImageRequest
@@ -43,6 +44,7 @@ from lantern.models.folder import Model, load_model
 LOG = logging.getLogger(__name__)
 PROBES = ("/health", "/ready", "/metrics")  # not logged
 EDITS = "/v1/images/edits"
+GONE = 499  # the status that nginx logs where a client has closed the connection
 # what a job reports: "partial", "done" or "failed", the number of its image, what belongs to it, the partial's number
 Event = tuple[str, int, Any, int | None]
 
@@ -80,76 +82,55 @@ class Call:
         self.service, self.body, self.kept = service, body, kept
         self.loop, self.events = asyncio.get_running_loop(), asyncio.Queue[Event]()
         self.created, self.begun = int(time.time()), time.monotonic()
+        requested, sampling = service.requested(body)
         size, self.scale = service.size_of(body.size)
         self.form = body.output_format or "png"
         # fields that answers and events share
         self.about = {"size": size, "quality": "auto", "background": "opaque", "output_format": self.form}
-        self.jobs = self._jobs()
-
-    def _jobs(self) -> list[Job]:
-        body, service = self.body, self.service
-        seed = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed
-        requested = requests(prompts=[body.prompt], seed=seed, count=body.n or 1)
-        sampling = service.sampling_of(body)
-        with refused_for("prompt"):
-            check_requests(service.model, requested)
-        with refused_for("method"):
-            service.worker.check(body.method, sampling)
-        if body.negative_prompt:
-            with refused_for("negative_prompt"):
-                check_captions(service.model, sampling, check_prompt(body.negative_prompt))
-            requested = [replace(one, negative_prompt=body.negative_prompt) for one in requested]
-        requested = with_warnings(service.model, requested, warn=lambda line: None)
         partials = (body.partial_images or 0) if body.stream else 0
-        return [
-            Job(one, body.method, sampling, partial(self._send, number), self.kept, partials)
+        self.jobs = [
+            Job(one, body.method, sampling, partial(self._send, number), kept, partials)
             for number, one in enumerate(requested)
         ]
+        service.worker.submit(self.jobs)
+        late = RefusedError(504, "the request took longer than its time limit", code="timeout")
+        self.timer = self.loop.call_later(service.limits.seconds, self.fail, late)
 
     def _send(self, number: int, kind: str, value: Any, index: int | None) -> None:
         with suppress(RuntimeError):  # the server has ended
             self.loop.call_soon_threadsafe(self.events.put_nowait, (kind, number, value, index))
 
-    def begin(self) -> None:
-        """Queue the images; RefusedError if there is no room. After the time limit they are dropped."""
-        self.service.worker.submit(self.jobs)
-        self.timer = self.loop.call_later(self.service.limits.seconds, self._expire)
-
-    def _expire(self) -> None:
-        error = RefusedError(504, "the request took longer than its time limit", code="timeout")
+    def fail(self, error: RefusedError) -> None:
+        """End the request with an error, and drop the images that are not complete."""
         self.events.put_nowait(("failed", 0, error, None))
         self.drop()
-
-    async def next(self) -> Event:
-        """Return the next event; RefusedError for an error of the model or after the time limit."""
-        event = await self.events.get()
-        kind, _, value, _ = event
-        if kind == "failed" and isinstance(value, RefusedError):
-            raise value
-        if kind == "failed":
-            LOG.error("an image failed", exc_info=value)
-            raise RefusedError(500, one_line(value), code="model_error")
-        if kind == "done":
-            self.service.metrics.made(value.statistics)
-        return event
-
-    async def pictures(self) -> list[Picture]:
-        """Return all images once they are complete."""
-        made: dict[int, Picture] = {}
-        while len(made) < len(self.jobs):
-            _, number, made[number], _ = await self.next()
-        return [made[number] for number in range(len(made))]
 
     def drop(self) -> None:
         """Cancel the images that are not complete."""
         for job in self.jobs:
             job.is_cancelled = True
 
-    def end(self, reason: str) -> None:
-        """Drop what is still queued, and count the request."""
-        self.timer.cancel()
-        self.drop()
-        self.service.metrics.answered(reason, time.monotonic() - self.begun, len(self.body.prompt.split()))
+    async def results(self) -> AsyncIterator[Event]:
+        """Yield the events until all images are done; RefusedError for an error. At the end the request is counted."""
+        left, reason = len(self.jobs), "abort"
+        try:
+            while left:
+                kind, _, value, _ = event = await self.events.get()
+                if kind == "failed" and not isinstance(value, RefusedError):
+                    LOG.error("an image failed", exc_info=value)
+                    value = RefusedError(500, one_line(value), code="model_error")
+                if kind == "failed":
+                    reason = "abort" if value.status == GONE else "error"
+                    raise value
+                if kind == "done":
+                    self.service.metrics.made(value.statistics)
+                    left -= 1
+                yield event
+            reason = "stop"
+        finally:
+            self.timer.cancel()
+            self.drop()
+            self.service.metrics.answered(reason, time.monotonic() - self.begun, len(self.body.prompt.split()))
 
     def image(self, pixels: UInt8[Tensor, "h w 3"]) -> str:
         """The image in the requested size and format, in base64."""
@@ -184,6 +165,24 @@ class Service:
         if isinstance(found := answers.get(), Exception):
             raise found
 
+    def requested(self, body: ImageRequest) -> tuple[list[ModelRequest], Sampling]:
+        """Return the images of a request and their sampling; RefusedError for what the model cannot make."""
+        if body.model is not None:
+            self.check_model(body.model)
+        if len(body.prompt) > self.limits.prompt:
+            raise RefusedError(400, f"the prompt has more than {self.limits.prompt} characters", param="prompt")
+        seed, sampling = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed, self.sampling_of(body)
+        requested = requests(prompts=[body.prompt], seed=seed, count=body.n or 1)
+        with refused_for("prompt"):
+            check_requests(self.model, requested)
+        with refused_for("method"):
+            self.worker.check(body.method, sampling)
+        if body.negative_prompt:
+            with refused_for("negative_prompt"):
+                check_captions(self.model, sampling, check_prompt(body.negative_prompt))
+            requested = [replace(one, negative_prompt=body.negative_prompt) for one in requested]
+        return with_warnings(self.model, requested, warn=lambda line: None), sampling
+
     @property
     def card(self) -> dict[str, Any]:
         """The model as /v1/models describes it."""
@@ -200,12 +199,11 @@ class Service:
         if None not in (body.guidance, body.guidance_scale) and body.guidance != body.guidance_scale:
             raise RefusedError(400, "guidance and guidance_scale are one setting: give one of them", param="guidance")
         guidance = body.guidance if body.guidance is not None else body.guidance_scale
-        requested = {"guidance": guidance, "temperature": body.temperature, "top_k": body.top_k, "top_p": body.top_p}
-        given = {name: value for name, value in requested.items() if value is not None}
+        given = {"guidance": guidance, "temperature": body.temperature, "top_k": body.top_k, "top_p": body.top_p}
         for name, value in given.items():
             with refused_for(name):
-                replace(self.model.sampling(), **{name: value})
-        return replace(self.model.sampling(), **given)
+                self.model.sampling(**{name: value})
+        return self.model.sampling(**given)
 
     def size_of(self, requested: str | None) -> tuple[str, int]:
         """Return the size in pixels as text, and how much images are enlarged; RefusedError 400 for another size."""
@@ -316,28 +314,11 @@ def build_app(service: Service) -> FastAPI:
     # the pages that FastAPI makes of the schema load scripts from other hosts
     app = FastAPI(title="lantern", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
 
-    @app.exception_handler(RefusedError)
-    async def refused(_: Request, error: RefusedError) -> Response:
-        return error.response
+    async def refuse(request: Request, error: Exception) -> Response:
+        return refusal(request, error).response
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        is_form = request.url.path == EDITS
-        return invalid_body(error.errors()[0], request.headers.get("content-type"), is_form=is_form).response
-
-    @app.exception_handler(HTTPException)
-    async def missing(request: Request, error: HTTPException) -> Response:
-        message = str(error.detail)
-        if error.status_code == 404:
-            message = f"there is no {request.url.path[:80]} here; images are made by POST /v1/images/generations"
-        elif error.status_code == 405:
-            message = f"{request.method} is not accepted here, wanted {(error.headers or {}).get('Allow', 'another')}"
-        return JSONResponse(RefusedError(error.status_code, message).body, error.status_code, error.headers)
-
-    @app.exception_handler(Exception)
-    async def broken(_: Request, error: Exception) -> Response:
-        return RefusedError(500, one_line(error)).response
-
+    for kind in (RefusedError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, refuse)
     app.add_middleware(Guard, service=service)
     if service.limits.origins:  # before the guard: a preflight has no key
         allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["Authorization", "Content-Type"]}
@@ -371,12 +352,7 @@ def build_app(service: Service) -> FastAPI:
         return service.card
 
     async def made(body: ImageRequest, request: Request, kept: KeptPart | None = None) -> Response:
-        if body.model is not None:
-            service.check_model(body.model)
-        if len(body.prompt) > service.limits.prompt:
-            raise RefusedError(400, f"the prompt has more than {service.limits.prompt} characters", param="prompt")
         call = Call(service, body, kept)
-        call.begin()
         if body.stream:
             return StreamingResponse(streamed(call), media_type="text/event-stream")
         return await whole(call, request)
@@ -406,16 +382,32 @@ def build_app(service: Service) -> FastAPI:
     return app
 
 
-def invalid_body(fault: dict[str, Any], content_type: str | None, *, is_form: bool) -> RefusedError:
-    """Return the answer to a body that pydantic finds a fault in."""
-    kind = (content_type or "").split(";")[0].strip().lower()
+def refusal(request: Request, error: Exception) -> RefusedError:
+    """Return what a request is answered with after an error."""
+    if isinstance(error, RefusedError):
+        return error
+    if isinstance(error, RequestValidationError):
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        return invalid_body(error.errors()[0], kind, is_form=request.url.path == EDITS)
+    if not isinstance(error, HTTPException):
+        return RefusedError(500, one_line(error))
+    message, headers = str(error.detail), error.headers or {}
+    if error.status_code == 404:
+        message = f"there is no {request.url.path[:80]} here; images are made by POST /v1/images/generations"
+    elif error.status_code == 405:
+        message = f"{request.method} is not accepted here, wanted {headers.get('Allow', 'another')}"
+    return RefusedError(error.status_code, message, headers=headers)
+
+
+def invalid_body(fault: dict[str, Any], kind: str, *, is_form: bool) -> RefusedError:
+    """Return the answer to a body of this Content-Type that pydantic finds a fault in."""
     if is_form and kind != "multipart/form-data":
         return RefusedError(415, f"the Content-Type is {kind[:80] or 'missing'}, wanted multipart/form-data")
-    path = [str(part) for part in fault["loc"] if part != "body"]
+    path = ".".join(str(part) for part in fault["loc"] if part != "body")
     if fault["type"] == "json_invalid":
         return RefusedError(400, f"the body is no JSON: {fault['ctx']['error']} at character {fault['loc'][-1]}")
     if path:
-        return RefusedError(400, f"{'.'.join(path)}: {fault['msg']}", param=".".join(path))
+        return RefusedError(400, f"{path}: {fault['msg']}", param=path)
     if fault["type"] == "missing":
         return RefusedError(400, "the body is empty, wanted a JSON object with the field prompt")
     if kind != "application/json" and not kind.endswith("+json"):
@@ -425,26 +417,18 @@ def invalid_body(fault: dict[str, Any], content_type: str | None, *, is_form: bo
 
 async def whole(call: Call, request: Request) -> Response:
     """Wait for all images, and answer; a client that goes away cancels its images."""
-    making, gone = asyncio.ensure_future(call.pictures()), asyncio.ensure_future(disconnected(request))
-    reason = "error"
+
+    async def leave() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        call.fail(RefusedError(GONE, "the client has gone away"))
+
+    leaving = asyncio.create_task(leave())
     try:
-        await asyncio.wait({making, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not making.done():
-            reason = "abort"
-            return Response(status_code=499)
-        made = making.result()
-        reason = "stop"
+        made = {number: value async for kind, number, value, _ in call.results() if kind == "done"}
     finally:
-        making.cancel()
-        gone.cancel()
-        call.end(reason)
-    return JSONResponse(await asyncio.to_thread(answer, call, made))
-
-
-async def disconnected(request: Request) -> None:
-    """Return when the client has gone away."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        leaving.cancel()
+    return JSONResponse(await asyncio.to_thread(answer, call, [made[number] for number in sorted(made)]))
 
 
 def answer(call: Call, pictures: Sequence[Picture]) -> dict[str, Any]:
@@ -465,25 +449,19 @@ async def streamed(call: Call) -> AsyncIterator[bytes]:
 
     `image_index` is the number of the image, from 0; the events of several images alternate.
     """
-    reason, left = "abort", len(call.jobs)
     try:
-        while left:
-            kind, number, value, index = await call.next()
-            pixels = value if kind == "partial" else value.pixels
-            fields = {"b64_json": await asyncio.to_thread(call.image, pixels), "created_at": call.created, **call.about}
-            fields["image_index"] = number
-            if kind == "partial":
-                name, more = "partial_image", {"partial_image_index": index}
-            else:
-                name, more = "completed", {"usage": call.usage(1), "metrics": value.statistics.as_dict()}
-                left -= 1
-            yield sse(f"image_{'generation' if call.kept is None else 'edit'}.{name}", fields | more)
-        reason = "stop"
+        async with aclosing(call.results()) as results:
+            async for kind, number, value, index in results:
+                pixels = value if kind == "partial" else value.pixels
+                fields = {"b64_json": await asyncio.to_thread(call.image, pixels), "created_at": call.created}
+                fields |= call.about | {"image_index": number}
+                if kind == "partial":
+                    name, more = "partial_image", {"partial_image_index": index}
+                else:
+                    name, more = "completed", {"usage": call.usage(1), "metrics": value.statistics.as_dict()}
+                yield sse(f"image_{'generation' if call.kept is None else 'edit'}.{name}", fields | more)
     except RefusedError as error:
-        reason = "error"
         yield sse("error", error.body)
-    finally:
-        call.end(reason)
 
 
 def sse(name: str, fields: dict[str, Any]) -> bytes:

@@ -1,5 +1,6 @@
 """Errors that a request is answered with. Importing this module imports no web framework."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,10 +11,16 @@ class RefusedError(Exception):
     """A request that is answered with an error in OpenAI's form; `status` is the HTTP status."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None, wait: int | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code, self.wait = status, param, code, wait
+        self.status, self.param, self.code, self.headers = status, param, code, headers
 
     @property
     def body(self) -> dict[str, Any]:
@@ -23,7 +30,7 @@ class RefusedError(Exception):
 
     @property
     def response(self) -> "JSONResponse":
-        """The answer, with Retry-After where trying again can help."""
+        """The answer."""
         from fastapi.responses import JSONResponse
 
-        return JSONResponse(self.body, self.status, {} if self.wait is None else {"Retry-After": str(self.wait)})
+        return JSONResponse(self.body, self.status, self.headers)

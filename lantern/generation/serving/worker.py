@@ -37,7 +37,7 @@ from lantern.models.llamagen.text import TextEncoder
 LOG = logging.getLogger(__name__)
 KEPT = 8  # assembled decoders that no picture uses
 CAPTIONS = 64  # prompts whose embeddings are kept
-RETRY_SECONDS = 2
+RETRY = {"Retry-After": "2"}  # seconds after which trying again can help
 PATIENCE = 0.01  # seconds of steps between looks at the queue
 
 
@@ -74,7 +74,8 @@ class Worker(threading.Thread):
         self.observe: Callable[[float], None] = lambda wait: None
         self._queue: deque[Job] = deque()
         self._changed = threading.Condition()
-        self._idle: list[tuple[tuple[str | None, Sampling], Generator]] = []  # by method and sampling, the latest last
+        # by method and sampling, the latest last
+        self._idle = deque[tuple[tuple[str | None, Sampling], Generator]](maxlen=max(KEPT, batch))
         self._rows: list[Row] = []
         self._no_rounds = partial(Joint, model.engine.group, model.engine.drive)
         self._joint = self._no_rounds()
@@ -115,7 +116,7 @@ class Worker(threading.Thread):
             if len(jobs) > self.waiting:
                 raise RefusedError(400, f"n is {len(jobs)}, wanted at most {self.waiting}, the queue", param="n")
             if len(self._queue) + len(jobs) > self.waiting:
-                raise RefusedError(429, "the queue is full", code="queue_full", wait=RETRY_SECONDS)
+                raise RefusedError(429, "the queue is full", code="queue_full", headers=RETRY)
             self._queue.extend(jobs)
             self._changed.notify()
 
@@ -139,7 +140,7 @@ class Worker(threading.Thread):
             job.send("failed", self._stopped(), None)
 
     def _stopped(self) -> RefusedError:
-        return RefusedError(503, f"{self._reason}; send the request again", code="server_stopped", wait=RETRY_SECONDS)
+        return RefusedError(503, f"{self._reason}; send the request again", code="server_stopped", headers=RETRY)
 
     def is_well(self, seconds: float) -> bool:
         """Return whether the thread runs, and no step under way has taken `seconds`."""
@@ -215,11 +216,12 @@ class Worker(threading.Thread):
             except Exception as error:
                 self._fail(row.job, error)
             self._rows.remove(row)
-            self._idle = [*self._idle, ((row.job.method, row.job.sampling), row.generator)][-max(KEPT, self.batch) :]
+            self._idle.append(((row.job.method, row.job.sampling), row.generator))
 
     def _lose(self, error: Exception) -> None:
         """End all images under way with an error; where memory ran out, start fewer of them again."""
-        lost, self._rows, self._joint, self._idle = self._rows, [], self._no_rounds(), []
+        lost, self._rows, self._joint = self._rows, [], self._no_rounds()
+        self._idle.clear()
         if is_out_of_memory(error) and len(lost) > 1:
             self.batch = len(lost) // 2
             with self._changed:
@@ -245,10 +247,10 @@ class Worker(threading.Thread):
 
     def _decoder(self, job: Job) -> Generator:
         """Return a decoder for an image that no other image uses, kept from an earlier one if there was one."""
-        for place, (kind, generator) in reversed(list(enumerate(self._idle))):
-            if kind == (job.method, job.sampling):
-                del self._idle[place]
-                return generator
+        for idle in reversed(self._idle):
+            if idle[0] == (job.method, job.sampling):
+                self._idle.remove(idle)
+                return idle[1]
         method = choose_method(self.model, job.method, sampling=job.sampling)
         size = BatchSize(self.batch, lambda tried, fits: setattr(self, "batch", min(self.batch, fits)))
         return Generator(self.model, method, job.sampling, size=size)

@@ -120,6 +120,19 @@ def test_callbacks_see_the_steps_of_the_loop(options: dict[str, Any] | None, mon
             assert torch.equal(one["tokens"], seen_of(c, image)["tokens"])
 
 
+@pytest.mark.parametrize("options", [None, {"window": 5}], ids=str)
+def test_with_an_interval_a_callback_gets_some_of_the_steps(options: dict[str, Any] | None) -> None:
+    parts, every, some = parts_of(tiny_target(**SHAPE), DISTRIBUTIONS[0], options), list[Step](), list[Step]()
+    expected = parts.generate(CONDITION, keys=KEYS, callback=every.append)
+    found = parts.generate(CONDITION, keys=KEYS, callback=some.append, interval=60.0)
+    assert torch.equal(found.tokens, expected.tokens)
+    assert 1 < len(some) <= 1 + len(KEYS) < len(every) and some[-1].index == every[-1].index
+    by_index = {step.index: step for step in every}
+    for step in some:
+        same = by_index[step.index]
+        assert torch.equal(step.counts, same.counts) and torch.equal(step.start, same.start)
+
+
 @pytest.mark.parametrize("watching", [{}, {"keep_history": True}], ids=str)
 def test_a_window_that_commits_too_few_tokens_is_given_up(watching: dict[str, Any]) -> None:
     sampling, target = Sampling(guidance=1.0), tiny_target(**SHAPE)  # random weights: drafts are seldom right
