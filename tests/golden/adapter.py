@@ -18,7 +18,6 @@ from unittest.mock import patch
 import torch
 
 from lantern import LanternPipeline
-from lantern.core.places import resolve_model
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.engine import EagerEngine
 from lantern.methods import METHODS
@@ -42,9 +41,8 @@ def methods() -> list[str]:
 
 
 def embedded_methods() -> list[str]:
-    """Returns the methods whose trained parts the embedded model has."""
-    folder = resolve_model(EMBEDDED) / "parts"
-    return [name for name in methods() if all((folder / part).is_dir() for part in METHODS[name].made.parts)]
+    """Returns the methods with trained parts of their own, except published settings, and one without."""
+    return ["bounded", *(name for name in methods() if METHODS[name].made.parts and not name.endswith("-paper"))]
 
 
 def has_compiler() -> bool:
