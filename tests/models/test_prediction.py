@@ -94,12 +94,7 @@ RELEASED = {
 }
 
 
-LARGER = ("Janus-Pro-7B", "Lumina-mGPT", "SimpleAR 1.5B")  # the default run has another size of the same family
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGER else []) for name in SHAPES]
-)
+@pytest.mark.parametrize("name", SHAPES)
 def test_released_shapes_have_the_released_sizes(name: str, tmp_path: Path) -> None:
     """Predicted from the configs alone."""
     found = predict(save(name, tmp_path), torch.bfloat16)
