@@ -40,7 +40,7 @@ LAYERS = (
     ("lantern.core.torchvision_import", "lantern.core.config"),
     ("lantern.core.places",),
     ("lantern.core.io",),
-    ("lantern.core.noise",),
+    ("lantern.core.noise", "lantern.core.sampling"),
     ("lantern.core.types",),
     ("lantern.core",),
     ("lantern.methods",),
