@@ -8,7 +8,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from lantern.generation.decoder import build_decoder
 from lantern.generation.embeddings import captions
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.init_image import with_init_image
+from lantern.generation.layer_watch import watched_layers
 from lantern.generation.requests import Request, as_requests, check_requests, with_warnings
 from lantern.methods import METHODS, Method, find
 from lantern.methods.method import split
@@ -155,7 +156,7 @@ def generate(
     size = BatchSize(batch, on_halved)
     chosen = choose_method(model, method, settings, sampling=sampling, batch=min(batch, len(requested)))
     generator = Generator(model, chosen, sampling, size=size, debug=debug, record=record, interval=interval)
-    return _one_by_one(make_batches(generator, requested, with_pixels=with_pixels, callback=callback))
+    return make_batches(generator, requested, with_pixels=with_pixels, callback=callback)
 
 
 def choose_method(
@@ -286,29 +287,31 @@ class Generator:
         self, condition: Condition, requested: Sequence[Request], callback: Callback | None = None
     ) -> Generation:
         """Decode the tokens of each request; in debug mode NotFiniteError names the first layer that gives NaN."""
-        keys = [(request.seed, request.number) for request in requested]
-        forced = forced_of(requested, self.model.target.config.block_size)
         watching = [one for one in (callback, self.record) if one is not None]
-
         self.is_stopped = False
 
         def call(step: Step) -> bool:
             self.is_stopped |= any([one(step) is True for one in watching])
             return self.is_stopped
 
-        layers: AbstractContextManager[None] = nullcontext()
-        if self.debug:
-            from lantern.generation.layer_watch import watched_layers
-
-            layers = watched_layers(self.model.target, self.model.drafter)
-        with layers:
-            called = {"callback": call if watching else None, "interval": self.interval}
-            return self.parts.generate(condition, keys=keys, forced=forced, **called)
+        called: dict[str, Any] = {"callback": call if watching else None, "interval": self.interval}
+        with watched_layers(self.model.target, self.model.drafter) if self.debug else nullcontext():
+            return self.parts.generate(condition, **self._fixed(requested), **called)
 
     def begin(self, request: Request) -> State:
         """Begin an image whose rounds are joined with those of others; its `step` is that of token 0."""
-        keys, forced = [(request.seed, request.number)], forced_of([request], self.model.target.config.block_size)
-        return self.parts.begin(self.condition([request]), keys=keys, forced=forced, is_joined=True)
+        return self.parts.begin(self.condition([request]), **self._fixed([request]), is_joined=True)
+
+    def _fixed(self, requested: Sequence[Request]) -> dict[str, Any]:
+        """Return the keys of the noise, and the tokens (b n) that images keep, -1 where they are generated."""
+        kept = [request.forced for request in requested]
+        free = torch.full((self.model.target.config.block_size,), -1)
+        forced = (
+            torch.stack([free if one is None else one for one in kept])
+            if any(one is not None for one in kept)
+            else None
+        )
+        return {"keys": [(request.seed, request.number) for request in requested], "forced": forced}
 
     def pixels(self, tokens: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
         """Decode tokens to pixels; where memory runs out the batch is decoded in halves."""
@@ -326,16 +329,20 @@ class Generator:
 
 def make_batches(
     generator: Generator, requested: Sequence[Request], *, with_pixels: bool, callback: Callback | None = None
-) -> Iterator[list[Picture]]:
+) -> Iterator[Picture]:
     """Yield the images batch by batch; where memory runs out the batches get smaller.
 
-    The batch in which the callback returns True is the last one; its missing tokens are 0.
+    The batch in which the callback returns True is the last one; its missing tokens are 0. NotFiniteError after the
+    finite images of a batch with others.
     """
     done, size = 0, generator.size
     while done < len(requested):
         batch = requested[done : done + size.now]
         try:
             pictures = make_batch(generator, batch, with_pixels=with_pixels, callback=callback)
+        except NotFiniteError as error:
+            yield from error.sound
+            raise
         except Exception as error:  # other errors are raised again
             if not is_out_of_memory(error):
                 raise
@@ -343,7 +350,7 @@ def make_batches(
         else:
             size.confirm()
             done += len(batch)
-            yield pictures
+            yield from pictures
             if generator.is_stopped:
                 return
             continue
@@ -422,15 +429,6 @@ def finish_batch(
     return pictures
 
 
-def _one_by_one(batches: Iterator[list[Picture]]) -> Iterator[Picture]:
-    try:
-        for pictures in batches:
-            yield from pictures
-    except NotFiniteError as error:
-        yield from error.sound
-        raise
-
-
 def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable[[str], None]) -> Method:
     """Return the method that a profile recommends, if the model has what it needs; else what is safe without one."""
     if model.folder is not None and may_have_profile(model.folder):
@@ -499,10 +497,3 @@ def _fastest(times: Mapping[int, float], tokens: Mapping[int, float], can_shrink
 @cache
 def _warn_once(line: str) -> None:
     LOG.warning(line)
-
-
-def forced_of(requested: Sequence[Request], tokens: int) -> Int[Tensor, "b n"] | None:
-    """Return the tokens that images keep, -1 where they are generated; None if no request keeps any."""
-    free = torch.full((tokens,), -1)
-    given = [request.forced for request in requested]
-    return None if all(one is None for one in given) else torch.stack([free if one is None else one for one in given])

@@ -173,8 +173,12 @@ def totals(done: Sequence[Statistics]) -> dict[str, Any]:
     """Return the statistics of several images of one method together."""
     tokens = sum(one.tokens for one in done)
     promises: list[Promise] = [one.promise for one in done if one.promise is not None]
-    moved = [one.latent_distance * one.tokens for one in done if one.latent_distance is not None]
-    over = [one.excess * one.tokens for one in done if one.excess is not None]
+
+    def mean(name: str) -> Any:
+        """Return the mean over tokens of a field; None where an image lacks it."""
+        values = [getattr(one, name) for one in done]
+        return None if None in values else sum(v * one.tokens for v, one in zip(values, done, strict=True)) / tokens
+
     together = Statistics(
         method="",
         is_exact=all(one.is_exact for one in done),
@@ -182,11 +186,8 @@ def totals(done: Sequence[Statistics]) -> dict[str, Any]:
         steps=sum(one.steps for one in done),
         accepted=tuple(map(sum, zip(*(one.accepted for one in done), strict=True))),
         reached=tuple(map(sum, zip(*(one.reached for one in done), strict=True))),
-        relaxed=sum(one.relaxed * one.tokens for one in done) / tokens,
-        total_variation=sum(one.total_variation * one.tokens for one in done) / tokens,
+        **{name: mean(name) for name in ("relaxed", "total_variation", "latent_distance", "excess")},
         total_variation_max=max(one.total_variation_max for one in done),
-        latent_distance=sum(moved) / tokens if len(moved) == len(done) else None,
-        excess=sum(over) / tokens if len(over) == len(done) else None,
         seconds={phase: sum(one.seconds[phase] for one in done) for phase in done[0].seconds},
         promise=max(promises, key=lambda one: list(PROMISES).index(one)) if len(promises) == len(done) else None,
         forced=sum(one.forced for one in done),
@@ -209,16 +210,11 @@ def enlarge(pixels: UInt8[Tensor, "*b h w 3"], scale: int, resample: str = "lanc
     check_scale(scale, resample)
     if scale == 1:
         return pixels
-    if resample == "nearest":
-        return pixels.repeat_interleave(scale, -3).repeat_interleave(scale, -2)
     from PIL.Image import Resampling
 
     height, width = pixels.shape[-3:-1]
-    size = (width * scale, height * scale)
-    made = [
-        torch.from_numpy(np.array(to_image(one).resize(size, Resampling.LANCZOS)))
-        for one in pixels.reshape(-1, height, width, 3)
-    ]
+    size, how = (width * scale, height * scale), Resampling[resample.upper()]
+    made = [torch.from_numpy(np.array(to_image(one).resize(size, how))) for one in pixels.reshape(-1, height, width, 3)]
     return torch.stack(made).view(*pixels.shape[:-3], *made[0].shape).to(pixels.device)
 
 

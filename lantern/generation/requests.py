@@ -202,14 +202,14 @@ class UnknownPromptWarning(UserWarning):
 
 
 def with_warnings(
-    model: "Model", requested: Sequence[Request], *, warn: Callable[[str], None] | None = None, depth: int = 4
+    model: "Model", requested: Sequence[Request], *, warn: Callable[[str], None] | None = None
 ) -> list[Request]:
     """Return the requests, with readings of prompts in words that the training captions never had (`Names`).
 
     Prompts with a reading have a warning, and so have those of which no word is in a training caption, or in the
     vocabulary of the text encoder.
     `warn` receives one line for each such prompt that had no warning before; None gives an UnknownPromptWarning at the
-    caller `depth` - 2 calls above this function.
+    first caller that is not of this package.
     """
     if model.text is None:
         return list(requested)
@@ -234,13 +234,21 @@ def with_warnings(
             )
     for line in lines.values():
         if warn is None:
-            warnings.warn(line, UnknownPromptWarning, stacklevel=depth - 1)
+            warnings.warn(line, UnknownPromptWarning, stacklevel=_level_of_caller())
         else:
             warn(line)
     return [
         replace(one, warning=lines[one.prompt], reading=readings.get(one.prompt, "")) if one.prompt in lines else one
         for one in requested
     ]
+
+
+def _level_of_caller() -> int:
+    """Return the stack level, seen from the calling function, of its first caller outside of lantern and torch."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].split(".")[0] in ("lantern", "torch"):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def read_prompts(path: str) -> list[str]:

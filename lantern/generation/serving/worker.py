@@ -19,7 +19,6 @@ from lantern.core.types import Condition
 from lantern.decoding.rounds import Joint
 from lantern.generation.embeddings import captions
 from lantern.generation.generator import (
-    BatchSize,
     Generator,
     choose_method,
     finish_batch,
@@ -160,12 +159,27 @@ class Worker(threading.Thread):
         """Free the rows of images that are not wanted any more, start waiting ones, and take a step of each."""
         self._rows, self._stepped = [row for row in self._rows if not row.job.is_cancelled], time.monotonic()
         self._admit()
+        if not self._rows:
+            return
+        begun = time.perf_counter()
         try:
-            self._step()
+            patience = 0.0 if any(row.job.partials for row in self._rows) else PATIENCE
+            self._joint.take([row.state for row in self._rows], patience)
+            share = (time.perf_counter() - begun) / len(self._rows)
+            for row in self._rows:
+                row.seconds["decode"] += share
+                row.send_partial()
         except Exception as error:  # any other fault of a step must not end the server
             if is_final(error):
                 raise
-            self._lose(error)
+            return self._lose(error)
+        for row in [row for row in self._rows if row.state.is_done()]:
+            try:
+                row.job.send("done", row.picture(self.batch), None)
+            except Exception as error:
+                self._fail(row.job, error)
+            self._rows.remove(row)
+            self._idle.append(((row.job.method, row.job.sampling), row.generator))
 
     def _wait(self) -> bool:
         """Return True once there is something to do, False to end."""
@@ -198,25 +212,6 @@ class Worker(threading.Thread):
         if is_final(error):
             raise error
         job.send("failed", error, None)
-
-    def _step(self) -> None:
-        """Take a step of each image, and send those that are complete."""
-        if not self._rows:
-            return
-        begun = time.perf_counter()
-        patience = 0.0 if any(row.job.partials for row in self._rows) else PATIENCE
-        self._joint.take([row.state for row in self._rows], patience)
-        share = (time.perf_counter() - begun) / len(self._rows)
-        for row in self._rows:
-            row.seconds["decode"] += share
-            row.send_partial()
-        for row in [row for row in self._rows if row.state.is_done()]:
-            try:
-                row.job.send("done", row.picture(self.batch), None)
-            except Exception as error:
-                self._fail(row.job, error)
-            self._rows.remove(row)
-            self._idle.append(((row.job.method, row.job.sampling), row.generator))
 
     def _lose(self, error: Exception) -> None:
         """End all images under way with an error; where memory ran out, start fewer of them again."""
@@ -252,8 +247,7 @@ class Worker(threading.Thread):
                 self._idle.remove(idle)
                 return idle[1]
         method = choose_method(self.model, job.method, sampling=job.sampling)
-        size = BatchSize(self.batch, lambda tried, fits: setattr(self, "batch", min(self.batch, fits)))
-        return Generator(self.model, method, job.sampling, size=size)
+        return Generator(self.model, method, job.sampling)
 
 
 def is_final(error: Exception) -> bool:
