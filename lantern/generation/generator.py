@@ -82,30 +82,6 @@ def halving_message(tried: int, fits: int) -> str:
     return f"out of memory with {tried} images at once: continuing with {fits}"
 
 
-class BatchSize:
-    """Number of images made at once. It is halved, permanently, each time memory runs out.
-
-    After the first batch that fits, `report` is called with the size that did not fit and the one that does.
-    """
-
-    def __init__(self, size: int, report: Callable[[int, int], None] = warn_of_halving) -> None:
-        self.now, self._report = size, report
-        self._too_many = 0
-
-    def halve(self, tried: int, error: BaseException) -> None:
-        """Halve the size after memory ran out with `tried` images; MemoryError if that was a single one."""
-        if tried < 2:
-            raise MemoryError(f"out of memory with a single image: {one_line(error)}") from error
-        self._too_many = self._too_many or tried
-        self.now = min(self.now, tried // 2)
-
-    def confirm(self) -> None:
-        """Report a halving once a batch has been made."""
-        if self._too_many:
-            self._report(self._too_many, self.now)
-            self._too_many = 0
-
-
 def generate(
     model: Model,
     requested: Sequence[Request | str | int],
@@ -153,9 +129,9 @@ def generate(
         place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
         raise ValueError(f"model {model.name} has no VQ decoder: it can make tokens but no images{place}")
     sampling = sampling or model.sampling()
-    size = BatchSize(batch, on_halved)
     chosen = choose_method(model, method, settings, sampling=sampling, batch=min(batch, len(requested)))
-    generator = Generator(model, chosen, sampling, size=size, debug=debug, record=record, interval=interval)
+    how = {"batch": batch, "on_halved": on_halved, "debug": debug, "record": record, "interval": interval}
+    generator = Generator(model, chosen, sampling, **how)
     return make_batches(generator, requested, with_pixels=with_pixels, callback=callback)
 
 
@@ -232,7 +208,8 @@ def _table(codebook: bytes, width: int, columns: int) -> Int[Tensor, "v k"]:
 class Generator:
     """A model with a method and a sampling, assembled once for many batches.
 
-    `size` is the number of images made at once; `debug`, `record` and `interval` are those of `generate`.
+    `batch` is the number of images made at once, halved each time memory runs out. `on_halved`, `debug`, `record` and
+    `interval` are those of `generate`.
     """
 
     def __init__(
@@ -241,13 +218,15 @@ class Generator:
         method: Method,
         sampling: Sampling,
         *,
-        size: BatchSize | None = None,
+        batch: int = 1,
+        on_halved: Callable[[int, int], None] = warn_of_halving,
         debug: bool | None = None,
         record: "Recorder | None" = None,
         interval: float = 0.0,
     ) -> None:
         self.model, self.method, self.sampling, self.record = model, method, sampling, record
-        self.size, self.is_stopped = size or BatchSize(1), False
+        self.batch, self.is_stopped = batch, False
+        self._on_halved, self._too_many = on_halved, 0
         self.debug = is_debugging() if debug is None else debug
         self.interval = interval if record is None else 0.0
         self.assemble()
@@ -271,6 +250,19 @@ class Generator:
         )
         if self.record is not None:
             self.record.watch(self.parts.drafter)
+
+    def halve(self, tried: int, error: BaseException) -> None:
+        """Make fewer images at once after memory ran out with `tried`; MemoryError if that was a single one."""
+        if tried < 2:
+            raise MemoryError(f"out of memory with a single image: {one_line(error)}") from error
+        self._too_many = self._too_many or tried
+        self.batch = min(self.batch, tried // 2)
+
+    def confirm(self) -> None:
+        """Report a halving once a batch has been made."""
+        if self._too_many:
+            self._on_halved(self._too_many, self.batch)
+            self._too_many = 0
 
     def condition(self, requested: Sequence[Request]) -> Condition:
         """Return the target's conditioning for each request."""
@@ -321,7 +313,7 @@ class Generator:
         except Exception as error:  # other errors are raised again
             if not is_out_of_memory(error):
                 raise
-            self.size.halve(len(tokens), error)
+            self.halve(len(tokens), error)
         release_memory()
         half = len(tokens) // 2
         return torch.cat([self.pixels(tokens[:half]), self.pixels(tokens[half:])])
@@ -335,9 +327,9 @@ def make_batches(
     The batch in which the callback returns True is the last one; its missing tokens are 0. NotFiniteError after the
     finite images of a batch with others.
     """
-    done, size = 0, generator.size
+    done = 0
     while done < len(requested):
-        batch = requested[done : done + size.now]
+        batch = requested[done : done + generator.batch]
         try:
             pictures = make_batch(generator, batch, with_pixels=with_pixels, callback=callback)
         except NotFiniteError as error:
@@ -346,9 +338,9 @@ def make_batches(
         except Exception as error:  # other errors are raised again
             if not is_out_of_memory(error):
                 raise
-            size.halve(len(batch), error)
+            generator.halve(len(batch), error)
         else:
-            size.confirm()
+            generator.confirm()
             done += len(batch)
             yield from pictures
             if generator.is_stopped:

@@ -82,10 +82,9 @@ class Canvas:
         """Add the tokens of one pass; the first pass of a batch starts new grids."""
         if step.index == 0:
             self.tokens = torch.full((len(step.start), self._size), -1, device=step.tokens.device)
-        ahead = torch.arange(step.tokens.shape[1], device=step.tokens.device)
-        is_good = ahead < step.counts[:, None]
-        image, place = is_good.nonzero(as_tuple=True)
-        self.tokens[image, (step.start[:, None] + ahead)[image, place]] = step.tokens[image, place]
+        is_new = torch.arange(step.tokens.shape[1], device=step.tokens.device) < step.counts[:, None]
+        image, place = is_new.nonzero(as_tuple=True)
+        self.tokens[image, step.start[image] + place] = step.tokens[image, place]
 
     @property
     def known(self) -> Int[Tensor, " b"]:

@@ -168,7 +168,7 @@ class Service:
     def requested(self, body: ImageRequest) -> tuple[list[ModelRequest], Sampling]:
         """Return the images of a request and their sampling; RefusedError for what the model cannot make."""
         if body.model is not None:
-            self.check_model(body.model)
+            self.card(body.model)  # refuses other models
         if len(body.prompt) > self.limits.prompt:
             raise RefusedError(400, f"the prompt has more than {self.limits.prompt} characters", param="prompt")
         seed, sampling = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed, self.sampling_of(body)
@@ -179,20 +179,17 @@ class Service:
             self.worker.check(body.method, sampling)
         if body.negative_prompt:
             with refused_for("negative_prompt"):
-                check_captions(self.model, sampling, check_prompt(body.negative_prompt))
+                check_prompt(body.negative_prompt)
+                check_captions(self.model, "negative_prompt", sampling)
             requested = [replace(one, negative_prompt=body.negative_prompt) for one in requested]
         return with_warnings(self.model, requested, warn=lambda line: None), sampling
 
-    @property
-    def card(self) -> dict[str, Any]:
-        """The model as /v1/models describes it."""
-        return {"id": self.model.name, "object": "model", "created": self.created, "owned_by": "lantern"}
-
-    def check_model(self, name: str) -> None:
-        """Raise 404 for another model than that of this server."""
+    def card(self, name: str) -> dict[str, Any]:
+        """Return the model as /v1/models describes it; RefusedError 404 for another name than that of this server."""
         if name != self.model.name:
             message = f"model {name[:80]!r} is not served here, {self.model.name!r} is"
             raise RefusedError(404, message, param="model", code="model_not_found")
+        return {"id": name, "object": "model", "created": self.created, "owned_by": "lantern"}
 
     def sampling_of(self, body: ImageRequest) -> Sampling:
         """Return the model's distribution with the request's changes; RefusedError 400 names a value out of range."""
@@ -343,13 +340,12 @@ def build_app(service: Service) -> FastAPI:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The one model of this server."""
-        return {"object": "list", "data": [service.card]}
+        return {"object": "list", "data": [service.card(service.model.name)]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """The model of this name; 404 for others."""
-        service.check_model(name)
-        return service.card
+        return service.card(name)
 
     async def made(body: ImageRequest, request: Request, kept: KeptPart | None = None) -> Response:
         call = Call(service, body, kept)
