@@ -122,9 +122,7 @@ def generate(
     requested = as_requests(requested, seed)
     check_requests(model, requested)
     requested = with_warnings(model, requested)
-    kept = {"init_image": init_image, "keep_rows": keep_rows, "mask_image": mask_image}
-    if any(one is not None for one in kept.values()):
-        requested = with_init_image(model, requested, **kept)  # type: ignore[arg-type]
+    requested = with_init_image(model, requested, init_image=init_image, keep_rows=keep_rows, mask_image=mask_image)
     if with_pixels and model.vq is None:
         place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
         raise ValueError(f"model {model.name} has no VQ decoder: it can make tokens but no images{place}")
@@ -454,36 +452,29 @@ def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None
     whose factor is at most FLAT is chosen. A window by `tokens` that is not as good as free gets the setting `least`,
     if the engine's passes can shrink.
     """
+    options: dict[str, Any] = {}
+    windows = [n for n in times if n > 1]
+    known = {n: tokens[n] for n in windows if n in tokens} if tokens else {}
+
+    def cost(window: int) -> str:
+        factor = times[window] / times[1]
+        return f"a pass over {window} tokens takes {factor:.2f} times a pass over one ({1e3 * times[1]:.1f} ms)"
+
     if not is_steady(times):
         reason = "other programs took part of the time in which passes were measured"
-        return dataclasses.replace(METHODS["plain"], reason=reason)
-    windows = [n for n in times if n > 1]
-    if known := [n for n in windows if n in (tokens or {})]:
-        return _fastest(times, {n: tokens[n] for n in known if tokens}, can_shrink)
-    flat = [n for n in windows if times[n] <= FLAT * times[1]]
-    shown = max(flat, default=min(windows, default=1))
-    reason = (
-        f"a pass over {shown} tokens takes {times[shown] / times[1]:.2f} times a pass over one "
-        f"({1e3 * times[1]:.1f} ms), and windows of up to {FLAT:g} times are chosen"
-    )
-    method = METHODS["gumbel-jacobi"].with_options(window=shown) if flat else METHODS["plain"]
+    elif known:
+        best = max(known, key=lambda n: known[n] / times[n])
+        least = GAIN * times[best] / times[1]
+        reason = f"{cost(best)} and commits {known[best]:.2f} tokens"
+        if known[best] >= least:
+            # the picture at hand may commit fewer tokens than those that were recorded
+            options = {"window": best} | ({"least": round(least, 2)} if can_shrink and least > GAIN * FLAT else {})
+    else:
+        flat = [n for n in windows if times[n] <= FLAT * times[1]]
+        reason = f"{cost(max(flat, default=min(windows, default=1)))}, and windows of up to {FLAT:g} times are chosen"
+        options = {"window": max(flat)} if flat else {}
+    method = METHODS["gumbel-jacobi"].with_options(**options) if options else METHODS["plain"]
     return dataclasses.replace(method, reason=reason)
-
-
-def _fastest(times: Mapping[int, float], tokens: Mapping[int, float], can_shrink: bool) -> Method:
-    """Return the window with the most tokens per second, or plain decoding where it is faster or nearly as fast."""
-    best = max(tokens, key=lambda n: tokens[n] / times[n])
-    gain = tokens[best] * times[1] / times[best]
-    reason = (
-        f"a pass over {best} tokens takes {times[best] / times[1]:.2f} times a pass over one ({1e3 * times[1]:.1f} ms) "
-        f"and commits {tokens[best]:.2f} tokens"
-    )
-    if gain < GAIN:
-        return dataclasses.replace(METHODS["plain"], reason=reason)
-    # The picture at hand may commit fewer tokens than those that were recorded.
-    least = GAIN * times[best] / times[1]
-    options = {"window": best} | ({"least": round(least, 2)} if can_shrink and least > GAIN * FLAT else {})
-    return dataclasses.replace(METHODS["gumbel-jacobi"].with_options(**options), reason=reason)
 
 
 @cache

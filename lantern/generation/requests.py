@@ -213,34 +213,29 @@ def with_warnings(
     """
     if model.text is None:
         return list(requested)
-    new = dict.fromkeys(one.prompt for one in requested if one.prompt is not None and one.warning is None)
-    readings = {prompt: read for prompt in new if (read := model.read(prompt)) != prompt}
-    lines = {
-        prompt: f"model {model.name} was not trained on the words of the prompt {prompt[:40]!r}: {read[:40]!r} is used"
-        for prompt, read in readings.items()
-    }
-    for prompt in new:
-        if prompt in readings:
-            continue
-        if not model.text.knows(prompt):
-            lines[prompt] = (
-                f"no word of the prompt {prompt[:40]!r} is in the vocabulary of model {model.name}: the image does not"
+    found: dict[str | None, dict[str, str]] = {}  # by prompt
+    for prompt in dict.fromkeys(one.prompt for one in requested if one.prompt is not None and one.warning is None):
+        shown, read = repr(prompt[:40]), model.read(prompt)
+        if read != prompt:
+            line = f"model {model.name} was not trained on the words of the prompt {shown}: {read[:40]!r} is used"
+        elif not model.text.knows(prompt):
+            line = (
+                f"no word of the prompt {shown} is in the vocabulary of model {model.name}: the image does not"
                 " depend on it"
             )
         elif not model.has_trained_word(prompt):
-            lines[prompt] = (
-                f"model {model.name} was trained on no word of the prompt {prompt[:40]!r}: the image may show anything;"
+            line = (
+                f"model {model.name} was trained on no word of the prompt {shown}: the image may show anything;"
                 " --list-words prints the words"
             )
-    for line in lines.values():
+        else:
+            continue
+        found[prompt] = {"warning": line, "reading": read if read != prompt else ""}
         if warn is None:
             warnings.warn(line, UnknownPromptWarning, stacklevel=_level_of_caller())
         else:
             warn(line)
-    return [
-        replace(one, warning=lines[one.prompt], reading=readings.get(one.prompt, "")) if one.prompt in lines else one
-        for one in requested
-    ]
+    return [replace(one, **found.get(one.prompt, {})) for one in requested]
 
 
 def _level_of_caller() -> int:
