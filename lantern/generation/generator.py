@@ -72,11 +72,6 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def warn_of_halving(tried: int, fits: int) -> None:
-    """Warn that fewer images are made at once than was requested."""
-    warnings.warn(halving_message(tried, fits), RuntimeWarning, stacklevel=2)
-
-
 def halving_message(tried: int, fits: int) -> str:
     """Return the message about a halved batch."""
     return f"out of memory with {tried} images at once: continuing with {fits}"
@@ -94,7 +89,7 @@ def generate(
     with_pixels: bool = True,
     callback: Callback | None = None,
     interval: float = 0.0,
-    on_halved: Callable[[int, int], None] = warn_of_halving,
+    on_halved: Callable[[int, int], None] | None = None,
     debug: bool | None = None,
     record: "Recorder | None" = None,
     init_image: "str | Path | Image | None" = None,
@@ -217,7 +212,7 @@ class Generator:
         sampling: Sampling,
         *,
         batch: int = 1,
-        on_halved: Callable[[int, int], None] = warn_of_halving,
+        on_halved: Callable[[int, int], None] | None = None,
         debug: bool | None = None,
         record: "Recorder | None" = None,
         interval: float = 0.0,
@@ -258,9 +253,11 @@ class Generator:
 
     def confirm(self) -> None:
         """Report a halving once a batch has been made."""
-        if self._too_many:
+        if self._too_many and self._on_halved is not None:
             self._on_halved(self._too_many, self.batch)
-            self._too_many = 0
+        elif self._too_many:
+            warnings.warn(halving_message(self._too_many, self.batch), RuntimeWarning, stacklevel=2)
+        self._too_many = 0
 
     def condition(self, requested: Sequence[Request]) -> Condition:
         """Return the target's conditioning for each request."""

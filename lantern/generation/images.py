@@ -97,7 +97,11 @@ class Statistics:
         return self.tokens / max(self.steps, 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the statistics as JSON values; "forced_tokens" only where there are any."""
+        """Return the statistics as JSON values; "forced_tokens" only where there are any.
+
+        Acceptance is None at a depth that no step reached.
+        """
+        by_depth = zip(self.accepted, self.reached, strict=True)
         return {
             "method": self.method,
             "method_reason": self.method_reason or None,
@@ -106,7 +110,7 @@ class Statistics:
             "tokens": self.tokens,
             "steps": self.steps,
             "tokens_per_step": round(self.tokens_per_step, 4),
-            "accepted_by_depth": acceptance(self.accepted, self.reached),
+            "accepted_by_depth": [round(yes / all_, 4) if all_ else None for yes, all_ in by_depth],
             "relaxed_share": measured(self.relaxed),
             "total_variation": measured(self.total_variation),
             "total_variation_max": measured(self.total_variation_max),
@@ -162,11 +166,6 @@ class Picture:
     def tokens_sha256(self) -> str:
         """SHA-256 of the tokens as little-endian 32-bit integers."""
         return hashlib.sha256(self.tokens.cpu().to(torch.int32).numpy().astype("<i4").tobytes()).hexdigest()
-
-
-def acceptance(accepted: Sequence[int], reached: Sequence[int]) -> list[float | None]:
-    """Return the share of steps that accepted a drafted token, by depth; None at a depth that no step reached."""
-    return [round(yes / all_, 4) if all_ else None for yes, all_ in zip(accepted, reached, strict=True)]
 
 
 def totals(done: Sequence[Statistics]) -> dict[str, Any]:
@@ -297,11 +296,22 @@ def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, qu
     }
     texts = marks | {name: _text(value) for name, value in facts.items() if value is not None}
     form = FORMATS[Path(path).suffix.lower()]
-    options: dict[str, Any] = {"pnginfo": _text_chunks(texts)} if form == "png" else _exif(texts)
-    if form == "jpeg":
-        options |= {"quality": quality, "subsampling": 0}
-    elif form == "webp":
-        options |= {"quality": quality, "method": 6}
+    if form == "png":
+        from PIL.PngImagePlugin import PngInfo
+
+        info, options = PngInfo(), dict[str, Any]()
+        for name, text in texts.items():
+            info.add_text(name, text)
+        info.add_itxt("XML:com.adobe.xmp", XMP)
+        options["pnginfo"] = info
+    else:
+        from PIL.Image import Exif
+
+        exif = Exif()
+        exif[EXIF_SOFTWARE], exif[EXIF_DESCRIPTION] = texts["Software"], texts["Comment"]
+        exif.get_ifd(EXIF_IFD)[EXIF_COMMENT] = ASCII + json.dumps(texts).encode("ascii")
+        options = {"exif": exif, "xmp": XMP.encode(), "quality": quality}
+        options |= {"subsampling": 0} if form == "jpeg" else {"method": 6}
     with atomic_write(path) as temporary:
         image.save(temporary, format=form.upper(), **options)
 
@@ -315,25 +325,6 @@ def read_facts(image: "Image") -> dict[str, str]:
         except (KeyError, SyntaxError, TypeError, ValueError, struct.error):  # none, another program's, or broken
             facts = None
     return {str(name): text for name, text in facts.items() if isinstance(text, str)} if isinstance(facts, dict) else {}
-
-
-def _text_chunks(texts: Mapping[str, str]) -> Any:
-    from PIL.PngImagePlugin import PngInfo
-
-    info = PngInfo()
-    for name, text in texts.items():
-        info.add_text(name, text)
-    info.add_itxt("XML:com.adobe.xmp", XMP)
-    return info
-
-
-def _exif(texts: Mapping[str, str]) -> dict[str, Any]:
-    from PIL.Image import Exif
-
-    exif = Exif()
-    exif[EXIF_SOFTWARE], exif[EXIF_DESCRIPTION] = texts["Software"], texts["Comment"]
-    exif.get_ifd(EXIF_IFD)[EXIF_COMMENT] = ASCII + json.dumps(texts).encode("ascii")
-    return {"exif": exif, "xmp": XMP.encode()}
 
 
 def _text(value: Any) -> str:

@@ -5,6 +5,7 @@ pipe.method = "lantern++"
 pipe("a red apple", generator=torch.Generator().manual_seed(7)).images[0].save("apple.png")
 """
 
+import inspect
 import logging
 import shutil
 import tempfile
@@ -74,7 +75,6 @@ from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.trial import try_components
 
 LOG = logging.getLogger("lantern")
-PUSH_OPTIONS = ("license", "base_model", "private", "token", "commit_message", "create_pr")
 INSTEAD = {"variant": "omit it, and give torch_dtype", "device_map": "omit it, and call pipe.to(device)"}
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
 
@@ -190,12 +190,6 @@ class LanternPipeline(DiffusionPipeline):
         engine, weights = options.pop("engine", "auto"), options.pop("weights", None)
         engine = engine if weights is None else replace(make_engine(engine), weights=weights)
         make_engine(engine)  # refused before anything is loaded
-        pipe = cls._loaded_from(pretrained_model_name_or_path, **options)
-        pipe.engine = engine
-        return pipe
-
-    @classmethod
-    def _loaded_from(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> "LanternPipeline":
         name = pretrained_model_name_or_path
         hub = {option: options.pop(option) for option in HUB_OPTIONS if option in options}
         if hub and str(name) != EMBEDDED_MODEL and not Path(name).is_dir():
@@ -207,13 +201,23 @@ class LanternPipeline(DiffusionPipeline):
         requested = options.pop("torch_dtype", None) or options.pop("dtype", None) or torch.float32
         given = requested if isinstance(requested, Mapping) else {"default": requested}
         dtypes = {part: pick_dtype(dtype, torch.device("cpu")) for part, dtype in given.items()}
-        shown, of_default = shown_name(name, folder), dtypes.get("default", torch.float32)
+        dtypes.setdefault("default", torch.float32)
+        shown = shown_name(name, folder)
         if is_transformers_folder(folder):
-            model = load_model(name, device="cpu", dtype=of_default, size=options.pop("size", None))
+            model = load_model(name, device="cpu", dtype=dtypes["default"], size=options.pop("size", None))
             pipe = cls(model.target, model.vq, model.text, generation=dict(model.generation))  # type: ignore[arg-type]
             pipe._loaded = model
-            pipe.register_to_config(_name_or_path=shown)
-            return pipe
+        else:
+            pipe = cls._of_components(folder, shown, dtypes, options)
+        pipe.register_to_config(_name_or_path=shown)
+        pipe.engine = engine
+        return pipe
+
+    @classmethod
+    def _of_components(
+        cls, folder: Path, shown: str, dtypes: Mapping[str, torch.dtype], options: dict[str, Any]
+    ) -> "LanternPipeline":
+        """Return the pipeline of a folder of components, some of which may be given as options."""
         parts = {part: options.pop(part) for part in COMPONENTS if part in options}
         if "transformer" not in parts and not is_there(folder / "transformer"):
             raise ValueError(f"{folder} is not a model: it has no transformer/ folder")
@@ -238,10 +242,9 @@ class LanternPipeline(DiffusionPipeline):
             check_weights(pipe.drafter.config.target, weights_digest(pipe.transformer.state_dict()), **names)
         for part in ("transformer", "text_encoder", "drafter"):
             if (module := getattr(pipe, part)) is not None:
-                torch.nn.Module.to(module, dtype=dtypes.get(part, of_default))
+                torch.nn.Module.to(module, dtype=dtypes.get(part, dtypes["default"]))
         add_ons = AddOns(folder, pipe.transformer, model_name=shown)
         pipe._loaded = Model(name=shown, target=pipe.transformer, folder=folder, add_ons=add_ons)
-        pipe.register_to_config(_name_or_path=shown)
         return pipe
 
     @classmethod
@@ -259,7 +262,8 @@ class LanternPipeline(DiffusionPipeline):
         weights were rounded. With `push_to_hub`, `repo_id` and options of `push_to_hub` it is uploaded as well.
         ValueError for a model of transformers, which is saved by its own class.
         """
-        hub: dict[str, Any] = {name: options.pop(name) for name in ("repo_id", *PUSH_OPTIONS) if name in options}
+        names = inspect.signature(self.push_to_hub).parameters
+        hub: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
         is_pushed = options.pop("push_to_hub", False)
         if self.transformer.config.family != "llamagen":
             raise ValueError(

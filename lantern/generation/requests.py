@@ -98,9 +98,12 @@ def subjects_of_call(prompt: Any, labels: Any) -> list[Request]:
     """
     if (prompt is None) == (labels is None):
         raise ValueError("a call takes prompt or class_labels: give one of them")
-    if labels is not None:
-        return [Request(label=label) for label in _class_labels(labels)]
-    return [Request(prompt=text) for text in texts_of(prompt, "prompt")]
+    if labels is None:
+        return [Request(prompt=text) for text in texts_of(prompt, "prompt")]
+    try:
+        return [Request(label=index(label)) for label in (labels if isinstance(labels, Iterable) else [labels])]
+    except TypeError:
+        raise TypeError(f"class_labels is {str(labels)[:40]!r}, wanted a whole number or a list of them") from None
 
 
 def with_noise(subjects: Sequence[Request], images: int, generator: Any) -> list[Request]:
@@ -130,14 +133,6 @@ def texts_of(given: Any, name: str) -> list[str]:
         if not isinstance(text, str):
             raise TypeError(f"{name}[{i}] is {type(text).__name__} {str(text)[:40]!r}, wanted a text")
     return list(texts)
-
-
-def _class_labels(given: Any) -> list[int]:
-    """Return a whole number, or a list, array or tensor of whole numbers, as a list; TypeError for anything else."""
-    try:
-        return [index(label) for label in (given if isinstance(given, Iterable) else [given])]
-    except TypeError:
-        raise TypeError(f"class_labels is {str(given)[:40]!r}, wanted a whole number or a list of them") from None
 
 
 def check_call(output_type: str, callback: Any, names: Sequence[str], images: int, batch_size: int | None) -> None:

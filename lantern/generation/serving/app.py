@@ -383,8 +383,7 @@ def refusal(request: Request, error: Exception) -> RefusedError:
     if isinstance(error, RefusedError):
         return error
     if isinstance(error, RequestValidationError):
-        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-        return invalid_body(error.errors()[0], kind, is_form=request.url.path == EDITS)
+        return invalid_body(request, error.errors()[0])
     if not isinstance(error, HTTPException):
         return RefusedError(500, one_line(error))
     message, headers = str(error.detail), error.headers or {}
@@ -395,9 +394,10 @@ def refusal(request: Request, error: Exception) -> RefusedError:
     return RefusedError(error.status_code, message, headers=headers)
 
 
-def invalid_body(fault: dict[str, Any], kind: str, *, is_form: bool) -> RefusedError:
-    """Return the answer to a body of this Content-Type that pydantic finds a fault in."""
-    if is_form and kind != "multipart/form-data":
+def invalid_body(request: Request, fault: dict[str, Any]) -> RefusedError:
+    """Return the answer to a body that pydantic finds a fault in."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if request.url.path == EDITS and kind != "multipart/form-data":
         return RefusedError(415, f"the Content-Type is {kind[:80] or 'missing'}, wanted multipart/form-data")
     path = ".".join(str(part) for part in fault["loc"] if part != "body")
     if fault["type"] == "json_invalid":
