@@ -236,7 +236,7 @@ def with_warnings(
 def _level_of_caller() -> int:
     """Return the stack level, seen from the calling function, of its first caller outside of lantern and torch."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals["__name__"].split(".")[0] in ("lantern", "torch"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("lantern", "torch"):
         level, frame = level + 1, frame.f_back
     return level
 

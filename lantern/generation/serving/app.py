@@ -35,10 +35,9 @@ from lantern.generation.images import Picture, enlarge, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import MAX_SEED, check_prompt, check_requests, requests, with_warnings
 from lantern.generation.requests import Request as ModelRequest
-from lantern.generation.serving.errors import RefusedError
 from lantern.generation.serving.metrics import Metrics
 from lantern.generation.serving.schema import EditRequest, ImageRequest
-from lantern.generation.serving.worker import Job, Worker
+from lantern.generation.serving.worker import Job, RefusedError, Worker
 from lantern.models.folder import Model, load_model
 
 LOG = logging.getLogger(__name__)
@@ -210,12 +209,10 @@ class Service:
         scales = [scale for scale in range(1, 17) if scale == 1 or max(width, height) * scale <= 2048]
         sizes = {f"{width * scale}x{height * scale}": scale for scale in scales}
         if requested is None or requested == "auto":
-            requested = f"{width * self.model.scale}x{height * self.model.scale}"
-            sizes.setdefault(requested, self.model.scale)
+            return f"{width * self.model.scale}x{height * self.model.scale}", self.model.scale
         if requested not in sizes:
-            raise RefusedError(
-                400, f"size is {requested[:40]!r}, wanted auto or one of {', '.join(sizes)}", param="size"
-            )
+            message = f"size is {requested[:40]!r}, wanted auto or one of {', '.join(sizes)}"
+            raise RefusedError(400, message, param="size")
         return requested, sizes[requested]
 
 

@@ -1,14 +1,17 @@
-"""The thread that owns the model: a bounded queue of images, and rows in which images are decoded together."""
+"""The thread that owns the model: a bounded queue of images, and rows in which images are decoded together.
+
+Importing this module imports no web framework.
+"""
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,15 +32,46 @@ from lantern.generation.images import Picture
 from lantern.generation.init_image import KeptPart
 from lantern.generation.progress import Canvas, partial_pixels
 from lantern.generation.requests import Request
-from lantern.generation.serving.errors import RefusedError
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
+
+if TYPE_CHECKING:
+    from fastapi.responses import JSONResponse
 
 LOG = logging.getLogger(__name__)
 KEPT = 8  # assembled decoders that no picture uses
 CAPTIONS = 64  # prompts whose embeddings are kept
 RETRY = {"Retry-After": "2"}  # seconds after which trying again can help
 PATIENCE = 0.01  # seconds of steps between looks at the queue
+
+
+class RefusedError(Exception):
+    """A request that is answered with an error in OpenAI's form; `status` is the HTTP status."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.headers = status, param, code, headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error as OpenAI's clients read it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def response(self) -> "JSONResponse":
+        """The answer."""
+        from fastapi.responses import JSONResponse
+
+        return JSONResponse(self.body, self.status, self.headers)
 
 
 @dataclass(eq=False)
