@@ -9,7 +9,7 @@ import logging
 import queue
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -109,18 +109,18 @@ class Call:
         for job in self.jobs:
             job.is_cancelled = True
 
-    async def results(self) -> AsyncIterator[Event]:
+    async def results(self) -> AsyncGenerator[Event, None]:
         """Yield the events until all images are done; RefusedError for an error. At the end the request is counted."""
         left, reason = len(self.jobs), "abort"
         try:
             while left:
                 kind, _, value, _ = event = await self.events.get()
-                if kind == "failed" and not isinstance(value, RefusedError):
-                    LOG.error("an image failed", exc_info=value)
-                    value = RefusedError(500, one_line(value), code="model_error")
                 if kind == "failed":
-                    reason = "abort" if value.status == GONE else "error"
-                    raise value
+                    reason = "abort" if getattr(value, "status", None) == GONE else "error"
+                    if isinstance(value, RefusedError):
+                        raise value
+                    LOG.error("an image failed", exc_info=value)
+                    raise RefusedError(500, one_line(value), code="model_error")
                 if kind == "done":
                     self.service.metrics.made(value.statistics)
                     left -= 1
