@@ -48,7 +48,6 @@ from lantern.models.llamagen.transformer import Transformer, TransformerConfig, 
 
 Figures = dict[str, Any]
 SKIPPED_STEPS = 8  # at the begin of an image: those before the graph, and a few behind
-TAUS = (1.5, 2.5, 3.5)  # scripted tokens a step
 CRASHED = 3
 # sections in the order of their worth, and the seconds after which one leaves out its further figures
 SECTIONS = {
@@ -76,6 +75,7 @@ class Sizes:
     nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64)
     windows: tuple[int, ...] = (4, 16, 32)
     trees: tuple[str, ...] = ("chain_4", "grown_7_4", "grown_15_4")
+    taus: tuple[float, ...] = (1.5, 2.5, 3.5)  # scripted tokens a step
     others: tuple[tuple[str, int], ...] = (("B", 256), ("L", 256), ("XL", 256), ("XXL", 576), ("3B", 576))
     janus: tuple[int, ...] = (2048, 5632, 24, 16)
     batches: tuple[int, ...] = (1, 8, 16, 64)
@@ -94,6 +94,7 @@ TOY = Sizes(
     nodes=(1, 2),
     windows=(2,),
     trees=("chain_2",),
+    taus=(2.5,),
     others=(("B", 4),),
     janus=(16, 24, 1, 1),
     batches=(1,),
@@ -248,7 +249,7 @@ class Bench:
         """Return milliseconds a step and a token, and tokens a step: of whole images, or of their first steps."""
         condition, repeats = self.condition(decoder.target.config, images), self.sizes.repeats
         begun = time.perf_counter()
-        self.begin(decoder, condition, SKIPPED_STEPS + 2, **how)  # compiles and captures
+        self.begin(decoder, condition, min(SKIPPED_STEPS + 2, self.sizes.steps), **how)  # compiles and captures
         first, found = time.perf_counter() - begun, []
         for _ in range(repeats):
             clock, tokens = self.begin(decoder, condition, most, **how)
@@ -357,7 +358,7 @@ class Bench:
         steps over the tokens that the script would commit.
         """
         engine = GraphEngine(products=self.products())
-        for name in ("eagle1", "eagle1-rejection", "lantern", "lantern++"):
+        for name in ("eagle1", "eagle1-rejection", "lantern", "lantern++")[:: 3 if self.is_toy else 1]:
             for tree in self.sizes.trees:
                 self.measure("drafted", f"{name} {tree}", partial(self._scripted, name, engine, tree))
         for window in self.sizes.windows:
@@ -371,7 +372,7 @@ class Bench:
         made, found = self.decoder(name, engine, tree=tree), Figures()
         drafter: Any = made.drafter
         assert made.verifier is not None
-        for tau in TAUS:
+        for tau in self.sizes.taus:
             if tau <= drafter.depth + 1:
                 counts = tuple(script(tau, made.target.config.block_size - 1))
                 path = tuple(deepest(drafter.tree.shape()))
@@ -384,7 +385,7 @@ class Bench:
 
     def _of_window(self, make: Callable[[], Decoder], window: int) -> Figures:
         figures = self.steps(make(), most=self.sizes.steps)
-        return {f"{tau:g}": self._at(tau, figures) for tau in TAUS if tau <= window}
+        return {f"{tau:g}": self._at(tau, figures) for tau in self.sizes.taus if tau <= window}
 
     def _at(self, tau: float, figures: Figures) -> Figures:
         """Return milliseconds a token at `tau` tokens a step, and the speedup over the fastest plain decoding."""
@@ -399,13 +400,14 @@ class Bench:
         """Bits: tokens of exact methods in bf16 that differ from plain decoding's, of random weights of the size."""
         names = exact_methods({"eagle1"})
         images, seeds = self.sizes.exact
+        settings: Figures = {"tree": self.sizes.trees[0]} if self.is_toy else {}
         condition = self.condition(self.model()[0].config, images)
 
         for kind in dict.fromkeys((self.products(), PRODUCTS[0])):
             make = partial(self.decoder, engine=GraphEngine(products=kind))
             plain = self._tokens(make("plain"), condition, seeds)
-            for name in names[:2] if self.is_toy else names:
-                same = partial(self._same, partial(make, name), condition, plain)
+            for name in names[:1] if self.is_toy else names:
+                same = partial(self._same, partial(make, name, **settings), condition, plain)
                 self.measure("exact", f"{name} {kind}", same)
 
     def _tokens(self, decoder: Decoder, condition: Condition, seeds: int) -> tuple[list[Tensor], float, int]:
@@ -450,7 +452,7 @@ class Bench:
 
                 plain = self._tokens(make("plain"), condition, self.sizes.seeds)
                 names = list(dict.fromkeys(("plain", *main, *(exact_methods(model.add_ons) if images == 1 else ()))))
-                for name in names[:2] if self.is_toy else names:
+                for name in names[1:2] if self.is_toy else names:
                     label = f"{name} guidance {guidance:g} batch {images}"
                     same = partial(self._same, partial(make, name), condition, plain)
                     self.measure("embedded", label, same)
@@ -490,8 +492,9 @@ class Bench:
             made = self.steps(self.decoder(name, engine, model, **settings), most=self.sizes.steps)
             return self.with_share(made, model[0])
 
+        methods: list[tuple[str, Figures]] = [("plain", {}), ("eagle1", {"tree": self.sizes.trees[-1]})]
         for shape, tokens in self.sizes.others:
-            for name, settings in (("plain", {}), ("eagle1", {"tree": self.sizes.trees[-1]})):
+            for name, settings in methods[: 1 if self.is_toy else 2]:
                 self.measure("shapes", f"{shape} {tokens} {name}", partial(of, shape, tokens, name, settings))
         for name in ("plain", "gumbel-jacobi")[: 1 if self.is_toy else 2]:
             self.measure("shapes", f"Janus {name}", partial(self._of_janus, name))
@@ -523,7 +526,7 @@ class Bench:
         worker, sampling = Worker(model, batch=8, waiting=256), model.sampling()
         worker.start()
         spent = []
-        for _ in range(2):  # the first captures
+        for _ in range(1 if self.is_toy else 2):  # the first captures
             prompts = [PROMPTS[number % len(PROMPTS)] for number in range(self.sizes.served)]
             jobs = [Job(Request(text, seed=number), name, sampling, send) for number, text in enumerate(prompts)]
             begun = time.perf_counter()
@@ -547,7 +550,7 @@ class Bench:
         from lantern.training.loop import LoopConfig
         from lantern.training.target import TargetConfig, TargetTask
 
-        own, batch, steps = model.target.config, self.sizes.training_batch, 4 if self.is_toy else 40
+        own, batch, steps = model.target.config, self.sizes.training_batch, 2 if self.is_toy else 40
         if self.is_toy:
             own = dataclasses.replace(own, n_layer=1)
         loop = LoopConfig(steps=steps, warmup=1, decay=1)

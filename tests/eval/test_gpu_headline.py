@@ -24,6 +24,7 @@ class Hidden(PathFinder):
         return None if name.split(".")[0] in names else super().find_spec(name, path, target)
 
 sys.meta_path = [Hidden if finder is PathFinder else finder for finder in sys.meta_path]
+import tests.engines.cuda.conftest
 """
 
 
@@ -55,7 +56,7 @@ def test_all_sections_run_without_packages_that_a_gpu_machine_lacks(tmp_path: Pa
     assert plain["fused"]["ms_per_token"] > 0 and plain["fused"]["share"] > 0
     assert found["sections"]["drafted"]["eagle1 chain_2"]["2.5"]["ms_per_token"] > 0
     exact = {**found["sections"]["exact"], **found["sections"]["embedded"]}
-    assert len(exact) >= 4 and all(one["differing"] == 0 for one in exact.values() if one["promise"] == "tokens")
+    assert len(exact) >= 2 and all(one["differing"] == 0 for one in exact.values() if one["promise"] == "tokens")
     assert found["sections"]["server"]["plain"]["images_per_second"] > 0
     assert found["sections"]["training"]["torch"]["images_per_second"] > 0
 

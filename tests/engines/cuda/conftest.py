@@ -1,7 +1,18 @@
-"""What tests of kernels share."""
+"""What tests of kernels share, and a quicker interpreter for them."""
+
+from contextlib import suppress
+from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
+
+with suppress(ImportError):  # replace Triton's language once, and look for no overflows: only debug mode reports them
+    from triton.runtime import interpreter
+
+    replace, kept = cache(interpreter._patch_lang), SimpleNamespace(restore=lambda: None)
+    interpreter._patch_lang = lambda function: (replace(function), kept)[1]
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_decoder import tiny_decoder
 
 LAYERS = 36  # of LlamaGen-XL
-TOKENS, PLACES = 128, 16
+TOKENS, PLACES = 32, 16
 FREE = ("empty", "detach", "lift", "alias", "resize", "_unsafe_view", "view", "expand", "slice", "new_empty", "set_")
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("plain", {}),
@@ -69,7 +69,7 @@ def round_of(
     method: str, layers: int, settings: dict[str, Any], *, products: str = "fused", **how: Any
 ) -> Counter[str]:
     """Return the launches of one round, of one image under guidance."""
-    target = tiny_target(block_size=PLACES, dim=32, n_head=1, n_layer=layers, vocab_size=TOKENS)
+    target = tiny_target(block_size=PLACES, dim=16, n_head=1, n_layer=layers, vocab_size=TOKENS)
     sampling = Sampling(guidance=3.0, **{"top_k": 20, **how})
     decoder = tiny_decoder(method, target, sampling, engine=GraphEngine(products=products), **settings)
     state = decoder.begin(tiny_condition((4,)), keys=[(9, 0)])

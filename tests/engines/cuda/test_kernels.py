@@ -163,8 +163,8 @@ def test_plan_lists_keys_by_position(committed: list[int]) -> None:
         (torch.float32, [13, 37], 1, None),
         (torch.bfloat16, [29], 2, None),
         (torch.float16, [0], 1, None),
-        *((dtype, [29], 2, ([21, 3], 21)) for dtype in DTYPES),
-        *((dtype, [0], 2, ([16, 40], 43)) for dtype in DTYPES),
+        (torch.float32, [29], 2, ([21, 3], 21)),
+        (torch.bfloat16, [0], 2, ([16, 40], 43)),
     ],
 )
 def test_attention_is_that_of_the_mask(
@@ -270,8 +270,9 @@ def test_samples_of_guided_logits_and_of_part_of_a_pass() -> None:
     assert torch.equal(kernels.sample(guided[:, None], places, None, **how)[..., 0], expected)
 
 
-@pytest.mark.parametrize("top_k", [0, 20, 1000])
-@pytest.mark.parametrize(("guidance", "temperature", "interval"), [(3.0, 1.0, -1), (1.0, 0.7, -1), (7.5, 0.0, 4)])
+@pytest.mark.parametrize(
+    ("guidance", "temperature", "interval", "top_k"), [(3.0, 1.0, -1, 20), (1.0, 0.7, -1, 0), (7.5, 0.0, 4, 1000)]
+)
 @pytest.mark.parametrize("purpose", [None, Purpose.TARGET, Purpose.DRAFT], ids=["point", "gumbel", "sampled"])
 def test_children_and_log_q_are_those_of_torch(
     purpose: Purpose | None, guidance: float, temperature: float, interval: int, top_k: int

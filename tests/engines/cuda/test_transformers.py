@@ -24,6 +24,8 @@ from tests.engines.cuda.replay import Rehearsed, RehearsedEngine, watching
 
 SIZES = {"janus": None, "chameleon": None, "emu3": (24, 32), "lumina": (12, 8)}
 NEWLINES = ("emu3", "lumina")
+CASES = [(name, method) for method in ("plain", "sjd-pac", "gumbel-jacobi") for name in SIZES]
+CASES = [pytest.param(*case, marks=pytest.mark.slow if i % 5 else ()) for i, case in enumerate(CASES)]
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,7 @@ def condition_of(word: int, images: int = 2) -> Condition:
     return Condition(tokens=tokens, mask=tokens > 0)
 
 
-@pytest.mark.parametrize("method", ["plain", "gumbel-jacobi", "sjd-pac"])
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(("name", "method"), CASES)
 def test_a_replayed_round_gives_the_tokens_of_the_eager_one_and_waits_for_nothing(name: str, method: str) -> None:
     given = [(condition_of(9 + seed), [(seed, 0), (seed, 1)]) for seed in (3, 8)]
     eager = decoder_of(method, target_of(name), EAGER)
