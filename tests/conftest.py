@@ -37,8 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
-        # Published configurations are other settings of methods that the default run tests; it compares their records.
-        if "-paper" in item.name and "golden" not in item.nodeid:
+        # Published configurations are other settings of methods that the default run tests.
+        if "-paper" in item.name:
             item.add_marker("slow")
 
 

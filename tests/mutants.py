@@ -43,8 +43,8 @@ core/sampling.py: core/test_sampling.py
 core/noise.py: core/test_noise.py
 - [zeros + int(purpose), iterations
 + [zeros, iterations
-- random_words(seeds[part], images[part], purpose, where, lanes, iterations[part])
-+ random_words(seeds[part], images[part], purpose, where, lanes)
+- random_words(seeds[part], images[part], Purpose(purpose), where, lanes, iterations[part])
++ random_words(seeds[part], images[part], Purpose(purpose), where, lanes)
 
 core/noise.py: core/test_noise.py
 - seeds, images = self._keys[first : first + pictures].unbind(1)
@@ -60,11 +60,11 @@ core/io.py: core/test_io.py
 - temporary.unlink(missing_ok=True)
 + pass
 
-core/types/tree.py: methods
+core/types.py: methods
 - ancestors = nodes[:, None] >= nodes
 + ancestors = nodes[:, None] <= nodes
 
-core/types/step.py: drafters/test_drafts_match_training.py
+core/types.py: drafters/test_drafts_match_training.py
 - visited = torch.nn.functional.pad(self.verdict.path, (1, 0))
 + visited = torch.nn.functional.pad(self.verdict.path, (0, 1))
 

@@ -29,7 +29,7 @@ import lantern
 from lantern.core.types import Callback
 from lantern.eval.json_lines import JsonLines, read_lines
 from lantern.generation.generator import Generator, make_batches
-from lantern.generation.images import NotFiniteError, Picture, Statistics, save_image, to_image
+from lantern.generation.images import Picture, Statistics, save_image, to_image
 from lantern.generation.requests import Request
 
 THOUSAND = 1000
@@ -151,13 +151,8 @@ class Worker:
         """
         if not self._missing(batch):
             return 0
-        try:
-            made = make_batches(self.decoder, batch, with_pixels=True, callback=self.callback)
-            return sum(self._keep(picture) for pictures in made for picture in pictures)
-        except NotFiniteError as error:
-            for picture in error.sound:
-                self._keep(picture)
-            raise
+        made = make_batches(self.decoder, batch, with_pixels=True, callback=self.callback)
+        return sum(self._keep(picture) for picture in made)
 
     def __enter__(self) -> "Worker":
         return self

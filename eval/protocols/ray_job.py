@@ -45,12 +45,12 @@ class Recipe:
         """Load the model and open a manifest of this name; `watching` is passed to `Worker`."""
         import torch
 
-        from lantern.generation.generator import BatchSize, Generator
+        from lantern.generation.generator import Generator
         from lantern.models.folder import load_model
 
         torch.set_num_threads(self.threads)
         model = load_model(self.model, device=self.device, dtype=self.dtype, engine=self.engine)
-        decoder = Generator(model, self.method, self.sampling, size=BatchSize(1 << 20))
+        decoder = Generator(model, self.method, self.sampling, batch=1 << 20)
         return Worker(decoder, self.folder, self.fingerprint, name=name, **watching)
 
 

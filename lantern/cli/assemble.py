@@ -1,10 +1,17 @@
 """`lantern assemble OUT`: puts components into a model folder, with the defaults of a call."""
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from lantern.cli.command import DONE
-from lantern.cli.options import Distribution, arg, command, existing, opt, options
+from lantern.cli.options import Distribution, Group, arg, command, existing, opt
 from lantern.generation.file_names import MAX_SCALE
+
+if TYPE_CHECKING:
+    from lantern.models.folder import Model
 
 PARTS = ("transformer", "vqvae", "text_encoder", "tokenizer", "drafter")
 OUT_HELP = "the model folder; components that are not given stay as they are"
@@ -15,8 +22,7 @@ NAMES_HELP = (
 )
 
 
-@options
-class Components:
+class Components(Group):
     """Components, copied to OUT/NAME."""
 
     transformer: Path | None = opt(None, "target", parse=existing, metavar="DIR")
@@ -26,7 +32,6 @@ class Components:
     drafter: Path | None = opt(None, "EAGLE-1 drafter", parse=existing, metavar="DIR")
 
 
-@options
 class Defaults(Distribution):
     """Defaults of the model."""
 
@@ -43,18 +48,11 @@ def assemble(
     defaults: Defaults,
 ) -> int:
     """Put components together into a model folder."""
-    from lantern.core.io import CONFIG_NAME, load_component, read_config, weights_digest, write_json
+    from lantern.core.io import CONFIG_NAME, read_config, write_json
     from lantern.models import folder as model_folder
-    from lantern.models.llamagen.transformer import Transformer, TransformerConfig
-    from lantern.models.trial import try_components
 
-    # components are tried where they are, before anything is copied
-    folders = {part: getattr(components, part) or out / part for part in PARTS}
-    try_components({part: folder for part, folder in folders.items() if folder.exists()}, name=out.name)
-    if folders["transformer"].is_dir() and folders["drafter"].is_dir():
-        target = load_component(Transformer, TransformerConfig, folders["transformer"])
-        digest = weights_digest(target.state_dict())
-        model_folder.check_drafter(folders["drafter"], target.config, digest, model_name=out.name)
+    folders = {part: path for part in PARTS if (path := getattr(components, part) or out / part).exists()}
+    model = _tried(folders, out)
     for part, folder in folders.items():
         if folder.resolve() != (out / part).resolve():
             _copy(folder, out / part, skips_weights=part == "tokenizer")
@@ -65,25 +63,40 @@ def assemble(
         model_folder.write_words(out, (text for record in records for text, _ in record.captions))
     if names is not None:
         model_folder.write_names(out / model_folder.NAMES_NAME, model_folder.read_names(names))
-    before = model_folder.read_index(out).get("generation") or {}
-    model_folder.write_index(out, generation={**before, **defaults.given()})
-    model = model_folder.load_model(out, device="cpu")
-    if model.drafter is not None and (config := read_config(out / "drafter")).get("target") is None:
-        digest = weights_digest(model.target.state_dict())
-        write_json(out / "drafter" / CONFIG_NAME, config | {"target": digest})
+    generation = (model_folder.read_index(out).get("generation") or {}) | defaults.given()
+    model_folder.write_index(out, generation=generation)
+    if model.drafter is not None and model.drafter.config.target is None:
+        config = read_config(out / "drafter")
+        write_json(out / "drafter" / CONFIG_NAME, config | {"target": model.weights_digest})
     parts = [part for part in PARTS if (out / part).is_dir()]
-    print(f"{out}: {', '.join(parts)}; codebook of {model.target.config.vocab_size}, defaults {model.generation}")
+    print(f"{out}: {', '.join(parts)}; codebook of {model.target.config.vocab_size}, defaults {generation}")
     return DONE
 
 
+def _tried(folders: Mapping[str, Path], out: Path) -> "Model":
+    """Return the model of components where they are, before anything is copied; ValueError names what does not fit."""
+    from lantern.models.folder import load_model
+
+    with TemporaryDirectory() as temporary:
+        linked = Path(temporary, out.resolve().name or "model")
+        linked.mkdir()
+        for part, folder in folders.items():
+            (linked / part).symlink_to(folder.resolve())
+        try:
+            return load_model(linked, device="cpu")
+        except ValueError as error:
+            text = str(error)
+            for part, folder in folders.items():
+                text = text.replace(str(linked / part), str(folder))
+            raise ValueError(text.replace(str(linked), str(out))) from error
+
+
 def _copy(source: Path, folder: Path, *, skips_weights: bool) -> None:
-    """Copy the files of a component, each atomically, with checksums of the copies; other files of the folder stay.
+    """Copy the files of a component, each atomically; other files of the folder stay.
 
     A tokenizer is often given as the folder of its whole model, whose weights it does not need.
     """
-    import shutil
-
-    from lantern.core.io import SUMS_NAME, atomic_write, save_checksums
+    from lantern.core.io import SUMS_NAME, atomic_write
 
     files = [path for path in sorted(source.iterdir()) if path.is_file()]
     if skips_weights:
@@ -94,8 +107,7 @@ def _copy(source: Path, folder: Path, *, skips_weights: bool) -> None:
         with atomic_write(folder / path.name) as temporary:
             shutil.copyfile(path, temporary)
     if SUMS_NAME not in {path.name for path in files}:
-        (folder / SUMS_NAME).unlink(missing_ok=True)
-        save_checksums(folder)
+        (folder / SUMS_NAME).unlink(missing_ok=True)  # the index is written with checksums of all components
 
 
 COMMAND = command(assemble)

@@ -16,12 +16,12 @@ from lantern.cli.options import (
     MODEL_HELP,
     VARIANT,
     Distribution,
+    Group,
     Machine,
     OneOf,
     command,
     flag,
     opt,
-    options,
 )
 from lantern.methods import METHODS
 
@@ -32,8 +32,7 @@ VARIANTS_HELP = "how methods run, of eager, cpu, graph, each also +int8 (default
 BASELINE_HELP = "how plain decoding runs beside --variants; the fastest is the baseline (default: in all ways)"
 
 
-@options
-class OfModel:
+class OfModel(Group):
     """A model (the default)."""
 
     model: str = opt(MODEL, MODEL_HELP)
@@ -41,8 +40,7 @@ class OfModel:
     prompts_file: str | None = opt(None, "prompts, one per line (or .json, .jsonl, .tsv)", metavar="FILE")
 
 
-@options
-class OfShape:
+class OfShape(Group):
     """A size of LlamaGen with random weights and simulated acceptance."""
 
     shape: list[str] | None = opt(None, f"of {', '.join(SHAPES)}", parse=OneOf(SHAPES), metavar="SIZE")

@@ -17,9 +17,6 @@ from lantern.cli.options import DTYPES, OneOf, arg, command, existing, opt
 if TYPE_CHECKING:
     import torch
 
-    from lantern.models.llamagen.checkpoint import Checkpoint
-
-
 COMPONENTS = ("t2i", "c2i", "vq", "drafter")
 RELEASES = ("janus", "chameleon", "vqgan")
 KINDS = (*COMPONENTS, *RELEASES)
@@ -50,10 +47,13 @@ def convert(
             f"--image-size is {image_size}, wanted a multiple of 16; or give the tokens of a side with --grid"
         )
     from lantern.core.config import read_json_object
+    from lantern.core.io import save_component
     from lantern.models.folder import DTYPES as KINDS_OF_NUMBERS
     from lantern.models.llamagen.checkpoint import read_checkpoint
+    from lantern.models.llamagen.lantern_layout import foreign_config, foreign_state
     from lantern.models.transformers.loading import shape_of
     from lantern.models.transformers.releases import add_decoder, convert_release, read_release
+    from lantern.models.trial import try_component
 
     stored = KINDS_OF_NUMBERS.get(dtype)  # None for "keep"
     is_vqgan = checkpoint.suffix == ".ckpt"
@@ -88,28 +88,17 @@ def convert(
     side = grid or (image_size or 0) // 16
     given = read_json_object(config) if config else None
     found = read_checkpoint(checkpoint, kind=kind, config=given, block_size=side**2 or None, prefers_ema=ema)
-    write_checked(found, out, dtype=stored, is_foreign=to == "hf")
+    is_target = found.kind in ("t2i", "c2i")
+    if to == "hf" and not is_target:
+        raise ValueError(f"--to hf is for targets, this is a {found.kind} checkpoint: omit it")
+    with temporary_until_complete(out) as trial:  # only a component that loads and computes takes its place
+        save_component(found.state, found.config, trial, dtype=stored)
+        try_component(trial, "transformer" if is_target else "vqvae" if found.kind == "vq" else "drafter")
+        if to == "hf":
+            save_component(foreign_state(found.state), foreign_config(found.config), trial, dtype=stored)
     numbers = sum(tensor.numel() for tensor in found.state.values())
     print(f"{out}: {found.kind}, {len(found.state)} tensors, {numbers:,} values")
     return DONE
-
-
-def write_checked(found: "Checkpoint", out: Path, *, dtype: "torch.dtype | None", is_foreign: bool) -> None:
-    """Write a component and run it once; only a component that loads and computes takes its place in `out`.
-
-    With `is_foreign` it is written again in LANTERN's names; ValueError if it is no target.
-    """
-    from lantern.core.io import save_component
-    from lantern.models.llamagen.lantern_layout import foreign_config, foreign_state
-    from lantern.models.trial import try_component
-
-    if is_foreign and found.kind not in ("t2i", "c2i"):
-        raise ValueError(f"--to hf is for targets, this is a {found.kind} checkpoint: omit it")
-    with temporary_until_complete(out) as trial:
-        save_component(found.state, found.config, trial, dtype=dtype)
-        try_component(trial, found.kind if found.kind in ("vq", "drafter") else "target")
-        if is_foreign:
-            save_component(foreign_state(found.state), foreign_config(found.config), trial, dtype=dtype)
 
 
 def rewrite_model(folder: Path, out: Path, dtype: "torch.dtype | None") -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from lantern import __version__
 from lantern.cli.command import DONE, FAILED
 from lantern.cli.options import DTYPES, OneOf, command, opt, size_of
 from lantern.core.config import install_hint, one_line
@@ -62,14 +63,9 @@ def doctor(
     return DONE if is_well else FAILED
 
 
-def _system() -> Iterator[Finding]:
-    from lantern import __version__
-
+def _packages() -> Iterator[Finding]:
     yield Finding(f"lantern {__version__}")
     yield Finding(f"python {platform.python_version()} on {platform.system()} {platform.machine()}")
-
-
-def _packages() -> Iterator[Finding]:
     own = _requirements("lantern")
     there = ", ".join(f"{one.name} {_version(one.name)}" for one in own if _version(one.name))
     yield Finding(there or "lantern is not installed as a package: the versions of others are not checked")
@@ -180,8 +176,9 @@ def predicted(name: str, size: tuple[int, int] | None, batch: int, device: str, 
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
     found = predict(resolve_model(name), kind, size=size)
-    words, (rows, columns) = str(kind).removeprefix("torch."), found.grid
-    yield Finding(f"{found.name}: {found.parameters / 1e9:.3g} billion parameters, {rows} rows of {columns} tokens")
+    words, config = str(kind).removeprefix("torch."), found.target.config
+    grid = f"{config.raster.rows} rows of {config.raster.columns} tokens"
+    yield Finding(f"{config.family}: {found.parameters / 1e9:.3g} billion parameters, {grid}")
     yield Finding(
         f"memory in {words}: {_gib(found.weights)} for the target, {_gib(found.pixels)} for the VQ tokenizer,"
         f" {_gib(found.cache)} of cache and {_gib(found.noise)} of noise an image"
@@ -191,13 +188,13 @@ def predicted(name: str, size: tuple[int, int] | None, batch: int, device: str, 
     yield Finding(
         f"batch {batch}: {_gib(total)} and what steps allocate for a moment; {where} has {_gib(there)}: {fits}"
     )
-    if found.target.config.family != "llamagen":
+    if config.family != "llamagen":
         yield from _engines_of(placed(found.target, where, kind))
     bandwidth, rate = measure_device(where, kind)
     yield Finding(f"{where} copies {bandwidth / 1e9:.3g} GB/s and computes {rate / 1e9:.3g} GFLOP/s in {words}")
     for count in (1, 16):
         seconds = found.seconds(batch, count, bandwidth=bandwidth, rate=rate)
-        rest = f", plain decoding {_time(found.tokens * seconds)}" if count == 1 else ""
+        rest = f", plain decoding {_time(config.raster.tokens * seconds)}" if count == 1 else ""
         yield Finding(f"a step over {count} of each image's tokens: at least {_time(seconds)}{rest}")
 
 
@@ -216,5 +213,5 @@ def _version(name: str) -> str:
         return ""
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_system, _packages, _imports, _devices, _model, _engines)
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_packages, _imports, _devices, _model, _engines)
 COMMAND = command(doctor)

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,13 @@ from lantern.cli.options import (
     MODEL,
     MODEL_HELP,
     Distribution,
+    Group,
     OneOf,
     Placement,
     advice,
     command,
     named,
     opt,
-    options,
     size_of,
 )
 from lantern.core.config import read_json_object
@@ -51,15 +51,13 @@ if TYPE_CHECKING:
 
 
 STDOUT = Path("-")
-LABEL_LINES = 2
 PROMPTS_HELP = "prompts, one per line without lines that begin with # (or .json, .jsonl, .tsv); - is stdin"
 NEGATIVE_HELP = "text that guidance leads away from; once for all prompts, or repeated, one for each prompt in order"
 NAME_HELP = f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; fields: {', '.join(FIELDS)}"
 SETTING_HELP = "a setting of the method by its name, such as nodes=31; may be repeated"
 
 
-@options
-class Inputs:
+class Inputs(Group):
     """More of what to make."""
 
     negative_prompt: list[str] = opt([], NEGATIVE_HELP, metavar="TEXT", each=True)
@@ -77,8 +75,7 @@ class Inputs:
         return {"init_image": self.init_image, "keep_rows": self.keep_rows, "mask_image": self.mask}
 
 
-@options
-class Files:
+class Files(Group):
     """What is written and printed."""
 
     name: str | None = opt(None, NAME_HELP, metavar="TEMPLATE")
@@ -169,7 +166,11 @@ def generate(
     if rank > 0:  # the process of rank 0 writes and prints
         files = Files(quiet=True)
     place = files.place(out, inputs, method) if rank == 0 else None
-    texts, how, given = _settings(settings), where.options(), distribution.given()
+    texts = dict(settings)
+    for name, text in settings:
+        if texts[name] != text:
+            raise ValueError(f'setting {name} is given twice, as "{text}" and "{texts[name]}": give one of them')
+    how, given = where.options(), distribution.given()
     folder = resolve_model(model)
     chosen = _chosen(method, folder, texts)
     from lantern.core.sampling import Sampling
@@ -208,21 +209,12 @@ def generate(
         say(note, files.quiet)
     job.run(debug)
     if processes > 1:
-        from lantern.models.transformers.parallel import finish
+        from torch import distributed
 
-        finish()
+        distributed.destroy_process_group()
     if (hint := advice(loaded)) is not None:
         say(hint, files.quiet)
     return DONE
-
-
-def _settings(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the settings that were given, as texts; ValueError for one with two values."""
-    given: dict[str, str] = {}
-    for name, text in pairs:
-        if given.setdefault(name, text) != text:
-            raise ValueError(f'setting {name} is given twice, as "{given[name]}" and "{text}": give one of them')
-    return given
 
 
 def _chosen(name: str | None, folder: Path, texts: Mapping[str, str]) -> Method | None:

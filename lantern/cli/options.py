@@ -8,8 +8,8 @@
     ) -> int:
         '''Convert a released checkpoint.'''
 
-An option's type is that of its annotation: a list takes several values, a bool is a flag. A class with `@options` is
-a group. Parameters without `opt` get what was parsed under their name; `stopping` and `debug` are always there.
+An option's type is that of its annotation: a list takes several values, a bool is a flag. A subclass of `Group` is a
+group. Parameters without `opt` get what was parsed under their name; `stopping` and `debug` are always there.
 """
 
 import argparse
@@ -77,14 +77,18 @@ def arg(help: str, default: Any = None, **more: Any) -> Any:
 
 
 @dataclass_transform(frozen_default=True)
-def options(group: type[Kind]) -> type[Kind]:
-    """Declare a group of options: a dataclass whose fields are declared with `opt`."""
-    own = {name: one for name, one in vars(group).items() if isinstance(one, Argument)}
-    for name, one in own.items():
-        is_list = isinstance(one.default, list)  # which dataclasses take only as a factory
-        setattr(group, name, field(default_factory=one.default.copy) if is_list else one.default)
-    group.OPTIONS = {**getattr(group, "OPTIONS", {}), **own}  # type: ignore[attr-defined]
-    return dataclass(frozen=True)(group)
+class Group:
+    """A group of options: a subclass is a frozen dataclass whose fields are declared with `opt`."""
+
+    OPTIONS: ClassVar[dict[str, Argument]] = {}
+
+    def __init_subclass__(cls) -> None:
+        own = {name: one for name, one in vars(cls).items() if isinstance(one, Argument)}
+        for name, one in own.items():
+            is_list = isinstance(one.default, list)  # which dataclasses take only as a factory
+            setattr(cls, name, field(default_factory=one.default.copy) if is_list else one.default)
+        cls.OPTIONS = cls.OPTIONS | own
+        dataclass(frozen=True)(cls)
 
 
 def command(
@@ -96,26 +100,25 @@ def command(
 ) -> Command:
     """Return the command that a function declares by its signature and docstring; `more` adds further options."""
     declared = inspect.signature(function).parameters
+    kinds = {name: one.annotation for name, one in declared.items() if isinstance(one.annotation, type)}
+    groups: dict[str, type[Group]] = {name: kind for name, kind in kinds.items() if issubclass(kind, Group)}
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.epilog = epilog
         for name, one in declared.items():
-            kind = one.annotation
             if isinstance(one.default, Argument):
-                add_option(parser, name, kind, one.default)
-            elif hasattr(kind, "OPTIONS"):
-                group, hints = parser.add_argument_group(kind.__doc__.rstrip(".")), get_type_hints(kind)
-                for each, option in kind.OPTIONS.items():
-                    add_option(group, each, hints[each], option)
+                add_option(parser, name, one.annotation, one.default)
+        for kind in groups.values():
+            group, hints = parser.add_argument_group((kind.__doc__ or "").rstrip(".")), get_type_hints(kind)
+            for name, option in kind.OPTIONS.items():
+                add_option(group, name, hints[name], option)
         if more is not None:
             more(parser)
 
     def run(args: argparse.Namespace) -> int:
-        given = {name: getattr(args, name, None) for name in declared}
-        for name, one in declared.items():
-            if hasattr(one.annotation, "OPTIONS"):
-                given[name] = one.annotation(**{each: getattr(args, each) for each in one.annotation.OPTIONS})
-        return function(**given)
+        given = vars(args)
+        made = {name: kind(**{each: given[each] for each in kind.OPTIONS}) for name, kind in groups.items()}
+        return function(**{name: given[name] for name in declared if name not in made}, **made)
 
     summary = (inspect.getdoc(function) or "").partition("\n")[0]
     return Command(function.__name__.strip("_"), summary, add_arguments, run, is_brief)
@@ -238,8 +241,7 @@ WEIGHTS_HELP = (
 OF_MODEL = "(default: the model's)"
 
 
-@options
-class Filters:
+class Filters(Group):
     """The distribution that tokens are sampled from."""
 
     guidance: float | None = opt(None, f"classifier-free guidance; 1 or less is none {OF_MODEL}", 0, 1000)
@@ -252,15 +254,13 @@ class Filters:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-@options
 class Distribution(Filters):
     """The distribution that tokens are sampled from."""
 
     temperature: float | None = opt(None, f"0 is greedy {OF_MODEL}", 0, 100)
 
 
-@options
-class Runs:
+class Runs(Group):
     """How steps are run."""
 
     engine: str | None = opt(None, ENGINE_HELP, parse=OneOf(list(ENGINES)))
@@ -272,7 +272,6 @@ class Runs:
         return engine(self.engine or default, weights=weights)
 
 
-@options
 class Apart(Runs):
     """Where and how the model runs."""
 
@@ -289,16 +288,13 @@ class Apart(Runs):
         return {"device": self.device, "dtype": dtype, "engine": self.chosen(default)}
 
 
-@options
 class Placement(Apart):
     """Where and how the model runs."""
 
-    OPTIONS: ClassVar[dict[str, Argument]]
-    target_weights: str | None = replace(Apart.OPTIONS["target_weights"], flag="--weights")  # type: ignore[attr-defined]
+    target_weights: str | None = replace(Apart.OPTIONS["target_weights"], flag="--weights")  # type: ignore[assignment]
 
 
-@options
-class Machine:
+class Machine(Group):
     """The machine."""
 
     threads: int | None = opt(None, "CPU threads to compute on", 1, 1024)

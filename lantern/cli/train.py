@@ -62,25 +62,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check that the options are the stage's own, read its config and call its function."""
-    recipe = find_recipe(args.recipe) if args.recipe else _recipe_of(args.stage, args.config)
+    stage, config, out = args.stage, args.config, args.out
+    recipe = find_recipe(args.recipe) if args.recipe else _recipe_of(stage, config)
     known = {**OPTIONS, **(recipe.options if recipe else {})}
     given = {name: value for name, value in sorted(vars(args).items()) if name in known and value is not None}
-    if args.stage == ALL:
-        return _run_all(args.config or (recipe.name if recipe else ""), args.out, given, recipe)
-    result = _run_stage(args.stage, _config_of(args, recipe), args.out, given, recipe)
-    print(f"{args.out}: {result}" if result is not None else args.out)
+    if stage == ALL:
+        from lantern.cli.train_all import run_all
+        from lantern.training.loop import check_accelerate
+
+        config = config or (recipe and recipe.name)
+        if not config:
+            raise ValueError("stage all needs --config: a file, or small (images of one's own), or --recipe NAME")
+        path = find_config(config, recipe, stage=ALL)
+        check_accelerate()  # before the first step, which prepares data for hours
+        return run_all(path, out=out, given=given, run_step=partial(_run_stage, recipe=recipe))
+    if config is None and (kind := given.get("kind") or (recipe and recipe.name)):
+        config = f"{stage}-{kind}"
+    if config is None:
+        raise ValueError(f"stage {stage} needs --config, one of {', '.join(config_names())} or a file")
+    result = _run_stage(stage, config, out, given, recipe)
+    print(f"{out}: {result}" if result is not None else out)
     return DONE
-
-
-def _run_all(config: str, out: Path, given: dict[str, Any], recipe: Recipe | None) -> int:
-    from lantern.cli.train_all import run_all
-    from lantern.training.loop import check_accelerate
-
-    if not config:
-        raise ValueError("stage all needs --config: a file, or small (images of one's own), or --recipe NAME")
-    path = find_config(config, recipe, stage=ALL)
-    check_accelerate()  # before the first step, which prepares data for hours
-    return run_all(path, out=out, given=given, run_step=partial(_run_stage, recipe=recipe))
 
 
 def _run_stage(name: str, config: str, out: Path, given: dict[str, Any], recipe: Recipe | None) -> Any:
@@ -108,16 +110,6 @@ def _recipe_of(stage: str, config: str | None) -> Recipe | None:
         if source in recipes:
             return recipes[source]
     return next((recipe for recipe in recipes.values() if stage in recipe.stages and stage not in STAGES), None)
-
-
-def _config_of(args: argparse.Namespace, recipe: Recipe | None) -> str:
-    if args.config is not None:
-        return args.config
-    if vars(args).get("kind") is not None:
-        return f"{args.stage}-{args.kind}"
-    if recipe is not None:
-        return f"{args.stage}-{recipe.name}"
-    raise ValueError(f"stage {args.stage} needs --config, one of {', '.join(config_names())} or a file")
 
 
 COMMAND = Command(

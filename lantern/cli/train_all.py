@@ -81,15 +81,6 @@ class Build:
         """The steps whose options are given."""
         return [step for step in self.config.steps if not step.only_with or self.inputs.get(step.only_with)]
 
-    def run(self, only: str | None) -> None:
-        """Run the steps that are not done, or one of them; ValueError for a name that is no step."""
-        names = [step.name for step in self.steps_to_run]
-        if only is not None and only not in names:
-            raise ValueError(f"step is {only[:40]!r}, wanted one of {', '.join(names)}")
-        for step in self.steps_to_run:
-            if step.name not in self.state.done and only in (None, step.name):
-                self._run(step)
-
     def value(self, text: str) -> Path:
         """Return the path that an option or a component names; ValueError if its option is not given."""
         if not text.startswith(OPTION):
@@ -99,7 +90,8 @@ class Build:
             raise ValueError(f"stage all needs {flag(name)} with this config")
         return Path(self.inputs[name]) / folder
 
-    def _run(self, step: Step) -> None:
+    def run(self, step: Step) -> None:
+        """Run a step with its share of the time, and note it as done."""
         done, minutes = self.state.done, self.state.minutes
         options: dict[str, Any] = {name: self.value(text) for name, text in step.options.items()}
         if step.share and self.inputs.get("steps") is not None:
@@ -162,7 +154,12 @@ def run_all(
         inputs |= {"text_encoder": embedded / "text_encoder", "tokenizer": embedded / "tokenizer"}
     config = load_config(AllConfig, path)
     build = Build(config, path.parent, out, inputs, run_step)
-    build.run(inputs.get("only"))
+    only, names = inputs.get("only"), [step.name for step in build.steps_to_run]
+    if only not in (None, *names):
+        raise ValueError(f"step is {only[:40]!r}, wanted one of {', '.join(names)}")
+    for step in build.steps_to_run:
+        if step.name not in build.state.done and only in (None, step.name):
+            build.run(step)
     left = [step.name for step in build.steps_to_run if step.name not in build.state.done]
     if left:
         print(f"{out}: {', '.join(left)} to do")

@@ -15,7 +15,7 @@ import types
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_INTEGER = 1 << 31
@@ -52,16 +52,34 @@ def read_json_object(path: str | Path, *, most: int = MAX_CONFIG_BYTES) -> dict[
     return value
 
 
-def build_config(kind: type[Config], values: Mapping[str, Any], *, source: str | Path) -> Config:
+def build_config(kind: type[Config], values: Mapping[str, Any], *, source: str | Path, prefix: str = "") -> Config:
     """Build the config dataclass `kind` from JSON values that were read from the file `source`.
 
     Objects become nested dataclasses where the annotation is one, lists become tuples, texts become paths where the
     annotation is Path. A value that is already an instance of the annotated dataclass is taken as it is. Integers are
     accepted for floats. ValueError names `source` and the key (`loop.steps` for a nested one), and reports an unknown
     key with its nearest valid name, a missing key, a value of the wrong type, an integer beyond MAX_INTEGER, a float
-    that is not finite, and what the dataclass itself rejects.
+    that is not finite, and what the dataclass itself rejects. `prefix` is the path of the keys, such as "loop.".
     """
-    return _build(kind, values, str(source), "")
+    fields = {field.name: field for field in dataclasses.fields(cast(Any, kind)) if field.init}
+    hints, given = get_type_hints(kind), dict[str, Any]()
+    for name, value in values.items():
+        if name not in fields:
+            raise ValueError(f"{source}: unknown key {prefix + name!r}; {hint_for(name, fields)}")
+        try:
+            given[name] = _convert(value, hints[name], source, prefix + name)
+        except _Misfit:
+            wanted = describe_type(hints[name])
+            raise ValueError(f"{source}: {prefix}{name} is {str(value)[:60]!r}, wanted {wanted}") from None
+    missing = dataclasses.MISSING
+    for name, field in fields.items():
+        if name not in values and field.default is missing and field.default_factory is missing:
+            raise ValueError(f"{source}: key {prefix + name!r} is missing")
+    try:
+        return kind(**given)
+    except (TypeError, ValueError) as error:
+        where = f"{source}: {prefix.removesuffix('.')}" if prefix else source
+        raise ValueError(f"{where}: {one_line(error)}") from error
 
 
 def nearest(name: str, known: Collection[str]) -> str:
@@ -90,35 +108,11 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def _build(kind: Any, values: Mapping[str, Any], source: str, prefix: str) -> Any:
-    """Build the dataclass `kind`; `prefix` is the path of its keys, such as "loop."."""
-    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
-    hints = get_type_hints(kind)
-    given = {}
-    for name, value in values.items():
-        if name not in fields:
-            raise ValueError(f"{source}: unknown key {prefix + name!r}; {hint_for(name, fields)}")
-        try:
-            given[name] = _convert(value, hints[name], source, prefix + name)
-        except _Misfit:
-            wanted = describe_type(hints[name])
-            raise ValueError(f"{source}: {prefix}{name} is {str(value)[:60]!r}, wanted {wanted}") from None
-    missing = dataclasses.MISSING
-    for name, field in fields.items():
-        if name not in values and field.default is missing and field.default_factory is missing:
-            raise ValueError(f"{source}: key {prefix + name!r} is missing")
-    try:
-        return kind(**given)
-    except (TypeError, ValueError) as error:
-        where = f"{source}: {prefix.removesuffix('.')}" if prefix else source
-        raise ValueError(f"{where}: {one_line(error)}") from error
-
-
 class _Misfit(Exception):
     """A JSON value of another type than the annotated one."""
 
 
-def _convert(value: Any, hint: Any, source: str, key: str) -> Any:
+def _convert(value: Any, hint: Any, source: str | Path, key: str) -> Any:
     """Return a JSON value as its annotated type, with its lists, objects and paths converted.
 
     _Misfit for a value of another type; numbers must be finite and within bounds.
@@ -139,7 +133,7 @@ def _convert(value: Any, hint: Any, source: str, key: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, Mapping) and isinstance(value, Mapping):
         return {name: _convert(item, inner[1], source, f"{key}.{name}") for name, item in value.items()}
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-        return _build(hint, value, source, f"{key}.")
+        return build_config(cast(Any, hint), value, source=source, prefix=f"{key}.")
     if hint is Path and isinstance(value, str):
         return Path(value)
     if kind is Literal:
@@ -172,6 +166,5 @@ def describe_type(hint: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, Mapping):
         return f"an object with values of {describe_type(inner[1])}"
     if dataclasses.is_dataclass(hint):
-        return f"an object ({getattr(hint, '__name__', hint)})"
-    names = {type(None): "null", str: "text", Path: "a path", bool: "true or false"}
-    return names.get(hint) or getattr(hint, "__name__", str(hint))
+        return f"an object ({cast(Any, hint).__name__})"
+    return {type(None): "null", str: "text", Path: "a path", bool: "true or false"}.get(hint) or hint.__name__

@@ -40,6 +40,10 @@ WEIGHTS_NAME = "model.safetensors"
 TRAINING_NAME = "training.json"  # the schedule that a component was trained with
 Config = TypeVar("Config")
 Module = TypeVar("Module", bound=nn.Module)
+INITIALISERS = (
+    *(nn.init.normal_, nn.init.uniform_, nn.init.trunc_normal_, nn.init.kaiming_uniform_),
+    *(Tensor.normal_, Tensor.uniform_),
+)
 MOST_COMPUTED = 1 << 24  # values of a tensor that is not a weight, such as a rotary table
 DIGESTED_VALUES = 1 << 16  # most values of a tensor in a digest
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -216,10 +220,10 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, 
     """Raise ValueError for a `state` whose names or shapes differ from those of `expected` (may be meta tensors)."""
     missing = [name for name in expected if name not in state]
     extra = [name for name in state if name not in expected]
-    if missing:
-        raise ValueError(f"{source}: tensor {missing[0]!r} is missing{_and_more(missing)}")
-    if extra:
-        raise ValueError(f"{source}: tensor {extra[0]!r} is not expected{_and_more(extra)}")
+    for names, fault in ((missing, "is missing"), (extra, "is not expected")):
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise ValueError(f"{source}: tensor {names[0]!r} {fault}{more}")
     for name, tensor in expected.items():
         if state[name].shape != tensor.shape:
             got, required = list(state[name].shape), list(tensor.shape)
@@ -231,7 +235,7 @@ def check_dtype(name: str, tensor: Tensor, *, is_floating: bool, source: str | P
     """Raise ValueError for a tensor of a kind that weights are not stored in.
 
     Floating-point tensors are fp64, fp32, fp16 or bf16; others are signed or unsigned integers or booleans. Complex,
-    float8, quantised, sparse and meta tensors are refused.
+    float8, quantised and sparse tensors are refused.
     """
     kind = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout != torch.strided or tensor.is_quantized:
@@ -313,10 +317,6 @@ def _pickle_fault(error: Exception) -> str:
     return "its pickle is damaged" if is_damaged else text.split(". ")[0]
 
 
-def _and_more(names: Collection[str]) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-
-
 def load_component(
     build: Callable[[Config], Module],
     kind: type[Config],
@@ -395,10 +395,11 @@ class NoInitialisation(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        if name in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"):
+        kwargs = kwargs or {}
+        if func in INITIALISERS:
             return args[0] if args else kwargs["tensor"]
-        if name in ("zeros", "ones") and math.prod(args if isinstance(args[0], int) else args[0]) > MOST_COMPUTED:
+        is_filled = func in (torch.zeros, torch.ones)
+        if is_filled and math.prod(args if isinstance(args[0], int) else args[0]) > MOST_COMPUTED:
             func = torch.empty
         return func(*args, **kwargs)
 

@@ -142,11 +142,6 @@ class Noise:
         """All tables that were made."""
         return [*self._gumbel.values(), *self._uniform.values()]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tables."""
-        return sum(table.nbytes for table in self.tables)
-
     def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = Purpose.TARGET) -> Float[Tensor, "b n v"]:
         """Return standard Gumbel noise of every token at these token numbers (clamped to the image)."""
         table = self.gumbel_table(purpose)
@@ -203,14 +198,11 @@ class Noise:
 
     def _uniforms(self, purpose: int, lanes: int, width: int | None = None) -> Float64[Tensor, "b p ..."]:
         """Return uniforms of every token number, or of `width` tokens in the step that begins at each."""
-        if width is not None:
-            return self._step_table(Purpose(purpose), width, lanes)
-        where = torch.arange(self.positions, device=self.device)
-        return to_uniform(random_words(self._keys[:, 0], self._keys[:, 1], Purpose(purpose), where, lanes))
-
-    def _step_table(self, purpose: Purpose, width: int, lanes: int) -> Float64[Tensor, "b p n lanes"]:
-        """Return a table: row t is for tokens t .. t + width - 1 in the step that begins at token t."""
-        iterations = torch.arange(self.positions, device=self.device).repeat(len(self._keys))
+        places = torch.arange(self.positions, device=self.device)
+        if width is None:
+            return to_uniform(random_words(self._keys[:, 0], self._keys[:, 1], Purpose(purpose), places, lanes))
+        # row t is for tokens t .. t + width - 1 in the step that begins at token t
+        iterations = places.repeat(len(self._keys))
         seeds, images = self._keys.repeat_interleave(self.positions, 0).unbind(1)
         ahead = torch.arange(width, device=self.device)
         table = torch.empty(len(iterations), width, lanes, dtype=torch.float64, device=self.device)
@@ -218,7 +210,8 @@ class Noise:
         for first in range(0, len(iterations), rows):
             part = slice(first, first + rows)
             where = iterations[part, None] + ahead
-            table[part] = to_uniform(random_words(seeds[part], images[part], purpose, where, lanes, iterations[part]))
+            words = random_words(seeds[part], images[part], Purpose(purpose), where, lanes, iterations[part])
+            table[part] = to_uniform(words)
         return table.unflatten(0, (len(self._keys), self.positions))
 
     def _make_table(self, purpose: Purpose) -> Float[Tensor, "b p v"]:

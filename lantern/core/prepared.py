@@ -1,5 +1,6 @@
 """What engines make from weights, and cache: prepared targets and quantized copies."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lantern.core.types import Condition, Prompt, Scores, Target
-from lantern.core.weights import Weights, kind_of, with_weights
+from lantern.core.weights import PARTS, Weights, check_kind, kind_of, marked, quantize
 
 T = TypeVar("T")
 
@@ -131,13 +132,26 @@ def original(target: Target) -> Any:
 
 
 def quantized(target: nn.Module, weights: Weights = "int4", parts: tuple[str, ...] | None = None) -> nn.Module:
-    """Return `with_weights`: the same copy as long as the weights of a module do not change."""
-    return target if kind_of(target) == weights else _copies(weights, parts).get(target)
+    """Return a copy of a target, or of a drafter, in which the linears of `parts` have quantized weights.
+
+    It is the same copy as long as the weights of a module do not change, and the module itself if they are of this kind
+    already. ValueError for widths that are not multiples of a group (int4), ImportError where torchao is not installed.
+    """
+    parts = PARTS[weights] if parts is None else parts
+    return target if weights in ("full", kind_of(target)) else _copies(weights, parts).get(target)
 
 
 @cache
-def _copies(weights: Weights, parts: tuple[str, ...] | None) -> WeightCache[nn.Module]:
-    return WeightCache(lambda module: with_weights(module, weights, parts))
+def _copies(weights: Weights, parts: tuple[str, ...]) -> WeightCache[nn.Module]:
+    def quantized_copy(module: nn.Module) -> nn.Module:
+        check_kind(weights)
+        made = copy.deepcopy(module).requires_grad_(False)
+        for name, part in made.named_children():
+            if name in parts:
+                quantize(name, part, weights)
+        return marked(made, weights)
+
+    return WeightCache(quantized_copy)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

@@ -29,28 +29,17 @@ def cluster(address: str | None = None) -> Iterator[Mapping[str, float]]:
         # actors import the package from the same path, installed or not
         found: Any = {"runtime_env": {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}}
         where: Any = {"address": address} if address else {"include_dashboard": False}
-        with _signals_kept():
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, **found, **where)
+        kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **found, **where)
+        if threading.current_thread() is threading.main_thread():  # with Ray's handler SIGTERM aborts the process
+            for number, handler in kept.items():
+                if handler is not None:  # one that Python did not install cannot be restored
+                    signal.signal(number, handler)
     try:
         yield ray.cluster_resources()
     finally:
         if began:
             ray.shutdown()
-
-
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Restore the handlers of SIGINT and SIGTERM at the end: with Ray's handler SIGTERM aborts the process."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            if handler is not None:  # one that Python did not install cannot be restored
-                signal.signal(number, handler)
 
 
 def machines() -> int:

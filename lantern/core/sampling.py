@@ -101,7 +101,8 @@ class Sampling:
         """Apply temperature, top-k and top-p."""
         logits = guided.float()
         if self.is_greedy:
-            return greedy_distribution(logits)
+            # the arg-max, the lowest index among equals, has log-probability 0
+            return torch.full_like(logits, -torch.inf).scatter_(-1, logits.argmax(-1, keepdim=True), 0.0)
         if self.temperature != 1:
             logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
@@ -116,12 +117,6 @@ def largest(values: Float[Tensor, "*n v"], may_look: bool = False) -> Int[Tensor
     if may_look and values.device.type == "cpu":  # PyTorch's `argmax` takes thirty times as long
         return torch.as_tensor(values.numpy().argmax(-1))
     return values.argmax(-1)
-
-
-def greedy_distribution(logits: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
-    """Return log-probabilities of 0 for the arg-max, the lowest index among equals, and -inf for all other tokens."""
-    best = logits.argmax(-1, keepdim=True)
-    return torch.full_like(logits, -torch.inf).scatter_(-1, best, 0.0)
 
 
 def keep_largest(logits: Float[Tensor, "*n v"], k: int, may_look: bool = False) -> Float[Tensor, "*n v"]:

@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
@@ -14,7 +14,7 @@ if sys.platform != "win32":  # where a terminal that is closed sends no signal
 
 
 class Stopped(KeyboardInterrupt):
-    """Ends a command because of a signal; `token` is the exit code."""
+    """Ends a command because of a signal; `code` is the exit code."""
 
     def __init__(self, number: int) -> None:
         super().__init__(WORDS[signal.Signals(number)])
@@ -39,9 +39,7 @@ class Stopping:
             self._before = {number: signal.signal(number, self._stop) for number in handled}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -61,7 +59,7 @@ class Stopping:
         self.check()
 
     def check(self) -> None:
-        """Raise Stopped if a signal was delayed, or if foreign token swallowed its exception."""
+        """Raise Stopped if a signal was delayed, or if foreign code swallowed its exception."""
         if self._pending and not self._shields:
             raise Stopped(self._pending)
 

@@ -25,9 +25,8 @@ def watch_import() -> None:
 
     This imports neither torch nor torchvision.
     """
-    watched = any(isinstance(finder, _TorchvisionFinder) for finder in sys.meta_path)
-    if not watched and "torchvision" not in sys.modules:
-        sys.meta_path.insert(0, _TorchvisionFinder())
+    if TorchvisionLoader not in sys.meta_path and "torchvision" not in sys.modules:
+        sys.meta_path.insert(0, TorchvisionLoader)
 
 
 def define_missing_ops(folder: Path) -> bool:
@@ -48,22 +47,21 @@ def define_missing_ops(folder: Path) -> bool:
     return True
 
 
-class _TorchvisionFinder:
-    """Finds torchvision as Python does, with a loader that declares its operators first."""
+class TorchvisionLoader(SourceFileLoader):
+    """Finds torchvision as Python does, and declares its operators before it is executed."""
 
+    @classmethod
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "torchvision":
-            return None
-        spec = PathFinder.find_spec(name, path, target)
+        """Return the spec of torchvision with this loader; None for all other modules."""
+        spec = PathFinder.find_spec(name, path, target) if name == "torchvision" else None
         if spec is not None and type(spec.loader) is SourceFileLoader:
-            spec.loader = _TorchvisionLoader(spec.loader.name, spec.loader.path)
+            spec.loader = cls(spec.loader.name, spec.loader.path)
         return spec
 
-
-class _TorchvisionLoader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
+        """Declare the operators, and execute the module."""
         if importlib.util.find_spec("torch") is not None:
             define_missing_ops(Path(self.path).parent)
         super().exec_module(module)

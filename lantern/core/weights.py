@@ -6,10 +6,9 @@ weights are unpacked in every pass, which saves memory and no time. In 8 bits th
 engine reads the integers as they are. Embeddings, norms and the caption projection are unchanged.
 """
 
-import copy
 import logging
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -33,26 +32,6 @@ def check_kind(weights: str) -> None:
         raise ImportError(f"{weights} weights need torchao, which is not installed; {install_hint('quantized')}")
 
 
-def with_weights(module: Module, weights: Weights, parts: Collection[str] | None = None) -> Module:
-    """Return a copy of a target, or of a drafter, in which the linears of `parts` have quantized weights.
-
-    The module itself if `weights` is "full" or its kind already. ValueError for widths that are not multiples of a
-    group (int4), ImportError where torchao is not installed.
-    """
-    check_kind(weights)
-    if weights in ("full", kind_of(module)):
-        return module
-    held = dict(module.named_children())
-    parts = [name for name in (PARTS[weights] if parts is None else parts) if name in held]
-    if weights == "int4":
-        for name in parts:
-            check_widths(name, module.get_submodule(name))
-    made = copy.deepcopy(module).requires_grad_(False)
-    for name in parts:
-        quantize(name, made.get_submodule(name), weights)
-    return marked(made, weights)
-
-
 def kind_of(module: nn.Module) -> Weights:
     """Return the kind of a module's weights."""
     return vars(module).get("_weights", "full")
@@ -69,9 +48,12 @@ def quantize(name: str, part: nn.Module, weights: Weights) -> None:
 
     ValueError for widths that are not multiples of a group (int4).
     """
-    if weights == "int4":
-        check_widths(name, part)
-    with _quiet("torchao", "torch.utils._pytree"):
+    for inner, module in part.named_modules(prefix=name) if weights == "int4" else ():
+        if isinstance(module, nn.Linear) and module.in_features % GROUP:  # which torchao would silently skip
+            raise ValueError(
+                f"{inner} has {module.in_features} inputs, expected a multiple of {GROUP} for 4-bit weights"
+            )
+    with _quiet():
         from torchao.quantization import (
             Int4WeightOnlyConfig,
             Int8WeightOnlyConfig,
@@ -92,15 +74,6 @@ def quantize(name: str, part: nn.Module, weights: Weights) -> None:
             trim_memory()  # torchao takes many times the memory of a linear, for a moment
 
 
-def check_widths(name: str, part: nn.Module) -> None:
-    """Raise ValueError for linears whose inputs are no multiple of a group, which torchao would silently skip."""
-    for inner, module in part.named_modules(prefix=name):
-        if isinstance(module, nn.Linear) and module.in_features % GROUP:
-            raise ValueError(
-                f"{inner} has {module.in_features} inputs, expected a multiple of {GROUP} for 4-bit weights"
-            )
-
-
 def is_quantized(weight: Tensor) -> bool:
     """Return whether a weight is of a subclass of Tensor, as torchao's are."""
     return weight.data.__class__ is not Tensor
@@ -114,14 +87,11 @@ def has_eight_bits(weight: Tensor) -> bool:
 
 
 @contextmanager
-def _quiet(*names: str) -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Suppress warnings: importing torchao logs which of its kernels this machine cannot use."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling, largest, rounded_log_softmax
-from lantern.core.types import Rows, Sampler
-from lantern.core.types.verifier import rows_at
+from lantern.core.types import Rows, Sampler, rows_at
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Comparison:
         same = f"{self.differing} of {other.tokens} differ" if self.differing else "identical"
         return [
             ("", "plain", other.method),
-            ("seconds of decoding", *(f"{seconds:.2f}" for seconds in self.seconds)),
+            ("seconds of decoding", f"{self.seconds[0]:.2f}", f"{self.seconds[1]:.2f}"),
             ("steps", str(plain.steps), str(other.steps)),
             ("tokens per step", f"{plain.tokens_per_step:.2f}", f"{other.tokens_per_step:.2f}"),
             ("speedup", "1.00x", f"{self.speedup:.2f}x"),

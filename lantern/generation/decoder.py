@@ -26,8 +26,8 @@ from lantern.verifiers.gumbel import GumbelVerifier
 class Decoder:
     """A method built for a target. It decodes one batch at a time and is not for several threads.
 
-    Plain decoding has no drafter and no verifier, nor has a method with a loop of its own, `front`: arguments of
-    `RowFront`. `prompts` keeps prompts between calls.
+    Plain decoding has no drafter and no verifier, nor has a method with a driver of its own. `prompts` keeps prompts
+    between calls.
     """
 
     method: Method
@@ -37,7 +37,6 @@ class Decoder:
     verifier: Verifier | None
     prompts: PromptCache | None = None
     engine: Engine = EAGER
-    front: Mapping[str, Any] | None = None
     _kept: State | None = None
 
     def begin(self, condition: Condition, *, is_joined: bool = False, **how: Any) -> State:
@@ -74,8 +73,8 @@ class Decoder:
         """Return the state of a generation; an engine that keeps it has one for all."""
         if self._kept is not None:
             return self._kept
-        if self.front is not None:
-            made: State = RowFront(self.target, self.sampling, **self.front)
+        if (driver := self.method.made.driver) is not None:
+            made: State = RowFront(self.target, self.sampling, **driver.named)
         elif self.drafter is not None and self.verifier is not None:
             made = State(self.target, self.sampling, self.drafter, self.verifier)
         elif is_joined:
@@ -89,11 +88,9 @@ class Decoder:
 
     def promise(self, images: int) -> Promise:
         """Return what the images of a batch have in common with plain decoding's, as this engine keeps it."""
-        promise = self.method.promise
-        if (
-            promise == "tokens" and self.target.config.family != "llamagen" and self.target.config.processes > 1
-        ):  # sums round in another order
-            return "distribution"
+        promise, config = self.method.promise, self.target.config
+        if promise == "tokens" and config.family != "llamagen" and config.processes > 1:
+            return "distribution"  # sums round in another order
         if promise != "tokens" or self.drafter is None:
             return promise
         keeps = self.engine.keeps_bits(self.target, self.drafter.max_nodes, images * self.sampling.rows)
@@ -123,9 +120,7 @@ def build_decoder(
     method = find(method) if isinstance(method, str) else method
     engine = engine.resolve(target)
     if method.made.drafter is None:
-        driver = method.made.driver
-        front = None if driver is None else driver.named
-        return Decoder(method, engine.prepare(target), sampling, None, None, prompts, engine, front)
+        return Decoder(method, engine.prepare(target), sampling, None, None, prompts, engine)
     while True:
         prepared = engine.prepare(target)
         give = {

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
@@ -33,72 +34,62 @@ def with_conditions(
     prompt has no effect; TypeError one of another type.
     """
     texts = [] if negative_prompt is None else texts_of(negative_prompt, "negative_prompt")
-    has_negative = any(texts) or negative_prompt_embeds is not None
-    for name, mask, embeddings in (
-        ("prompt", prompt_attention_mask, prompt_embeds),
-        ("negative_prompt", negative_prompt_attention_mask, negative_prompt_embeds),
-    ):
-        if mask is not None and embeddings is None:
-            raise ValueError(f"{name}_attention_mask is given without {name}_embeds: give both")
-    if prompt_embeds is None and not has_negative:
-        return list(subjects)
-    check_captions(model, sampling, has_negative, "negative_prompt" if prompt_embeds is None else "prompt_embeds")
-    if prompt_embeds is not None and subjects:
+    found = given_condition(model, prompt_embeds, prompt_attention_mask, name="prompt")
+    negative = given_condition(model, negative_prompt_embeds, negative_prompt_attention_mask, name="negative_prompt")
+    if found is not None and subjects:
         raise ValueError("a call takes prompt or prompt_embeds: give one of them")
-    if any(texts) and negative_prompt_embeds is not None:
-        raise ValueError("a call takes negative_prompt or negative_prompt_embeds: give one of them")
-    if prompt_embeds is not None:
-        found = given_condition(model, prompt_embeds, prompt_attention_mask, name="prompt_embeds")
-        subjects = [Request()] * found.batch
-    else:
+    if any(texts):
+        check_captions(model, "negative_prompt")
+        if negative is not None:
+            raise ValueError("a call takes negative_prompt or negative_prompt_embeds: give one of them")
+        if not all(texts):
+            raise ValueError("negative_prompt is empty for some prompts: give a text for each, or none")
+        negative = captions(model, [check_prompt(text) for text in texts])
+    if found is None and negative is None:
+        return list(subjects)
+    if found is None:
         check_requests(model, subjects)
         found = captions(model, [model.read(subject.prompt or "") for subject in subjects])
-    if has_negative:
-        negative, texts = _negative(model, texts, negative_prompt_embeds, negative_prompt_attention_mask, found.batch)
-        found = replace(found, negative=negative)
-    shown = [text or None for text in texts] or [None] * len(subjects)
+    images = found.batch
+    if negative is not None:
+        check_captions(model, "negative_prompt", sampling)
+        if negative.batch not in (1, images):
+            wanted = "1" if images == 1 else f"1 or {images}"
+            raise ValueError(f"got {negative.batch} negative prompts for {images} images, wanted {wanted}")
+        repeats = images // negative.batch
+        found = replace(found, negative=negative.select([*range(negative.batch)] * repeats))
+        texts = texts * repeats
     return [
-        replace(subject, condition=found.select([i]), negative_prompt=shown[i]) for i, subject in enumerate(subjects)
+        replace(subject, condition=found.select([i]), negative_prompt=text or None)
+        for i, (subject, text) in enumerate(zip(subjects or [Request()] * images, texts or [""] * images, strict=True))
     ]
 
 
-def check_captions(model: "Model", sampling: Sampling, negative: object, name: str = "negative_prompt") -> None:
-    """Raise ValueError if the model takes no caption embeddings, or the sampling no `negative` caption if there is one.
+def check_captions(model: "Model", name: str, sampling: Sampling | None = None) -> None:
+    """Raise ValueError if the model takes no caption embeddings, which the argument of this name needs.
 
-    `name` is the argument that needs them.
+    Given the sampling, also if that takes no negative caption.
     """
     if not model.takes_prompts or model.target.config.family != "llamagen":
         takes = "prompts as tokens" if model.takes_prompts else "class labels"
         raise ValueError(f"{name} is not supported: model {model.name} takes {takes}, not caption embeddings")
-    if negative and sampling.rows != 2:
+    if sampling is not None and sampling.rows != 2:
         raise ValueError("negative_prompt has no effect without guidance: give guidance above 1")
 
 
-def _negative(
-    model: "Model", texts: Sequence[str], embeddings: Any, mask: Any, images: int
-) -> tuple[Condition, list[str]]:
-    """Return the negative condition of all subjects, and its texts if it is of texts."""
-    if embeddings is not None:
-        found = given_condition(model, embeddings, mask, name="negative_prompt_embeds")
-    elif all(texts):
-        found = captions(model, [check_prompt(text) for text in texts])
-    else:
-        raise ValueError("negative_prompt is empty for some prompts: give a text for each, or none")
-    if found.batch not in (1, images):
-        wanted = "1" if images == 1 else f"1 or {images}"
-        raise ValueError(f"got {found.batch} negative prompts for {images} images, wanted {wanted}")
-    repeats = 1 if found.batch == images else images
-    return found.select([*range(found.batch)] * repeats), list(texts) * repeats
-
-
-def given_condition(model: "Model", embeddings: Any, mask: Any = None, *, name: str) -> Condition:
+def given_condition(model: "Model", embeddings: Any, mask: Any, *, name: str) -> Condition | None:
     """Return caption embeddings (b slots channels) with their mask (b slots) as a condition of all the model's slots.
 
-    Fewer slots are padded on the left; without a mask no slot is padding. ValueError for another shape, for values that
-    are not finite, and for a mask with padding behind words or without a word; TypeError for what is no tensor of
-    floating-point numbers.
+    None without embeddings. Fewer slots are padded on the left; without a mask no slot is padding. ValueError for
+    another shape, for values that are not finite, for a model without captions, and for a mask without embeddings, with
+    padding behind words or without a word; TypeError for what is no tensor of floating-point numbers.
     """
-    config = model.target.config
+    if embeddings is None and mask is not None:
+        raise ValueError(f"{name}_attention_mask is given without {name}_embeds: give both")
+    if embeddings is None:
+        return None
+    config, name = model.target.config, f"{name}_embeds"
+    check_captions(model, name)
     if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
         got = str(embeddings.dtype) if isinstance(embeddings, Tensor) else type(embeddings).__name__
         raise TypeError(f"{name} is {got}, wanted a tensor of floating-point numbers, as encode_prompt returns")
@@ -111,13 +102,12 @@ def given_condition(model: "Model", embeddings: Any, mask: Any = None, *, name: 
     if not isinstance(mask, Tensor) or mask.shape != embeddings.shape[:2]:
         got = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"the attention mask of {name} is {got}, wanted {list(embeddings.shape[:2])}")
-    seen = mask.to(embeddings.device, torch.bool)
+    seen = mask.to(model.device, torch.bool)
     if bool((seen[:, 1:] < seen[:, :-1]).any()) or not bool(seen[:, -1].all()):
         raise ValueError(f"the attention mask of {name} has padding behind words, or no word: wanted it on the left")
     missing = slots - embeddings.shape[1]
-    device, dtype = model.device, model.dtype
-    padded = torch.nn.functional.pad(embeddings.masked_fill(~seen[..., None], 0).to(device, dtype), (0, 0, missing, 0))
-    return Condition(embeddings=padded, mask=torch.nn.functional.pad(seen.to(device), (missing, 0)))
+    shown = embeddings.to(model.device, model.dtype).masked_fill(~seen[..., None], 0)
+    return Condition(embeddings=pad(shown, (0, 0, missing, 0)), mask=pad(seen, (missing, 0)))
 
 
 def captions(model: "Model", texts: Sequence[str]) -> Condition:

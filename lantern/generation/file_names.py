@@ -66,7 +66,10 @@ class Destination:
 def destination(
     out: Path | None, *, template: str | None = None, form: str | None = None, overwrites: bool = False
 ) -> Destination:
-    """Return where images go for --out, --name and --format; ValueError if they are invalid or contradict."""
+    """Return where images go for --out, --name and --format; ValueError if they are invalid or contradict.
+
+    A template may hold FIELDS only, and names no folder.
+    """
     place = out if out is not None else Path(".")
     ending = place.suffix.lower()
     is_file = ending in FORMATS and not place.is_dir()
@@ -81,17 +84,7 @@ def destination(
         if form is not None and FORMATS[ending] != form:
             raise ValueError(f"--out ends in {ending}, --format is {form}: give one of them")
         return Destination(place, True, ending, overwrites=overwrites)
-    template = TEMPLATE if template is None else check_template(template)
-    own = Path(template).suffix.lower()
-    if own in FORMATS:
-        if form is not None and FORMATS[own] != form:
-            raise ValueError(f"--name ends in {own}, --format is {form}: give one of them")
-        template, form = template[: -len(own)], FORMATS[own]
-    return Destination(place, False, SUFFIXES[form or "png"], template, overwrites)
-
-
-def check_template(template: str) -> str:
-    """Return a template of file names; ValueError for an unknown field, with the nearest one, and for a folder."""
+    template = TEMPLATE if template is None else template
     if "/" in template or "\0" in template:
         raise ValueError(f"--name is {template[:60]!r}, wanted the name of a file: give its folder with --out")
     try:
@@ -101,7 +94,12 @@ def check_template(template: str) -> str:
     for name in fields:
         if name not in FIELDS:
             raise ValueError(f"--name has the unknown field {{{name[:40]}}}; {hint_for(name, FIELDS)}")
-    return template
+    own = Path(template).suffix.lower()
+    if own in FORMATS:
+        if form is not None and FORMATS[own] != form:
+            raise ValueError(f"--name ends in {own}, --format is {form}: give one of them")
+        template, form = template[: -len(own)], FORMATS[own]
+    return Destination(place, False, SUFFIXES[form or "png"], template, overwrites)
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:

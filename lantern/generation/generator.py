@@ -8,7 +8,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from lantern.generation.decoder import build_decoder
 from lantern.generation.embeddings import captions
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.init_image import with_init_image
+from lantern.generation.layer_watch import watched_layers
 from lantern.generation.requests import Request, as_requests, check_requests, with_warnings
 from lantern.methods import METHODS, Method, find
 from lantern.methods.method import split
@@ -71,38 +72,9 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def warn_of_halving(tried: int, fits: int) -> None:
-    """Warn that fewer images are made at once than was requested."""
-    warnings.warn(halving_message(tried, fits), RuntimeWarning, stacklevel=2)
-
-
 def halving_message(tried: int, fits: int) -> str:
     """Return the message about a halved batch."""
     return f"out of memory with {tried} images at once: continuing with {fits}"
-
-
-class BatchSize:
-    """Number of images made at once. It is halved, permanently, each time memory runs out.
-
-    After the first batch that fits, `report` is called with the size that did not fit and the one that does.
-    """
-
-    def __init__(self, size: int, report: Callable[[int, int], None] = warn_of_halving) -> None:
-        self.now, self._report = size, report
-        self._too_many = 0
-
-    def halve(self, tried: int, error: BaseException) -> None:
-        """Halve the size after memory ran out with `tried` images; MemoryError if that was a single one."""
-        if tried < 2:
-            raise MemoryError(f"out of memory with a single image: {one_line(error)}") from error
-        self._too_many = self._too_many or tried
-        self.now = min(self.now, tried // 2)
-
-    def confirm(self) -> None:
-        """Report a halving once a batch has been made."""
-        if self._too_many:
-            self._report(self._too_many, self.now)
-            self._too_many = 0
 
 
 def generate(
@@ -117,7 +89,7 @@ def generate(
     with_pixels: bool = True,
     callback: Callback | None = None,
     interval: float = 0.0,
-    on_halved: Callable[[int, int], None] = warn_of_halving,
+    on_halved: Callable[[int, int], None] | None = None,
     debug: bool | None = None,
     record: "Recorder | None" = None,
     init_image: "str | Path | Image | None" = None,
@@ -145,17 +117,15 @@ def generate(
     requested = as_requests(requested, seed)
     check_requests(model, requested)
     requested = with_warnings(model, requested)
-    kept = {"init_image": init_image, "keep_rows": keep_rows, "mask_image": mask_image}
-    if any(one is not None for one in kept.values()):
-        requested = with_init_image(model, requested, **kept)  # type: ignore[arg-type]
+    requested = with_init_image(model, requested, init_image=init_image, keep_rows=keep_rows, mask_image=mask_image)
     if with_pixels and model.vq is None:
         place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
         raise ValueError(f"model {model.name} has no VQ decoder: it can make tokens but no images{place}")
     sampling = sampling or model.sampling()
-    size = BatchSize(batch, on_halved)
     chosen = choose_method(model, method, settings, sampling=sampling, batch=min(batch, len(requested)))
-    generator = Generator(model, chosen, sampling, size=size, debug=debug, record=record, interval=interval)
-    return _one_by_one(make_batches(generator, requested, with_pixels=with_pixels, callback=callback))
+    how = {"batch": batch, "on_halved": on_halved, "debug": debug, "record": record, "interval": interval}
+    generator = Generator(model, chosen, sampling, **how)
+    return make_batches(generator, requested, with_pixels=with_pixels, callback=callback)
 
 
 def choose_method(
@@ -231,7 +201,8 @@ def _table(codebook: bytes, width: int, columns: int) -> Int[Tensor, "v k"]:
 class Generator:
     """A model with a method and a sampling, assembled once for many batches.
 
-    `size` is the number of images made at once; `debug`, `record` and `interval` are those of `generate`.
+    `batch` is the number of images made at once, halved each time memory runs out. `on_halved`, `debug`, `record` and
+    `interval` are those of `generate`.
     """
 
     def __init__(
@@ -240,13 +211,15 @@ class Generator:
         method: Method,
         sampling: Sampling,
         *,
-        size: BatchSize | None = None,
+        batch: int = 1,
+        on_halved: Callable[[int, int], None] | None = None,
         debug: bool | None = None,
         record: "Recorder | None" = None,
         interval: float = 0.0,
     ) -> None:
         self.model, self.method, self.sampling, self.record = model, method, sampling, record
-        self.size, self.is_stopped = size or BatchSize(1), False
+        self.batch, self.is_stopped = batch, False
+        self._on_halved, self._too_many = on_halved, 0
         self.debug = is_debugging() if debug is None else debug
         self.interval = interval if record is None else 0.0
         self.assemble()
@@ -271,6 +244,21 @@ class Generator:
         if self.record is not None:
             self.record.watch(self.parts.drafter)
 
+    def halve(self, tried: int, error: BaseException) -> None:
+        """Make fewer images at once after memory ran out with `tried`; MemoryError if that was a single one."""
+        if tried < 2:
+            raise MemoryError(f"out of memory with a single image: {one_line(error)}") from error
+        self._too_many = self._too_many or tried
+        self.batch = min(self.batch, tried // 2)
+
+    def confirm(self) -> None:
+        """Report a halving once a batch has been made."""
+        if self._too_many and self._on_halved is not None:
+            self._on_halved(self._too_many, self.batch)
+        elif self._too_many:
+            warnings.warn(halving_message(self._too_many, self.batch), RuntimeWarning, stacklevel=2)
+        self._too_many = 0
+
     def condition(self, requested: Sequence[Request]) -> Condition:
         """Return the target's conditioning for each request."""
         given = [request.condition for request in requested if request.condition is not None]
@@ -286,29 +274,31 @@ class Generator:
         self, condition: Condition, requested: Sequence[Request], callback: Callback | None = None
     ) -> Generation:
         """Decode the tokens of each request; in debug mode NotFiniteError names the first layer that gives NaN."""
-        keys = [(request.seed, request.number) for request in requested]
-        forced = forced_of(requested, self.model.target.config.block_size)
         watching = [one for one in (callback, self.record) if one is not None]
-
         self.is_stopped = False
 
         def call(step: Step) -> bool:
             self.is_stopped |= any([one(step) is True for one in watching])
             return self.is_stopped
 
-        layers: AbstractContextManager[None] = nullcontext()
-        if self.debug:
-            from lantern.generation.layer_watch import watched_layers
-
-            layers = watched_layers(self.model.target, self.model.drafter)
-        with layers:
-            called = {"callback": call if watching else None, "interval": self.interval}
-            return self.parts.generate(condition, keys=keys, forced=forced, **called)
+        called: dict[str, Any] = {"callback": call if watching else None, "interval": self.interval}
+        with watched_layers(self.model.target, self.model.drafter) if self.debug else nullcontext():
+            return self.parts.generate(condition, **self._fixed(requested), **called)
 
     def begin(self, request: Request) -> State:
         """Begin an image whose rounds are joined with those of others; its `step` is that of token 0."""
-        keys, forced = [(request.seed, request.number)], forced_of([request], self.model.target.config.block_size)
-        return self.parts.begin(self.condition([request]), keys=keys, forced=forced, is_joined=True)
+        return self.parts.begin(self.condition([request]), **self._fixed([request]), is_joined=True)
+
+    def _fixed(self, requested: Sequence[Request]) -> dict[str, Any]:
+        """Return the keys of the noise, and the tokens (b n) that images keep, -1 where they are generated."""
+        kept = [request.forced for request in requested]
+        free = torch.full((self.model.target.config.block_size,), -1)
+        forced = (
+            torch.stack([free if one is None else one for one in kept])
+            if any(one is not None for one in kept)
+            else None
+        )
+        return {"keys": [(request.seed, request.number) for request in requested], "forced": forced}
 
     def pixels(self, tokens: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
         """Decode tokens to pixels; where memory runs out the batch is decoded in halves."""
@@ -318,7 +308,7 @@ class Generator:
         except Exception as error:  # other errors are raised again
             if not is_out_of_memory(error):
                 raise
-            self.size.halve(len(tokens), error)
+            self.halve(len(tokens), error)
         release_memory()
         half = len(tokens) // 2
         return torch.cat([self.pixels(tokens[:half]), self.pixels(tokens[half:])])
@@ -326,24 +316,28 @@ class Generator:
 
 def make_batches(
     generator: Generator, requested: Sequence[Request], *, with_pixels: bool, callback: Callback | None = None
-) -> Iterator[list[Picture]]:
+) -> Iterator[Picture]:
     """Yield the images batch by batch; where memory runs out the batches get smaller.
 
-    The batch in which the callback returns True is the last one; its missing tokens are 0.
+    The batch in which the callback returns True is the last one; its missing tokens are 0. NotFiniteError after the
+    finite images of a batch with others.
     """
-    done, size = 0, generator.size
+    done = 0
     while done < len(requested):
-        batch = requested[done : done + size.now]
+        batch = requested[done : done + generator.batch]
         try:
             pictures = make_batch(generator, batch, with_pixels=with_pixels, callback=callback)
+        except NotFiniteError as error:
+            yield from error.sound
+            raise
         except Exception as error:  # other errors are raised again
             if not is_out_of_memory(error):
                 raise
-            size.halve(len(batch), error)
+            generator.halve(len(batch), error)
         else:
-            size.confirm()
+            generator.confirm()
             done += len(batch)
-            yield pictures
+            yield from pictures
             if generator.is_stopped:
                 return
             continue
@@ -422,15 +416,6 @@ def finish_batch(
     return pictures
 
 
-def _one_by_one(batches: Iterator[list[Picture]]) -> Iterator[Picture]:
-    try:
-        for pictures in batches:
-            yield from pictures
-    except NotFiniteError as error:
-        yield from error.sound
-        raise
-
-
 def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable[[str], None]) -> Method:
     """Return the method that a profile recommends, if the model has what it needs; else what is safe without one."""
     if model.folder is not None and may_have_profile(model.folder):
@@ -464,45 +449,31 @@ def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None
     whose factor is at most FLAT is chosen. A window by `tokens` that is not as good as free gets the setting `least`,
     if the engine's passes can shrink.
     """
+    options: dict[str, Any] = {}
+    windows = [n for n in times if n > 1]
+    known = {n: tokens[n] for n in windows if n in tokens} if tokens else {}
+
+    def cost(window: int) -> str:
+        factor = times[window] / times[1]
+        return f"a pass over {window} tokens takes {factor:.2f} times a pass over one ({1e3 * times[1]:.1f} ms)"
+
     if not is_steady(times):
         reason = "other programs took part of the time in which passes were measured"
-        return dataclasses.replace(METHODS["plain"], reason=reason)
-    windows = [n for n in times if n > 1]
-    if known := [n for n in windows if n in (tokens or {})]:
-        return _fastest(times, {n: tokens[n] for n in known if tokens}, can_shrink)
-    flat = [n for n in windows if times[n] <= FLAT * times[1]]
-    shown = max(flat, default=min(windows, default=1))
-    reason = (
-        f"a pass over {shown} tokens takes {times[shown] / times[1]:.2f} times a pass over one "
-        f"({1e3 * times[1]:.1f} ms), and windows of up to {FLAT:g} times are chosen"
-    )
-    method = METHODS["gumbel-jacobi"].with_options(window=shown) if flat else METHODS["plain"]
+    elif known:
+        best = max(known, key=lambda n: known[n] / times[n])
+        least = GAIN * times[best] / times[1]
+        reason = f"{cost(best)} and commits {known[best]:.2f} tokens"
+        if known[best] >= least:
+            # the picture at hand may commit fewer tokens than those that were recorded
+            options = {"window": best} | ({"least": round(least, 2)} if can_shrink and least > GAIN * FLAT else {})
+    else:
+        flat = [n for n in windows if times[n] <= FLAT * times[1]]
+        reason = f"{cost(max(flat, default=min(windows, default=1)))}, and windows of up to {FLAT:g} times are chosen"
+        options = {"window": max(flat)} if flat else {}
+    method = METHODS["gumbel-jacobi"].with_options(**options) if options else METHODS["plain"]
     return dataclasses.replace(method, reason=reason)
-
-
-def _fastest(times: Mapping[int, float], tokens: Mapping[int, float], can_shrink: bool) -> Method:
-    """Return the window with the most tokens per second, or plain decoding where it is faster or nearly as fast."""
-    best = max(tokens, key=lambda n: tokens[n] / times[n])
-    gain = tokens[best] * times[1] / times[best]
-    reason = (
-        f"a pass over {best} tokens takes {times[best] / times[1]:.2f} times a pass over one ({1e3 * times[1]:.1f} ms) "
-        f"and commits {tokens[best]:.2f} tokens"
-    )
-    if gain < GAIN:
-        return dataclasses.replace(METHODS["plain"], reason=reason)
-    # The picture at hand may commit fewer tokens than those that were recorded.
-    least = GAIN * times[best] / times[1]
-    options = {"window": best} | ({"least": round(least, 2)} if can_shrink and least > GAIN * FLAT else {})
-    return dataclasses.replace(METHODS["gumbel-jacobi"].with_options(**options), reason=reason)
 
 
 @cache
 def _warn_once(line: str) -> None:
     LOG.warning(line)
-
-
-def forced_of(requested: Sequence[Request], tokens: int) -> Int[Tensor, "b n"] | None:
-    """Return the tokens that images keep, -1 where they are generated; None if no request keeps any."""
-    free = torch.full((tokens,), -1)
-    given = [request.forced for request in requested]
-    return None if all(one is None for one in given) else torch.stack([free if one is None else one for one in given])

@@ -97,7 +97,11 @@ class Statistics:
         return self.tokens / max(self.steps, 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the statistics as JSON values; "forced_tokens" only where there are any."""
+        """Return the statistics as JSON values; "forced_tokens" only where there are any.
+
+        Acceptance is None at a depth that no step reached.
+        """
+        by_depth = zip(self.accepted, self.reached, strict=True)
         return {
             "method": self.method,
             "method_reason": self.method_reason or None,
@@ -106,7 +110,7 @@ class Statistics:
             "tokens": self.tokens,
             "steps": self.steps,
             "tokens_per_step": round(self.tokens_per_step, 4),
-            "accepted_by_depth": acceptance(self.accepted, self.reached),
+            "accepted_by_depth": [round(yes / all_, 4) if all_ else None for yes, all_ in by_depth],
             "relaxed_share": measured(self.relaxed),
             "total_variation": measured(self.total_variation),
             "total_variation_max": measured(self.total_variation_max),
@@ -164,17 +168,16 @@ class Picture:
         return hashlib.sha256(self.tokens.cpu().to(torch.int32).numpy().astype("<i4").tobytes()).hexdigest()
 
 
-def acceptance(accepted: Sequence[int], reached: Sequence[int]) -> list[float | None]:
-    """Return the share of steps that accepted a drafted token, by depth; None at a depth that no step reached."""
-    return [round(yes / all_, 4) if all_ else None for yes, all_ in zip(accepted, reached, strict=True)]
-
-
 def totals(done: Sequence[Statistics]) -> dict[str, Any]:
     """Return the statistics of several images of one method together."""
     tokens = sum(one.tokens for one in done)
     promises: list[Promise] = [one.promise for one in done if one.promise is not None]
-    moved = [one.latent_distance * one.tokens for one in done if one.latent_distance is not None]
-    over = [one.excess * one.tokens for one in done if one.excess is not None]
+
+    def mean(name: str) -> Any:
+        """Return the mean over tokens of a field; None where an image lacks it."""
+        values = [getattr(one, name) for one in done]
+        return None if None in values else sum(v * one.tokens for v, one in zip(values, done, strict=True)) / tokens
+
     together = Statistics(
         method="",
         is_exact=all(one.is_exact for one in done),
@@ -182,11 +185,8 @@ def totals(done: Sequence[Statistics]) -> dict[str, Any]:
         steps=sum(one.steps for one in done),
         accepted=tuple(map(sum, zip(*(one.accepted for one in done), strict=True))),
         reached=tuple(map(sum, zip(*(one.reached for one in done), strict=True))),
-        relaxed=sum(one.relaxed * one.tokens for one in done) / tokens,
-        total_variation=sum(one.total_variation * one.tokens for one in done) / tokens,
+        **{name: mean(name) for name in ("relaxed", "total_variation", "latent_distance", "excess")},
         total_variation_max=max(one.total_variation_max for one in done),
-        latent_distance=sum(moved) / tokens if len(moved) == len(done) else None,
-        excess=sum(over) / tokens if len(over) == len(done) else None,
         seconds={phase: sum(one.seconds[phase] for one in done) for phase in done[0].seconds},
         promise=max(promises, key=lambda one: list(PROMISES).index(one)) if len(promises) == len(done) else None,
         forced=sum(one.forced for one in done),
@@ -209,16 +209,11 @@ def enlarge(pixels: UInt8[Tensor, "*b h w 3"], scale: int, resample: str = "lanc
     check_scale(scale, resample)
     if scale == 1:
         return pixels
-    if resample == "nearest":
-        return pixels.repeat_interleave(scale, -3).repeat_interleave(scale, -2)
     from PIL.Image import Resampling
 
     height, width = pixels.shape[-3:-1]
-    size = (width * scale, height * scale)
-    made = [
-        torch.from_numpy(np.array(to_image(one).resize(size, Resampling.LANCZOS)))
-        for one in pixels.reshape(-1, height, width, 3)
-    ]
+    size, how = (width * scale, height * scale), Resampling[resample.upper()]
+    made = [torch.from_numpy(np.array(to_image(one).resize(size, how))) for one in pixels.reshape(-1, height, width, 3)]
     return torch.stack(made).view(*pixels.shape[:-3], *made[0].shape).to(pixels.device)
 
 
@@ -301,11 +296,22 @@ def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, qu
     }
     texts = marks | {name: _text(value) for name, value in facts.items() if value is not None}
     form = FORMATS[Path(path).suffix.lower()]
-    options: dict[str, Any] = {"pnginfo": _text_chunks(texts)} if form == "png" else _exif(texts)
-    if form == "jpeg":
-        options |= {"quality": quality, "subsampling": 0}
-    elif form == "webp":
-        options |= {"quality": quality, "method": 6}
+    if form == "png":
+        from PIL.PngImagePlugin import PngInfo
+
+        info, options = PngInfo(), dict[str, Any]()
+        for name, text in texts.items():
+            info.add_text(name, text)
+        info.add_itxt("XML:com.adobe.xmp", XMP)
+        options["pnginfo"] = info
+    else:
+        from PIL.Image import Exif
+
+        exif = Exif()
+        exif[EXIF_SOFTWARE], exif[EXIF_DESCRIPTION] = texts["Software"], texts["Comment"]
+        exif.get_ifd(EXIF_IFD)[EXIF_COMMENT] = ASCII + json.dumps(texts).encode("ascii")
+        options = {"exif": exif, "xmp": XMP.encode(), "quality": quality}
+        options |= {"subsampling": 0} if form == "jpeg" else {"method": 6}
     with atomic_write(path) as temporary:
         image.save(temporary, format=form.upper(), **options)
 
@@ -319,25 +325,6 @@ def read_facts(image: "Image") -> dict[str, str]:
         except (KeyError, SyntaxError, TypeError, ValueError, struct.error):  # none, another program's, or broken
             facts = None
     return {str(name): text for name, text in facts.items() if isinstance(text, str)} if isinstance(facts, dict) else {}
-
-
-def _text_chunks(texts: Mapping[str, str]) -> Any:
-    from PIL.PngImagePlugin import PngInfo
-
-    info = PngInfo()
-    for name, text in texts.items():
-        info.add_text(name, text)
-    info.add_itxt("XML:com.adobe.xmp", XMP)
-    return info
-
-
-def _exif(texts: Mapping[str, str]) -> dict[str, Any]:
-    from PIL.Image import Exif
-
-    exif = Exif()
-    exif[EXIF_SOFTWARE], exif[EXIF_DESCRIPTION] = texts["Software"], texts["Comment"]
-    exif.get_ifd(EXIF_IFD)[EXIF_COMMENT] = ASCII + json.dumps(texts).encode("ascii")
-    return {"exif": exif, "xmp": XMP.encode()}
 
 
 def _text(value: Any) -> str:

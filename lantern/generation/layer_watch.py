@@ -1,16 +1,18 @@
 """Debug mode: finds the module of the target or drafter that first gives NaN or infinity."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from lantern.generation.images import NotFiniteError
 
-ROTARY, PROMPT, TOKENS = "rotary", "cls_embedding", "tok_embeddings"  # children of a target
+# modules of a target
+ROTARY, PROMPT, TOKENS = "transformer.rotary", "transformer.cls_embedding", "transformer.tok_embeddings"
 
 
 @contextmanager
@@ -20,14 +22,17 @@ def watched_layers(target: Any, drafter: nn.Module | None = None) -> Iterator[No
     Every check waits for the device, so this is for debugging only.
     """
     positions: Int[Tensor, "rows n"] | None = None  # of a pass over tokens, None for the prompt
+    owners: dict[str, Any] = {"drafter": drafter, "transformer": target}
+    modules = [
+        (owner, part) for owner, module in owners.items() if module is not None for part in module.named_modules()
+    ]
+    names = {part: f"{owner}.{name}" for owner, (name, part) in modules if name}
 
-    def begin_prompt(module: nn.Module, inputs: Any) -> None:
+    def begin(module: nn.Module, inputs: tuple[Tensor]) -> None:
+        """Reading the prompt begins with its embedding, a pass over tokens with the look-up of rotary factors."""
         nonlocal positions
-        positions = None
-
-    def begin_pass(module: nn.Module, inputs: tuple[Tensor]) -> None:
-        nonlocal positions
-        positions = inputs[0]
+        if names.get(module) in (PROMPT, ROTARY):
+            positions = inputs[0] if names[module] == ROTARY else None
 
     def place(output: Tensor) -> str:
         """Return where the first NaN is, if the output has one row per input position."""
@@ -37,26 +42,13 @@ def watched_layers(target: Any, drafter: nn.Module | None = None) -> Iterator[No
         token = first - target.config.cls_token_num
         return f" at token {token}" if token >= 0 else " at the prompt"
 
-    def check(name: str, has_place: bool) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and not bool(output.isfinite().all()):  # sync
-                what = "NaN" if bool(output.isnan().any()) else "infinity"
-                raise NotFiniteError(f"{name} gave {what}{place(output) if has_place else ''}")
+    def check(module: nn.Module, inputs: Any, output: Any) -> None:
+        name = names.get(module, "")
+        if name and isinstance(output, Tensor) and not bool(output.isfinite().all()):  # sync
+            what = "NaN" if bool(output.isnan().any()) else "infinity"
+            has_place = name.startswith("transformer.") and name != TOKENS
+            raise NotFiniteError(f"{name} gave {what}{place(output) if has_place else ''}")
 
-        return hook
-
-    handles = [
-        part.register_forward_hook(check(f"{owner}.{name}", owner == "transformer" and name != TOKENS))
-        for owner, module in (("transformer", target), ("drafter", drafter))
-        for name, part in (() if module is None else module.named_modules())
-        if name
-    ]
-    # reading the prompt begins with its embedding, a pass over tokens with the look-up of rotary factors
-    for name, begin in ((PROMPT, begin_prompt), (ROTARY, begin_pass)):
-        handles += [part.register_forward_pre_hook(begin) for child, part in target.named_children() if child == name]
-    try:
-        with torch.compiler.set_stance("force_eager"):  # on a GPU layers are compiled one by one
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    eager = torch.compiler.set_stance("force_eager")  # on a GPU layers are compiled one by one
+    with register_module_forward_pre_hook(begin), register_module_forward_hook(check), eager:
+        yield

@@ -5,6 +5,8 @@ pipe.method = "lantern++"
 pipe("a red apple", generator=torch.Generator().manual_seed(7)).images[0].save("apple.png")
 """
 
+import inspect
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -21,18 +23,17 @@ from diffusers.utils.outputs import BaseOutput
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.core.config import read_json_object
 from lantern.core.io import (
     CONFIG_NAME,
     is_there,
     load_component,
     read_config,
-    save_checksums,
     save_component,
     weights_digest,
     write_json,
 )
 from lantern.core.places import EMBEDDED_MODEL, HUB_PATTERNS, resolve_model
+from lantern.core.types import Step
 from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import Engine
@@ -42,16 +43,8 @@ from lantern.generation.embeddings import with_conditions
 from lantern.generation.file_names import MAX_SCALE
 from lantern.generation.generator import generate
 from lantern.generation.images import NotFiniteError, Picture, check_scale, convert, enlarge
-from lantern.generation.progress import INTERVAL, Watcher
-from lantern.generation.requests import (
-    CALLBACK_TENSORS,
-    check_call,
-    check_requests,
-    subjects_of_call,
-    texts_of,
-    with_noise,
-    with_warnings,
-)
+from lantern.generation.progress import INTERVAL, Canvas, Progress
+from lantern.generation.requests import CALLBACK_TENSORS, check_call, subjects_of_call, texts_of, with_noise
 from lantern.methods import find
 from lantern.models.folder import (
     COMPONENTS,
@@ -66,22 +59,22 @@ from lantern.models.folder import (
     check_sizes,
     check_tokens_per_step,
     check_weights,
-    describe,
     is_transformers_folder,
     load_model,
     load_text_encoder,
     pick_dtype,
     read_index,
+    record_tokens_per_step,
     shown_name,
-    write_door,
+    write_index,
 )
 from lantern.models.folder import FOLDER as ADD_ONS_NAME
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.models.trial import try_components
+from lantern.models.trial import KINDS, try_component
 
-PUSH_OPTIONS = ("license", "base_model", "private", "token", "commit_message", "create_pr")
+LOG = logging.getLogger("lantern")
 INSTEAD = {"variant": "omit it, and give torch_dtype", "device_map": "omit it, and call pipe.to(device)"}
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
 
@@ -134,6 +127,9 @@ class LanternVQ(VQVAE, Component):
     config_class = VQConfig
 
 
+OWN: dict[str, type[Component]] = {"transformer": LanternTransformer, "vqvae": LanternVQ, "drafter": LanternDrafter}
+
+
 @dataclass
 class LanternOutput(BaseOutput):
     """Pictures in the requested form, their token grids `(b rows columns)`, and statistics of each."""
@@ -178,8 +174,7 @@ class LanternPipeline(DiffusionPipeline):
         self._interrupt = False
         self._engine_of_calls: Engine | str = "auto"
         self._prompts = PromptCache()
-        self._loaded: tuple[Path, Any, AddOns] | None = None  # folder, target, add-ons
-        self._whole: Model | None = None  # a model of transformers
+        self._loaded: Model | None = None  # what `from_pretrained` found beside the components
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> "LanternPipeline":
@@ -195,12 +190,6 @@ class LanternPipeline(DiffusionPipeline):
         engine, weights = options.pop("engine", "auto"), options.pop("weights", None)
         engine = engine if weights is None else replace(make_engine(engine), weights=weights)
         make_engine(engine)  # refused before anything is loaded
-        pipe = cls._loaded_from(pretrained_model_name_or_path, **options)
-        pipe.engine = engine
-        return pipe
-
-    @classmethod
-    def _loaded_from(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> "LanternPipeline":
         name = pretrained_model_name_or_path
         hub = {option: options.pop(option) for option in HUB_OPTIONS if option in options}
         if hub and str(name) != EMBEDDED_MODEL and not Path(name).is_dir():
@@ -212,63 +201,58 @@ class LanternPipeline(DiffusionPipeline):
         requested = options.pop("torch_dtype", None) or options.pop("dtype", None) or torch.float32
         given = requested if isinstance(requested, Mapping) else {"default": requested}
         dtypes = {part: pick_dtype(dtype, torch.device("cpu")) for part, dtype in given.items()}
+        dtypes.setdefault("default", torch.float32)
+        shown = shown_name(name, folder)
         if is_transformers_folder(folder):
-            how = {"dtype": dtypes.get("default", torch.float32), "size": options.pop("size", None)}
-            model = load_model(name, device="cpu", **how)
+            model = load_model(name, device="cpu", dtype=dtypes["default"], size=options.pop("size", None))
             pipe = cls(model.target, model.vq, model.text, generation=dict(model.generation))  # type: ignore[arg-type]
-            pipe._whole = model
-            pipe.register_to_config(_name_or_path=model.name)
-            return pipe
-        if "transformer" not in options and not is_there(folder / "transformer"):
-            raise ValueError(f"{folder} is not a model: it has no transformer/ folder")
-        if is_there(folder / "text_encoder") and not {"text_encoder", "tokenizer"} <= set(options):
-            text = load_text_encoder(folder, torch.device("cpu"), torch.float32, by_library=True)
-            options = {"text_encoder": text.model, "tokenizer": text.tokenizer} | options
-        own: dict[str, type[Component]] = {
-            "transformer": LanternTransformer,
-            "vqvae": LanternVQ,
-            "drafter": LanternDrafter,
-        }
-        loaded = {
-            name: kind.from_pretrained(folder / name)
-            for name, kind in own.items()
-            if name not in options and is_there(folder / name)
-        }
-        pipe = super().from_pretrained(str(folder), **options, **loaded)
-        if "transformer" in loaded:
-            found = read_index(folder).get(WINDOWS_KEY) or {}
-            pipe.transformer.generation = dict(pipe.config["generation"])
-            pipe.transformer.tokens_per_step = check_tokens_per_step(found, source=folder / INDEX_NAME)
-        if pipe.drafter is not None:
-            names = {"drafter_name": f"drafter {folder / 'drafter'}", "model_name": shown_name(name, folder)}
-            check_sizes(pipe.drafter.config, pipe.transformer.config, **names)
-            check_weights(pipe.drafter.config.target, weights_digest(pipe.transformer.state_dict()), **names)
-        for part in ("transformer", "text_encoder", "drafter"):
-            module = getattr(pipe, part)
-            if module is not None:
-                torch.nn.Module.to(module, dtype=dtypes.get(part, dtypes.get("default", torch.float32)))
-        parts = AddOns(folder, pipe.transformer, model_name=shown_name(name, folder))
-        pipe._loaded = folder, pipe.transformer, parts
-        pipe.register_to_config(_name_or_path=shown_name(name, folder))
+            pipe._loaded = model
+        else:
+            pipe = cls._of_components(folder, shown, dtypes, options)
+        pipe.register_to_config(_name_or_path=shown)
+        pipe.engine = engine
         return pipe
 
     @classmethod
-    def load_config(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Any:
-        """Return what diffusers builds the pipeline from, beside the components that `from_pretrained` reads.
-
-        Of `model_index.json` only the defaults of a call are read, so that no class that it names is imported.
-        """
-        folder = Path(pretrained_model_name_or_path)
-        read = check_generation(read_index(folder).get("generation") or {}, source=folder / INDEX_NAME)
-        return {"_class_name": cls.__name__, "generation": read}
+    def _of_components(
+        cls, folder: Path, shown: str, dtypes: Mapping[str, torch.dtype], options: dict[str, Any]
+    ) -> "LanternPipeline":
+        """Return the pipeline of a folder of components, some of which may be given as options."""
+        parts = {part: options.pop(part) for part in COMPONENTS if part in options}
+        if "transformer" not in parts and not is_there(folder / "transformer"):
+            raise ValueError(f"{folder} is not a model: it has no transformer/ folder")
+        index, has_own_target = read_index(folder), "transformer" not in parts
+        generation = dict(check_generation(index.get("generation") or {}, source=folder / INDEX_NAME))
+        if is_there(folder / "text_encoder") and not {"text_encoder", "tokenizer"} <= set(parts):
+            text = load_text_encoder(folder, torch.device("cpu"), torch.float32, by_library=True)
+            parts = {"text_encoder": text.model, "tokenizer": text.tokenizer} | parts
+        for part, kind in OWN.items():
+            if part not in parts and is_there(folder / part):
+                parts[part] = kind.from_pretrained(folder / part)
+        pipe = cls(**parts, generation=options.pop("generation", generation))
+        if options:
+            LOG.warning("options that are not lantern's have no effect: %s", ", ".join(options))
+        if has_own_target:
+            found = index.get(WINDOWS_KEY) or {}
+            pipe.transformer.generation = dict(pipe.config["generation"])
+            pipe.transformer.tokens_per_step = check_tokens_per_step(found, source=folder / INDEX_NAME)
+        if pipe.drafter is not None:
+            names = {"drafter_name": f"drafter {folder / 'drafter'}", "model_name": shown}
+            check_sizes(pipe.drafter.config, pipe.transformer.config, **names)
+            check_weights(pipe.drafter.config.target, weights_digest(pipe.transformer.state_dict()), **names)
+        for part in ("transformer", "text_encoder", "drafter"):
+            if (module := getattr(pipe, part)) is not None:
+                torch.nn.Module.to(module, dtype=dtypes.get(part, dtypes["default"]))
+        add_ons = AddOns(folder, pipe.transformer, model_name=shown)
+        pipe._loaded = Model(name=shown, target=pipe.transformer, folder=folder, add_ons=add_ons)
+        return pipe
 
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **options: Any) -> "LanternPipeline":
         """Return a pipeline with the components of another, and with its add-ons, method and engine."""
         pipe: Any = super().from_pipe(pipeline, **options)
         if isinstance(pipeline, LanternPipeline):
-            pipe._loaded, pipe._whole, pipe._method = pipeline._loaded, pipeline._whole, pipeline._method
-            pipe.engine = pipeline.engine
+            pipe._loaded, pipe._method, pipe.engine = pipeline._loaded, pipeline._method, pipeline.engine
         return pipe
 
     def save_pretrained(self, save_directory: str | Path, *others: Any, **options: Any) -> None:
@@ -278,28 +262,22 @@ class LanternPipeline(DiffusionPipeline):
         weights were rounded. With `push_to_hub`, `repo_id` and options of `push_to_hub` it is uploaded as well.
         ValueError for a model of transformers, which is saved by its own class.
         """
-        hub: dict[str, Any] = {name: options.pop(name) for name in ("repo_id", *PUSH_OPTIONS) if name in options}
+        names = inspect.signature(self.push_to_hub).parameters
+        hub: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
         is_pushed = options.pop("push_to_hub", False)
-        if self._whole is not None:
-            raise ValueError(f"{self._whole.name} is a model of transformers: copy its folder, or save it by its class")
-        defaults = dict(self.config["generation"])
-        chosen = defaults | ({"method": self._method} if self._method != "auto" or "method" in defaults else {})
-        self.register_to_config(generation=chosen)
-        try:
-            super().save_pretrained(save_directory, *others, **options)
-        finally:
-            self.register_to_config(generation=defaults)
-        self._save_add_ons(Path(save_directory))
-        index = read_json_object(Path(save_directory) / INDEX_NAME)
-        recorded = {str(window): tokens for window, tokens in self._tokens_per_step.items()}
-        index |= {WINDOWS_KEY: recorded} if recorded else {}
-        write_json(Path(save_directory) / INDEX_NAME, index | describe(Path(save_directory)))
-        for component in COMPONENTS:
-            if (folder := Path(save_directory) / component).is_dir():
-                save_checksums(folder)
-        write_door(save_directory)
+        if self.transformer.config.family != "llamagen":
+            raise ValueError(
+                f"{self.config['_name_or_path']} is a model of transformers: copy its folder, or save it by its class"
+            )
+        super().save_pretrained(save_directory, *others, **options)
+        folder, defaults = Path(save_directory), dict(self.config["generation"])
+        self._save_add_ons(folder)
+        chosen = {"method": self._method} if self._method != "auto" or "method" in defaults else {}
+        write_index(folder, generation=defaults | chosen)
+        if self._tokens_per_step:
+            record_tokens_per_step(folder, self._tokens_per_step)
         if is_pushed:
-            hub.setdefault("repo_id", Path(save_directory).resolve().name)
+            hub.setdefault("repo_id", folder.resolve().name)
             self.push_to_hub(**hub)
 
     def push_to_hub(
@@ -323,7 +301,9 @@ class LanternPipeline(DiffusionPipeline):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             self.save_pretrained(folder)
-            try_components({part: folder / part for part in COMPONENTS if (folder / part).is_dir()}, name=repo_id)
+            for part in KINDS:
+                if (folder / part).is_dir():
+                    try_component(folder / part, part)
             hub = HfApi(token=token)
             repository = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
             card = model_card(self.model, repository, method=self._method, license=license, base_model=base_model)
@@ -333,9 +313,9 @@ class LanternPipeline(DiffusionPipeline):
 
     def _save_add_ons(self, folder: Path) -> None:
         """Copy add-ons and words; write the digest of the saved transformer into the configs that name that of ours."""
-        if self._loaded is None or self._loaded[1] is not self.transformer:
+        if self._loaded is None or self._loaded.folder is None or self._loaded.target is not self.transformer:
             return
-        source, _, add_ons = self._loaded
+        source, add_ons = self._loaded.folder, self._loaded.add_ons
         if source.resolve() != folder.resolve():
             for name in add_ons:
                 shutil.copytree(source / ADD_ONS_NAME / name, folder / ADD_ONS_NAME / name, dirs_exist_ok=True)
@@ -378,24 +358,21 @@ class LanternPipeline(DiffusionPipeline):
         return self._model(make_engine(self.engine))
 
     def _model(self, engine: Engine) -> Model:
-        if self._whole is not None:
-            return replace(self._whole, prompts=self._prompts, engine=engine)
-        encoder, tokenizer = self.text_encoder, self.tokenizer
+        target, held = self.transformer, {"prompts": self._prompts, "engine": engine}
         # a transformer that was replaced after loading has no folder
-        folder, target, parts = self._loaded or (None, None, {})
-        is_loaded = target is self.transformer
-        return Model(
+        loaded = self._loaded if self._loaded is not None and self._loaded.target is target else None
+        if loaded is not None and target.config.family != "llamagen":
+            return replace(loaded, **held)
+        encoder, tokenizer = self.text_encoder, self.tokenizer
+        return replace(
+            loaded or Model(name="", target=target),
             name=str(self.config.get("_name_or_path") or "unnamed"),
-            target=self.transformer,
             vq=self.vqvae,
             text=None if encoder is None or tokenizer is None else TextEncoder(encoder, tokenizer),
             drafter=self.drafter,
             generation=dict(self.config["generation"]),
-            prompts=self._prompts,
-            engine=engine,
-            folder=folder if is_loaded else None,
-            add_ons=parts if is_loaded else {},
             tokens_per_step=self._tokens_per_step,
+            **held,
         )
 
     @property
@@ -485,8 +462,8 @@ class LanternPipeline(DiffusionPipeline):
         that `mask_image`, white where tokens are generated, does not cover (`generation.init_image`).
         """
         scale = self._scale(scale, resample, height, width)
-        watching = callback_on_step_end, callback_on_step_end_tensor_inputs
-        check_call(output_type, *watching, num_images_per_prompt, batch_size)
+        callback, names = callback_on_step_end, callback_on_step_end_tensor_inputs
+        check_call(output_type, callback, names, num_images_per_prompt, batch_size)
         engine = make_engine(self.engine if engine is None else engine)
         model = self._model(engine if weights is None else replace(engine, weights=weights))
         filters = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
@@ -503,9 +480,17 @@ class LanternPipeline(DiffusionPipeline):
             negative_prompt_attention_mask=negative_prompt_attention_mask,
         )
         requested = with_noise(subjects, num_images_per_prompt, generator)
-        check_requests(model, requested)
-        requested = with_warnings(model, requested, depth=5)
-        self._interrupt, watcher, pictures = False, Watcher(self, *watching), list[Picture]()
+        tokens_of_image = model.target.config.block_size
+        canvas, pictures, self._interrupt = Canvas(tokens_of_image), list[Picture](), False
+
+        def watch(step: Step) -> bool:
+            progress(step)
+            if callback is not None:
+                canvas.add(step)
+                seen = {"tokens": canvas.tokens, "known": canvas.known}
+                callback(self, step.index, int(seen["known"].min()), {name: seen[name] for name in names})
+            return self.interrupt
+
         made = generate(
             model,
             requested,
@@ -514,22 +499,22 @@ class LanternPipeline(DiffusionPipeline):
             sampling=sampling,
             batch=batch_size or len(requested),
             with_pixels=output_type != "latent",
-            callback=watcher,
-            interval=0.0 if callback_on_step_end else INTERVAL,
+            callback=watch,
+            interval=0.0 if callback else INTERVAL,
             debug=debug,
             init_image=init_image,
             keep_rows=keep_rows,
             mask_image=mask_image,
         )
-        progress_bar: Any = self.progress_bar
-        with progress_bar(total=len(requested) * model.target.config.block_size) as watcher.bar:
+        bar: Any = self.progress_bar(total=len(requested) * tokens_of_image)  # type: ignore[call-arg]
+        with Progress(len(requested), tokens_of_image, bar=bar) as progress:
             try:
                 for picture in made:
                     pictures.append(picture)
             except NotFiniteError as error:
                 error.sound = pictures
                 raise
-            watcher.show()
+            progress.show()
         shape = (-1, pictures[0].columns)
         tokens: Int[Tensor, "b h w"] = torch.stack([picture.tokens for picture in pictures]).unflatten(1, shape)
         pixels = [picture.pixels for picture in pictures if picture.pixels is not None]
@@ -582,8 +567,7 @@ class LanternPipeline(DiffusionPipeline):
             raise ValueError("the pipeline has no text_encoder and tokenizer, without which it encodes no prompt")
         if not isinstance(text, TextEncoder):
             raise ValueError("this model reads prompts as tokens, not as embeddings: give the prompt to the call")
-        found = text.encode(texts_of(prompt, "prompt"), slots=self.transformer.config.cls_token_num)
-        return found.embeddings, found.mask
+        return text.encode(texts_of(prompt, "prompt"), slots=self.transformer.config.cls_token_num)
 
     @torch.no_grad()
     def decode_latents(

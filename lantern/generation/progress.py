@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,15 +19,15 @@ class Progress:
 
     It is a context manager and the callback of a generation of `pictures` images of `tokens` tokens each. Tokens of a
     batch that ran out of memory are subtracted when the next batch begins. Counts are read from the device at most ten
-    times a second.
+    times a second. `bar` is a bar of tqdm in place of its own.
     """
 
-    def __init__(self, pictures: int, tokens: int, *, is_quiet: bool = False) -> None:
+    def __init__(self, pictures: int, tokens: int, *, is_quiet: bool = False, bar: Any = None) -> None:
         from tqdm import tqdm
 
         # with disable=None tqdm shows the bar only if stderr is a terminal
         how: dict[str, Any] = {"disable": True if is_quiet else None, "leave": False, "dynamic_ncols": True}
-        self.bar: Any = tqdm(total=pictures * tokens, unit=" tokens", **how)
+        self.bar = tqdm(total=pictures * tokens, unit=" tokens", **how) if bar is None else bar
         self._tokens, self._done = tokens, 0
         self._known: Int[Tensor, " b"] | None = None
         self._steps, self._next = 0, 0.0
@@ -83,10 +82,9 @@ class Canvas:
         """Add the tokens of one pass; the first pass of a batch starts new grids."""
         if step.index == 0:
             self.tokens = torch.full((len(step.start), self._size), -1, device=step.tokens.device)
-        ahead = torch.arange(step.tokens.shape[1], device=step.tokens.device)
-        is_good = ahead < step.counts[:, None]
-        image, place = is_good.nonzero(as_tuple=True)
-        self.tokens[image, (step.start[:, None] + ahead)[image, place]] = step.tokens[image, place]
+        is_new = torch.arange(step.tokens.shape[1], device=step.tokens.device) < step.counts[:, None]
+        image, place = is_new.nonzero(as_tuple=True)
+        self.tokens[image, step.start[image] + place] = step.tokens[image, place]
 
     @property
     def known(self) -> Int[Tensor, " b"]:
@@ -103,23 +101,3 @@ def partial_pixels(generator: Generator, tokens: Int[Tensor, " n"]) -> UInt8[Ten
     rows = -(-known // raster.columns) * (pixels.shape[0] // raster.rows)
     pixels[rows:] = 128
     return pixels
-
-
-class Watcher(Progress):
-    """Callback of a pipeline's call: shows `bar`, calls the user's callback, and stops on `pipe._interrupt`."""
-
-    def __init__(self, pipe: Any, callback: Callable[..., Any] | None, names: Sequence[str]) -> None:
-        # without a bar, until the pipeline gives its own
-        super().__init__(0, pipe.transformer.config.block_size, is_quiet=True)
-        self._pipe, self._callback, self._names = pipe, callback, names
-        self._canvas = Canvas(self._tokens)
-
-    def __call__(self, step: Step) -> bool:
-        """Add one pass; return whether the call is to stop."""
-        super().__call__(step)
-        if self._callback is not None:
-            self._canvas.add(step)
-            known = self._canvas.known
-            seen = {"tokens": self._canvas.tokens, "known": known}
-            self._callback(self._pipe, step.index, int(known.min()), {name: seen[name] for name in self._names})
-        return bool(self._pipe.interrupt)

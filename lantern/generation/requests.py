@@ -98,9 +98,12 @@ def subjects_of_call(prompt: Any, labels: Any) -> list[Request]:
     """
     if (prompt is None) == (labels is None):
         raise ValueError("a call takes prompt or class_labels: give one of them")
-    if labels is not None:
-        return [Request(label=label) for label in _class_labels(labels)]
-    return [Request(prompt=text) for text in texts_of(prompt, "prompt")]
+    if labels is None:
+        return [Request(prompt=text) for text in texts_of(prompt, "prompt")]
+    try:
+        return [Request(label=index(label)) for label in (labels if isinstance(labels, Iterable) else [labels])]
+    except TypeError:
+        raise TypeError(f"class_labels is {str(labels)[:40]!r}, wanted a whole number or a list of them") from None
 
 
 def with_noise(subjects: Sequence[Request], images: int, generator: Any) -> list[Request]:
@@ -130,14 +133,6 @@ def texts_of(given: Any, name: str) -> list[str]:
         if not isinstance(text, str):
             raise TypeError(f"{name}[{i}] is {type(text).__name__} {str(text)[:40]!r}, wanted a text")
     return list(texts)
-
-
-def _class_labels(given: Any) -> list[int]:
-    """Return a whole number, or a list, array or tensor of whole numbers, as a list; TypeError for anything else."""
-    try:
-        return [index(label) for label in (given if isinstance(given, Iterable) else [given])]
-    except TypeError:
-        raise TypeError(f"class_labels is {str(given)[:40]!r}, wanted a whole number or a list of them") from None
 
 
 def check_call(output_type: str, callback: Any, names: Sequence[str], images: int, batch_size: int | None) -> None:
@@ -202,45 +197,48 @@ class UnknownPromptWarning(UserWarning):
 
 
 def with_warnings(
-    model: "Model", requested: Sequence[Request], *, warn: Callable[[str], None] | None = None, depth: int = 4
+    model: "Model", requested: Sequence[Request], *, warn: Callable[[str], None] | None = None
 ) -> list[Request]:
     """Return the requests, with readings of prompts in words that the training captions never had (`Names`).
 
     Prompts with a reading have a warning, and so have those of which no word is in a training caption, or in the
     vocabulary of the text encoder.
     `warn` receives one line for each such prompt that had no warning before; None gives an UnknownPromptWarning at the
-    caller `depth` - 2 calls above this function.
+    first caller that is not of this package.
     """
     if model.text is None:
         return list(requested)
-    new = dict.fromkeys(one.prompt for one in requested if one.prompt is not None and one.warning is None)
-    readings = {prompt: read for prompt in new if (read := model.read(prompt)) != prompt}
-    lines = {
-        prompt: f"model {model.name} was not trained on the words of the prompt {prompt[:40]!r}: {read[:40]!r} is used"
-        for prompt, read in readings.items()
-    }
-    for prompt in new:
-        if prompt in readings:
-            continue
-        if not model.text.knows(prompt):
-            lines[prompt] = (
-                f"no word of the prompt {prompt[:40]!r} is in the vocabulary of model {model.name}: the image does not"
+    found: dict[str | None, dict[str, str]] = {}  # by prompt
+    for prompt in dict.fromkeys(one.prompt for one in requested if one.prompt is not None and one.warning is None):
+        shown, read = repr(prompt[:40]), model.read(prompt)
+        if read != prompt:
+            line = f"model {model.name} was not trained on the words of the prompt {shown}: {read[:40]!r} is used"
+        elif not model.text.knows(prompt):
+            line = (
+                f"no word of the prompt {shown} is in the vocabulary of model {model.name}: the image does not"
                 " depend on it"
             )
         elif not model.has_trained_word(prompt):
-            lines[prompt] = (
-                f"model {model.name} was trained on no word of the prompt {prompt[:40]!r}: the image may show anything;"
+            line = (
+                f"model {model.name} was trained on no word of the prompt {shown}: the image may show anything;"
                 " --list-words prints the words"
             )
-    for line in lines.values():
+        else:
+            continue
+        found[prompt] = {"warning": line, "reading": read if read != prompt else ""}
         if warn is None:
-            warnings.warn(line, UnknownPromptWarning, stacklevel=depth - 1)
+            warnings.warn(line, UnknownPromptWarning, stacklevel=_level_of_caller())
         else:
             warn(line)
-    return [
-        replace(one, warning=lines[one.prompt], reading=readings.get(one.prompt, "")) if one.prompt in lines else one
-        for one in requested
-    ]
+    return [replace(one, **found.get(one.prompt, {})) for one in requested]
+
+
+def _level_of_caller() -> int:
+    """Return the stack level, seen from the calling function, of its first caller outside of lantern and torch."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("lantern", "torch"):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def read_prompts(path: str) -> list[str]:

@@ -18,6 +18,7 @@ A folder with a `config.json` of its own is a model of transformers (`lantern.mo
 
 import dataclasses
 import hashlib
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ from lantern.models.llamagen.text import TextEncoder, named_emoji
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from lantern.models.names import SHORT, WORD, Names
-from lantern.models.transformers.components import Components, Pixels, Prompts
+from lantern.models.transformers.components import Pixels, Prompts
 from lantern.models.transformers.target import TargetConfig, TransformersTarget
 
 WINDOWS_KEY = "tokens_per_step"  # in the index
@@ -123,7 +124,8 @@ class Model:
         object.__setattr__(self, "engine", self.engine.resolve(self.target))  # of auto
         config, drafter = self.target.config, self.drafter and self.drafter.config
         if self.vq is not None and self.vq.config.codebook_size != config.vocab_size:
-            raise ValueError(f"the VQ has {self.vq.config.codebook_size} tokens, the transformer {config.vocab_size}")
+            where = "the VQ" if self.folder is None else self.folder / "vqvae"
+            raise ValueError(f"{where} has {self.vq.config.codebook_size} tokens, the transformer {config.vocab_size}")
         if self.text is not None and self.takes_prompts and self.text.width != config.caption_dim:
             raise ValueError(f"the text encoder is {self.text.width} wide, the transformer needs {config.caption_dim}")
         if drafter is not None:
@@ -180,23 +182,20 @@ class Model:
     @cached_property
     def words(self) -> frozenset[str]:
         """The words of the training captions; empty where the model's folder does not list them."""
-        is_listed = (
-            self.folder is not None and (self.folder / WORDS_NAME).is_file() and isinstance(self.text, TextEncoder)
-        )
-        return frozenset(read_words(self.folder)) if self.folder is not None and is_listed else frozenset()
+        if self.folder is None or not isinstance(self.text, TextEncoder) or not (self.folder / WORDS_NAME).is_file():
+            return frozenset()
+        return frozenset(read_words(self.folder))
 
     def read(self, prompt: str) -> str:
         """Return what the text encoder reads of a prompt: unknown words are replaced by the nearest name."""
-        if not self.words or all(word in self.words for word in long_words(prompt)):
-            return prompt
-        return (self.names and self.names.reading(prompt)) or prompt
+        return prompt if self.names is None else self.names.reading(prompt)
 
     def has_trained_word(self, prompt: str) -> bool:
         """Return whether a training caption has any word of a prompt; True where that cannot be told.
 
         Emoji characters count by their names. Words of one or two letters do not count.
         """
-        found = long_words(named_emoji(prompt, lambda _: True))
+        found = [word for word in WORD.findall(named_emoji(prompt, lambda _: True).lower()) if len(word) > SHORT]
         return not self.words or not found or any(word in self.words for word in found)
 
     @cached_property
@@ -220,11 +219,6 @@ class Model:
         """Return the model's default sampling with the given fields that are not None; ValueError as of Sampling."""
         own = {name: value for name, value in self.generation.items() if name in SAMPLING_FIELDS}
         return Sampling(**own | {name: value for name, value in given.items() if value is not None})
-
-
-def long_words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without those of one or two letters."""
-    return [word for word in WORD.findall(text.lower()) if len(word) > SHORT]
 
 
 def may_have_profile(folder: Path) -> bool:
@@ -273,15 +267,15 @@ def load_model(
     kind, shown = pick_dtype(dtype, where), shown_name(name, folder)
     if is_transformers_folder(folder):
         from lantern.models.transformers.loading import load as load_transformers
-        from lantern.models.transformers.parallel import device_of
 
         read = parts("auto") if callable(parts) else parts
-        where = where if processes == 1 else device_of(where)
+        if processes > 1 and where.type == "cuda":  # the GPU with the number of this process
+            where = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         found = load_transformers(folder, where, kind, parts=read, size=size, verify=verify, processes=processes)
         drafter = load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in read else None
         parts_of = AddOns(folder, found.target, model_name=shown, verify=verify, size=size)
-        own = {"name": shown, "folder": folder, "drafter": drafter, "add_ons": parts_of}
-        return model_of(found, engine=make_engine(engine), **own)
+        own: dict[str, Any] = {"name": shown, "folder": folder, "drafter": drafter, "add_ons": parts_of}
+        return Model(**vars(found), engine=make_engine(engine), **own)
     if size is not None:
         raise ValueError(f"model {shown} makes images of one size: omit the size")
     if processes > 1:
@@ -314,11 +308,6 @@ def load_model(
     )
 
 
-def model_of(found: Components, **fields: Any) -> Model:
-    """Return the model that components of a transformers folder make; `fields` are other fields of `Model`."""
-    return Model(target=found.target, vq=found.vq, text=found.text, generation=dict(found.generation), **fields)
-
-
 def is_transformers_folder(folder: Path) -> bool:
     """Return whether a folder holds a whole model of transformers rather than components of ours."""
     return (folder / CONFIG_NAME).is_file() and not (folder / "transformer").is_dir()
@@ -335,7 +324,7 @@ def load_target(
 ) -> Transformer:
     """Load a LlamaGen transformer, layer by layer; `digest` receives the stored weights.
 
-    ValueError and ImportError as of `with_weights`.
+    ValueError and ImportError as of `lantern.core.prepared.quantized`.
     """
     check_kind(weights)
 
@@ -520,6 +509,7 @@ def _class_in(folder: Path) -> str:
     return "PreTrainedTokenizerFast"
 
 
+@dataclass(eq=False, repr=False)
 class AddOns(Mapping[str, nn.Module]):
     """The add-ons of a model's folder, on the device of its target.
 
@@ -527,19 +517,13 @@ class AddOns(Mapping[str, nn.Module]):
     makes images of the same `size`. `digest` is that of the target's stored weights, None to take it from the target.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        target: Transformer | TransformersTarget,
-        *,
-        model_name: str,
-        verify: bool = True,
-        size: tuple[int, int] | None = None,
-        digest: str | None = None,
-    ) -> None:
-        self.folder, self.target, self.model_name, self.verify = folder, target, model_name, verify
-        self._size, self._digest = size, digest
-        self._loaded: dict[str, nn.Module] = {}
+    folder: Path
+    target: Transformer | TransformersTarget
+    model_name: str
+    verify: bool = True
+    size: tuple[int, int] | None = None
+    digest: str | None = None
+    loaded: dict[str, nn.Module] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[str]:
         return (path.name for path in sorted((self.folder / FOLDER).glob("*")) if path.name in ADD_ONS)
@@ -558,9 +542,9 @@ class AddOns(Mapping[str, nn.Module]):
         """
         if name not in self or name not in ADD_ONS:
             raise KeyError(name)
-        if name not in self._loaded:
-            self._loaded[name] = self._load(ADD_ONS[name], self.folder / FOLDER / name)
-        module, weight = self._loaded[name], self.target.tok_embeddings.weight
+        if name not in self.loaded:
+            self.loaded[name] = self._load(ADD_ONS[name], self.folder / FOLDER / name)
+        module, weight = self.loaded[name], self.target.tok_embeddings.weight
         if isinstance(module, TransformersTarget):
             return module.to(weight.device)
         return module.to(device=weight.device, dtype=weight.dtype)
@@ -570,12 +554,12 @@ class AddOns(Mapping[str, nn.Module]):
             from lantern.models.transformers.loading import load
 
             weight = self.target.tok_embeddings.weight
-            return load(folder, weight.device, weight.dtype, parts=(), size=self._size, verify=self.verify).target
+            return load(folder, weight.device, weight.dtype, parts=(), size=self.size, verify=self.verify).target
         module = load_component(kind.module, kind.config, folder, verify=self.verify)
         if not kind.is_target and module.config.target is not None:
-            self._digest = self._digest or weights_digest(self.target.state_dict())
+            self.digest = self.digest or weights_digest(self.target.state_dict())
             names = {"drafter_name": f"add-on {folder}", "model_name": self.model_name}
-            check_weights(module.config.target, self._digest, **names)
+            check_weights(module.config.target, self.digest, **names)
         return module.requires_grad_(False)
 
 

@@ -27,8 +27,8 @@ class Names:
         self.text, self.words, self.names = text, frozenset(words), tuple(names)
         self._nouns = frozenset(WORD.findall(name)[-1] for name in self.names)
 
-    def reading(self, prompt: str) -> str | None:
-        """Return a prompt whose unknown words are replaced by the name of the nearest meaning, or None to leave it.
+    def reading(self, prompt: str) -> str:
+        """Return a prompt whose unknown words are replaced by the name of the nearest meaning.
 
         A prompt is left as it is if no word is unknown, if one of its words is the last one of a name (it has a
         subject then), and if no name is near.
@@ -36,10 +36,10 @@ class Names:
         found = list(WORD.finditer(prompt.lower()))
         unknown = [word for word in found if len(word[0]) > SHORT and word[0] not in self.words]
         if not unknown or any(word[0] in self._nouns for word in found):
-            return None
+            return prompt
         cosines = (self._mean([" ".join(word[0] for word in unknown)]) @ self._means.T)[0]
         if cosines.max() < LEAST_COSINE:
-            return None
+            return prompt
         parts, end = [], 0
         for i, word in enumerate(unknown):
             parts += [prompt[end : word.start()], "" if i else self.names[int(cosines.argmax())]]
@@ -52,6 +52,6 @@ class Names:
 
     def _mean(self, texts: Sequence[str]) -> Float[Tensor, "n c"]:
         """Return the mean outputs of texts, of length 1."""
-        found = self.text.encode(texts, slots=SLOTS, batch_size=BATCH)
-        weights = found.mask[..., None].float()
-        return normalize((found.embeddings.float() * weights).sum(1) / weights.sum(1), dim=-1)
+        embeddings, mask = self.text.encode(texts, slots=SLOTS, batch_size=BATCH)
+        weights = mask[..., None].float()
+        return normalize((embeddings.float() * weights).sum(1) / weights.sum(1), dim=-1)

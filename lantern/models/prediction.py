@@ -1,13 +1,12 @@
 """What a model will need: memory and time of passes, from the configs of its folder alone, on the meta device."""
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lantern.core.config import load_config
 from lantern.core.io import CONFIG_NAME
@@ -29,7 +28,6 @@ class Prediction:
     no values.
     """
 
-    name: str
     parameters: int
     weights: int
     pixels: int
@@ -37,8 +35,6 @@ class Prediction:
     cache: int
     noise: int
     products: int
-    tokens: int
-    grid: tuple[int, int]
     target: Any
 
     def memory(self, images: int = 1) -> int:
@@ -64,12 +60,12 @@ def predict(folder: Path, dtype: torch.dtype, *, size: tuple[int, int] | None = 
     pixels = [] if vq is None else list(vq.parameters())
     others = {id(weight) for weight in pixels}  # some bodies hold the VQ tokenizer too
     own = [weight for weight in target.parameters() if id(weight) not in others]
-    tables = {id(weight) for weight in _tables(target)}
+    # of an embedding a pass reads single rows
+    tables = {id(module.weight) for module in target.modules() if isinstance(module, nn.Embedding)}
     read = sum(weight.numel() for weight in own if id(weight) not in tables)
     slots = raster.tokens + raster.newlines + (1 if config.family == "llamagen" else PROMPT)
     parameters = sum(weight.numel() for weight in own)
     return Prediction(
-        name=config.family,
         parameters=parameters,
         weights=parameters * width,
         pixels=sum(weight.numel() for weight in pixels) * torch.float32.itemsize,
@@ -77,8 +73,6 @@ def predict(folder: Path, dtype: torch.dtype, *, size: tuple[int, int] | None = 
         cache=2 * 2 * config.n_layer * config.n_head * slots * config.head_dim * width,
         noise=raster.tokens * config.vocab_size * torch.float32.itemsize,
         products=2 * 2 * read,
-        tokens=raster.tokens,
-        grid=(raster.rows, raster.columns),
         target=target,
     )
 
@@ -126,8 +120,3 @@ def _modules(folder: Path, size: tuple[int, int] | None) -> tuple[Any, nn.Module
     path = folder / "vqvae" / CONFIG_NAME
     with torch.device("meta"):
         return Transformer(config), VQVAE(load_config(VQConfig, path)) if path.is_file() else None
-
-
-def _tables(target: Any) -> Iterable[Tensor]:
-    """Return the embedding tables, of which a pass reads single rows."""
-    return (module.weight for module in target.modules() if isinstance(module, nn.Embedding))

@@ -138,8 +138,8 @@ def encode_captions(
         blocks = [texts[i : i + batch] for i in range(0, len(texts), batch)]
         parts = [encoder.encode(block, slots=slots, batch_size=batch) for block in blocks]
         return {
-            "features": torch.cat([p.embeddings.bfloat16().cpu() for p in parts]),
-            "mask": torch.cat([p.mask.cpu() for p in parts]),
+            "features": torch.cat([embeddings.bfloat16().cpu() for embeddings, _ in parts]),
+            "mask": torch.cat([mask.cpu() for _, mask in parts]),
         }
 
     tensors = cached(path, compute)

@@ -11,7 +11,6 @@ from lantern.core.io import CONFIG_NAME, load_component, read_config, weights_di
 from lantern.drafters.examples import Trainee
 from lantern.methods.parts import ADD_ONS, AddOn
 from lantern.models.llamagen.checkpoint import read_checkpoint
-from lantern.models.llamagen.lantern_layout import is_foreign_config
 
 
 def kinds(stage: str = "drafter") -> dict[str, AddOn]:
@@ -48,7 +47,7 @@ def load_kind(kind: str, folder: Path, target: Any) -> Trainee:
     entry = find_kind(kind)
     build, config = entry.module, entry.config
     raw = read_config(folder)
-    if is_foreign_config(raw):
+    if "hidden_size" in raw:  # in the layout of LANTERN
         checkpoint = read_checkpoint(folder, kind="drafter")
         module = build(build_config(config, checkpoint.config, source=folder / CONFIG_NAME))
         module.load_state_dict(checkpoint.state)

@@ -9,8 +9,7 @@ from torch.nn.functional import pad
 
 from lantern.core.noise import Noise
 from lantern.core.sampling import largest
-from lantern.core.types import Cost, DraftTree, Rows, Verdict, Verifier
-from lantern.core.types.verifier import rows_at
+from lantern.core.types import Cost, DraftTree, Rows, Verdict, Verifier, rows_at
 from lantern.verifiers.gumbel import rows_of_parents
 from lantern.verifiers.relaxations.rule import Relaxation
 

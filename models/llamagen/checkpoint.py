@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from lantern.core.config import build_config, one_line, read_json_object
 from lantern.core.io import check_finite, check_state, load_tensors, read_pickled
+from lantern.methods.parts import ADD_ONS, DRAFTER
 from lantern.models.llamagen import lantern_layout
 from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 
 Kind = Literal["t2i", "c2i", "vq", "drafter"]
+MOST_INDEX_BYTES = 1 << 26
 WRAPPINGS = ("model", "module", "state_dict", "ema")
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")
 CODEBOOK_USED = "quantize.codebook_used"
@@ -51,7 +53,7 @@ def read_checkpoint(
     path = Path(path)
     try:
         state, known = _unwrap(*_load(path), prefers_ema=prefers_ema)
-        known |= _reference_fields(config or {}) | ({"block_size": block_size} if block_size else {})
+        known |= lantern_layout.reference_config(config or {}) | ({"block_size": block_size} if block_size else {})
         found = recognise(state)
         if kind is not None and kind != found:
             raise ValueError(f"holds a {found} checkpoint, not {kind}")
@@ -65,7 +67,7 @@ def read_checkpoint(
 
 def recognise(state: Mapping[str, Tensor]) -> Kind:
     """Return the kind of a state dict, from its tensor names. ValueError for tensors of another architecture."""
-    if lantern_layout.is_drafter(state):
+    if "fc.weight" in state and any(name.startswith("layers.0.") for name in state):
         return "drafter"
     if any(name.startswith(("encoder.", "decoder.", "quantize.")) for name in state):
         return "vq"
@@ -77,24 +79,40 @@ def recognise(state: Mapping[str, Tensor]) -> Kind:
     raise ValueError(f"is no LlamaGen transformer, tokenizer or drafter: its tensors are {sorted(state)[:3]}...")
 
 
-def _load(path: Path) -> tuple[Any, dict[str, Any]]:
+def _load(path: Path) -> tuple[Mapping[Any, Any], dict[str, Any]]:
     """Load what a path holds, and the fields of the config.json beside it if the path is a folder."""
     if path.is_dir():
-        known = _reference_fields(read_json_object(path / "config.json"))
-        for name in ("model.safetensors", "pytorch_model.bin"):
-            if (path / name).is_file():
-                return _load(path / name)[0], known
-        raise ValueError(f"{path} holds neither model.safetensors nor pytorch_model.bin")
-    return (load_tensors(path) if path.suffix == ".safetensors" else read_pickled(path)), {}
+        known = lantern_layout.reference_config(read_json_object(path / "config.json"))
+        return {name: tensor for file in weight_files(path) for name, tensor in read_weights(file).items()}, known
+    return read_weights(path), {}
 
 
-def _unwrap(raw: Any, known: dict[str, Any], *, prefers_ema: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def weight_files(folder: Path) -> list[Path]:
+    """Return the file of a folder's weights, or the files that its index lists; ValueError without weights."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (index := folder / f"{name}.index.json").is_file():
+            listed = read_json_object(index, most=MOST_INDEX_BYTES).get("weight_map") or {}
+            return [folder / part for part in sorted({Path(str(file)).name for file in listed.values()})]
+        if (folder / name).is_file():
+            return [folder / name]
+    raise ValueError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")
+
+
+def read_weights(file: Path) -> Mapping[Any, Any]:
+    """Return what a file of weights holds, by names; ValueError for a damaged file and for what is no mapping."""
+    found = load_tensors(file) if file.suffix == ".safetensors" else read_pickled(file)
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{file} holds a {type(found).__name__}, wanted a dict of tensors")
+    return found
+
+
+def _unwrap(
+    raw: Mapping[Any, Any], known: dict[str, Any], *, prefers_ema: bool
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Find the state dict inside its wrapping, with clean names; add the training arguments to `known`."""
-    if not isinstance(raw, Mapping):
-        raise ValueError(f"holds a {type(raw).__name__}, wanted a dict of tensors")
     known = _from_arguments(raw.get("args")) | known
     order = ("ema", *WRAPPINGS) if prefers_ema else WRAPPINGS
-    inner: Mapping[Any, Any] = raw
+    inner = raw
     while wrapped := next((inner[name] for name in order if isinstance(inner.get(name), Mapping)), None):
         inner = wrapped
     state = {}
@@ -125,14 +143,8 @@ def _from_arguments(arguments: Any) -> dict[str, Any]:
     return known
 
 
-def _reference_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    foreign = lantern_layout.is_foreign_config(values)
-    return lantern_layout.reference_config(values) if foreign else dict(values)
-
-
 def _transformer(state: dict[str, Tensor], known: dict[str, Any], kind: Kind) -> Checkpoint:
-    if lantern_layout.is_target(state):
-        state = lantern_layout.target_state(state)
+    state = lantern_layout.target_state(state)
     vocab_size, dim = _shape(state, "tok_embeddings.weight", 2)
     n_layer, hidden = count_entries(state, "layers"), _shape(state, "layers.0.feed_forward.w1.weight", 2)[0]
     fields = {"dim": dim, "n_layer": n_layer, "vocab_size": vocab_size, "model_type": kind}
@@ -152,7 +164,7 @@ def _transformer(state: dict[str, Tensor], known: dict[str, Any], kind: Kind) ->
 def _drafter(state: dict[str, Tensor], known: dict[str, Any]) -> Checkpoint:
     """Recognise an EAGLE-1 drafter: `fc` over [embedding; feature], one layer without input norm, no final norm.
 
-    It reads both guidance rows, padding included. Its config is checked where the drafter is built.
+    It reads both guidance rows, padding included.
     """
     state = lantern_layout.drafter_state(state)
     vocab_size, dim = _shape(state, "embed_tokens.weight", 2)
@@ -165,18 +177,8 @@ def _drafter(state: dict[str, Tensor], known: dict[str, Any]) -> Checkpoint:
     config["cls_token_num"] = config.get("cls_token_num", 120) - 1
     config["has_fc_bias"] = config.pop("bias", True)
     config |= {"has_input_norm": False, "sees_padding": True, "kind": "eagle1", "form": "rows"}
-    expected = {
-        "embed_tokens.weight": (vocab_size, dim),
-        "fc.weight": (dim, 2 * dim),
-        "layers.0.attention.wqkv.weight": (3 * dim, dim),
-        "layers.0.attention.wo.weight": (dim, dim),
-        "layers.0.feed_forward.w1.weight": (hidden, dim),
-        "layers.0.feed_forward.w3.weight": (hidden, dim),
-        "layers.0.feed_forward.w2.weight": (dim, hidden),
-        "layers.0.ffn_norm.weight": (dim,),
-    } | ({"fc.bias": (dim,)} if config["has_fc_bias"] else {})
-    check_state(state, {name: torch.empty(shape, device="meta") for name, shape in expected.items()}, source="weights")
-    check_finite(state, source="weights")
+    kind: Any = ADD_ONS[DRAFTER]
+    _check(state, lambda: kind.module(build_config(kind.config, config, source="config")))
     return Checkpoint("drafter", config, state)
 
 

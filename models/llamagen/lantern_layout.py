@@ -37,18 +37,8 @@ _SAME_FIELDS = ("vocab_size", "num_classes", "caption_dim", "cls_token_num", "bl
 _BLOCK_SIZES = {"t2i": 256, "t2i2": 1024}
 
 
-def is_target(state: Mapping[str, Tensor]) -> bool:
-    """Whether these are the keys of a LANTERN target."""
-    return "model.embed_tokens.weight" in state or "model.layers.0.self_attn.q_proj.weight" in state
-
-
-def is_drafter(state: Mapping[str, Tensor]) -> bool:
-    """Whether these are the keys of a LANTERN drafter: a decoder layer behind an `fc`, without head or final norm."""
-    return "fc.weight" in state and any(name.startswith("layers.0.") for name in state)
-
-
 def target_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a LANTERN target's tensors and fuse its projections; unknown names stay, and strict checks report them."""
+    """Rename a LANTERN target's tensors and fuse its projections; other names, LlamaGen's among them, stay."""
     return _with_fused_qkv({_renamed(name, _NAMES): tensor for name, tensor in state.items()})
 
 
@@ -76,16 +66,16 @@ def drafter_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     if any(".self_attn.q_norm." in name for name in state):
         raise ValueError("this is a drafter for Chameleon (Anole, Lumina-mGPT), wanted one for LlamaGen")
-    return _with_fused_qkv({_renamed(name, _NAMES): tensor for name, tensor in state.items()})
-
-
-def is_foreign_config(values: Mapping[str, Any]) -> bool:
-    """Whether a config.json has Hugging Face's field names."""
-    return "hidden_size" in values
+    return target_state(state)
 
 
 def reference_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate a Hugging-Face-style config to the reference's field names; what has no counterpart is left out."""
+    """Translate a Hugging-Face-style config to the reference's field names; what has no counterpart is left out.
+
+    A config in the reference's names is returned as it is.
+    """
+    if "hidden_size" not in values:
+        return dict(values)
     config = {new: values[old] for old, new in _FIELDS.items() if values.get(old) is not None}
     config |= {name: values[name] for name in _SAME_FIELDS if values.get(name) is not None}
     if "block_size" not in config and values.get("input_type") in _BLOCK_SIZES:

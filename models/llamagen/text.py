@@ -12,7 +12,6 @@ import html
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from html.entities import html5
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from lantern.core.config import one_line, read_json_object
@@ -36,7 +35,6 @@ _DASHES = (
     "\\-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0"
     "\ufe31\ufe32\ufe58\ufe63\uff0d"
 )
-_Rules = tuple[tuple[re.Pattern[str], str], ...]
 # A config past these is a damaged file, not a model: refused before anything is allocated.
 LIMITS = {
     **{"num_layers": 256, "num_decoder_layers": 256, "num_heads": 1024, "d_kv": 1 << 12, "d_model": 1 << 16},
@@ -53,18 +51,12 @@ WEIGHT_FILES = (
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
 TOKENIZER_CONFIGS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 MAX_TOKENIZER_BYTES = 1 << 27
-
-
-def _rules(*pairs: tuple[str, str]) -> _Rules:
-    return tuple((re.compile(pattern), replacement) for pattern, replacement in pairs)
-
-
 HAS_ADDRESS = re.compile(rf"https?:|www:|{_DOMAIN}")
-ADDRESSES = _rules(
+ADDRESSES = (
     (rf"\b(?:https?:(?:/{{1,3}}|[a-zA-Z0-9%])|{_HOST})", ""),
     (rf"\b(?:www:(?:/{{1,3}}|[a-zA-Z0-9%])|{_HOST})", ""),
 )
-SYMBOLS = _rules(
+SYMBOLS = (
     (r"@\w+\b", ""),  # nicknames
     (r"[\u31c0-\u4dff\u4e00-\u9fff]+", ""),  # CJK strokes, enclosed forms and ideographs; kana stay
     (rf"[{_DASHES}]+", "-"),
@@ -86,7 +78,7 @@ SYMBOLS = _rules(
     (r"\s+\.\s+", " "),
 )
 JOINERS = re.compile(r"[-_]")
-SHOP_PHRASES = _rules(
+SHOP_PHRASES = (
     (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # jc6640
     (r"\b[a-zA-Z]+\d+[a-zA-Z]+\b", ""),  # jc6640vc
     (r"\b\d+[a-zA-Z]+\d+\b", ""),  # 6640vc231
@@ -101,7 +93,7 @@ SHOP_PHRASES = _rules(
     (r"(\D[,./])\b", r"\1 "),
     (r"\s+", " "),
 )
-ENDS = _rules(
+ENDS = (
     (r"^[\"']([\w\W]+)[\"']$", r"\1"),
     (r"^['_,\-:;]", ""),
     (r"['_,\-:+]$", ""),
@@ -139,9 +131,9 @@ def without_markup(text: str) -> str:
     return "".join(parser.pieces)
 
 
-def _apply(rules: _Rules, text: str) -> str:
-    for pattern, replacement in rules:
-        text = pattern.sub(replacement, text)
+def _apply(rules: Sequence[tuple[str, str]], text: str) -> str:
+    for pattern, replacement in rules:  # whose compiled forms `re` keeps
+        text = re.sub(pattern, replacement, text)
     return text
 
 
@@ -175,18 +167,9 @@ def clean_caption(text: str) -> str:
     return _clean_once(_clean_once(text))
 
 
-@dataclass(frozen=True)
-class TextCondition:
-    """Conditioning of the transformer for each prompt, right-aligned in its slots.
-
-    embeddings: (b, t, c), zero where the mask is false. mask: (b, t), true for words and the end token.
-    """
-
-    embeddings: Float[Tensor, "b t c"]
-    mask: Bool[Tensor, "b t"]
-
-
-def rotate_to_right(embeddings: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> TextCondition:
+def rotate_to_right(
+    embeddings: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]
+) -> tuple[Float[Tensor, "b t c"], Bool[Tensor, "b t"]]:
     """Convert right-padded rows to left-padded ones, with zeros in the padding.
 
     With two valid of four slots, `[a b . .]` becomes `[0 0 a b]`; the encoder runs right-padded, because its
@@ -201,7 +184,7 @@ def rotate_to_right(embeddings: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"
     source = (place + count) % slots
     rotated = embeddings.gather(1, source[..., None].expand_as(embeddings))
     right = place >= slots - count
-    return TextCondition(rotated.masked_fill(~right[..., None], 0), right)
+    return rotated.masked_fill(~right[..., None], 0), right
 
 
 def named_emoji(prompt: str, is_unknown: Callable[[str], bool]) -> str:
@@ -218,17 +201,6 @@ def named_emoji(prompt: str, is_unknown: Callable[[str], bool]) -> str:
         elif character not in EMOJI_MODIFIERS:
             parts.append(character)
     return "".join(parts)
-
-
-def check_limits(path: Path) -> None:
-    """Refuse a T5 config with a size that is no positive integer or beyond LIMITS; ValueError names file and field."""
-    values = read_json_object(path)
-    for name, most in LIMITS.items():
-        value = values.get(name, 1)
-        if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
-            raise ValueError(f"{path}: {name} is {str(value)[:40]}, wanted from 1 to {most}")
-    if "auto_map" in values:
-        raise ValueError(f"{path} names code to run (auto_map), wanted a plain T5 encoder")
 
 
 def load_tokenizer(folder: Path, tokens: int) -> Any:
@@ -254,13 +226,6 @@ def _check_vocabulary(tokenizer: Any, tokens: int, file: Path) -> None:
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= tokens:
         raise ValueError(f"{file} has tokens up to {highest}, the text encoder {tokens}: they do not fit")
-
-
-def check_text_files(folder: Path, tokenizer_dir: Path | None = None) -> None:
-    """Check what can be checked of a text encoder's folder without loading it; ValueError names the file."""
-    weights, _ = checked_folders(folder, tokenizer_dir)
-    if (weights / WEIGHT_FILES[0]).is_file():
-        read_header(weights / WEIGHT_FILES[0])
 
 
 class TextEncoder:
@@ -349,8 +314,8 @@ class TextEncoder:
 
     def condition(self, prompts: Sequence[str], *, slots: int = 120) -> Condition:
         """Return the condition of prompts; see `encode`."""
-        found = self.encode(prompts, slots=slots)
-        return Condition(embeddings=found.embeddings, mask=found.mask)
+        embeddings, mask = self.encode(prompts, slots=slots)
+        return Condition(embeddings=embeddings, mask=mask)
 
     def _named(self, prompt: str) -> str:
         """The prompt with each emoji character that the tokenizer does not know replaced by its name."""
@@ -362,14 +327,11 @@ class TextEncoder:
         return prompt if unknown is None else named_emoji(prompt, is_unknown)
 
     def encode(
-        self,
-        prompts: Sequence[str],
-        *,
-        slots: int = 120,
-        batch_size: int = 1,
-    ) -> TextCondition:
-        """Embeddings (b, slots, c) and mask of prompts, on the model's device and in its dtype.
+        self, prompts: Sequence[str], *, slots: int = 120, batch_size: int = 1
+    ) -> tuple[Float[Tensor, "b t c"], Bool[Tensor, "b t"]]:
+        """Return embeddings of prompts, right-aligned in their slots, and the mask, on the model's device.
 
+        The mask is true for words and the end token; where it is false, embeddings are zero.
         Long prompts are cut to `slots` tokens, the end token included. One prompt a pass keeps a prompt's embedding
         independent of its company, bit for bit; a larger `batch_size` is faster and agrees to rounding. A prompt of
         which cleaning leaves nothing is a ValueError.
@@ -378,8 +340,14 @@ class TextEncoder:
             raise ValueError(f"got {prompts!r} as prompts, wanted a list of at least one")
         if slots < 1 or batch_size < 1:
             raise ValueError(f"got slots={slots}, batch_size={batch_size}, wanted both at least 1")
-        ids, mask = self._tokenize([self._caption(prompt) for prompt in prompts], slots)
-        rows = []
+        # lone surrogates are no text that a tokenizer takes
+        plain = [self._caption(prompt).encode("utf-8", "replace").decode("utf-8") for prompt in prompts]
+        self.tokenizer.padding_side = "right"
+        out = self.tokenizer(
+            plain, max_length=slots, padding="max_length", truncation=True, add_special_tokens=True, return_tensors="pt"
+        )
+        ids, mask = (out[name].to(self.model.device) for name in ("input_ids", "attention_mask"))
+        rows, mask = [], mask.bool()
         with torch.no_grad():
             for some, valid in zip(ids.split(batch_size), mask.split(batch_size), strict=True):
                 found = self.model(input_ids=some, attention_mask=valid.long())
@@ -394,28 +362,28 @@ class TextEncoder:
             raise ValueError(f"prompt {shown!r} {why}; give a few words, such as 'a red apple'")
         return caption
 
-    def _tokenize(self, captions: list[str], slots: int) -> tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"]]:
-        # Lone surrogates are no text that a tokenizer takes.
-        plain = [c.encode("utf-8", "replace").decode("utf-8") for c in captions]
-        self.tokenizer.padding_side = "right"
-        out = self.tokenizer(
-            plain, max_length=slots, padding="max_length", truncation=True, add_special_tokens=True, return_tensors="pt"
-        )
-        device = self.model.device
-        return out["input_ids"].to(device), out["attention_mask"].to(device).bool()
-
 
 def checked_folders(folder: Path, tokenizer_dir: Path | None) -> tuple[Path, Path]:
-    """Return the folders of weights and tokenizer; ValueError names a file that is missing, or that names code."""
+    """Return the folders of weights and tokenizer.
+
+    ValueError names a file that is missing or names code, and a size in the config that is no positive integer or
+    beyond LIMITS.
+    """
     folder = folder / "text_encoder" if (folder / "text_encoder").is_dir() else folder
     config = folder / "config.json"
     if not config.is_file():
         raise ValueError(f"{config} is missing; give the folder of a T5-type encoder")
-    if (kind := read_json_object(config).get("model_type")) not in T5_TYPES:
+    values = read_json_object(config)
+    if (kind := values.get("model_type")) not in T5_TYPES:
         raise ValueError(f"{config} has model_type {kind!r}, wanted one of {', '.join(T5_TYPES)}")
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
         raise ValueError(f"{folder / WEIGHT_FILES[0]} is missing; the folder holds no weights")
-    check_limits(config)
+    for name, most in LIMITS.items():
+        value = values.get(name, 1)
+        if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
+            raise ValueError(f"{config}: {name} is {str(value)[:40]}, wanted from 1 to {most}")
+    if "auto_map" in values:
+        raise ValueError(f"{config} names code to run (auto_map), wanted a plain T5 encoder")
     beside = [tokenizer_dir] if tokenizer_dir else [folder, folder.parent / "tokenizer"]
     words = next((one for one in beside if any((one / name).is_file() for name in TOKENIZER_FILES)), None)
     if words is None:

@@ -173,14 +173,6 @@ def rope_table(grid: int, prefix: int, head_dim: int, base: float) -> Float[Tens
     return torch.cat([torch.zeros(prefix, half, 2), table])
 
 
-def rope_factors(table: Float[Tensor, "p half 2"], positions: Int[Tensor, "b n"]) -> Float[Tensor, "b n 3 1 half 2"]:
-    """Return the factors of queries, keys and values at rows of the table: (cos, sin), and (1, 0) for values."""
-    factor = table[positions].float()
-    rest = torch.zeros_like(factor)
-    rest[..., 0] = 1.0
-    return torch.stack([factor, factor, rest], dim=2)[:, :, :, None]
-
-
 def rotate(x: Float[Tensor, "b n k h d"], factors: Float[Tensor, "b n k 1 half 2"]) -> Float[Tensor, "b n k h d"]:
     """Rotate interleaved pairs (x[2i], x[2i+1]) as complex numbers; the result is fp32."""
     pairs = x.float().unflatten(-1, (-1, 2))
@@ -193,7 +185,7 @@ def rotate(x: Float[Tensor, "b n k h d"], factors: Float[Tensor, "b n k 1 half 2
 
 
 class Rotary(nn.Module):
-    """The rotary table as a module: `rope_factors` of positions. It stays in fp32 where weights are moved to less.
+    """The rotary table as a module. It stays in fp32 where weights are moved to less.
 
     `table` has rows of zeros for conditioning slots, then one row per token.
     """
@@ -205,8 +197,11 @@ class Rotary(nn.Module):
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, positions: Int[Tensor, "b n"]) -> Float[Tensor, "b n 3 1 half 2"]:
-        """Return the factors of inputs at `positions`, which are rows of the table."""
-        return rope_factors(self.table, positions)
+        """Return the factors of queries, keys and values at rows of the table: (cos, sin), and (1, 0) for values."""
+        factor = self.table[positions].float()
+        rest = torch.zeros_like(factor)
+        rest[..., 0] = 1.0
+        return torch.stack([factor, factor, rest], dim=2)[:, :, :, None]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         table = self.table
@@ -368,20 +363,9 @@ class Block(nn.Module):
         self.resid_dropout = nn.Dropout(config.resid_dropout_p)
         self.ffn_dropout = nn.Dropout(config.ffn_dropout_p)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b n c"],
-        factors: Float[Tensor, "b n 3 1 half 2"],
-        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
-        *,
-        layer: int,
-        cache: Any,
-        slots: Int[Tensor, "b n"] | None,
-    ) -> Float[Tensor, "b n c"]:
-        """Attention, then feed-forward, each added to its input."""
-        return self._add(
-            x, self.attention(self.attention_norm(x), factors, mask, layer=layer, cache=cache, slots=slots)
-        )
+    def forward(self, x: Float[Tensor, "b n c"], *where: Any, **how: Any) -> Float[Tensor, "b n c"]:
+        """Attention, whose further arguments are given, then feed-forward, each added to its input."""
+        return self._add(x, self.attention(self.attention_norm(x), *where, **how))
 
     def read(self, x: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> tuple[Tensor, Float[Tensor, "b h d"]]:
         """The same for conditioning slots, with the mean of their values."""
@@ -495,7 +479,8 @@ class Transformer(nn.Module, Target):
         count, least = inputs.shape[1], -(-(0 if cache is None else cache.least_rows) // inputs.shape[0])
         if count < least:
             assert slots is not None and mask is not None
-            more = [_repeat_last(x, least) for x in (inputs, positions, mask, slots)]
+            whole = (inputs, positions, mask, slots)
+            more = [torch.cat([x, x[:, -1:].expand(-1, least - count, *x.shape[2:])], dim=1) for x in whole]
             scores = self(*more[:3], cache=cache, slots=more[3], taps=taps)
             fused = None if scores.fused is None else scores.fused[:, :count]
             return Scores(scores.logits[:, :count], scores.features[:, :count], fused)
@@ -503,8 +488,3 @@ class Transformer(nn.Module, Target):
         features = self.features(inputs, positions, mask, cache=cache, slots=slots, entered=entered)
         fused = torch.cat([entered[layer] for layer in taps], dim=-1) if taps else None
         return Scores(self.head(features), features, fused)
-
-
-def _repeat_last(x: Tensor, count: int) -> Tensor:
-    """Return `x` with its last entry along axis 1 repeated up to `count` entries."""
-    return torch.cat([x, x[:, -1:].expand(-1, count - x.shape[1], *x.shape[2:])], dim=1)

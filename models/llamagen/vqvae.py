@@ -1,6 +1,5 @@
 """The LlamaGen VQ tokenizer: pictures to tokens and back (arXiv:2406.06525, section 3.1)."""
 
-import dataclasses
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
@@ -55,15 +54,6 @@ class VQConfig:
     def downsample(self) -> int:
         """Pixels along one side of one token."""
         return 2 ** (len(self.encoder_ch_mult) - 1)
-
-    @classmethod
-    def named(cls, name: str, **changes: object) -> "VQConfig":
-        """A released tokenizer, "VQ-16" or "VQ-8", with fields changed. ValueError for an unknown name."""
-        mults = {"VQ-16": (1, 1, 2, 2, 4), "VQ-8": (1, 2, 2, 4)}
-        if name not in mults:
-            raise ValueError(f'tokenizer is "{name}", wanted one of {", ".join(mults)}')
-        config = cls(encoder_ch_mult=mults[name], decoder_ch_mult=mults[name])
-        return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
 
 
 def group_norm(channels: int) -> nn.GroupNorm:

@@ -208,10 +208,3 @@ def test_a_text_gives_a_value_within_its_bounds_or_a_short_error(kind: Callable[
 def test_random_arguments_give_an_exit_code(arguments: list[str]) -> None:
     for name in ("convert", "train"):
         assert main([name, *arguments]) in (0, 1, 2)
-
-
-def test_an_import_of_the_package_prints_no_warnings_of_libraries() -> None:
-    pytest.importorskip("torchao")
-    code = "from lantern import LanternPipeline; import diffusers.quantizers.torchao, transformers.quantizers.auto"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -11,10 +11,12 @@ from tests.tiny import select
 from tests.tiny_decoder import CONDITION, KEYS
 
 READERS = "eagle1 eagle2 eagle3 fr-spec medusa parallelspec poss sam sam-eagle1 self-cascade specmquant vertical vispec"
+IN_ROWS = ("eagle1", "eagle2", "fr-spec", "sam-eagle1", "specmquant")  # their drafter has two forms
 
 
-@pytest.mark.parametrize("name", READERS.split())
-@pytest.mark.parametrize("form", ["guided", "rows"])
+@pytest.mark.parametrize(
+    ("name", "form"), [*((name, "guided") for name in READERS.split()), *((name, "rows") for name in IN_ROWS)]
+)
 def test_a_drafter_reads_kept_tokens_as_it_reads_committed_ones(name: str, form: str) -> None:
     """The tree below kept tokens is the one of a generation in which these tokens were sampled."""
     steps, built = list[Step](), parts(name, SAMPLED, form)
@@ -23,7 +25,7 @@ def test_a_drafter_reads_kept_tokens_as_it_reads_committed_ones(name: str, form:
     tokens = built.generate(condition, **how).tokens
     trees = {int(step.start): step.tree for step in steps[1:] if 2 <= step.start < 15}
     assert len(trees) > 2
-    for known, tree in trees.items():
+    for known, tree in [*trees.items()][::2]:
         steps.clear()
         forced = torch.where(torch.arange(16) < known, tokens, -1)
         assert torch.equal(built.generate(condition, forced=forced, **how).tokens, tokens)

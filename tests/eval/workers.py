@@ -8,7 +8,7 @@ import torch
 
 from lantern.eval.protocols import generation
 from lantern.eval.protocols.generation import Shard, Worker, produce
-from lantern.generation.generator import BatchSize, Generator
+from lantern.generation.generator import Generator
 from lantern.generation.requests import Request
 from lantern.methods import METHODS
 from lantern.models.folder import load_model
@@ -25,7 +25,7 @@ def expected(pictures: int) -> list[Request]:
 def tiny_decoder(model: str | Path) -> Generator:
     """Return a decoder of a method without a drafter model."""
     loaded = load_model(model, device="cpu")
-    return Generator(loaded, METHODS["gumbel-jacobi"].with_options(window=4), loaded.sampling(), size=BatchSize(64))
+    return Generator(loaded, METHODS["gumbel-jacobi"].with_options(window=4), loaded.sampling(), batch=64)
 
 
 def paint(decoder: Generator, out: Path, pictures: int, *, shard: Shard | None = None, batch: int = 1) -> int:

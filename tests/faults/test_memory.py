@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lantern import LanternPipeline
-from lantern.generation.generator import BatchSize, generate, is_out_of_memory, make_batches
+from lantern.generation.generator import Generator, generate, is_out_of_memory, make_batches
 from lantern.generation.images import Picture
 from lantern.generation.requests import requests
 from lantern.models import folder as model_folder
@@ -140,14 +139,15 @@ def test_no_request_is_lost_or_repeated_for_any_limit(count: int, batch: int, ro
             raise MemoryError
         return list(some)
 
-    size = BatchSize(batch, lambda *both: reported.append(both))
-    generator: Any = SimpleNamespace(size=size, is_stopped=False, assemble=lambda: None)
+    generator = Generator.__new__(Generator)
+    generator.batch, generator.is_stopped, generator._too_many = batch, False, 0
+    generator._on_halved, generator.assemble = lambda *both: reported.append(both), lambda: None  # type: ignore[method-assign]
     requested: Any = range(count)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("lantern.generation.generator.release_memory", lambda: None)  # which takes long
         patched.setattr("lantern.generation.generator.make_batch", attempt)
         made = list(make_batches(generator, requested, with_pixels=False))
-    assert [item for some in made for item in some] == list(range(count))
+    assert made == list(range(count))
     assert len(reported) == (min(batch, count) > room)
 
 

@@ -137,7 +137,7 @@ def test_components_of_another_model_are_refused(tmp_path: Path) -> None:
     other = save_tiny_model(tmp_path / "other", vocab_size=25, dim=64)
     shutil.rmtree(folder / "transformer")
     shutil.copytree(other / "transformer", folder / "transformer")
-    with pytest.raises(ValueError, match="the VQ has 24 tokens, the transformer 25"):
+    with pytest.raises(ValueError, match="vqvae has 24 tokens, the transformer 25"):
         load_model(folder, parts=("vq",))
     with pytest.raises(ValueError, match="trained for another one"):
         load_model(folder, parts=("drafter",))

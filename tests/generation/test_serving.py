@@ -27,8 +27,7 @@ from lantern.generation.embeddings import with_conditions
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request
 from lantern.generation.serving.app import Limits
-from lantern.generation.serving.errors import RefusedError
-from lantern.generation.serving.worker import Job, Worker
+from lantern.generation.serving.worker import Job, RefusedError, Worker
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
 from tests.generation.served import KEY, Served

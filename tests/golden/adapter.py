@@ -18,7 +18,6 @@ from unittest.mock import patch
 import torch
 
 from lantern import LanternPipeline
-from lantern.core.places import resolve_model
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.engine import EagerEngine
 from lantern.methods import METHODS
@@ -37,14 +36,13 @@ ENGINES = {"eager": EagerEngine(), "fused": CpuEngine()}
 
 
 def methods() -> list[str]:
-    """Returns the names of the catalogue."""
-    return list(METHODS)
+    """Returns the names of the catalogue, without "auto", which runs one of the others."""
+    return [name for name in METHODS if name != "auto"]
 
 
 def embedded_methods() -> list[str]:
-    """Returns the methods whose trained parts the embedded model has."""
-    folder = resolve_model(EMBEDDED) / "parts"
-    return [name for name, method in METHODS.items() if all((folder / part).is_dir() for part in method.made.parts)]
+    """Returns the methods with trained parts of their own, except published settings, and one without."""
+    return ["bounded", *(name for name in methods() if METHODS[name].made.parts and not name.endswith("-paper"))]
 
 
 def has_compiler() -> bool:
@@ -56,8 +54,6 @@ def decode(model: str, engine: str, method: str) -> list[dict[str, Any]]:
     """Decodes the prompts as one batch in fp32 and returns the record of each image."""
     pipe: Any = _pipeline(model)
     pipe.engine = ENGINES[engine]
-    # what "auto" chooses depends on the machine: its records are those of a profile that recommends eagle1
-    method = "eagle1" if method == "auto" else method
     settings = {"k": TOY_NEIGHBOURS} if model == TOY and "k" in METHODS[method].settings else {}
     if engine == "fused" and method in WINDOWS:
         settings["window"] = WINDOW

@@ -1,7 +1,7 @@
 """Writes the golden records of this kind of machine: `python -m tests.golden.record [PART ...]`.
 
 With arguments, only cases whose names contain one of them are recorded, such as `toy-eager` or `-lantern++`. Other
-records are kept. A machine with a profile of `lantern tune` is not suited, since "auto" depends on it.
+records are kept.
 """
 
 import sys

@@ -116,7 +116,7 @@ def test_what_processes_cannot_share_is_refused(
     with pytest.raises(ValueError, match="LlamaForCausalLM has no plan for tensor parallelism"):
         parallel.plan_of("LlamaForCausalLM", 2)
     with pytest.raises(ValueError, match="3 processes do not divide 2 heads of keys and values"):
-        parallel.divide_heads(tiny.assemble("janus", tiny.tiny_janus(), None).target.body, 3)
+        parallel.divide_heads(tiny.assemble("janus", tiny.tiny_janus(), None).target, 3)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["generate", "--prompt", "a red apple", "--out", str(tmp_path / "a.png")]) == 2
     assert "2 processes share a model and need one method: give --method" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import torch
 from lantern.cli.main import main
 from lantern.core.places import embedded_model
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition
+from lantern.core.types import Condition, Raster
 from lantern.decoding.loop import begin
 from lantern.decoding.plain import Plain
 from lantern.engines.engine import EAGER
@@ -43,7 +43,7 @@ def test_sizes_are_those_of_the_model_that_is_loaded(tmp_path: Path, family: str
     weights = sum(weight.nbytes for weight in parts.target.parameters())
     assert found.weights == 4 * found.parameters == weights
     assert found.pixels == sum(weight.nbytes for weight in parts.vq.parameters())
-    assert found.tokens == parts.target.config.block_size
+    assert found.target.config.raster == parts.target.config.raster
     tables = {id(table): table.nbytes for table in (parts.target.words.weight, parts.target.tok_embeddings.weight)}
     assert found.read == weights - sum(tables.values())
     tokens = torch.ones(1, 2, PROMPT, dtype=torch.long)
@@ -56,7 +56,7 @@ def test_sizes_are_those_of_the_model_that_is_loaded(tmp_path: Path, family: str
 def test_the_embedded_model_is_predicted() -> None:
     found, model = predict(embedded_model(), torch.float32), load_model(parts=())
     assert found.parameters == sum(weight.numel() for weight in model.target.parameters())
-    assert found.tokens == 256 and found.grid == (16, 16)
+    assert found.target.config.raster == Raster(16, 16)
     memory = found.seconds(1, 1, bandwidth=1e9, rate=1e18)
     assert memory == pytest.approx((found.read + found.cache) / 1e9)
     assert found.seconds(8, 16, bandwidth=1e18, rate=1e9) == pytest.approx(128 * found.products / 1e9)
@@ -95,15 +95,13 @@ RELEASED = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_released_shapes_have_the_released_sizes(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_released_shapes_have_the_released_sizes(name: str, tmp_path: Path) -> None:
     """Predicted from the configs alone."""
-    assert main(["doctor", "--model", str(save(name, tmp_path)), "--dtype", "bf16"]) == 0
-    out = capsys.readouterr().out
-    assert "plain decoding" in out and "a step over 16 of each image's tokens: at least" in out
-    found = predict(tmp_path, torch.bfloat16)
-    sizes = round(found.parameters / 1e9, 1), found.grid[0], found.target.config.vocab_size
+    found = predict(save(name, tmp_path), torch.bfloat16)
+    config = found.target.config
+    sizes = round(found.parameters / 1e9, 1), config.raster.rows, config.vocab_size
     assert (*sizes, round(found.memory() / 2**30, 1)) == RELEASED[name]
-    assert found.grid in ((found.grid[0], found.grid[0]), (1, 16**2 + 32**2))
+    assert config.raster.columns in (config.raster.rows, 16**2 + 32**2)
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +120,7 @@ def test_a_large_vocabulary_in_a_config_is_read(tmp_path: Path) -> None:
     config["vocabulary_map"] |= {f"word-{i}" * 8: 70 + i for i in range(20_000)}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert (tmp_path / "config.json").stat().st_size > 1 << 20
-    assert predict(tmp_path, torch.float32, size=(24, 32)).tokens == 12
+    assert predict(tmp_path, torch.float32, size=(24, 32)).target.config.raster.tokens == 12
 
 
 def test_passes_with_newlines_are_timed() -> None:

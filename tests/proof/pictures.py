@@ -15,6 +15,7 @@ from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import select, tiny_condition, tiny_target
 from tests.uncached import uncached
 
+PICTURES = 5000  # find each fault that moves 9 % of the probability with a chance of 99 %
 SMALL = tiny_target(block_size=4, vocab_size=5)
 DISTRIBUTION = Sampling(guidance=2)
 

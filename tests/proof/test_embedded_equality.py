@@ -14,15 +14,12 @@ from lantern.generation.requests import Request
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, load_model
 
-REQUESTED = [Request(prompt=prompt, seed=seed) for seed in (0, 7) for prompt in ("a red apple", "a fox")]
+REQUESTED = [Request(prompt=prompt, seed=7) for prompt in ("a red apple", "a fox", "a red cat")]
 # A row of the grid. tests/test_embedded.py compares whole pictures.
 TOKENS = 16
 
 
-def promising(model: Model) -> list[str]:
-    """Methods that promise plain decoding's tokens and whose trained parts the model has, without "auto"."""
-    exact = [method for method in METHODS.values() if method.is_identical and method.name != "auto"]
-    return [method.name for method in exact if all(part in model.add_ons for part in method.made.parts)]
+EXACT = [name for name, method in METHODS.items() if method.is_identical and name != "auto"]
 
 
 class Enough(Exception):
@@ -62,11 +59,9 @@ def first_tokens(model: Model, method: Method, guidance: float, batch: int) -> I
     return torch.cat(made)
 
 
-@pytest.mark.parametrize(
-    "guidance", [pytest.param(1.0, marks=pytest.mark.slow), 3.0, pytest.param(7.5, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("guidance", [pytest.param(1.0, marks=pytest.mark.slow), 3.0])
 def test_exact_methods_equal_plain_decoding_alone_and_in_batches(model: Model, guidance: float) -> None:
     expected = first_tokens(model, METHODS["plain"], guidance, len(REQUESTED))
-    for name in promising(model):
-        made = first_tokens(model, METHODS[name], guidance, 3)
-        assert torch.equal(made, expected), f"{name} in batches of 3 and 1"
+    for name in EXACT:
+        made = first_tokens(model, METHODS[name], guidance, 2)
+        assert torch.equal(made, expected), f"{name} in batches of 2 and 1"

@@ -21,7 +21,6 @@ CLEAN, FAULTY = 1e-9, 1e-3  # of total variation, enumerated
 PLAUSIBLE, IMPOSSIBLE = 1e-4, 1e-9  # of p-values, sampled
 FAN, PAIR = StaticTree(((0,), (1,), (2,))), StaticTree(((0,), (1,)))
 TREE = StaticTree(((0,), (1,), (0, 0), (0, 1)))
-RUNS = 200_000
 TOY = world("generic", 7, tokens=5)
 
 
@@ -78,7 +77,7 @@ def test_spoiled_draft_is_detected(mutant: Spoil, twin: Spoil, tree: StaticTree,
 
 @pytest.mark.parametrize("mutant", [sharpened, sorted_again, pruned])
 def test_gumbel_match_is_exact_for_spoiled_drafts(mutant: Spoil) -> None:
-    sampled = draws.draw(TOY, GumbelVerifier(), "gumbel", FAN, spoil=mutant, runs=RUNS)
+    sampled = draws.draw(TOY, GumbelVerifier(), "gumbel", FAN, spoil=mutant)
     assert sampled.unlike_plain == 0 and sampled.p_value(TOY.distribution()) > PLAUSIBLE
 
 
@@ -103,7 +102,7 @@ def test_raw_logits_at_a_leaf_are_detected() -> None:
 
 
 def p_value(verifier: GumbelVerifier | RejectionVerifier, mode: DraftMode = "sampled", toy: World = TOY) -> float:
-    return draws.draw(toy, verifier, mode, PAIR, runs=RUNS).p_value(toy.distribution())
+    return draws.draw(toy, verifier, mode, PAIR).p_value(toy.distribution())
 
 
 class Ungated(RejectionVerifier):
@@ -196,5 +195,5 @@ class SameUniforms(CouplingVerifier):
 def test_faulty_coupling_is_detected(mutant: CouplingVerifier) -> None:
     toy = world("generic", 1, tokens=3, count=4)
     for verifier, is_exact in ((CouplingVerifier(), True), (mutant, False)):
-        found = draws.draw_windows(toy, verifier, 3, "random", runs=RUNS).p_value(toy.distribution())
+        found = draws.draw_windows(toy, verifier, 3, "random").p_value(toy.distribution())
         assert found > PLAUSIBLE if is_exact else found < IMPOSSIBLE

@@ -21,7 +21,7 @@ from lantern.verifiers.rejection import RejectionVerifier, normalised
 from lantern.verifiers.traversal import TraversalVerifier, plan_of
 from tests.proof import draws, enumeration
 from tests.proof.enumeration import BITS, assignments, node_strings
-from tests.proof.pictures import DISTRIBUTION, SMALL, p_value, pictures
+from tests.proof.pictures import DISTRIBUTION, PICTURES, SMALL, p_value, pictures
 from tests.proof.worlds import KINDS, TREES, GivenRows, World, world
 from tests.tiny_decoder import tiny_decoder
 
@@ -175,7 +175,7 @@ def test_pictures_by_the_drafter_need_fresh_noise(is_fresh: bool) -> None:
     decoder = tiny_decoder("eagle1-traversal", SMALL, DISTRIBUTION, tree="0 1 0.0 0.1 1.0")
     assert isinstance(decoder.drafter, EagleDrafter) and decoder.drafter.is_fresh
     decoder.drafter.is_fresh = is_fresh
-    found = p_value(torch.cat([pictures(decoder, 5000, seed).tokens for seed in range(4)]))
+    found = p_value(torch.cat([pictures(decoder, PICTURES, seed).tokens for seed in range(3)]))
     assert found > 1e-4 if is_fresh else found < 1e-9
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import Rows, TreeShape
-from lantern.core.types.verifier import rows_at
+from lantern.core.types import Rows, TreeShape, rows_at
 from lantern.drafters.trees.static import StaticTree
 
 # A chain, siblings only, branches of different depth, and a tree deeper than the tokens that are left.

@@ -209,8 +209,8 @@ def test_training_lowers_the_loss_and_gives_a_text_encoder_of_unit_size(
     found = [loss for loss in losses if loss is not None]
     assert sum(found[-5:]) < 0.8 * sum(found[:5])
     encoder = TextEncoder.from_pretrained(tmp_path / "encoder", tmp_path / "tokenizer")
-    condition = encoder.encode(["cat", "dog", "woman's hat"], slots=8)
-    means = condition.embeddings.sum(1) / condition.mask.sum(1, keepdim=True)
+    embeddings, mask = encoder.encode(["cat", "dog", "woman's hat"], slots=8)
+    means = embeddings.sum(1) / mask.sum(1, keepdim=True)
     assert encoder.width == 16
     assert means.square().mean().sqrt().item() == pytest.approx(1.0, abs=0.05)
 

@@ -9,8 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.noise import Noise
-from lantern.core.types import DraftTree, Prompt, Step, Target, Traits
-from lantern.core.types.verifier import rows_at
+from lantern.core.types import DraftTree, Prompt, Step, Target, Traits, rows_at
 from lantern.decoding.statistics import Readback
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.eagle1 import Eagle

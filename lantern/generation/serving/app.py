@@ -9,7 +9,7 @@ import logging
 import queue
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,10 +35,9 @@ from lantern.generation.images import Picture, enlarge, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import MAX_SEED, check_prompt, check_requests, requests, with_warnings
 from lantern.generation.requests import Request as ModelRequest
-from lantern.generation.serving.errors import RefusedError
 from lantern.generation.serving.metrics import Metrics
 from lantern.generation.serving.schema import EditRequest, ImageRequest
-from lantern.generation.serving.worker import Job, Worker
+from lantern.generation.serving.worker import Job, RefusedError, Worker
 from lantern.models.folder import Model, load_model
 
 LOG = logging.getLogger(__name__)
@@ -110,18 +109,18 @@ class Call:
         for job in self.jobs:
             job.is_cancelled = True
 
-    async def results(self) -> AsyncIterator[Event]:
+    async def results(self) -> AsyncGenerator[Event, None]:
         """Yield the events until all images are done; RefusedError for an error. At the end the request is counted."""
         left, reason = len(self.jobs), "abort"
         try:
             while left:
                 kind, _, value, _ = event = await self.events.get()
-                if kind == "failed" and not isinstance(value, RefusedError):
-                    LOG.error("an image failed", exc_info=value)
-                    value = RefusedError(500, one_line(value), code="model_error")
                 if kind == "failed":
-                    reason = "abort" if value.status == GONE else "error"
-                    raise value
+                    reason = "abort" if getattr(value, "status", None) == GONE else "error"
+                    if isinstance(value, RefusedError):
+                        raise value
+                    LOG.error("an image failed", exc_info=value)
+                    raise RefusedError(500, one_line(value), code="model_error")
                 if kind == "done":
                     self.service.metrics.made(value.statistics)
                     left -= 1
@@ -168,7 +167,7 @@ class Service:
     def requested(self, body: ImageRequest) -> tuple[list[ModelRequest], Sampling]:
         """Return the images of a request and their sampling; RefusedError for what the model cannot make."""
         if body.model is not None:
-            self.check_model(body.model)
+            self.card(body.model)  # refuses other models
         if len(body.prompt) > self.limits.prompt:
             raise RefusedError(400, f"the prompt has more than {self.limits.prompt} characters", param="prompt")
         seed, sampling = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed, self.sampling_of(body)
@@ -179,20 +178,17 @@ class Service:
             self.worker.check(body.method, sampling)
         if body.negative_prompt:
             with refused_for("negative_prompt"):
-                check_captions(self.model, sampling, check_prompt(body.negative_prompt))
+                check_prompt(body.negative_prompt)
+                check_captions(self.model, "negative_prompt", sampling)
             requested = [replace(one, negative_prompt=body.negative_prompt) for one in requested]
         return with_warnings(self.model, requested, warn=lambda line: None), sampling
 
-    @property
-    def card(self) -> dict[str, Any]:
-        """The model as /v1/models describes it."""
-        return {"id": self.model.name, "object": "model", "created": self.created, "owned_by": "lantern"}
-
-    def check_model(self, name: str) -> None:
-        """Raise 404 for another model than that of this server."""
+    def card(self, name: str) -> dict[str, Any]:
+        """Return the model as /v1/models describes it; RefusedError 404 for another name than that of this server."""
         if name != self.model.name:
             message = f"model {name[:80]!r} is not served here, {self.model.name!r} is"
             raise RefusedError(404, message, param="model", code="model_not_found")
+        return {"id": name, "object": "model", "created": self.created, "owned_by": "lantern"}
 
     def sampling_of(self, body: ImageRequest) -> Sampling:
         """Return the model's distribution with the request's changes; RefusedError 400 names a value out of range."""
@@ -213,12 +209,10 @@ class Service:
         scales = [scale for scale in range(1, 17) if scale == 1 or max(width, height) * scale <= 2048]
         sizes = {f"{width * scale}x{height * scale}": scale for scale in scales}
         if requested is None or requested == "auto":
-            requested = f"{width * self.model.scale}x{height * self.model.scale}"
-            sizes.setdefault(requested, self.model.scale)
+            return f"{width * self.model.scale}x{height * self.model.scale}", self.model.scale
         if requested not in sizes:
-            raise RefusedError(
-                400, f"size is {requested[:40]!r}, wanted auto or one of {', '.join(sizes)}", param="size"
-            )
+            message = f"size is {requested[:40]!r}, wanted auto or one of {', '.join(sizes)}"
+            raise RefusedError(400, message, param="size")
         return requested, sizes[requested]
 
 
@@ -343,13 +337,12 @@ def build_app(service: Service) -> FastAPI:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The one model of this server."""
-        return {"object": "list", "data": [service.card]}
+        return {"object": "list", "data": [service.card(service.model.name)]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """The model of this name; 404 for others."""
-        service.check_model(name)
-        return service.card
+        return service.card(name)
 
     async def made(body: ImageRequest, request: Request, kept: KeptPart | None = None) -> Response:
         call = Call(service, body, kept)
@@ -387,8 +380,7 @@ def refusal(request: Request, error: Exception) -> RefusedError:
     if isinstance(error, RefusedError):
         return error
     if isinstance(error, RequestValidationError):
-        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-        return invalid_body(error.errors()[0], kind, is_form=request.url.path == EDITS)
+        return invalid_body(request, error.errors()[0])
     if not isinstance(error, HTTPException):
         return RefusedError(500, one_line(error))
     message, headers = str(error.detail), error.headers or {}
@@ -399,9 +391,10 @@ def refusal(request: Request, error: Exception) -> RefusedError:
     return RefusedError(error.status_code, message, headers=headers)
 
 
-def invalid_body(fault: dict[str, Any], kind: str, *, is_form: bool) -> RefusedError:
-    """Return the answer to a body of this Content-Type that pydantic finds a fault in."""
-    if is_form and kind != "multipart/form-data":
+def invalid_body(request: Request, fault: dict[str, Any]) -> RefusedError:
+    """Return the answer to a body that pydantic finds a fault in."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if request.url.path == EDITS and kind != "multipart/form-data":
         return RefusedError(415, f"the Content-Type is {kind[:80] or 'missing'}, wanted multipart/form-data")
     path = ".".join(str(part) for part in fault["loc"] if part != "body")
     if fault["type"] == "json_invalid":

@@ -1,4 +1,4 @@
-"""Bodies of requests, answers and errors, in the form of OpenAI's image API."""
+"""Bodies of requests, in the form of OpenAI's image API."""
 
 from typing import Annotated, Literal
 

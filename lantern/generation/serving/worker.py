@@ -1,14 +1,17 @@
-"""The thread that owns the model: a bounded queue of images, and rows in which images are decoded together."""
+"""The thread that owns the model: a bounded queue of images, and rows in which images are decoded together.
+
+Importing this module imports no web framework.
+"""
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,7 +22,6 @@ from lantern.core.types import Condition
 from lantern.decoding.rounds import Joint
 from lantern.generation.embeddings import captions
 from lantern.generation.generator import (
-    BatchSize,
     Generator,
     choose_method,
     finish_batch,
@@ -30,15 +32,46 @@ from lantern.generation.images import Picture
 from lantern.generation.init_image import KeptPart
 from lantern.generation.progress import Canvas, partial_pixels
 from lantern.generation.requests import Request
-from lantern.generation.serving.errors import RefusedError
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
+
+if TYPE_CHECKING:
+    from fastapi.responses import JSONResponse
 
 LOG = logging.getLogger(__name__)
 KEPT = 8  # assembled decoders that no picture uses
 CAPTIONS = 64  # prompts whose embeddings are kept
 RETRY = {"Retry-After": "2"}  # seconds after which trying again can help
 PATIENCE = 0.01  # seconds of steps between looks at the queue
+
+
+class RefusedError(Exception):
+    """A request that is answered with an error in OpenAI's form; `status` is the HTTP status."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.headers = status, param, code, headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error as OpenAI's clients read it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def response(self) -> "JSONResponse":
+        """The answer."""
+        from fastapi.responses import JSONResponse
+
+        return JSONResponse(self.body, self.status, self.headers)
 
 
 @dataclass(eq=False)
@@ -160,12 +193,27 @@ class Worker(threading.Thread):
         """Free the rows of images that are not wanted any more, start waiting ones, and take a step of each."""
         self._rows, self._stepped = [row for row in self._rows if not row.job.is_cancelled], time.monotonic()
         self._admit()
+        if not self._rows:
+            return
+        begun = time.perf_counter()
         try:
-            self._step()
+            patience = 0.0 if any(row.job.partials for row in self._rows) else PATIENCE
+            self._joint.take([row.state for row in self._rows], patience)
+            share = (time.perf_counter() - begun) / len(self._rows)
+            for row in self._rows:
+                row.seconds["decode"] += share
+                row.send_partial()
         except Exception as error:  # any other fault of a step must not end the server
             if is_final(error):
                 raise
-            self._lose(error)
+            return self._lose(error)
+        for row in [row for row in self._rows if row.state.is_done()]:
+            try:
+                row.job.send("done", row.picture(self.batch), None)
+            except Exception as error:
+                self._fail(row.job, error)
+            self._rows.remove(row)
+            self._idle.append(((row.job.method, row.job.sampling), row.generator))
 
     def _wait(self) -> bool:
         """Return True once there is something to do, False to end."""
@@ -198,25 +246,6 @@ class Worker(threading.Thread):
         if is_final(error):
             raise error
         job.send("failed", error, None)
-
-    def _step(self) -> None:
-        """Take a step of each image, and send those that are complete."""
-        if not self._rows:
-            return
-        begun = time.perf_counter()
-        patience = 0.0 if any(row.job.partials for row in self._rows) else PATIENCE
-        self._joint.take([row.state for row in self._rows], patience)
-        share = (time.perf_counter() - begun) / len(self._rows)
-        for row in self._rows:
-            row.seconds["decode"] += share
-            row.send_partial()
-        for row in [row for row in self._rows if row.state.is_done()]:
-            try:
-                row.job.send("done", row.picture(self.batch), None)
-            except Exception as error:
-                self._fail(row.job, error)
-            self._rows.remove(row)
-            self._idle.append(((row.job.method, row.job.sampling), row.generator))
 
     def _lose(self, error: Exception) -> None:
         """End all images under way with an error; where memory ran out, start fewer of them again."""
@@ -252,8 +281,7 @@ class Worker(threading.Thread):
                 self._idle.remove(idle)
                 return idle[1]
         method = choose_method(self.model, job.method, sampling=job.sampling)
-        size = BatchSize(self.batch, lambda tried, fits: setattr(self, "batch", min(self.batch, fits)))
-        return Generator(self.model, method, job.sampling, size=size)
+        return Generator(self.model, method, job.sampling)
 
 
 def is_final(error: Exception) -> bool:

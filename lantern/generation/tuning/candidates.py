@@ -84,7 +84,10 @@ def candidates(
         if is_admitted and has_parts(model, method) and (not names or method.name in names):
             knobs = [{}] if method.exact else bounds.knobs(method)
             shapes = list(shapes_of(method, model, max_nodes, max_depth))
-            found += [method.with_options(**narrowed(method, model), **knob, **one) for knob in knobs for one in shapes]
+            # the codebook may have fewer neighbours than the default; a method may read one more than it uses
+            most = model.target.config.vocab_size - 2
+            own = {"k": most} if method.settings.get("k", 0) > most else {}
+            found += [method.with_options(**own, **knob, **one) for knob in knobs for one in shapes]
     return sorted(found, key=lambda one: not one.exact)
 
 
@@ -100,12 +103,6 @@ def shapes_of(method: Method, model: Model, max_nodes: int, max_depth: int) -> I
         likely = [[chance * (1 - chance) ** rank for rank in ranks] for chance in CHANCES]
         trees = dict.fromkeys(grown(nodes - 1, depth, rates) for nodes in sizes for rates in likely)
         yield from ({"tree": tree.spelling} for tree in trees)
-
-
-def narrowed(method: Method, model: Model) -> dict[str, Any]:
-    """Return the number of neighbours that the codebook has for a method; it may read one more than it uses."""
-    k, most = method.settings.get("k", 0), model.target.config.vocab_size - 2
-    return {"k": most} if k > most else {}
 
 
 def _is_number(text: str) -> bool:

@@ -26,7 +26,7 @@ class ChameleonPixels(Pixels):
     """Chameleon's VQ decoder, whose weights transformers' class does not hold: `read` takes them from the folder."""
 
     def __init__(self, vq: Any, raster: Raster) -> None:
-        super().__init__(vq, PixelConfig(vq.config.num_embeddings, side_of(vq.config)), raster, None)
+        super().__init__(vq, PixelConfig.of(vq.config), raster, None)
         self.decoder: VQDecoder | None = None
 
     def read(self, folder: Path) -> None:
@@ -62,15 +62,11 @@ class ChameleonPrompts(Prompts):
         return [*([first] if ids[0] != first else []), *ids, begin], [first, begin]
 
 
-def side_of(config: Any) -> int:
-    """Return the pixels of a token along one side."""
-    return 2 ** (len(config.channel_multiplier) - 1)
-
-
 def own_raster(config: Any, size: tuple[int, int] | None) -> Raster:
     """Return the grid of a VQ tokenizer's resolution; ValueError for another `size`."""
     check_own_size(size, config.resolution)
-    return Raster(config.resolution // side_of(config), config.resolution // side_of(config))
+    side = config.resolution // PixelConfig.of(config).downsample
+    return Raster(side, side)
 
 
 def target_of(model: Any, family: str, raster: Raster) -> TransformersTarget:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lantern.core.io import atomic_write, check_finite, check_state, read_pickled
+from lantern.core.io import atomic_write, check_finite, check_state, load_tensors, read_header, read_pickled
 from lantern.models.llamagen.vqvae import Decoder, VQConfig
 
 PREFIX = "model.vqmodel."
@@ -46,9 +46,13 @@ class VQDecoder(nn.Module):
 def read_decoder(folder: Path, config: Any) -> VQDecoder:
     """Read the decoder of a model's folder: from its safetensors files, or from the VQGAN file of Chameleon's release.
 
-    ValueError where there is neither, and for tensors of another shape.
+    ValueError where there is neither, for a damaged file, and for tensors of another shape.
     """
-    if found := _of_safetensors(folder):
+    wanted, found = tuple(PREFIX + part for part in PARTS), dict[str, Tensor]()
+    for path in sorted(folder.glob("*.safetensors")):
+        names = [name for name in read_header(path) if name.startswith(wanted)]
+        found |= {name.removeprefix(PREFIX): tensor for name, tensor in load_tensors(path, names).items()}
+    if any(name.startswith("decoder.") for name in found):
         return decoder_of(found, config, source=folder)
     source = vqgan_file(folder, "decoder")
     return decoder_of(checkpoint_state(source), config, source=source)
@@ -93,17 +97,6 @@ def checkpoint_state(path: Path) -> dict[str, Tensor]:
     if "decoder.conv_in.weight" not in found:
         raise ValueError(f"{path} holds no VQGAN: tensor 'decoder.conv_in.weight' is missing")
     return found
-
-
-def _of_safetensors(folder: Path) -> dict[str, Tensor]:
-    from safetensors import safe_open
-
-    wanted, found = tuple(PREFIX + part for part in PARTS), dict[str, Tensor]()
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            keys = [key for key in set(file.keys()) if key.startswith(wanted)]
-            found |= {key.removeprefix(PREFIX): file.get_tensor(key) for key in keys}
-    return found if any(key.startswith("decoder.") for key in found) else {}
 
 
 def _renamed(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:

@@ -22,6 +22,11 @@ class PixelConfig:
     codebook_size: int
     downsample: int
 
+    @classmethod
+    def of(cls, config: Any) -> "PixelConfig":
+        """Return the sizes in a config of Chameleon's or Janus's VQ tokenizer, which halves images between levels."""
+        return cls(config.num_embeddings, 2 ** (len(config.channel_multiplier) - 1))
+
 
 class Pixels(nn.Module, ABC):
     """A VQ tokenizer of transformers, for grids of one size; it stays in fp32.
@@ -126,6 +131,18 @@ class Prompts(ABC):
         return not prompt.strip()
 
 
+class TextPrompts(Prompts):
+    """A template around a prompt, `{}` in its place, and a fixed text of the unconditional row."""
+
+    def __init__(self, tokenizer: Any, template: str, unconditional: str) -> None:
+        self.tokenizer, self.template = tokenizer, template
+        self.unconditional = tokenizer(unconditional)["input_ids"]
+
+    def rows(self, prompt: str) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the tokens of a prompt and of the unconditional row."""
+        return self.tokenizer(self.template.replace("{}", prompt))["input_ids"], self.unconditional
+
+
 def grid_of(size: tuple[int, int], side: int) -> tuple[int, int]:
     """Return rows and columns of tokens for (height, width) in pixels; ValueError unless both divide by `side`."""
     if any(pixels < side or pixels % side for pixels in size):
@@ -141,7 +158,7 @@ def check_own_size(size: tuple[int, int] | None, side: int) -> None:
 
 @dataclass(frozen=True)
 class Components:
-    """A model's parts, as `lantern.models.folder.Model` holds them; `generation` are the defaults of a call."""
+    """A model's parts, fields of `lantern.models.folder.Model`; `generation` are the defaults of a call."""
 
     target: TransformersTarget
     vq: Pixels

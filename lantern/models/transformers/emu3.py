@@ -29,9 +29,6 @@ NEGATIVE = (
 class Emu3Pixels(Pixels):
     """The decoder of the video tokenizer, for a single image."""
 
-    def __init__(self, vq: Any, raster: Raster, processor: Any | None) -> None:
-        super().__init__(vq, PixelConfig(vq.config.codebook_size, vq.spatial_scale_factor), raster, processor)
-
     def quantize(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b rows columns"]:
         """Encode pixels."""
         sizes = torch.tensor([pixels.shape[2:]] * len(pixels))
@@ -60,9 +57,10 @@ class Emu3Prompts(Prompts):
 def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = None) -> Components:
     """Return the parts of an `Emu3ForConditionalGeneration` for images of `size`, by default 720 x 720 pixels."""
     inner = model.model
-    rows, columns = grid_of(size or SIZE, inner.vqmodel.spatial_scale_factor)
+    sizes = PixelConfig(inner.vqmodel.config.codebook_size, inner.vqmodel.spatial_scale_factor)
+    rows, columns = grid_of(size or SIZE, sizes.downsample)
     raster = Raster(rows, columns, newline=model.config.vocabulary_map[NEWLINE])
-    vq = Emu3Pixels(inner.vqmodel.float(), raster, processor)
+    vq = Emu3Pixels(inner.vqmodel.float(), sizes, raster, processor)
     words, tokens = model.get_input_embeddings(), model.vocabulary_mapping.img2bpe_mapping_tensor.long()
     target = vocabulary_target(inner.text_model, words, model.lm_head, tokens, family="emu3", raster=raster)
     text = None if processor is None else Emu3Prompts(processor, raster)

@@ -40,10 +40,6 @@ class JanusTokens(nn.Module):
 class JanusPixels(Pixels):
     """The VQ decoder, which is LlamaGen's: vectors of tokens are normalised when they are used."""
 
-    def __init__(self, vq: Any, raster: Raster, processor: Any | None) -> None:
-        side = 2 ** (len(vq.config.channel_multiplier) - 1)
-        super().__init__(vq, PixelConfig(vq.config.num_embeddings, side), raster, processor)
-
     @property
     def codebook(self) -> Float[Tensor, "v d"]:
         """The normalised vectors."""
@@ -81,7 +77,7 @@ class JanusPrompts(Prompts):
 def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = None) -> Components:
     """Return the parts of a `JanusForConditionalGeneration`; ValueError for another `size` than its own."""
     inner, side = model.model, model.config.vq_config.num_patches
-    vq = JanusPixels(inner.vqmodel.float(), Raster(side, side), processor)
+    vq = JanusPixels(inner.vqmodel.float(), PixelConfig.of(inner.vqmodel.config), Raster(side, side), processor)
     check_own_size(size, side * vq.config.downsample)
     target = TransformersTarget(
         inner.language_model,

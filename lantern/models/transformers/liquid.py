@@ -12,10 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.io import check_finite, check_state
-from lantern.models.transformers.causal import TextPrompts, causal_target
 from lantern.models.transformers.chameleon import ChameleonPixels, own_raster
 from lantern.models.transformers.chameleon_vq import checkpoint_state, decoder_of, vqgan_file
-from lantern.models.transformers.components import Components
+from lantern.models.transformers.components import Components, TextPrompts
+from lantern.models.transformers.target import causal_target
 
 CLASS = "GemmaForCausalLM"
 PROCESSOR = "AutoTokenizer"

@@ -31,23 +31,15 @@ def family_of(folder: Path) -> Any:
     kind = config.get("model_type")
     if kind == "chameleon" and "XLLMX" in str(config.get("architectures")):
         kind = "lumina"  # whose own class is Chameleon's
-    kind = kind if kind in FAMILIES or kind in RELEASED else _by_tokens(folder) or kind
+    if kind not in (*FAMILIES, *RELEASED):  # a causal language model, known by the tokens of its tokenizer
+        files = (path for name in TOKENIZERS if (path := folder / name).is_file())
+        words = b"".join(path.read_bytes() for path in files)
+        kind = next((family for family, token in KNOWN_BY.items() if f'"{token}"'.encode() in words), kind)
     if kind in FAMILIES:
         return import_module(FAMILIES[kind])
     if kind in RELEASED:
         raise ValueError(f"{folder} has the released layout {kind!r}: convert it first (lantern convert FOLDER OUT)")
     raise ValueError(f"{folder / CONFIG_NAME}: model_type is {str(kind)[:40]!r}, wanted one of {', '.join(FAMILIES)}")
-
-
-def _by_tokens(folder: Path) -> str | None:
-    """Return the family of a causal language model by the tokens of its tokenizer, or None."""
-    for name in TOKENIZERS:
-        if (folder / name).is_file():
-            text = (folder / name).read_bytes()
-            for family, token in KNOWN_BY.items():
-                if f'"{token}"'.encode() in text:
-                    return family
-    return None
 
 
 def class_of(folder: Path, family: Any) -> Any:
@@ -98,8 +90,7 @@ def load(
         raise ValueError(f"{folder}: tensor {missing[0]!r} is missing, and {len(missing) - 1} more")
     made = assembled(folder, family, model.requires_grad_(False).to(device), processor, size)
     if processes > 1:
-        parallel.divide_heads(made.target.body, processes)
-        made.target.share(processes)
+        parallel.divide_heads(made.target, processes)
     if "vq" in parts or ("codebook" in parts and made.vq.codebook.is_meta):
         made.vq.read(folder)
     if not made.vq.codebook.is_meta:

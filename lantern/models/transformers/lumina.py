@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lantern.core.types import Raster
-from lantern.models.transformers.chameleon import ChameleonPixels, side_of, target_of
-from lantern.models.transformers.components import Components, Prompts, grid_of
+from lantern.models.transformers.chameleon import ChameleonPixels, target_of
+from lantern.models.transformers.components import Components, PixelConfig, Prompts, grid_of
 
 CLASS = "ChameleonForConditionalGeneration"
 PROCESSOR = "AutoTokenizer"
@@ -40,7 +40,7 @@ class LuminaPrompts(Prompts):
 def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = None) -> Components:
     """Return the parts of a Lumina-mGPT for images of `size`, by default 768 x 768 pixels."""
     vq = model.model.vqmodel.float()
-    side = side_of(vq.config)
+    side = PixelConfig.of(vq.config).downsample
     patch_rows, patch_columns = grid_of(size or SIZE, 2 * side)
     newline = model.config.vocabulary_map[NEWLINE]
     raster = Raster(2 * patch_rows, 2 * patch_columns, newline=newline)

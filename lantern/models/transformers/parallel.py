@@ -5,7 +5,7 @@ the same tokens. Queries, keys, values and the inner channels of the feed-forwar
 and VQ tokenizers are whole on every process.
 """
 
-import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,11 +27,6 @@ DIVIDED = {
 }
 
 
-def device_of(device: torch.device) -> torch.device:
-    """Return the device of this process: of GPUs, the one with its number on the machine."""
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device.type == "cuda" else device
-
-
 def plan_of(name: str, processes: int) -> Any:
     """Return transformers' config that divides a class among processes; ValueError where its layers are not known."""
     if name not in BODIES:
@@ -47,30 +42,25 @@ def plan_of(name: str, processes: int) -> Any:
         raise ValueError(f"tensor parallelism needs a newer transformers: {one_line(error)}") from error
 
 
-def divide_heads(body: Any, processes: int) -> None:
-    """Adjust what a decoder's layers know of their heads; ValueError unless processes divide those of keys and values.
+def divide_heads(target: Any, processes: int) -> None:
+    """Adjust what a target and its layers know of their heads; ValueError unless processes divide them.
 
     Chameleon counts its heads itself, and its norms of queries and keys have a row for each.
     """
-    sizes = body.config
+    sizes = target.body.config
     heads = sizes.num_key_value_heads or sizes.num_attention_heads
     if heads % processes or sizes.num_attention_heads % processes or sizes.intermediate_size % processes:
         raise ValueError(
             f"{processes} processes do not divide {heads} heads of keys and values, {sizes.num_attention_heads} of"
             f" queries and {sizes.intermediate_size} channels: start another number"
         )
+    target.config = replace(target.config, n_head=target.config.n_head // processes, processes=processes)
     rank = torch.distributed.get_rank()
     if sizes.model_type == "chameleon":
-        for layer in body.layers:
+        for layer in target.body.layers:
             attention = layer.self_attn
             attention.num_heads //= processes
             attention.num_key_value_heads //= processes
             for norm in (attention.q_norm, attention.k_norm):
                 norm.weight.data = norm.weight.data.chunk(processes)[rank].clone()
                 norm.bias.data = norm.bias.data.chunk(processes)[rank].clone()
-
-
-def finish() -> None:
-    """Leave the group of processes, if there is one."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()

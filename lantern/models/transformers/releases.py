@@ -9,7 +9,7 @@ the scales and shifts of their norms, are permuted.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from lantern.core.config import one_line, read_json_object
-from lantern.core.io import CONFIG_NAME, check_finite, check_state, load_tensors, read_pickled, save_checksums
+from lantern.core.io import CONFIG_NAME, check_finite, check_state, save_checksums
 from lantern.core.quiet import quiet
-from lantern.models.llamagen.checkpoint import count_entries, vq_fields
-from lantern.models.transformers.chameleon_vq import PARTS, PREFIX, checkpoint_state, decoder_of, save_decoder
+from lantern.models.llamagen.checkpoint import count_entries, read_weights, vq_fields, weight_files
+from lantern.models.transformers.chameleon import own_raster
+from lantern.models.transformers.chameleon_vq import PREFIX, checkpoint_state, decoder_of, save_decoder
 from lantern.models.transformers.loading import FAMILIES, MOST_BYTES, RELEASED, assembled, family_of
 
 SHARD = "5GB"  # largest file of weights
@@ -165,7 +166,7 @@ def add_decoder(checkpoint: Path, folder: Path) -> int:
 
 
 def _janus(path: Path, config: Mapping[str, Any]) -> Release:
-    from transformers import JanusConfig, JanusForConditionalGeneration, LlamaConfig
+    import transformers
 
     raw, files = _weights(path)
     state = {name: tensor for key, tensor in raw.items() for name, tensor in _of_janus(key, tensor, files[key])}
@@ -176,8 +177,8 @@ def _janus(path: Path, config: Mapping[str, Any]) -> Release:
     patches = state["model.vision_model.embeddings.patch_embedding.weight"]
     count = len(state["model.vision_model.embeddings.position_embedding.weight"])
     width, side = len(patches), patches.shape[-1]
-    names = LlamaConfig().to_dict()
-    made = JanusConfig(
+    names = transformers.LlamaConfig().to_dict()
+    made = transformers.JanusConfig(
         text_config={
             **{name: value for name, value in language.items() if name in names and name != "dtype"},
             **_special(tokenizer),
@@ -207,7 +208,7 @@ def _janus(path: Path, config: Mapping[str, Any]) -> Release:
         image_token_id=tokenizer.convert_tokens_to_ids(JANUS_TOKENS["image_token"]),
         tie_word_embeddings=torch.equal(state["lm_head.weight"], state["model.language_model.embed_tokens.weight"]),
     )
-    model = _on_meta(JanusForConditionalGeneration, made)
+    model = _on_meta(transformers.JanusForConditionalGeneration, made)
     call = model.generation_config
     call.update(**_special(tokenizer))
     call._from_model_config = False  # else the fields above are not read again
@@ -215,7 +216,14 @@ def _janus(path: Path, config: Mapping[str, Any]) -> Release:
     call.generation_kwargs = {"boi_token_id": tokenizer.convert_tokens_to_ids(JANUS_TOKENS["boi_token"])}
     source = path / "pytorch_model.bin.index.json"
     source = source if source.is_file() else next(iter(files.values()))
-    return Release("janus", model, state, _janus_processor(path, tokenizer, count), source)
+    listed = read_json_object(path / "preprocessor_config.json")
+    fields = ("do_normalize", "image_mean", "image_std", "min_size", "rescale_factor")
+    images = {name: listed[name] for name in fields if name in listed}
+    size = {"height": listed["image_size"], "width": listed["image_size"]}
+    template = {"chat_template": JANUS_TEMPLATE, "num_image_tokens": count}
+    pictures = transformers.JanusImageProcessor(size=size, **images)
+    processor = transformers.JanusProcessor(pictures, tokenizer, **template)
+    return Release("janus", model, state, processor, source)
 
 
 def _of_janus(key: str, tensor: Tensor, source: Path) -> Iterator[tuple[str, Tensor]]:
@@ -241,52 +249,27 @@ def _of_janus(key: str, tensor: Tensor, source: Path) -> Iterator[tuple[str, Ten
 def _janus_tokenizer(path: Path) -> Any:
     """Return the tokenizer of a release, which puts the first token before a prompt; ValueError without its tokens."""
     from tokenizers import processors
-    from transformers import PreTrainedTokenizerFast
 
     values = read_json_object(path / "tokenizer_config.json")
     listed = {name: values.get(name) for name in ("bos_token", "eos_token")}  # texts or objects
     special = {name: str(word["content"] if isinstance(word, dict) else word) for name, word in listed.items()}
-    own = _tokenizer(
-        PreTrainedTokenizerFast,
-        path / "tokenizer.json",
-        read_json_object(path / "tokenizer.json", most=MOST_BYTES),
-        special | {"pad_token": JANUS_PADDING},
-        JANUS_TOKENS,
-    )
+    file, special = path / "tokenizer.json", special | {"pad_token": JANUS_PADDING}
+    own = _tokenizer(file, read_json_object(file, most=MOST_BYTES), special, JANUS_TOKENS)
     first = own.bos_token
     template = processors.TemplateProcessing(single=f"{first} $A", special_tokens=[(first, own.bos_token_id)])
     own.backend_tokenizer.post_processor = template
     return own
 
 
-def _janus_processor(path: Path, tokenizer: Any, patches: int) -> Any:
-    from transformers import JanusImageProcessor, JanusProcessor
-
-    values = read_json_object(path / "preprocessor_config.json")
-    names = ("do_normalize", "image_mean", "image_std", "min_size", "rescale_factor")
-    images = {name: values[name] for name in names if name in values}
-    size = {"height": values["image_size"], "width": values["image_size"]}
-    made = JanusImageProcessor(size=size, **images)
-    return JanusProcessor(made, tokenizer, chat_template=JANUS_TEMPLATE, num_image_tokens=patches)
-
-
 def _chameleon(path: Path, params: Path) -> Release:
-    from transformers import (
-        ChameleonConfig,
-        ChameleonForConditionalGeneration,
-        ChameleonImageProcessor,
-        ChameleonProcessor,
-        PreTrainedTokenizerFast,
-    )
+    import transformers
 
     values = read_json_object(params)
     values |= values.get("model", {})
     if (more := params.with_name("consolidate_params.json")).is_file():
         values |= read_json_object(more)
     source, words = params.with_name("consolidated.pth"), path / "tokenizer" / "text_tokenizer.json"
-    raw = read_pickled(source)
-    if not isinstance(raw, dict):
-        raise ValueError(f"{source} holds a {type(raw).__name__}, wanted a dict of tensors")
+    raw = read_weights(source)
     heads = int(values["n_heads"])
     state = {}
     for key, tensor in raw.items():
@@ -297,8 +280,8 @@ def _chameleon(path: Path, params: Path) -> Release:
     vq = checkpoint_state(vqgan)
     state |= {PREFIX + key: tensor for key, tensor in vq.items() if not key.startswith("decoder.")}
     theta, listed = float(values.get("rope_theta", 10_000.0)), _with_image_word(words)
-    tokenizer = _tokenizer(PreTrainedTokenizerFast, words, listed, CHAMELEON_SPECIAL, CHAMELEON_TOKENS)
-    config = ChameleonConfig(
+    tokenizer = _tokenizer(words, listed, CHAMELEON_SPECIAL, CHAMELEON_TOKENS)
+    config = transformers.ChameleonConfig(
         vocab_size=len(state["model.embed_tokens.weight"]),
         hidden_size=values["dim"],
         intermediate_size=len(state["model.layers.0.mlp.gate_proj.weight"]),
@@ -313,12 +296,11 @@ def _chameleon(path: Path, params: Path) -> Release:
         vocabulary_map=listed["model"]["vocab"],
         **_special(tokenizer),
     )
-    model = _on_meta(ChameleonForConditionalGeneration, config)
+    model = _on_meta(transformers.ChameleonForConditionalGeneration, config)
     vq_config: Any = config.vq_config
-    tokens = (vq_config.resolution // 2 ** (len(vq_config.channel_multiplier) - 1)) ** 2
-    processor = ChameleonProcessor(ChameleonImageProcessor(), tokenizer, image_seq_length=tokens)
-    decoder = {key: tensor for key, tensor in vq.items() if key.startswith(PARTS)}
-    return Release("chameleon", model, state, processor, source, decoder_of(decoder, vq_config, source=vqgan))
+    tokens, images = own_raster(vq_config, None).tokens, transformers.ChameleonImageProcessor()
+    processor = transformers.ChameleonProcessor(images, tokenizer, image_seq_length=tokens)
+    return Release("chameleon", model, state, processor, source, decoder_of(vq, vq_config, source=vqgan))
 
 
 def _permuted(name: str, tensor: Tensor, width: int, heads: int, key_heads: int) -> Tensor:
@@ -362,15 +344,10 @@ def _vqgan_config(path: Path) -> dict[str, Any]:
     return found | {"attn_resolutions": found.get("attn_resolutions") or None}
 
 
-def _tokenizer(
-    kind: Callable[..., Any],
-    path: Path,
-    listed: Mapping[str, Any],
-    special: Mapping[str, str],
-    extra: Mapping[str, str],
-) -> Any:
+def _tokenizer(path: Path, listed: Mapping[str, Any], special: Mapping[str, str], extra: Mapping[str, str]) -> Any:
     """Return a tokenizer of transformers from its file; ValueError where a special token is not in its vocabulary."""
     from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
 
     try:
         backend = Tokenizer.from_str(json.dumps(listed))
@@ -379,7 +356,7 @@ def _tokenizer(
     absent = [word for word in (*special.values(), *extra.values()) if backend.token_to_id(word) is None]
     if absent:
         raise ValueError(f"{path}: the vocabulary has no {absent[0]!r}")
-    return kind(tokenizer_object=backend, extra_special_tokens=dict(extra), **special)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, extra_special_tokens=dict(extra), **special)
 
 
 def _special(tokenizer: Any) -> dict[str, Any]:
@@ -390,23 +367,12 @@ def _weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Path]]:
     """Return the tensors of a folder, and the file of each; ValueError where none or one of several is missing."""
     state: dict[str, Tensor] = {}
     files: dict[str, Path] = {}
-    for file in _files(path):
-        read = load_tensors(file) if file.suffix == ".safetensors" else read_pickled(file)
-        for key, tensor in read.items():
+    for file in weight_files(path):
+        for key, tensor in read_weights(file).items():
             if not isinstance(key, str) or not isinstance(tensor, Tensor):
                 raise ValueError(f"{file}: entry {str(key)[:60]!r} is a {type(tensor).__name__}, wanted a tensor")
             state[key], files[key] = tensor, file
     return state, files
-
-
-def _files(path: Path) -> Iterable[Path]:
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (index := path / f"{name}.index.json").is_file():
-            listed = read_json_object(index, most=MOST_BYTES).get("weight_map") or {}
-            return [path / Path(file).name for file in sorted(set(map(str, listed.values())))]
-        if (path / name).is_file():
-            return [path / name]
-    raise ValueError(f"{path} holds neither pytorch_model.bin nor model.safetensors")
 
 
 def _renamed(key: str, names: Mapping[str, str | None], source: Path) -> str | None:

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.core.types import Raster
-from lantern.models.transformers.causal import TextPrompts, causal_target
-from lantern.models.transformers.components import Components, TokensOnly, grid_of
+from lantern.models.transformers.components import Components, TextPrompts, TokensOnly, grid_of
+from lantern.models.transformers.target import causal_target
 
 CLASS = "Qwen2ForCausalLM"
 PROCESSOR = "AutoTokenizer"

@@ -7,7 +7,7 @@ A node that ends a row is passed with the newline behind it. What follows the to
 """
 
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -120,7 +120,8 @@ class TransformersTarget(nn.Module, Target):
     ) -> None:
         super().__init__()
         self.body, self.words, self.tok_embeddings, self.output = body, words, embedding, head
-        self.cache_name = cache_name(body)
+        arguments = inspect.signature(body.forward).parameters
+        self.cache_name = "cache" if "cache" in arguments else "past_key_values"  # `cache` since transformers 5.24
         self.cls_embedding = None
         sizes = body.config
         heads = sizes.num_attention_heads
@@ -144,10 +145,6 @@ class TransformersTarget(nn.Module, Target):
             words=words.num_embeddings,
         )
         self.eval()
-
-    def share(self, processes: int) -> None:
-        """Count the heads of this process: its layers are divided among `processes` (`parallel`)."""
-        self.config = replace(self.config, n_head=self.config.n_head // processes, processes=processes)
 
     def head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
         """Map features to fp32 logits over tokens."""
@@ -197,17 +194,9 @@ class TransformersTarget(nn.Module, Target):
             fused=None if fused is None else fused.unflatten(0, (-1, rows)),
         )
 
-    def features(
-        self,
-        inputs: Float[Tensor, "rows n c"],
-        positions: Int[Tensor, "rows n"],
-        mask: Float[Tensor, "rows n s"] | None = None,
-        *,
-        cache: Any = None,
-        slots: Int[Tensor, "rows n"] | None = None,
-    ) -> Float[Tensor, "rows n c"]:
-        """Return the features of embedded tokens, as `forward` computes them."""
-        return self._pass(inputs, positions, mask, cache=cache, slots=slots)[0]
+    def features(self, *where: Any, **how: Any) -> Float[Tensor, "rows n c"]:
+        """Return the features of embedded tokens, as `Target.features`."""
+        return self._pass(*where, **how)[0]
 
     def places(self, positions: Int[Tensor, "rows n"], first: Int[Tensor, "rows 1"]) -> Int[Tensor, "*rows n"]:
         """Return the decoder's positions of tokens behind prompts of `first` tokens, without newlines."""
@@ -217,10 +206,10 @@ class TransformersTarget(nn.Module, Target):
         self,
         inputs: Tensor,
         positions: Tensor,
-        mask: Tensor | None,
+        mask: Tensor | None = None,
         *,
-        cache: Any,
-        slots: Tensor | None,
+        cache: Any = None,
+        slots: Tensor | None = None,
         taps: tuple[int, ...] = (),
         newlines: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
@@ -259,22 +248,9 @@ class TransformersTarget(nn.Module, Target):
         last = torch.where(is_end, count - 1 + is_end.cumsum(1), torch.arange(count, device=inputs.device))
         return joined(rows_of(features, last), [rows_of(x, last) for x in entered])
 
-    def forward(
-        self,
-        inputs: Float[Tensor, "rows n c"],
-        positions: Int[Tensor, "rows n"],
-        mask: Float[Tensor, "rows n s"] | None = None,
-        *,
-        cache: Any = None,
-        slots: Int[Tensor, "rows n"] | None = None,
-        taps: tuple[int, ...] = (),
-        newlines: int | None = None,
-    ) -> Scores:
-        """Score embedded tokens, whose numbers are `positions`; `taps` are layers whose inputs are returned too.
-
-        `newlines` is the size of the pass (`_pass`).
-        """
-        features, fused = self._pass(inputs, positions, mask, cache=cache, slots=slots, taps=taps, newlines=newlines)
+    def forward(self, *where: Any, **how: Any) -> Scores:
+        """Score embedded tokens, as `Target.__call__`; `newlines` is the size of the pass (`_pass`)."""
+        features, fused = self._pass(*where, **how)
         return Scores(self.head(features), features, fused)
 
     def _run(
@@ -304,9 +280,23 @@ def vocabulary_target(
     )
 
 
-def cache_name(body: nn.Module) -> str:
-    """Return the name of the decoder's argument for its cache: `cache` since transformers 5.24."""
-    return "cache" if "cache" in inspect.signature(body.forward).parameters else "past_key_values"
+def causal_target(model: Any, tokenizer: Any | None, tokens: int, *, family: str, raster: Raster) -> TransformersTarget:
+    """Return the target of a causal language model whose vocabulary ends with the tokens of images.
+
+    Token c of an image is word `len(tokenizer) + c`. Only these are sampled, while the releases sample from the whole
+    vocabulary and clamp what is no token. Without a tokenizer it is the target's shape only.
+    ValueError for a vocabulary without the tokens, and for layers that this adapter does not reproduce.
+    """
+    sizes = model.config.to_dict()
+    if any(kind != "full_attention" for kind in sizes.get("layer_types") or ()) or sizes.get("final_logit_softcapping"):
+        raise ValueError(f"{sizes['model_type']} has windows of attention or capped logits, which are not supported")
+    words, first = model.get_input_embeddings(), 0 if tokenizer is None else len(tokenizer)
+    if tokenizer is None and not words.weight.is_meta:
+        raise ValueError("the tokenizer is needed: tokens follow its tokens")
+    if (most := words.weight.shape[0]) < first + tokens:
+        raise ValueError(f"the vocabulary has {most} tokens, wanted {first} of the tokenizer and {tokens} tokens")
+    numbers = torch.arange(first, first + tokens)
+    return vocabulary_target(model.model, words, model.get_output_embeddings(), numbers, family=family, raster=raster)
 
 
 def joined(features: Tensor, entered: list[Tensor]) -> tuple[Tensor, Tensor | None]:

@@ -31,10 +31,10 @@ def refuse(*_: Any, **__: Any) -> None:
 
 
 EAGLES = [
-    (method, {"form": form, "layers": layers})
-    for method in ("eagle1", "eagle2")
-    for form in ("guided", "rows")
-    for layers in (1, 2)
+    ("eagle1", {"form": "guided", "layers": 2}),
+    ("eagle1", {"form": "rows", "layers": 1}),
+    ("eagle2", {"form": "guided", "layers": 1}),
+    ("eagle2", {"form": "rows", "layers": 2}),
 ]
 
 

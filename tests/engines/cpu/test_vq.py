@@ -127,7 +127,7 @@ def test_pictures_of_a_tokenizer_with_four_resolutions_are_those_of_torch() -> N
 @pytest.mark.slow
 @torch.no_grad()
 def test_pictures_of_vq16_at_256_pixels_are_those_of_torch() -> None:
-    vq = initialised(VQVAE(VQConfig.named("VQ-16")))
+    vq = initialised(VQVAE(VQConfig()))
     tokens = torch.randint(16384, (1, 256), generator=torch.Generator().manual_seed(1))
     check(to_uint8(packed_vq(vq).decode(tokens)), to_uint8(vq.decode(tokens)))
 

@@ -13,7 +13,7 @@ from lantern.drafters.base import ranking
 pytest.importorskip("triton", reason="Triton is not installed")
 from lantern.engines.cuda import kernels
 from lantern.engines.cuda.target import KernelTarget
-from lantern.models.llamagen.transformer import RMSNorm, rope_factors, rope_table, rotate
+from lantern.models.llamagen.transformer import RMSNorm, Rotary, rope_table, rotate
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -49,7 +49,7 @@ def test_rotation_stores_keys_and_values(dtype: torch.dtype) -> None:
     places = torch.tensor([8, 0, 4], device=DEVICE)
     cache = torch.zeros(2, lines, heads, slots, width, dtype=dtype, device=DEVICE)
     split = qkv.view(lines, rows, 3, heads, width)[:, :live]
-    expected = rotate(split, rope_factors(rope, positions)).to(dtype)
+    expected = rotate(split, Rotary(rope)(positions)).to(dtype)
     kernels.rotate_and_store(qkv, rope, positions, places, cache, rows=rows)
     close: dict[str, Any] = {"atol": CLOSE[dtype], "rtol": CLOSE[dtype]}
     assert torch.allclose(qkv.view(lines, rows, 3, heads, width)[:, :live, 0], expected[:, :, 0], **close)
