@@ -137,14 +137,15 @@ def quantized(target: nn.Module, weights: Weights = "int4", parts: tuple[str, ..
     It is the same copy as long as the weights of a module do not change, and the module itself if they are of this kind
     already. ValueError for widths that are not multiples of a group (int4), ImportError where torchao is not installed.
     """
-    parts = PARTS[weights] if parts is None else parts
-    return target if weights in ("full", kind_of(target)) else _copies(weights, parts).get(target)
+    if weights in ("full", kind_of(target)):
+        return target
+    check_kind(weights)
+    return _copies(weights, PARTS[weights] if parts is None else parts).get(target)
 
 
 @cache
 def _copies(weights: Weights, parts: tuple[str, ...]) -> WeightCache[nn.Module]:
     def quantized_copy(module: nn.Module) -> nn.Module:
-        check_kind(weights)
         made = copy.deepcopy(module).requires_grad_(False)
         for name, part in made.named_children():
             if name in parts:
