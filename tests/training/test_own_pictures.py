@@ -133,7 +133,7 @@ def test_steps_of_all_take_folders_of_a_model(tmp_path: Path) -> None:
 
     config, inputs = AllConfig((step,), components={}), dict[str, object](model=tmp_path / "given")
     build = Build(config, tmp_path, tmp_path / "out", inputs, run_step)
-    build.run(None)
+    build.run(step)
     assert seen == {"target": tmp_path / "given" / "transformer", "data": tmp_path / "out" / "data"}
     with pytest.raises(ValueError, match="stage all needs --data"):
         build.value("@data")

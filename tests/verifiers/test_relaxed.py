@@ -55,7 +55,7 @@ def relaxed(rule: Relaxation, log_p: Tensor, log_q: Tensor, depth: int) -> Tenso
 def test_tokens_follow_the_relaxed_distribution(rule: Relaxation, inner: Verifier, mode: DraftMode) -> None:
     """Of images of one token; p and q are a world's at its only place."""
     toy = world("generic", 3, tokens=5, count=1)
-    made = draw(toy, RelaxedVerifier(rule, inner), mode, StaticTree(((0,), (1,))), runs=50_000)
+    made = draw(toy, RelaxedVerifier(rule, inner), mode, StaticTree(((0,), (1,))))
     assert made.p_value(relaxed(rule, toy.logs.p[0], toy.logs.q[0], 0)) > 1e-4
     assert made.p_value(toy.p[0]) < 1e-9
 
