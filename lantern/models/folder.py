@@ -13,7 +13,8 @@
 Drafters and add-ons are checked against the target: by their sizes, and by the digest of the weights that they were
 trained for. diffusers reads the same layout, but nothing here needs diffusers.
 
-A folder with a `config.json` of its own is a model of transformers (`lantern.models.transformers`).
+A folder with a `config.json` of its own is a model of transformers (`lantern.models.transformers`), whose drafter is
+checked by its sizes only.
 """
 
 import dataclasses
