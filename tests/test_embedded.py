@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from lantern.core.places import embedded_model
 from lantern.core.sampling import Sampling
@@ -14,16 +13,15 @@ from lantern.generation.generator import generate
 from lantern.generation.requests import Request
 from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model, read_words
+from tests.threads import one_thread
 
 MEBIBYTE = 2**20
 
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[Model]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield load_model(device="cpu")
-    torch.set_num_threads(threads)
+    with one_thread():
+        yield load_model(device="cpu")
 
 
 def test_weights_fit_in_fifty_mebibytes() -> None:

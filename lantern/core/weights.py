@@ -88,10 +88,13 @@ def has_eight_bits(weight: Tensor) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress warnings: importing torchao logs which of its kernels this machine cannot use."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    """Suppress warnings of torchao: its import logs which of its kernels this machine cannot use."""
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logging.disable(before)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -317,7 +317,7 @@ def begin(
         state.forced.check(images=len(keys), tokens=config.block_size, vocab_size=config.vocab_size)
         logits = state.forced.logits(prompt.logits, forced.new_zeros(len(keys), 1).to(device))
         prompt = replace(prompt, logits=logits)
-    state.watch.lap("prefill")  # plain decoding counts its first sample as every other
+    state.watch.lap("prefill")  # `start` of plain decoding counts its first sample as "draw"
     state.step = state.start(prompt)
     state.has_begun = True
     state.watch.lap("prefill")

@@ -183,14 +183,10 @@ def map_html(side: Side) -> str:
     """Return the acceptance map of an image over it, with its legend, as HTML."""
     assert side.picture.pixels is not None
     known = [0, *(mark.known for mark in side.marks)]
-    runs, relaxed = (
-        [new - old for old, new in pairwise(known)],
-        {place for mark in side.marks for place in mark.relaxed},
-    )
-    uri, title = (
-        data_uri(side.picture.pixels, "webp", quality=90),
-        f"acceptance map of {side.picture.statistics.method}",
-    )
+    runs = [new - old for old, new in pairwise(known)]
+    relaxed = {place for mark in side.marks for place in mark.relaxed}
+    uri = data_uri(side.picture.pixels, "webp", quality=90)
+    title = f"acceptance map of {side.picture.statistics.method}"
     return f'<div class="side">{draw_map(runs, relaxed, side.picture.columns, uri, title=title)}</div>{legend()}'
 
 

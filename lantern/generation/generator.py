@@ -291,14 +291,11 @@ class Generator:
 
     def _fixed(self, requested: Sequence[Request]) -> dict[str, Any]:
         """Return the keys of the noise, and the tokens (b n) that images keep, -1 where they are generated."""
-        kept = [request.forced for request in requested]
-        free = torch.full((self.model.target.config.block_size,), -1)
-        forced = (
-            torch.stack([free if one is None else one for one in kept])
-            if any(one is not None for one in kept)
-            else None
-        )
-        return {"keys": [(request.seed, request.number) for request in requested], "forced": forced}
+        keys, forced = [(request.seed, request.number) for request in requested], None
+        if any(request.forced is not None for request in requested):
+            free = torch.full((self.model.target.config.block_size,), -1)
+            forced = torch.stack([free if request.forced is None else request.forced for request in requested])
+        return {"keys": keys, "forced": forced}
 
     def pixels(self, tokens: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
         """Decode tokens to pixels; where memory runs out the batch is decoded in halves."""

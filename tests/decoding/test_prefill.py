@@ -12,6 +12,7 @@ from lantern.core.types import Condition
 from lantern.decoding.prompt import PromptCache, make_cache, prefill
 from lantern.models.llamagen.prompt import word_scores
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from tests.threads import one_thread
 from tests.tiny import select, tiny_condition, tiny_target
 from tests.uncached import uncached
 
@@ -123,6 +124,7 @@ def test_changed_weights_and_submodules_clear_the_prompt_cache(is_replaced: bool
     assert not torch.equal(before.entries, after.entries)
 
 
+@one_thread()
 @torch.no_grad()
 def test_prompts_read_in_passes_of_constant_size_do_not_depend_on_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()

@@ -8,8 +8,6 @@ import dataclasses
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.engine import EagerEngine
 from lantern.methods import METHODS
 from tests import tiny_folder
+from tests.threads import one_thread
 
 EMBEDDED = "lantern-emoji"
 TOY = "toy"
@@ -57,7 +56,7 @@ def decode(model: str, engine: str, method: str) -> list[dict[str, Any]]:
     settings = {"k": TOY_NEIGHBOURS} if model == TOY and "k" in METHODS[method].settings else {}
     if engine == "fused" and method in WINDOWS:
         settings["window"] = WINDOW
-    with _one_thread():
+    with one_thread():
         made: Any = pipe(PROMPTS, method=method, settings=settings, generator=SEED, output_type="latent")
     return [_record(tokens, stats) for tokens, stats in zip(made.tokens, made.stats, strict=True)]
 
@@ -85,14 +84,3 @@ def toy_folder() -> Path:
     vq = dataclasses.replace(tiny_folder.VQ, codebook_size=TOY_SHAPE["vocab_size"])
     with patch.object(tiny_folder, "VQ", vq):
         return tiny_folder.save_tiny_model(Path(holder.name) / TOY, **TOY_SHAPE)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Runs on one thread, since sums may depend on the number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

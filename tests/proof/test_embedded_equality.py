@@ -13,6 +13,7 @@ from lantern.generation.generator import Generator
 from lantern.generation.requests import Request
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, load_model
+from tests.threads import one_thread
 
 REQUESTED = [Request(prompt=prompt, seed=7) for prompt in ("a red apple", "a fox", "a red cat")]
 # A row of the grid. tests/test_embedded.py compares whole pictures.
@@ -42,10 +43,8 @@ class FirstTokens:
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[Model]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield load_model(device="cpu", dtype="fp32", parts=("text", "drafter"))
-    torch.set_num_threads(threads)
+    with one_thread():
+        yield load_model(device="cpu", dtype="fp32", parts=("text", "drafter"))
 
 
 def first_tokens(model: Model, method: Method, guidance: float, batch: int) -> Int[Tensor, "b n"]:
@@ -59,7 +58,10 @@ def first_tokens(model: Model, method: Method, guidance: float, batch: int) -> I
     return torch.cat(made)
 
 
-@pytest.mark.parametrize("guidance", [pytest.param(1.0, marks=pytest.mark.slow), 3.0])
+SLOW = [pytest.param(guidance, marks=pytest.mark.slow) for guidance in (1.0, 7.5)]
+
+
+@pytest.mark.parametrize("guidance", [3.0, *SLOW])
 def test_exact_methods_equal_plain_decoding_alone_and_in_batches(model: Model, guidance: float) -> None:
     expected = first_tokens(model, METHODS["plain"], guidance, len(REQUESTED))
     for name in EXACT:

@@ -342,10 +342,8 @@ class FusedRounds:
         for number, image in enumerate(self.images):
             state, rows = image.state, slice(at, at := at + len(image.start) * self.cache.rows)
             state.advance(int(state.known.min()), taken)
-            if scored:
-                state.step = image.step(scored[number], self._logits[rows], self._features[rows])
-            else:
-                state.step = image.last
+            seen = (self._logits[rows], self._features[rows])
+            state.step = image.step(scored[number], *seen) if scored else image.last
             if image.window is not None:
                 image.window.count_step(state.known)
             state.watch.lap("walk")

@@ -220,8 +220,17 @@ inline void tile_of_halves(const Input *a, int inputs, const void *panel, Sums *
 }
 #endif
 
+// How `sum_up` adds products in fp32.
+struct Fp32Sums {
+#if LANTERN_HALVES
+    typedef Unit Sum;
+    static Unit input(const float *a, int turn) { return spread<Unit>(a[turn]); }
+    static Unit add(Unit sum, Unit x, Unit weights) { return fma(x, weights, sum); }
+#endif
+};
+
 // Inputs and weights in fp32.
-struct Full {
+struct Full : Fp32Sums {
     typedef float Number;
     struct Units { // none
         explicit Units(int) {}
@@ -232,10 +241,7 @@ struct Full {
     static void narrow(Number *at, Unit x) { put(at, x); }
 #if LANTERN_HALVES
     static constexpr int STEP = 1, TURNS = 1;
-    typedef Unit Sum;
     static Unit weights(const char *at, int) { return get<Unit>((const float *)at); }
-    static Unit input(const float *a, int) { return spread<Unit>(*a); }
-    static Unit add(Unit sum, Unit x, Unit weights) { return fma(x, weights, sum); }
 #endif
     template <int ROWS> static void tile(const Number *a, int inputs, const Weight *panel, Lanes (*out)[2]) {
 #if LANTERN_HALVES
@@ -259,7 +265,7 @@ struct Full {
 
 // Inputs and weights in bf16, sums in fp32; weights are stored in pairs of inputs, of which the even one is in the lower
 // half of 32 bits. With AVX-512's bf16 an instruction takes both, else inputs are kept in fp32, rounded to bf16.
-struct Half {
+struct Half : Fp32Sums {
     typedef uint16_t Weight;
     typedef Tiles Units;
     typedef Plain<Half> Inputs;
@@ -294,9 +300,6 @@ struct Half {
     }
 #if LANTERN_HALVES
     static constexpr int STEP = 2, TURNS = 2;
-    typedef Unit Sum;
-    static Unit input(const float *a, int odd) { return spread<Unit>(a[odd]); }
-    static Unit add(Unit sum, Unit x, Unit weights) { return fma(x, weights, sum); }
     static Unit weights(const char *at, int odd) {
         const __m256i pairs = _mm256_loadu_si256((const __m256i *)at);
         return (Unit)(odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(int32_t(0xffff0000))) : _mm256_slli_epi32(pairs, 16));

@@ -95,7 +95,7 @@ def compare(seed: int, tree: StaticTree, mode: str, residual: str, rule: Any, **
 
 @pytest.mark.parametrize("residual", ["paper", "released"], ids=["published", "released"])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("tree", [TREES[0], *(pytest.param(tree, marks=pytest.mark.slow) for tree in TREES[1:])])
+@pytest.mark.parametrize("tree", [*TREES[:2], pytest.param(TREES[2], marks=pytest.mark.slow)], ids=["8", "24", "57"])
 def test_one_kernel_walks_as_the_verifier_does(tree: StaticTree, mode: str, residual: str) -> None:
     accepted = [compare(seed, tree, mode, residual, RULES[seed % 3], chunk=128) for seed in range(3)]
     assert sum(accepted) > 0
