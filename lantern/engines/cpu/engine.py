@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.prepared import PreparedTarget, WeightCache, read_in_passes
@@ -51,6 +51,7 @@ from lantern.engines.cpu.kernels import (
     uniforms,
 )
 from lantern.engines.engine import Engine
+from lantern.models.llamagen import prompt as prompts
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.relaxations.mixture import Mixture
 from lantern.verifiers.relaxed import RelaxedVerifier
@@ -79,6 +80,8 @@ class PackedPass:
         shape = (config.dim, config.n_head, config.n_layer, hidden, config.vocab_size, kind)
         places = (tensor.data_ptr() for tensor in (self._norm, self._head, self._rope))
         self.model = ModelArgs(*shape, config.norm_eps, layers, *places)
+        # conditioning slots need no logits
+        self._reader = ModelArgs(*shape, config.norm_eps, layers, self._norm.data_ptr(), None, self._rope.data_ptr())
 
     def __call__(
         self,
@@ -91,17 +94,52 @@ class PackedPass:
         taps: tuple[int, ...] = (),
     ) -> Scores:
         """Score inputs, as `Transformer.forward` with a `StaticCache` in fp32."""
+        logits = torch.empty(*inputs.shape[:2], self.vocab)
+        features, fused = self._run(self.model, inputs, positions, mask, cache.buffer, slots, taps, logits)
+        return Scores(logits, features, fused)
+
+    def read_slots(
+        self, inputs: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"], *, entered: dict[int, Tensor] | None = None
+    ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "l b h d"]]:
+        """Read conditioning slots, as `Transformer.read_slots`: with their rotary rows, which are zero, attention is
+        the mean of the values that a slot sees.
+        """
+        rows, count = mask.shape
+        heads, layers = self.model.heads, self.model.layers
+        memory = torch.zeros(2 * layers, rows, heads, count, self.dim // heads)
+        where = torch.arange(count).expand(rows, -1)
+        # words see the words before them, and padding, which is on the left, sees padding
+        seen = torch.ones(count, count, dtype=torch.bool).tril() & (mask[:, None] | ~mask[:, :, None])
+        hidden = torch.zeros(rows, count, count).masked_fill_(~seen, -torch.inf)
+        taps = tuple(entered or ())
+        features, fused = self._run(self._reader, inputs, where, hidden, memory, where, taps)
+        if entered and fused is not None:
+            entered.update(zip(taps, fused.chunk(len(taps), -1), strict=True))
+        words = mask[:, None, :, None]
+        return features, (memory[1::2] * words).sum(3) / words.sum(2).clamp(min=1)
+
+    def _run(
+        self,
+        model: ModelArgs,
+        inputs: Float[Tensor, "b n c"],
+        positions: Int[Tensor, "b n"],
+        mask: Float[Tensor, "b n s"],
+        memory: Float[Tensor, "2l b h s d"],
+        slots: Int[Tensor, "b n"],
+        taps: tuple[int, ...],
+        logits: Float[Tensor, "b n v"] | None = None,
+    ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b n tc"] | None]:
+        """Run a pass; return its features and the inputs of tapped layers."""
         rows, nodes = inputs.shape[:2]
         inputs, positions, places = inputs.float().contiguous(), positions.contiguous(), slots.contiguous()
         mask = mask if mask.stride(-1) == 1 else mask.contiguous()
-        logits = torch.empty(rows, nodes, self.vocab)
         features = torch.empty(rows, nodes, self.dim)
         fused = torch.empty(rows, nodes, len(taps) * self.dim) if taps else None
         tapped = (ctypes.c_int32 * len(taps))(*taps)
         made = (fused, features, logits, self.spent)
-        run = PassArgs.of((inputs, positions, places, mask), cache.buffer, made, tapped)
-        self.call(ctypes.byref(self.model), ctypes.byref(run))
-        return Scores(logits, features.to(self.dtype), None if fused is None else fused.to(self.dtype))
+        run = PassArgs.of((inputs, positions, places, mask), memory, made, tapped)
+        self.call(ctypes.byref(model), ctypes.byref(run))
+        return features.to(self.dtype), None if fused is None else fused.to(self.dtype)
 
     def head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
         """Apply the head, as `Transformer.head`."""
@@ -112,10 +150,11 @@ _PASSES = WeightCache(PackedPass)
 
 
 class CpuTarget(PreparedTarget):
-    """A target that scores inputs in C++ if its cache is in fp32, and otherwise by torch, which also reads prompts."""
+    """A target that reads prompts in C++, and scores inputs if its cache is in fp32, otherwise by torch."""
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)
+        self.cls_embedding = module.cls_embedding
         self.make_uniforms = uniforms
         self.refresh()
 
@@ -140,8 +179,12 @@ class CpuTarget(PreparedTarget):
 
     def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
         """Read prompts one by one, so that they are as independent of each other as passes are."""
-        read = partial(self.module.read, rows=rows, whole=whole, taps=taps)
+        read = partial(prompts.read, self, rows=rows, whole=whole, taps=taps, is_padded=False)
         return Prompt.joined(list(read_in_passes(read, condition, 1).values()))
+
+    def read_slots(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Read conditioning slots, as `Transformer.read_slots`, in C++."""
+        return self.program.read_slots(*args, **kwargs)
 
     def features(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return features, as `Target.features`, in C++."""

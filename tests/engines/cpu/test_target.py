@@ -5,6 +5,7 @@ import gc
 import pickle
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -15,14 +16,14 @@ from torch import Tensor, nn
 from lantern.core.config import Weights
 from lantern.core.prepared import quantized
 from lantern.core.sampling import Sampling
-from lantern.core.types import Target
+from lantern.core.types import Condition, Target
 from lantern.decoding.cache import StaticCache
 from lantern.engines.cpu.engine import CpuEngine, CpuTarget
 from lantern.engines.engine import EAGER, AutoEngine, EagerEngine
 from lantern.generation.decoder import build_decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.engines.cpu.test_linear import KINDS, in_steps, needs_torchao
-from tests.tiny import tiny_eagle, tiny_target
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, plain_tokens
 
 KNOWN = 11  # tokens that are committed before the passes below
@@ -100,6 +101,39 @@ def test_fused_pass_equals_eager_pass(changes: dict[str, Any]) -> None:
     for a, b in ((expected.logits, found.logits), (expected.features, found.features), (expected.fused, found.fused)):
         assert torch.allclose(a, b, atol=2e-5 * float(a.abs().max()))
     assert torch.allclose(eager.cache.buffer, fused.cache.buffer, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("negative", "whole"), [((), False), ((), True), ((2, 5, 1), False), ((6, 6, 6), False)])
+def test_prompts_are_read_as_by_torch_with_bits_of_their_own(negative: tuple[int, ...], *, whole: bool) -> None:
+    target = target_in(torch.float32)
+    condition = tiny_condition((4, 1, 6))
+    if negative:
+        condition = replace(condition, negative=tiny_condition(negative, seed=1))
+    for one in filter(None, (condition, condition.negative)):
+        assert one.embeddings is not None
+        one.embeddings.add_(1.0)  # of padding too, which words must not see
+    twin: Any = twin_of(target)
+    together = twin.read(condition, 2, whole=whole, taps=(0, 1))
+    for image in range(3):
+        one = condition.select([image])
+        expected, alone = (t.read(one, 2, whole=whole, taps=(0, 1)) for t in (target, twin))
+        for name in ("entries", "scores", "logits", "features", "mask", "fused"):
+            found = getattr(together.at(image), name)
+            assert torch.equal(found, getattr(alone, name)), name
+            assert torch.allclose(getattr(expected, name).float(), found.float(), atol=1e-4), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_of_a_class_or_in_other_dtypes_are_read_as_by_torch(kind: str) -> None:
+    captions, classes = target_of(kind), target_of(kind, model_type="c2i", num_classes=5, cls_token_num=1)
+    labels = Condition(labels=torch.tensor([3, 0]))
+    bound = {"fp32": 2e-5, "bf16": 0.03, "int8": 0.03}[kind]
+    for target, condition in ((captions, tiny_condition((4, 1))), (classes, labels)):
+        for name in ("entries", "logits", "features"):
+            expected, found = (getattr(t.read(condition, 2), name).float() for t in (target, twin_of(target)))
+            assert (found - expected).abs().mean() <= bound * expected.abs().mean(), name
 
 
 @pytest.mark.parametrize("dim", [64, 128, 160, 192, 256])  # heads of 32, 64, 80, 96 and 128
