@@ -86,7 +86,7 @@ CLAIMS = dict(
     residual=opt("paper", help=REFUSED, choices=("paper", "released", "cool")),
     shared=opt(False, help="whether the siblings of a node share one delta; as published each has its own"),
 )
-ALIKE = "nearest tokens that count as alike; 0 is exact, below 1 is a share of the codebook"
+ALIKE = "nearest tokens that count as alike, or their share of the codebook; 0 is exact"
 GAIN = "largest factor by which a draft's probability grows; 1 is exact"
 CLAIM = "largest probability that a draft claims from others"
 SAMPLES = opt(2, 1, 10**6, "samples of the target per token; 1 is exact", sweep=(2, 3))
@@ -545,7 +545,7 @@ def lantern(
     residual: str,
     shared: bool,
     tree: str = TREE,
-    k: int = opt(100, 0, 1024, ALIKE),
+    k: float = opt(100, 0, 1024, ALIKE, is_share=True),
     delta: float = opt(0.1, 0, 1, CLAIM, sweep=(0.05, 0.1, 0.2)),
 ):
     """LANTERN: a draft may claim its k nearest tokens' probability up to delta"""
@@ -571,7 +571,7 @@ def lantern_pp(
     residual: str,
     shared: bool,
     tree: str = TREE,
-    k: int = opt(10, 0, 1024, ALIKE),
+    k: float = opt(10, 0, 1024, ALIKE, is_share=True),
     lambda_: float = opt(2.0, 1, 1e6, GAIN, sweep=(1.5, 2.0, 3.0, 5.0)),
 ):
     """LANTERN++: a draft may claim its k nearest tokens' probability up to (lambda - 1) times its own"""

@@ -32,6 +32,7 @@ class Option:
 
     The type is that of `default`. `sweep` are the values that tuning tries, gentlest first; a relaxed method has one
     option with a sweep. `fits`: tokens do not depend on it, and it is chosen for the engine unless the user sets it.
+    `is_share`: a number between 0 and 1 is legal too, as a share.
     """
 
     default: Any
@@ -41,6 +42,7 @@ class Option:
     choices: tuple[Any, ...] = ()
     sweep: tuple[float, ...] = ()
     fits: bool = False
+    is_share: bool = False
     name: str = ""
 
     @property
@@ -61,11 +63,12 @@ class Option:
         noun = {bool: "true or false", int: "a whole number", float: "a number", str: "a name"}[type(self.default)]
         if self.low is None or self.high is None:
             return noun if self.low is None else f"{noun} of at least {self.low:.10g}"
-        return f"{noun} from {self.low:.10g} to {self.high:.10g}"
+        share = ", or a share between 0 and 1" if self.is_share else ""
+        return f"{noun} from {self.low:.10g} to {self.high:.10g}{share}"
 
     def parse(self, text: str) -> Any:
         """Return the value that a text stands for; ValueError if it stands for none."""
-        kind = type(self.default)
+        kind = float if self.is_share and "." in text else type(self.default)
         try:
             value = {"true": True, "1": True, "false": False, "0": False}[text.lower()] if kind is bool else kind(text)
         except (ValueError, KeyError):
@@ -75,6 +78,8 @@ class Option:
     def check(self, value: Any) -> Any:
         """Return the value if it is legal; ValueError otherwise."""
         kind = type(self.default)
+        if self.is_share and isinstance(value, float) and 0 < value < 1:
+            return value
         is_legal = isinstance(value, (int, float) if kind is float else kind)
         is_legal = is_legal and isinstance(value, bool) == (kind is bool)
         if is_legal and kind in (int, float):
@@ -89,7 +94,7 @@ class Option:
 
 
 def opt(default: Any, low: float | None = None, high: float | None = None, help: str = "", **more: Any) -> Any:
-    """Declare an option as the default of a parameter; `more` are choices, sweep and fits of `Option`."""
+    """Declare an option as the default of a parameter; `more` are the further fields of `Option`."""
     return Option(default, low, high, help, **more)
 
 

@@ -222,3 +222,11 @@ def test_a_preset_changes_values_only() -> None:
     assert found.settings == {"size": 9} and found.page == "made-up" and found.changed() == {}
     with pytest.raises(ValueError, match='"made-up" has no setting sise'):
         preset("made-up-other", "made-up", "another size", sise=9)
+
+
+def test_a_number_of_neighbours_may_be_a_share_of_the_codebook() -> None:
+    k = METHODS["lantern"].option("k")
+    assert [k.parse(text) for text in ("0", "125", "0.061", "1")] == [0, 125, 0.061, 1]
+    for text in ("1.5", "0.0", "-0.2", "1025", "nan", "0.x"):
+        with pytest.raises(ValueError, match="wanted a whole number from 0 to 1024, or a share between 0 and 1"):
+            k.parse(text)

@@ -4,6 +4,8 @@ It uses the target's noise: where both distributions have the same arg-max of lo
 Beside a LlamaGen target it is a LlamaGen transformer, beside a target of transformers one of the same family.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -26,6 +28,8 @@ class SmallModel:
     tokens, grids or prompts.
     """
 
+    cache: Any = None  # its memory serves the next generation of the same sizes
+
     def __init__(self, model: Target, target: Target, *, sampling: Sampling, stage: int) -> None:
         for name in (*SIZES, *(() if target.config.family == "llamagen" else TOKEN_SIZES)):
             got, expected = getattr(model.config, name, None), getattr(target.config, name)
@@ -43,7 +47,7 @@ class SmallModel:
         assert prompt.condition is not None
         prompt = self._prompts.read(self.model, prompt.condition, rows)
         self.noise, self.count, self.rows = noise, self.model.config.block_size, rows
-        self.cache = make_cache(self.model, prompt, self.stage, used=getattr(self, "cache", None))
+        self.cache = make_cache(self.model, prompt, self.stage, used=self.cache)
         self.cache.fill(prompt)
         self._mask = self.cache.tree_mask(self.cache.prefix_scores, self.stage)
         self.held.slots = torch.arange(self.stage, device=prompt.mask.device) + self.cache.first_stage_slot

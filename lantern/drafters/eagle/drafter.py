@@ -19,6 +19,8 @@ class EagleDrafter(NetworkDrafter):
     verification needs. ValueError for a drafter with other conditioning slots.
     """
 
+    cache: Any = None  # its memory serves the next generation of the same sizes
+
     def __init__(self, module: Eagle, target: Target, *, is_fresh: bool = False, **how: Any) -> None:
         super().__init__(module, target, **how)
         form, slots = module.config.form, module.config.cls_token_num
@@ -51,7 +53,7 @@ class EagleDrafter(NetworkDrafter):
         """Create the cache and the mask, and read the prompt."""
         sees = self.module.sees(prompt.mask[:, :-1])[:, : self.module.config.cls_token_num]
         sizes = {"images": len(sees), "rows": self.rows, "prefix": sees.shape[1], "tokens": self.count}
-        self.cache = self.module.new_cache(getattr(self, "cache", None), **sizes, stage=self.stage, device=sees.device)
+        self.cache = self.module.new_cache(self.cache, **sizes, stage=self.stage, device=sees.device)
         self.cache.first.copy_(sees.sum(1).repeat_interleave(self.rows)[:, None])
         self._mask = self.cache.tree_mask(sees, self.stage)
         if sees.shape[1]:

@@ -205,7 +205,7 @@ class ViSpecDrafter(EagleDrafter):
         # A pass must not overwrite a slot that a pair in the oldest current row still sees.
         ring = min((config.recent + 1) * config.grid, config.block_size) + self.stage
         sizes = {"images": images, "rows": 1, "prefix": config.summaries + config.grid, "tokens": ring}
-        earlier = getattr(self, "cache", None)
+        earlier = self.cache
         self.cache = self.module.new_cache(earlier, RingCache, **sizes, stage=self.stage, device=device)
         places = torch.zeros(prompt.mask.shape, dtype=torch.long, device=device)
         guided = self.sampling.guide(prompt.features, places)

@@ -149,6 +149,8 @@ def group_mask(pairs: int, anchors: Int[Tensor, " a"], masks: int) -> Bool[Tenso
 class ParallelDrafter(MarginalDrafter):
     """Drafts trees from a `ParallelSpec` module's independent guesses, with one pass per step."""
 
+    cache: Any = None  # its memory serves the next generation of the same sizes
+
     def __init__(self, module: ParallelSpec, target: Target, **common: Any) -> None:
         super().__init__(module, target, **common)
         # the pairs of a step, and a mask for each depth but the first
@@ -159,7 +161,7 @@ class ParallelDrafter(MarginalDrafter):
         super().begin(prompt, noise)
         device, images, self._is_read = prompt.mask.device, len(prompt.mask), True
         sizes = {"images": images, "rows": 1, "prefix": 0, "tokens": self.count, "stage": self.stage}
-        self.cache = self.module.new_cache(getattr(self, "cache", None), **sizes, device=device)
+        self.cache = self.module.new_cache(self.cache, **sizes, device=device)
         self._mask = self.cache.tree_mask(torch.zeros(images, 0, dtype=torch.bool, device=device), self.stage)
         self.held.steps = torch.arange(self.stage, device=device)
 
