@@ -44,6 +44,7 @@ from lantern.eval.speed.shapes import DoneError, random_captions
 from lantern.eval.speed.surroundings import surroundings
 from lantern.generation.decoder import Decoder, build_decoder
 from lantern.methods import METHODS
+from lantern.models.folder import pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig, rope_table
 
 Figures = dict[str, Any]
@@ -683,6 +684,7 @@ def run(args: argparse.Namespace) -> int:
     if args.worker:
         work(args, path)
         return DONE
+    pick_device(args.device)  # refuses a GPU that is not there
 
     def left() -> list[str]:
         return [name for name in args.sections if name not in read(path)["finished"]]

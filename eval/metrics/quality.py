@@ -11,15 +11,15 @@ import numpy as np
 import torch
 
 import lantern
-from lantern.core.config import hint_for
+from lantern.core.config import hint_for, install_hint, one_line
 from lantern.eval.intervals import DRAWS
 from lantern.eval.metrics.distances import frechet, moments_of
 from lantern.eval.metrics.extraction import Extracted, extract
-from lantern.eval.metrics.judges import Judge, Judges
+from lantern.eval.metrics.judges import Judge, Judges, weights_of
 from lantern.eval.metrics.moments import Moments
 from lantern.eval.metrics.reference import Reference, made_with, open_reference
 from lantern.eval.metrics.registry import METRICS, PAIRS, PROMPTS, REFERENCE, Material, Metric
-from lantern.eval.metrics.weights import Found
+from lantern.eval.metrics.weights import Found, find_weights
 from lantern.eval.speed.surroundings import installed
 
 FEW = 2048  # dimension of Inception's features: with fewer pictures FID's covariance is singular
@@ -121,6 +121,23 @@ def in_order(metrics: Sequence[str], *, images: int, has_pictures: bool = True) 
     if any(name.startswith("fid") for name in metrics) and images < FEW and has_pictures:
         expected.add("kid")
     return [name for name in METRICS if name in expected]
+
+
+def obstacle(name: str, reference: Path | None, weights: Mapping[str, Path]) -> str:
+    """Return what a metric lacks (a reference, weights, a package), or "" if nothing; images are not needed yet."""
+    metric = METRICS[name]
+    if REFERENCE in metric.needs and reference is None:
+        return "give its reference with --reference"
+    if REFERENCE in metric.needs and reference is not None and not reference.is_dir() and not name.startswith("fid"):
+        return f"{reference.name} is a file of statistics, expected a folder of images with --reference"
+    network = weights_of(metric.judge, weights)
+    try:
+        if network:
+            find_weights(network, weights)
+    except (FileNotFoundError, ConnectionError) as error:
+        return one_line(error)
+    lacking = [package for package in metric.packages if installed(package) is None]
+    return f"{lacking[0]} is not installed; {install_hint('eval')}" if lacking else ""
 
 
 def _figure(name: str, material: Material, weights: Found | None, options: Options) -> Figure:

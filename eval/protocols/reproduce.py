@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import lantern
-from lantern.core.config import build_config, install_hint, one_line, read_json_object
+from lantern.core.config import build_config, read_json_object
 from lantern.core.io import write_json
 from lantern.core.places import EMBEDDED_MODEL
 from lantern.engines.engine import EAGER, Engine
@@ -148,25 +148,13 @@ def obstacles(task: Task) -> dict[str, str]:
 
 
 def _obstacle(task: Task, name: str) -> str:
-    """Return what one metric lacks (a reference, weights, a package), or "" if nothing."""
-    from lantern.eval.metrics.judges import weights_of
+    """Return what one metric lacks, or "" if nothing."""
+    from lantern.eval.metrics.quality import obstacle
     from lantern.eval.metrics.registry import METRICS, REFERENCE
-    from lantern.eval.metrics.weights import find_weights
 
-    metric, given = METRICS[name], task.row.reference
-    if REFERENCE in metric.needs and given is None:
-        known = task.protocol.reference
-        return f"give its reference with --reference{f': {known.name} ({known.origin})' if known else ''}"
-    if REFERENCE in metric.needs and given is not None and not given.is_dir() and not name.startswith("fid"):
-        return f"{given.name} is a file of statistics, expected a folder of images with --reference"
-    network = weights_of(metric.judge, task.row.weights)
-    try:
-        if network:
-            find_weights(network, task.row.weights)
-    except (FileNotFoundError, ConnectionError) as error:
-        return one_line(error)
-    lacking = [package for package in metric.packages if installed(package) is None]
-    return f"{lacking[0]} is not installed; {install_hint('eval')}" if lacking else ""
+    why, known = obstacle(name, task.row.reference, task.row.weights), task.protocol.reference
+    has_origin = known is not None and REFERENCE in METRICS[name].needs and task.row.reference is None
+    return f"{why}: {known.name} ({known.origin})" if known is not None and has_origin else why
 
 
 ROW_NAME = "row.json"

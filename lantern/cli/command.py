@@ -155,7 +155,7 @@ def explained(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     is_clear = isinstance(error, ValueError | OSError | ImportError | FloatingPointError)
     if is_clear or (isinstance(error, MemoryError) and str(error)):
-        return one_line(error)
+        return one_line(error, 2000)  # a command that it names is whole
     if isinstance(error, MemoryError | RuntimeError):
         from lantern.generation.generator import is_out_of_memory
 

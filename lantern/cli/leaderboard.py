@@ -58,7 +58,7 @@ def leaderboard(
     from lantern.eval.boards.board import PAIRS, RULES, Board, BoardOptions, parse_pair
     from lantern.eval.boards.page import markdown, write
     from lantern.eval.boards.table import figures_of
-    from lantern.eval.metrics.quality import in_order
+    from lantern.eval.metrics.quality import in_order, obstacle
     from lantern.eval.speed.contenders import Variant
 
     if results is None:
@@ -85,7 +85,9 @@ def leaderboard(
             is_quiet=machine.quiet,
         )
         if metrics is not None:
-            in_order(metrics, images=images)  # rejects unknown ones
+            for name in in_order(metrics, images=images):
+                if why := obstacle(name, reference, dict(weights)):
+                    raise ValueError(f"{name}: {why}")
         board = Board(options)
         board.measure()
         if metrics is not None:

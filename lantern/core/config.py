@@ -103,9 +103,9 @@ def is_debugging() -> bool:
     return os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
 
 
-def one_line(error: BaseException) -> str:
-    """Return the message of an error without line breaks, at most 300 characters of it."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
+def one_line(error: BaseException, most: int = 300) -> str:
+    """Return the message of an error without line breaks, at most so many characters of it."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
 
 
 class _Misfit(Exception):

@@ -16,7 +16,7 @@ SUFFIXES = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
 FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
 RESAMPLINGS = ("lanczos", "nearest")
 MAX_SCALE = 16
-OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".jxl")
+OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".jxl", ".svg", ".pdf", ".txt", ".json", ".zip")
 MAX_SLUG, MAX_NAME = 60, 200
 # `settings` are those that are not the defaults; `weights` is empty for the model's own, `image` a number
 FIELDS = (

@@ -69,7 +69,7 @@ STAGES = {
         f"{HOME}.tokenizer:train", "train a VQ tokenizer: images to tokens and back", "data", "packages init"
     ),
     "decoder": Stage(
-        f"{HOME}.tokenizer:train_decoder", "train the decoder of a VQ tokenizer on", "data vq", "packages"
+        f"{HOME}.tokenizer:train_decoder", "continue to train the decoder of a VQ tokenizer", "data vq", "packages"
     ),
     "target": Stage(f"{HOME}.target:train", "train a target: captions or classes to tokens", "data vq", f"{TEXT} init"),
     "drafter": Stage(

@@ -46,6 +46,7 @@ REFUSED = {
     "--guidance 1 --negative-prompt blue": "negative_prompt has no effect without guidance: give guidance above 1",
     "--negative-prompt a --negative-prompt two": "got 2 negative prompts for 1 images, wanted 1",
     "--out x.gif": "wanted a folder or a file that ends in .png",
+    "--out x.txt": "wanted a folder or a file that ends in .png",
     "--out /dev/null": "wanted a folder or a file that ends in .png",
     "--out -": "not written to standard output",
     "--out x.png --format jpeg": "--format is jpeg",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lantern.eval import gpu_headline
 from lantern.eval.gpu_headline import SECTIONS, read, skip
@@ -74,8 +75,15 @@ def test_a_section_that_ends_the_process_is_left_out_and_the_next_one_runs(
         return Namespace(returncode=0 if left[0] == "plain" else gpu_headline.CRASHED)
 
     monkeypatch.setattr(gpu_headline.subprocess, "run", crash)
-    words = ["--minutes", "1", "--out", str(tmp_path), "--sections", "machine", "plain"]
+    words = ["--minutes", "1", "--out", str(tmp_path), "--device", "cpu", "--sections", "machine", "plain"]
     assert gpu_headline.main(words) == 0
     found = read(tmp_path / "headline.json")
     assert found["finished"] == ["machine", "plain"] and found["ended_the_process"] == ["machine"]
     assert not skip(tmp_path / "headline.json", [])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_headline.main(["--minutes", "1", "--out", str(tmp_path / "out")]) == 2
+    assert "device 'cuda' is not on this machine" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "headline.json").exists()

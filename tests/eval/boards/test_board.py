@@ -196,6 +196,7 @@ def test_quality_is_that_of_eval(
         (["--methods", "eagle9"], "did you mean"),
         (["--pairs", "eagle1"], "wanted METHOD==METHOD"),
         (["--metrics", "kidd"], "kidd"),
+        (["--metrics", "kid"], "kid: give its reference with --reference"),
         (["--reference", "{file}"], "--metrics, which is missing"),
         (["--from", "{file}"], "has no fingerprint"),
     ],
