@@ -1,10 +1,14 @@
 """`lantern demo`: a page in the browser on which plain decoding and a method fill their images side by side."""
 
 import importlib.util
+from typing import TYPE_CHECKING
 
 from lantern.cli.command import DONE
 from lantern.cli.options import MODEL, MODEL_HELP, Placement, arg, command, opt
 from lantern.core.config import install_hint
+
+if TYPE_CHECKING:
+    from lantern.core.signals import Stopping
 
 
 def demo(
@@ -14,6 +18,7 @@ def demo(
     open: bool = opt(False, "open the page in the browser"),
     *,
     where: Placement,
+    stopping: "Stopping",
 ) -> int:
     """Show plain decoding and a method side by side in the browser."""
     if importlib.util.find_spec("gradio") is None:
@@ -25,9 +30,13 @@ def demo(
     page = build_page(sides)
     how = {"server_name": host, "server_port": port, "inbrowser": open, "prevent_thread_lock": True}
     try:
-        _, url, _ = page.launch(**how, **launch_options())
+        try:
+            _, url, _ = page.launch(**how, **launch_options())
+        except OSError as error:
+            raise OSError(f"cannot listen at {host}:{port}: choose another --port") from error
         print(f"lantern demo: {url}", flush=True)
         page.block_thread()
+        stopping.check()  # gradio swallows the exception of a signal
     finally:
         page.close(verbose=False)
         sides.close()

@@ -58,4 +58,6 @@ def _download(repository: str) -> Path:
         raise ValueError(f"model {repository!r}: {one_line(error)}") from error
     except (HfHubHTTPError, OSError) as error:
         reason = one_line(error)
-        raise ConnectionError(f"cannot download model {repository!r} from the hub: {reason}") from error
+        raise ConnectionError(
+            f"cannot download model {repository!r} from the hub, and no such folder is here: {reason}"
+        ) from error
