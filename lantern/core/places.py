@@ -57,7 +57,5 @@ def _download(repository: str) -> Path:
     except HFValidationError as error:
         raise ValueError(f"model {repository!r}: {one_line(error)}") from error
     except (HfHubHTTPError, OSError) as error:
-        reason = one_line(error)
-        raise ConnectionError(
-            f"cannot download model {repository!r} from the hub, and no such folder is here: {reason}"
-        ) from error
+        why = f"no such folder is here, and {one_line(error)}"
+        raise ConnectionError(f"cannot download model {repository!r} from the hub: {why}") from error
