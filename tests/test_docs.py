@@ -83,7 +83,7 @@ def images(folder: Path) -> None:
 
     save_pictures(folder / "images", 12, prompts=True)
     save_pictures(folder / "real", 12, seed=1)
-    save_tiny_inception(folder / "inception.pth")
+    save_tiny_inception(folder / "default_1.pt")
 
 
 def trained(folder: Path) -> None:
@@ -210,7 +210,7 @@ EXERCISES: dict[str, Exercise] = {
         is_slow=True
     ),
     "lantern tune": Exercise("--model {model} --images 1 --max-nodes 4 --max-depth 2 --methods eagle1", is_slow=True),
-    "lantern eval images --reference real --metrics kid fid --weights inception=inception.pth": Exercise(
+    "lantern eval images --reference real --metrics kid fid --weights inception=default_1.pt": Exercise(
         "--draws 10", prepare=images
     ),
     "lantern eval images --reference real --metrics psnr": Exercise("--draws 10"),

@@ -141,7 +141,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         return {name: figure(name) for name in metrics}
 
     monkeypatch.setattr(quality, "measure", measure)
-    monkeypatch.setattr("lantern.eval.metrics.weights.find_weights", lambda *_: None)
+    monkeypatch.setattr(quality, "find_weights", lambda *_: None)
     yield requested
 
 
