@@ -123,13 +123,17 @@ def in_order(metrics: Sequence[str], *, images: int, has_pictures: bool = True) 
     return [name for name in METRICS if name in expected]
 
 
-def obstacle(name: str, reference: Path | None, weights: Mapping[str, Path]) -> str:
-    """Return what a metric lacks (a reference, weights, a package), or "" if nothing; images are not needed yet."""
+def obstacle(name: str, reference: Path | None, weights: Mapping[str, Path], origin: str = "") -> str:
+    """Return what a metric lacks (a reference, weights, a package), or "" if nothing; images are not needed yet.
+
+    `origin` says where a missing reference can be found.
+    """
     metric = METRICS[name]
-    if REFERENCE in metric.needs and reference is None:
-        return "give its reference with --reference"
-    if REFERENCE in metric.needs and reference is not None and not reference.is_dir() and not name.startswith("fid"):
-        return f"{reference.name} is a file of statistics, expected a folder of images with --reference"
+    if REFERENCE in metric.needs:
+        if reference is None:
+            return f"give its reference with --reference{origin}"
+        if not reference.is_dir() and not name.startswith("fid"):
+            return f"{reference.name} is a file of statistics, expected a folder of images with --reference"
     network = weights_of(metric.judge, weights)
     try:
         if network:

@@ -150,11 +150,10 @@ def obstacles(task: Task) -> dict[str, str]:
 def _obstacle(task: Task, name: str) -> str:
     """Return what one metric lacks, or "" if nothing."""
     from lantern.eval.metrics.quality import obstacle
-    from lantern.eval.metrics.registry import METRICS, REFERENCE
 
-    why, known = obstacle(name, task.row.reference, task.row.weights), task.protocol.reference
-    has_origin = known is not None and REFERENCE in METRICS[name].needs and task.row.reference is None
-    return f"{why}: {known.name} ({known.origin})" if known is not None and has_origin else why
+    known = task.protocol.reference
+    origin = f": {known.name} ({known.origin})" if known else ""
+    return obstacle(name, task.row.reference, task.row.weights, origin)
 
 
 ROW_NAME = "row.json"

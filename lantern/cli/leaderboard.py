@@ -85,7 +85,8 @@ def leaderboard(
             is_quiet=machine.quiet,
         )
         if metrics is not None:
-            for name in in_order(metrics, images=images):
+            has_pictures = reference is None or reference.is_dir()  # a file of statistics has none, and adds no KID
+            for name in in_order(metrics, images=images, has_pictures=has_pictures):
                 if why := obstacle(name, reference, dict(weights)):
                     raise ValueError(f"{name}: {why}")
         board = Board(options)

@@ -197,13 +197,20 @@ def test_quality_is_that_of_eval(
         (["--pairs", "eagle1"], "wanted METHOD==METHOD"),
         (["--metrics", "kidd"], "kidd"),
         (["--metrics", "kid"], "kid: give its reference with --reference"),
+        (["--metrics", "fid", "--reference", "{file}"], "fid: no weights of inception"),
         (["--reference", "{file}"], "--metrics, which is missing"),
         (["--from", "{file}"], "has no fingerprint"),
     ],
 )
 def test_invalid_input_is_one_line_and_exit_status_2(
-    words: list[str], message: str, board_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    message: str,
+    board_words: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("LANTERN_CACHE", str(tmp_path))  # without weights
     (tmp_path / "some.json").write_text("{}\n")
     given = [word.format(file=tmp_path / "some.json") for word in words]
     assert main("--model", board_words[1], "--out", tmp_path / "run.jsonl", *given) == 2
