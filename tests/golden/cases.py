@@ -12,8 +12,10 @@ FILE = Path(__file__).with_name("records.json")
 COMMAND = "python -m tests.golden.record"
 # methods of the embedded model by fused passes
 FUSED = ("plain", "eagle1", "gumbel-jacobi", "bounded-window")
-# cases of the embedded model that run by default
-QUICK = ("lantern-emoji-eager-bounded", "lantern-emoji-fused-gumbel-jacobi")
+# Besides eager passes of the toy model, these run by default: fused steps, and fused passes before each verifier.
+QUICK = ("lantern-emoji-fused-gumbel-jacobi", "toy-fused-plain", "toy-fused-gumbel-jacobi", "toy-fused-bounded-window")
+QUICK += ("toy-fused-eagle1", "toy-fused-eagle2", "toy-fused-eagle1-rejection", "toy-fused-bounded")
+QUICK += ("toy-fused-lantern", "toy-fused-sjd", "toy-fused-self-cascade")
 # methods that are not recorded by fused passes of the toy model: there are their likes
 REPEATED = ("eagle2-rejection", "ddd", "svip", "c2t", "radar", "adt-tree", "grouped", "tolerance", "vadusa")
 REPEATED += tuple(name for name in adapter.methods() if name.endswith("-paper"))
@@ -32,7 +34,7 @@ class Case(NamedTuple):
     @property
     def is_slow(self) -> bool:
         """Whether the default run leaves it out."""
-        return self.model == adapter.EMBEDDED and str(self) not in QUICK
+        return (self.model, self.engine) != (adapter.TOY, "eager") and str(self) not in QUICK
 
 
 def cases() -> list[Case]:
