@@ -52,9 +52,7 @@ def alone(made: Decoder, i: int) -> Tensor:
     return state.result().tokens[0]
 
 
-def staggered(
-    decoders: Mapping[int, Decoder], every: int = 2, dropped: int | None = None, patience: float = 0.0
-) -> dict[int, Tensor]:
+def staggered(decoders: Mapping[int, Decoder], every: int = 2, dropped: int | None = None) -> dict[int, Tensor]:
     """Begin decoder i at step `every` x i; the generation `dropped` leaves after two steps, unfinished."""
     joint, running, made, number = joined(decoders[0]), dict[int, State](), dict[int, Tensor](), 0
     while running or number <= every * max(decoders):
@@ -63,7 +61,7 @@ def staggered(
         if dropped is not None and number == every * dropped + 2:
             del running[dropped]
         if running:
-            joint.take(list(running.values()), patience)
+            joint.take(list(running.values()))
         for i in [i for i, state in running.items() if state.is_done()]:
             made[i] = running.pop(i).result().tokens[0]
         number += 1
@@ -75,10 +73,11 @@ def staggered(
     [*((name, "eager") for name in NAMES), *(pytest.param(name, "cpu", marks=CPU.marks) for name in ON_CPU)],
 )
 def test_tokens_are_those_of_the_generation_alone(name: str, kind: str) -> None:
-    made = staggered({i: decoder(name, kind=kind) for i in range(4)}, dropped=1)
-    assert sorted(made) == [0, 2, 3]
+    small = {"nodes": 8, "width": 3, "depth": 2} if name == "eagle2" else {}
+    made = staggered({i: decoder(name, kind=kind, **small) for i in range(3)}, dropped=1)
+    assert sorted(made) == [0, 2]
     for i, tokens in made.items():
-        whole = decoder(name, kind=kind).generate(select(CONDITION, [i % 3]), keys=[KEYS[i]])
+        whole = decoder(name, kind=kind, **small).generate(select(CONDITION, [i % 3]), keys=[KEYS[i]])
         assert torch.equal(tokens, whole.tokens[0])
 
 

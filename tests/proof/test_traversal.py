@@ -132,7 +132,7 @@ class KeepsDraft(TraversalVerifier):
 
 
 def test_faulty_traversal_is_detected() -> None:
-    toy = world("generic", 26, tokens=4)  # inner nodes with rates well below 1
+    toy = world("generic", 5, tokens=3)  # inner nodes with rates well below 1
     assert distance(toy, TraversalVerifier(), "sampled", BRANCHED) < CLEAN
     for mutant in (KeepsRate(), KeepsTarget(), ForgetsRate(), KeepsDraft()):
         assert distance(toy, mutant, "sampled", BRANCHED) > FAULTY, mutant
