@@ -73,7 +73,7 @@ def staggered(decoders: Mapping[int, Decoder], every: int = 2, dropped: int | No
     [*((name, "eager") for name in NAMES), *(pytest.param(name, "cpu", marks=CPU.marks) for name in ON_CPU)],
 )
 def test_tokens_are_those_of_the_generation_alone(name: str, kind: str) -> None:
-    small = {"nodes": 8, "width": 3, "depth": 2} if name == "eagle2" else {}
+    small: dict[str, Any] = {"nodes": 8, "width": 3, "depth": 2} if name == "eagle2" else {}
     made = staggered({i: decoder(name, kind=kind, **small) for i in range(3)}, dropped=1)
     assert sorted(made) == [0, 2]
     for i, tokens in made.items():
