@@ -108,7 +108,7 @@ def tokens_of(
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_tokens_are_those_of_the_library(name: str) -> None:
     case, greedy = CASES[name], Sampling(guidance=CASES[name].guidance, temperature=0)
-    together = tokens_of(name, "plain", greedy)
+    together = plain_tokens(name, greedy)
     for prompt, found in zip(PROMPTS, together, strict=True):
         assert found.tolist() == case.library(model(name), processor(name), prompt).tolist()
     assert len(set(together[0].tolist())) >= 3
@@ -116,8 +116,8 @@ def test_greedy_tokens_are_those_of_the_library(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_picture_does_not_depend_on_prompts_beside_it(name: str) -> None:
-    together = tokens_of(name, "plain", Sampling(guidance=CASES[name].guidance))
-    assert torch.equal(tokens_of(name, "plain", Sampling(guidance=CASES[name].guidance), PROMPTS[:1]), together[:1])
+    sampling = Sampling(guidance=CASES[name].guidance)
+    assert torch.equal(tokens_of(name, "plain", sampling, PROMPTS[:1]), plain_tokens(name, sampling)[:1])
 
 
 def test_states_of_prompts_of_other_lengths_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,22 +151,24 @@ def test_a_profile_does_not_change_the_fingerprint(root: Path) -> None:
 
 
 def sequential(name: str, condition: Condition, image: int, row: int, tokens: list[int]) -> torch.Tensor:
-    """Logits of what follows these tokens, by the decoder without a cache, mask or tree."""
+    """Logits of what follows each of these tokens, by the decoder without a cache, mask or tree."""
     target, raster = parts(name).target, parts(name).target.config.raster
     assert condition.tokens is not None and condition.mask is not None
-    inputs = [target.words(condition.tokens[image, row][condition.mask[image, row]])]
+    inputs = [*target.words(condition.tokens[image, row][condition.mask[image, row]])]
+    ends = []  # the input before what follows a token: the token itself or the newline after it
     for place, token in enumerate(tokens):
-        inputs.append(target.tok_embeddings(torch.tensor([token])))
+        inputs.append(target.tok_embeddings(torch.tensor(token)))
         if raster.newlines and (place + 1) % raster.columns == 0:
-            inputs.append(target.words(torch.tensor([raster.newline])))
+            inputs.append(target.words(torch.tensor(raster.newline)))
+        ends.append(len(inputs) - 1)
     positions = {}
     if name == "glm_image":  # by the library's own table
         prompt = condition.tokens[image, row][condition.mask[image, row]][None]
         own, _ = model(name).model.get_rope_index(prompt, torch.tensor([[1, 2, 3], [1, 13, 19]]))
         ahead = model(name).model._cached_decode_position_ids[0, :, None, : len(tokens)]
         positions["position_ids"] = torch.cat([own, ahead], 2)
-    embedded = torch.cat(inputs)[None]
-    return target.head(target.body(inputs_embeds=embedded, **positions).last_hidden_state[0, -1])
+    embedded = torch.stack(inputs)[None]
+    return target.head(target.body(inputs_embeds=embedded, **positions).last_hidden_state[0, ends])
 
 
 class Given(NoDrafts):
@@ -205,15 +207,16 @@ def test_logits_of_a_tree_are_those_of_its_paths(name: str, known: list[int]) ->
         state.cache.commit(torch.zeros(2, 1, dtype=torch.long), state.known - 1)
     drafted[:, 0] = tokens.gather(1, torch.tensor(known)[:, None] - 1)[:, 0]
     found = score(known, drafted, shape)
+    leaves = (shape.ancestors.sum(0) == 1).nonzero()[:, 0]
+    assert shape.ancestors[leaves].any(0).all()
     for image in range(2):
-        for node in range(shape.num_nodes):
-            path = tokens[image, : known[image]].tolist()
-            path += [int(drafted[image, i]) for i in shape.ancestors[node].nonzero()[1:, 0]]
-            if len(path) >= target.config.block_size:  # nothing follows the last token
-                continue
+        ahead = target.config.block_size - known[image]  # nothing follows the last token
+        for leaf in leaves:
+            nodes = shape.ancestors[leaf].nonzero()[:ahead, 0]
+            path = tokens[image, : known[image]].tolist() + drafted[image, nodes[1:]].tolist()
             for row in range(2):
-                expected = sequential(name, condition, image, row, path)
-                torch.testing.assert_close(found[image, row, node], expected, atol=1e-5, rtol=1e-5)
+                expected = sequential(name, condition, image, row, path)[known[image] - 1 :]
+                torch.testing.assert_close(found[image, row, nodes], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
