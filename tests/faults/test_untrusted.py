@@ -2,8 +2,8 @@
 
 import json
 import os
-import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +35,8 @@ from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.trial import try_component
 from tests.tiny import tiny_target
 from tests.tiny_parts import tiny_part
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -156,17 +158,13 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path, capsys: pytest.Captu
     assert not (tmp_path / "out").exists()
 
 
-def test_a_conversion_that_cannot_be_written_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_conversion_that_cannot_be_written_names_the_file(tmp_path: Path) -> None:
     arguments = conversion(tmp_path, {"model": tiny_target().state_dict()}, n_head=tiny_target().config.n_head)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
-    try:
-        code = convert.main(arguments)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    error = capsys.readouterr().err
-    assert code == 1 and error.count("\n") == 1 and not (tmp_path / "out").exists()
-    assert f"{tmp_path / 'out' / WEIGHTS_NAME}: cannot be written: " in error and "large" in error
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
+    limited += "from lantern.cli import convert; sys.exit(convert.main(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", limited, *arguments], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
+    assert f"{tmp_path / 'out' / WEIGHTS_NAME}: cannot be written: " in done.stderr and "large" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["target", "drafter"])
