@@ -16,8 +16,9 @@ PLACES = {"lantern": "lantern", "lantern.models.llamagen": "models/llamagen", "l
 HEAVY = ("transformers", "diffusers", "torchvision", "open_clip", "torchmetrics", "cleanfid", "accelerate")
 # modules that need an optional library when they are imported
 LIBRARIES = {"lantern.engines.cuda.kernels": "triton", "lantern.generation.serving.replicas": "ray"}
-# imported by other libraries, some of them with warnings
+# imported by other libraries, some of them with warnings; and libraries of metrics
 LATER = ("transformers.quantizers.auto", *(["diffusers.quantizers.torchao"] if find_spec("torchao") else []))
+JUDGES = ("torchmetrics.image.fid", "cleanfid.fid", "open_clip", "torchvision.transforms.v2", "torchvision.models")
 OUTSIDE_THE_WHEEL = ("recipes", "tests", "integrations")
 
 
@@ -178,6 +179,8 @@ for found in pkgutil.walk_packages(lantern.__path__, "lantern."):
     print(found.name)
 for name in lantern.__all__:
     getattr(lantern, name)
+for name in {[name for name in JUDGES if find_spec(name.split(".")[0])]}:
+    importlib.import_module(name)
 from transformers import CLIPModel, T5EncoderModel
 importlib.reload(torchvision)
 """

@@ -57,7 +57,7 @@ def plainly(tokens: int, distribution: str) -> Tensor:
     ("name", "distribution", "tokens"),
     [
         *((name, *grid) for name in METHODS for grid in (("sampled", 1), ("sampled", 9))),
-        *((name, "greedy", 4) for name in VARIANTS),
+        *((name, "greedy", 4) for name in (*METHODS, *VARIANTS)),
     ],
 )
 def test_every_method_fills_a_small_grid(name: str, distribution: str, tokens: int) -> None:
