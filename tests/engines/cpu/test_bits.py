@@ -4,6 +4,7 @@ Equal tokens alone would hide another rounding, which changes a token only where
 """
 
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -52,11 +53,11 @@ def chosen_from(name: str, *of: Any) -> list[Tensor]:
     return [torch.stack(one) for one in found]
 
 
-# Each method has both dtypes and both kinds of weights; the next one in the catalogue has the other two pairs.
+# Methods have one dtype and kind of weights each, in turn.
+KINDS = [("fp32", "full"), ("bf16", "int8"), ("fp32", "int8"), ("bf16", "full")]
 CASES = [
-    pytest.param(name, dtype, weights, marks=[needs_torchao] if weights == "int8" else [])
-    for i, name in enumerate(OTHERS)
-    for dtype, weights in ((("fp32", "full"), ("bf16", "int8")) if i % 2 else (("fp32", "int8"), ("bf16", "full")))
+    pytest.param(name, *kind, marks=[needs_torchao] if "int8" in kind else [])
+    for name, kind in zip(OTHERS, cycle(KINDS), strict=False)
 ]
 
 
