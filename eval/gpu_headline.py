@@ -103,7 +103,10 @@ TOY = Sizes(
     seeds=1,
     served=1,
     training_batch=2,
-    changes={"dim": 16, "n_layer": 1, "n_head": 1, "vocab_size": 32, "caption_dim": 8, "cls_token_num": 2},
+    changes={
+        **{"dim": 16, "multiple_of": 16, "n_layer": 1, "n_head": 1},
+        **{"vocab_size": 32, "caption_dim": 8, "cls_token_num": 2},
+    },
 )
 
 

@@ -15,11 +15,11 @@ from lantern.drafters.heads.parallelspec import ParallelDrafter
 from lantern.drafters.trees.static import named
 from tests.drafters.sampled_trees import drafted, ways
 from tests.drafters.whole import whole_pictures
-from tests.tiny import tiny_target
+from tests.tiny import select, tiny_target
 from tests.tiny_decoder import CONDITION
 from tests.tiny_parts import tiny_part
 
-TARGET = tiny_target(n_layer=5, block_size=36)
+TARGET = tiny_target(n_layer=5, block_size=25)
 KINDS: list[tuple[str, Any, dict[str, Any]]] = [
     ("eagle1", EagleDrafter, {}),
     ("eagle1", EagleDrafter, {"form": "rows"}),
@@ -46,27 +46,27 @@ def test_drafts_match_training(kind: str, drafter: Any, changes: dict[str, Any])
     tree = named("0 1 2 0.0 0.1 1.0 0.0.0 0.0.1 0.1.0 0.0.0.0")
     made = drafter(module, TARGET, tree=tree, mode="gumbel", sampling=sampling, records_log_q=True)
     tokens, drafts = drafted(made, TARGET, CONDITION, sampling)
+    paths = [(known, drawn, node, way) for known, drawn, _ in drafts[::4] for node, way in ways(drawn).items()]
+    images = torch.cat([along(tokens, known, drawn, way) for known, drawn, _, way in paths])
+    examples = whole_pictures(TARGET, select(CONDITION, [0, 1, 2] * len(paths)), images)
+    predictions = module.training_predictions(examples, 1 + max(len(way) for *_, way in paths))
     compared = 0
-    for known, drawn, _ in drafts[::6]:
-        for node, way in ways(drawn).items():
-            examples = whole_pictures(TARGET, CONDITION, along(tokens, known, drawn, way))
-            found = module.training_predictions(examples, len(way) + 1)[len(way)]
-            for image, count in enumerate(known.tolist()):
-                place = count + len(way)
-                if place >= 36:
-                    continue
-                at = found.places.tolist().index(place)
-                if found.logits is not None:
-                    logits = found.logits[image, at]
-                elif found.rows is not None:
-                    logits = sampling.guide(
-                        TARGET.head(found.rows[image, :, at])[None, :, None], torch.tensor([[place]])
-                    )
-                else:
-                    logits = TARGET.head(found.features[image, at])
-                expected = sampling.filtered(logits.flatten())
-                torch.testing.assert_close(drawn.log_q[image, node], expected, atol=2e-3, rtol=1e-3)
-                compared += 1
+    for i, (known, drawn, node, way) in enumerate(paths):
+        found = predictions[len(way)]
+        for image, count in enumerate(known.tolist()):
+            row, place = 3 * i + image, count + len(way)
+            if place >= 25:
+                continue
+            at = found.places.tolist().index(place)
+            if found.logits is not None:
+                logits = found.logits[row, at]
+            elif found.rows is not None:
+                logits = sampling.guide(TARGET.head(found.rows[row, :, at])[None, :, None], torch.tensor([[place]]))
+            else:
+                logits = TARGET.head(found.features[row, at])
+            expected = sampling.filtered(logits.flatten())
+            torch.testing.assert_close(drawn.log_q[image, node], expected, atol=2e-3, rtol=1e-3)
+            compared += 1
     assert compared > 60
 
 
@@ -74,6 +74,6 @@ def along(tokens: Tensor, known: Tensor, tree: DraftTree, way: list[int]) -> Ten
     """Return the images with the tokens of a drafted path at their places: training reads true tokens only."""
     changed = tokens.clone()
     for image, count in enumerate(known.tolist()):
-        path = tree.tokens[image, way][: max(36 - count, 0)]
+        path = tree.tokens[image, way][: max(25 - count, 0)]
         changed[image, count : count + len(path)] = path
     return changed

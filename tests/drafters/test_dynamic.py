@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ DYNAMIC = [name for name, method in METHODS.items() if method.made.calls("Growth
 RATES = (0.43, 0.17, 0.08, 0.05, 0.03, 0.02, 0.013, 0.007)
 
 
+@cache
 def made(name: str, *, temperature: float = 1.0, **options: Any) -> Generation:
     parts = tiny_decoder(name, sampling=Sampling(guidance=3, temperature=temperature), **options)
     return parts.generate(CONDITION, keys=KEYS, keep_history=True)

@@ -68,11 +68,11 @@ def test_a_prompt_as_its_own_negative_is_the_prompt_without_guidance(pipe: Lante
     assert not torch.equal(same, tokens(pipe, guidance_scale=7.0))
 
 
-@pytest.mark.parametrize("method", ["eagle1", "gumbel-jacobi", "eagle3", "medusa", "self-cascade"])
-def test_exact_methods_follow_a_negative_prompt(pipe: LanternPipeline, method: str) -> None:
+def test_exact_methods_follow_a_negative_prompt(pipe: LanternPipeline) -> None:
     negative = {"negative_prompt": ["blue cat and dog", "two"], "prompt": ["a red apple", "a dog"]}
     expected = tokens(pipe, **negative)
-    assert torch.equal(tokens(pipe, **negative, method=method), expected)
+    for method in ("eagle1", "gumbel-jacobi", "eagle3", "medusa", "self-cascade"):
+        assert torch.equal(tokens(pipe, **negative, method=method), expected), method
     assert not torch.equal(expected, tokens(pipe, negative["prompt"]))
     alone = tokens(pipe, "a red apple", negative_prompt="blue cat and dog")
     assert torch.equal(alone, expected[:1])

@@ -12,8 +12,9 @@ FILE = Path(__file__).with_name("records.json")
 COMMAND = "python -m tests.golden.record"
 # methods of the embedded model by fused passes
 FUSED = ("plain", "eagle1", "gumbel-jacobi", "bounded-window")
-# cases of the embedded model that run by default
-QUICK = ("lantern-emoji-eager-bounded", "lantern-emoji-fused-gumbel-jacobi")
+# Besides eager passes of the toy model, these run by default: fused steps, drafters and relaxations.
+QUICK = ("lantern-emoji-fused-gumbel-jacobi", "toy-fused-plain", "toy-fused-gumbel-jacobi", "toy-fused-bounded-window")
+QUICK += ("toy-fused-eagle1", "toy-fused-bounded", "toy-fused-sjd")
 # methods that are not recorded by fused passes of the toy model: there are their likes
 REPEATED = ("eagle2-rejection", "ddd", "svip", "c2t", "radar", "adt-tree", "grouped", "tolerance", "vadusa")
 REPEATED += tuple(name for name in adapter.methods() if name.endswith("-paper"))
@@ -32,7 +33,8 @@ class Case(NamedTuple):
     @property
     def is_slow(self) -> bool:
         """Whether the default run leaves it out."""
-        return self.model == adapter.EMBEDDED and str(self) not in QUICK
+        is_setting = self.method.endswith("-released")
+        return is_setting or ((self.model, self.engine) != (adapter.TOY, "eager") and str(self) not in QUICK)
 
 
 def cases() -> list[Case]:

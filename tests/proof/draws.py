@@ -107,15 +107,16 @@ def draw(
     *,
     spoil: Spoil | None = None,
     is_fresh: bool = False,
+    runs: int = RUNS,
 ) -> Sampled:
     """Decode many images with a tree, whose samples are `is_fresh` in every node and step or share their noise."""
-    noise = bulk_noise(RUNS, world.count, world.tokens, 0)
+    noise = bulk_noise(runs, world.count, world.tokens, 0)
     return tally(world, noise, decode(world, verifier, mode, tree, noise, spoil, is_fresh))
 
 
-def draw_windows(world: World, verifier: Verifier, window: int, init: str) -> Sampled:
+def draw_windows(world: World, verifier: Verifier, window: int, init: str, runs: int = RUNS) -> Sampled:
     """Decode many images with the real Jacobi drafter."""
-    noise = bulk_noise(RUNS, world.count, world.tokens, 0)
+    noise = bulk_noise(runs, world.count, world.tokens, 0)
     return tally(world, noise, decode_windows(world, verifier, window, init, noise))
 
 

@@ -5,7 +5,7 @@ There are three sources of randomness. Each is integrated exactly:
 1. The draft. All assignments of tokens to nodes are listed with their probabilities under the draft mode.
 2. The uniforms. The verifier accepts a child if its uniform is below a threshold that depends on earlier refusals. One
    number per child describes this: the probability of acceptance after its ancestors were accepted and its elder
-   siblings refused. It is found by bisecting the uniform, with 0 for nodes to accept and 1 for nodes to refuse. This
+   siblings refused. It is found by trying uniforms, with 0 for nodes to accept and 1 for nodes to refuse. This
    description is checked: every possible end of a walk must be reached when its uniforms are forced, and walks with
    random uniforms must end where these numbers predict.
 3. The last token. The distribution passed to `draw` is recorded where the verifier calls it.
@@ -21,16 +21,17 @@ from itertools import product
 from typing import Any
 
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from lantern.core.noise import Noise, Purpose
 from lantern.core.types import DraftMode, DraftTree, TreeShape
 from lantern.drafters.trees.static import StaticTree
 from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.traversal import TraversalVerifier
 from tests.proof.worlds import GivenRows, World
 
-BITS = 36
+DIGITS, BASE = 18, 4  # of probabilities of acceptance
 SLACK = 1e-9
 Spoil = Callable[[DraftTree], DraftTree]
 
@@ -52,7 +53,7 @@ class Walked:
 
 
 class Forced(Noise):
-    """Given uniforms, one per node and lane, and no Gumbel noise."""
+    """Given uniforms and no Gumbel noise."""
 
     def __init__(self, uniforms: Float64[Tensor, "b n w"]) -> None:
         self.uniforms = uniforms
@@ -186,13 +187,31 @@ def completed(
 
 def acceptance_rates(world: World, verifier: RejectionVerifier, draft: DraftTree) -> Float64[Tensor, "a n"]:
     """The chance of each node to be accepted once it is tested; the root's means nothing."""
-    shape, nodes = draft.shape, torch.arange(draft.shape.num_nodes)
-    rates = torch.zeros(draft.tokens.shape, dtype=torch.float64)
-    for bit in range(1, BITS + 1):
-        tried = rates + 2.0**-bit
-        end = walk_to_each(world, verifier, draft, tried).end
-        rates = torch.where(shape.ancestors[end, nodes], tried, rates)
-    return rates
+    many, nodes = repeated(draft, BASE - 1), torch.arange(draft.shape.num_nodes)
+    return thresholds(
+        lambda tried: draft.shape.ancestors[walk_to_each(world, verifier, many, tried).end, nodes], draft.tokens.shape
+    )
+
+
+def thresholds(
+    is_accepted: Callable[[Float64[Tensor, "t n"]], Bool[Tensor, "t n"]], size: tuple[int, ...]
+) -> Float64[Tensor, "a n"]:
+    """Find, digit by digit, the number below which the uniform of each node is accepted.
+
+    `is_accepted` gets the uniforms tried for all trees at once, BASE - 1 for each tree: first the least of every tree.
+    """
+    found = torch.zeros(size, dtype=torch.float64)
+    for digit in range(1, DIGITS + 1):
+        unit = float(BASE) ** -digit
+        tried = found + torch.arange(1, BASE)[:, None, None] * unit
+        found += is_accepted(tried.flatten(0, 1)).view(tried.shape).sum(0) * unit
+    return found
+
+
+def repeated(draft: DraftTree, times: int) -> DraftTree:
+    """Return all trees, then all of them again."""
+    log_q = None if draft.log_q is None else draft.log_q.repeat(times, 1, 1)
+    return replace(draft, tokens=draft.tokens.repeat(times, 1), log_q=log_q)
 
 
 def walk_to_each(
@@ -203,23 +222,23 @@ def walk_to_each(
     The node itself is accepted too, or tested by the uniform `tried`.
     """
     shape, (trees, nodes) = draft.shape, draft.tokens.shape
-    uniforms = torch.ones(trees, nodes, nodes, max(shape.widths), dtype=torch.float64)
+    uniforms = torch.ones(nodes, trees, nodes, max(shape.widths), dtype=torch.float64)
     for node in range(1, nodes):
         for other in range(1, nodes):
             if shape.ancestors[node, other]:
-                uniforms[:, node, shape.parents[other], shape.ranks[other]] = 0.0
+                uniforms[node, :, shape.parents[other], shape.ranks[other]] = 0.0
         if tried is not None:
-            uniforms[:, node, shape.parents[node], shape.ranks[node]] = tried[:, node]
-    many = replace(
-        draft,
-        tokens=draft.tokens.repeat_interleave(nodes, 0),
-        log_q=None if draft.log_q is None else draft.log_q.repeat_interleave(nodes, 0),
-    )
-    walked = walk(world, verifier, many, uniforms.flatten(0, 1))
-    return Walked(walked.end.view(trees, nodes), walked.distribution.view(trees, nodes, -1))
+            uniforms[node, :, shape.parents[node], shape.ranks[node]] = tried[:, node]
+    walked = walk(world, verifier, repeated(draft, nodes), uniforms.flatten(0, 1))
+    return Walked(walked.end.view(nodes, trees).T, walked.distribution.view(nodes, trees, -1).transpose(0, 1))
 
 
-def walk(world: World, verifier: RejectionVerifier, draft: DraftTree, uniforms: Float64[Tensor, "b n w"]) -> Walked:
+def walk(
+    world: World,
+    verifier: RejectionVerifier | TraversalVerifier,
+    draft: DraftTree,
+    uniforms: Float64[Tensor, "b n w"],
+) -> Walked:
     """Run the real verifier and record the distribution that it samples from."""
     read: list[Tensor] = []
 

@@ -16,7 +16,7 @@ from lantern.generation.decoder import Decoder
 from lantern.methods import METHODS
 from tests.proof.readbacks import Readbacks
 from tests.tiny import tiny_condition, tiny_target
-from tests.tiny_decoder import BLIND, tiny_decoder
+from tests.tiny_decoder import BLIND, shrunk, tiny_decoder
 
 CONDITION = tiny_condition((4, 1, 6, 3))
 KEYS = [(5, i) for i in range(4)]
@@ -72,8 +72,10 @@ def test_asynchronous_calls_are_not_reported() -> None:
 
 
 def parts_of(name: str, device: str = "cpu") -> Decoder:
+    method = METHODS[name]
+    method = method.with_options(tree="0 1 0.0 1.0") if method.tree else shrunk(method)
     sampling = Sampling(guidance=3, temperature=0.9, top_k=20, top_p=0.95)
-    return tiny_decoder(name, tiny_target(block_size=9).to(device), sampling, engine=BLIND)
+    return tiny_decoder(method, tiny_target(block_size=9, n_layer=1).to(device), sampling, engine=BLIND)
 
 
 class Watch:

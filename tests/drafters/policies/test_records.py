@@ -1,6 +1,7 @@
 """Records hold what was drafted and accepted, for every drafter."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from lantern.drafters.policies.records import Recorder, Records, load_records
 from tests.tiny_decoder import CONDITION, KEYS, plain_tokens, tiny_decoder
 
 
+@cache
 def recorded(name: str, **options: object) -> tuple[Records, Generation]:
     parts = tiny_decoder(name, **options)  # type: ignore[arg-type]
     recorder = Recorder(method=name, target="digest")
