@@ -467,8 +467,8 @@ engines/cpu/steps.cpp: engines/cpu/test_steps.py
 + for (int i = 0; i < length && known - 1 + i < state.tokens; i++)
 
 engines/cpu/pass.cpp: engines/cpu/test_target.py
-- if (part.which < 2) y = rotate(
-+ if (part.which < 1) y = rotate(
+- const Unit rotated = part.which < 2 ?
++ const Unit rotated = part.which < 1 ?
 
 engines/cpu/convolution.h: engines/cpu/test_vq.py
 - from_points(turned + i * PATCH, 1, results);

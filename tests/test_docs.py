@@ -123,7 +123,7 @@ def models_of_transformers(folder: Path) -> None:
 
 
 def released(folder: Path) -> None:
-    """Files in the layout of the releases, at toy size: 32 x 32 tokens, as 512 pixels have."""
+    """Files in the layout of the releases, at toy size: 8 x 8 tokens, as 128 pixels have."""
     from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
     from lantern.models.llamagen.vqvae import VQVAE, VQConfig
     from tests.tiny_folder import tiny_text_encoder
@@ -135,7 +135,7 @@ def released(folder: Path) -> None:
                   ch=32, num_res_blocks=1)  # fmt: skip
     torch.save({"model": VQVAE(vq).state_dict()}, folder / "vq_ds16_t2i.pt")
     config = TransformerConfig(dim=dim, n_layer=2, n_head=heads, multiple_of=16, model_type="t2i", caption_dim=8,
-                               cls_token_num=120, vocab_size=vocab, block_size=1024)  # fmt: skip
+                               cls_token_num=120, vocab_size=vocab, block_size=64)  # fmt: skip
     target = Transformer(config)
     target.init_weights(torch.Generator().manual_seed(0))
     saved = {"model": target.state_dict(), "args": argparse.Namespace(gpt_model="GPT-XL")}
@@ -160,12 +160,13 @@ def released(folder: Path) -> None:
 QUICK = "--images 1 --dtype fp32"
 BENCH = Exercise(f"--model {{model}} --variants eager --baseline eager {QUICK}")
 EMBEDDED = "assets/lantern-emoji"
+SMALL = Exercise(replace={"512": "128"})
 SWEPT = "bounded-window:delta=0.05/0.2"
 # Commands of one page run in one folder, in the order of the page: they may use what an earlier one wrote.
 EXERCISES: dict[str, Exercise] = {
     "lantern convert vq_ds16_t2i.pt llamagen-t2i/vqvae": Exercise(prepare=released),
-    "lantern convert t2i_XL_stage2_512.pt llamagen-t2i/transformer --image-size 512": Exercise(),
-    "lantern convert llamagen2_drafter/ llamagen-t2i/drafter --image-size 512": Exercise(),
+    "lantern convert t2i_XL_stage2_512.pt llamagen-t2i/transformer --image-size 512": SMALL,
+    "lantern convert llamagen2_drafter/ llamagen-t2i/drafter --image-size 512": SMALL,
     "lantern assemble llamagen-t2i --text-encoder flan-t5-xl --tokenizer flan-t5-xl --guidance 7.5 --top-k 1000": (
         Exercise()
     ),

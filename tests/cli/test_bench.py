@@ -11,15 +11,9 @@ from lantern.eval.speed import race
 from lantern.models.folder import DTYPES as KNOWN_DTYPES
 from lantern.models.llamagen.transformer import SIZES
 from tests.cli.calls import Capture
-from tests.tiny_folder import save_tiny_model
 
 QUICK = ["--images", "1", "--variants", "eager", "--baseline", "eager", "--dtype", "fp32"]
 QUICK += ["--methods", "eagle1", "--quiet"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 def test_options_list_all_choices() -> None:
@@ -27,11 +21,11 @@ def test_options_list_all_choices() -> None:
 
 
 def test_json_is_one_line_with_the_table_on_stderr_and_otherwise_only_the_table_is_printed(
-    folder: Path, tmp_path: Path, capsys: Capture
+    model: str, tmp_path: Path, capsys: Capture
 ) -> None:
     out, before = tmp_path / "bench.json", torch.get_num_threads()
     try:
-        assert main(["--model", str(folder), *QUICK, "--json", "--out", str(out), "--threads", "1"]) == 0
+        assert main(["--model", model, *QUICK, "--json", "--out", str(out), "--threads", "1"]) == 0
     finally:
         torch.set_num_threads(before)
     output = capsys.readouterr()
@@ -40,13 +34,13 @@ def test_json_is_one_line_with_the_table_on_stderr_and_otherwise_only_the_table_
     assert figures["races"][0]["results"][0]["claim"] is None and figures["surroundings"]["threads"] == 1
     assert out.read_text(encoding="utf-8") == line + "\n" and list(tmp_path.iterdir()) == [out]
     assert "no claim" in output.err and "images/s" in output.err
-    assert main(["--model", str(folder), *QUICK]) == 0
+    assert main(["--model", model, *QUICK]) == 0
     output = capsys.readouterr()
     assert "plain" in output.out and "{" not in output.out and output.err == ""
 
 
 def test_tokens_that_differ_from_plain_give_exit_token_1(
-    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = race.record
 
@@ -55,13 +49,13 @@ def test_tokens_that_differ_from_plain_give_exit_token_1(
         return kept(made, number)
 
     monkeypatch.setattr(race, "record", altered)
-    assert main(["--model", str(folder), *QUICK]) == 1
+    assert main(["--model", model, *QUICK]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("lantern: error: eagle1 (eager fp32, batch 1) differs from plain decoding in 1 of 1")
 
 
 def test_a_stopped_bench_prints_the_rounds_that_are_done(
-    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    model: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, made = race.record, []
 
@@ -73,7 +67,7 @@ def test_a_stopped_bench_prints_the_rounds_that_are_done(
 
     monkeypatch.setattr(race, "record", interrupted)
     out = tmp_path / "bench.json"
-    words = ["--model", str(folder), "--out", str(out), *(word for word in QUICK if word != "--quiet")]
+    words = ["--model", model, "--out", str(out), *(word for word in QUICK if word != "--quiet")]
     assert main([*words, "--images", "9"]) == 143
     output = capsys.readouterr()
     assert "terminated: figures are of the rounds before" in output.out and "batch 1: 2 rounds" in output.out

@@ -34,9 +34,7 @@ def test_calls_that_differ_write_different_files(model: str) -> None:
     calls += ["--guidance 4", "--seed 1", "--temperature 0.9", "--top-k 3", "-n 2 --seed 2", "--compare", "--grid -n 2"]
     for call in calls:
         assert made(model, *call.split(), "--quiet") == 0, call
-    for prompt in ("a red apple!", "a-red-apple", "\u0633", "x" * 70, "x" * 71):
-        assert main(["--model", model, "--prompt", prompt, "--quiet"]) == 0
-    assert len(names()) == len(calls) + 1 + 5
+    assert len(names()) == len(calls) + 1
     for made_of in ("eagle1", "lantern-delta0.2-k4", "plain-and-eagle1"):
         assert f"a-red-apple-{made_of}-fp32-g3-seed0-0.png" in names()
 
@@ -82,6 +80,7 @@ def test_names_do_not_depend_on_the_choice_of_auto(model: str, monkeypatch: pyte
 def test_settings_have_a_short_name() -> None:
     assert compact({"lambda_": 2.0, "k": 10}) == "k10-lambda2" and compact({}) == ""
     assert compact({"tree": "[[0]]"}) != compact({"tree": "[[1]]"}) and slug("A red apple") == "a-red-apple"
+    assert len(set(map(slug, ("a red apple", "a red apple!", "a-red-apple", "\u0633", "x" * 70, "x" * 71)))) == 6
 
 
 @given(one=st.text(), other=st.text())
@@ -93,9 +92,9 @@ def test_short_names_are_safe_and_tell_texts_apart_but_for_case(one: str, other:
 def test_prompts_with_equal_file_names_do_not_overwrite_each_other(model: str) -> None:
     prompts = ["a cat", "a cat!", "A CAT", "a cat"]
     arguments = [word for prompt in prompts for word in ("--prompt", prompt)]
-    assert main(["--model", model, *arguments, "-n", "2", "--out", "here"]) == 0
+    assert main(["--model", model, *arguments, "-n", "2", "--out", "here", "--method", "plain"]) == 0
     assert len(names("here")) == 8
-    assert main(["--model", model, *arguments, "--out", "one/cat.png"]) == 0
+    assert main(["--model", model, *arguments, "--out", "one/cat.png", "--method", "plain"]) == 0
     assert names("one") == [f"cat-{i}.png" for i in range(4)]
 
 
@@ -144,7 +143,7 @@ def test_the_embedded_model_writes_256_pixels() -> None:
     assert side * downsample * read_index(folder)["generation"]["scale"] == 256
 
 
-@pytest.mark.parametrize("ending", ["png", "jpg", "webp"])
+@pytest.mark.parametrize("ending", ["png", "jpg"])
 def test_metrics_read_prompts_and_the_pixels_of_the_model(model: str, ending: str) -> None:
     def batch() -> Any:
         return next(iter(Stream([Path(f"x.{ending}")], {"x": raw})))

@@ -32,7 +32,7 @@ def folder(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def test_with_random_drafter_weights_auto_is_plain(folder: Path, capsys: Capture) -> None:
     assert choose_method(load_model(folder), "auto").name == "gumbel-jacobi"
-    drafted = ["--methods", "eagle1", "eagle1-rejection"]
+    drafted = ["--methods", "eagle1", "eagle1-rejection", "--max-nodes", "8", "--max-depth", "3"]
     assert main(["tune", "--model", str(folder), "--images", "2", "--json", "--quiet", *drafted]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["choice"]["method"] == "plain" and Path(found["path"]) == folder / "profile.json"

@@ -21,30 +21,19 @@ def target_in() -> Transformer:
     return tiny_target(block_size=64, dim=64, n_head=2, vocab_size=32)
 
 
-@pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_engine_is_chosen_if_its_library_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "missing", lambda: None)
-
-
-@pytest.fixture
-def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "missing", lambda: "the C++ library is not built")
-    monkeypatch.setattr(library, "find_compiler", lambda: "g++")
-
-
-def test_the_cpu_engine_is_chosen_if_its_library_is_built(built: None) -> None:
     found = AutoEngine(weights="int8").resolve(target_in())
     assert found == CpuEngine(weights="int8") and "is built" in found.reason
 
 
-def test_eager_is_chosen_if_a_build_would_be_needed(unbuilt: None) -> None:
+def test_eager_is_chosen_if_a_build_would_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "missing", lambda: "the C++ library is not built")
+    monkeypatch.setattr(library, "find_compiler", lambda: "g++")
     found = AutoEngine().resolve(target_in())
     assert found == EagerEngine() and "lantern doctor --build" in found.reason
-    assert CpuEngine().why_not(target_in()) is None  # chosen by name, it is built
-
-
-def test_a_model_resolves_its_engine(unbuilt: None) -> None:
     assert Model("toy", target_in(), engine=AutoEngine()).engine == EagerEngine()
+    assert CpuEngine().why_not(target_in()) is None  # chosen by name, it is built
 
 
 def test_a_drafter_that_the_chosen_engine_refuses_is_run_by_eager(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,12 +62,9 @@ def test_unknown_names_and_weights_are_refused() -> None:
         engine("eager", weights="int2")
 
 
-@pytest.mark.parametrize("name", ["cpu+int8", "eager+int8", "wide", "graph"])
-def test_variants_are_engines_with_weights(name: str) -> None:
-    assert VARIANT(name) == name
-
-
-@pytest.mark.parametrize("text", ["graph+int4", "cpu+int9", "", "cpu+graph", "auto"])
-def test_unknown_variants_are_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="wanted one of eager, eager\\+int8, wide"):
-        VARIANT(text)
+def test_variants_are_engines_with_weights() -> None:
+    for name in ("cpu+int8", "eager+int8", "wide", "graph"):
+        assert VARIANT(name) == name
+    for text in ("graph+int4", "cpu+int9", "", "cpu+graph", "auto"):
+        with pytest.raises(argparse.ArgumentTypeError, match="wanted one of eager, eager\\+int8, wide"):
+            VARIANT(text)

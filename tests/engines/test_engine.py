@@ -21,7 +21,7 @@ EXACT = [name for name, method in METHODS.items() if method.is_identical]
 
 
 def target_in(dtype: torch.dtype, seed: int = 0) -> Transformer:
-    return tiny_target(seed, block_size=36, dim=64, n_head=2).to(dtype)
+    return tiny_target(seed, block_size=16, dim=64, n_head=2).to(dtype)
 
 
 def narrow(method: Method) -> Method:
@@ -57,25 +57,13 @@ def test_wide_fp32_pads_small_passes_and_scores_the_same() -> None:
 
 def test_the_wide_engine_refuses_large_trees() -> None:
     with pytest.raises(ValueError, match="17 tokens in a pass, the wide engine at most 16"):
-        tiny_decoder("gumbel-jacobi", target_in(torch.bfloat16), engine=WideEngine(), window=MOST_WIDE + 1)
+        tiny_decoder("gumbel-jacobi", tiny_target(block_size=36), engine=WideEngine(), window=MOST_WIDE + 1)
 
 
 def test_graphs_need_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="CUDA graphs need a CUDA device, the model is on cpu"):
         tiny_decoder("plain", target_in(torch.float32), engine=GraphEngine())
-
-
-def replace_parameter(target: Transformer) -> None:
-    target.output.weight = torch.nn.Parameter(target.output.weight.detach().clone())
-
-
-def replace_submodule(target: Transformer) -> None:
-    target.layers[1] = target_in(torch.float32, 1).layers[1]
-
-
-def add_submodule(target: Transformer) -> None:
-    target.add_module("extra", torch.nn.Linear(2, 2))
 
 
 @torch.no_grad()
@@ -85,9 +73,9 @@ def add_submodule(target: Transformer) -> None:
         lambda target: target.layers[1].attention.wqkv.weight.add_(1.0),
         lambda target: target.load_state_dict(target_in(torch.float32, 1).state_dict()),
         lambda target: target.to(torch.bfloat16),
-        replace_parameter,
-        replace_submodule,
-        add_submodule,
+        lambda target: setattr(target.output, "weight", torch.nn.Parameter(target.output.weight.clone())),
+        lambda target: target.layers.register_module("1", target_in(torch.float32, 1).layers[1]),
+        lambda target: target.add_module("extra", torch.nn.Linear(2, 2)),
     ],
     ids=["in place", "load_state_dict", "to", "parameter", "submodule", "added"],
 )

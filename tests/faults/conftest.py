@@ -1,6 +1,8 @@
 """A model at toy size in a folder, and `lantern-generate` with it."""
 
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
 
 
-@pytest.fixture
-def model(folder: Path) -> Model:
+@pytest.fixture(scope="session")
+def loaded(folder: Path) -> Model:
     return load_model(folder)
+
+
+@pytest.fixture
+def model(loaded: Model) -> Model:
+    """A model whose target and drafter a test may spoil."""
+    return replace(loaded, target=deepcopy(loaded.target), drafter=deepcopy(loaded.drafter))
 
 
 @pytest.fixture

@@ -33,6 +33,11 @@ def pack(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
+
+
 def nodes(pack: ModuleType) -> dict[str, Any]:
     async def found() -> list[Any]:
         return await (await pack.comfy_entrypoint()).get_node_list()
@@ -41,8 +46,8 @@ def nodes(pack: ModuleType) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", ["plain", "eagle1", "gumbel-jacobi"])
-def test_nodes_run_in_inference_mode_and_leave_the_model_usable(pack: ModuleType, tmp_path: Path, method: str) -> None:
-    found, folder = nodes(pack), save_tiny_model(tmp_path / "toy")
+def test_nodes_run_in_inference_mode_and_leave_the_model_usable(pack: ModuleType, folder: Path, method: str) -> None:
+    found = nodes(pack)
     call = {"prompt": "a red apple", "seed": 7, "method": method, "guidance": 2.0, "pictures": 1}
     with torch.inference_mode():
         (model,) = fake_comfy_api.run(found["LanternLoad"], model=str(folder), engine="eager")
@@ -51,8 +56,8 @@ def test_nodes_run_in_inference_mode_and_leave_the_model_usable(pack: ModuleType
     assert torch.equal(inside, outside)
 
 
-def test_pictures_are_those_of_lantern(pack: ModuleType, tmp_path: Path) -> None:
-    found, folder = nodes(pack), save_tiny_model(tmp_path / "toy")
+def test_pictures_are_those_of_lantern(pack: ModuleType, folder: Path) -> None:
+    found = nodes(pack)
     (model,) = fake_comfy_api.run(found["LanternLoad"], model=str(folder), engine="eager")
     images, report = fake_comfy_api.run(
         found["LanternSample"], model=model, prompt=" a red apple ", seed=7, method="eagle1", guidance=2.0, pictures=2

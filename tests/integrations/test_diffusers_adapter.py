@@ -41,7 +41,7 @@ def served(folder: Path, **fields: Any) -> list[Any]:
     return pipe(**{name: value for name, value in offered.items() if name in known}).images
 
 
-def test_pictures_are_those_of_the_seed(tmp_path: Path) -> None:
+def test_pictures_are_those_of_the_seed_and_another_size_is_refused(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "toy")
     images = served(folder, prompt="a red apple", seed=11, num_images_per_prompt=2, guidance_scale=2.0)
     model = load_model(folder, dtype="fp32")
@@ -49,10 +49,6 @@ def test_pictures_are_those_of_the_seed(tmp_path: Path) -> None:
     expected = list(generate(model, asked, sampling=model.sampling(guidance=2.0), batch=2))
     for image, picture in zip(images, expected, strict=True):
         assert picture.pixels is not None and np.array_equal(np.asarray(image), picture.pixels.numpy())
-
-
-def test_another_size_is_refused(tmp_path: Path) -> None:
-    folder = save_tiny_model(tmp_path / "toy")
     assert served(folder, prompt="a red apple", seed=1, height=8, width=8)[0].size == (8, 8)
     with pytest.raises(ValueError, match="height"):
         served(folder, prompt="a red apple", seed=1, height=9, width=8)

@@ -52,11 +52,12 @@ def chosen_from(name: str, *of: Any) -> list[Tensor]:
     return [torch.stack(one) for one in found]
 
 
-# Each method has both dtypes and both kinds of weights; the next one in the catalogue has the other two pairs.
+# Each method has both dtypes and both kinds of weights, a pair of them in the default run; the next one has the others.
+KINDS = [("fp32", "full"), ("bf16", "int8"), ("fp32", "int8"), ("bf16", "full")]
 CASES = [
-    pytest.param(name, dtype, weights, marks=[needs_torchao] if weights == "int8" else [])
+    pytest.param(name, *KINDS[number], marks=[needs_torchao] * (number in (1, 2)) + [pytest.mark.slow] * is_second)
     for i, name in enumerate(OTHERS)
-    for dtype, weights in ((("fp32", "full"), ("bf16", "int8")) if i % 2 else (("fp32", "int8"), ("bf16", "full")))
+    for is_second, number in enumerate((i % 4, (i + 1) % 2 + i % 4 // 2 * 2))
 ]
 
 

@@ -225,11 +225,6 @@ def test_the_best_library_that_the_processor_runs_is_chosen(
     assert all(variant.features <= features for variant in compiling.supported())
 
 
-def test_without_a_compiler_one_line_is_reported(fresh: Path, no_compiler: None) -> None:
-    with pytest.raises(ValueError, match="which was not found: install it"):
-        building.library()
-
-
 def test_the_first_error_of_a_compiler_that_fails_is_reported(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, "-no-such-flag"))
     with pytest.raises(ValueError, match="could not build the cpu engine .*no-such-flag.*use --engine eager"):

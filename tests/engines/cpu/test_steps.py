@@ -20,7 +20,7 @@ from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 
-SHAPE: dict[str, Any] = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
+SHAPE: dict[str, Any] = {"block_size": 36, "dim": 64, "n_head": 2, "vocab_size": 32}
 DISTRIBUTIONS = [
     Sampling(guidance=3.0),
     Sampling(guidance=1.0, temperature=0.7),
@@ -57,12 +57,12 @@ def by_the_loop(parts: Decoder, monkeypatch: pytest.MonkeyPatch, **watching: Any
         return parts.generate(CONDITION, keys=KEYS, **watching)
 
 
-# all pairs of options and samplings, and in turn of each with a dtype; at temperature 0 there is nothing to relax
+# options with every other sampling, and in turn with each dtype; at temperature 0 there is nothing to relax
 CASES = [
-    (options, sampling, (torch.float32, torch.bfloat16)[(i + j) % 2])
+    (options, sampling, (torch.float32, torch.bfloat16)[j // 2 % 2])
     for i, options in enumerate([None, *WINDOWS, *RELAXED])
     for j, sampling in enumerate(DISTRIBUTIONS)
-    if not (options in RELAXED and sampling.is_greedy)
+    if (i + j) % 2 == 0 and not (options in RELAXED and sampling.is_greedy)
 ]
 
 
@@ -96,7 +96,7 @@ def seen_of(step: Step, image: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("options", [None, {"window": 5}, {"window": 16, "init": "random"}, *RELAXED[:2]], ids=str)
 def test_callbacks_see_the_steps_of_the_loop(options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = parts_of(tiny_target(**SHAPE), DISTRIBUTIONS[0], options)
+    parts = parts_of(tiny_target(**SHAPE | {"block_size": 64}), DISTRIBUTIONS[0], options)
 
     def watched(run: Callable[..., Generation]) -> tuple[Generation, list[tuple[Step, Tensor]]]:
         seen = list[tuple[Step, Tensor]]()
@@ -226,12 +226,8 @@ def test_unsupported_parts_are_decoded_by_the_loop() -> None:
         decoder = tiny_decoder(name, target, sampling, engine=engine, **options)
         return is_fused(decoder.begin(CONDITION, keys=KEYS))
 
-    assert (
-        fits("plain")
-        and fits("gumbel-jacobi")
-        and fits("bounded-window")
-        and not fits("bounded-window", mode="coupled")
-    )
+    assert all(fits(name) for name in ("plain", "gumbel-jacobi", "bounded-window"))
+    assert not fits("bounded-window", mode="coupled")
     assert not fits("plain", Sampling(top_p=0.9)) and not fits("gumbel-jacobi", Sampling(top_p=0.9))
     assert not fits("eagle1") and not fits("sjd")
     assert not is_fused(tiny_decoder("plain", target).begin(CONDITION, keys=KEYS))

@@ -202,7 +202,7 @@ def test_eager_logits_differ_so_the_comparison_can_fail() -> None:
     assert any(not torch.equal(tree[:, node], alone[step]) for step, node in enumerate(PATH))
 
 
-def test_the_engine_does_not_change_the_target_or_the_tokens() -> None:
+def test_the_engine_changes_neither_the_target_nor_the_tokens_and_prepares_the_original_once() -> None:
     target, sampling = target_in(torch.float32), Sampling(guidance=3.0)
     expected = plain_tokens(target, sampling)
     before = dict(vars(target))
@@ -210,12 +210,7 @@ def test_the_engine_does_not_change_the_target_or_the_tokens() -> None:
     assert made.target is not target
     assert torch.equal(made.generate(CONDITION, keys=KEYS).tokens, expected)
     assert vars(target) == before and build_decoder("plain", target, sampling=sampling).target is target
-
-
-def test_preparing_a_prepared_target_is_preparing_the_original() -> None:
-    target = target_in(torch.float32)
-    once = CpuEngine().prepare(target)
-    again = CpuEngine().prepare(once)
+    once, again = made.target, CpuEngine().prepare(made.target)
     assert isinstance(once, CpuTarget) and isinstance(again, CpuTarget)
     assert again.module is target and again.program is once.program
     assert EAGER.prepare(once) is target

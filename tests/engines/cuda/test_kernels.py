@@ -204,13 +204,13 @@ def test_bits_of_a_node_do_not_depend_on_where_its_ancestors_are(dtype: torch.dt
 
 def test_the_bits_of_attention_do_not_depend_on_the_padding_of_prompts() -> None:
     made, rows, lengths = [], 16, [21, 3]
-    for padding in (0, 7, 40):  # two blocks of prompts, two, and four
+    for padding in (0, 20):  # two blocks of prompts, and three
         scene = Prompted(PARENTS, [29], lengths, 21 + padding, dtype=torch.bfloat16)
         full = random(2, 2, scene.heads, 21 + scene.tokens + scene.nodes, scene.width, dtype=torch.bfloat16, seed=3)
         scene.cache[:, :, :, padding:] = full
         qkv = random(2 * rows, 2 * scene.heads * 2 * scene.width, dtype=torch.bfloat16, seed=4)
         made.append(scene.attention(qkv, rows)[:, : scene.nodes])
-    assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2]) and made[0].any()
+    assert torch.equal(*made) and made[0].any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -234,7 +234,6 @@ def test_linear8_multiplies_and_scales(dtype: torch.dtype, count: int, inputs: i
     assert torch.allclose(out.float(), expected, atol=10 * CLOSE[dtype], rtol=3 * CLOSE[dtype])
 
 
-@pytest.mark.parametrize("tokens", [24, 70])
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -245,8 +244,9 @@ def test_linear8_multiplies_and_scales(dtype: torch.dtype, count: int, inputs: i
         Sampling(guidance=2.0, temperature=0.0, top_k=5),
     ],
 )
-def test_samples_are_those_of_log_p_plus_noise(sampling: Sampling, tokens: int) -> None:
+def test_samples_are_those_of_log_p_plus_noise(sampling: Sampling) -> None:
     # tied scores, and zeros of both signs
+    tokens = 70
     logits = (random(2, sampling.rows, 2, tokens) * 4).round() / 2
     places = torch.tensor([[0, 6], [5, 20]], device=DEVICE)
     noise = Noise([(3, 0), (3, 1)], positions=16, vocab_size=tokens, device=DEVICE, is_silent=sampling.is_greedy)
@@ -278,12 +278,12 @@ def test_children_and_log_q_are_those_of_torch(
     purpose: Purpose | None, guidance: float, temperature: float, interval: int, top_k: int
 ) -> None:
     sampling = Sampling(guidance=guidance, temperature=temperature, top_k=top_k, guidance_interval=interval)
-    ranks, tokens, nodes, width = ranking(sampling), 1200, 4, 6
+    ranks, tokens, nodes, width = ranking(sampling), 1200, 2, 6
     noise = Noise([(3, 0), (3, 1)], positions=16, vocab_size=tokens, device=DEVICE, is_silent=sampling.is_greedy)
     target = KernelTarget.__new__(KernelTarget)
     ranker = target.ranker(ranks, noise)
     assert ranker is not None
-    for seed, is_guided in ((0, False), (1, False), (2, True)):
+    for seed, is_guided in ((0, False), (1, True)):
         logits = 3 * random(2, sampling.rows, nodes, tokens, seed=seed)
         first = torch.tensor([[4], [20]], device=DEVICE)
         places = first.expand(-1, nodes) if seed else first - torch.arange(nodes, device=DEVICE)

@@ -56,7 +56,7 @@ def test_the_bits_of_a_prompt_do_not_depend_on_the_others() -> None:
             assert torch.equal(mine[0], its[row])
 
 
-def test_inputs_are_read_from_a_table_of_all_tokens() -> None:
+def test_inputs_are_read_from_a_table_of_all_tokens_unless_they_are_words() -> None:
     target = llama_in(torch.float32)
     prepared, tokens = LlamaTarget(target, 16), torch.tensor([[3, 39], [0, 7]])
     with torch.no_grad():
@@ -64,9 +64,6 @@ def test_inputs_are_read_from_a_table_of_all_tokens() -> None:
         target.tok_embeddings.aligner.fc1.bias.add_(1.0)
         prepared.refresh()
         assert torch.allclose(prepared.tok_embeddings(tokens), target.tok_embeddings(tokens), atol=1e-6)
-
-
-def test_tokens_that_are_tokens_need_no_table() -> None:
     target = llama_in(torch.float32, has_tokens=True)
     assert LlamaTarget(target, 16).tok_embeddings is target.tok_embeddings
 
