@@ -20,6 +20,7 @@ import lantern
 from lantern.core.config import build_config, read_json_object
 from lantern.core.io import write_json
 from lantern.core.places import EMBEDDED_MODEL
+from lantern.core.ray_cluster import check_ray
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.eval.protocols.generation import Entry, Shard, finished, picture_path, produce
@@ -162,7 +163,12 @@ CHOICES = ("model", "method", "limit", "batch", "device", "dtype", "threads", "e
 
 
 def prepare(row: Row) -> Task:
-    """Resolve and check everything that a row needs before generation; ValueError for what does not fit."""
+    """Resolve and check everything that a row needs before generation.
+
+    ValueError for what does not fit, ImportError if Ray is asked for and missing.
+    """
+    if row.ray is not None:
+        check_ray()
     protocol, before = _protocol(row.protocol)
     row = _repeated(row, before) if before else row
     name = row.model or EMBEDDED_MODEL

@@ -11,6 +11,14 @@ from typing import Any
 from lantern.core.config import install_hint
 
 
+def check_ray() -> None:
+    """Raise ImportError without Ray."""
+    try:
+        import ray  # noqa: F401 # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise ImportError(f"Ray is not installed; {install_hint('ray')}") from error
+
+
 @contextmanager
 def cluster(address: str | None = None) -> Iterator[Mapping[str, float]]:
     """Connect to Ray, or start it locally, without its output; yield the resources of the cluster.
@@ -20,10 +28,9 @@ def cluster(address: str | None = None) -> Iterator[Mapping[str, float]]:
     """
     import logging
 
-    try:
-        import ray  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError as error:
-        raise ImportError(f"Ray is not installed; {install_hint('ray')}") from error
+    check_ray()
+    import ray  # pyright: ignore[reportMissingImports]
+
     began = not ray.is_initialized()
     if began:
         # actors import the package from the same path, installed or not

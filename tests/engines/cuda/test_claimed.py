@@ -21,7 +21,7 @@ from tests.tiny_decoder import small_method, tiny_codebook, tiny_neighbours
 from tests.tiny_folder import save_tiny_model
 from tests.tiny_parts import tiny_parts
 
-SHORT = ("plain", "gumbel-jacobi", "eagle1", "eagle2", "lantern++", "sjd")
+SHORT = ("plain", "gumbel-jacobi", "eagle1", "lantern++", "sjd")
 # Parallel rows and the inner rounds of specmquant-paper, which the host counts, are not captured.
 UNCAPTURED = ("auto", "zipar", "pjd", "specmquant-paper")
 

@@ -18,7 +18,11 @@ MOST = {
 
 @pytest.mark.skipif(not is_interpreted(), reason="launches are counted in Triton's interpreter")
 @pytest.mark.parametrize(
-    "label", [pytest.param(label, marks=pytest.mark.slow if "," in label else ()) for label in MOST]
+    "label",
+    [
+        pytest.param(label, marks=pytest.mark.slow if label.startswith("EAGLE-1") or "," in label else ())
+        for label in MOST
+    ],
 )
 def test_a_round_has_few_launches(label: str) -> None:
     name, settings = METHODS[label]

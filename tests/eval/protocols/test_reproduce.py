@@ -11,7 +11,7 @@ import pytest
 from lantern.cli.main import main
 from lantern.eval.metrics import quality
 from lantern.eval.metrics.quality import Figure, Options
-from lantern.eval.protocols import generation
+from lantern.eval.protocols import generation, reproduce
 from lantern.eval.protocols.reproduce import is_prepared, unpack
 
 Run = Callable[..., int]
@@ -233,12 +233,12 @@ def test_an_unwritable_folder_gives_one_line_and_exit_status_1(
     assert "cannot be written to" in line
 
 
-def test_without_ray_a_ray_job_names_the_extra(
+def test_without_ray_a_ray_job_names_the_extra_before_a_model_is_loaded(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setitem(sys.modules, "ray.data", None)
+    monkeypatch.setattr(reproduce, "load_model", None)
     assert run("--metrics", "--ray") == 1
     assert 'pip install ".[ray]"' in capsys.readouterr().err
