@@ -101,6 +101,10 @@ class StaticCache:
             part._hold(memory, rows, first[rows])
         return made
 
+    def leave(self) -> None:
+        """Copy this part of a joined cache to memory of its own."""
+        self._hold(self.buffer.clone(), slice(None), self.first.clone())
+
     @classmethod
     def of(cls, earlier: "Self | None", **sizes: Any) -> "Self":
         """Return an earlier cache if it has the given sizes, else a new one; the arguments are those of the class."""

@@ -67,8 +67,12 @@ class Joint:
     def take(self, states: Sequence[State], patience: float = 0.0) -> None:
         """Take a round of each generation, or rounds for `patience` seconds until one is done, if all can be joined."""
         groups: dict[Hashable, list[State]] = {}
+        before = {id(state): name for name, (members, _) in self._groups.items() for state in members}
         for state in states:
-            groups.setdefault(self._group(state), []).append(state)
+            name = self._group(state)
+            groups.setdefault(name, []).append(state)
+            if before.get(id(state), name) != name:
+                state.cache.leave()  # its rows may be given to another generation of its former group
         self._groups = {name: known for name, known in self._groups.items() if name in groups}
         for name, members in groups.items():
             earlier, rounds = self._groups.get(name, ([], None))

@@ -176,6 +176,22 @@ def test_steps_of_one_call_end_when_a_generation_is_complete(options: dict[str, 
     assert calls <= 3 + (TRIAL if options is not None and "least" in options else 0)
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_a_generation_whose_window_is_given_up_leaves_before_another_takes_its_place() -> None:
+    target = tiny_target(dim=64, vocab_size=32, block_size=36)  # more steps than the trial has
+    made = [decoder("gumbel-jacobi", kind="cpu", target=target, window=4, least=3.9) for _ in range(3)]
+    expected = [alone(one, i) for i, one in enumerate(made)]
+    joint, first, second = joined(made[0]), begun(made[0], 0), begun(made[1], 1)
+    joint.take([first])
+    for _ in range(TRIAL - 1):
+        joint.take([second, first])
+    running = [second, begun(made[2], 2), first]  # the first one decodes plainly from here on
+    while not all(state.is_done() for state in running):
+        joint.take([state for state in running if not state.is_done()])
+    found = [running[number].result().tokens[0] for number in (2, 0, 1)]
+    assert all(torch.equal(tokens, own) for tokens, own in zip(found, expected, strict=True))
+
+
 def test_a_generation_takes_the_place_of_one_that_ended() -> None:
     made, ended = decoder("plain"), list[Tensor]()
     joint = joined(made)
