@@ -103,8 +103,8 @@ def is_debugging() -> bool:
     return os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
 
 
-def one_line(error: BaseException, most: int = 300) -> str:
-    """Return the message of an error without line breaks, at most so many characters of it."""
+def one_line(error: BaseException | str, most: int = 300) -> str:
+    """Return an error's message without line breaks, at most so many characters of it."""
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 
