@@ -103,7 +103,7 @@ VALUES = ["a red apple", "plain", "eagle1", "lantern++", "auto", "0", "1", "2", 
 VALUES += ["9" * 30, "chain_3", "chain_99", "cpu", "cuda:7", "fp32", "x.png", "t.json", "..", "a\0b", "\ud800"]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(st.sampled_from(OPTIONS), st.sampled_from(VALUES), st.text(max_size=8)), max_size=6))
 def test_no_arguments_end_in_a_traceback(model: str, capsys: Capture, arguments: list[str]) -> None:
     code = main(["--model", model, "--prompt", "a red apple", "--out", "fuzz", *arguments])

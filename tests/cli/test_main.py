@@ -201,7 +201,7 @@ def test_a_text_gives_a_value_within_its_bounds_or_a_short_error(kind: Callable[
         assert not isinstance(value, int | float) or (0 <= value <= 100 and value == float(text))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.sampled_from(["--config", "--out", "target", "-", "--", "x", "--steps", "nan", "", "--help", "--no"]))
 )

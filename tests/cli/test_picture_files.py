@@ -143,7 +143,7 @@ def test_the_embedded_model_writes_256_pixels() -> None:
     assert side * downsample * read_index(folder)["generation"]["scale"] == 256
 
 
-@pytest.mark.parametrize("ending", ["png", "jpg"])
+@pytest.mark.parametrize("ending", ["png", "jpg", "webp"])
 def test_metrics_read_prompts_and_the_pixels_of_the_model(model: str, ending: str) -> None:
     def batch() -> Any:
         return next(iter(Stream([Path(f"x.{ending}")], {"x": raw})))

@@ -15,7 +15,7 @@ import pytest
 
 from tests.tiny_folder import save_tiny_model
 
-PICTURES = 24
+PICTURES, CLIENTS = 256, 64
 
 
 def replicas() -> list[int]:
@@ -63,7 +63,7 @@ def test_pictures_are_the_same_from_every_replica_and_after_one_is_killed(tmp_pa
                     return made.data[0].b64_json
 
                 first = [picture(number) for number in range(4)]
-                with ThreadPoolExecutor(4) as pool:
+                with ThreadPoolExecutor(CLIENTS) as pool:
                     under_way = [pool.submit(picture, number) for number in range(PICTURES)]
                     os.kill(before[0], signal.SIGKILL)
                     assert [one.result() for one in under_way] == first * (PICTURES // 4)

@@ -99,7 +99,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_an_altered_weight_file_loads_or_is_refused_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -244,7 +244,7 @@ pytestmark = [
 ]
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=QUIET)
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=QUIET)
 @given(data=st.data())
 def test_damaged_folders_are_refused_in_one_line(
     places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject

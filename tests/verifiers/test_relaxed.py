@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, Generation, Verifier
 from lantern.drafters.trees.static import StaticTree
 from lantern.verifiers.gumbel import GumbelVerifier
@@ -22,7 +23,7 @@ from tests.proof.draws import Progress, bulk_noise, drafted, draw
 from tests.proof.enumeration import node_strings
 from tests.proof.worlds import GivenRows, world
 from tests.tiny import tiny_condition
-from tests.tiny_decoder import BLIND, tiny_codebook, tiny_decoder
+from tests.tiny_decoder import BLIND, SAMPLING, tiny_codebook, tiny_decoder
 
 TREE = StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (2, 1)))
 CODEBOOK = torch.randn(5, 2, generator=torch.Generator().manual_seed(1))
@@ -111,9 +112,17 @@ def test_what_cannot_be_relaxed_is_refused() -> None:
 VECTORS = tiny_codebook()
 
 
-def decode(name: str, **how: Any) -> Generation:
+def decode(name: str, sampling: Sampling = SAMPLING, **how: Any) -> Generation:
     condition, keys = tiny_condition((4, 1, 6, 3, 2, 5)), [(seed, 0) for seed in range(6)]
-    return tiny_decoder(name, engine=BLIND, **how).generate(condition, keys=keys)
+    return tiny_decoder(name, sampling=sampling, engine=BLIND, **how).generate(condition, keys=keys)
+
+
+@pytest.mark.parametrize(("temperature", "settings"), [(1, {"delta": 0.0}), (1, {"k": 0}), (0, {"cap": 1.0})])
+def test_zero_budget_equals_plain_decoding(temperature: float, settings: dict[str, Any]) -> None:
+    sampling = Sampling(guidance=3, temperature=temperature)
+    made = decode("bounded", sampling, **settings)
+    assert torch.equal(made.tokens, decode("plain", sampling).tokens)
+    assert made.total_variation.sum() == 0 and made.relaxed.sum() == 0
 
 
 def test_reported_total_variation_is_within_delta() -> None:
