@@ -15,27 +15,77 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lantern.core.io import load_component, read_config, save_component, weights_digest
+from lantern.core.config import build_config, hint_for
+from lantern.core.io import CONFIG_NAME, load_component, read_config, save_component, weights_digest
 from lantern.core.sampling import Sampling
 from lantern.drafters.examples import Examples, Trainee
+from lantern.methods.parts import ADD_ONS, AddOn
 from lantern.models.folder import pick_dtype
+from lantern.models.llamagen.checkpoint import read_checkpoint
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.transformers.loading import load as load_transformers
 from lantern.models.transformers.target import TransformersTarget
 from lantern.training.data import Prepared
-from lantern.training.draft_metrics import Draft, maps, measure
 from lantern.training.features import captions_name, encode_captions, training_device
-from lantern.training.kinds import find_kind, load_kind, new_module
-from lantern.training.log import save_sheet
-from lantern.training.loop import LoopConfig, Task, step_generator
+from lantern.training.loop import LoopConfig, Task, save_sheet, step_generator
 from lantern.training.loop import train as run_loop
-from lantern.training.losses import Objective, acceptance, feature_regression
+from lantern.training.losses import Draft, Objective, acceptance, feature_regression, maps, measure
 from lantern.training.teacher import FeatureCache, Source, Teacher
 
 MOST = 1 << 31  # different pictures of an online run
 TWO_ROWS = ("eagle1", "poss")  # kinds that may read and draft both guidance rows
 LLAMAGEN = ("t2i", "c2i")  # model_type of a transformer component
+
+
+def kinds(stage: str = "drafter") -> dict[str, AddOn]:
+    """Return the add-ons that a stage of `lantern train` trains, "drafter" or "policy", by name."""
+    return {name: entry for name, entry in ADD_ONS.items() if entry.training == stage}
+
+
+def find_kind(name: str, stage: str = "drafter") -> AddOn:
+    """Return the add-on of a kind; ValueError gives the nearest name."""
+    known = kinds(stage)
+    if name not in known:
+        raise ValueError(f"{stage} kind is {name[:40]!r}; {hint_for(name, known)}")
+    return known[name]
+
+
+def digest_of(target: Any) -> str | None:
+    """Return the digest of a target's weights; None for one of transformers, whose weights are read in any dtype."""
+    return weights_digest(target.state_dict()) if target.config.family == "llamagen" else None
+
+
+def new_module(kind: str, target: Any, fields: dict[str, Any], *, seed: int) -> Trainee:
+    """Return a new module for a target; `fields` change its config."""
+    entry = find_kind(kind)
+    module: Trainee = entry.module(entry.config.for_target(target.config, target=digest_of(target), **fields))
+    module.init_for(target, torch.Generator().manual_seed(seed))
+    return module
+
+
+def load_kind(kind: str, folder: Path, target: Any) -> Trainee:
+    """Load a trained module to continue from and record this target in its config; LANTERN's folders load too.
+
+    ValueError for a module of another kind or for another target.
+    """
+    entry = find_kind(kind)
+    build, config = entry.module, entry.config
+    raw = read_config(folder)
+    if "hidden_size" in raw:  # in the layout of LANTERN
+        checkpoint = read_checkpoint(folder, kind="drafter")
+        module = build(build_config(config, checkpoint.config, source=folder / CONFIG_NAME))
+        module.load_state_dict(checkpoint.state)
+    else:
+        if raw.get("kind", kind) != kind:
+            raise ValueError(f"{folder} holds a drafter of kind {raw['kind']}, wanted {kind}: give its own --kind")
+        module = load_component(build, config, folder)
+    for name in ("dim", "vocab_size", "block_size"):
+        got, expected = getattr(module.config, name), getattr(target.config, name)
+        if got != expected:
+            raise ValueError(f"{folder}: {name} is {got}, the target has {expected}: it was made for another one")
+    module.config = replace(module.config, target=digest_of(target))
+    return module.train()
 
 
 @dataclass(frozen=True)

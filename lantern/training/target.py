@@ -28,8 +28,7 @@ from lantern.training.features import (
     number_classes,
     picture_tokens,
 )
-from lantern.training.log import save_sheet
-from lantern.training.loop import LoopConfig, Task, step_generator
+from lantern.training.loop import LoopConfig, Task, save_sheet, step_generator
 from lantern.training.loop import train as run_loop
 from lantern.verifiers.relaxations.neighbours import proximity_table
 

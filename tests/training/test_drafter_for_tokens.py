@@ -21,8 +21,7 @@ from lantern.drafters.examples import fused_layers
 from lantern.generation.decoder import build_decoder
 from lantern.generation.generator import generate
 from lantern.models.folder import Model, load_model
-from lantern.training.drafter import DrafterConfig, DrafterTask, for_tokens, train
-from lantern.training.kinds import find_kind, new_module
+from lantern.training.drafter import DrafterConfig, DrafterTask, find_kind, for_tokens, new_module, train
 from lantern.training.loop import LoopConfig
 from lantern.training.losses import Objective
 from lantern.training.teacher import Teacher
