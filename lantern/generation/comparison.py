@@ -13,8 +13,6 @@ from lantern.generation.requests import Request
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
 
-WARM_UP_PASSES = 8
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -112,14 +110,9 @@ def compare(
 
     def compared() -> Iterator[Comparison]:
         for generator in generators:
-            warm_up(generator, requested[0])
+            generator.warm_up(requested[:1])
         for request in requested:
             made = [make_batch(one, [request], with_pixels=True, callback=callback)[0] for one in generators]
             yield Comparison(*made)
 
     return compared()
-
-
-def warm_up(generator: Generator, request: Request) -> None:
-    """Decode a few passes, so that compilation and allocation are not measured."""
-    generator.decode(generator.condition([request]), [request], lambda step: step.index >= WARM_UP_PASSES)

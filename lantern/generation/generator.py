@@ -8,13 +8,14 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Int, UInt8
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from lantern.core.config import is_debugging, one_line
 from lantern.core.sampling import Sampling
@@ -27,7 +28,6 @@ from lantern.generation.decoder import build_decoder
 from lantern.generation.embeddings import captions
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.init_image import with_init_image
-from lantern.generation.layer_watch import watched_layers
 from lantern.generation.requests import Request, as_requests, check_requests, with_warnings
 from lantern.methods import METHODS, Method, find
 from lantern.methods.method import split
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 # torch raises RuntimeError for all of these, so only the text identifies them
 SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
 LOG = logging.getLogger("lantern")
+WARM_UP = 8  # passes that are not measured
 TABLE_COLUMNS = 100  # of a proximity table, where a method needs fewer
 FLAT = 1.1  # most seconds of a pass over a window, as a multiple of those of a pass over one token
 GAIN = 1.1  # least predicted speedup over plain decoding at which a window is chosen; less is noise
@@ -198,6 +199,46 @@ def _table(codebook: bytes, width: int, columns: int) -> Int[Tensor, "v k"]:
     return proximity_table(torch.frombuffer(bytearray(codebook), dtype=torch.float32).view(-1, width), columns)
 
 
+@contextmanager
+def watched_layers(target: Any, drafter: nn.Module | None = None) -> Iterator[None]:
+    """Check the output of every module within the context; NotFiniteError names the first that gives NaN, by its path.
+
+    Every check waits for the device, so this is for debugging only.
+    """
+    rotary, prompt, tokens = (f"transformer.{part}" for part in ("rotary", "cls_embedding", "tok_embeddings"))
+    positions: Int[Tensor, "rows n"] | None = None  # of a pass over tokens, None for the prompt
+    owners: dict[str, Any] = {"drafter": drafter, "transformer": target}
+    modules = [
+        (owner, part) for owner, module in owners.items() if module is not None for part in module.named_modules()
+    ]
+    names = {part: f"{owner}.{name}" for owner, (name, part) in modules if name}
+
+    def begin(module: nn.Module, inputs: tuple[Tensor]) -> None:
+        """Reading the prompt begins with its embedding, a pass over tokens with the look-up of rotary factors."""
+        nonlocal positions
+        if names.get(module) in (prompt, rotary):
+            positions = inputs[0] if names[module] == rotary else None
+
+    def place(output: Tensor) -> str:
+        """Return where the first NaN is, if the output has one row per input position."""
+        if positions is not None and (output.ndim < 3 or output.shape[:2] != positions.shape):
+            return ""
+        first = -1 if positions is None else int(positions[~output.isfinite().flatten(2).all(-1)].min())
+        token = first - target.config.cls_token_num
+        return f" at token {token}" if token >= 0 else " at the prompt"
+
+    def check(module: nn.Module, inputs: Any, output: Any) -> None:
+        name = names.get(module, "")
+        if name and isinstance(output, Tensor) and not bool(output.isfinite().all()):  # sync
+            what = "NaN" if bool(output.isnan().any()) else "infinity"
+            has_place = name.startswith("transformer.") and name != tokens
+            raise NotFiniteError(f"{name} gave {what}{place(output) if has_place else ''}")
+
+    eager = torch.compiler.set_stance("force_eager")  # on a GPU layers are compiled one by one
+    with register_module_forward_pre_hook(begin), register_module_forward_hook(check), eager:
+        yield
+
+
 class Generator:
     """A model with a method and a sampling, assembled once for many batches.
 
@@ -268,6 +309,10 @@ class Generator:
         if labels:
             return Condition(labels=torch.tensor(labels, device=self.model.device))
         return captions(self.model, [request.text for request in requested if request.text is not None])
+
+    def warm_up(self, requested: Sequence[Request]) -> None:
+        """Decode a few passes of a batch, so that compilation and allocation are not measured."""
+        self.decode(self.condition(requested), requested, lambda step: step.index >= WARM_UP)
 
     @torch.inference_mode(False)  # what is kept between calls must not belong to the mode of one
     def decode(
@@ -416,7 +461,7 @@ def finish_batch(
 def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable[[str], None]) -> Method:
     """Return the method that a profile recommends, if the model has what it needs; else what is safe without one."""
     if model.folder is not None and may_have_profile(model.folder):
-        from lantern.generation.tuning.profile import chosen_method
+        from lantern.generation.profile import chosen_method
 
         chosen = chosen_method(model, sampling, report)
         if chosen is not None and has_parts(model, chosen):

@@ -38,14 +38,13 @@ from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import Engine
 from lantern.engines.engine import engine as make_engine
-from lantern.generation.card import model_card
 from lantern.generation.embeddings import with_conditions
 from lantern.generation.file_names import MAX_SCALE
 from lantern.generation.generator import generate
 from lantern.generation.images import NotFiniteError, Picture, check_scale, convert, enlarge
 from lantern.generation.progress import INTERVAL, Canvas, Progress
 from lantern.generation.requests import CALLBACK_TENSORS, check_call, subjects_of_call, texts_of, with_noise
-from lantern.methods import find
+from lantern.methods import PROMISES, find
 from lantern.models.folder import (
     COMPONENTS,
     INDEX_NAME,
@@ -383,10 +382,10 @@ class LanternPipeline(DiffusionPipeline):
     def tune(self, **how: Any) -> dict[str, Any]:
         """Measure the methods on this machine, as `lantern tune` does, and return the profile.
 
-        `how` are arguments of `lantern.generation.tuning.tuner.tune`: images, batch, prompts, methods, out and others.
+        `how` are arguments of `lantern.generation.tuning.tune`: images, batch, prompts, methods, out and others.
         Calls with method "auto" then use what the profile recommends.
         """
-        from lantern.generation.tuning.tuner import tune
+        from lantern.generation.tuning import tune
 
         return tune(self.model, **how)[0]
 
@@ -592,3 +591,56 @@ class LanternPipeline(DiffusionPipeline):
             raise ValueError(f"tokens have shape {list(tokens.shape)}, wanted [b, {raster.rows}, {raster.columns}]")
         pixels = self.model.pictures(tokens.flatten(1).to(self.vqvae.device))
         return convert(enlarge(pixels, scale, resample), output_type)
+
+
+def model_card(model: Model, repository: str, *, method: str, license: str, base_model: str | None) -> str:
+    """Return the text of README.md for a model whose components ran: its use, its method, what was checked.
+
+    `method` is the default one. `license` and `base_model` are identifiers of the hub; `base_model` is the model whose
+    weights these are made from.
+    """
+    from huggingface_hub import ModelCardData
+
+    prompted, config = model.takes_prompts, model.target.config
+    data = ModelCardData(
+        license=license,
+        library_name="diffusers",
+        pipeline_tag="text-to-image" if prompted else "unconditional-image-generation",
+        tags=["lantern", "llamagen", "autoregressive", "speculative-decoding", "diffusers:LanternPipeline"],
+        base_model=base_model,
+    )
+    python, shell = ('"a red apple"', '--prompt "a red apple"') if prompted else ("class_labels=0", "--class-label 0")
+    found = find(method)
+    promise = f" It gives {PROMISES[found.promise]}." if method != "auto" else ""
+    parameters = sum(weight.numel() for weight in model.target.parameters())
+    return f"""---
+{data.to_yaml()}
+---
+
+# {repository.split("/")[-1]}
+
+An autoregressive image model of {parameters / 1e6:,.4g} million parameters. An image is {config.raster.rows} rows of
+{config.raster.columns} tokens out of {config.vocab_size:,}, made from {"a prompt" if prompted else "a class label"}.
+
+## How to use
+
+```python
+from lantern import LanternPipeline
+
+pipe = LanternPipeline.from_pretrained("{repository}")
+pipe({python}).images[0].save("image.png")
+```
+
+On a command line: `lantern-generate --model {repository} {shell}`. With lantern installed,
+`DiffusionPipeline.from_pretrained("{repository}", trust_remote_code=True)` loads the same pipeline.
+
+## Method
+
+Tokens are decoded speculatively, by default with `{method}`: {found.summary}.{promise}
+
+## What was checked
+
+- All components were loaded and run over one token on the meta device (without values), and their sizes fit.
+- `SHA256SUMS` beside weights lists their checksums, which are verified when they are loaded.
+- The quality of the images was not measured when this card was written.
+"""

@@ -15,7 +15,7 @@ from lantern.core.io import save_component
 from lantern.core.sampling import Sampling
 from lantern.drafters.windows.jacobi import JacobiDrafter
 from lantern.generation.decoder import build_decoder
-from lantern.generation.tuning.candidates import swept
+from lantern.generation.tuning import swept
 from lantern.methods import METHODS, find
 from lantern.methods.method import Parts, lazy, method, opt, preset
 from lantern.methods.parts import ADD_ONS, add_on
