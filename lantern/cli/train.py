@@ -1,9 +1,10 @@
 """`lantern train STAGE --config NAME --out DIR`: prepare data and train the parts of a model."""
 
 import argparse
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from lantern.cli.command import DONE, Command, Parser
 from lantern.cli.options import existing, flag, integer, real, size_of
@@ -13,6 +14,7 @@ from lantern.training.stages import (
     ALL_OPTIONS,
     ALL_SUMMARY,
     CLONE,
+    LENGTH,
     OPTIONS,
     STAGES,
     Recipe,
@@ -21,7 +23,7 @@ from lantern.training.stages import (
     find_recipe,
     find_recipes,
     find_stage,
-    run_stage,
+    read_config,
 )
 
 TYPES = {
@@ -75,18 +77,21 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError("stage all needs --config: a file, or small (images of one's own), or --recipe NAME")
         path = find_config(config, recipe, stage=ALL)
         check_accelerate()  # before the first step, which prepares data for hours
-        return run_all(path, out=out, given=given, run_step=partial(_run_stage, recipe=recipe))
+        return run_all(path, out=out, given=given, run_step=partial(run_stage, recipe=recipe))
     if config is None and (kind := given.get("kind") or (recipe and recipe.name)):
         config = f"{stage}-{kind}"
     if config is None:
         raise ValueError(f"stage {stage} needs --config, one of {', '.join(config_names())} or a file")
-    result = _run_stage(stage, config, out, given, recipe)
+    result = run_stage(stage, config, out, given, recipe)
     print(f"{out}: {result}" if result is not None else out)
     return DONE
 
 
-def _run_stage(name: str, config: str, out: Path, given: dict[str, Any], recipe: Recipe | None) -> Any:
-    """Run a stage; ValueError for an option that is not its own, and without one that it needs."""
+def run_stage(name: str, config: str, out: Path, given: dict[str, Any], recipe: Recipe | None) -> Any:
+    """Run one stage into `out` and return its summary or None.
+
+    ValueError for an option that is not its own, and without one that it needs.
+    """
     stage = find_stage(name, recipe)
     for option in given:
         if option not in stage.options:
@@ -95,7 +100,18 @@ def _run_stage(name: str, config: str, out: Path, given: dict[str, Any], recipe:
     for option in stage.required.split():
         if option not in given:
             raise ValueError(f"stage {name} needs {flag(option)}")
-    return run_stage(name, config, out, given, recipe)
+    path = find_config(config, recipe, stage=name)
+    if stage.is_training:  # nothing is written before its packages are known to be there
+        from lantern.training.loop import check_accelerate, keep_freed_memory
+
+        check_accelerate()
+        keep_freed_memory()
+    function = stage.load()
+    loaded = read_config(get_type_hints(function)["config"], path)
+    if stage.is_training:
+        length = {option: given.pop(option) for option in LENGTH if option in given}
+        loaded = replace(loaded, loop=loaded.loop.with_length(**length))
+    return function(loaded, out=out, **given)
 
 
 def _recipe_of(stage: str, config: str | None) -> Recipe | None:

@@ -64,7 +64,7 @@ class State:
 
 @dataclass
 class Build:
-    """A model in the making: OUT, the values of command-line options, and what is done."""
+    """A model in the making: OUT, the values of command-line options, the steps to run with them, and what is done."""
 
     config: AllConfig
     home: Path
@@ -75,11 +75,7 @@ class Build:
     def __post_init__(self) -> None:
         path = self.out / STATE
         self.state = load_config(State, path) if path.exists() else State()
-
-    @property
-    def steps_to_run(self) -> list[Step]:
-        """The steps whose options are given."""
-        return [step for step in self.config.steps if not step.only_with or self.inputs.get(step.only_with)]
+        self.steps = [step for step in self.config.steps if not step.only_with or self.inputs.get(step.only_with)]
 
     def value(self, text: str) -> Path:
         """Return the path that an option or a component names; ValueError if its option is not given."""
@@ -98,7 +94,7 @@ class Build:
             options["steps"] = self.inputs["steps"]
         elif step.share and self.inputs.get("minutes") is not None:
             left = max(0.05, self.inputs["minutes"] - sum(done.values()) / 60)
-            shares = sum(each.share for each in self.steps_to_run if each.name not in done)
+            shares = sum(each.share for each in self.steps if each.name not in done)
             options["minutes"] = minutes.setdefault(step.name, left * step.share / shares)
         self.out.mkdir(parents=True, exist_ok=True)
         write_json(self.out / STATE, asdict(self.state))
@@ -129,7 +125,7 @@ def card(build: Build) -> str:
     """Return the model card: what was trained, for how long, on what."""
     lines = [f"# {build.out.name}", "", "Trained with `lantern train all`.", ""]
     lines += ["| step | steps | minutes |", "|---|---|---|"]
-    for step in build.steps_to_run:
+    for step in build.steps:
         path = build.out / step.name / "training.json"
         steps = read_json_object(path)["loop"]["steps"] if path.exists() else "-"
         lines.append(f"| {step.name} | {steps} | {build.state.done[step.name] / 60:.1f} |")
@@ -154,13 +150,13 @@ def run_all(
         inputs |= {"text_encoder": embedded / "text_encoder", "tokenizer": embedded / "tokenizer"}
     config = load_config(AllConfig, path)
     build = Build(config, path.parent, out, inputs, run_step)
-    only, names = inputs.get("only"), [step.name for step in build.steps_to_run]
+    only, names = inputs.get("only"), [step.name for step in build.steps]
     if only not in (None, *names):
         raise ValueError(f"step is {only[:40]!r}, wanted one of {', '.join(names)}")
-    for step in build.steps_to_run:
+    for step in build.steps:
         if step.name not in build.state.done and only in (None, step.name):
             build.run(step)
-    left = [step.name for step in build.steps_to_run if step.name not in build.state.done]
+    left = [step.name for step in build.steps if step.name not in build.state.done]
     if left:
         print(f"{out}: {', '.join(left)} to do")
         return DONE

@@ -107,12 +107,10 @@ def compare(
     if method.is_plain:
         raise ValueError('nothing to compare with "plain": choose a method that drafts, and a model with a drafter')
     generators = [Generator(model, one, sampling, interval=interval) for one in (METHODS["plain"], method)]
+    for generator in generators:
+        generator.warm_up(requested[:1])
 
-    def compared() -> Iterator[Comparison]:
-        for generator in generators:
-            generator.warm_up(requested[:1])
-        for request in requested:
-            made = [make_batch(one, [request], with_pixels=True, callback=callback)[0] for one in generators]
-            yield Comparison(*made)
+    def compared(request: Request) -> Comparison:
+        return Comparison(*(make_batch(one, [request], with_pixels=True, callback=callback)[0] for one in generators))
 
-    return compared()
+    return map(compared, requested)

@@ -226,17 +226,6 @@ def draw_map(runs: Sequence[int], relaxed: Collection[int], columns: int, pictur
     )
 
 
-def legend() -> str:
-    """Return the legend of shades and marks as HTML."""
-    items = [
-        f'<li><span class="swatch" style="background:{shade.colour};opacity:{max(shade.opacity, 0.15):g}"></span>'
-        f"{escape(shade.words)}</li>"
-        for shade in SHADES
-    ]
-    items.append(f'<li><span class="swatch round" style="background:{MARK}"></span>{escape(MARK_WORDS)}</li>')
-    return f'<ul class="legend">{"".join(items)}</ul>'
-
-
 def map_html(side: Side) -> str:
     """Return the acceptance map of an image over it, with its legend, as HTML."""
     assert side.picture.pixels is not None
@@ -245,7 +234,14 @@ def map_html(side: Side) -> str:
     relaxed = {place for mark in side.marks for place in mark.relaxed}
     uri = data_uri(side.picture.pixels, "webp", quality=90)
     title = f"acceptance map of {side.picture.statistics.method}"
-    return f'<div class="side">{draw_map(runs, relaxed, side.picture.columns, uri, title=title)}</div>{legend()}'
+    swatches = [("", f"{shade.colour};opacity:{max(shade.opacity, 0.15):g}", shade.words) for shade in SHADES]
+    swatches.append((" round", MARK, MARK_WORDS))
+    legend = "".join(
+        f'<li><span class="swatch{form}" style="background:{style}"></span>{escape(words)}</li>'
+        for form, style, words in swatches
+    )
+    drawn = draw_map(runs, relaxed, side.picture.columns, uri, title=title)
+    return f'<div class="side">{drawn}</div><ul class="legend">{legend}</ul>'
 
 
 def table(comparison: Comparison) -> str:

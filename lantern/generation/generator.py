@@ -3,12 +3,12 @@
 Where memory runs out, on a CPU or a GPU, the batch is halved and made again.
 """
 
-import dataclasses
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,9 @@ from lantern.decoding.statistics import Stopwatch
 from lantern.engines.engine import engine as make_engine
 from lantern.engines.pass_times import TOKENS, best_window, is_steady, pass_times
 from lantern.generation.decoder import build_decoder
-from lantern.generation.embeddings import captions
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.init_image import with_init_image
-from lantern.generation.requests import Request, as_requests, check_requests, with_warnings
+from lantern.generation.requests import Request, as_requests, captions, check_requests, with_warnings
 from lantern.methods import METHODS, Method, find
 from lantern.methods.method import split
 from lantern.models.folder import Model, may_have_profile
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 
 # torch raises RuntimeError for all of these, so only the text identifies them
 SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
+HALVED = "out of memory with {} images at once: continuing with {}"
 LOG = logging.getLogger("lantern")
 WARM_UP = 8  # passes that are not measured
 TABLE_COLUMNS = 100  # of a proximity table, where a method needs fewer
@@ -71,11 +71,6 @@ def release_memory() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-
-
-def halving_message(tried: int, fits: int) -> str:
-    """Return the message about a halved batch."""
-    return f"out of memory with {tried} images at once: continuing with {fits}"
 
 
 def generate(
@@ -143,7 +138,7 @@ def choose_method(
     The name may have settings too, "lantern++:k=5,delta=0.1"; those of `settings` replace them. None is the model's
     default method. Where a default window is not the best one for the engine, the engine's is taken. "auto" is the
     method that a profile of `lantern tune` recommends for this machine and `sampling`; without a profile it is a window
-    that is nearly free for `batch` images at a time, else plain decoding (`quick_choice`).
+    that is nearly free for `batch` images at a time, else plain decoding (`choose`).
     `report` (default: the log, each line once) receives why a profile is not used, and what is chosen without one.
     ValueError for a setting that the method does not have. TypeError for settings that are not a mapping.
     """
@@ -239,6 +234,7 @@ def watched_layers(target: Any, drafter: nn.Module | None = None) -> Iterator[No
         yield
 
 
+@dataclass(eq=False)
 class Generator:
     """A model with a method and a sampling, assembled once for many batches.
 
@@ -246,23 +242,20 @@ class Generator:
     `interval` are those of `generate`.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        method: Method,
-        sampling: Sampling,
-        *,
-        batch: int = 1,
-        on_halved: Callable[[int, int], None] | None = None,
-        debug: bool | None = None,
-        record: "Recorder | None" = None,
-        interval: float = 0.0,
-    ) -> None:
-        self.model, self.method, self.sampling, self.record = model, method, sampling, record
-        self.batch, self.is_stopped = batch, False
-        self._on_halved, self._too_many = on_halved, 0
-        self.debug = is_debugging() if debug is None else debug
-        self.interval = interval if record is None else 0.0
+    model: Model
+    method: Method
+    sampling: Sampling
+    _: KW_ONLY
+    batch: int = 1
+    on_halved: Callable[[int, int], None] | None = None
+    debug: bool | None = None
+    record: "Recorder | None" = None
+    interval: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.is_stopped, self._too_many = False, 0
+        self.debug = is_debugging() if self.debug is None else self.debug
+        self.interval = self.interval if self.record is None else 0.0
         self.assemble()
 
     def assemble(self) -> None:
@@ -294,10 +287,10 @@ class Generator:
 
     def confirm(self) -> None:
         """Report a halving once a batch has been made."""
-        if self._too_many and self._on_halved is not None:
-            self._on_halved(self._too_many, self.batch)
+        if self._too_many and self.on_halved is not None:
+            self.on_halved(self._too_many, self.batch)
         elif self._too_many:
-            warnings.warn(halving_message(self._too_many, self.batch), RuntimeWarning, stacklevel=2)
+            warnings.warn(HALVED.format(self._too_many, self.batch), RuntimeWarning, stacklevel=2)
         self._too_many = 0
 
     def condition(self, requested: Sequence[Request]) -> Condition:
@@ -427,7 +420,7 @@ def finish_batch(
         distance, excess = (None if each is None else float(each[i]) / count for each in sums)
         if count < total:
             warning = f"interrupted: {count} of {total} tokens were decoded, the others are 0"
-            request = dataclasses.replace(request, warning=warning)
+            request = replace(request, warning=warning)
         statistics = Statistics(
             method=method.name,
             is_exact=method.exact,
@@ -459,27 +452,22 @@ def finish_batch(
 
 
 def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable[[str], None]) -> Method:
-    """Return the method that a profile recommends, if the model has what it needs; else what is safe without one."""
+    """Return the method that a profile recommends, if the model has what it needs; else the choice by T(n).
+
+    T(n) is that of `engines.pass_times`, which takes up to some seconds the first time on a machine.
+    """
     if model.folder is not None and may_have_profile(model.folder):
         from lantern.generation.profile import chosen_method
 
         chosen = chosen_method(model, sampling, report)
         if chosen is not None and has_parts(model, chosen):
-            return dataclasses.replace(chosen, reason="a profile of `lantern tune` recommends it")
-    found = quick_choice(model, sampling, batch=batch)
-    report(f"method auto is {found.label}: {found.reason}; `lantern tune` measures all methods")
-    return found
-
-
-def quick_choice(model: Model, sampling: Sampling, *, batch: int = 1) -> Method:
-    """Return the fastest window by T(n), or plain decoding, for `batch` images at a time; with its reason.
-
-    Reads T(n) of `engines.pass_times`, which takes up to some seconds the first time on a machine.
-    """
+            return replace(chosen, reason="a profile of `lantern tune` recommends it")
     lines = sampling.rows * batch
     times, most = pass_times(model.engine, model.target, rows=lines), model.engine.free_nodes(lines)
     allowed = {n: seconds for n, seconds in times.items() if most is None or n <= max(most, 2)}
-    return choose(allowed, model.tokens_per_step, can_shrink=not model.engine.captures)
+    found = choose(allowed, model.tokens_per_step, can_shrink=not model.engine.captures)
+    report(f"method auto is {found.label}: {found.reason}; `lantern tune` measures all methods")
+    return found
 
 
 def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None, *, can_shrink: bool = True) -> Method:
@@ -513,7 +501,7 @@ def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None
         reason = f"{cost(max(flat, default=min(windows, default=1)))}, and windows of up to {FLAT:g} times are chosen"
         options = {"window": max(flat)} if flat else {}
     method = METHODS["gumbel-jacobi"].with_options(**options) if options else METHODS["plain"]
-    return dataclasses.replace(method, reason=reason)
+    return replace(method, reason=reason)
 
 
 @cache

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -157,17 +158,13 @@ def race(model: Model, methods: Sequence[Method], sampling: Sampling, batches: S
     generators = [Generator(model, method, sampling) for method in methods]
     for generator in generators:
         generator.warm_up(batches[0])
-    rounds = [[timed(generator, requested) for generator in generators] for requested in batches]
-    return [list(runs) for runs in zip(*rounds, strict=True)]
-
-
-def timed(generator: Generator, requested: Batch) -> Run:
-    """Decode a batch and return its figures."""
-    condition, device = generator.condition(requested), generator.model.device
-    begin = now(device)
-    made = generator.decode(condition, requested)
-    seconds, tokens = now(device) - begin, made.tokens.numel()
-    return Run(seconds / tokens, tokens / int(made.steps.sum()), float(made.total_variation.sum()) / tokens)
+    found: list[list[Run]] = [[] for _ in methods]
+    for requested, (generator, runs) in product(batches, zip(generators, found, strict=True)):
+        condition, begin = generator.condition(requested), now(model.device)
+        made = generator.decode(condition, requested)
+        seconds, tokens = now(model.device) - begin, made.tokens.numel()
+        runs.append(Run(seconds / tokens, tokens / int(made.steps.sum()), float(made.total_variation.sum()) / tokens))
+    return found
 
 
 def figures(method: Method, runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:

@@ -185,7 +185,13 @@ class TrainingLog:
         self.began = self.spoken = time.monotonic()
         is_hidden = is_quiet or not sys.stderr.isatty()
         self.bar = tqdm(initial=start, total=steps, unit="step", dynamic_ncols=True, disable=is_hidden)
-        self._events = None if is_quiet else self._open_events(out / "events")
+        self._events: Any = None
+        if not is_quiet and find_spec("tensorboard") is None:
+            print(f"no TensorBoard events; for them, {install_hint('train')}", file=sys.stderr)
+        elif not is_quiet:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._events = SummaryWriter(str(out / "events"), purge_step=start + 1 if start else None)
 
     def speak(self, step: int, share: float, figures: dict[str, Tensor], *, is_last: bool) -> None:
         """Advance the bar, or print a line if the last one is a minute old or this step is the last."""
@@ -231,14 +237,6 @@ class TrainingLog:
     def _left(self, share: float) -> float:
         """Return the remaining seconds."""
         return (time.monotonic() - self.began) * (1 - share) / max(share - self.share, 1e-9)
-
-    def _open_events(self, folder: Path) -> Any:
-        if find_spec("tensorboard") is None:
-            print(f"no TensorBoard events; for them, {install_hint('train')}", file=sys.stderr)
-            return None
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(str(folder), purge_step=self.start + 1 if self.start else None)
 
 
 class Run:

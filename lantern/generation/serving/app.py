@@ -9,7 +9,7 @@ import logging
 import queue
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,10 +31,17 @@ from lantern import __version__
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.engines.engine import Engine
-from lantern.generation.embeddings import check_captions
-from lantern.generation.images import Picture, enlarge, to_image
+from lantern.generation.images import enlarge, to_image
 from lantern.generation.init_image import KeptPart, edited, received
-from lantern.generation.requests import MAX_PROMPT, MAX_SEED, check_prompt, check_requests, requests, with_warnings
+from lantern.generation.requests import (
+    MAX_PROMPT,
+    MAX_SEED,
+    check_captions,
+    check_prompt,
+    check_requests,
+    requests,
+    with_warnings,
+)
 from lantern.generation.requests import Request as ModelRequest
 from lantern.generation.serving.metrics import Metrics
 from lantern.generation.serving.worker import Job, RefusedError, Worker
@@ -329,7 +336,7 @@ class Guard:
         error = self._fault(request)
         try:
             scope = dict(scope, method="GET" if request.method == "HEAD" else request.method)
-            await (self._app if error is None else error.response)(scope, hear, say)
+            await (self._app if error is None else answer(error))(scope, hear, say)
         finally:
             path, seconds = request.url.path, time.monotonic() - begun
             if path not in PROBES:
@@ -359,7 +366,7 @@ def build_app(service: Service) -> FastAPI:
     app = FastAPI(title="lantern", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
 
     async def refuse(request: Request, error: Exception) -> Response:
-        return refusal(request, error).response
+        return answer(refusal(request, error))
 
     for kind in (RefusedError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, refuse)
@@ -425,6 +432,11 @@ def build_app(service: Service) -> FastAPI:
     return app
 
 
+def answer(error: RefusedError) -> JSONResponse:
+    """Return the answer that has an error."""
+    return JSONResponse(error.body, error.status, error.headers)
+
+
 def refusal(request: Request, error: Exception) -> RefusedError:
     """Return what a request is answered with after an error."""
     if isinstance(error, RefusedError):
@@ -471,20 +483,17 @@ async def whole(call: Call, request: Request) -> Response:
         made = {number: value async for kind, number, value, _ in call.results() if kind == "done"}
     finally:
         leaving.cancel()
-    return JSONResponse(await asyncio.to_thread(answer, call, [made[number] for number in sorted(made)]))
-
-
-def answer(call: Call, pictures: Sequence[Picture]) -> dict[str, Any]:
-    """Return the body of an answer."""
+    pictures = [made[number] for number in sorted(made)]
     warnings = [picture.request.warning for picture in pictures[:1] if picture.request.warning]
-    return {
+    found = {
         "created": call.created,
-        "data": [{"b64_json": call.image(picture.pixels)} for picture in pictures if picture.pixels is not None],
+        "data": [{"b64_json": await asyncio.to_thread(call.image, picture.pixels)} for picture in pictures],
         **call.about,
         "usage": call.usage(len(pictures)),
         "metrics": [picture.statistics.as_dict() | {"seed": picture.request.seed} for picture in pictures],
         **({"warnings": warnings} if warnings else {}),
     }
+    return JSONResponse(found)
 
 
 async def streamed(call: Call) -> AsyncIterator[bytes]:
