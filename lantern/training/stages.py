@@ -64,7 +64,7 @@ class Recipe:
 LENGTH = ("steps", "decay", "minutes")
 HOME, TEXT = "lantern.training", "text_encoder tokenizer"
 STAGES = {
-    "data": Stage(f"{HOME}.sources:prepare", "read captioned images into prepared data", "", "path", False),
+    "data": Stage(f"{HOME}.data:prepare", "read captioned images into prepared data", "", "path", False),
     "tokenizer": Stage(
         f"{HOME}.tokenizer:train", "train a VQ tokenizer: images to tokens and back", "data", "packages init"
     ),

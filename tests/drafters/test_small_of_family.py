@@ -12,7 +12,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.forced import ForcedTokens
 from lantern.drafters.combined.small_model import SmallModel
-from lantern.generation.decoder import build_decoder
+from lantern.generation.generator import build_decoder
 from lantern.methods import METHODS
 from lantern.models.transformers.components import Components
 from lantern.training.drafter import new_module

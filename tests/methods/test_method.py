@@ -14,7 +14,7 @@ from torch import nn
 from lantern.core.io import save_component
 from lantern.core.sampling import Sampling
 from lantern.drafters.windows.jacobi import JacobiDrafter
-from lantern.generation.decoder import build_decoder
+from lantern.generation.generator import build_decoder
 from lantern.generation.tuning import swept
 from lantern.methods import METHODS, find
 from lantern.methods.method import Parts, lazy, method, opt, preset
