@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lantern import __version__
 from lantern.cli.command import DONE, check_file, check_folder, explained, run_command, say
 from lantern.cli.options import (
     MAX_SEED,
@@ -434,8 +435,6 @@ class Job:
     def _head(self) -> dict[str, Any]:
         """Return the JSON values that all images of the run share."""
         import torch
-
-        from lantern import __version__
 
         return {
             "model": self.model.name,
