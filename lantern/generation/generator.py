@@ -1,7 +1,7 @@
 """From prompts or classes to images, for the command line, the pipeline and the evaluation.
 
-A `Decoder` is a method built for a target; a `Generator` has one, and a model's other parts. Where memory runs out, on a
-CPU or a GPU, the batch is halved and made again.
+A `Decoder` is a method built for a target; a `Generator` has one, and a model's other parts. Where memory runs out, on
+a CPU or a GPU, the batch is halved and made again.
 """
 
 import logging
