@@ -42,7 +42,7 @@ from lantern.eval.speed.roofline import copy_bandwidth, pass_bytes
 from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.speed.shapes import DoneError, random_captions
 from lantern.eval.speed.surroundings import surroundings
-from lantern.generation.decoder import Decoder, build_decoder
+from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS
 from lantern.models.folder import pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig, rope_table

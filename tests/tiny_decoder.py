@@ -11,7 +11,7 @@ from lantern.core.types import Callback, Condition, Drafter, Generation, Target,
 from lantern.decoding.loop import State, begin, run
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.engines.engine import EAGER, EagerEngine, Engine
-from lantern.generation.decoder import Decoder, build_decoder
+from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS, Made, Method
 from lantern.methods.method import Deferred
 from lantern.models.llamagen.transformer import Transformer

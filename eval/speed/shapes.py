@@ -19,8 +19,7 @@ from lantern.eval.speed.race import Spread, collect, race, reporter, results, ro
 from lantern.eval.speed.roofline import copy_bandwidth, roofline
 from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.speed.surroundings import load_average, surroundings
-from lantern.generation.decoder import Decoder
-from lantern.generation.generator import Generator
+from lantern.generation.generator import Decoder, Generator
 from lantern.methods import METHODS, Method, find
 from lantern.methods.parts import ADD_ONS, DRAFTER, AddOn
 from lantern.models.folder import DTYPES, Model, pick_device

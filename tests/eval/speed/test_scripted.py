@@ -11,7 +11,7 @@ from lantern.eval.speed import shapes
 from lantern.eval.speed.bench import WIDTH, render
 from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.speed.shapes import ShapeOptions
-from lantern.generation.decoder import Decoder
+from lantern.generation.generator import Decoder
 from lantern.methods import METHODS
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
