@@ -331,8 +331,8 @@ drafters/lookup/sam.py: drafters/test_sam.py
 + self.held.known[:, None] + steps - 1, step.tokens)
 
 drafters/lookup/suffix_automaton.py: drafters/test_suffix_automaton.py
-- State(length, old.link, old.end, dict(old.next))
-+ State(length, old.link, end, dict(old.next))
+- AutomatonState(length, old.link, old.end, dict(old.next))
++ AutomatonState(length, old.link, end, dict(old.next))
 
 drafters/lookup/tables.py: drafters/test_sam.py
 - torch.cdist(points, centres).argmin(1)
