@@ -29,7 +29,7 @@ COPY_RATIO = 1.5  # a copy is nearer than this multiple of the tokenizer's own e
 
 
 def card(
-    data: Path = arg("folder written by `lantern train data`", parse=existing),
+    data: Path = arg("folder written by `lantern train data`", type=existing),
     model: str = opt(MODEL, MODEL_HELP),
     images: int = opt(200, "images of each figure", 1, 10**5),
     seed: int = opt(0, "seed of noise and choices", 0, MAX_SEED),
