@@ -130,8 +130,7 @@ def add_option(parser: Any, name: str, kind: Any, option: Argument) -> None:
     if kind is bool:
         how["action"] = "store_true"
     else:
-        is_bounded = option.low is not None and option.high is not None
-        how["type"] = number(kind, option.low, option.high) if is_bounded else kind
+        how["type"] = kind if option.low is None or option.high is None else number(kind, option.low, option.high)
         how["metavar"] = name.upper() if option.is_positional else METAVARS.get(kind, "VALUE")
         if option.is_positional and (is_optional or option.default is not None):
             how["nargs"] = "?"
