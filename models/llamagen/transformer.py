@@ -371,7 +371,7 @@ class Transformer(nn.Module, Target):
     """LlamaGen's transformer. One forward serves prefill, plain and tree passes: positions and mask are arguments."""
 
     layers: Any  # a ModuleList of Block, which the type checker takes for modules of any kind
-    read = prompt.read
+    read: Any = prompt.read
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
