@@ -16,7 +16,7 @@ import torch
 
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Generation, SampleWindow
+from lantern.core.types import Condition, Generation
 from lantern.engines.engine import EAGER, AutoEngine, Engine, Weights
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.decoder import Decoder
@@ -64,11 +64,6 @@ class Variant:
         target = stable.model(dataclasses.replace(self, kind="eager")).target
         return self.of(AutoEngine(weights=weights).resolve(target), self.dtype)
 
-    def engine(self) -> Engine:
-        """The engine of this variant."""
-        name, _, weights = self.kind.partition("+")
-        return make_engine(name, weights=weights or "full")
-
 
 class Stable:
     """A model in several variants. Each variant is built on first use."""
@@ -86,7 +81,8 @@ class Stable:
     def _make(self, variant: Variant) -> Model:
         if variant.kind != "eager":
             base = self.model(dataclasses.replace(variant, kind="eager"))
-            engine = variant.engine()
+            name, _, weights = variant.kind.partition("+")
+            engine = make_engine(name, weights=weights or "full")
             with warnings.catch_warnings():  # compilers and quantisers use deprecated parts of torch
                 warnings.simplefilter("ignore")
                 engine.prepare(base.target)  # cached per target; raises here if this machine cannot run the variant
@@ -140,16 +136,6 @@ class Contender:
     def is_plain(self) -> bool:
         """Whether it is plain decoding, and thus a possible baseline."""
         return self.method.is_plain
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether an engine may take several rounds at once, so that watching single steps costs time."""
-        return self.variant.kind.startswith("cpu") and (self.is_plain or isinstance(self.parts.drafter, SampleWindow))
-
-    @property
-    def is_identical(self) -> bool:
-        """Whether it promises exactly the tokens of plain decoding."""
-        return self.method.promise == "tokens"
 
     def decode(self, job: "Job", **watching: Any) -> Generation:
         """Decode the images of a job, prefill included; `watching` is passed to `Decoder.generate`."""

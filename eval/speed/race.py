@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.core.types import Generation, Step
+from lantern.core.types import SampleWindow, Step
 from lantern.decoding.statistics import now
-from lantern.eval.intervals import Estimate, bootstrap
+from lantern.eval.intervals import bootstrap
 from lantern.eval.json_lines import Line
 from lantern.eval.speed.contenders import Contender, Job
 from lantern.eval.speed.surroundings import load_average
@@ -78,24 +78,40 @@ def collect(records: Iterator[Line], contenders: int) -> tuple[list[Line], Keybo
 
 
 def take(contender: Contender, number: int, job: Job, *, watches: bool = False) -> Line:
-    """Decode a job and return its record.
+    """Decode a job and return its record; total variation and relaxed are sums over the tokens of an image.
 
     With `watches` the nodes and tokens of steps are counted where that costs no time, else in a second decoding, which
     is not timed.
     """
-    counted, device = Counted(), contender.device
-    is_timed_watch = watches and not contender.is_fused
+    steps, device = list[tuple[Tensor, Tensor, int]](), contender.device
+
+    def watch(step: Step) -> None:
+        nodes = 0 if step.tree is None else step.tree.shape.num_nodes - 1
+        steps.append((step.start.clone(), step.counts.clone(), nodes))
+
+    # an engine may take several rounds at once, so that watching single steps costs time
+    has_rounds = contender.is_plain or isinstance(contender.parts.drafter, SampleWindow)
+    is_fused = contender.variant.kind.startswith("cpu") and has_rounds
     load, begin = load_average(), now(device)
-    made = contender.decode(job, **({"callback": counted} if is_timed_watch else {}))
+    made = contender.decode(job, **({"callback": watch} if watches and not is_fused else {}))
     seconds = now(device) - begin
-    if watches and contender.is_fused and not contender.is_plain:
-        contender.decode(job, callback=counted)
+    if watches and is_fused and not contender.is_plain:
+        contender.decode(job, callback=watch)
     return {
         "round": number,
         "contender": contender.name,
         "temperature": contender.parts.sampling.temperature,
         "seconds": seconds,
-        "images": [record(made, image) | counted.record(image) for image in range(len(job.keys))],
+        "images": [
+            {
+                "steps": int(made.steps[image]),
+                "total_variation": float(made.total_variation[image]),
+                "relaxed": float(made.relaxed[image]),
+                "tokens": pack(made.tokens[image]),
+                **runs_of(steps, image),
+            }
+            for image in range(len(job.keys))
+        ],
         "load": load,
     }
 
@@ -136,38 +152,18 @@ def warm(contender: Contender, jobs: Sequence[Job]) -> None:
 # records
 
 
-class Counted:
-    """A callback that keeps what each step committed, and the number of nodes that it verified."""
+def runs_of(steps: Sequence[tuple[Tensor, Tensor, int]], number: int) -> Line:
+    """Return for image `number` the tokens of each step, and the sum of the nodes that were verified.
 
-    def __init__(self) -> None:
-        self._steps: list[tuple[Tensor, Tensor, int]] = []
-
-    def __call__(self, step: Step) -> None:
-        """Keep the numbers of a step."""
-        nodes = 0 if step.tree is None else step.tree.shape.num_nodes - 1
-        self._steps.append((step.start.clone(), step.counts.clone(), nodes))
-
-    def record(self, number: int) -> Line:
-        """Return for image `number` the tokens of each step, and the sum of the nodes.
-
-        Empty where steps were not watched or do not commit tokens in their order.
-        """
-        own = [(int(start[number]), int(counts[number]), nodes) for start, counts, nodes in self._steps]
-        own = [one for one in own if one[1]]  # others of the batch may take more steps
-        runs = [counts for _, counts, _ in own]
-        if not runs or [start for start, _, _ in own] != [0, *itertools.accumulate(runs[:-1])]:
-            return {}
-        return {"runs": " ".join(map(str, runs)), "nodes": sum(nodes for _, _, nodes in own)}
-
-
-def record(made: Generation, number: int) -> Line:
-    """Return the record of image `number` of a batch; total variation and relaxed are sums over its tokens."""
-    return {
-        "steps": int(made.steps[number]),
-        "total_variation": float(made.total_variation[number]),
-        "relaxed": float(made.relaxed[number]),
-        "tokens": pack(made.tokens[number]),
-    }
+    `steps` has first places, counts of tokens, and nodes. Empty where steps were not watched or do not commit tokens in
+    their order.
+    """
+    own = [(int(start[number]), int(counts[number]), nodes) for start, counts, nodes in steps]
+    own = [one for one in own if one[1]]  # others of the batch may take more steps
+    runs = [counts for _, counts, _ in own]
+    if not runs or [start for start, _, _ in own] != [0, *itertools.accumulate(runs[:-1])]:
+        return {}
+    return {"runs": " ".join(map(str, runs)), "nodes": sum(nodes for _, _, nodes in own)}
 
 
 def pack(tokens: Int[Tensor, " n"]) -> str:
@@ -251,7 +247,14 @@ def compare(baseline: Sequence[float], other: Sequence[float], *, images: int | 
     sides = Spread.of(baseline), Spread.of(other)
     found = bootstrap(torch.tensor(ratios, dtype=torch.float64), lambda sampled: sampled.quantile(0.5, -1), seed=0)
     of_medians = rounded(sides[0].median / max(sides[1].median, 1e-12))
-    why = refusal(*sides, found, len(ratios) if images is None else images)
+    images, why = len(ratios) if images is None else images, None
+    worst, name = max((sides[0].width, "the baseline"), (sides[1].width, "the method"))
+    if images < ENOUGH_IMAGES:
+        why = f"no claim: {images} images each, expected at least {ENOUGH_IMAGES}"
+    elif worst > STEADY:
+        why = f"no claim: p90/p10 is {worst:.1f} for {name}, expected at most {STEADY}"
+    elif found.low <= 1 <= found.high:
+        why = f"no claim: the 95 % interval by rounds, {found.low:.2f} to {found.high:.2f}, contains 1"
     return {
         "ratio_of_medians": of_medians,
         "median_of_ratios": rounded(found.value),
@@ -259,18 +262,6 @@ def compare(baseline: Sequence[float], other: Sequence[float], *, images: int | 
         "claim": None if why else of_medians,
         "refusal": why,
     }
-
-
-def refusal(baseline: Spread, other: Spread, ratio: Estimate, images: int) -> str | None:
-    """Return why no claim can be made from these spreads and the ratio by rounds, or None."""
-    if images < ENOUGH_IMAGES:
-        return f"no claim: {images} images each, expected at least {ENOUGH_IMAGES}"
-    worst, name = max((baseline.width, "the baseline"), (other.width, "the method"))
-    if worst > STEADY:
-        return f"no claim: p90/p10 is {worst:.1f} for {name}, expected at most {STEADY}"
-    if ratio.low <= 1 <= ratio.high:
-        return f"no claim: the 95 % interval by rounds, {ratio.low:.2f} to {ratio.high:.2f}, contains 1"
-    return None
 
 
 def rounded(value: float) -> float:
