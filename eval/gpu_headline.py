@@ -39,8 +39,7 @@ from lantern.engines.chain import passes_of
 from lantern.engines.cuda.engine import PRODUCTS, GraphEngine
 from lantern.engines.engine import EAGER, Engine
 from lantern.eval.speed.contenders import PROMPTS, condition_of
-from lantern.eval.speed.race import rounded
-from lantern.eval.speed.roofline import copy_bandwidth, pass_bytes
+from lantern.eval.speed.race import copy_bandwidth, pass_bytes, rounded
 from lantern.eval.speed.shapes import DoneError, ScriptedVerifier, deepest, random_captions, script
 from lantern.eval.speed.surroundings import surroundings
 from lantern.generation.decoder import Decoder, build_decoder
@@ -379,10 +378,8 @@ class Bench:
             if tau <= drafter.depth + 1:
                 counts = tuple(script(tau, made.target.config.block_size - 1))
                 path = tuple(deepest(drafter.tree.shape()))
-                verifier = ScriptedVerifier(
-                    made.verifier, counts, path, made.target.config.block_size, made.target.walk
-                )
-                scripted = dataclasses.replace(made, verifier=verifier)
+                how = (counts, path, made.target.config.block_size, made.target.walk)
+                scripted = dataclasses.replace(made, verifier=ScriptedVerifier(made.verifier, *how))
                 found[f"{tau:g}"] = self._at(tau, self.steps(scripted, most=self.sizes.steps))
         return found
 
@@ -392,9 +389,8 @@ class Bench:
 
     def _at(self, tau: float, figures: Figures) -> Figures:
         """Return milliseconds a token at `tau` tokens a step, and the speedup over the fastest plain decoding."""
-        known = [
-            one["ms_per_step"] for one in self.found["sections"].get("plain", {}).values() if "share" in (one or ())
-        ]
+        plain = self.found["sections"].get("plain", {})
+        known = [one["ms_per_step"] for one in plain.values() if "share" in (one or ())]
         ms = figures["ms_per_step"] / tau
         speedup = {"speedup": rounded(min(known) / ms)} if known else {}
         return {"ms_per_step": figures["ms_per_step"], "ms_per_token": rounded(ms), **speedup}
@@ -820,11 +816,7 @@ def work(args: argparse.Namespace, path: Path) -> None:
 
 
 COMMAND = Command("gpu_headline", "Measure the headline table of a GPU within ten minutes.", add_arguments, run)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    return run_command(COMMAND, argv, prog="python -m lantern.eval.gpu_headline")
+main = partial(run_command, COMMAND, prog="python -m lantern.eval.gpu_headline")
 
 
 if __name__ == "__main__":

@@ -300,7 +300,7 @@ def board_lines(found: Mapping[str, Any], board: Board) -> Iterator[str]:
 
 
 def leaderboard_rows(boards: Sequence[Board]) -> list[str]:
-    """Return one line per measured method, those with the most tokens per step first."""
+    """Return one line per measured method, those with the most tokens per step first; * marks what is no claim."""
     of = [{row["method"]: row for row in board["rows"] if "over_fastest" in row} for board in boards]
     rates = ["tokens_per_step", *["foreground"] * any("foreground" in row for row in of[0].values())]
     words = {"tokens_per_step": "tokens per step", "foreground": "in the foreground"}
@@ -309,7 +309,9 @@ def leaderboard_rows(boards: Sequence[Board]) -> list[str]:
     for name, row in sorted(of[0].items(), key=lambda one: -one[1]["tokens_per_step"]["value"]):
         cells = [figure(known.get(name, {}), rate) for known in of for rate in rates]
         nodes = f"{row['nodes_per_step']:.1f}" if "nodes_per_step" in row else ""
-        lines.append([f"`{name}`", *cells, nodes, speed(row["over_fastest"]), difference(row)])
+        over, (low, high) = row["over_fastest"], row["over_fastest"]["interval_95"]
+        speed = f"{over['ratio_of_medians']:.2f} ({low:.2f} to {high:.2f}){'' if over['claim'] is not None else '*'}"
+        lines.append([f"`{name}`", *cells, nodes, speed, difference(row)])
     return table(lines, left=(0, len(lines[0]) - 1))
 
 
@@ -342,12 +344,6 @@ def interval(found: Mapping[str, Any], form: str) -> str:
     """Return a value with its interval; the value alone where all images agree."""
     value, low, high = (format(found[name], form) for name in ("value", "low", "high"))
     return value if low == high else f"{value} ({low} to {high})"
-
-
-def speed(ratio: Mapping[str, Any]) -> str:
-    """Return a speedup with its interval by rounds, marked if it is no claim."""
-    low, high = ratio["interval_95"]
-    return f"{ratio['ratio_of_medians']:.2f} ({low:.2f} to {high:.2f}){'' if ratio['claim'] is not None else '*'}"
 
 
 def difference(row: Mapping[str, Any]) -> str:

@@ -83,11 +83,10 @@ def _frechet(resize: str) -> Metric:
         fixed, expected = material.reference, made_with(judge, material.judges[judge])
         if fixed.made_with not in ("", expected):
             raise ValueError(f"reference statistics made with {fixed.made_with!r}, expected {expected!r}")
-        ours, theirs = (one.features.get(judge) for one in (material.extracted.ours, material.extracted.theirs))
-        assert ours is not None
-        most = 100 if theirs is not None and len(ours) + len(theirs) <= MANY else 20
-        how = {"seed": material.seed, "draws": min(material.draws, most)}
-        return distances.frechet_distance(ours, fixed.gaussian or theirs, **how)
+        ours = material.extracted.ours.features[judge]
+        theirs = fixed.gaussian or material.extracted.theirs.features[judge]
+        most = 100 if isinstance(theirs, Tensor) and len(ours) + len(theirs) <= MANY else 20
+        return distances.frechet_distance(ours, theirs, seed=material.seed, draws=min(material.draws, most))
 
     return _of_inception(judge, take, "Frechet distance of Inception's 2048 features", REFERENCE)
 

@@ -64,6 +64,11 @@ class Variant:
         target = stable.model(dataclasses.replace(self, kind="eager")).target
         return self.of(AutoEngine(weights=weights).resolve(target), self.dtype)
 
+    def engine(self) -> Engine:
+        """The engine of this variant."""
+        name, _, weights = self.kind.partition("+")
+        return make_engine(name, weights=weights or "full")
+
 
 class Stable:
     """A model in several variants. Each variant is built on first use."""
@@ -81,8 +86,7 @@ class Stable:
     def _make(self, variant: Variant) -> Model:
         if variant.kind != "eager":
             base = self.model(dataclasses.replace(variant, kind="eager"))
-            name, _, weights = variant.kind.partition("+")
-            engine = make_engine(name, weights=weights or "full")
+            engine = variant.engine()
             with warnings.catch_warnings():  # compilers and quantisers use deprecated parts of torch
                 warnings.simplefilter("ignore")
                 engine.prepare(base.target)  # cached per target; raises here if this machine cannot run the variant

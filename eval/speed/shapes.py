@@ -20,10 +20,10 @@ from lantern.core.types import Condition, DraftTree, Rows, Step, TreeShape, Verd
 from lantern.decoding.statistics import now
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.eval.json_lines import Line
+from lantern.eval.speed import race as racing
 from lantern.eval.speed.bench import ended
 from lantern.eval.speed.contenders import PLAIN, Contender, Job, Stable, entries_of, kinds_of, line_up
-from lantern.eval.speed.race import Spread, collect, race, reporter, results, rounded, seconds_of
-from lantern.eval.speed.roofline import copy_bandwidth, roofline
+from lantern.eval.speed.race import Spread, reporter, rounded, seconds_of
 from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.generation.decoder import Decoder
 from lantern.generation.generator import Generator
@@ -67,10 +67,14 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
     """Return all figures of one size for JSON."""
     before, device = load_average(), pick_device(options.device)
     bench = ShapeBench(options, device)
-    copy_gbps = copy_bandwidth(device)
+    copy_gbps = racing.copy_bandwidth(device)
     field, failed = bench.field()
-    rounds = race(field, [bench.job] * options.images, bench.take, report=reporter(options.is_quiet))
-    lines, stop = collect(rounds, len(field))
+
+    def take(one: Contender, number: int, _: Job) -> Line:
+        return {"round": number, "contender": one.name, "seconds": bench.seconds_per_token(one)}
+
+    rounds = racing.race(field, [bench.job] * options.images, take, report=reporter(options.is_quiet))
+    lines, stop = racing.collect(rounds, len(field))
     figures = {
         "what": "shape",
         "shape": options.shape,
@@ -81,7 +85,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         "surroundings": surroundings(device),
         "copy_gbps": rounded(copy_gbps),
         "contenders": [bench.figures(one, lines, copy_gbps) for one in field],
-        "results": results(field, lines, options.batch),
+        "results": racing.results(field, lines, options.batch),
         "failed": failed,
     }
     return ended(figures, before, stop)
@@ -226,10 +230,6 @@ class ShapeBench:
         )  # fmt: skip
         return field, failed
 
-    def take(self, contender: Contender, number: int, _: Job) -> Line:
-        """Return the record of a round: seconds per token, without prefill."""
-        return {"round": number, "contender": contender.name, "seconds": self.seconds_per_token(contender)}
-
     def seconds_per_token(self, contender: Contender) -> float:
         """Return the seconds of the steps that commit the tokens after the first, divided by their number.
 
@@ -262,7 +262,7 @@ class ShapeBench:
             "dtype": contender.variant.dtype,
             "ms_per_token": spread.as_dict(),
             "tokens_per_second": rounded(1e3 * self.options.batch / spread.median),
-            **roofline(contender, rows=rows, copy_gbps=copy_gbps, step_seconds=step),
+            **racing.roofline(contender, rows=rows, copy_gbps=copy_gbps, step_seconds=step),
         }
 
     def _parts(self, label: str, model: Model) -> tuple[Method, Decoder]:

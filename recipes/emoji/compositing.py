@@ -62,8 +62,7 @@ def to_hsv(picture: Rgba) -> Float[np.ndarray, "h w 3"]:
     high, low = rgb.max(-1), rgb.min(-1)
     spread = np.maximum(high - low, 1e-6)
     r, g, b = np.moveaxis(rgb, -1, 0)
-    sector = np.select([high == r, high == g], [(g - b) / spread, 2 + (b - r) / spread])
-    sector = np.where((high != r) & (high != g), 4 + (r - g) / spread, sector)
+    sector = np.select([high == r, high == g], [(g - b) / spread, 2 + (b - r) / spread], 4 + (r - g) / spread)
     saturation = (high - low) / np.maximum(high, 1e-6)
     return np.stack([60 * sector % 360, saturation, high], axis=-1).astype(np.float32)
 
@@ -149,8 +148,7 @@ def recolour(picture: Rgba, colouring: Colouring, colour: str) -> Rgba:
         recoloured[..., 2] = hsv[..., 2] * value / colouring.value
     else:
         # Towards white if the middle gets lighter, so that highlights are not clipped.
-        factor = (1 - value) / max(1 - colouring.value, 0.02)
-        lifted = 1 - (1 - hsv[..., 2]) * factor
+        lifted = 1 - (1 - hsv[..., 2]) * ((1 - value) / max(1 - colouring.value, 0.02))
         recoloured[..., 2] = np.minimum(lifted, hsv[..., 2] * 1.6)
     mixed = share[..., None] * to_rgb(recoloured) + (1 - share[..., None]) * picture[..., :3]
     return np.concatenate([np.rint(mixed).astype(np.uint8), picture[..., 3:]], axis=-1)

@@ -140,41 +140,37 @@ def build_lexicon(named: list[Named], nouns: Nouns, words: list[str]) -> Lexicon
     uses = Counter(t for n in named if n.group in OBJECT_GROUPS | {-1} for t in n.tags)
     # a keyword of one or two things names them; one of many is a category
     shared, strength = Counter(t for n in named for t in n.tags), {1: 0.9, 2: 0.6}
-    keywords = [(t, n.label, strength.get(shared[t], 0.0)) for n in named for t in n.tags if t != n.label]
-    pulls = [pull for pull in (*keywords, *noun_pulls(nouns)) if pull[2]]
+    pulls = [(t, n.label, strength[shared[t]]) for n in named for t in n.tags if shared[t] in strength and t != n.label]
+    near, of_nouns = relations(named, nouns)
+    # a picture's own name stays where it is; other words come to it
+    pulls = [(a, b, 0.2 * weight if a in labels else weight) for a, b, weight in (*pulls, *of_nouns)]
     return Lexicon(
         concepts,
         len({*names, *words}),
         tuple((index[n.label], tuple(index[t] for t in n.tags)) for n in named),
         tuple(index[t] for t in dict.fromkeys(things)),
-        tuple(index[w] for w in dict.fromkeys(near_nouns(named, nouns)) if w in index),
+        tuple(index[w] for w in near if w in index),
         tuple(index[t] for t, count in uses.items() if count <= 4),
         tuple(words),
-        # A picture's own name stays where it is; other words come to it.
-        tuple((index[a], index[b], 0.2 * w if a in labels else w) for a, b, w in pulls if {a, b} <= index.keys()),
+        tuple((index[a], index[b], weight) for a, b, weight in pulls if {a, b} <= index.keys()),
     )
 
 
-def near_nouns(named: list[Named], nouns: Nouns) -> list[str]:
-    """Nouns whose sense, or one of the two above it, is that of a thing's label or of a word in a concept's label."""
+def relations(named: list[Named], nouns: Nouns) -> tuple[list[str], list[tuple[str, str, float]]]:
+    """Return the nouns near to things, commoner ones first, and the pulls of nouns.
+
+    A noun is near if its sense, or one of the two above it, is that of a thing's label or of a word in a concept's
+    label. Lemmas of one first sense are pulled towards each other and towards the names of their hypernym.
+    """
     things = [n for n in named if n.group in OBJECT_GROUPS | {-1}]
     words = {n.label for n in things} | {w for n in things if n.group < 0 for w in n.label.split()}
-    anchors = {nouns.first[word] for word in words if word in nouns.first}
-    found = []
+    anchors, near, pulls = {nouns.first[word] for word in words if word in nouns.first}, [], []
     for offset, synset in nouns.synsets.items():
-        above = nouns.synsets.get(synset.hypernym)
-        if {offset, synset.hypernym, above.hypernym if above else ""} & anchors:
-            found += [w for w in synset.lemmas if nouns.first.get(w) == offset]
-    return sorted(dict.fromkeys(found), key=lambda w: -nouns.uses.get(w, 0))
-
-
-def noun_pulls(nouns: Nouns) -> list[tuple[str, str, float]]:
-    """Return pulls of lemmas of one first sense towards each other and towards the names of their hypernym."""
-    found = []
-    for offset, synset in nouns.synsets.items():
+        above = nouns.synsets.get(synset.hypernym, Synset((), ""))
         mine = [w for w in synset.lemmas if nouns.first.get(w) == offset]
-        above = nouns.synsets.get(synset.hypernym)
-        parents = [w for w in above.lemmas if nouns.first.get(w) == synset.hypernym] if above else []
-        found += [(a, b, 1.0) for a in mine for b in mine if a != b]
-        found += [(a, b, 0.4) for a in mine for b in parents[:2] if a != b]
-    return found
+        parents = [w for w in above.lemmas if nouns.first.get(w) == synset.hypernym]
+        if {offset, synset.hypernym, above.hypernym} & anchors:
+            near += mine
+        pulls += [(a, b, 1.0) for a in mine for b in mine if a != b]
+        pulls += [(a, b, 0.4) for a in mine for b in parents[:2] if a != b]
+    return sorted(dict.fromkeys(near), key=lambda w: -nouns.uses.get(w, 0)), pulls
