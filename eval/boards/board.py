@@ -181,9 +181,10 @@ class Board:
         promise = "relaxed" if not method.exact else "tokens" if method.is_identical else "distribution"
         names = [f"{FOLDER}/{part}" for part in method.made.parts] + ["drafter"] * method.made.reads_drafter
         training = dict[str, int | None].fromkeys(names)
-        for name in names if (folder := self.model.folder) else ():
-            with suppress(ValueError, KeyError, TypeError):  # not recorded
-                training[name] = int(read_json_object(folder / name / TRAINING_NAME)["loop"]["steps"])
+        if (folder := self.model.folder) is not None:
+            for name in names:
+                with suppress(ValueError, KeyError, TypeError):  # not recorded
+                    training[name] = int(read_json_object(folder / name / TRAINING_NAME)["loop"]["steps"])
         return {"promise": promise, "training": training}
 
     def measure(self) -> None:
