@@ -42,7 +42,7 @@ from lantern.eval.speed.contenders import PROMPTS, condition_of
 from lantern.eval.speed.race import copy_bandwidth, pass_bytes, rounded
 from lantern.eval.speed.shapes import DoneError, ScriptedVerifier, deepest, random_captions, script
 from lantern.eval.speed.surroundings import surroundings
-from lantern.generation.decoder import Decoder, build_decoder
+from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS
 from lantern.models.folder import pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig, rope_table

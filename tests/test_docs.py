@@ -332,7 +332,7 @@ VALUES = ("--config", "--kind", "--steps", "--decay", "--minutes", "--recipe", "
 def test_training_commands_name_stages_options_and_configs(
     path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lantern.cli import train_all
+    from lantern.cli import train
     from lantern.training.stages import Stage
 
     variables: dict[str, str] = {}
@@ -352,7 +352,7 @@ def test_training_commands_name_stages_options_and_configs(
         with monkeypatch.context() as patched:
             load = Stage.load
             patched.setattr(Stage, "load", lambda stage, load=load, calls=calls: recorded(load(stage), calls))
-            patched.setattr(train_all, "run_all", lambda path, calls=calls, **named: calls.append(path) or 0)
+            patched.setattr(train, "run_all", lambda *given, calls=calls: calls.append(given) or 0)
             assert run(words) == 0, f"{shown(path)}: {command}"
         assert len(calls) == 1, command
 

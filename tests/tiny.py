@@ -11,7 +11,7 @@ from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.models.llamagen.transformer import CaptionEmbedder, Transformer, TransformerConfig
 
 if TYPE_CHECKING:
-    from lantern.training.teacher import Teacher
+    from lantern.training.drafter import Teacher
 
 
 def tiny_config(**changes: object) -> TransformerConfig:
@@ -99,8 +99,8 @@ def tiny_eagle(target: Transformer, seed: int = 1, **changes: object) -> Eagle:
 def tiny_teacher(target: Transformer, reads: Collection[str] = (), seed: int = 0) -> "Teacher":
     """A teacher with five captions of one to four words, at guidance 3."""
     from lantern.core.sampling import Sampling
+    from lantern.training.drafter import Teacher
     from lantern.training.features import Conditions
-    from lantern.training.teacher import Teacher
 
     condition = tiny_condition((4, 2, 3, 1, 4))
     assert condition.embeddings is not None and condition.mask is not None

@@ -11,9 +11,9 @@ from lantern.core.types import Callback, Condition, Drafter, Generation, Target,
 from lantern.decoding.loop import State, begin, run
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.engines.engine import EAGER, EagerEngine, Engine
-from lantern.generation.decoder import Decoder, build_decoder
+from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS, Made, Method
-from lantern.methods.method import Call
+from lantern.methods.method import Deferred
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.relaxations.neighbours import proximity_table
@@ -100,7 +100,7 @@ def tiny_decoder(
     )
 
 
-def made_of(name: str, drafter: Call | None, verifier: Call | None) -> Method:
+def made_of(name: str, drafter: Deferred | None, verifier: Deferred | None) -> Method:
     """Return a method of this drafter and verifier, under the name of another."""
     return Method(name, lambda parts: Made(drafter, verifier), {}, "")
 

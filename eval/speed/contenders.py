@@ -19,8 +19,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation
 from lantern.engines.engine import EAGER, AutoEngine, Engine, Weights
 from lantern.engines.engine import engine as make_engine
-from lantern.generation.decoder import Decoder
-from lantern.generation.generator import Generator, choose_method
+from lantern.generation.generator import Decoder, Generator, choose_method
 from lantern.methods import METHODS, Method
 from lantern.models.folder import DTYPES, AddOns, Model
 

@@ -25,8 +25,7 @@ from lantern.eval.speed.bench import ended
 from lantern.eval.speed.contenders import PLAIN, Contender, Job, Stable, entries_of, kinds_of, line_up
 from lantern.eval.speed.race import Spread, reporter, rounded, seconds_of
 from lantern.eval.speed.surroundings import load_average, surroundings
-from lantern.generation.decoder import Decoder
-from lantern.generation.generator import Generator
+from lantern.generation.generator import Decoder, Generator
 from lantern.methods import METHODS, Method, find
 from lantern.methods.parts import ADD_ONS, DRAFTER
 from lantern.models.folder import DTYPES, Model, pick_device

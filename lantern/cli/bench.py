@@ -114,9 +114,8 @@ def _report(found: Sequence[dict[str, Any]], out: Path | None, *, is_json: bool)
     from lantern.eval.speed.bench import render
 
     print("\n\n".join(map(render, found)), file=sys.stderr if is_json else sys.stdout)
-    line = dumps(
-        found[0] if len(found) == 1 else {"what": "shapes", "shapes": found}, ensure_ascii=False, allow_nan=False
-    )
+    result = found[0] if len(found) == 1 else {"what": "shapes", "shapes": found}
+    line = dumps(result, ensure_ascii=False, allow_nan=False)
     if is_json:
         print(line)
     if out is not None:

@@ -166,9 +166,7 @@ def explained(error: Exception) -> str:
 
 def check_folder(folder: Path) -> None:
     """Raise OSError if a folder cannot be written to or made."""
-    there = folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
+    there = next((one for one in (folder, *folder.parents) if one.exists()), Path("."))
     if not there.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
     if not os.access(there, os.W_OK | os.X_OK):

@@ -9,13 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lantern.cli.command import DONE, explained, run_command
 from lantern.cli.options import DTYPES, OneOf, arg, command, existing, opt
-
-if TYPE_CHECKING:
-    import torch
 
 COMPONENTS = ("t2i", "c2i", "vq", "drafter")
 RELEASES = ("janus", "chameleon", "vqgan")
@@ -64,7 +61,15 @@ def convert(
     if is_model:
         if of_llamagen or kind:
             raise ValueError(f"{checkpoint} is a whole model, of which only --dtype changes: convert a component")
-        rewrite_model(checkpoint, out, stored)
+        import torch
+
+        from lantern.core.io import WEIGHTS_NAME, read_header
+        from lantern.generation.pipeline import LanternPipeline
+
+        own = next(iter(read_header(checkpoint / "transformer" / WEIGHTS_NAME).values())).dtype
+        own = stored or (own if own.is_floating_point else torch.float32)
+        with temporary_until_complete(out) as trial:
+            LanternPipeline.from_pretrained(checkpoint, dtype=own).save_pretrained(trial)
         print(f"{out}: model folder")
         return DONE
     release = None if is_vqgan or kind in COMPONENTS else read_release(checkpoint)
@@ -98,19 +103,6 @@ def convert(
     numbers = sum(tensor.numel() for tensor in found.state.values())
     print(f"{out}: {found.kind}, {len(found.state)} tensors, {numbers:,} values")
     return DONE
-
-
-def rewrite_model(folder: Path, out: Path, dtype: "torch.dtype | None") -> None:
-    """Write a model folder anew, by default in the dtype that its target has, with index, checksums and signatures."""
-    import torch
-
-    from lantern.core.io import WEIGHTS_NAME, read_header
-    from lantern.generation.pipeline import LanternPipeline
-
-    stored = next(iter(read_header(folder / "transformer" / WEIGHTS_NAME).values())).dtype
-    own = stored if stored.is_floating_point else torch.float32
-    with temporary_until_complete(out) as trial:
-        LanternPipeline.from_pretrained(folder, dtype=dtype or own).save_pretrained(trial)
 
 
 @contextmanager

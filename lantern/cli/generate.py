@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lantern import __version__
 from lantern.cli.command import DONE, check_file, check_folder, explained, run_command, say
 from lantern.cli.options import (
     MAX_SEED,
@@ -174,10 +175,9 @@ def generate(
     folder = resolve_model(model)
     chosen = _chosen(method, folder, texts)
     from lantern.core.sampling import Sampling
-    from lantern.generation.embeddings import with_conditions
     from lantern.generation.generator import choose_method
     from lantern.generation.init_image import check_init_image, with_init_image
-    from lantern.generation.requests import check_requests, subjects_of_call, with_noise, with_warnings
+    from lantern.generation.requests import check_requests, subjects_of_call, with_conditions, with_noise, with_warnings
     from lantern.models.folder import load_model, may_have_profile
 
     Sampling(**given)
@@ -304,7 +304,7 @@ class Job:
 
         After a signal or an error the report is of those that are finished.
         """
-        from lantern.generation.generator import generate, halving_message
+        from lantern.generation.generator import HALVED, generate
         from lantern.generation.progress import INTERVAL, Progress
 
         files, done = self.files, list[Any]()
@@ -323,7 +323,7 @@ class Job:
         def report_halved(tried: int, fits: int) -> None:
             self.halved = fits
             if not files.quiet:
-                bar.say(f"lantern: {halving_message(tried, fits)}")
+                bar.say(f"lantern: {HALVED.format(tried, fits)}")
 
         how: dict[str, Any] = {"method": self.method, "sampling": self.sampling}
         how |= {"callback": watch, "interval": INTERVAL}
@@ -335,7 +335,7 @@ class Job:
             how |= {"with_pixels": bool(self.planned), "debug": debug, "record": self.recorder, "batch": self.batch}
             made, save = generate(self.model, self.requested, on_halved=report_halved, **how), self._save
         try:
-            with bar:
+            with bar.bar:
                 for one in made:
                     with self.stopping.shield():
                         done.append(save(one))  # type: ignore[arg-type]
@@ -436,8 +436,6 @@ class Job:
         """Return the JSON values that all images of the run share."""
         import torch
 
-        from lantern import __version__
-
         return {
             "model": self.model.name,
             "method": self.method.name,
@@ -512,15 +510,10 @@ def _print(text: str) -> None:
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add an option for each setting of a method, which --help leaves to `lantern methods NAME`."""
-    flags = {(one.flag, one.label): None for method in METHODS.values() for one in method.options.values()}
-    for flag, label in flags:
-        parser.add_argument(
-            flag,
-            dest="settings",
-            action="append",
-            type=lambda text, label=label: (label, text),
-            help=argparse.SUPPRESS,
-        )
+    hidden: dict[str, Any] = {"dest": "settings", "action": "append", "help": argparse.SUPPRESS}
+    labels = {one.flag: one.label for method in METHODS.values() for one in method.options.values()}
+    for flag, label in labels.items():
+        parser.add_argument(flag, type=lambda text, label=label: (label, text), **hidden)
 
 
 EPILOG = "lantern methods lists the methods, lantern methods NAME the settings of one, such as --k or --tree."

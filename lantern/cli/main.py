@@ -38,21 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_usage(), file=sys.stderr)
         return REFUSED
     if argv[0] in ("-h", "--help"):
-        return contained(lambda _: _printed(_usage()))
+        return contained(lambda _: print(_usage()) or DONE)
     if argv[0] in ("-V", "--version"):
         from lantern import __version__
 
-        return contained(lambda _: _printed(f"lantern {__version__}"))
+        return contained(lambda _: print(f"lantern {__version__}") or DONE)
     name = argv[0]
     if name not in SUMMARIES:
         complain(f"unknown command {name[:40]!r}; {hint_for(name, SUMMARIES)}")
         return REFUSED
     return run_command(import_module(f"lantern.cli.{name}").COMMAND, argv[1:], prog=f"lantern {name}")
-
-
-def _printed(text: str) -> int:
-    print(text)
-    return DONE
 
 
 def _usage() -> str:

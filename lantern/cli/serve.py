@@ -4,15 +4,11 @@ import importlib.util
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lantern.cli.command import say
 from lantern.cli.options import MODEL, MODEL_HELP, Placement, arg, command, opt
 from lantern.core.config import install_hint, one_line
 from lantern.core.places import resolve_model
-
-if TYPE_CHECKING:
-    from lantern.generation.serving.app import Setup
 
 KEY = "LANTERN_API_KEY"
 KEY_HELP = f"file of the key that clients send (default: ${KEY}, else none)"
@@ -47,30 +43,25 @@ def serve(
     setup = Setup(model=model, **where.options(), batch=batch, waiting=queue, limits=limits)
     if key is None and host not in LOCAL:
         say(f"warning: {host} is open to other machines, without an API key")
-    if ray is not None:
-        return _serve_on_ray(setup, (host, port), ray, replicas, drain)
-    if replicas:
-        raise ValueError("--replicas is an option of --ray, which is missing")
-    from lantern.generation.serving.server import bind
-    from lantern.generation.serving.server import serve as serve_here
+    if ray is None:
+        if replicas:
+            raise ValueError("--replicas is an option of --ray, which is missing")
+        from lantern.generation.serving.server import bind
+        from lantern.generation.serving.server import serve as serve_here
 
-    with bind(host, port) as bound:
-        return serve_here(setup, bound, drain)
-
-
-def _serve_on_ray(setup: "Setup", place: tuple[str, int], address: str, replicas: int | None, drain: float) -> int:
-    """Serve with replicas of the model on a Ray cluster until SIGINT or SIGTERM. ImportError without Ray."""
-    resolve_model(setup.model)  # Ray does not report why a replica did not start
+        with bind(host, port) as bound:
+            return serve_here(setup, bound, drain)
+    resolve_model(model)  # Ray does not report why a replica did not start
     if importlib.util.find_spec("ray") is None:
         raise ImportError(f"--ray needs Ray, which is not installed; {install_hint('ray')}")
     from lantern.core.ray_cluster import cluster
     from lantern.generation.serving.replicas import serving
 
     with (
-        cluster(address or None) as resources,
-        serving(setup, place, resources, replicas=replicas, drain=drain) as count,
+        cluster(ray or None) as resources,
+        serving(setup, (host, port), resources, replicas=replicas, drain=drain) as count,
     ):
-        say(f"{count} replicas serve at http://{place[0]}:{place[1]}")
+        say(f"{count} replicas serve at http://{host}:{port}")
         while True:
             time.sleep(1)  # until a signal raises
 

@@ -1,18 +1,26 @@
-"""`lantern train STAGE --config NAME --out DIR`: prepare data and train the parts of a model."""
+"""`lantern train STAGE --config NAME --out DIR`: prepare data and train the parts of a model.
+
+Stage "all" runs every stage of a model, each with its share of the time, and puts the model folder together. Its config
+lists the steps. A finished step is noted in OUT/state.json and not repeated, an interrupted one resumes.
+"""
 
 import argparse
-from functools import partial
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from lantern.cli.command import DONE, Command, Parser
+from lantern.cli.command import DONE, Command, Parser, parser_of
 from lantern.cli.options import existing, flag, integer, real, size_of
-from lantern.core.config import read_json_object
+from lantern.core.config import load_config, read_json_object
 from lantern.training.stages import (
     ALL,
     ALL_OPTIONS,
     ALL_SUMMARY,
     CLONE,
+    LENGTH,
     OPTIONS,
     STAGES,
     Recipe,
@@ -21,9 +29,11 @@ from lantern.training.stages import (
     find_recipe,
     find_recipes,
     find_stage,
-    run_stage,
+    read_config,
 )
 
+STATE = "state.json"
+MARK = "@"  # before the name of a command-line option
 TYPES = {
     **{"existing path": existing, "path": Path, "count": integer(0, 10**9), "number": real(0.001, 10**6), "text": str},
     "size": size_of,
@@ -67,7 +77,6 @@ def run(args: argparse.Namespace) -> int:
     known = {**OPTIONS, **(recipe.options if recipe else {})}
     given = {name: value for name, value in sorted(vars(args).items()) if name in known and value is not None}
     if stage == ALL:
-        from lantern.cli.train_all import run_all
         from lantern.training.loop import check_accelerate
 
         config = config or (recipe and recipe.name)
@@ -75,18 +84,21 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError("stage all needs --config: a file, or small (images of one's own), or --recipe NAME")
         path = find_config(config, recipe, stage=ALL)
         check_accelerate()  # before the first step, which prepares data for hours
-        return run_all(path, out=out, given=given, run_step=partial(_run_stage, recipe=recipe))
+        return run_all(path, out, given, recipe)
     if config is None and (kind := given.get("kind") or (recipe and recipe.name)):
         config = f"{stage}-{kind}"
     if config is None:
         raise ValueError(f"stage {stage} needs --config, one of {', '.join(config_names())} or a file")
-    result = _run_stage(stage, config, out, given, recipe)
+    result = run_stage(stage, config, out, given, recipe)
     print(f"{out}: {result}" if result is not None else out)
     return DONE
 
 
-def _run_stage(name: str, config: str, out: Path, given: dict[str, Any], recipe: Recipe | None) -> Any:
-    """Run a stage; ValueError for an option that is not its own, and without one that it needs."""
+def run_stage(name: str, config: str, out: Path, given: dict[str, Any], recipe: Recipe | None) -> Any:
+    """Run one stage into `out` and return its summary or None.
+
+    ValueError for an option that is not its own, and without one that it needs.
+    """
     stage = find_stage(name, recipe)
     for option in given:
         if option not in stage.options:
@@ -95,7 +107,18 @@ def _run_stage(name: str, config: str, out: Path, given: dict[str, Any], recipe:
     for option in stage.required.split():
         if option not in given:
             raise ValueError(f"stage {name} needs {flag(option)}")
-    return run_stage(name, config, out, given, recipe)
+    path = find_config(config, recipe, stage=name)
+    if stage.is_training:  # nothing is written before its packages are known to be there
+        from lantern.training.loop import check_accelerate, keep_freed_memory
+
+        check_accelerate()
+        keep_freed_memory()
+    function = stage.load()
+    loaded = read_config(get_type_hints(function)["config"], path)
+    if stage.is_training:
+        length = {option: given.pop(option) for option in LENGTH if option in given}
+        loaded = replace(loaded, loop=loaded.loop.with_length(**length))
+    return function(loaded, out=out, **given)
 
 
 def _recipe_of(stage: str, config: str | None) -> Recipe | None:
@@ -110,6 +133,157 @@ def _recipe_of(stage: str, config: str | None) -> Recipe | None:
         if source in recipes:
             return recipes[source]
     return next((recipe for recipe in recipes.values() if stage in recipe.stages and stage not in STAGES), None)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage to run into OUT/NAME.
+
+    `config` is the name of a config, or a path relative to the file that lists the steps. `share` is its part of the
+    time, 0 for a step that takes as long as it takes. `options` maps options of the stage to folders relative to OUT,
+    or "@NAME" or "@NAME/FOLDER" for the value of an option of the command line or a folder in it; "@model" is the
+    embedded model unless --model is given. A step with `only_with` is left out if this option is not given.
+    """
+
+    name: str
+    stage: str
+    config: str
+    share: float = 0.0
+    only_with: str = ""
+    options: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AllConfig:
+    """The steps, the components and add-ons of the model folder, and its default options of generation.
+
+    ValueError without steps.
+    """
+
+    steps: tuple[Step, ...]
+    components: dict[str, str]
+    addons: dict[str, str] = field(default_factory=dict)
+    generation: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.steps:
+            raise ValueError("steps is empty, wanted a list of steps")
+
+
+@dataclass(frozen=True)
+class State:
+    """What `state.json` holds: the seconds of finished steps and the minutes that steps were given, by name."""
+
+    done: dict[str, float] = field(default_factory=dict)
+    minutes: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Build:
+    """A model in the making: OUT, the values of command-line options, the steps to run with them, and what is done."""
+
+    config: AllConfig
+    home: Path
+    out: Path
+    inputs: Mapping[str, Any]
+    recipe: Recipe | None = None
+
+    def __post_init__(self) -> None:
+        path = self.out / STATE
+        self.state = load_config(State, path) if path.exists() else State()
+        self.steps = [step for step in self.config.steps if not step.only_with or self.inputs.get(step.only_with)]
+
+    def value(self, text: str) -> Path:
+        """Return the path that an option or a component names; ValueError if its option is not given."""
+        if not text.startswith(MARK):
+            return self.out / text
+        name, _, folder = text.removeprefix(MARK).partition("/")
+        if self.inputs.get(name) is None:
+            raise ValueError(f"stage all needs {flag(name)} with this config")
+        return Path(self.inputs[name]) / folder
+
+    def run(self, step: Step) -> None:
+        """Run a step with its share of the time, and note it as done."""
+        from lantern.core.io import write_json
+
+        done, minutes = self.state.done, self.state.minutes
+        options: dict[str, Any] = {name: self.value(text) for name, text in step.options.items()}
+        if step.share and self.inputs.get("steps") is not None:
+            options["steps"] = self.inputs["steps"]
+        elif step.share and self.inputs.get("minutes") is not None:
+            left = max(0.05, self.inputs["minutes"] - sum(done.values()) / 60)
+            shares = sum(each.share for each in self.steps if each.name not in done)
+            options["minutes"] = minutes.setdefault(step.name, left * step.share / shares)
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_json(self.out / STATE, asdict(self.state))
+        print(f"step {step.name}" + (f", {options['minutes']:.1f} minutes" if "minutes" in options else ""))
+        beside, began = self.home / step.config, time.monotonic()
+        config = str(beside) if beside.is_file() else step.config
+        run_stage(step.stage, config, self.out / step.name, options, self.recipe)
+        done[step.name] = round(time.monotonic() - began, 1)
+        write_json(self.out / STATE, asdict(self.state))
+        if not self.inputs.get("keep"):
+            (self.out / step.name / "checkpoint.pt").unlink(missing_ok=True)
+
+
+def assemble(build: Build) -> Path:
+    """Put the components into OUT/model with a short card; return the folder."""
+    from lantern.cli.assemble import COMMAND
+
+    model, config = build.out / "model", build.config
+    given = {name: str(build.value(text)) for name, text in config.components.items()} | config.generation
+    arguments = [str(model), *(word for name, text in given.items() for word in (flag(name), text))]
+    COMMAND.run(parser_of(COMMAND, "assemble").parse_args(arguments))
+    for name, text in config.addons.items():
+        shutil.copytree(build.value(text), model / "parts" / name, dirs_exist_ok=True)
+    (model / "README.md").write_text(card(build), encoding="utf-8")
+    return model
+
+
+def card(build: Build) -> str:
+    """Return the model card: what was trained, for how long, on what."""
+    lines = [f"# {build.out.name}", "", "Trained with `lantern train all`.", ""]
+    lines += ["| step | steps | minutes |", "|---|---|---|"]
+    for step in build.steps:
+        path = build.out / step.name / "training.json"
+        steps = read_json_object(path)["loop"]["steps"] if path.exists() else "-"
+        lines.append(f"| {step.name} | {steps} | {build.state.done[step.name] / 60:.1f} |")
+    for summary in sorted(build.out.glob("*/summary.json")):
+        found = read_json_object(summary)
+        size = found["size"]
+        lines += ["", f"Data: {found['records']} images of {size} x {size} pixels from source {found['source']}."]
+    return "\n".join(lines) + "\n"
+
+
+def run_all(path: Path, out: Path, given: Mapping[str, Any], recipe: Recipe | None) -> int:
+    """Run the steps of a config into `out` and assemble the model if all are done."""
+    from lantern.core.places import embedded_model
+
+    embedded = embedded_model()
+    inputs: dict[str, Any] = {"model": embedded, **given}
+    if "text_encoder" in given:
+        inputs.setdefault("tokenizer", given["text_encoder"])
+    else:  # that of the embedded model, which knows everyday words
+        inputs |= {"text_encoder": embedded / "text_encoder", "tokenizer": embedded / "tokenizer"}
+    config = load_config(AllConfig, path)
+    build = Build(config, path.parent, out, inputs, recipe)
+    only, names = inputs.get("only"), [step.name for step in build.steps]
+    if only not in (None, *names):
+        raise ValueError(f"step is {only[:40]!r}, wanted one of {', '.join(names)}")
+    for step in build.steps:
+        if step.name not in build.state.done and only in (None, step.name):
+            build.run(step)
+    left = [step.name for step in build.steps if step.name not in build.state.done]
+    if left:
+        print(f"{out}: {', '.join(left)} to do")
+        return DONE
+    model = assemble(build)
+    if not inputs.get("keep"):
+        for cache in [*out.glob("*/pictures.npy"), *out.glob("*/features-*")]:
+            shutil.rmtree(cache) if cache.is_dir() else cache.unlink()
+    what = '--prompt "..."' if "text_encoder" in config.components else "--class-label 0"
+    print(f"{model}: try lantern-generate --model {model} {what}")
+    return DONE
 
 
 COMMAND = Command(

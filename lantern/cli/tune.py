@@ -37,19 +37,19 @@ def tune(
     distribution: Distribution,
 ) -> int:
     """Measure this machine and find the fastest method for --method auto."""
-    from lantern.generation.tuning.candidates import Bounds
+    from lantern.generation.tuning import Bounds
 
     check_file("--out", out)
     bounds = Bounds(max_tv, max_kid, read_json_object(quality) if quality else {})
+    from lantern.generation import tuning
     from lantern.generation.requests import read_prompts
-    from lantern.generation.tuning import tuner
     from lantern.models.folder import load_model
 
     parts: set[Any] = {"text", "drafter", "codebook"} | ({"vq"} if bounds.admits_relaxed else set())
     loaded = load_model(model, parts=parts, **where.options())
     if prompts_file is not None and not loaded.takes_prompts:
         raise ValueError(f"model {loaded.name} takes class labels, not prompts: leave --prompts-file out")
-    profile, path = tuner.tune(
+    profile, path = tuning.tune(
         loaded,
         sampling=loaded.sampling(**distribution.given()),
         prompts=() if prompts_file is None else read_prompts(prompts_file),
@@ -67,7 +67,7 @@ def tune(
     if json:
         print(dumps(profile | {"path": str(path)}, sort_keys=True))
     else:
-        print("\n".join([*table(profile, tuner.label), f"profile: {path}"]))
+        print("\n".join([*table(profile, tuning.label), f"profile: {path}"]))
     return DONE
 
 

@@ -38,7 +38,7 @@ from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.decoding.forced import ForcedTokens
 from lantern.decoding.prompt import PromptCache, prefill, read_tokens
 from lantern.decoding.rows import LogitRows, logits_at
-from lantern.decoding.statistics import Readback, Statistics, Stopwatch, is_finite
+from lantern.decoding.statistics import Readback, StepSums, Stopwatch, is_finite
 
 PATIENCE = 0.1  # seconds of rounds per call; between calls the interpreter handles signals
 NO_SCORES: Any = None  # of steps that are kept
@@ -90,7 +90,7 @@ class State:
         images, device, nodes = len(prompt.mask), prompt.mask.device, self.drafter.max_nodes
         self.mask = self.cache.tree_mask(self.cache.prefix_scores, nodes)
         self.held.slots = torch.arange(nodes, device=device) + self.cache.first_stage_slot
-        self.statistics = Statistics(images, self.drafter.depth, self.count, device)
+        self.statistics = StepSums(images, self.drafter.depth, self.count, device)
         self.readback, self._left, self._age = Readback(device), self.count - 1, 0
         # `tokens` has room past the end of the image.
         self.held.tokens = torch.zeros(images, self.count + nodes, dtype=torch.long, device=device)

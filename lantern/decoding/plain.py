@@ -29,7 +29,7 @@ from lantern.decoding.cache import by_row
 from lantern.decoding.loop import Inputs, State, begin, run
 from lantern.decoding.prompt import read_tokens
 from lantern.decoding.rows import LogitRows
-from lantern.decoding.statistics import Statistics, is_finite
+from lantern.decoding.statistics import StepSums, is_finite
 from lantern.verifiers.gumbel import GumbelVerifier
 
 
@@ -65,7 +65,7 @@ class Plain(State):
     def start(self, prompt: Prompt) -> Step:
         """Take over the prompt, which fills `cache`; return the step that gives token 0 and the given tokens after."""
         cache, images, device, held = self.cache, len(prompt.mask), prompt.mask.device, self.held
-        self.statistics = Statistics(images, 0, self.count, device)
+        self.statistics = StepSums(images, 0, self.count, device)
         held.tokens = torch.zeros(images, self.count, dtype=torch.long, device=device)
         held.finite = torch.ones(images, dtype=torch.bool, device=device)
         held.known = torch.zeros(images, dtype=torch.long, device=device)

@@ -19,7 +19,7 @@ from lantern.decoding.cache import by_row
 from lantern.decoding.loop import State
 from lantern.decoding.plain import NoDrafts
 from lantern.decoding.prompt import read_tokens
-from lantern.decoding.statistics import Readback, Statistics, is_finite
+from lantern.decoding.statistics import Readback, StepSums, is_finite
 from lantern.verifiers.gumbel import GumbelVerifier
 
 
@@ -117,7 +117,7 @@ class RowFront(State):
         self.grid = torch.zeros(images, layout.rows + 1, layout.columns + 2 * width, dtype=torch.long, device=device)
         self.counts = torch.zeros(images, layout.rows, dtype=torch.long, device=device)
         self.is_cached = torch.zeros(images, layout.tokens, dtype=torch.bool, device=device)
-        self.statistics = Statistics(images, width - 1, layout.tokens, device)
+        self.statistics = StepSums(images, width - 1, layout.tokens, device)
         self.readback = Readback(device)
         size = (images, layout.tokens + 1, self.target.config.vocab_size)
         self.log_p = torch.zeros(size, device=device) if self.is_measured else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from lantern.core.types import TreeShape, Verdict
 
 
-class Statistics:
+class StepSums:
     """Sums over the steps of each image; the fields are those of `Generation`.
 
     Verdicts are kept, a few numbers each, and added at the end; an engine that runs whole steps adds to the sums

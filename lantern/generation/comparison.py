@@ -13,8 +13,6 @@ from lantern.generation.requests import Request
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
 
-WARM_UP_PASSES = 8
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -109,17 +107,10 @@ def compare(
     if method.is_plain:
         raise ValueError('nothing to compare with "plain": choose a method that drafts, and a model with a drafter')
     generators = [Generator(model, one, sampling, interval=interval) for one in (METHODS["plain"], method)]
+    for generator in generators:
+        generator.warm_up(requested[:1])
 
-    def compared() -> Iterator[Comparison]:
-        for generator in generators:
-            warm_up(generator, requested[0])
-        for request in requested:
-            made = [make_batch(one, [request], with_pixels=True, callback=callback)[0] for one in generators]
-            yield Comparison(*made)
+    def compared(request: Request) -> Comparison:
+        return Comparison(*(make_batch(one, [request], with_pixels=True, callback=callback)[0] for one in generators))
 
-    return compared()
-
-
-def warm_up(generator: Generator, request: Request) -> None:
-    """Decode a few passes, so that compilation and allocation are not measured."""
-    generator.decode(generator.condition([request]), [request], lambda step: step.index >= WARM_UP_PASSES)
+    return map(compared, requested)

@@ -6,7 +6,7 @@ completed, both after the same seconds.
 
 import time
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
@@ -22,8 +22,7 @@ from torch import Tensor
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
-from lantern.generation.acceptance_map import draw_map, legend
-from lantern.generation.comparison import Comparison, warm_up
+from lantern.generation.comparison import Comparison
 from lantern.generation.generator import Generator, choose_method, has_parts, make_batch
 from lantern.generation.images import Picture, to_image
 from lantern.generation.progress import partial_pixels
@@ -42,6 +41,28 @@ CSS = """
 .swatch { display: inline-block; width: 1em; height: 1em; margin-right: .5em; border: 1px solid #888; }
 .swatch.round { border-radius: 50%; }
 """
+
+CELL = 10  # SVG units per token
+
+
+class Shade(NamedTuple):
+    """Colour and legend text of runs of `least` or more tokens."""
+
+    least: int
+    colour: str
+    opacity: float
+    words: str
+
+
+# Okabe and Ito's palette, from light to dark: the order is visible without distinguishing hues
+SHADES = (
+    Shade(1, "#ffffff", 0.0, "one token in its pass"),
+    Shade(2, "#f0e442", 0.60, "run of 2 or 3 tokens"),
+    Shade(4, "#56b4e9", 0.65, "run of 4 to 7 tokens"),
+    Shade(8, "#0072b2", 0.75, "run of 8 or more tokens"),
+)
+MARK = "#d55e00"
+MARK_WORDS = "dot: relaxed, accepted only because of the relaxation"
 
 
 class Mark(NamedTuple):
@@ -150,7 +171,7 @@ class SideBySide:
             marks.append(Mark(now - first - spent, known, step.index + 1, relaxed_places(step)))
             spent += time.perf_counter() - now
 
-        warm_up(generator, request)
+        generator.warm_up([request])
         (picture,) = make_batch(generator, [request], with_pixels=True, callback=watch)
         seconds = {**picture.statistics.seconds, "decode": picture.statistics.seconds["decode"] - spent}
         return Side(generator, replace(picture, statistics=replace(picture.statistics, seconds=seconds)), marks)
@@ -179,6 +200,32 @@ def image_html(name: str, mark: Mark, pixels: UInt8[Tensor, "h w 3"], file: str 
     return f'<figure class="side">{image}<figcaption>{text}{link}</figcaption></figure>'
 
 
+def draw_map(runs: Sequence[int], relaxed: Collection[int], columns: int, picture: str, *, title: str) -> str:
+    """Return the map over its image as an SVG element; `picture` is the URI of the image.
+
+    `runs` are the numbers of tokens of all passes in order, `relaxed` the places of relaxed tokens in raster order.
+    """
+    cells, dots = {shade: "" for shade in SHADES}, ""
+    for place, run in enumerate(length for length in runs for _ in range(length)):
+        left, top = place % columns * CELL, place // columns * CELL
+        shade = [shade for shade in SHADES if shade.least <= run][-1]
+        cells[shade] += f"M{left} {top}h{CELL}v{CELL}h-{CELL}z"
+        if place in relaxed:
+            dots += f'<circle cx="{left + CELL / 2:g}" cy="{top + CELL / 2:g}" r="{CELL * 0.28:g}"/>'
+    width, height = columns * CELL, sum(runs) // columns * CELL
+    shades = [
+        f'<path d="{path}" fill="{shade.colour}" fill-opacity="{shade.opacity}"/>'
+        for shade, path in cells.items()
+        if path and shade.opacity
+    ]
+    return (
+        f'<svg class="map" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+        f"<title>{escape(title)}</title>"
+        f'<image href="{escape(picture)}" width="{width}" height="{height}" preserveAspectRatio="none"/>'
+        f'{"".join(shades)}<g fill="{MARK}" stroke="#fff" stroke-width=".8">{dots}</g></svg>'
+    )
+
+
 def map_html(side: Side) -> str:
     """Return the acceptance map of an image over it, with its legend, as HTML."""
     assert side.picture.pixels is not None
@@ -187,7 +234,14 @@ def map_html(side: Side) -> str:
     relaxed = {place for mark in side.marks for place in mark.relaxed}
     uri = data_uri(side.picture.pixels, "webp", quality=90)
     title = f"acceptance map of {side.picture.statistics.method}"
-    return f'<div class="side">{draw_map(runs, relaxed, side.picture.columns, uri, title=title)}</div>{legend()}'
+    swatches = [("", f"{shade.colour};opacity:{max(shade.opacity, 0.15):g}", shade.words) for shade in SHADES]
+    swatches.append((" round", MARK, MARK_WORDS))
+    legend = "".join(
+        f'<li><span class="swatch{form}" style="background:{style}"></span>{escape(words)}</li>'
+        for form, style, words in swatches
+    )
+    drawn = draw_map(runs, relaxed, side.picture.columns, uri, title=title)
+    return f'<div class="side">{drawn}</div><ul class="legend">{legend}</ul>'
 
 
 def table(comparison: Comparison) -> str:

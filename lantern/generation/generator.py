@@ -1,37 +1,43 @@
 """From prompts or classes to images, for the command line, the pipeline and the evaluation.
 
-Where memory runs out, on a CPU or a GPU, the batch is halved and made again.
+A `Decoder` is a method built for a target; a `Generator` has one, and a model's other parts. Where memory runs out, on
+a CPU or a GPU, the batch is halved and made again.
 """
 
-import dataclasses
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache, lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Int, UInt8
-from torch import Tensor
+from jaxtyping import Float, Int, Int32, UInt8
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from lantern.core.config import is_debugging, one_line
+from lantern.core.prepared import on_device
 from lantern.core.sampling import Sampling
-from lantern.core.types import Callback, Condition, Generation, Step
-from lantern.decoding.loop import State
+from lantern.core.types import Callback, Condition, Drafter, Generation, Step, Target, Verifier
+from lantern.decoding.loop import State, begin, check_modes, run
+from lantern.decoding.plain import NoDrafts, Plain
+from lantern.decoding.prompt import PromptCache
+from lantern.decoding.row_front import RowFront
 from lantern.decoding.statistics import Stopwatch
+from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.engines.pass_times import TOKENS, best_window, is_steady, pass_times
-from lantern.generation.decoder import build_decoder
-from lantern.generation.embeddings import captions
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.init_image import with_init_image
-from lantern.generation.layer_watch import watched_layers
-from lantern.generation.requests import Request, as_requests, check_requests, with_warnings
+from lantern.generation.requests import Request, as_requests, captions, check_requests, with_warnings
 from lantern.methods import METHODS, Method, find
-from lantern.methods.method import split
+from lantern.methods.method import Promise, build, split
 from lantern.models.folder import Model, may_have_profile
+from lantern.verifiers.gumbel import GumbelVerifier
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +49,9 @@ if TYPE_CHECKING:
 
 # torch raises RuntimeError for all of these, so only the text identifies them
 SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
+HALVED = "out of memory with {} images at once: continuing with {}"
 LOG = logging.getLogger("lantern")
+WARM_UP = 8  # passes that are not measured
 TABLE_COLUMNS = 100  # of a proximity table, where a method needs fewer
 FLAT = 1.1  # most seconds of a pass over a window, as a multiple of those of a pass over one token
 GAIN = 1.1  # least predicted speedup over plain decoding at which a window is chosen; less is noise
@@ -70,11 +78,6 @@ def release_memory() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-
-
-def halving_message(tried: int, fits: int) -> str:
-    """Return the message about a halved batch."""
-    return f"out of memory with {tried} images at once: continuing with {fits}"
 
 
 def generate(
@@ -142,7 +145,7 @@ def choose_method(
     The name may have settings too, "lantern++:k=5,delta=0.1"; those of `settings` replace them. None is the model's
     default method. Where a default window is not the best one for the engine, the engine's is taken. "auto" is the
     method that a profile of `lantern tune` recommends for this machine and `sampling`; without a profile it is a window
-    that is nearly free for `batch` images at a time, else plain decoding (`quick_choice`).
+    that is nearly free for `batch` images at a time, else plain decoding (`choose`).
     `report` (default: the log, each line once) receives why a profile is not used, and what is chosen without one.
     ValueError for a setting that the method does not have. TypeError for settings that are not a mapping.
     """
@@ -198,6 +201,167 @@ def _table(codebook: bytes, width: int, columns: int) -> Int[Tensor, "v k"]:
     return proximity_table(torch.frombuffer(bytearray(codebook), dtype=torch.float32).view(-1, width), columns)
 
 
+@dataclass
+class Decoder:
+    """A method built for a target. It decodes one batch at a time and is not for several threads.
+
+    Plain decoding has no drafter and no verifier, nor has a method with a driver of its own. `prompts` keeps prompts
+    between calls.
+    """
+
+    method: Method
+    target: Target
+    sampling: Sampling
+    drafter: Drafter | None
+    verifier: Verifier | None
+    prompts: PromptCache | None = None
+    engine: Engine = EAGER
+    _kept: State | None = None
+
+    def begin(self, condition: Condition, *, is_joined: bool = False, **how: Any) -> State:
+        """Begin a generation, as `decoding.loop.begin` with its arguments.
+
+        With `is_joined` its rounds can be joined with those of others (`Engine.drive`).
+        """
+        self.target.refresh()
+        fuses = self.engine.fuses_plain(self.sampling)
+        with on_device(self.target.tok_embeddings.weight.device):
+            return begin(
+                self._state(is_joined and (how.get("forced") is not None or not fuses)),
+                condition,
+                is_wide=self.engine.is_wide,
+                **{"prompts": self.prompts, **how},
+            )
+
+    def generate(
+        self,
+        condition: Condition,
+        *,
+        callback: Callback | None = None,
+        interval: float = 0.0,
+        keep_history: bool = False,
+        **how: Any,
+    ) -> Generation:
+        """Decode a batch; the arguments are those of `decoding.loop.run` and `begin`."""
+        state = self.begin(condition, **how)
+        with on_device(self.target.tok_embeddings.weight.device):
+            rounds = self.engine.drive([state])
+            return run(state, rounds, callback=callback, interval=interval, keep_history=keep_history)
+
+    def _state(self, is_joined: bool) -> State:
+        """Return the state of a generation; an engine that keeps it has one for all."""
+        if self._kept is not None:
+            return self._kept
+        if (driver := self.method.made.driver) is not None:
+            made: State = RowFront(self.target, self.sampling, **driver.named)
+        elif self.drafter is not None and self.verifier is not None:
+            made = State(self.target, self.sampling, self.drafter, self.verifier)
+        elif is_joined:
+            made = State(self.target, self.sampling, NoDrafts(), GumbelVerifier())
+        else:
+            made = Plain(self.target, self.sampling)
+        made.may_look = not self.engine.captures and self.target.tok_embeddings.weight.device.type == "cpu"
+        if self.engine.captures:
+            self._kept = made
+        return made
+
+    def promise(self, images: int) -> Promise:
+        """Return what the images of a batch have in common with plain decoding's, as this engine keeps it."""
+        promise, config = self.method.promise, self.target.config
+        if promise == "tokens" and config.family != "llamagen" and config.processes > 1:
+            return "distribution"  # sums round in another order
+        if promise != "tokens" or self.drafter is None:
+            return promise
+        keeps = self.engine.keeps_bits(self.target, self.drafter.max_nodes, images * self.sampling.rows)
+        return "tokens" if keeps else "distribution"
+
+
+def build_decoder(
+    method: str | Method,
+    target: Target,
+    *,
+    sampling: Sampling,
+    drafter_module: nn.Module | None = None,
+    add_ons: Mapping[str, nn.Module] = MappingProxyType({}),
+    neighbours: Int32[Tensor, "v k"] | None = None,
+    codebook: Float[Tensor, "v d"] | None = None,
+    prompts: PromptCache | None = None,
+    engine: Engine = EAGER,
+) -> Decoder:
+    """Build the decoder of a method.
+
+    `drafter_module` is the model's own drafter, `add_ons` its other trained networks by name, as
+    `lantern.models.folder` reads them. Relaxations need `neighbours`, the proximity table, or `codebook`, the vectors
+    of the tokens; with the codebook they also report the latent distance that they moved.
+
+    ValueError for an unknown name, for what the method needs and the model lacks, and for components that do not fit.
+    """
+    method = find(method) if isinstance(method, str) else method
+    engine = engine.resolve(target)
+    if method.made.drafter is None:
+        return Decoder(method, engine.prepare(target), sampling, None, None, prompts, engine)
+    while True:
+        prepared = engine.prepare(target)
+        give = {
+            "target": prepared,
+            "sampling": sampling,
+            "drafter": None if drafter_module is None else engine.prepare_part(drafter_module),
+            "parts": {name: engine.prepare_part(add_ons[name]) for name in method.made.parts if name in add_ons},
+            "neighbours": neighbours,
+            "codebook": codebook,
+        }
+        drafter, verifier = build(method, give, greedy=sampling.is_greedy)
+        check_modes(drafter, verifier)
+        reason = engine.why_not(target, drafter)
+        if reason is None:
+            return Decoder(method, prepared, sampling, drafter, verifier, prompts, engine)
+        if not engine.reason or engine.name == "eager":
+            raise ValueError(f'method "{method.name}": {reason}')
+        # The engine was chosen automatically and does not suit this drafter.
+        engine = make_engine("eager", weights=engine.weights, reason=reason)
+
+
+@contextmanager
+def watched_layers(target: Any, drafter: nn.Module | None = None) -> Iterator[None]:
+    """Check the output of every module within the context; NotFiniteError names the first that gives NaN, by its path.
+
+    Every check waits for the device, so this is for debugging only.
+    """
+    rotary, prompt, tokens = (f"transformer.{part}" for part in ("rotary", "cls_embedding", "tok_embeddings"))
+    positions: Int[Tensor, "rows n"] | None = None  # of a pass over tokens, None for the prompt
+    owners: dict[str, Any] = {"drafter": drafter, "transformer": target}
+    modules = [
+        (owner, part) for owner, module in owners.items() if module is not None for part in module.named_modules()
+    ]
+    names = {part: f"{owner}.{name}" for owner, (name, part) in modules if name}
+
+    def begin(module: nn.Module, inputs: tuple[Tensor]) -> None:
+        """Reading the prompt begins with its embedding, a pass over tokens with the look-up of rotary factors."""
+        nonlocal positions
+        if names.get(module) in (prompt, rotary):
+            positions = inputs[0] if names[module] == rotary else None
+
+    def place(output: Tensor) -> str:
+        """Return where the first NaN is, if the output has one row per input position."""
+        if positions is not None and (output.ndim < 3 or output.shape[:2] != positions.shape):
+            return ""
+        first = -1 if positions is None else int(positions[~output.isfinite().flatten(2).all(-1)].min())
+        token = first - target.config.cls_token_num
+        return f" at token {token}" if token >= 0 else " at the prompt"
+
+    def check(module: nn.Module, inputs: Any, output: Any) -> None:
+        name = names.get(module, "")
+        if name and isinstance(output, Tensor) and not bool(output.isfinite().all()):  # sync
+            what = "NaN" if bool(output.isnan().any()) else "infinity"
+            has_place = name.startswith("transformer.") and name != tokens
+            raise NotFiniteError(f"{name} gave {what}{place(output) if has_place else ''}")
+
+    eager = torch.compiler.set_stance("force_eager")  # on a GPU layers are compiled one by one
+    with register_module_forward_pre_hook(begin), register_module_forward_hook(check), eager:
+        yield
+
+
+@dataclass(eq=False)
 class Generator:
     """A model with a method and a sampling, assembled once for many batches.
 
@@ -205,23 +369,20 @@ class Generator:
     `interval` are those of `generate`.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        method: Method,
-        sampling: Sampling,
-        *,
-        batch: int = 1,
-        on_halved: Callable[[int, int], None] | None = None,
-        debug: bool | None = None,
-        record: "Recorder | None" = None,
-        interval: float = 0.0,
-    ) -> None:
-        self.model, self.method, self.sampling, self.record = model, method, sampling, record
-        self.batch, self.is_stopped = batch, False
-        self._on_halved, self._too_many = on_halved, 0
-        self.debug = is_debugging() if debug is None else debug
-        self.interval = interval if record is None else 0.0
+    model: Model
+    method: Method
+    sampling: Sampling
+    _: KW_ONLY
+    batch: int = 1
+    on_halved: Callable[[int, int], None] | None = None
+    debug: bool | None = None
+    record: "Recorder | None" = None
+    interval: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.is_stopped, self._too_many = False, 0
+        self.debug = is_debugging() if self.debug is None else self.debug
+        self.interval = self.interval if self.record is None else 0.0
         self.assemble()
 
     def assemble(self) -> None:
@@ -253,10 +414,10 @@ class Generator:
 
     def confirm(self) -> None:
         """Report a halving once a batch has been made."""
-        if self._too_many and self._on_halved is not None:
-            self._on_halved(self._too_many, self.batch)
+        if self._too_many and self.on_halved is not None:
+            self.on_halved(self._too_many, self.batch)
         elif self._too_many:
-            warnings.warn(halving_message(self._too_many, self.batch), RuntimeWarning, stacklevel=2)
+            warnings.warn(HALVED.format(self._too_many, self.batch), RuntimeWarning, stacklevel=2)
         self._too_many = 0
 
     def condition(self, requested: Sequence[Request]) -> Condition:
@@ -268,6 +429,10 @@ class Generator:
         if labels:
             return Condition(labels=torch.tensor(labels, device=self.model.device))
         return captions(self.model, [request.text for request in requested if request.text is not None])
+
+    def warm_up(self, requested: Sequence[Request]) -> None:
+        """Decode a few passes of a batch, so that compilation and allocation are not measured."""
+        self.decode(self.condition(requested), requested, lambda step: step.index >= WARM_UP)
 
     @torch.inference_mode(False)  # what is kept between calls must not belong to the mode of one
     def decode(
@@ -382,7 +547,7 @@ def finish_batch(
         distance, excess = (None if each is None else float(each[i]) / count for each in sums)
         if count < total:
             warning = f"interrupted: {count} of {total} tokens were decoded, the others are 0"
-            request = dataclasses.replace(request, warning=warning)
+            request = replace(request, warning=warning)
         statistics = Statistics(
             method=method.name,
             is_exact=method.exact,
@@ -414,27 +579,22 @@ def finish_batch(
 
 
 def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable[[str], None]) -> Method:
-    """Return the method that a profile recommends, if the model has what it needs; else what is safe without one."""
+    """Return the method that a profile recommends, if the model has what it needs; else the choice by T(n).
+
+    T(n) is that of `engines.pass_times`, which takes up to some seconds the first time on a machine.
+    """
     if model.folder is not None and may_have_profile(model.folder):
-        from lantern.generation.tuning.profile import chosen_method
+        from lantern.generation.profile import chosen_method
 
         chosen = chosen_method(model, sampling, report)
         if chosen is not None and has_parts(model, chosen):
-            return dataclasses.replace(chosen, reason="a profile of `lantern tune` recommends it")
-    found = quick_choice(model, sampling, batch=batch)
-    report(f"method auto is {found.label}: {found.reason}; `lantern tune` measures all methods")
-    return found
-
-
-def quick_choice(model: Model, sampling: Sampling, *, batch: int = 1) -> Method:
-    """Return the fastest window by T(n), or plain decoding, for `batch` images at a time; with its reason.
-
-    Reads T(n) of `engines.pass_times`, which takes up to some seconds the first time on a machine.
-    """
+            return replace(chosen, reason="a profile of `lantern tune` recommends it")
     lines = sampling.rows * batch
     times, most = pass_times(model.engine, model.target, rows=lines), model.engine.free_nodes(lines)
     allowed = {n: seconds for n, seconds in times.items() if most is None or n <= max(most, 2)}
-    return choose(allowed, model.tokens_per_step, can_shrink=not model.engine.captures)
+    found = choose(allowed, model.tokens_per_step, can_shrink=not model.engine.captures)
+    report(f"method auto is {found.label}: {found.reason}; `lantern tune` measures all methods")
+    return found
 
 
 def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None, *, can_shrink: bool = True) -> Method:
@@ -468,7 +628,7 @@ def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None
         reason = f"{cost(max(flat, default=min(windows, default=1)))}, and windows of up to {FLAT:g} times are chosen"
         options = {"window": max(flat)} if flat else {}
     method = METHODS["gumbel-jacobi"].with_options(**options) if options else METHODS["plain"]
-    return dataclasses.replace(method, reason=reason)
+    return replace(method, reason=reason)
 
 
 @cache

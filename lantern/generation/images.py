@@ -275,12 +275,6 @@ def sheet_size(
     return width, height
 
 
-def save_sheet(image: "Image", path: str | Path) -> None:
-    """Write a sheet as a small PNG, atomically."""
-    with atomic_write(path) as temporary:
-        image.save(temporary, format="PNG", optimize=True)
-
-
 def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, quality: int = QUALITY) -> None:
     """Write an image atomically in the format of its suffix, with `facts` and the marks of a generated image.
 

@@ -38,37 +38,21 @@ from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import Engine
 from lantern.engines.engine import engine as make_engine
-from lantern.generation.card import model_card
-from lantern.generation.embeddings import with_conditions
 from lantern.generation.file_names import MAX_SCALE
 from lantern.generation.generator import generate
 from lantern.generation.images import NotFiniteError, Picture, check_scale, convert, enlarge
 from lantern.generation.progress import INTERVAL, Canvas, Progress
-from lantern.generation.requests import CALLBACK_TENSORS, check_call, subjects_of_call, texts_of, with_noise
-from lantern.methods import find
-from lantern.models.folder import (
-    COMPONENTS,
-    INDEX_NAME,
-    NAMES_NAME,
-    RECOGNISED_NAME,
-    WINDOWS_KEY,
-    WORDS_NAME,
-    AddOns,
-    Model,
-    check_generation,
-    check_sizes,
-    check_tokens_per_step,
-    check_weights,
-    is_transformers_folder,
-    load_model,
-    load_text_encoder,
-    pick_dtype,
-    read_index,
-    record_tokens_per_step,
-    shown_name,
-    write_index,
+from lantern.generation.requests import (
+    CALLBACK_TENSORS,
+    check_call,
+    subjects_of_call,
+    texts_of,
+    with_conditions,
+    with_noise,
 )
-from lantern.models.folder import FOLDER as ADD_ONS_NAME
+from lantern.methods import PROMISES, find
+from lantern.models import folder as folders
+from lantern.models.folder import COMPONENTS, INDEX_NAME, Model
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
@@ -168,7 +152,7 @@ class LanternPipeline(DiffusionPipeline):
         )
         if generation is None and isinstance(transformer, LanternTransformer):
             generation = dict(transformer.generation or {})
-        defaults = dict(check_generation(generation or {}, source=INDEX_NAME))
+        defaults = dict(folders.check_generation(generation or {}, source=INDEX_NAME))
         self.register_to_config(generation=defaults)
         self._method = str(defaults.get("method", "auto"))
         self._interrupt = False
@@ -200,11 +184,11 @@ class LanternPipeline(DiffusionPipeline):
             folder = resolve_model(name)
         requested = options.pop("torch_dtype", None) or options.pop("dtype", None) or torch.float32
         given = requested if isinstance(requested, Mapping) else {"default": requested}
-        dtypes = {part: pick_dtype(dtype, torch.device("cpu")) for part, dtype in given.items()}
+        dtypes = {part: folders.pick_dtype(dtype, torch.device("cpu")) for part, dtype in given.items()}
         dtypes.setdefault("default", torch.float32)
-        shown = shown_name(name, folder)
-        if is_transformers_folder(folder):
-            model = load_model(name, device="cpu", dtype=dtypes["default"], size=options.pop("size", None))
+        shown = folders.shown_name(name, folder)
+        if folders.is_transformers_folder(folder):
+            model = folders.load_model(name, device="cpu", dtype=dtypes["default"], size=options.pop("size", None))
             pipe = cls(model.target, model.vq, model.text, generation=dict(model.generation))  # type: ignore[arg-type]
             pipe._loaded = model
         else:
@@ -221,10 +205,10 @@ class LanternPipeline(DiffusionPipeline):
         parts = {part: options.pop(part) for part in COMPONENTS if part in options}
         if "transformer" not in parts and not is_there(folder / "transformer"):
             raise ValueError(f"{folder} is not a model: it has no transformer/ folder")
-        index, has_own_target = read_index(folder), "transformer" not in parts
-        generation = dict(check_generation(index.get("generation") or {}, source=folder / INDEX_NAME))
+        index, has_own_target = folders.read_index(folder), "transformer" not in parts
+        generation = dict(folders.check_generation(index.get("generation") or {}, source=folder / INDEX_NAME))
         if is_there(folder / "text_encoder") and not {"text_encoder", "tokenizer"} <= set(parts):
-            text = load_text_encoder(folder, torch.device("cpu"), torch.float32, by_library=True)
+            text = folders.load_text_encoder(folder, torch.device("cpu"), torch.float32, by_library=True)
             parts = {"text_encoder": text.model, "tokenizer": text.tokenizer} | parts
         for part, kind in OWN.items():
             if part not in parts and is_there(folder / part):
@@ -233,17 +217,17 @@ class LanternPipeline(DiffusionPipeline):
         if options:
             LOG.warning("options that are not lantern's have no effect: %s", ", ".join(options))
         if has_own_target:
-            found = index.get(WINDOWS_KEY) or {}
+            found = index.get(folders.WINDOWS_KEY) or {}
             pipe.transformer.generation = dict(pipe.config["generation"])
-            pipe.transformer.tokens_per_step = check_tokens_per_step(found, source=folder / INDEX_NAME)
+            pipe.transformer.tokens_per_step = folders.check_tokens_per_step(found, source=folder / INDEX_NAME)
         if pipe.drafter is not None:
             names = {"drafter_name": f"drafter {folder / 'drafter'}", "model_name": shown}
-            check_sizes(pipe.drafter.config, pipe.transformer.config, **names)
-            check_weights(pipe.drafter.config.target, weights_digest(pipe.transformer.state_dict()), **names)
+            folders.check_sizes(pipe.drafter.config, pipe.transformer.config, **names)
+            folders.check_weights(pipe.drafter.config.target, weights_digest(pipe.transformer.state_dict()), **names)
         for part in ("transformer", "text_encoder", "drafter"):
             if (module := getattr(pipe, part)) is not None:
                 torch.nn.Module.to(module, dtype=dtypes.get(part, dtypes["default"]))
-        add_ons = AddOns(folder, pipe.transformer, model_name=shown)
+        add_ons = folders.AddOns(folder, pipe.transformer, model_name=shown)
         pipe._loaded = Model(name=shown, target=pipe.transformer, folder=folder, add_ons=add_ons)
         return pipe
 
@@ -273,9 +257,9 @@ class LanternPipeline(DiffusionPipeline):
         folder, defaults = Path(save_directory), dict(self.config["generation"])
         self._save_add_ons(folder)
         chosen = {"method": self._method} if self._method != "auto" or "method" in defaults else {}
-        write_index(folder, generation=defaults | chosen)
+        folders.write_index(folder, generation=defaults | chosen)
         if self._tokens_per_step:
-            record_tokens_per_step(folder, self._tokens_per_step)
+            folders.record_tokens_per_step(folder, self._tokens_per_step)
         if is_pushed:
             hub.setdefault("repo_id", folder.resolve().name)
             self.push_to_hub(**hub)
@@ -318,12 +302,12 @@ class LanternPipeline(DiffusionPipeline):
         source, add_ons = self._loaded.folder, self._loaded.add_ons
         if source.resolve() != folder.resolve():
             for name in add_ons:
-                shutil.copytree(source / ADD_ONS_NAME / name, folder / ADD_ONS_NAME / name, dirs_exist_ok=True)
-            for name in (WORDS_NAME, NAMES_NAME, RECOGNISED_NAME):
+                shutil.copytree(source / folders.FOLDER / name, folder / folders.FOLDER / name, dirs_exist_ok=True)
+            for name in (folders.WORDS_NAME, folders.NAMES_NAME, folders.RECOGNISED_NAME):
                 if (source / name).is_file():
                     shutil.copyfile(source / name, folder / name)
         digest = weights_digest(self.transformer.state_dict())
-        for path in (folder / "drafter", *(folder / ADD_ONS_NAME / name for name in add_ons)):
+        for path in (folder / "drafter", *(folder / folders.FOLDER / name for name in add_ons)):
             if path.is_dir() and (config := read_config(path)).get("target") not in (None, digest):
                 write_json(path / CONFIG_NAME, config | {"target": digest})
 
@@ -383,10 +367,10 @@ class LanternPipeline(DiffusionPipeline):
     def tune(self, **how: Any) -> dict[str, Any]:
         """Measure the methods on this machine, as `lantern tune` does, and return the profile.
 
-        `how` are arguments of `lantern.generation.tuning.tuner.tune`: images, batch, prompts, methods, out and others.
+        `how` are arguments of `lantern.generation.tuning.tune`: images, batch, prompts, methods, out and others.
         Calls with method "auto" then use what the profile recommends.
         """
-        from lantern.generation.tuning.tuner import tune
+        from lantern.generation.tuning import tune
 
         return tune(self.model, **how)[0]
 
@@ -507,7 +491,8 @@ class LanternPipeline(DiffusionPipeline):
             mask_image=mask_image,
         )
         bar: Any = self.progress_bar(total=len(requested) * tokens_of_image)  # type: ignore[call-arg]
-        with Progress(len(requested), tokens_of_image, bar=bar) as progress:
+        progress = Progress(len(requested), tokens_of_image, bar=bar)
+        with bar:
             try:
                 for picture in made:
                     pictures.append(picture)
@@ -592,3 +577,56 @@ class LanternPipeline(DiffusionPipeline):
             raise ValueError(f"tokens have shape {list(tokens.shape)}, wanted [b, {raster.rows}, {raster.columns}]")
         pixels = self.model.pictures(tokens.flatten(1).to(self.vqvae.device))
         return convert(enlarge(pixels, scale, resample), output_type)
+
+
+def model_card(model: Model, repository: str, *, method: str, license: str, base_model: str | None) -> str:
+    """Return the text of README.md for a model whose components ran: its use, its method, what was checked.
+
+    `method` is the default one. `license` and `base_model` are identifiers of the hub; `base_model` is the model whose
+    weights these are made from.
+    """
+    from huggingface_hub import ModelCardData
+
+    prompted, config = model.takes_prompts, model.target.config
+    data = ModelCardData(
+        license=license,
+        library_name="diffusers",
+        pipeline_tag="text-to-image" if prompted else "unconditional-image-generation",
+        tags=["lantern", "llamagen", "autoregressive", "speculative-decoding", "diffusers:LanternPipeline"],
+        base_model=base_model,
+    )
+    python, shell = ('"a red apple"', '--prompt "a red apple"') if prompted else ("class_labels=0", "--class-label 0")
+    found = find(method)
+    promise = f" It gives {PROMISES[found.promise]}." if method != "auto" else ""
+    parameters = sum(weight.numel() for weight in model.target.parameters())
+    return f"""---
+{data.to_yaml()}
+---
+
+# {repository.split("/")[-1]}
+
+An autoregressive image model of {parameters / 1e6:,.4g} million parameters. An image is {config.raster.rows} rows of
+{config.raster.columns} tokens out of {config.vocab_size:,}, made from {"a prompt" if prompted else "a class label"}.
+
+## How to use
+
+```python
+from lantern import LanternPipeline
+
+pipe = LanternPipeline.from_pretrained("{repository}")
+pipe({python}).images[0].save("image.png")
+```
+
+On a command line: `lantern-generate --model {repository} {shell}`. With lantern installed,
+`DiffusionPipeline.from_pretrained("{repository}", trust_remote_code=True)` loads the same pipeline.
+
+## Method
+
+Tokens are decoded speculatively, by default with `{method}`: {found.summary}.{promise}
+
+## What was checked
+
+- All components were loaded and run over one token on the meta device (without values), and their sizes fit.
+- `SHA256SUMS` beside weights lists their checksums, which are verified when they are loaded.
+- The quality of the images was not measured when this card was written.
+"""

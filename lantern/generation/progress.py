@@ -17,9 +17,9 @@ INTERVAL = 0.1  # seconds between two reads from the device, or two calls by the
 class Progress:
     """A bar over the tokens of a run, shown only where stderr is a terminal.
 
-    It is a context manager and the callback of a generation of `pictures` images of `tokens` tokens each. Tokens of a
-    batch that ran out of memory are subtracted when the next batch begins. Counts are read from the device at most ten
-    times a second. `bar` is a bar of tqdm in place of its own.
+    It is the callback of a generation of `pictures` images of `tokens` tokens each, within the context of its `bar`.
+    Tokens of a batch that ran out of memory are subtracted when the next batch begins. Counts are read from the device
+    at most ten times a second. `bar` is a bar of tqdm in place of its own.
     """
 
     def __init__(self, pictures: int, tokens: int, *, is_quiet: bool = False, bar: Any = None) -> None:
@@ -61,12 +61,6 @@ class Progress:
     def say(self, line: str) -> None:
         """Write a line on stderr, above the bar."""
         self.bar.write(line, file=sys.stderr)
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
 
 
 class Canvas:

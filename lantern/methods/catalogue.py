@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from lantern.methods.method import Call, Made, Parts, lazy, method, opt, preset
+from lantern.methods.method import Deferred, Made, Parts, lazy, method, opt, preset
 
 EagleDrafter = lazy("lantern.drafters.eagle.drafter", "EagleDrafter")
 GrowingDrafter, Growth = lazy("lantern.drafters.eagle.dynamic", "GrowingDrafter", "Growth")
@@ -114,7 +114,7 @@ def drafting(m: Parts, mode: str, relaxed: bool = False) -> dict[str, Any]:
     return dict(mode=mode, sampling=m.sampling, records_log_q=relaxed and mode == "gumbel" and not m.greedy)
 
 
-def head(m: Parts, drafter: Any, part: str, tree: str, mode: str = "gumbel", **how: Any) -> Call:
+def head(m: Parts, drafter: Any, part: str, tree: str, mode: str = "gumbel", **how: Any) -> Deferred:
     """A drafter of static trees by trained heads."""
     return drafter(m.part(part), m.target, tree=named(tree), **how, **drafting(m, mode))
 
@@ -124,7 +124,7 @@ DYNAMIC = "eagle2_"  # of names of trees that grow from the drafter's confidence
 
 def eagle(
     m: Parts, tree: str, mode: str = "gumbel", module: Any = None, relaxed: bool = False, makes: Any = (None, None)
-) -> Call:
+) -> Deferred:
     """EAGLE's drafter of a static tree, or of a published dynamic one, by its name; `makes` are classes for both."""
     how, (static, growing) = drafting(m, mode, relaxed), makes
     if not tree.startswith(DYNAMIC):
@@ -137,24 +137,24 @@ def eagle(
 
 
 def grown(
-    m: Parts, policy: Call, mode: str, nodes: int, width: int, depth: int, spread: float, adaptive: bool = False
-) -> Call:
+    m: Parts, policy: Deferred, mode: str, nodes: int, width: int, depth: int, spread: float, adaptive: bool = False
+) -> Deferred:
     """EAGLE's drafter of trees that a policy shapes."""
     growth = Growth(nodes, width, depth, spread, adaptive=adaptive)
     return GrowingDrafter(m.drafter, m.target, policy=policy, growth=growth, **drafting(m, mode))
 
 
-def windowed(m: Parts, window: int, init: str, keeps: bool = True, least: float = 0.0) -> Call:
+def windowed(m: Parts, window: int, init: str, keeps: bool = True, least: float = 0.0) -> Deferred:
     """A Jacobi window."""
     return JacobiDrafter(m.target, window=window, init=init, keeps_distributions=keeps, least=least)
 
 
-def tested(mode: str) -> Call:
+def tested(mode: str) -> Deferred:
     """The exact verifier of a draft mode."""
     return Gumbel() if mode == "gumbel" else Rejection()
 
 
-def claimed(m: Parts, tree: str, rule: Call) -> tuple[Call, Call]:
+def claimed(m: Parts, tree: str, rule: Deferred) -> tuple[Deferred, Deferred]:
     """EAGLE's drafts, tested by a rule that lets a draft claim its neighbours' probability.
 
     Drafts of a dynamic tree are not sampled, since rejection forbids to drop a sampled token.
@@ -163,7 +163,7 @@ def claimed(m: Parts, tree: str, rule: Call) -> tuple[Call, Call]:
     return eagle(m, tree, mode), Greedy(rule) if m.greedy else Rejection(relaxation=rule)
 
 
-def moved(m: Parts, rule: Call, inner: Call) -> Call:
+def moved(m: Parts, rule: Deferred, inner: Deferred) -> Deferred:
     """An exact verifier of a distribution that a relaxation moved; at temperature 0 there is nothing to move."""
     return inner if m.greedy else Relaxed(rule, inner)
 

@@ -115,7 +115,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Call:
+class Deferred:
     """A deferred call of a "module:name"."""
 
     path: str
@@ -126,13 +126,13 @@ class Call:
         """Yield this call and all that its arguments hold."""
         yield self
         for one in (*self.args, *self.named.values()):
-            yield from one.walk() if isinstance(one, Call) else (one,)
+            yield from one.walk() if isinstance(one, Deferred) else (one,)
 
     def make(self, get: Callable[[Ask], Any]) -> Any:
         """Carry it out; `get` returns what is asked for."""
 
         def real(one: Any) -> Any:
-            return one.make(get) if isinstance(one, Call) else get(one) if isinstance(one, Ask) else one
+            return one.make(get) if isinstance(one, Deferred) else get(one) if isinstance(one, Ask) else one
 
         return resolved(self.path)(*map(real, self.args), **{name: real(one) for name, one in self.named.items()})
 
@@ -144,8 +144,8 @@ class Call:
 def lazy(module: str, *names: str) -> Any:
     """Return deferred classes or functions of a module, which is imported when a method is built."""
 
-    def deferred(path: str) -> Callable[..., Call]:
-        return lambda *args, **named: Call(path, args, named)
+    def deferred(path: str) -> Callable[..., Deferred]:
+        return lambda *args, **named: Deferred(path, args, named)
 
     found = [deferred(f"{module}:{name}") for name in names]
     return found if len(found) > 1 else found[0]
@@ -189,9 +189,9 @@ class Parts:
 class Made:
     """The description of a method with chosen options: drafter and verifier, or a driver of its own; none is plain."""
 
-    drafter: Call | None = None
-    verifier: Call | None = None
-    driver: Call | None = None
+    drafter: Deferred | None = None
+    verifier: Deferred | None = None
+    driver: Deferred | None = None
 
     def all(self) -> Iterator[Any]:
         """Yield all calls and their arguments."""
@@ -204,12 +204,12 @@ class Made:
 
     def calls(self, name: str) -> bool:
         """Return whether it is made of a class or function of this name."""
-        return any(isinstance(one, Call) and one.path.endswith(f":{name}") for one in self.all())
+        return any(isinstance(one, Deferred) and one.path.endswith(f":{name}") for one in self.all())
 
     @property
     def promise(self) -> Promise:
         """What its images have in common with those of plain decoding; see PROMISES."""
-        inside = [one.path for one in self.verifier.walk() if isinstance(one, Call)] if self.verifier else []
+        inside = [one.path for one in self.verifier.walk() if isinstance(one, Deferred)] if self.verifier else []
         if self.driver or any(".relaxations." in path for path in inside):
             return "relaxed"
         return "tokens" if all(path.endswith(":GumbelVerifier") for path in inside) else "distribution"
@@ -243,7 +243,7 @@ class Made:
     @property
     def needs_host(self) -> bool:
         """Whether the host reads a step before it shapes the next, which a CUDA graph cannot replay."""
-        calls = [one for one in self.drafter.walk() if isinstance(one, Call)] if self.drafter else []
+        calls = [one for one in self.drafter.walk() if isinstance(one, Deferred)] if self.drafter else []
         return any(call.named.get("adaptive") is True or call.named.get("rounds") == 0 for call in calls)
 
 

@@ -20,7 +20,7 @@ PROMPT = 64  # tokens assumed of a prompt that has keys and values of its own
 
 
 @dataclass(frozen=True)
-class Prediction:
+class ModelSize:
     """Sizes of a model in a dtype, in bytes, and the work of its passes.
 
     `weights` are those of the target, of which a pass reads `read`; `pixels` those of the VQ tokenizer in fp32. `cache`
@@ -49,7 +49,7 @@ class Prediction:
         return max((self.read + images * self.cache) / bandwidth, images * nodes * self.products / rate)
 
 
-def predict(folder: Path, dtype: torch.dtype, *, size: tuple[int, int] | None = None) -> Prediction:
+def predict(folder: Path, dtype: torch.dtype, *, size: tuple[int, int] | None = None) -> ModelSize:
     """Return the prediction for a model's folder, of which only configs are read; nothing is allocated.
 
     ValueError names a config that is missing or invalid.
@@ -65,7 +65,7 @@ def predict(folder: Path, dtype: torch.dtype, *, size: tuple[int, int] | None = 
     read = sum(weight.numel() for weight in own if id(weight) not in tables)
     slots = raster.tokens + raster.newlines + (1 if config.family == "llamagen" else PROMPT)
     parameters = sum(weight.numel() for weight in own)
-    return Prediction(
+    return ModelSize(
         parameters=parameters,
         weights=parameters * width,
         pixels=sum(weight.numel() for weight in pixels) * torch.float32.itemsize,

@@ -4,6 +4,7 @@ import atexit
 import ctypes
 import dataclasses
 import hashlib
+import json
 import math
 import signal
 import sys
@@ -17,17 +18,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from jaxtyping import UInt8
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
-from lantern.core.config import one_line
+from lantern.core.config import install_hint, one_line
 from lantern.core.io import CONFIG_NAME, TRAINING_NAME, atomic_write, is_there, read_pickled, write_json
 from lantern.core.signals import Stopped, Stopping
-from lantern.training.log import TrainingLog
+from lantern.generation.images import sheet, to_image
 
 FEW = 200  # steps below which a timed training warns
 MEASURED = 0.1  # share of the time after which it does
+MINUTE = 60.0  # seconds between lines where stderr is no terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +143,13 @@ class Task(nn.Module):
         """Write the trained component."""
 
 
+def save_sheet(pictures: UInt8[Tensor, "n 3 h w"], path: Path, *, columns: int) -> None:
+    """Write a contact sheet as a small PNG, atomically."""
+    rows = [to_image(picture) for picture in pictures.permute(0, 2, 3, 1).contiguous()]
+    with atomic_write(path) as temporary:
+        sheet(rows, columns=columns, gap=2, margin=2).save(temporary, format="PNG", optimize=True)
+
+
 def check_accelerate() -> None:
     """Raise ModuleNotFoundError if the package accelerate, of the extra `train`, is missing."""
     if find_spec("accelerate") is None:
@@ -157,6 +167,76 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     mmap_threshold, trim_threshold = (-3, 1 << 30), (-1, (1 << 31) - 1)
     return mallopt is not None and all(mallopt(*setting) for setting in (mmap_threshold, trim_threshold))
+
+
+class TrainingLog:
+    """Progress on stderr, one JSON line per report in log.jsonl, events in `events/`; only the first process writes.
+
+    On a terminal progress is a bar, elsewhere a line a minute. A resumed run hides events that the stopped run wrote
+    after its checkpoint. `share` is that of the training which is done, `tokens` are those of a step, and `steps` is
+    None for a timed run.
+    """
+
+    def __init__(self, out: Path, *, start: int, share: float, steps: int | None, tokens: int, is_quiet: bool) -> None:
+        from tqdm import tqdm
+
+        self.path, self.start, self.tokens, self.is_quiet = out / "log.jsonl", start, tokens, is_quiet
+        self.share, self.steps = share, steps
+        self.began = self.spoken = time.monotonic()
+        is_hidden = is_quiet or not sys.stderr.isatty()
+        self.bar = tqdm(initial=start, total=steps, unit="step", dynamic_ncols=True, disable=is_hidden)
+        self._events: Any = None
+        if not is_quiet and find_spec("tensorboard") is None:
+            print(f"no TensorBoard events; for them, {install_hint('train')}", file=sys.stderr)
+        elif not is_quiet:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._events = SummaryWriter(str(out / "events"), purge_step=start + 1 if start else None)
+
+    def speak(self, step: int, share: float, figures: dict[str, Tensor], *, is_last: bool) -> None:
+        """Advance the bar, or print a line if the last one is a minute old or this step is the last."""
+        now = time.monotonic()
+        if not self.bar.disable:
+            self.bar.update(step - self.bar.n)
+        elif not self.is_quiet and (is_last or now - self.spoken >= MINUTE):
+            self.spoken, rate, left = now, (step - self.start) / max(now - self.began, 1e-9), self._left(share)
+            of = f"step {step} of {self.steps}" if self.steps else f"step {step}"
+            parts = [f"{of}: loss {float(figures['loss']):.4g}", f"{rate:.3g} steps/s"]
+            parts += [f"{rate * self.tokens:,.0f} tokens/s"] if self.tokens else []
+            print(", ".join([*parts, f"{left / 60:.1f} minutes left"]), file=sys.stderr, flush=True)
+
+    def report(self, step: int, share: float, figures: dict[str, float]) -> None:
+        """Write figures of a step."""
+        if self.is_quiet:
+            return
+        self.bar.set_postfix({name: f"{value:.4g}" for name, value in figures.items()}, refresh=False)
+        spent, left = time.monotonic() - self.began, self._left(share)
+        seconds = {"seconds": round(spent, 1), "seconds_left": round(left, 1)}
+        with self.path.open("a") as file:
+            file.write(json.dumps({"step": step, **seconds, **figures}) + "\n")
+        if self._events is not None:
+            for name, value in figures.items():
+                self._events.add_scalar(name, value, step)
+
+    def show(self, step: int, picture: Path) -> None:
+        """Add a sample image to the events, if the task wrote one."""
+        if self._events is None or not picture.exists():
+            return
+        import numpy as np
+        from PIL import Image
+
+        with Image.open(picture) as image:
+            self._events.add_image("sample", np.asarray(image.convert("RGB")), step, dataformats="HWC")
+
+    def close(self) -> None:
+        """End the bar and the events."""
+        self.bar.close()
+        if self._events is not None:
+            self._events.close()
+
+    def _left(self, share: float) -> float:
+        """Return the remaining seconds."""
+        return (time.monotonic() - self.began) * (1 - share) / max(share - self.share, 1e-9)
 
 
 class Run:

@@ -1,18 +1,24 @@
-"""Losses of drafters. p is the target's distribution, q the drafter's, after guidance and filters; one value per entry.
+"""Losses and held-out figures of drafters: p is the target's distribution, q the drafter's, after guidance and filters.
 
+Losses have one value per entry.
 EAGLE (arXiv:2401.15077): feature regression and cross-entropy. LK losses: acceptance itself, a = sum min(p, q); it is
 1 - TV(p, q), the probability that one sampled draft is kept.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from lantern.drafters.examples import Prediction
+
 FLOOR = 1e-6  # lower bound of an acceptance before its logarithm
+WIDTHS = (1, 4, 8)  # numbers of drafts in hit rates
+PIXELS = 8  # side of a token in a map
 
 
 def feature_regression(predicted: Float[Tensor, "*n c"], expected: Float[Tensor, "*n c"]) -> Float[Tensor, "*n"]:
@@ -82,3 +88,47 @@ class Objective:
         if self.cross_entropy:
             loss = loss + self.cross_entropy * soft_cross_entropy(p, log_q)
         return loss
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A prediction with its distributions: p is the target's, q the drafter's."""
+
+    predicted: Prediction
+    p: Float[Tensor, "b m v"]
+    log_q: Float[Tensor, "b m v"]
+
+
+@torch.no_grad()
+def measure(batches: Iterable[list[Draft]], tokens: int) -> dict[str, float]:
+    """Return `accepted_i`, E[1 - TV] at depth i, and `hitsK_i`, how often the target's sample is among K drafts.
+
+    The Gumbel noise of an image's tokens is the same at each depth and in each call.
+    """
+    generator, sums = torch.Generator().manual_seed(0), dict[str, list[Tensor]]()
+    for drafts in batches:
+        images, _, vocabulary = drafts[0].p.shape
+        u = torch.rand(images, tokens, vocabulary, generator=generator, dtype=torch.float64)
+        gumbel = -torch.log(-torch.log(u.clamp(1e-12, 1 - 1e-12))).float().to(drafts[0].p.device)
+        for draft in drafts:
+            depth, noise = draft.predicted.depth, gumbel[:, draft.predicted.places]
+            sums.setdefault(f"accepted_{depth}", []).append(acceptance(draft.p, draft.log_q).flatten())
+            sampled = (draft.p.log() + noise).argmax(-1, keepdim=True)
+            ranked = (draft.log_q + noise).topk(min(WIDTHS[-1], noise.shape[-1]), dim=-1).indices
+            for width in WIDTHS:
+                hits = (ranked[..., :width] == sampled).any(-1).float()
+                sums.setdefault(f"hits{width}_{depth}", []).append(hits.flatten())
+    return {name: float(torch.cat(parts).mean()) for name, parts in sums.items()}
+
+
+@torch.no_grad()
+def maps(batches: Iterable[list[Draft]], tokens: int, columns: int) -> UInt8[Tensor, "d 3 h w"]:
+    """Return acceptance over the grid, one image per depth: white is 1, tokens without a draft are black."""
+    grids: dict[int, list[Tensor]] = {}
+    for draft in (draft for drafts in batches for draft in drafts):
+        grid = draft.p.new_zeros(len(draft.p), tokens)
+        grid[:, draft.predicted.places] = acceptance(draft.p, draft.log_q)
+        grids.setdefault(draft.predicted.depth, []).append(grid)
+    means = torch.stack([torch.cat(parts).mean(0) for _, parts in sorted(grids.items())])
+    wide = means.view(len(means), 1, -1, columns).repeat_interleave(PIXELS, 2).repeat_interleave(PIXELS, 3)
+    return (wide * 255).round().clamp(0, 255).to(torch.uint8).expand(-1, 3, -1, -1).contiguous().cpu()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from lantern.core.config import hint_for, load_config
 
@@ -64,7 +64,7 @@ class Recipe:
 LENGTH = ("steps", "decay", "minutes")
 HOME, TEXT = "lantern.training", "text_encoder tokenizer"
 STAGES = {
-    "data": Stage(f"{HOME}.sources:prepare", "read captioned images into prepared data", "", "path", False),
+    "data": Stage(f"{HOME}.data:prepare", "read captioned images into prepared data", "", "path", False),
     "tokenizer": Stage(
         f"{HOME}.tokenizer:train", "train a VQ tokenizer: images to tokens and back", "data", "packages init"
     ),
@@ -115,23 +115,6 @@ def read_config(kind: type, path: Path) -> Any:
         elif isinstance(value, tuple) and all(isinstance(each, Path) for each in value):
             changes[name] = tuple(home / each for each in value)
     return replace(config, **changes)
-
-
-def run_stage(name: str, config: str, out: Path, options: Mapping[str, Any], recipe: Recipe | None) -> Any:
-    """Run one stage into `out` and return its summary or None."""
-    stage, path = find_stage(name, recipe), find_config(config, recipe, stage=name)
-    if stage.is_training:  # nothing is written before its packages are known to be there
-        from lantern.training.loop import check_accelerate, keep_freed_memory
-
-        check_accelerate()
-        keep_freed_memory()
-    function = stage.load()
-    loaded = read_config(get_type_hints(function)["config"], path)
-    if stage.is_training:
-        loop = loaded.loop.with_length(**{name: options[name] for name in LENGTH if name in options})
-        loaded = replace(loaded, loop=loop)
-        options = {name: value for name, value in options.items() if name not in LENGTH}
-    return function(loaded, out=out, **options)
 
 
 def find_recipes() -> dict[str, Recipe]:

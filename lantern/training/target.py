@@ -1,10 +1,10 @@
 """Training of the target: a LlamaGen transformer on tokens of images with captions or classes (arXiv:2406.06525)."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +28,7 @@ from lantern.training.features import (
     number_classes,
     picture_tokens,
 )
-from lantern.training.log import save_sheet
-from lantern.training.loop import LoopConfig, Task, step_generator
+from lantern.training.loop import LoopConfig, Task, save_sheet, step_generator
 from lantern.training.loop import train as run_loop
 from lantern.verifiers.relaxations.neighbours import proximity_table
 
@@ -71,12 +70,6 @@ class TargetConfig:
                 raise ValueError(f"{name} is {share}, wanted a share from 0 to 1")
         if self.corruption_others and self.batch < 2:
             raise ValueError(f"corruption_others needs other images: batch is {self.batch}, wanted 2 or more")
-
-
-def training_attention(inputs: Float[Tensor, "b n c"]) -> AbstractContextManager[Any]:
-    """Compute attention as plain products on a CPU if sequences are short: half the time of the fused kernel there."""
-    is_short = inputs.shape[1] <= SHORT
-    return sdpa_kernel(SDPBackend.MATH) if is_short and inputs.device.type == "cpu" else nullcontext()
 
 
 @contextmanager
@@ -214,7 +207,9 @@ class TargetTask(Task):
         inputs = torch.cat([prefix, target.tok_embeddings(given[:, :-1])], dim=1)
         first = self.config.model.cls_token_num - slots
         positions = torch.arange(first, first + inputs.shape[1], device=tokens.device)[None]
-        with training_attention(inputs):
+        # plain products take half the time of the fused kernel there
+        is_plain = inputs.shape[1] <= SHORT and inputs.device.type == "cpu"
+        with sdpa_kernel(SDPBackend.MATH) if is_plain else nullcontext():
             out = target.features(inputs, positions, prefix_mask(mask, tokens.shape[1] - 1))
         logits = target.output(out[:, slots - 1 :])
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten(), reduction="none").view(tokens.shape)

@@ -12,7 +12,7 @@ from lantern.core.noise import Noise
 from lantern.core.sampling import pick, probabilities
 from lantern.core.types import Cost, DraftTree, Rows, Verdict
 from lantern.verifiers.rejection import cost_of, normalised
-from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
+from lantern.verifiers.relaxations.rule import Acceptance, Ruling, UnderTest
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class CouplingVerifier:
         if tree.log_q is None and tree.shape.depth > 0:
             raise ValueError("the window has no log q, which coupling reads: set keeps_distributions=True")
         q = p if tree.log_q is None else probabilities(tree.log_q)
-        trial = Trial(p[:, :-1].flatten(0, 1), q[:, :-1].flatten(0, 1), tokens.flatten(), is_point=False)
+        trial = UnderTest(p[:, :-1].flatten(0, 1), q[:, :-1].flatten(0, 1), tokens.flatten(), is_point=False)
         threshold = uniforms[:, :-1, 0] * trial.own_q.view(tokens.shape)
         ruling = self.relaxation.judge(trial) if self.relaxation is not None else None
         mass = trial.own_p if ruling is None else ruling.mass
@@ -104,7 +104,9 @@ class CouplingVerifier:
         path = torch.where(is_before, steps[1:], 0)
         return Verdict(path, length, sampled.gather(1, length[:, None])[:, 0], sampled, log_p, cost)
 
-    def _cost(self, trial: Trial, ruling: Ruling, left: Float[Tensor, "bd v"], threshold: Float[Tensor, "b d"]) -> Cost:
+    def _cost(
+        self, trial: UnderTest, ruling: Ruling, left: Float[Tensor, "bd v"], threshold: Float[Tensor, "b d"]
+    ) -> Cost:
         """Return what a relaxed test cost at each place, and where only relaxation accepted."""
         shape = threshold.shape
         spent, moved = cost_of(trial, ruling, left)

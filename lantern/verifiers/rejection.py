@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import largest, logs, probabilities
 from lantern.core.types import Cost, DraftTree, Rows, TreeShape, Verdict
-from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
+from lantern.verifiers.relaxations.rule import Acceptance, Ruling, UnderTest
 
 
 class Numbers:
@@ -189,7 +189,7 @@ class RejectionVerifier:
             is_tested = is_tested & (own_q > 0)  # a token with q = 0 marks "no child"
             threshold, mass, after = lanes[rank] * own_q, own, None
             if self.relaxation is not None:
-                trial = Trial(left, proposal, token[:, 0], tree.mode == "point", spent)
+                trial = UnderTest(left, proposal, token[:, 0], tree.mode == "point", spent)
                 ruling = self.relaxation.judge(trial)
                 mass, after = numbers.read(ruling.mass[:, None]), normalised(ruling.left, left, numbers.is_one)
                 cost, moved = cost_of(trial, ruling, after, numbers.is_one)
@@ -219,7 +219,7 @@ def children_by_rank(shape: TreeShape, images: int) -> Int[Tensor, "b n w"]:
 
 
 def cost_of(
-    trial: Trial, ruling: Ruling, left: Float[Tensor, "b v"], is_one: bool = False
+    trial: UnderTest, ruling: Ruling, left: Float[Tensor, "b v"], is_one: bool = False
 ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"] | None]:
     """Return the cost of one test: the probability that it differs from an exact test of x from the same state.
 

@@ -19,7 +19,7 @@ from lantern.verifiers.rejection import normalised
 
 
 @dataclass(frozen=True)
-class Plan:
+class LeafOrder:
     """The order in which a static tree is tested: its nodes without the root, children before parents, by rank.
 
     `parents` are those of all nodes, `paths[i, :depth]` the nodes from the root's child down to node i, then zeros.
@@ -31,7 +31,7 @@ class Plan:
 
 
 @lru_cache(maxsize=64)
-def plan_of(shape: TreeShape) -> Plan:
+def plan_of(shape: TreeShape) -> LeafOrder:
     """Return the plan of a static tree; ValueError for trees that differ between images."""
     if shape.parents.ndim != 1:
         raise ValueError("the shapes of the trees differ between images, wanted one static tree: use rejection")
@@ -47,7 +47,9 @@ def plan_of(shape: TreeShape) -> Plan:
 
     append(0)
     padded = [path + [0] * (shape.depth - len(path)) for path in paths]
-    return Plan(tuple(order), tuple(parents), torch.tensor(padded, device=shape.parents.device).view(len(paths), -1))
+    return LeafOrder(
+        tuple(order), tuple(parents), torch.tensor(padded, device=shape.parents.device).view(len(paths), -1)
+    )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from lantern.training.sources import article
+from lantern.training.data import article
 from recipes.emoji.packages import Concept
 
 Captions = tuple[tuple[str, float], ...]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lantern.cli.command import DONE, run_command
 from lantern.cli.options import MAX_SEED, MODEL, MODEL_HELP, arg, command, existing, opt
+from lantern.core.io import atomic_write
 from lantern.decoding.prompt import prefill, read_tokens
 from lantern.training.features import decode, encode
 from lantern.training.tokenizer import reconstruction
@@ -69,7 +70,8 @@ def card(
     prompts = [line for line in PROMPTS.read_text(encoding="utf-8").splitlines() if line.strip()]
     sheeted = generate(loaded, prompts, seed=seed, method="plain", batch=32)
     shown = [files.to_image(one.pixels) for one in sheeted if one.pixels is not None]
-    files.save_sheet(files.sheet(shown, columns=8, labels=prompts, lines=2), sheet)
+    with atomic_write(sheet) as temporary:
+        files.sheet(shown, columns=8, labels=prompts).save(temporary, format="PNG", optimize=True)
     print(json.dumps(found, ensure_ascii=False, indent=1))
     return DONE
 

@@ -16,7 +16,7 @@ from lantern.decoding.loop import State
 from lantern.decoding.rounds import Joint, in_their_places
 from lantern.drafters.windows.jacobi import TRIAL
 from lantern.engines.engine import engine
-from lantern.generation.decoder import Decoder
+from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import select, tiny_cache, tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, tiny_decoder

@@ -8,7 +8,7 @@ from torch import Tensor
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Drafter, Generation, Scores, Step
-from lantern.generation.decoder import Decoder
+from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import select, tiny_prompt
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate

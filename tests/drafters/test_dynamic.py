@@ -19,7 +19,7 @@ from lantern.drafters.policies.eagle2 import Eagle2
 from lantern.drafters.policies.policy import STOPPED_BELOW, Layer, Policy
 from lantern.drafters.trees.static import grown
 from lantern.methods import METHODS
-from lantern.methods.method import Call
+from lantern.methods.method import Deferred
 from tests.tiny import tiny_eagle
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, made_of, tiny_decoder
 
@@ -33,7 +33,7 @@ def made(name: str, *, temperature: float = 1.0, **options: Any) -> Generation:
     return parts.generate(CONDITION, keys=KEYS, keep_history=True)
 
 
-def growth_of(name: str) -> Call:
+def growth_of(name: str) -> Deferred:
     drafter = METHODS[name].made.drafter
     assert drafter is not None
     return drafter.named["growth"]
@@ -156,7 +156,7 @@ def test_predictable_trees_have_equal_depth_sizes_in_all_images() -> None:
                 assert own == list(range(len(own)))
 
 
-def recording() -> Call:
+def recording() -> Deferred:
     """Return the drafter of eagle2, with log q."""
     drafter = METHODS["eagle2"].made.drafter
     assert drafter is not None

@@ -14,7 +14,7 @@ from lantern.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from lantern.drafters.eagle.fr_spec import FrequencyTable
 from lantern.drafters.eagle.poss import Poss, PossConfig
 from lantern.drafters.examples import Examples, fused_layers
-from lantern.training.kinds import new_module
+from lantern.training.drafter import new_module
 from tests.drafters.sampled_trees import stepped
 from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, tiny_decoder

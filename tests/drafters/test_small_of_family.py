@@ -12,10 +12,10 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.forced import ForcedTokens
 from lantern.drafters.combined.small_model import SmallModel
-from lantern.generation.decoder import build_decoder
+from lantern.generation.generator import build_decoder
 from lantern.methods import METHODS
 from lantern.models.transformers.components import Components
-from lantern.training.kinds import new_module
+from lantern.training.drafter import new_module
 from tests import tiny_transformers as tiny
 
 # Emu3 has newlines; the third grid has rows shorter than a chain

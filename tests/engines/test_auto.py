@@ -10,7 +10,7 @@ from lantern.engines.cpu import build as library
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import ENGINES, AutoEngine, EagerEngine, engine
-from lantern.generation.decoder import build_decoder
+from lantern.generation.generator import build_decoder
 from lantern.methods import METHODS
 from lantern.models.folder import Model
 from lantern.models.llamagen.transformer import Transformer

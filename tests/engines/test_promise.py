@@ -7,7 +7,7 @@ import torch
 
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EagerEngine, Engine, WideEngine
-from lantern.generation.decoder import Decoder
+from lantern.generation.generator import Decoder
 from lantern.generation.images import Statistics, totals
 from lantern.methods import METHODS
 from tests.tiny import tiny_target

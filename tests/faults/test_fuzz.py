@@ -29,7 +29,7 @@ from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.generation.generator import generate
 from lantern.models.folder import load_model
 from lantern.models.llamagen.checkpoint import read_checkpoint
-from lantern.training.kinds import load_kind
+from lantern.training.drafter import load_kind
 from tests.tiny_folder import save_tiny_model
 
 SECONDS, WAIT, GROWTH_KIB, HUGE = 10, 60, 1 << 20, 1 << 36

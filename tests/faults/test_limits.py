@@ -14,7 +14,7 @@ from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.core.io import save_component
 from lantern.core.sampling import Sampling
-from lantern.generation.decoder import Decoder
+from lantern.generation.generator import Decoder
 from lantern.methods import METHODS, Method
 from lantern.models.llamagen.vqvae import VQVAE
 from tests.tiny import tiny_condition, tiny_target

@@ -153,7 +153,7 @@ def test_no_request_is_lost_or_repeated_for_any_limit(count: int, batch: int, ro
 
     generator = Generator.__new__(Generator)
     generator.batch, generator.is_stopped, generator._too_many = batch, False, 0
-    generator._on_halved, generator.assemble = lambda *both: reported.append(both), lambda: None  # type: ignore[method-assign]
+    generator.on_halved, generator.assemble = lambda *both: reported.append(both), lambda: None  # type: ignore[method-assign]
     requested: Any = range(count)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("lantern.generation.generator.release_memory", lambda: None)  # which takes long

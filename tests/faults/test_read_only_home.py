@@ -36,7 +36,7 @@ def watch(event, given):
 sys.addaudithook(watch)
 from lantern.cli.main import main
 from lantern.engines.cpu import build
-from lantern.generation.tuning import profile
+from lantern.generation import profile
 
 build.PACKAGED = Path("none")
 profile.PACKAGE = Path(sys.argv[1])

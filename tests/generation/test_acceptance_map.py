@@ -1,6 +1,6 @@
 import xml.etree.ElementTree as ET
 
-from lantern.generation.acceptance_map import MARK, SHADES, draw_map
+from lantern.generation.demo import MARK, SHADES, draw_map
 
 
 def test_every_token_is_shaded_by_its_run() -> None:

@@ -50,7 +50,8 @@ def test_windows_shrink_with_the_batch_where_the_engine_limits_them(
     model: Model, monkeypatch: pytest.MonkeyPatch, batch: int, window: int
 ) -> None:
     script(monkeypatch, flat)
-    found = generator.quick_choice(replace(model, engine=GraphEngine()), Sampling(), batch=batch)
+    graphed = replace(model, engine=GraphEngine())
+    found = choose_method(graphed, "auto", sampling=Sampling(), batch=batch, report=lambda _: None)
     assert found.name == "gumbel-jacobi" and found.settings["window"] == window
 
 

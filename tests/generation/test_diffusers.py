@@ -11,7 +11,7 @@ import torch
 
 from lantern import LanternPipeline
 from lantern.core.io import read_checksums
-from lantern.generation.card import model_card
+from lantern.generation.pipeline import model_card
 from lantern.models.folder import INDEX_NAME, load_model
 from tests.tiny_folder import save_tiny_model
 

@@ -59,7 +59,8 @@ def test_the_device_is_not_read_at_every_pass(progress: Progress, monkeypatch: p
 
 def test_nothing_is_shown_if_stderr_is_not_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with Progress(1, 16) as progress:
+    progress = Progress(1, 16)
+    with progress.bar:
         run(progress, 1)
     assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
 

@@ -23,9 +23,8 @@ from PIL import Image
 from lantern import __version__
 from lantern.core.sampling import Sampling
 from lantern.decoding.rounds import Joint
-from lantern.generation.embeddings import with_conditions
 from lantern.generation.generator import generate
-from lantern.generation.requests import Request
+from lantern.generation.requests import Request, with_conditions
 from lantern.generation.serving.app import Limits
 from lantern.generation.serving.worker import Job, RefusedError, Worker
 from lantern.models.folder import Model

@@ -16,7 +16,7 @@ from lantern.core.types import Callback, Generation, Step
 from lantern.decoding import prompt
 from lantern.decoding.forced import ForcedTokens
 from lantern.engines.engine import EAGER, Engine, engine
-from lantern.generation.decoder import Decoder
+from lantern.generation.generator import Decoder
 from lantern.methods import METHODS, Method
 from lantern.models.llamagen.transformer import Transformer
 from tests.proof.pictures import DISTRIBUTION, PICTURES, SMALL, distance, p_value, pictures

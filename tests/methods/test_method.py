@@ -14,13 +14,13 @@ from torch import nn
 from lantern.core.io import save_component
 from lantern.core.sampling import Sampling
 from lantern.drafters.windows.jacobi import JacobiDrafter
-from lantern.generation.decoder import build_decoder
-from lantern.generation.tuning.candidates import swept
+from lantern.generation.generator import build_decoder
+from lantern.generation.tuning import swept
 from lantern.methods import METHODS, find
 from lantern.methods.method import Parts, lazy, method, opt, preset
 from lantern.methods.parts import ADD_ONS, add_on
 from lantern.models.folder import AddOns
-from lantern.training.kinds import kinds
+from lantern.training.drafter import kinds
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.methods import test_contracts as contracts
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target

@@ -9,9 +9,8 @@ import torch
 from lantern.cli.assemble import COMMAND as ASSEMBLE
 from lantern.cli.command import run_command
 from lantern.cli.generate import main
-from lantern.generation.embeddings import with_conditions
 from lantern.generation.generator import generate
-from lantern.generation.requests import Request, UnknownPromptWarning, requests, with_warnings
+from lantern.generation.requests import Request, UnknownPromptWarning, requests, with_conditions, with_warnings
 from lantern.models.folder import NAMES_NAME, WORDS_NAME, Model, load_model
 from tests.tiny_folder import save_tiny_model
 

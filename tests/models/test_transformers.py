@@ -23,8 +23,7 @@ from lantern.decoding.plain import NoDrafts
 from lantern.decoding.prompt import PromptCache
 from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine as make_engine
-from lantern.generation.decoder import build_decoder
-from lantern.generation.generator import generate
+from lantern.generation.generator import build_decoder, generate
 from lantern.generation.pipeline import LanternPipeline
 from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model

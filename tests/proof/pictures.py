@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation
-from lantern.generation.decoder import Decoder
+from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import select, tiny_condition, tiny_target
 from tests.uncached import uncached

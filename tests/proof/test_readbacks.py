@@ -12,7 +12,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.decoding.loop import State
 from lantern.decoding.statistics import Readback
-from lantern.generation.decoder import Decoder
+from lantern.generation.generator import Decoder
 from lantern.methods import METHODS
 from tests.proof.readbacks import Readbacks
 from tests.tiny import tiny_condition, tiny_target

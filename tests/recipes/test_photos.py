@@ -11,8 +11,7 @@ from PIL import Image
 
 from lantern.cli import generate
 from lantern.cli.main import main
-from lantern.training.data import Prepared
-from lantern.training.sources import DataConfig, prepare
+from lantern.training.data import DataConfig, Prepared, prepare
 from lantern.training.stages import find_recipe
 from tests.eval.tiny_metrics import save_tiny_inception
 from tests.training.drawings import SMALL_TARGET, SMALL_VQ, small_configs

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from lantern.core.config import build_config
-from lantern.training.data import Prepared, Record, write_prepared
-from lantern.training.sources import DataConfig, prepare
+from lantern.training.data import DataConfig, Prepared, Record, prepare, write_prepared
 from lantern.training.stages import read_config
 from tests.training.drawings import archive, encoded
 

@@ -15,10 +15,8 @@ from torch import Tensor
 from lantern.core.io import load_component, save_component, weights_digest
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
-from lantern.training.drafter import DrafterConfig, DrafterTask
-from lantern.training.kinds import find_kind, kinds, load_kind, new_module
+from lantern.training.drafter import DrafterConfig, DrafterTask, Teacher, find_kind, kinds, load_kind, new_module
 from lantern.training.loop import LoopConfig, train
-from lantern.training.teacher import Teacher
 from tests.tiny import tiny_eagle, tiny_target, tiny_teacher
 
 LOOP = LoopConfig(steps=60, warmup=5, precision="fp32", log_every=30, evaluate_every=60)

@@ -18,14 +18,11 @@ from lantern.decoding.prompt import prefill, read_tokens
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.drafters.eagle.fr_spec import FrequencyConfig, FrequencyTable
 from lantern.drafters.examples import fused_layers
-from lantern.generation.decoder import build_decoder
-from lantern.generation.generator import generate
+from lantern.generation.generator import build_decoder, generate
 from lantern.models.folder import Model, load_model
-from lantern.training.drafter import DrafterConfig, DrafterTask, for_tokens, train
-from lantern.training.kinds import find_kind, new_module
+from lantern.training.drafter import DrafterConfig, DrafterTask, Teacher, find_kind, for_tokens, new_module, train
 from lantern.training.loop import LoopConfig
 from lantern.training.losses import Objective
-from lantern.training.teacher import Teacher
 from tests import tiny_transformers as tiny
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model

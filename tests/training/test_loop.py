@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lantern.core.signals import Stopped
-from lantern.training import log, loop
+from lantern.training import loop
 from lantern.training.loop import LoopConfig, Task, train
 
 
@@ -214,8 +214,7 @@ class Timed(Line):
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, slow_from: int = 10**9, kill_at: int | None = None) -> None:
         super().__init__(kill_at)
         self.now, self.slow_from, self.rates = 100.0, slow_from, list[float]()
-        for module in (loop, log):
-            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         self.optimizer = super().optimizers()[0]

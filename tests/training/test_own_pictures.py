@@ -10,7 +10,7 @@ from PIL import Image
 
 from lantern.cli import generate
 from lantern.cli.main import main
-from lantern.cli.train_all import AllConfig, Build, Step
+from lantern.cli.train import AllConfig, Build, Step
 from lantern.core.config import load_config
 from lantern.training.drafter import DrafterConfig
 from lantern.training.stages import find_config, find_recipe, find_stage
@@ -124,15 +124,13 @@ def test_the_drafters_of_all_addons_are_trained_equally() -> None:
     assert {c.model.get("layers", 1) for c in configs} == {1}
 
 
-def test_steps_of_all_take_folders_of_a_model(tmp_path: Path) -> None:
+def test_steps_of_all_take_folders_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = Step("drafter", "drafter", "drafter-eagle1", options={"target": "@model/transformer", "data": "data"})
     seen: dict[str, Path] = {}
 
-    def run_step(stage: str, config: str, out: Path, options: dict[str, Path]) -> None:
-        seen.update(options)
-
+    monkeypatch.setattr("lantern.cli.train.run_stage", lambda stage, config, out, options, recipe: seen.update(options))
     config, inputs = AllConfig((step,), components={}), dict[str, object](model=tmp_path / "given")
-    build = Build(config, tmp_path, tmp_path / "out", inputs, run_step)
+    build = Build(config, tmp_path, tmp_path / "out", inputs)
     build.run(step)
     assert seen == {"target": tmp_path / "given" / "transformer", "data": tmp_path / "out" / "data"}
     with pytest.raises(ValueError, match="stage all needs --data"):

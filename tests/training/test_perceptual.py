@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lantern.training import perceptual
-from lantern.training.perceptual import MEMBER, PACKAGE, Perceptual
+from lantern.training import tokenizer
+from lantern.training.tokenizer import MEMBER, PACKAGE, Perceptual
 from tests.training.drawings import archive
 
 
@@ -20,7 +20,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         state[f"{index}.bias"] = torch.zeros(shape[0])
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    monkeypatch.setattr(perceptual, "PACKAGE_SHA256", archive(tmp_path / PACKAGE, {MEMBER: buffer.getvalue()}))
+    monkeypatch.setattr(tokenizer, "PACKAGE_SHA256", archive(tmp_path / PACKAGE, {MEMBER: buffer.getvalue()}))
     return tmp_path
 
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.training.drafter import DrafterConfig, DrafterTask
+from lantern.training.drafter import DrafterConfig, DrafterTask, FeatureCache, Teacher
 from lantern.training.loop import LoopConfig
-from lantern.training.teacher import FeatureCache, Teacher
 from tests.tiny import tiny_target, tiny_teacher
 
 LOOP = LoopConfig(steps=4, warmup=1, precision="fp32", log_every=1, evaluate_every=4)

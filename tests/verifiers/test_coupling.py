@@ -12,7 +12,7 @@ from lantern.core.types import DraftTree, Verdict
 from lantern.drafters.trees.static import chain
 from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.relaxations.grouped import Grouped
-from lantern.verifiers.relaxations.rule import Trial
+from lantern.verifiers.relaxations.rule import UnderTest
 from tests.proof.worlds import GivenRows
 
 TOKENS, GRID = 5, 200
@@ -127,7 +127,7 @@ def test_a_relaxed_window_follows_its_rule_and_reports_no_less_than_it_moves() -
     output, reported = torch.zeros(TOKENS), 0.0
     for token in range(TOKENS):
         verdict, _ = walk(p, q, [token, 1], "independent", rule)
-        ruling = rule.judge(Trial(p[:1], q[:1], torch.tensor([token]), is_point=False))
+        ruling = rule.judge(UnderTest(p[:1], q[:1], torch.tensor([token]), is_point=False))
         chance = float((ruling.mass[0] / q[0, token]).clamp(max=1))
         assert float((verdict.length > 0).float().mean()) == pytest.approx(chance, abs=2 / GRID)
         expected = (1 - chance) * ruling.left[0] / ruling.left[0].sum()

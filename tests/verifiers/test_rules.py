@@ -19,7 +19,7 @@ from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.lantern_pp import LanternPP
 from lantern.verifiers.relaxations.mixture import Mixture
 from lantern.verifiers.relaxations.neighbours import proximity_table
-from lantern.verifiers.relaxations.rule import Acceptance, Relaxation, Trial
+from lantern.verifiers.relaxations.rule import Acceptance, Relaxation, UnderTest
 from lantern.verifiers.relaxations.tolerance import Tolerance
 from tests.proof.draws import draw
 from tests.proof.worlds import world
@@ -76,7 +76,7 @@ def emitted(rule: Acceptance | Relaxation, case: Case, drafts: int) -> Emitted:
         token, each = tokens.repeat(len(p)), len(tokens)
         p, q, weight = (rows.repeat_interleave(each, 0) for rows in (p, q, weight))
         seen = torch.nn.functional.one_hot(token, len(case.p)).to(q) if is_point else q
-        trial = Trial(p, seen, token, is_point)
+        trial = UnderTest(p, seen, token, is_point)
         weight = weight * trial.own_q
         ruling = rule.judge(trial)
         chance = (ruling.mass / trial.own_q.clamp(min=1e-300)).clamp(max=1.0)

@@ -59,7 +59,7 @@ class ViSpecConfig(EagleConfig):
         return math.isqrt(self.block_size)
 
 
-class Context(Unroll):
+class CompressedUnroll(Unroll):
     """The cache of a training-time test whose pairs see their own and recent rows whole, and others as tokens.
 
     `context` are keys and values of the compressed context, a row's at its end; `globe` is the caption's vector.
@@ -143,7 +143,7 @@ class ViSpec(Eagle):
         fresh = layer.attention.wqkv(layer.attention_norm(tokens)).unflatten(-1, (3, layer.attention.n_head, -1))
         return rotate(fresh, self.rotary(places))[:, :, 1:]
 
-    def unrolled(self, examples: Examples) -> Context:
+    def unrolled(self, examples: Examples) -> CompressedUnroll:
         """Return the cache of a training-time test, with the compressed context."""
         assert examples.prompt is not None and examples.mask is not None
         guided, tokens = examples.guided, examples.tokens[:, :-1]
@@ -158,7 +158,7 @@ class ViSpec(Eagle):
             nn.functional.pad(x, (0, 0, 0, 1)).unflatten(1, (self.config.grid, -1)).sum(2)
             for x in (weights * inputs, weights)
         )
-        return Context(self.config, self.context_keys(caption, self.row_tokens(sums, weights)), globe)
+        return CompressedUnroll(self.config, self.context_keys(caption, self.row_tokens(sums, weights)), globe)
 
     def training_forward(
         self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], *, unroll: Any = None, **how: Any

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 @dataclass
-class State:
+class AutomatonState:
     """All substrings with the same end positions: `next` state by symbol, suffix `link`, first `end`, longest `length`.
 
     State 0 is the empty string.
@@ -26,12 +26,12 @@ class State:
     next: dict[int, int] = field(default_factory=dict)
 
 
-def automaton(symbols: Iterable[int]) -> list[State]:
+def automaton(symbols: Iterable[int]) -> list[AutomatonState]:
     """Return the states of all substrings, in constant time per symbol on average."""
-    states, last = [State(0, -1, -1)], 0
+    states, last = [AutomatonState(0, -1, -1)], 0
     for end, symbol in enumerate(symbols):
         fresh, place = len(states), last
-        states.append(State(end + 1, 0, end))
+        states.append(AutomatonState(end + 1, 0, end))
         while place != -1 and symbol not in states[place].next:
             states[place].next[symbol] = fresh
             place = states[place].link
@@ -39,7 +39,7 @@ def automaton(symbols: Iterable[int]) -> list[State]:
             found, length = states[place].next[symbol], states[place].length + 1
             if states[found].length > length:  # too long to be a suffix here: a clone takes what is short enough
                 clone, old = len(states), states[found]
-                states.append(State(length, old.link, old.end, dict(old.next)))
+                states.append(AutomatonState(length, old.link, old.end, dict(old.next)))
                 while place != -1 and states[place].next.get(symbol) == found:
                     states[place].next[symbol] = clone
                     place = states[place].link

@@ -93,7 +93,7 @@ class Linear:
                 kernels.linear8(x, weight, scale, part)
 
 
-class Layer:
+class LayerWeights:
     """The weights of a layer of LlamaGen; query, key and value, and gate and up, are one matrix each."""
 
     def __init__(self, block: Any) -> None:
@@ -135,7 +135,7 @@ class KernelPass:
     def __init__(self, target: Transformer) -> None:
         self.config, self.dtype = target.config, target.tok_embeddings.weight.dtype
         self.eps, self.heads = self.config.norm_eps, self.config.n_head
-        self.layers = [Layer(block) for block in target.layers]
+        self.layers = [LayerWeights(block) for block in target.layers]
         self.norm, self.head = target.norm.weight.data, Linear(target.output.weight)
         self.rope = target.rotary.table.contiguous()
         self._spaces: dict[tuple[Any, ...], Workspace] = {}

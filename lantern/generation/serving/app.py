@@ -9,17 +9,18 @@ import logging
 import queue
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Form, Request, Response, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from jaxtyping import UInt8
 from PIL.Image import Image
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -30,13 +31,19 @@ from lantern import __version__
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.engines.engine import Engine
-from lantern.generation.embeddings import check_captions
-from lantern.generation.images import Picture, enlarge, to_image
+from lantern.generation.images import enlarge, to_image
 from lantern.generation.init_image import KeptPart, edited, received
-from lantern.generation.requests import MAX_SEED, check_prompt, check_requests, requests, with_warnings
+from lantern.generation.requests import (
+    MAX_PROMPT,
+    MAX_SEED,
+    check_captions,
+    check_prompt,
+    check_requests,
+    requests,
+    with_warnings,
+)
 from lantern.generation.requests import Request as ModelRequest
 from lantern.generation.serving.metrics import Metrics
-from lantern.generation.serving.schema import EditRequest, ImageRequest
 from lantern.generation.serving.worker import Job, RefusedError, Worker
 from lantern.models.folder import Model, load_model
 
@@ -63,6 +70,56 @@ class Limits:
     arrival: float = 30.0
     api_key: str | None = None
     origins: tuple[str, ...] = ()
+
+
+class ImageRequest(BaseModel):
+    """Body of POST /v1/images/generations.
+
+    The first group of fields is OpenAI's, the second this server's. `quality`, `style`, `moderation`, `user` and
+    `safety_identifier` are accepted and have no effect. `seed` None is a random seed. A field that is not
+    listed is refused.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompt: Annotated[str, Field(min_length=1)]
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=10)] | None = 1
+    size: str | None = "auto"
+    quality: str | None = None
+    response_format: Literal["b64_json"] | None = None
+    output_format: Literal["png", "jpeg", "webp"] | None = "png"
+    output_compression: Annotated[int, Field(ge=0, le=100)] | None = None
+    background: Literal["auto", "opaque"] | None = None
+    moderation: str | None = None
+    style: str | None = None
+    stream: bool | None = False
+    partial_images: Annotated[int, Field(ge=0, le=3)] | None = 0
+    user: str | None = None
+    safety_identifier: str | None = None
+
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    method: Annotated[str, Field(min_length=1)] | None = None
+    negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT)] | None = None
+    guidance: float | None = None
+    guidance_scale: float | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+
+class EditRequest(ImageRequest):
+    """Fields of POST /v1/images/edits, as multipart/form-data: those of ImageRequest, and the files.
+
+    OpenAI's clients name one image `image`, a list of them `image[]`. `input_fidelity` has no effect.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=False)
+
+    image: UploadFile | None = None
+    images: Annotated[list[UploadFile], Field(alias="image[]")] = []
+    mask: UploadFile | None = None
+    input_fidelity: str | None = None
 
 
 @contextmanager
@@ -279,7 +336,7 @@ class Guard:
         error = self._fault(request)
         try:
             scope = dict(scope, method="GET" if request.method == "HEAD" else request.method)
-            await (self._app if error is None else error.response)(scope, hear, say)
+            await (self._app if error is None else answer(error))(scope, hear, say)
         finally:
             path, seconds = request.url.path, time.monotonic() - begun
             if path not in PROBES:
@@ -309,7 +366,7 @@ def build_app(service: Service) -> FastAPI:
     app = FastAPI(title="lantern", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
 
     async def refuse(request: Request, error: Exception) -> Response:
-        return refusal(request, error).response
+        return answer(refusal(request, error))
 
     for kind in (RefusedError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, refuse)
@@ -375,6 +432,11 @@ def build_app(service: Service) -> FastAPI:
     return app
 
 
+def answer(error: RefusedError) -> JSONResponse:
+    """Return the answer that has an error."""
+    return JSONResponse(error.body, error.status, error.headers)
+
+
 def refusal(request: Request, error: Exception) -> RefusedError:
     """Return what a request is answered with after an error."""
     if isinstance(error, RefusedError):
@@ -421,20 +483,17 @@ async def whole(call: Call, request: Request) -> Response:
         made = {number: value async for kind, number, value, _ in call.results() if kind == "done"}
     finally:
         leaving.cancel()
-    return JSONResponse(await asyncio.to_thread(answer, call, [made[number] for number in sorted(made)]))
-
-
-def answer(call: Call, pictures: Sequence[Picture]) -> dict[str, Any]:
-    """Return the body of an answer."""
+    pictures = [made[number] for number in sorted(made)]
     warnings = [picture.request.warning for picture in pictures[:1] if picture.request.warning]
-    return {
+    found = {
         "created": call.created,
-        "data": [{"b64_json": call.image(picture.pixels)} for picture in pictures if picture.pixels is not None],
+        "data": [{"b64_json": await asyncio.to_thread(call.image, picture.pixels)} for picture in pictures],
         **call.about,
         "usage": call.usage(len(pictures)),
         "metrics": [picture.statistics.as_dict() | {"seed": picture.request.seed} for picture in pictures],
         **({"warnings": warnings} if warnings else {}),
     }
+    return JSONResponse(found)
 
 
 async def streamed(call: Call) -> AsyncIterator[bytes]:

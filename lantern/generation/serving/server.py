@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from typing import Any
 
 import h11
 import uvicorn
@@ -56,16 +57,9 @@ class Server(uvicorn.Server):
     """Serves until a signal or until the worker ends; images under way then have `drain` seconds."""
 
     def __init__(self, service: Service, drain: float) -> None:
-        options = {"log_config": None, "log_level": "warning", "access_log": False}
-        super().__init__(
-            uvicorn.Config(
-                build_app(service),
-                http=Protocol,
-                limit_concurrency=CONNECTIONS,
-                timeout_graceful_shutdown=int(drain) + GRACE,
-                **options,  # pyright: ignore[reportArgumentType]
-            )
-        )
+        how: dict[str, Any] = {"http": Protocol, "log_config": None, "log_level": "warning", "access_log": False}
+        how |= {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": int(drain) + GRACE}
+        super().__init__(uvicorn.Config(build_app(service), **how))
         self._service, self.drain = service, drain
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,23 +20,13 @@ from lantern.core.prepared import WeightCache
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.rounds import Joint
-from lantern.generation.embeddings import captions
-from lantern.generation.generator import (
-    Generator,
-    choose_method,
-    finish_batch,
-    has_parts,
-    is_out_of_memory,
-)
+from lantern.generation.generator import Generator, choose_method, finish_batch, has_parts, is_out_of_memory
 from lantern.generation.images import Picture
 from lantern.generation.init_image import KeptPart
 from lantern.generation.progress import Canvas, partial_pixels
-from lantern.generation.requests import Request
+from lantern.generation.requests import Request, captions
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
-
-if TYPE_CHECKING:
-    from fastapi.responses import JSONResponse
 
 LOG = logging.getLogger(__name__)
 KEPT = 8  # assembled decoders that no picture uses
@@ -65,13 +55,6 @@ class RefusedError(Exception):
         """The error as OpenAI's clients read it."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
-
-    @property
-    def response(self) -> "JSONResponse":
-        """The answer."""
-        from fastapi.responses import JSONResponse
-
-        return JSONResponse(self.body, self.status, self.headers)
 
 
 @dataclass(eq=False)

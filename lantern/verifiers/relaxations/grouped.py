@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.verifiers.relaxations import neighbours
-from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial, check_number
+from lantern.verifiers.relaxations.rule import Acceptance, Ruling, UnderTest, check_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Grouped(Acceptance):
         check_number("p_radius", self.p_radius, 0)
         check_number("d_radius", self.d_radius, 0)
 
-    def judge(self, trial: Trial) -> Ruling:
+    def judge(self, trial: UnderTest) -> Ruling:
         """Test x with the mass of its group."""
         order = trial.p.argsort(dim=1, descending=True, stable=True)
         place = (order == trial.tokens[:, None]).long().argmax(1, keepdim=True)

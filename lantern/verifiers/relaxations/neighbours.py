@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
-from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
+from lantern.verifiers.relaxations.rule import Acceptance, Ruling, UnderTest
 
 MAX_NEIGHBOURS = 1024
 SPARE = 32  # distances that are sorted beyond the k nearest
@@ -156,7 +156,7 @@ class ClaimingRule(Neighbourhood, Acceptance):
     residual: str = "paper"
     shared: bool = False
 
-    def judge(self, trial: Trial) -> Ruling:
+    def judge(self, trial: UnderTest) -> Ruling:
         """Test x with its raised probability."""
         near = self.neighbours(trial.tokens)
         spent = trial.spent if self.shared and trial.spent is not None else 0.0
@@ -169,7 +169,7 @@ class ClaimingRule(Neighbourhood, Acceptance):
             left = residual_as_released(trial, self.table[trial.tokens, : self.k + 1].long(), claim)
         return Ruling(trial.own_p + claim.mass, left, claim.reach)
 
-    def raised(self, trial: Trial, spent: Float[Tensor, " b"] | float) -> Float[Tensor, "b v"]:
+    def raised(self, trial: UnderTest, spent: Float[Tensor, " b"] | float) -> Float[Tensor, "b v"]:
         """Return the mass with which each token is tested: its own and what it claims, where q > p; elsewhere p.
 
         The tokens that q cannot draw are never tested, so for point drafts only the draft itself is computed.
@@ -191,7 +191,7 @@ class ClaimingRule(Neighbourhood, Acceptance):
             raise ValueError(f'residual is "{self.residual}", wanted one of {", ".join(RESIDUALS)}')
 
 
-def residual_as_published(trial: Trial, near: Int[Tensor, "b k"], claim: Claim) -> Float[Tensor, "b v"]:
+def residual_as_published(trial: UnderTest, near: Int[Tensor, "b k"], claim: Claim) -> Float[Tensor, "b v"]:
     """Return max(p~ - q, 0), where p~ is p with the neighbourhood's mass moved onto the token."""
     kept = trial.p.gather(1, near).masked_fill_(claim.is_taken, 0.0)
     relaxed = trial.p.scatter(1, near, kept)
@@ -199,7 +199,7 @@ def residual_as_published(trial: Trial, near: Int[Tensor, "b k"], claim: Claim) 
     return relaxed.sub_(trial.q).clamp_(min=0.0)
 
 
-def residual_as_released(trial: Trial, around: Int[Tensor, "b k1"], claim: Claim) -> Float[Tensor, "b v"]:
+def residual_as_released(trial: UnderTest, around: Int[Tensor, "b k1"], claim: Claim) -> Float[Tensor, "b v"]:
     """Return the residual of the released code for LlamaGen, which differs if a neighbour was within the budget.
 
     All k + 1 nearest tokens are affected, not only those within the budget: sampled drafts set q to zero there (and so

@@ -40,7 +40,7 @@ class Relaxation(ABC):
 
 
 @dataclass(frozen=True)
-class Trial:
+class UnderTest:
     """Tokens under test, one per image: `p` is what rejections of earlier siblings left of the target's distribution.
 
     `q` is the distribution that the token was sampled from given its earlier siblings, one-hot for point drafts
@@ -95,5 +95,5 @@ class Acceptance(ABC):
         return None
 
     @abstractmethod
-    def judge(self, trial: Trial) -> Ruling:
+    def judge(self, trial: UnderTest) -> Ruling:
         """Return the probability of acceptance, and what a rejection leaves."""

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.verifiers.relaxations import neighbours
-from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial, check_number
+from lantern.verifiers.relaxations.rule import Acceptance, Ruling, UnderTest, check_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Tolerance(Acceptance):
     def __post_init__(self) -> None:
         check_number("samples", self.samples, 1, 10**6, kind=int)
 
-    def judge(self, trial: Trial) -> Ruling:
+    def judge(self, trial: UnderTest) -> Ruling:
         """Test x against the samples, without making them."""
         own = trial.own_p
         chance = own if self.samples == 1 else -torch.expm1(self.samples * torch.log1p(-own.clamp(max=1.0)))

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.verifiers.relaxations import neighbours
-from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial, check_number
+from lantern.verifiers.relaxations.rule import Acceptance, Ruling, UnderTest, check_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Typical(Acceptance):
         check_number("epsilon", self.epsilon, 0)
         check_number("alpha", self.alpha, 0)
 
-    def judge(self, trial: Trial) -> Ruling:
+    def judge(self, trial: UnderTest) -> Ruling:
         """Accept x for certain or not at all."""
         entropy = torch.special.entr(trial.p).sum(1)
         bar = (self.alpha * (-entropy).exp()).clamp(max=self.epsilon)

@@ -15,7 +15,7 @@ from lantern.decoding.rounds import TorchRounds
 from lantern.drafters.windows.jacobi import TRIAL
 from lantern.engines.cpu.engine import CpuEngine, FusedRounds, is_fused
 from lantern.engines.cpu.kernels import uniforms
-from lantern.generation.decoder import Decoder
+from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder

@@ -20,7 +20,7 @@ from lantern.core.types import Condition, Target
 from lantern.decoding.cache import StaticCache
 from lantern.engines.cpu.engine import CpuEngine, CpuTarget
 from lantern.engines.engine import EAGER, AutoEngine, EagerEngine
-from lantern.generation.decoder import build_decoder
+from lantern.generation.generator import build_decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.engines.cpu.test_linear import KINDS, in_steps, needs_torchao
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target

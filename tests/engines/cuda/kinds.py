@@ -13,7 +13,7 @@ from lantern.engines.cuda.fused_target import FusedTarget
 from lantern.engines.cuda.llama import LlamaTarget
 from lantern.engines.cuda.target import KernelTarget
 from lantern.engines.engine import Engine
-from lantern.generation.decoder import Decoder, build_decoder
+from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.transformers.janus import JanusTokens

@@ -10,8 +10,7 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation
 from lantern.engines.engine import EAGER, Engine
-from lantern.generation.decoder import Decoder, build_decoder
-from lantern.generation.generator import generate
+from lantern.generation.generator import Decoder, build_decoder, generate
 from lantern.methods import METHODS
 from lantern.models.folder import load_model
 from tests.engines.cuda.claimed import Claimed, claim, claim_module, claimed_cuda, held

@@ -11,7 +11,7 @@ from lantern.core.types import Condition, Step
 from lantern.decoding.rounds import TorchRounds
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import Weights
-from lantern.generation.decoder import Decoder, build_decoder
+from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target

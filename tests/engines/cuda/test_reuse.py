@@ -11,7 +11,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.engines.cuda import graphs
 from lantern.engines.engine import EAGER
-from lantern.generation.decoder import Decoder
+from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.engines.cuda.replay import Rehearsed, RehearsedEngine
 from tests.tiny import tiny_condition, tiny_target

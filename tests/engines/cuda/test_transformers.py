@@ -16,7 +16,7 @@ from lantern.decoding.rounds import Rounds
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.cuda.graphs import GraphRounds
 from lantern.engines.engine import EAGER, Engine, engine
-from lantern.generation.decoder import Decoder, build_decoder
+from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS
 from tests import tiny_transformers as tiny
 from tests.engines.cuda.claimed import claim_module, claimed_cuda, held

@@ -10,7 +10,7 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.engines.engine import engine
-from lantern.generation.decoder import build_decoder
+from lantern.generation.generator import build_decoder
 from lantern.methods import METHODS
 from tests.engines.cuda.claimed import claim_module, claimed_cuda
 

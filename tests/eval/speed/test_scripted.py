@@ -10,7 +10,7 @@ from lantern.drafters.trees.static import named
 from lantern.eval.speed import shapes
 from lantern.eval.speed.bench import WIDTH, render
 from lantern.eval.speed.shapes import ScriptedVerifier, ShapeOptions, deepest, script
-from lantern.generation.decoder import Decoder
+from lantern.generation.generator import Decoder
 from lantern.methods import METHODS
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target

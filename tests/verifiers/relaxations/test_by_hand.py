@@ -23,7 +23,7 @@ from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.lantern_pp import LanternPP
 from lantern.verifiers.relaxations.mixture import Mixture
 from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
-from lantern.verifiers.relaxations.rule import Ruling, Trial
+from lantern.verifiers.relaxations.rule import Ruling, UnderTest
 from lantern.verifiers.relaxations.tolerance import Tolerance
 from lantern.verifiers.relaxations.typical import Typical
 from lantern.verifiers.relaxations.vvs import Vvs
@@ -41,7 +41,7 @@ ZERO = torch.tensor([0])
 
 
 def judge(rule: Lantern | LanternPP, q: Tensor = Q) -> Ruling:
-    return rule.judge(Trial(P, q, ZERO, q is POINT))
+    return rule.judge(UnderTest(P, q, ZERO, q is POINT))
 
 
 def left(rule: Lantern | LanternPP, q: Tensor = Q) -> Any:
@@ -80,7 +80,7 @@ def test_the_released_residual_zeroes_q_or_p_on_k_plus_one_tokens() -> None:
 def test_siblings_that_share_a_budget_claim_what_is_left_of_it() -> None:
     rule = Lantern(LINE, k=3, delta=0.26, shared=True)
     for spent, mass, alone in ((0.1, 0.1, 0.25), (0.9, 0.0, 0.25)):
-        trial = Trial(P, Q, ZERO, False, spent=torch.tensor([spent]))
+        trial = UnderTest(P, Q, ZERO, False, spent=torch.tensor([spent]))
         assert rule.judge(trial).mass.item() == pytest.approx(0.2 + mass)
         assert Lantern(LINE, k=3, delta=0.26).judge(trial).mass.item() == pytest.approx(0.2 + alone)
 
@@ -152,8 +152,8 @@ DRAFTED = torch.tensor([[0.1, 0.1, 0.2, 0.2, 0.4]])
 )
 def test_a_group_is_alike_neighbours_in_the_order_of_p(token: int, settings: dict[str, Any], mass: float) -> None:
     rule = Grouped(VECTORS, **({"group": 2, "p_radius": 1.0, "d_radius": 9.0} | settings))
-    assert rule.judge(Trial(ORDERED, DRAFTED, torch.tensor([token]), False)).mass.item() == pytest.approx(mass)
-    ruling = rule.judge(Trial(ORDERED, DRAFTED, ZERO, False))
+    assert rule.judge(UnderTest(ORDERED, DRAFTED, torch.tensor([token]), False)).mass.item() == pytest.approx(mass)
+    ruling = rule.judge(UnderTest(ORDERED, DRAFTED, ZERO, False))
     assert ruling.left[0].tolist() == pytest.approx([0, 0.2, 0, 0.15, 0])
     assert ruling.reach is not None and ruling.reach.item() == pytest.approx((0.2 * 1 + 0.15 * 3) / 0.35)
 
@@ -162,7 +162,7 @@ def test_a_group_is_alike_neighbours_in_the_order_of_p(token: int, settings: dic
 def test_typical_drafts_are_accepted_above_the_lower_of_both_thresholds(epsilon: float, bar: float) -> None:
     for token in range(5):
         ruling = Typical(epsilon=epsilon, alpha=0.8).judge(
-            Trial(P, one_hot(ZERO + token, 5).float(), ZERO + token, True)
+            UnderTest(P, one_hot(ZERO + token, 5).float(), ZERO + token, True)
         )
         assert ruling.mass.item() == float(P[0, token] > bar) and torch.equal(ruling.left, P)
 

@@ -24,7 +24,7 @@ from lantern.methods import Method, find
 from lantern.models.folder import DTYPES, PROFILE_NAME, Model
 
 VERSION = 2
-PACKAGE = Path(__file__).resolve().parents[2]  # nothing is written into it
+PACKAGE = Path(__file__).resolve().parents[1]  # nothing is written into it
 KEYS = ("machine", "model", "sampling", "choice")
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from lantern.drafters.trees.static import StaticTree, named
-from lantern.generation.tuning.candidates import Bounds, candidates, swept
+from lantern.generation.tuning import Bounds, candidates, swept
 from lantern.methods import METHODS
 from lantern.models.folder import Model
 from tests.tiny_parts import tiny_part

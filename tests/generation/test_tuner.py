@@ -9,9 +9,7 @@ import pytest
 from lantern.core.sampling import Sampling
 from lantern.drafters.trees.static import named
 from lantern.generation.requests import Request
-from lantern.generation.tuning import tuner
-from lantern.generation.tuning.candidates import Bounds
-from lantern.generation.tuning.tuner import FINALISTS, OF_A_METHOD, Run, interval, race, tune
+from lantern.generation.tuning import FINALISTS, OF_A_METHOD, Bounds, Run, interval, race, tune
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
 
@@ -29,7 +27,7 @@ def decide(
         is_race = len(batches) > 1
         return [[script(method, i + is_race) for i in range(len(batches))] for method in methods]
 
-    monkeypatch.setattr(tuner, "race", scripted)
+    monkeypatch.setattr("lantern.generation.tuning.race", scripted)
     profile, path = tune(model, out=folder / "profile.json", **how)
     assert path.is_file()
     return profile, races
