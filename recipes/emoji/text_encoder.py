@@ -106,11 +106,12 @@ def new_encoder(config: TextConfig, tokenizer: Any, lexicon: Lexicon, meanings: 
     """Return a T5 encoder (arXiv:1910.10683, gated) in which a whole word's initial embedding is its meaning."""
     from transformers import T5Config, T5EncoderModel
 
-    width = config.meaning.width
+    width, heads = config.meaning.width, config.heads
     torch.manual_seed(config.loop.seed)
-    sizes = {"vocab_size": len(tokenizer), "d_model": width, "d_kv": width // config.heads, "d_ff": config.hidden}
-    sizes |= {"num_layers": config.layers, "num_heads": config.heads, "pad_token_id": 0, "eos_token_id": 1}
-    encoder = T5EncoderModel(T5Config(**sizes, feed_forward_proj="gated-gelu", dropout_rate=0.0))
+    sizes: dict[str, Any] = {"vocab_size": len(tokenizer), "d_model": width, "d_kv": width // heads}
+    sizes |= {"d_ff": config.hidden, "num_layers": config.layers, "num_heads": heads, "dropout_rate": 0.0}
+    sizes |= {"feed_forward_proj": "gated-gelu", "pad_token_id": 0, "eos_token_id": 1}
+    encoder = T5EncoderModel(T5Config(**sizes))
     index = {c: i for i, c in enumerate(lexicon.concepts)}
     with torch.no_grad():
         table = encoder.get_input_embeddings().weight.normal_(0.0, 0.1)
