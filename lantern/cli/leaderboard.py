@@ -56,8 +56,7 @@ def leaderboard(
 ) -> int:
     """Measure methods in one run, as JSON lines and a table."""
     from lantern.eval.boards.board import PAIRS, RULES, Board, BoardOptions, parse_pair
-    from lantern.eval.boards.page import markdown, write
-    from lantern.eval.boards.table import figures_of
+    from lantern.eval.boards.table import figures_of, markdown, write
     from lantern.eval.metrics.quality import in_order, obstacle
     from lantern.eval.speed.contenders import Variant
 
