@@ -25,6 +25,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from lantern.cli.command import DONE, FAILED, Command, run_command
@@ -37,10 +39,8 @@ from lantern.engines.chain import passes_of
 from lantern.engines.cuda.engine import PRODUCTS, GraphEngine
 from lantern.engines.engine import EAGER, Engine
 from lantern.eval.speed.contenders import PROMPTS, condition_of
-from lantern.eval.speed.race import rounded
-from lantern.eval.speed.roofline import copy_bandwidth, pass_bytes
-from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
-from lantern.eval.speed.shapes import DoneError, random_captions
+from lantern.eval.speed.race import copy_bandwidth, pass_bytes, rounded
+from lantern.eval.speed.shapes import DoneError, ScriptedVerifier, deepest, random_captions, script
 from lantern.eval.speed.surroundings import surroundings
 from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS
@@ -330,8 +330,6 @@ class Bench:
     @torch.no_grad()
     def _compiled(self, target: Transformer) -> Figures:
         """Time a step in the manner of gpt-fast: static cache, layers by torch.compile, all in one CUDA graph."""
-        from lantern.eval.speed.compiled_plain import CompiledPlain
-
         begun = time.perf_counter()
         settings: Figures = {"guidance": float(self.sampling.guidance), "top_k": self.sampling.top_k}
         step = CompiledPlain(target, **settings, compiles=not self.is_toy)
@@ -380,10 +378,8 @@ class Bench:
             if tau <= drafter.depth + 1:
                 counts = tuple(script(tau, made.target.config.block_size - 1))
                 path = tuple(deepest(drafter.tree.shape()))
-                verifier = ScriptedVerifier(
-                    made.verifier, counts, path, made.target.config.block_size, made.target.walk
-                )
-                scripted = dataclasses.replace(made, verifier=verifier)
+                how = (counts, path, made.target.config.block_size, made.target.walk)
+                scripted = dataclasses.replace(made, verifier=ScriptedVerifier(made.verifier, *how))
                 found[f"{tau:g}"] = self._at(tau, self.steps(scripted, most=self.sizes.steps))
         return found
 
@@ -393,9 +389,8 @@ class Bench:
 
     def _at(self, tau: float, figures: Figures) -> Figures:
         """Return milliseconds a token at `tau` tokens a step, and the speedup over the fastest plain decoding."""
-        known = [
-            one["ms_per_step"] for one in self.found["sections"].get("plain", {}).values() if "share" in (one or ())
-        ]
+        plain = self.found["sections"].get("plain", {})
+        known = [one["ms_per_step"] for one in plain.values() if "share" in (one or ())]
         ms = figures["ms_per_step"] / tau
         speedup = {"speedup": rounded(min(known) / ms)} if known else {}
         return {"ms_per_step": figures["ms_per_step"], "ms_per_token": rounded(ms), **speedup}
@@ -625,6 +620,84 @@ class Bench:
         ]
 
 
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm, as `RMSNorm`."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def turned(x: Float[Tensor, "r h d"], factors: Float[Tensor, "half 2"]) -> Tensor:
+    """Rotate neighbouring pairs."""
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = factors.unbind(-1)
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2).to(x.dtype)
+
+
+def layer(
+    x: Float[Tensor, "r c"],
+    slot: Tensor,
+    factors: Float[Tensor, "half 2"],
+    mask: Float[Tensor, "1 s"],
+    keys: Float[Tensor, "r h s d"],
+    values: Float[Tensor, "r h s d"],
+    weights: tuple[Tensor, ...],
+    eps: float,
+) -> Tensor:
+    """One decoder layer for one token per row."""
+    first, wqkv, wo, second, w13, w2 = weights
+    q, k, v = F.linear(norm(x, first, eps), wqkv).unflatten(-1, (3, keys.shape[1], -1)).unbind(1)
+    q, k = turned(q, factors), turned(k, factors)
+    keys.index_copy_(2, slot, k[:, :, None])
+    values.index_copy_(2, slot, v[:, :, None])
+    y = F.scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=mask)
+    x = x + F.linear(y[:, :, 0].flatten(1), wo)
+    gate, up = F.linear(norm(x, second, eps), w13).chunk(2, -1)
+    return x + F.linear(F.silu(gate) * up, w2)
+
+
+class CompiledPlain:
+    """Plain decoding of one image with guidance as gpt-fast does it, step by step; the prompt is one slot of zeros.
+
+    A static cache, layers by torch.compile, one CUDA graph a step (https://github.com/pytorch-labs/gpt-fast). One
+    program serves all layers, since weights and caches are its arguments.
+    """
+
+    def __init__(self, target: Transformer, *, guidance: float, top_k: int, compiles: bool = True) -> None:
+        config, weight = target.config, target.output.weight
+        self.target, self.guidance, self.top_k, self.rows = target, guidance, top_k, 2
+        size = (self.rows, config.n_head, config.block_size + 1, config.head_dim)
+        made = [torch.zeros(2, *size, dtype=weight.dtype, device=weight.device) for _ in target.layers]
+        self.caches = [both.unbind() for both in made]
+        self.place = torch.zeros(1, dtype=torch.long, device=weight.device)
+        self.token = torch.zeros(1, dtype=torch.long, device=weight.device)
+        self.slots = torch.arange(size[2], device=weight.device)
+        names = ("attention_norm", "attention.wqkv", "attention.wo", "ffn_norm", "feed_forward.w13", "feed_forward.w2")
+        self.weights: list[Any] = [tuple(block.get_submodule(name).weight for name in names) for block in target.layers]
+        self.layer, self.ends = layer, self._sample
+        if compiles:
+            self.layer = torch.compile(layer, dynamic=False, fullgraph=True)
+            self.ends = torch.compile(self._sample, dynamic=False, fullgraph=True)
+
+    def __call__(self) -> None:
+        """Decode the token at `place`, and count."""
+        config, eps = self.target.config, self.target.config.norm_eps
+        x = self.target.tok_embeddings(self.token).expand(self.rows, -1)
+        factors = self.target.rotary.table.index_select(0, self.place + config.cls_token_num)[0]
+        mask = torch.where(self.slots <= self.place + 1, 0.0, -torch.inf)[None].to(x.dtype)
+        for (keys, values), weights in zip(self.caches, self.weights, strict=True):
+            x = self.layer(x, self.place + 1, factors, mask, keys, values, weights, eps)
+        self.token.copy_(self.ends(x))
+        self.place.add_(1).clamp_(max=config.block_size - 1)
+
+    def _sample(self, x: Float[Tensor, "r c"]) -> Tensor:
+        logits = F.linear(norm(x, self.target.norm.weight, self.target.config.norm_eps), self.target.output.weight)
+        wide = logits.float()
+        guided = wide[1] + (wide[0] - wide[1]) * self.guidance
+        least = guided.topk(self.top_k).values[-1]
+        noise = -torch.empty_like(guided).exponential_().log()
+        return torch.where(guided < least, -torch.inf, guided + noise).argmax(-1, keepdim=True)
+
+
 class TorchInGraph(GraphEngine):
     """Passes by torch, captured in a graph."""
 
@@ -639,7 +712,7 @@ class TorchInGraph(GraphEngine):
 
 def exact_methods(parts: Container[str]) -> list[str]:
     """Return the methods that promise plain decoding's tokens, and whose trained parts are there."""
-    exact = [m for m in METHODS.values() if m.is_identical and not m.is_plain and m.name != "auto"]
+    exact = [m for m in METHODS.values() if m.is_identical and m.name != "auto"]
     return [m.name for m in exact if all(part in parts for part in m.made.parts)]
 
 
@@ -743,11 +816,7 @@ def work(args: argparse.Namespace, path: Path) -> None:
 
 
 COMMAND = Command("gpu_headline", "Measure the headline table of a GPU within ten minutes.", add_arguments, run)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    return run_command(COMMAND, argv, prog="python -m lantern.eval.gpu_headline")
+main = partial(run_command, COMMAND, prog="python -m lantern.eval.gpu_headline")
 
 
 if __name__ == "__main__":

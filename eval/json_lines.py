@@ -28,7 +28,10 @@ class JsonLines:
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open until close()
         try:
             _lock(self._file, path)
-            self._size = self._drop_torn_line()
+            self._file.seek(0)
+            self._size = self._file.read().rfind(b"\n") + 1  # without an incomplete last line
+            self._file.truncate(self._size)
+            self._file.seek(0, os.SEEK_END)
             if not self._size:
                 self.append({"fingerprint": fingerprint})
         except BaseException:
@@ -57,14 +60,6 @@ class JsonLines:
     def close(self) -> None:
         """Close the file and release the lock."""
         self._file.close()
-
-    def _drop_torn_line(self) -> int:
-        """Remove an incomplete last line; return the remaining size in bytes."""
-        self._file.seek(0)
-        whole = self._file.read().rfind(b"\n") + 1
-        self._file.truncate(whole)
-        self._file.seek(0, os.SEEK_END)
-        return whole
 
 
 def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tuple[Line, list[Line]]:

@@ -15,6 +15,7 @@ import hashlib
 import itertools
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,19 +25,8 @@ from lantern.core.config import one_line, read_json_object
 from lantern.core.io import TRAINING_NAME
 from lantern.core.sampling import Sampling
 from lantern.eval.json_lines import JsonLines, Line, read_lines
-from lantern.eval.speed.contenders import (
-    AUTO,
-    PLAIN,
-    Contender,
-    Job,
-    Stable,
-    Variant,
-    built,
-    entered,
-    jobs_of,
-    kinds_of,
-    name_of,
-)
+from lantern.eval.speed import contenders
+from lantern.eval.speed.contenders import AUTO, PLAIN, Contender, Job, Variant, name_of
 from lantern.eval.speed.race import first_passes, images_of, race, reporter, take, unpack, warm
 from lantern.eval.speed.surroundings import file_hashes, surroundings
 from lantern.generation.generator import choose_method
@@ -138,7 +128,7 @@ class Board:
 
     def __init__(self, options: BoardOptions) -> None:
         self.model: Model = load_model(options.model, device=options.device, dtype="fp32", engine="eager")
-        self.stable = Stable(self.model)
+        self.stable = contenders.Stable(self.model)
         self.options, self.variant = options, options.variant.resolved(self.stable)
         own: Sampling = self.model.sampling(**options.sampling)
         temperatures = dict.fromkeys(options.temperatures or [own.temperature])
@@ -181,7 +171,7 @@ class Board:
     @property
     def plain_variants(self) -> list[Variant]:
         """The variants of plain decoding, that of the methods first."""
-        kinds = self.options.baselines or kinds_of(self.model.device)
+        kinds = self.options.baselines or contenders.kinds_of(self.model.device)
         more = [Variant(kind, dtype) for dtype in self.options.baseline_dtypes for kind in kinds]
         return list(dict.fromkeys([self.variant, *more]))
 
@@ -190,7 +180,12 @@ class Board:
         method = choose_method(self.model, spec)
         promise = "relaxed" if not method.exact else "tokens" if method.is_identical else "distribution"
         names = [f"{FOLDER}/{part}" for part in method.made.parts] + ["drafter"] * method.made.reads_drafter
-        return {"promise": promise, "training": {name: training_steps(self.model, name) for name in names}}
+        training = dict[str, int | None].fromkeys(names)
+        if (folder := self.model.folder) is not None:
+            for name in names:
+                with suppress(ValueError, KeyError, TypeError):  # not recorded
+                    training[name] = int(read_json_object(folder / name / TRAINING_NAME)["loop"]["steps"])
+        return {"promise": promise, "training": training}
 
     def measure(self) -> None:
         """Run what is missing of all rounds; a method that fails is left out, and its reason is written.
@@ -198,7 +193,7 @@ class Board:
         RuntimeError if plain decoding does not run in the methods' variant.
         """
         options, rounds = self.options, -(-self.options.images // self.options.batch)
-        jobs = jobs_of(self.model, options.prompts, rounds=rounds, batch=options.batch, seed=options.seed)
+        jobs = contenders.jobs_of(self.model, options.prompts, rounds=rounds, batch=options.batch, seed=options.seed)
         entries = [(PLAIN, one) for one in self.plain_variants] + [(spec, self.variant) for spec in self.specs]
         report = reporter(self.options.is_quiet)
         with JsonLines(self.options.out, self.fingerprint) as file:
@@ -215,7 +210,7 @@ class Board:
                     # on a GPU every new shape is captured or compiled, on a CPU a whole batch would only take time
                     is_cuda = self.model.device.type == "cuda"
                     run = partial(warm, jobs=missing[:1]) if is_cuda else partial(first_passes, job=missing[0])
-                    field.append(entered(self.stable, spec, variant, built(sampling), run))
+                    field.append(contenders.entered(self.stable, spec, variant, contenders.built(sampling), run))
                 except Exception as error:  # the reason is shown in the method's row
                     line = self._absent(key, error)
                     if line not in lines:
@@ -302,16 +297,6 @@ def parse_pair(text: str) -> tuple[str, str]:
     if not sign or not first or not second or VERSUS in second:
         raise ValueError(f"--pairs {text[:60]!r}, wanted METHOD{VERSUS}METHOD, such as eagle2{VERSUS}eagle1")
     return first, second
-
-
-def training_steps(model: Model, name: str) -> int | None:
-    """Return the steps that a component of a model's folder was trained for, None if it does not record them."""
-    if model.folder is None:
-        return None
-    try:
-        return int(read_json_object(model.folder / name / TRAINING_NAME)["loop"]["steps"])
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def at_temperature(lines: Sequence[Line], temperature: float) -> list[Line]:

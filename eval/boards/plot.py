@@ -27,7 +27,7 @@ LINE, MARGIN, WIDTH, LEAST_HEIGHT = 0.19, 1.3, 11.0, 4.0  # inches
 
 
 def plot(
-    file: Path = arg("lines that `lantern leaderboard` wrote", parse=existing),
+    file: Path = arg("lines that `lantern leaderboard` wrote", type=existing),
     out: Path | None = opt(None, "image to write: .png, .svg or .pdf (default FILE.png)", metavar="PATH"),
 ) -> int:
     """Draw the methods of a leaderboard, and print the path of the image."""

@@ -1,11 +1,13 @@
-"""The figures of a board, computed from its lines, each with its interval; `page` writes them as tables.
+"""The figures of a board, computed from its lines, each with its interval, and their tables in Markdown.
 
 Intervals are paired: images, or rounds of the clock, are resampled for both sides of a ratio together. Verdicts on
-pairs are by Wilcoxon's signed-rank test of images, with Holm's correction over all pairs of the file.
+pairs are by Wilcoxon's signed-rank test of images, with Holm's correction over all pairs of the file. Tables are
+printed, or are rows of a document between `<!-- rows: NAME -->` and `<!-- end rows -->`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,16 @@ from lantern.eval.intervals import Estimate, bootstrap, mean_estimate
 from lantern.eval.json_lines import Line, read_lines
 from lantern.eval.speed.contenders import PLAIN, name_of
 from lantern.eval.speed.race import Spread, compare, identity, images_of, paired, rounded, rounds_of, seconds_of, unpack
+from lantern.eval.speed.surroundings import short_commit
+from lantern.methods import METHODS
 
 LEAST = 3  # images, below which there is no verdict
 BACKGROUND = 0.1  # share of all tokens from which on the most frequent one counts as background
 MOST = 1 << 26  # bytes of a file of figures
 LEVEL = 0.05  # of the family of all pairs
 RELAXED, TOKENS, DISTRIBUTION = "relaxed", "tokens", "distribution"
+ROWS = re.compile(r"(<!-- rows: (leaderboard|pairs) -->\n).*?(<!-- end rows -->)", re.S)
+Board = Mapping[str, Any]
 
 
 def figures_of(path: Path) -> dict[str, Any]:
@@ -75,7 +81,7 @@ def board_of(header: Line, lines: Sequence[Line], temperature: float, background
         "images": len(images_of(lines, plain)),
         "baseline": baseline,
         "plain": {name: Spread.of(seconds[name]).as_dict() for name in measured},
-        "tokens_per_step": estimate(tokens_per_step(images_of(lines, plain), header["tokens"])),
+        "tokens_per_step": estimate(ratio([(header["tokens"], image["steps"]) for image in images_of(lines, plain)])),
         "load": [line["load"][0] for line in rounds_of(lines, plain).values() if line["load"]],
         "quality_of_plain": quality_of(lines, plain),
         "rows": [row_of(header, lines, spec, temperature, baseline, background) for spec in header["methods"]],
@@ -103,7 +109,8 @@ def row_of(
     if not images:
         return row | {"reason": last["reason"]}
     moved = torch.tensor([image["total_variation"] for image in images], dtype=torch.float64) / header["tokens"]
-    row |= {"images": len(images), "tokens_per_step": estimate(tokens_per_step(images, header["tokens"]))}
+    rate = ratio([(header["tokens"], image["steps"]) for image in images])
+    row |= {"images": len(images), "tokens_per_step": estimate(rate)}
     row |= {"total_variation": estimate(mean_estimate(moved, seed=0))}
     if all("runs" in image for image in images):
         steps = sum(len(image["runs"].split()) for image in images)
@@ -135,7 +142,8 @@ def pair_of(header: Line, lines: Sequence[Line], spec: str, other: str) -> dict[
     sides = [np.array([[float(one["steps"]), one["total_variation"]] for one in side]) for side in (mine, its)]
     steps, apart = (sides[0] - sides[1]).T
     difference = mean_estimate(torch.from_numpy(apart / header["tokens"]), seed=0)
-    found = {"method": other, "images": len(mine), "tokens_ratio": estimate(tokens_ratio(mine, its))}
+    ends = [(b["steps"], a["steps"]) for a, b in zip(mine, its, strict=True)]
+    found = {"method": other, "images": len(mine), "tokens_ratio": estimate(ratio(ends))}
     found |= {"variation": estimate(difference), "p": {"tokens": p_value(steps), "variation": p_value(apart)}}
     refusal = refusal_of(*(header["methods"][one]["training"] for one in (spec, other)))
     return found | ({"reason": refusal} if refusal else {})
@@ -180,27 +188,20 @@ def verdict(pair: Mapping[str, Any]) -> str:
     return ", ".join(words) or "none"
 
 
-def tokens_per_step(images: Sequence[Line], tokens: int) -> Estimate:
-    """Return tokens per step of the target over all images, with its interval."""
-    steps = torch.tensor([[image["steps"]] for image in images], dtype=torch.float64)
-    return bootstrap(steps, lambda sampled: tokens / sampled[..., 0].mean(-1), seed=0)
-
-
 def foreground(images: Sequence[Line], background: int) -> Estimate:
     """Return tokens per step over tokens other than the background's; each token costs an equal share of its step."""
-    sums = []
+    sums = list[tuple[float, float]]()
     for image, tokens in zip(images, unpack([image["tokens"] for image in images]), strict=True):
         runs = torch.tensor([int(run) for run in image["runs"].split()])
         shares = (1 / runs.double()).repeat_interleave(runs)
-        sums.append([float((tokens != background).sum()), float(shares[tokens != background].sum())])
-    table = torch.tensor(sums, dtype=torch.float64)
-    return bootstrap(table, lambda sampled: sampled[..., 0].sum(-1) / sampled[..., 1].sum(-1), seed=0)
+        sums.append((float((tokens != background).sum()), float(shares[tokens != background].sum())))
+    return ratio(sums)
 
 
-def tokens_ratio(mine: Sequence[Line], other: Sequence[Line]) -> Estimate:
-    """Return tokens per step of one method over the other's, on the same images."""
-    table = torch.tensor([[float(b["steps"]), float(a["steps"])] for a, b in zip(mine, other, strict=True)])
-    return bootstrap(table.double(), lambda sample: sample[..., 0].mean(-1) / sample[..., 1].mean(-1), seed=0)
+def ratio(rows: Sequence[tuple[float, float]]) -> Estimate:
+    """Return the mean of first values over that of second ones, with its interval over rows, which are images."""
+    table = torch.tensor(rows, dtype=torch.float64)
+    return bootstrap(table, lambda sampled: sampled[..., 0].mean(-1) / sampled[..., 1].mean(-1), seed=0)
 
 
 def refusal_of(mine: Mapping[str, int | None], other: Mapping[str, int | None]) -> str | None:
@@ -242,3 +243,114 @@ def reach(found: Mapping[str, Any]) -> tuple[float, float]:
 def estimate(found: Estimate) -> dict[str, float]:
     """Return an estimate with an interval for JSON."""
     return {"value": rounded(found.value), "low": rounded(found.low), "high": rounded(found.high)}
+
+
+# tables
+
+
+def rendered(text: str, found: Mapping[str, Any]) -> str:
+    """Return the text of a document with the rows of these figures; tables that they do not hold are left as they are.
+
+    ValueError if the document has no place for them.
+    """
+    if not ROWS.search(text):
+        raise ValueError("the page has no line <!-- rows: leaderboard --> or <!-- rows: pairs -->: add one")
+    # a document lists methods at their own settings that exist still
+    listed = [[row for row in board["rows"] if row["method"] in METHODS] for board in found["boards"]]
+    boards = [board | {"rows": rows} for board, rows in zip(found["boards"], listed, strict=True)]
+    tables = {"leaderboard": leaderboard_rows(boards), "pairs": pair_rows(found["boards"])}
+
+    def filled(place: re.Match[str]) -> str:
+        rows = tables[place[2]]
+        return place[1] + "\n".join([*rows, place[3]]) if len(rows) > 2 else place[0]
+
+    return ROWS.sub(filled, text)
+
+
+def write(page: Path, found: Mapping[str, Any]) -> None:
+    """Write the rows into a document."""
+    page.write_text(rendered(page.read_text(encoding="utf-8"), found), encoding="utf-8")
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """Return the tables of each temperature, with a line that states what was measured with, and those of pairs."""
+    lines = [line for board in found["boards"] for line in board_lines(found, board)]
+    pairs = pair_rows(found["boards"])
+    return "\n".join([*lines, *(pairs if len(pairs) > 2 else ())])
+
+
+def board_lines(found: Mapping[str, Any], board: Board) -> Iterator[str]:
+    """Yield the lines of one temperature."""
+    where, loads = found["surroundings"], sorted(board["load"]) or [math.nan]
+    yield (
+        f"Model {found['model']} ({found['weights'][:12]}), {found['variant']}, seed {found['seed']}, guidance "
+        f"{found['sampling']['guidance']:g}, temperature {board['temperature']:g}, {board['images']} images; "
+        f"{where['gpu'] or where['cpu']}, {where['threads']} threads, load {loads[0]:.1f} to {loads[-1]:.1f}; torch "
+        f"{where['torch']}, commit {', '.join(map(short_commit, found['commits']))}. The fastest plain decoding "
+        f"is {board['baseline'].partition(' | ')[2]}. Brackets: 95 % intervals, paired by seed. *: no claim: fewer "
+        "than 10 images, times that vary too much, or an interval that contains 1."
+    )
+    yield from ("", *leaderboard_rows([board]), "")
+    yield from (f"- `{row['method']}` not measured: {row['reason']}" for row in board["rows"] if "reason" in row)
+    if any(row.get("changes") for row in board["rows"]):
+        yield "Change of metrics from plain decoding; ! marks what chance does not explain."
+    for row in board["rows"]:
+        for name, one in row.get("changes", {}).items():
+            yield f"- `{row['method']}`: {name} {interval(one, '+.4f')}{'' if one['is_within'] else ' !'}"
+
+
+def leaderboard_rows(boards: Sequence[Board]) -> list[str]:
+    """Return one line per measured method, those with the most tokens per step first; * marks what is no claim."""
+    of = [{row["method"]: row for row in board["rows"] if "over_fastest" in row} for board in boards]
+    rates = ["tokens_per_step", *["foreground"] * any("foreground" in row for row in of[0].values())]
+    words = {"tokens_per_step": "tokens per step", "foreground": "in the foreground"}
+    columns = [f"{words[rate]}, temperature {board['temperature']:g}" for board in boards for rate in rates]
+    lines = [["method", *columns, "nodes", "speed over plain", "difference"]]
+    for name, row in sorted(of[0].items(), key=lambda one: -one[1]["tokens_per_step"]["value"]):
+        cells = [figure(known.get(name, {}), rate) for known in of for rate in rates]
+        nodes = f"{row['nodes_per_step']:.1f}" if "nodes_per_step" in row else ""
+        over, (low, high) = row["over_fastest"], row["over_fastest"]["interval_95"]
+        speed = f"{over['ratio_of_medians']:.2f} ({low:.2f} to {high:.2f}){'' if over['claim'] is not None else '*'}"
+        lines.append([f"`{name}`", *cells, nodes, speed, difference(row)])
+    return table(lines, left=(0, len(lines[0]) - 1))
+
+
+def pair_rows(boards: Sequence[Board]) -> list[str]:
+    """Return one line per pair and temperature, in the order of names; methods that are gone are left out."""
+    lines = []
+    for board in boards:
+        for name, pair in ((row["method"], pair) for row in board["rows"] for pair in row["against"]):
+            names = [name, pair["method"]]
+            if all(re.split("[:@]", one)[0] in METHODS for one in names):
+                ratio, moved = figure(pair, "tokens_ratio"), figure(pair, "variation", "+.3f")
+                outcome = pair.get("reason") or pair["verdict"]
+                lines.append([*(f"`{one}`" for one in names), f"{board['temperature']:g}", ratio, moved, outcome])
+    header = ["method", "against", "temperature", "tokens per step", "total variation", "verdict"]
+    return table([header, *sorted(lines, key=lambda line: line[:2])], left=(0, 1, 5))
+
+
+def table(lines: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
+    """Return the lines of a Markdown table, the first its header; columns other than `left` are right-aligned."""
+    rule = ["---" if column in left else "---:" for column in range(len(lines[0]))]
+    return [f"| {' | '.join(line)} |" for line in (lines[0], rule, *lines[1:])]
+
+
+def figure(row: Mapping[str, Any], name: str, form: str = ".2f") -> str:
+    """Return a figure with its interval, "" without one."""
+    return interval(row[name], form) if name in row else ""
+
+
+def interval(found: Mapping[str, Any], form: str) -> str:
+    """Return a value with its interval; the value alone where all images agree."""
+    value, low, high = (format(found[name], form) for name in ("value", "low", "high"))
+    return value if low == high else f"{value} ({low} to {high})"
+
+
+def difference(row: Mapping[str, Any]) -> str:
+    """Return what a method's images have in common with plain decoding's."""
+    if row["promise"] == RELAXED:
+        return f"TV {row['total_variation']['value']:.4f}"
+    if row["promise"] != TOKENS:
+        return "same distribution"
+    differing = row.get("differing_images", 0)
+    return f"other tokens in {differing} of {row['images']} images" if differing else "same tokens"

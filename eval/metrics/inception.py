@@ -45,7 +45,14 @@ class Inception:
 
     def prepare(self, pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
         """Return an image (uint8, h w 3) at the network's size, values 0 to 255."""
-        return (_clean if self.resize == "clean" else _legacy)(pixels)
+        if self.resize == "clean":
+            from cleanfid.resize import build_resizer
+
+            return torch.from_numpy(np.ascontiguousarray(build_resizer("clean")(pixels).transpose(2, 0, 1)))
+        from torch_fidelity.interpolate_compat_tensorflow import interpolate_bilinear_2d_like_tensorflow1x
+
+        wide = raw(pixels)[None].float()
+        return interpolate_bilinear_2d_like_tensorflow1x(wide, (SIDE, SIDE), align_corners=False)[0]
 
     @torch.inference_mode()
     def embed(self, inputs: Float[Tensor, "b 3 299 299"]) -> Float[Tensor, "b c"]:
@@ -110,15 +117,3 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{path} is not a file of named tensors")
     return state
-
-
-def _clean(pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
-    from cleanfid.resize import build_resizer
-
-    return torch.from_numpy(np.ascontiguousarray(build_resizer("clean")(pixels).transpose(2, 0, 1)))
-
-
-def _legacy(pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
-    from torch_fidelity.interpolate_compat_tensorflow import interpolate_bilinear_2d_like_tensorflow1x
-
-    return interpolate_bilinear_2d_like_tensorflow1x(raw(pixels)[None].float(), (SIDE, SIDE), align_corners=False)[0]

@@ -1,21 +1,29 @@
-"""The networks of metrics by name. Each is loaded once and shared by all metrics that use it."""
+"""The networks of metrics by name, and their features of images.
+
+Each network is loaded once and shared by all metrics that use it, each image is read once for all networks, and
+features are written to disk in a stream.
+"""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from lantern.core.config import one_line
 from lantern.eval.metrics import clip_score, inception
+from lantern.eval.metrics.pictures import Batch, Stream, raw
 from lantern.eval.metrics.weights import Found, find_weights
 
 # both have `prepare`, from an image (uint8, h w 3) to input, in reader threads, and `embed`, to features on the CPU
 Judge = clip_score.Clip | inception.Inception
 Pair = Callable[[UInt8[Tensor, "b 3 h w"], UInt8[Tensor, "b 3 h w"]], Float[Tensor, " b"]]
+RAW = "raw"
 
 
 def weights_of(judge: str, given: Mapping[str, Path]) -> str:
@@ -87,3 +95,83 @@ def load_lpips(found: Found, *, device: torch.device | str = "cpu") -> Pair:
         return network(*(one.to(device).float() / 127.5 - 1 for one in (a, b))).flatten().cpu()
 
     return lpips
+
+
+@dataclass
+class Seen:
+    """The features of a set of `count` images, by network; the tensors are files in `folder`, mapped to memory."""
+
+    count: int
+    folder: Path
+    features: dict[str, Float[Tensor, "n c"]] = field(default_factory=dict)
+    prompts: list[str | None] = field(default_factory=list)
+    sha256: str = ""
+
+    def enter(self, batch: Batch, judges: Mapping[str, Judge]) -> None:
+        """Write the features of a batch."""
+        self.prompts += batch.prompts
+        for name, judge in judges.items():
+            features = judge.embed(batch.inputs[name])
+            if name not in self.features:
+                path, shape = self.folder / f"{name.replace(':', '-')}.npy", (self.count, features.shape[1])
+                self.folder.mkdir(exist_ok=True)
+                self.features[name] = torch.from_numpy(np.lib.format.open_memmap(path, "w+", np.float32, shape))
+            self.features[name][batch.first : batch.first + len(features)] = features
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """The features of both sets, and the measures of pairs."""
+
+    ours: Seen
+    theirs: Seen
+    pairs: Mapping[str, Float[Tensor, " n"]]
+
+
+def extract(
+    folder: Path,
+    sets: Sequence[tuple[Sequence[Path], Mapping[str, Judge]]],
+    pairs: Mapping[str, Pair],
+    *,
+    batch: int = 32,
+    before: Callable[[np.ndarray], np.ndarray] | None = None,
+    reads_prompts: bool = False,
+    is_quiet: bool = False,
+) -> Extracted:
+    """Extract features of two sets, images and reference with their networks, and measures of pairs by position.
+
+    folder: where features are written. batch: images at a time. before: a function applied to every image first.
+    reads_prompts: each image must contain its prompt. ValueError for sets that do not pair up.
+    """
+    from tqdm import tqdm
+
+    if pairs:
+        names, (ours, theirs) = ", ".join(pairs), (paths for paths, _ in sets)
+        if len(ours) != len(theirs):
+            got = f"{len(ours)} images and {len(theirs)} reference images"
+            raise ValueError(f"{names}: got {got}, expected equal numbers")
+        for one, other in zip(ours, theirs, strict=True):
+            if one.stem != other.stem:
+                raise ValueError(f"{names}: {one.name} is paired with {other.name}, expected pairs of the same name")
+    seen, streams = [], []
+    for place, (paths, judges) in enumerate(sets):
+        seen.append(Seen(len(paths), folder / str(place)))
+        prepare = {name: judge.prepare for name, judge in judges.items()} | ({RAW: raw} if pairs else {})
+        streams.append(Stream(paths, prepare, batch, before))
+    values: dict[str, list[Tensor]] = {name: [] for name in pairs}
+    total = sum(one.count for one in seen)
+    with tqdm(total=total, unit=" images", disable=True if is_quiet else None, leave=False) as bar:
+        for batches in zip_longest(*streams):
+            first = batches[0]
+            if reads_prompts and first is not None and None in first.prompts:
+                name = first.names[first.prompts.index(None)]
+                raise ValueError(f"{name} has no prompt in its file: give one per image with --prompts")
+            for one, some, (_, judges) in zip(seen, batches, sets, strict=True):
+                if some is not None:
+                    one.enter(some, judges)
+                    bar.update(len(some.names))
+            for name, measure in pairs.items():
+                values[name].append(measure(*(some.inputs[RAW] for some in batches)))
+    for one, stream in zip(seen, streams, strict=True):
+        one.sha256 = stream.sha256
+    return Extracted(*seen, pairs={name: torch.cat(found) for name, found in values.items()})

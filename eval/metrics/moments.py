@@ -1,14 +1,18 @@
-"""Mean and covariance of features from sums that are exact in any split and order."""
+"""Mean and covariance of features from sums that are exact in any split and order, and references to compare with."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.core.io import atomic_write
+from lantern.core.io import atomic_write, sha256_of
+from lantern.eval.metrics.pictures import find_pictures
 
 LIMIT = 32.0  # Inception's pooled features stay far below
 MOST = 1 << 20  # features of one set
@@ -119,3 +123,45 @@ class Moments:
     def _make_room(self, more: int) -> None:
         if self.count + more > MOST:
             raise ValueError(f"got {self.count + more} features, expected at most {MOST}, above which sums are inexact")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A named reference of images, prepared training data, or mean and covariance of features, or of neither.
+
+    Of features that were not made here count is 0 and made_with "".
+    """
+
+    name: str
+    pictures: Sequence[Path] = ()
+    gaussian: Gaussian | None = None
+    count: int = 0
+    sha256: str = ""
+    made_with: str = ""
+
+
+def open_reference(given: Path | Sequence[Path] | None, *, name: str = "") -> Reference:
+    """Open a folder, files of images, moments (.safetensors), or `mu` and `sigma` (.npz, as of clean-fid and ADM).
+
+    ValueError for another kind of file.
+    """
+    if given is None:
+        return Reference("")
+    if not isinstance(given, Path):
+        return Reference(name or f"{len(given)} images", tuple(given))
+    if given.is_dir():
+        return Reference(name or given.name, find_pictures(given))
+    if given.suffix == ".safetensors":
+        stored = Moments.load(given)
+        return Reference(name or given.name, (), stored.gaussian, stored.count, sha256_of(given), stored.made_with)
+    if given.suffix == ".npz":
+        try:
+            with np.load(given, allow_pickle=False) as file:
+                mean, covariance = (torch.from_numpy(file[key].astype(np.float64)) for key in ("mu", "sigma"))
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError(f"{given} has no mu and sigma: {one_line(error)}") from error
+        if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
+            got = f"mu is {list(mean.shape)}, sigma {list(covariance.shape)}"
+            raise ValueError(f"{given}: {got}, expected [c] and [c, c]")
+        return Reference(name or given.name, gaussian=(mean, covariance), sha256=sha256_of(given))
+    raise ValueError(f"got reference {given}, expected a folder of images, .npz with mu and sigma, or .safetensors")

@@ -96,26 +96,17 @@ class Stream:
             if error.errno is not None:
                 raise
             raise ValueError(f"{path} is not a complete image: {one_line(error)}") from error
-        pixels = raw_size(pixels, facts, path, is_lossless=is_lossless)
+        scale = facts.get("scale", "1")
+        if facts.get("Software", "").startswith("lantern") and scale.isdecimal() and scale != "1":
+            # `lantern-generate --scale` enlarged it: metrics need the pixels of the model
+            if not is_lossless or facts.get("resample") != "nearest":
+                why = "metrics need the pixels of the model: make images for metrics with --scale 1"
+                raise ValueError(f"{path} was enlarged {scale} times and {why}")
+            step = max(int(scale), 1)
+            pixels = pixels[::step, ::step]
         pixels = self.before(pixels) if self.before else pixels
         inputs = {judge: one(pixels) for judge, one in self.prepare.items()}
         return hashlib.sha256(content).digest(), facts.get("prompt"), inputs
-
-
-def raw_size(pixels: np.ndarray, facts: Mapping[str, str], path: Path, *, is_lossless: bool) -> np.ndarray:
-    """Return the pixels of the model for a PNG that `lantern-generate --scale` enlarged, others as they are.
-
-    ValueError for an enlarged JPEG or WebP, and if the filter was not "nearest": pixels cannot be read back.
-    """
-    scale = facts.get("scale", "1")
-    if not facts.get("Software", "").startswith("lantern") or not scale.isdecimal():
-        return pixels
-    if scale != "1" and not (is_lossless and facts.get("resample") == "nearest"):
-        raise ValueError(
-            f"{path} was enlarged {scale} times and metrics need the pixels of the model: make images for metrics"
-            " with --scale 1"
-        )
-    return pixels[:: int(scale), :: int(scale)] if int(scale) > 1 else pixels
 
 
 def raw(pixels: np.ndarray) -> Tensor:

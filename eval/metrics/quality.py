@@ -1,28 +1,159 @@
-"""Quality figures of images, each with everything needed to repeat it."""
+"""The metrics of `lantern eval`: network, inputs and computation of each; figures with all that repeats them."""
 
+import dataclasses
 import hashlib
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 import lantern
 from lantern.core.config import hint_for, install_hint, one_line
-from lantern.eval.intervals import DRAWS
-from lantern.eval.metrics.distances import frechet, moments_of
-from lantern.eval.metrics.extraction import Extracted, extract
-from lantern.eval.metrics.judges import Judge, Judges, weights_of
-from lantern.eval.metrics.moments import Moments
-from lantern.eval.metrics.reference import Reference, made_with, open_reference
-from lantern.eval.metrics.registry import METRICS, PAIRS, PROMPTS, REFERENCE, Material, Metric
+from lantern.eval.intervals import DRAWS, Estimate, mean_estimate
+from lantern.eval.metrics import clip_score, distances, inception
+from lantern.eval.metrics.judges import Extracted, Judge, Judges, extract, weights_of
+from lantern.eval.metrics.moments import Moments, Reference, open_reference
 from lantern.eval.metrics.weights import Found, find_weights
 from lantern.eval.speed.surroundings import installed
 
 FEW = 2048  # dimension of Inception's features: with fewer pictures FID's covariance is singular
+REFERENCE, PROMPTS, PAIRS = "reference", "prompts", "pairs"
+MANY = 1000  # pictures of both sets above which FID uses fewer bootstrap draws
+
+
+@dataclass(frozen=True)
+class Material:
+    """Inputs of metrics: features of both sets, or of one and the reference's mean and covariance."""
+
+    extracted: Extracted
+    reference: Reference
+    judges: Mapping[str, Judge]
+    prompts: Sequence[str]
+    seed: int
+    draws: int = DRAWS
+
+    @cached_property
+    def sets(self) -> list[Float[Tensor, "n c"]]:
+        """Inception's features of both sets of images, of the clean resize."""
+        return [one.features["inception:clean"] for one in (self.extracted.ours, self.extracted.theirs)]
+
+    @cached_property
+    def neighbourhoods(self) -> dict[str, Estimate]:
+        """Precision, recall, density and coverage, computed together."""
+        return distances.prdc(*reversed(self.sets), seed=self.seed)
+
+    def mean(self, values: Float[Tensor, " n"]) -> Estimate:
+        """Return the mean of values over images."""
+        return mean_estimate(values, seed=self.seed, draws=self.draws)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric: its network, inputs, computation, and description in results.
+
+    packages: the Python packages whose versions its value depends on.
+    """
+
+    judge: str
+    needs: frozenset[str]
+    take: Callable[[Material], Estimate]
+    resize: str
+    packages: tuple[str, ...]
+    protocol: str
+
+
+def _of_inception(judge: str, take: Callable[[Material], Estimate], protocol: str, *needs: str) -> Metric:
+    resize, package = inception.RESIZES[judge.partition(":")[2]]
+    return Metric(judge, frozenset(needs), take, resize, (package,), protocol)
+
+
+def _frechet(resize: str) -> Metric:
+    judge = f"inception:{resize}"
+
+    def take(material: Material) -> Estimate:
+        """Return the FID to images, or to statistics, which the bootstrap holds fixed."""
+        fixed, expected = material.reference, made_with(judge, material.judges[judge])
+        if fixed.made_with not in ("", expected):
+            raise ValueError(f"reference statistics made with {fixed.made_with!r}, expected {expected!r}")
+        ours = material.extracted.ours.features[judge]
+        theirs = fixed.gaussian or material.extracted.theirs.features[judge]
+        most = 100 if isinstance(theirs, Tensor) and len(ours) + len(theirs) <= MANY else 20
+        return distances.frechet_distance(ours, theirs, seed=material.seed, draws=min(material.draws, most))
+
+    return _of_inception(judge, take, "Frechet distance of Inception's 2048 features", REFERENCE)
+
+
+def _neighbourhood(name: str) -> Metric:
+    protocol = "5 nearest neighbours in Inception's features"
+    return _of_inception("inception:clean", lambda material: material.neighbourhoods[name], protocol, REFERENCE)
+
+
+def _aligned(judge: str, protocol: str, *, prefix: str = "", is_positive: bool = False) -> Metric:
+    def take(material: Material) -> Estimate:
+        """Return the mean of 100 x the cosine of each image and its prompt."""
+        clip: Any = material.judges[judge]
+        prompts = clip.embed_prompts([prefix + prompt for prompt in material.prompts])
+        found = material.mean(clip_score.clip_scores(material.extracted.ours.features[judge], prompts))
+        if not is_positive:
+            return found
+        cut = {name: max(getattr(found, name), 0.0) for name in ("value", "low", "high")}
+        return dataclasses.replace(found, **cut)
+
+    packages = ("transformers", "open_clip_torch")
+    return Metric(judge, frozenset({PROMPTS}), take, clip_score.RESIZE, packages, protocol)
+
+
+def _pairwise(name: str, packages: tuple[str, ...], protocol: str) -> Metric:
+    def take(material: Material) -> Estimate:
+        values = material.extracted.pairs[name]
+        if name == "psnr":
+            values = values[values.isfinite()]
+            if not len(values):
+                raise ValueError("every image is equal to its reference, so PSNR is infinite: leave psnr out")
+        return material.mean(values)
+
+    return Metric(name, frozenset({REFERENCE, PAIRS}), take, "none", packages, protocol)
+
+
+def _kernel(material: Material) -> Estimate:
+    return distances.kernel_distance(*material.sets, seed=material.seed, draws=material.draws)
+
+
+def _score(material: Material) -> Estimate:
+    logits = material.extracted.ours.features["logits:legacy"]
+    return distances.inception_score(logits, seed=material.seed, draws=min(material.draws, 100))
+
+
+METRICS: dict[str, Metric] = {
+    "kid": _of_inception(
+        "inception:clean", _kernel, "unbiased squared MMD x 1, kernel (x.y / 2048 + 1)^3, of all pairs", REFERENCE
+    ),
+    "fid": _frechet("clean"),
+    "fid-legacy": _frechet("legacy"),
+    **{name: _neighbourhood(name) for name in ("precision", "recall", "density", "coverage")},
+    "is": _of_inception("logits:legacy", _score, "exp of the mean KL, one split"),
+    "clip": _aligned("clip", "torchmetrics' CLIPScore: 100 x cosine, the mean not below 0", is_positive=True),
+    "clip-lantern": _aligned(
+        "clip", "LANTERN's: 100 x cosine, 'A photo depicts' before the prompt", prefix=clip_score.LANTERN_PREFIX
+    ),
+    "hps": _aligned("hps", "HPSv2.1: 100 x cosine of the fine-tuned ViT-H/14"),
+    "pickscore": _aligned("pickscore", "PickScore: 100 x cosine of the fine-tuned ViT-H/14, without logit scale"),
+    "lpips": _pairwise("lpips", ("torchmetrics", "torchvision"), "AlexNet, version 0.1"),
+    "psnr": _pairwise("psnr", ("torchmetrics",), "decibels, mean of images"),
+}
+
+
+def made_with(name: str, judge: Judge) -> str:
+    """Return a string that identifies network and resize of moments; `name` is such as "inception:clean"."""
+    return f"inception {judge.weights.sha256} {name.partition(':')[2]}"
 
 
 @dataclass(frozen=True)
@@ -178,7 +309,7 @@ def _keep(judges: Mapping[str, Judge], found: Extracted, folder: Path) -> None:
     for name, judge in judges.items():
         for role, one in (("pictures", found.ours), ("reference", found.theirs)):
             if name.startswith("inception:") and name in one.features:
-                moments = moments_of(one.features[name], made_with=made_with(name, judge))
+                moments = distances.moments_of(one.features[name], made_with=made_with(name, judge))
                 moments.sets = (one.sha256,)
                 moments.save(folder / f"{role}-{name.replace(':', '-')}.safetensors")
 
@@ -219,9 +350,7 @@ def _warning(name: str, material: Material) -> str:
     if name == "psnr" and (equal := int(material.extracted.pairs["psnr"].isinf().sum())):
         return f"{equal} images are equal to their reference and left out (infinite PSNR)"
     if PROMPTS in METRICS[name].needs:
-        from lantern.eval.metrics.clip_score import cut_prompts
-
-        cut = cut_prompts(material.prompts)
+        cut = clip_score.cut_prompts(material.prompts)
         return f"{cut} prompts are truncated to 77 tokens" if cut else ""
     return ""
 
@@ -244,7 +373,7 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> F
     metric = METRICS[name]
     return Figure(
         name=name,
-        value=frechet(ours.gaussian, theirs.gaussian),
+        value=distances.frechet(ours.gaussian, theirs.gaussian),
         protocol=metric.protocol,
         library=library_of(metric),
         resize=metric.resize,

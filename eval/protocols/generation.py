@@ -149,7 +149,11 @@ class Worker:
 
         The whole batch is decoded if any image is missing, so that tokens do not depend on what was there.
         """
-        if not self._missing(batch):
+        missing = [request for request in batch if request.number not in self.done]
+        if missing and all(picture_path(self.folder, request.number).exists() for request in missing):
+            # another worker may have finished them meanwhile
+            self.done = set(finished(self.folder, self.fingerprint))
+        if all(request.number in self.done for request in batch):
             return 0
         made = make_batches(self.decoder, batch, with_pixels=True, callback=self.callback)
         return sum(self._keep(picture) for picture in made)
@@ -161,14 +165,6 @@ class Worker:
         clear_staging(self.folder, self._staging.name)
         self.manifest.close()
 
-    def _missing(self, batch: Sequence[Request]) -> list[Request]:
-        missing = [request for request in batch if request.number not in self.done]
-        if missing and all(picture_path(self.folder, request.number).exists() for request in missing):
-            # another worker may have finished them meanwhile
-            self.done = set(finished(self.folder, self.fingerprint))
-            missing = [request for request in missing if request.number not in self.done]
-        return missing
-
     def _keep(self, picture: Picture) -> bool:
         """Write a missing image to a temporary path, rename it, then record it; return whether it was missing."""
         number = picture.request.number
@@ -176,8 +172,21 @@ class Worker:
             return False
         assert picture.pixels is not None
         path, temporary = picture_path(self.folder, number), self._staging / f"{number:06d}.png"
+        request, decoder = picture.request, self.decoder
+        facts = {  # nothing in them differs between runs
+            "prompt": request.prompt,
+            "class": request.label,
+            "model": decoder.model.name,
+            "method": decoder.method.name,
+            "settings": decoder.method.changed() or None,
+            "seed": str(request.seed),
+            "image": str(number),
+            "sampling": asdict(decoder.sampling),
+            "versions": {"lantern": lantern.__version__, "torch": torch.__version__},
+            "tokens_sha256": picture.tokens_sha256,
+        }
         with self.shield():
-            save_image(to_image(picture.pixels), temporary, facts_of(self.decoder, picture))
+            save_image(to_image(picture.pixels), temporary, facts)
             raw = temporary.read_bytes()
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.replace(path)
@@ -216,20 +225,3 @@ def images_bar(total: int, done: int, *, is_quiet: bool = False) -> Any:
     from tqdm import tqdm
 
     return tqdm(total=total, initial=done, unit=" images", disable=True if is_quiet else None, dynamic_ncols=True)
-
-
-def facts_of(decoder: Generator, picture: Picture) -> dict[str, Any]:
-    """Return the metadata of an image's file; nothing in it differs between runs."""
-    request = picture.request
-    return {
-        "prompt": request.prompt,
-        "class": request.label,
-        "model": decoder.model.name,
-        "method": decoder.method.name,
-        "settings": decoder.method.changed() or None,
-        "seed": str(request.seed),
-        "image": str(request.number),
-        "sampling": asdict(decoder.sampling),
-        "versions": {"lantern": lantern.__version__, "torch": torch.__version__},
-        "tokens_sha256": picture.tokens_sha256,
-    }

@@ -8,15 +8,20 @@ and must have the sha256 of the protocol.
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
+import torch
 
 from lantern.core.config import hint_for, load_config
 from lantern.core.io import sha256_of
 from lantern.core.places import shipped_folder
 from lantern.core.sampling import Sampling
+from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import cache_folder
 from lantern.generation.requests import Request, check_prompt, read_prompts
 from lantern.models.folder import Model
@@ -71,7 +76,7 @@ class Protocol:
 
     `sizes` are the allowed image sizes of a model in pixels. `guidance` applies to every model, or
     `guidance_by_model` to LlamaGen's sizes by name. Images and reference are resized to `evaluated_size` by `resize`
-    (`protocols.resizing`) before each network's own resize. `source` is the paper or code of the figures; `departs`
+    (`resizing`) before each network's own resize. `source` is the paper or code of the figures; `departs`
     lists where this protocol differs from it.
 
     ValueError for contradictory fields.
@@ -158,11 +163,8 @@ class Protocol:
 
     def requests(self, prompts: list[str] | None = None) -> list[Request]:
         """Return the requests of all images in order, the subjects repeated; image i has noise key (seed, i)."""
-        if self.prompts is not None:
-            assert prompts is not None
-            subjects = [Request(prompt=prompt) for prompt in prompts]
-        else:
-            subjects = [Request(label=label) for label in range(self.classes)]
+        subjects = [Request(prompt=prompt) for prompt in prompts or ()]
+        subjects += [Request(label=label) for label in range(self.classes)]
         return [
             dataclasses.replace(subject, seed=self.seed, number=number)
             for number, subject in enumerate(subjects * self.pictures_each)
@@ -212,7 +214,15 @@ def find_prompts(expected: PromptSet, folder: Path | None = None) -> list[str]:
         raise ValueError(
             f"{path} has sha256 {found[:12]}..., expected {expected.sha256[:12]}...: get it from {expected.origin}"
         )
-    prompts = _table(path) if expected.form == "table" else read_prompts(str(path))
+    if expected.form == "table":
+        header, *rows = (line.split("\t") for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
+        names = [cell.strip().lower() for cell in header]
+        column = next((names.index(known) for known in ("prompt", "caption", "text") if known in names), None)
+        if column is None:
+            raise ValueError(f"{path} has no column prompt, caption or text in its first line: add a header")
+        prompts = [check_prompt(row[column]) for row in rows]
+    else:
+        prompts = read_prompts(str(path))
     if len(prompts) != expected.count:
         raise ValueError(f"{path} has {len(prompts)} prompts, expected {expected.count}: correct the protocol's count")
     return prompts
@@ -225,16 +235,46 @@ def size_name(model: Model) -> str | None:
     return next((name for name, size in SIZES.items() if size == shape), None)
 
 
-def _table(path: Path) -> list[str]:
-    """Return the prompt column of a tab-separated file with any suffix."""
-    rows = [line.split("\t") for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    names = [cell.strip().lower() for cell in rows[0]]
-    column = next((names.index(known) for known in ("prompt", "caption", "text") if known in names), None)
-    if column is None:
-        raise ValueError(f"{path} has no column prompt, caption or text in its first line: add a header")
-    return [check_prompt(row[column]) for row in rows[1:]]
-
-
 def _check_sha256(digest: str) -> None:
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise ValueError(f"sha256 is {digest[:80]!r}, expected 64 hexadecimal digits")
+
+
+def resizing(name: str, size: int) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return the resize of a protocol, which maps images (uint8, h w 3) to squares of `size` pixels.
+
+    "none" is None: no resize before the network's own. "crop-lanczos" crops the central square and resizes it with
+    Pillow's Lanczos filter, as in the evaluations of GigaGAN, LlamaGen and LANTERN. "bicubic" is PyTorch's without
+    antialiasing, as in LlamaGen's evaluation of classes. An image of the right size is returned unchanged. "bicubic"
+    raises ValueError for an image that is not square.
+    """
+    return None if name == "none" else partial({"crop-lanczos": crop_lanczos, "bicubic": bicubic}[name], size=size)
+
+
+def crop_lanczos(pixels: np.ndarray, *, size: int) -> np.ndarray:
+    """Crop the central square and resize it with Pillow's Lanczos filter."""
+    from PIL import Image
+
+    height, width = pixels.shape[:2]
+    side = min(height, width)
+    # as in torchvision's centre crop, round half to even
+    top, left = round((height - side) / 2), round((width - side) / 2)
+    square = pixels[top : top + side, left : left + side]
+    if side == size:
+        return square
+    return np.asarray(Image.fromarray(square).resize((size, size), Image.Resampling.LANCZOS))
+
+
+def bicubic(pixels: np.ndarray, *, size: int) -> np.ndarray:
+    """Resize with PyTorch's bicubic without antialiasing; values are truncated to bytes as in LlamaGen.
+
+    ValueError for an image that is not square.
+    """
+    if pixels.shape[0] != pixels.shape[1]:
+        raise ValueError(f"an image is {pixels.shape[1]} x {pixels.shape[0]}, expected a square one")
+    if pixels.shape[0] == size:
+        return pixels
+    found = torch.nn.functional.interpolate(
+        raw(pixels)[None].float(), (size, size), mode="bicubic", align_corners=False
+    )
+    return found[0].clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()

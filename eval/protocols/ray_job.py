@@ -6,9 +6,9 @@ batch; Ray starts another actor, which reads the manifests first.
 """
 
 import json
+import logging
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,9 +124,13 @@ def produce_on_ray(
     if not lacking:
         return 0
     job = f"ray-{uuid.uuid4().hex[:8]}"
-    with cluster(address) as resources, _quiet_data(), images_bar(len(requested), len(done), is_quiet=is_quiet) as bar:
-        from ray.data import ActorPoolStrategy, from_items  # pyright: ignore[reportMissingImports]
+    with cluster(address) as resources, images_bar(len(requested), len(done), is_quiet=is_quiet) as bar:
+        from ray.data import ActorPoolStrategy, DataContext, from_items  # pyright: ignore[reportMissingImports]
+        from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
 
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        context, count = DataContext.get_current(), 0
+        before, context.enable_progress_bars = context.enable_progress_bars, False
         size = actors or int(resources.get("GPU", 0)) or machines()
         share: Any = shares(resources, size)
         rows = from_items([{"number": i} for i in lacking], override_num_blocks=min(len(lacking), BLOCKS))
@@ -138,9 +142,17 @@ def produce_on_ray(
             **share,
         )
         try:
-            return _count(results.iter_rows(), bar)
+            for row in results.iter_rows():
+                if row["failure"]:
+                    raise received(row["failure"])
+                count += int(row["made"])
+                bar.update(int(row["made"]))
+        except RayError as error:
+            raise RuntimeError(f"the Ray job failed: {one_line(error)}") from error
         finally:
+            context.enable_progress_bars = before
             clear_staging(recipe.folder, f"{job}-*")  # what killed actors left
+    return count
 
 
 def shares(resources: Mapping[str, float], actors: int) -> dict[str, float]:
@@ -148,35 +160,3 @@ def shares(resources: Mapping[str, float], actors: int) -> dict[str, float]:
     cpus = min(1.0, int(100 * SHARE * resources.get("CPU", 1.0) / actors) / 100)
     gpus = resources.get("GPU", 0.0)
     return {"num_cpus": max(cpus, 0.01)} | ({"num_gpus": min(1.0, gpus / actors)} if gpus else {})
-
-
-@contextmanager
-def _quiet_data() -> Iterator[None]:
-    """Switch off the progress bars of Ray Data."""
-    import logging
-
-    from ray.data import DataContext  # pyright: ignore[reportMissingImports]
-
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    context = DataContext.get_current()
-    before, context.enable_progress_bars = context.enable_progress_bars, False
-    try:
-        yield
-    finally:
-        context.enable_progress_bars = before
-
-
-def _count(rows: Iterable[Mapping[str, Any]], bar: Any) -> int:
-    """Return the number of images made; raise the first error of an actor."""
-    from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
-
-    count = 0
-    try:
-        for row in rows:
-            if row["failure"]:
-                raise received(row["failure"])
-            count += int(row["made"])
-            bar.update(int(row["made"]))
-    except RayError as error:
-        raise RuntimeError(f"the Ray job failed: {one_line(error)}") from error
-    return count

@@ -24,9 +24,8 @@ from lantern.core.ray_cluster import check_ray
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.eval.protocols.generation import Entry, Shard, finished, picture_path, produce
-from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol
+from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol, resizing
 from lantern.eval.protocols.ray_job import Recipe, produce_on_ray
-from lantern.eval.protocols.resizing import resizing
 from lantern.eval.speed.surroundings import file_hashes, installed, surroundings
 from lantern.generation.generator import choose_method
 from lantern.generation.images import totals
@@ -144,17 +143,14 @@ def measured(task: Task) -> tuple[dict[str, Any], dict[str, str]]:
 
 def obstacles(task: Task) -> dict[str, str]:
     """Return the reason for each metric that cannot be computed; checked before generation starts."""
-    found = {name: _obstacle(task, name) for name in task.metrics}
-    return {name: why for name, why in found.items() if why}
-
-
-def _obstacle(task: Task, name: str) -> str:
-    """Return what one metric lacks, or "" if nothing."""
+    if not task.metrics:
+        return {}
     from lantern.eval.metrics.quality import obstacle
 
-    known = task.protocol.reference
+    known, row = task.protocol.reference, task.row
     origin = f": {known.name} ({known.origin})" if known else ""
-    return obstacle(name, task.row.reference, task.row.weights, origin)
+    found = {name: obstacle(name, row.reference, row.weights, origin) for name in task.metrics}
+    return {name: why for name, why in found.items() if why}
 
 
 ROW_NAME = "row.json"
@@ -179,7 +175,9 @@ def prepare(row: Row) -> Task:
     prompts = find_prompts(protocol.prompts, row.prompts) if protocol.prompts else None
     requested = protocol.requests(prompts)
     requested = requested[: row.limit] if row.limit else requested
-    device = pick_device(_own_device(row))
+    local = os.environ.get("LOCAL_RANK", "")  # with it each process has its own GPU
+    is_local = row.device in ("auto", "cuda") and local.isdecimal() and torch.cuda.is_available()
+    device = pick_device(f"cuda:{local}" if is_local else row.device)
     dtype = pick_dtype(row.dtype, device)
     if row.threads is not None:
         torch.set_num_threads(row.threads)
@@ -230,11 +228,23 @@ def complete(task: Task) -> dict[int, Entry] | None:
 def conclude(task: Task, entries: Mapping[int, Entry]) -> dict[str, Any]:
     """Compute the metrics, write row.json, return its content; `speed` is over all images."""
     figures, missing = measured(task)
-    speed = totals([entry.figures() for entry in entries.values()])
-    row = {
+    speed, row, recipe = totals([entry.figures() for entry in entries.values()]), task.row, task.recipe
+    changed = ",".join(f"{name}={value}" for name, value in recipe.method.changed().items())
+    choices = {
+        "model": recipe.model if not Path(recipe.model).is_dir() else Path(recipe.model).name,
+        "method": f"{recipe.method.name}:{changed}".rstrip(":"),
+        "limit": row.limit,
+        "batch": row.batch,
+        "device": torch.device(recipe.device).type,
+        "dtype": recipe.dtype,
+        "threads": recipe.fingerprint["config"]["threads"],
+        "engine": row.engine.as_dict(),
+        "metrics": task.metrics,
+    }
+    found = {
         "protocol": task.protocol.as_dict(),
-        "choices": _choices(task),
-        "fingerprint": task.recipe.fingerprint,
+        "choices": choices,
+        "fingerprint": recipe.fingerprint,
         "pictures": len(entries),
         "pictures_of_protocol": task.protocol.pictures,
         "pictures_sha256": digest(entry.sha256 for _, entry in sorted(entries.items())),
@@ -242,10 +252,10 @@ def conclude(task: Task, entries: Mapping[int, Entry]) -> dict[str, Any]:
         "speed": speed | {"seconds_per_picture": round(sum(speed["seconds"].values()) / len(entries), 4)},
         "metrics": figures,
         "not_measured": missing,
-        "surroundings": surroundings(torch.device(task.recipe.device)),
+        "surroundings": surroundings(torch.device(recipe.device)),
     }
-    write_json(task.folder / ROW_NAME, row)
-    return row
+    write_json(task.folder / ROW_NAME, found)
+    return found
 
 
 def digest(digests: Any) -> str:
@@ -280,30 +290,6 @@ def _repeated(row: Row, before: Mapping[str, Any]) -> Row:
     found = {name: value for name, value in choices.items() if value is not None}
     found |= {"engine": make_engine(**choices["engine"]), "model": row.model or choices["model"]}
     return dataclasses.replace(row, **found)
-
-
-def _choices(task: Task) -> dict[str, Any]:
-    row, recipe = task.row, task.recipe
-    changed = ",".join(f"{name}={value}" for name, value in recipe.method.changed().items())
-    return {
-        "model": recipe.model if not Path(recipe.model).is_dir() else Path(recipe.model).name,
-        "method": f"{recipe.method.name}:{changed}".rstrip(":"),
-        "limit": row.limit,
-        "batch": row.batch,
-        "device": torch.device(recipe.device).type,
-        "dtype": recipe.dtype,
-        "threads": recipe.fingerprint["config"]["threads"],
-        "engine": row.engine.as_dict(),
-        "metrics": task.metrics,
-    }
-
-
-def _own_device(row: Row) -> str:
-    """Return the device of this process: with LOCAL_RANK set, each process has its own GPU."""
-    local = os.environ.get("LOCAL_RANK", "")
-    if row.device in ("auto", "cuda") and local.isdecimal() and torch.cuda.is_available():
-        return f"cuda:{local}"
-    return row.device
 
 
 def is_prepared(folder: Path) -> bool:

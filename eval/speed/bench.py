@@ -11,39 +11,10 @@ from statistics import fmean, median
 from typing import Any
 
 from lantern.eval.json_lines import Line
-from lantern.eval.speed.contenders import (
-    PLAIN,
-    PROMPTS,
-    Build,
-    Contender,
-    Job,
-    Stable,
-    Variant,
-    built,
-    entries_of,
-    jobs_of,
-    kinds_of,
-    line_up,
-)
-from lantern.eval.speed.race import (
-    STEADY,
-    CutShort,
-    Spread,
-    best_of_labels,
-    collect,
-    identity,
-    images_of,
-    pass_seconds,
-    race,
-    reporter,
-    results,
-    rounded,
-    rounds_of,
-    seconds_of,
-    take,
-    warm,
-)
-from lantern.eval.speed.roofline import copy_bandwidth, roofline
+from lantern.eval.speed import contenders
+from lantern.eval.speed import race as racing
+from lantern.eval.speed.contenders import PLAIN, PROMPTS, Build, Contender, Job, Variant
+from lantern.eval.speed.race import STEADY, Spread, copy_bandwidth, race, reporter, roofline, rounded
 from lantern.eval.speed.surroundings import about, load_average, short_commit
 from lantern.generation.generator import choose_method
 from lantern.models.folder import Model, load_model
@@ -88,15 +59,15 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     specs = [spec for spec in options.methods if spec != PLAIN] or own_methods(model)
     for spec in specs:
         choose_method(model, spec)
-    stable, report = Stable(model), reporter(options.is_quiet)
+    stable, report = contenders.Stable(model), reporter(options.is_quiet)
     copy_gbps = copy_bandwidth(model.device)
     races, failed, slow, stop = [], [], [], None
     for batch in options.batches:
         try:
             rounds = max(math.ceil(options.images / batch), min(MIN_ROUNDS, options.images))
-            jobs = jobs_of(model, options.prompts, rounds=rounds, batch=batch, seed=options.seed)
-            field, failing, left_out = field_of(stable, specs, options, built(sampling, batch), jobs)
-            lines, stop = collect(race(field, jobs, take, report=report), len(field))
+            jobs = contenders.jobs_of(model, options.prompts, rounds=rounds, batch=batch, seed=options.seed)
+            field, failing, left_out = field_of(stable, specs, options, contenders.built(sampling, batch), jobs)
+            lines, stop = racing.collect(race(field, jobs, racing.take, report=report), len(field))
         except KeyboardInterrupt as cut:
             if not races:
                 raise
@@ -110,9 +81,9 @@ def measure(options: BenchOptions) -> dict[str, Any]:
             "rounds": rounds,
             "images": batch * rounds,
             "contenders": [contender_figures(one, lines, batch, copy_gbps, rows) for one in field],
-            "results": results(field, lines, batch),
+            "results": racing.results(field, lines, batch),
             "identity": list(identities(field, lines, batch)),
-            "phases": [] if stop else [phases(one, jobs[0]) for one in best_of_labels(field, lines)],
+            "phases": [] if stop else [phases(one, jobs[0]) for one in racing.best_of_labels(field, lines)],
         }
         races.append(of_race)
         if stop is not None:
@@ -137,12 +108,12 @@ def ended(figures: dict[str, Any], before: list[float] | None, stop: BaseExcepti
     stopped = None if stop is None else str(stop) or "interrupted"
     figures |= {"stopped": stopped, "load_average": {"begin": before, "end": load_average()}}
     if stop is not None:
-        raise CutShort(figures) from stop
+        raise racing.CutShort(figures) from stop
     return figures
 
 
 def field_of(
-    stable: Stable, specs: Sequence[str], options: BenchOptions, build: Build, jobs: Sequence[Job]
+    stable: contenders.Stable, specs: Sequence[str], options: BenchOptions, build: Build, jobs: Sequence[Job]
 ) -> tuple[list[Contender], list[dict[str, Any]], list[dict[str, Any]]]:
     """Return plain decoding and the methods in their variants, warmed up, then those that fail and the slow variants.
 
@@ -150,21 +121,22 @@ def field_of(
     takes more than STEADY times that of the fastest, and they are not among the two fastest. The fastest plain decoding
     is therefore always measured in full. RuntimeError if none runs.
     """
-    report, kinds = reporter(options.is_quiet), options.kinds or kinds_of(stable.device)
-    plain = entries_of([PLAIN], {*kinds, *options.baselines}, options.dtypes)
+    report, kinds = reporter(options.is_quiet), options.kinds or contenders.kinds_of(stable.device)
+    plain = contenders.entries_of([PLAIN], {*kinds, *options.baselines}, options.dtypes)
     failed, spent = list[dict[str, Any]](), dict[Variant, float]()
     if any(variant.kind not in options.kinds for _, variant in plain):
         report("ranking the variants of plain decoding")
 
         def rank(contender: Contender) -> None:
-            spent[contender.variant] = min(pass_seconds(contender, jobs[0]) for _ in range(RANKING_RUNS))
+            spent[contender.variant] = min(racing.pass_seconds(contender, jobs[0]) for _ in range(RANKING_RUNS))
 
-        plain = [(one.label, one.variant) for one in line_up(stable, plain, build, rank, failed, report=report)]
+        ranked = contenders.line_up(stable, plain, build, rank, failed, report=report)
+        plain = [(one.label, one.variant) for one in ranked]
     ordered = sorted(spent, key=spent.__getitem__)
     slow = [one for one in ordered[2:] if one.kind not in options.kinds and spent[one] > STEADY * spent[ordered[0]]]
-    entries = [*plain, *entries_of(specs, kinds, options.dtypes)]
+    entries = [*plain, *contenders.entries_of(specs, kinds, options.dtypes)]
     entries = [(label, variant) for label, variant in entries if variant not in slow]
-    field = line_up(stable, entries, build, lambda one: warm(one, jobs), failed, report=report)
+    field = contenders.line_up(stable, entries, build, lambda one: racing.warm(one, jobs), failed, report=report)
     return field, failed, [{"variant": str(one), "pass_ms": rounded(1e3 * spent[one])} for one in slow]
 
 
@@ -182,8 +154,8 @@ def contender_figures(one: Contender, lines: Sequence[Line], batch: int, copy_gb
 
     `rows` are the rows of a step for each node.
     """
-    of_rounds, images = rounds_of(lines, one.name), images_of(lines, one.name)
-    spread, tokens = Spread.of(seconds_of(lines, one.name)), one.parts.target.config.block_size
+    of_rounds, images = racing.rounds_of(lines, one.name), racing.images_of(lines, one.name)
+    spread, tokens = Spread.of(racing.seconds_of(lines, one.name)), one.parts.target.config.block_size
     # a batch takes as many steps as its images take on average
     steps = median(fmean(image["steps"] for image in line["images"]) for line in of_rounds.values())
     bound = roofline(one, rows=rows, copy_gbps=copy_gbps, step_seconds=spread.median / max(steps, 1.0))
@@ -209,12 +181,12 @@ def identities(field: Sequence[Contender], lines: Sequence[Line], batch: int) ->
     """
     plain = {one.variant: one.name for one in field if one.is_plain}
     for one in field:
-        if not one.is_plain and one.is_identical and one.variant in plain:
+        if one.method.is_identical and one.variant in plain:
             yield {
                 "method": one.label,
                 "variant": str(one.variant),
-                "images": len(images_of(lines, one.name)),
-                **identity(lines, one.name, plain[one.variant]),
+                "images": len(racing.images_of(lines, one.name)),
+                **racing.identity(lines, one.name, plain[one.variant]),
                 "must_be_identical": one.variant.dtype == "fp32" or one.parts.promise(batch) == "tokens",
             }
 
@@ -295,7 +267,10 @@ def _races(figures: Mapping[str, Any]) -> Iterator[str]:
         ]
         yield from aligned([header, *rows])
         yield from _claims(of_batch)
-        yield from map(_identity, of_batch["identity"])
+        for one in of_batch["identity"]:
+            differing = one["differing_images"]
+            what, of = ("tokens differ", f"{differing} of ") if differing else ("no token differs", "")
+            yield f"  {one['method']} as {one['variant']}: {what} from plain decoding in {of}{one['images']} images"
         if of_batch["phases"]:
             yield "  time of a step by phase, in runs of their own:"
         for one in of_batch["phases"]:
@@ -326,10 +301,3 @@ def _claims(race: Mapping[str, Any]) -> Iterator[str]:
         ratio = f"{one['ratio_of_medians']:.2f}x (by rounds {one['median_of_ratios']:.2f}, {low:.2f} to {high:.2f})"
         sides = f"{one['method']} as {one['variant']} over plain as {one['baseline']}"
         yield f"  {sides}: {ratio if one['claim'] is not None else one['refusal']}"
-
-
-def _identity(one: Mapping[str, Any]) -> str:
-    what = f"  {one['method']} as {one['variant']}"
-    if not one["differing_tokens"]:
-        return f"{what}: no token differs from plain decoding in {one['images']} images"
-    return f"{what}: tokens differ from plain decoding in {one['differing_images']} of {one['images']} images"

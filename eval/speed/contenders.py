@@ -16,7 +16,7 @@ import torch
 
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Generation, SampleWindow
+from lantern.core.types import Condition, Generation
 from lantern.engines.engine import EAGER, AutoEngine, Engine, Weights
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.generator import Decoder, Generator, choose_method
@@ -139,16 +139,6 @@ class Contender:
     def is_plain(self) -> bool:
         """Whether it is plain decoding, and thus a possible baseline."""
         return self.method.is_plain
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether an engine may take several rounds at once, so that watching single steps costs time."""
-        return self.variant.kind.startswith("cpu") and (self.is_plain or isinstance(self.parts.drafter, SampleWindow))
-
-    @property
-    def is_identical(self) -> bool:
-        """Whether it promises exactly the tokens of plain decoding."""
-        return self.method.promise == "tokens"
 
     def decode(self, job: "Job", **watching: Any) -> Generation:
         """Decode the images of a job, prefill included; `watching` is passed to `Decoder.generate`."""

@@ -1,4 +1,5 @@
-"""A race: contenders make the same images in interleaved rounds, one record each, and what their seconds claim.
+"""A race: contenders make the same images in interleaved rounds, one record each; what their seconds claim, and the
+least seconds that reading takes.
 
 A record is a JSON object, a line of a leaderboard's file, with one line of figures for each image:
 
@@ -17,11 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from lantern.core.types import Generation, Step
+from lantern.core.prepared import original
+from lantern.core.types import SampleWindow, Step
 from lantern.decoding.statistics import now
-from lantern.eval.intervals import Estimate, bootstrap
+from lantern.eval.intervals import bootstrap
 from lantern.eval.json_lines import Line
 from lantern.eval.speed.contenders import Contender, Job
 from lantern.eval.speed.surroundings import load_average
@@ -78,24 +80,40 @@ def collect(records: Iterator[Line], contenders: int) -> tuple[list[Line], Keybo
 
 
 def take(contender: Contender, number: int, job: Job, *, watches: bool = False) -> Line:
-    """Decode a job and return its record.
+    """Decode a job and return its record; total variation and relaxed are sums over the tokens of an image.
 
     With `watches` the nodes and tokens of steps are counted where that costs no time, else in a second decoding, which
     is not timed.
     """
-    counted, device = Counted(), contender.device
-    is_timed_watch = watches and not contender.is_fused
+    steps, device = list[tuple[Tensor, Tensor, int]](), contender.device
+
+    def watch(step: Step) -> None:
+        nodes = 0 if step.tree is None else step.tree.shape.num_nodes - 1
+        steps.append((step.start.clone(), step.counts.clone(), nodes))
+
+    # an engine may take several rounds at once, so that watching single steps costs time
+    has_rounds = contender.is_plain or isinstance(contender.parts.drafter, SampleWindow)
+    is_fused = contender.variant.kind.startswith("cpu") and has_rounds
     load, begin = load_average(), now(device)
-    made = contender.decode(job, **({"callback": counted} if is_timed_watch else {}))
+    made = contender.decode(job, **({"callback": watch} if watches and not is_fused else {}))
     seconds = now(device) - begin
-    if watches and contender.is_fused and not contender.is_plain:
-        contender.decode(job, callback=counted)
+    if watches and is_fused and not contender.is_plain:
+        contender.decode(job, callback=watch)
     return {
         "round": number,
         "contender": contender.name,
         "temperature": contender.parts.sampling.temperature,
         "seconds": seconds,
-        "images": [record(made, image) | counted.record(image) for image in range(len(job.keys))],
+        "images": [
+            {
+                "steps": int(made.steps[image]),
+                "total_variation": float(made.total_variation[image]),
+                "relaxed": float(made.relaxed[image]),
+                "tokens": pack(made.tokens[image]),
+                **runs_of(steps, image),
+            }
+            for image in range(len(job.keys))
+        ],
         "load": load,
     }
 
@@ -136,38 +154,18 @@ def warm(contender: Contender, jobs: Sequence[Job]) -> None:
 # records
 
 
-class Counted:
-    """A callback that keeps what each step committed, and the number of nodes that it verified."""
+def runs_of(steps: Sequence[tuple[Tensor, Tensor, int]], number: int) -> Line:
+    """Return for image `number` the tokens of each step, and the sum of the nodes that were verified.
 
-    def __init__(self) -> None:
-        self._steps: list[tuple[Tensor, Tensor, int]] = []
-
-    def __call__(self, step: Step) -> None:
-        """Keep the numbers of a step."""
-        nodes = 0 if step.tree is None else step.tree.shape.num_nodes - 1
-        self._steps.append((step.start.clone(), step.counts.clone(), nodes))
-
-    def record(self, number: int) -> Line:
-        """Return for image `number` the tokens of each step, and the sum of the nodes.
-
-        Empty where steps were not watched or do not commit tokens in their order.
-        """
-        own = [(int(start[number]), int(counts[number]), nodes) for start, counts, nodes in self._steps]
-        own = [one for one in own if one[1]]  # others of the batch may take more steps
-        runs = [counts for _, counts, _ in own]
-        if not runs or [start for start, _, _ in own] != [0, *itertools.accumulate(runs[:-1])]:
-            return {}
-        return {"runs": " ".join(map(str, runs)), "nodes": sum(nodes for _, _, nodes in own)}
-
-
-def record(made: Generation, number: int) -> Line:
-    """Return the record of image `number` of a batch; total variation and relaxed are sums over its tokens."""
-    return {
-        "steps": int(made.steps[number]),
-        "total_variation": float(made.total_variation[number]),
-        "relaxed": float(made.relaxed[number]),
-        "tokens": pack(made.tokens[number]),
-    }
+    `steps` has first places, counts of tokens, and nodes. Empty where steps were not watched or do not commit tokens in
+    their order.
+    """
+    own = [(int(start[number]), int(counts[number]), nodes) for start, counts, nodes in steps]
+    own = [one for one in own if one[1]]  # others of the batch may take more steps
+    runs = [counts for _, counts, _ in own]
+    if not runs or [start for start, _, _ in own] != [0, *itertools.accumulate(runs[:-1])]:
+        return {}
+    return {"runs": " ".join(map(str, runs)), "nodes": sum(nodes for _, _, nodes in own)}
 
 
 def pack(tokens: Int[Tensor, " n"]) -> str:
@@ -251,7 +249,14 @@ def compare(baseline: Sequence[float], other: Sequence[float], *, images: int | 
     sides = Spread.of(baseline), Spread.of(other)
     found = bootstrap(torch.tensor(ratios, dtype=torch.float64), lambda sampled: sampled.quantile(0.5, -1), seed=0)
     of_medians = rounded(sides[0].median / max(sides[1].median, 1e-12))
-    why = refusal(*sides, found, len(ratios) if images is None else images)
+    images, why = len(ratios) if images is None else images, None
+    worst, name = max((sides[0].width, "the baseline"), (sides[1].width, "the method"))
+    if images < ENOUGH_IMAGES:
+        why = f"no claim: {images} images each, expected at least {ENOUGH_IMAGES}"
+    elif worst > STEADY:
+        why = f"no claim: p90/p10 is {worst:.1f} for {name}, expected at most {STEADY}"
+    elif found.low <= 1 <= found.high:
+        why = f"no claim: the 95 % interval by rounds, {found.low:.2f} to {found.high:.2f}, contains 1"
     return {
         "ratio_of_medians": of_medians,
         "median_of_ratios": rounded(found.value),
@@ -259,18 +264,6 @@ def compare(baseline: Sequence[float], other: Sequence[float], *, images: int | 
         "claim": None if why else of_medians,
         "refusal": why,
     }
-
-
-def refusal(baseline: Spread, other: Spread, ratio: Estimate, images: int) -> str | None:
-    """Return why no claim can be made from these spreads and the ratio by rounds, or None."""
-    if images < ENOUGH_IMAGES:
-        return f"no claim: {images} images each, expected at least {ENOUGH_IMAGES}"
-    worst, name = max((baseline.width, "the baseline"), (other.width, "the method"))
-    if worst > STEADY:
-        return f"no claim: p90/p10 is {worst:.1f} for {name}, expected at most {STEADY}"
-    if ratio.low <= 1 <= ratio.high:
-        return f"no claim: the 95 % interval by rounds, {ratio.low:.2f} to {ratio.high:.2f}, contains 1"
-    return None
 
 
 def rounded(value: float) -> float:
@@ -294,3 +287,61 @@ def results(contenders: Sequence[Contender], lines: Sequence[Line], batch: int) 
         | compare(before, seconds_of(lines, one.name), images=batch * len(before))
         for one in best
     ]
+
+
+# the roofline: the least time of a pass, from the bytes that it reads and the bandwidth of a copy
+
+COPY_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
+REPEATS = 9
+# tables of which a pass reads only a few rows
+TABLES = ("tok_embeddings.", "cls_embedding.")
+
+
+def copy_bandwidth(device: torch.device, *, size: int | None = None) -> float:
+    """Return the bandwidth in GB/s (read and written bytes) of copying a tensor larger than any cache."""
+    count = size or COPY_BYTES.get(device.type, 1 << 28)
+    source = torch.ones(count, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(REPEATS):
+        begin = now(device)
+        target.copy_(source)
+        seconds.append(now(device) - begin)
+    return 2 * count / median(seconds[1:]) / 1e9
+
+
+def pass_bytes(target: nn.Module, *, rows: int, nodes: int = 1, cached: int | None = None) -> int:
+    """Return the bytes that a pass reads: weights without embedding tables, and keys and values of `cached` token
+    slots.
+
+    `cached` is by default all slots of an image. The cache of a CPU is in fp32 for every dtype.
+    """
+    config: Any = target.config
+    weights = sum(stored_bytes(value) for name, value in target.named_parameters() if not name.startswith(TABLES))
+    norm, slots = target.get_parameter("norm.weight"), config.block_size if cached is None else cached
+    width = 4 if norm.device.type == "cpu" else norm.dtype.itemsize
+    return weights + 2 * config.n_layer * rows * (slots + nodes) * config.dim * width
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """Return the bytes that a tensor occupies; for a quantised tensor, those of its inner tensors."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return tensor.nbytes
+    return sum(stored_bytes(getattr(tensor, name)) for name in flatten()[0])
+
+
+def roofline(contender: Contender, *, rows: int, copy_gbps: float, step_seconds: float) -> dict[str, float]:
+    """Return the least milliseconds of a pass (`floor_ms`) and its share of a step's time (`roofline`), for JSON.
+
+    A pass must at least read the weights and, on average over an image, half of the keys and values; at the bandwidth
+    of a copy this takes `floor_ms`. Weights that stay in a processor's cache can be read faster, and the share then
+    exceeds 1. The step's time includes drafting and verification. Empty for a target that is not LlamaGen's.
+    """
+    target, drafter = original(contender.parts.target), contender.parts.drafter
+    if not isinstance(target, nn.Module) or "norm.weight" not in dict(target.named_parameters()):
+        return {}
+    nodes = 1 if drafter is None else drafter.max_nodes
+    cached = contender.parts.target.config.block_size // 2
+    seconds = pass_bytes(target, rows=rows, nodes=nodes, cached=cached) / copy_gbps / 1e9
+    return {"floor_ms": rounded(1e3 * seconds), "roofline": rounded(seconds / max(step_seconds, 1e-12))}

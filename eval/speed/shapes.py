@@ -1,27 +1,33 @@
-"""LlamaGen's sizes with random weights: seconds per token at a scripted acceptance."""
+"""LlamaGen's sizes with random weights: seconds per token at a scripted acceptance, apart from a drafter's quality.
+
+tau = 2.5, a tree of depth 3: tokens kept of each step, its bonus token included
+2 3 2 3 2 3 ...      after k steps floor(2.5 k) tokens are known, besides the one of the prefill
+"""
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
+from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Step
+from lantern.core.types import Condition, DraftTree, Rows, Step, TreeShape, Verdict, Verifier
 from lantern.decoding.statistics import now
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.eval.json_lines import Line
+from lantern.eval.speed import race as racing
 from lantern.eval.speed.bench import ended
 from lantern.eval.speed.contenders import PLAIN, Contender, Job, Stable, entries_of, kinds_of, line_up
-from lantern.eval.speed.race import Spread, collect, race, reporter, results, rounded, seconds_of
-from lantern.eval.speed.roofline import copy_bandwidth, roofline
-from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
+from lantern.eval.speed.race import Spread, reporter, rounded, seconds_of
 from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.generation.generator import Decoder, Generator
 from lantern.methods import METHODS, Method, find
-from lantern.methods.parts import ADD_ONS, DRAFTER, AddOn
+from lantern.methods.parts import ADD_ONS, DRAFTER
 from lantern.models.folder import DTYPES, Model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
@@ -60,10 +66,14 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
     """Return all figures of one size for JSON."""
     before, device = load_average(), pick_device(options.device)
     bench = ShapeBench(options, device)
-    copy_gbps = copy_bandwidth(device)
+    copy_gbps = racing.copy_bandwidth(device)
     field, failed = bench.field()
-    rounds = race(field, [bench.job] * options.images, bench.take, report=reporter(options.is_quiet))
-    lines, stop = collect(rounds, len(field))
+
+    def take(one: Contender, number: int, _: Job) -> Line:
+        return {"round": number, "contender": one.name, "seconds": bench.seconds_per_token(one)}
+
+    rounds = racing.race(field, [bench.job] * options.images, take, report=reporter(options.is_quiet))
+    lines, stop = racing.collect(rounds, len(field))
     figures = {
         "what": "shape",
         "shape": options.shape,
@@ -74,15 +84,22 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         "surroundings": surroundings(device),
         "copy_gbps": rounded(copy_gbps),
         "contenders": [bench.figures(one, lines, copy_gbps) for one in field],
-        "results": results(field, lines, options.batch),
+        "results": racing.results(field, lines, options.batch),
         "failed": failed,
     }
     return ended(figures, before, stop)
 
 
 def random_model(config: TransformerConfig, drafter: str, device: torch.device, dtype: torch.dtype) -> Model:
-    """Return a target and a one-layer drafter of a size, with their initial random weights."""
-    entry = network_of(drafter)
+    """Return a target and a one-layer drafter of a size, with their initial random weights.
+
+    ValueError for a method that does not draft static trees by one network.
+    """
+    method = find(drafter)
+    found = [ADD_ONS[name] for name in method.made.needs if ADD_ONS[name].training == "drafter"]
+    if method.tree is None or len(found) != 1 or "layers" not in {entry.name for entry in fields(found[0].config)}:
+        raise ValueError(f'drafter is "{drafter}", wanted a method with a tree and layers of its own, such as "eagle1"')
+    entry = found[0]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         target, draft = Transformer(config), entry.module(entry.config.for_target(config, layers=1))
@@ -101,13 +118,80 @@ def random_captions(config: TransformerConfig, images: int, device: torch.device
     return Condition(embeddings=captions, mask=torch.ones(images, words, dtype=torch.bool)).to(device)
 
 
-def network_of(drafter: str) -> AddOn:
-    """Return the network of a method that drafts static trees by one; ValueError for other methods."""
-    method = find(drafter)
-    found = [ADD_ONS[name] for name in method.made.needs if ADD_ONS[name].training == "drafter"]
-    if method.tree is None or len(found) != 1 or "layers" not in {entry.name for entry in fields(found[0].config)}:
-        raise ValueError(f'drafter is "{drafter}", wanted a method with a tree and layers of its own, such as "eagle1"')
-    return found[0]
+def script(tau: float, tokens: int) -> list[int]:
+    """Return the tokens that each step commits: `tokens` in total, with mean `tau` up to less than one token.
+
+    The token of the prefill is not counted. ValueError for a tau below 1.
+    """
+    if tau < 1:
+        raise ValueError(f"tau is {tau}, expected at least 1: every step commits a token")
+    counts: list[int] = []
+    while sum(counts) < tokens:
+        done = len(counts)
+        # the small term corrects for values such as 2.3 that floats round down
+        counts.append(math.floor(tau * (done + 1) + 1e-9) - math.floor(tau * done + 1e-9))
+    return counts
+
+
+def deepest(shape: TreeShape) -> list[int]:
+    """Return the path from below the root to the first of the deepest nodes."""
+    depths, parents = shape.depths.tolist(), shape.parents.tolist()
+    node = max(range(len(depths)), key=lambda i: (depths[i], -i))
+    path: list[int] = []
+    while node != 0:
+        path.insert(0, node)
+        node = parents[node]
+    return path
+
+
+@dataclass(frozen=True)
+class ScriptedVerifier:
+    """Runs another verifier, then replaces its verdict by the scripted length of the deepest path.
+
+    The length is looked up by token position, on the device, for all images. `walk` is that of a prepared target, which
+    may verify by a kernel. ValueError for a tree that is too shallow.
+    """
+
+    inner: Verifier
+    counts: tuple[int, ...]
+    path: tuple[int, ...]
+    positions: int
+    walk: Callable[[Verifier, DraftTree, Rows], Verdict | None] = lambda *_: None
+    is_exact: bool = False
+    _made: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if max(self.counts) - 1 > len(self.path):
+            deep = max(self.counts) - 1
+            raise ValueError(f"the script accepts {deep} drafted tokens in a step, the tree has depth {len(self.path)}")
+
+    @property
+    def modes(self) -> frozenset[str]:
+        """Modes of the inner verifier."""
+        return self.inner.modes
+
+    def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
+        """Return the scripted path with the bonus token of the inner verifier."""
+        verdict = self.walk(self.inner, tree, rows) or self.inner.verify(tree, rows, noise)
+        accepted, path = self._script(tree.tokens.device)
+        lengths = accepted[rows.places[:, 0]]
+        steps = torch.arange(len(path), device=path.device)
+        nodes = torch.where(steps < lengths[:, None], path, 0)
+        return Verdict(nodes, lengths, verdict.next_token)
+
+    def _script(self, device: torch.device) -> tuple[Int[Tensor, " p"], Int[Tensor, " d"]]:
+        """Return the accepted drafted tokens of a step, by the position of its first new token, and the path.
+
+        Past the script no token is accepted.
+        """
+        if device not in self._made:
+            table, place = [0] * self.positions, 1
+            for count in self.counts:
+                if place < self.positions:
+                    table[place] = count - 1
+                place += count
+            self._made[device] = torch.tensor(table, device=device), torch.tensor(self.path, device=device)
+        return self._made[device]
 
 
 class ShapeBench:
@@ -128,9 +212,8 @@ class ShapeBench:
                 f"{self.tree.depth}: choose a deeper --tree"
             )
         self.stable = Stable(random_model(options.config, options.drafter, device, DTYPES[options.dtypes[0]]))
-        self.job = Job(
-            random_captions(options.config, options.batch, device), [(0, number) for number in range(options.batch)]
-        )
+        keys = [(0, number) for number in range(options.batch)]
+        self.job = Job(random_captions(options.config, options.batch, device), keys)
         # tokens that each step commits, by label
         self.counts = {PLAIN: [1] * self.tokens} | {f"tau {tau:g}": script(tau, self.tokens) for tau in options.taus}
 
@@ -145,10 +228,6 @@ class ShapeBench:
             report=lambda line: report(f"{options.shape}: {line}"),
         )  # fmt: skip
         return field, failed
-
-    def take(self, contender: Contender, number: int, _: Job) -> Line:
-        """Return the record of a round: seconds per token, without prefill."""
-        return {"round": number, "contender": contender.name, "seconds": self.seconds_per_token(contender)}
 
     def seconds_per_token(self, contender: Contender) -> float:
         """Return the seconds of the steps that commit the tokens after the first, divided by their number.
@@ -175,16 +254,14 @@ class ShapeBench:
         counts = self.counts[contender.label]
         spread = Spread.of([1e3 * value for value in seconds_of(lines, contender.name)])
         step = spread.median / 1e3 * sum(counts) / len(counts)
-        bound = roofline(
-            contender, rows=self.options.batch * self.sampling.rows, copy_gbps=copy_gbps, step_seconds=step
-        )
+        rows = self.options.batch * self.sampling.rows
         return {
             "method": contender.label,
             "variant": contender.variant.kind,
             "dtype": contender.variant.dtype,
             "ms_per_token": spread.as_dict(),
             "tokens_per_second": rounded(1e3 * self.options.batch / spread.median),
-            **bound,
+            **racing.roofline(contender, rows=rows, copy_gbps=copy_gbps, step_seconds=step),
         }
 
     def _parts(self, label: str, model: Model) -> tuple[Method, Decoder]:

@@ -18,13 +18,16 @@ HERE = Path(lantern.__file__).resolve().parents[1]
 
 def surroundings(device: torch.device) -> dict[str, Any]:
     """Return what is needed to repeat a measurement; no names of persons or hosts."""
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text(encoding="utf-8", errors="replace").splitlines() if known.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
         "lantern": lantern.__version__,
         "commit": commit(HERE),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torchao": installed("torchao"),
-        "cpu": cpu_name(),
+        "cpu": next(names, platform.processor() or platform.machine()),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": device.type,
@@ -67,16 +70,6 @@ def git(folder: Path, *words: str) -> str | None:
 def load_average() -> list[float] | None:
     """Return the load average over 1, 5 and 15 minutes, or None if the system does not report it."""
     return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else None
-
-
-def cpu_name() -> str:
-    """Return the name of the processor."""
-    path = Path("/proc/cpuinfo")
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def installed(name: str) -> str | None:

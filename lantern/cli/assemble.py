@@ -25,11 +25,11 @@ NAMES_HELP = (
 class Components(Group):
     """Components, copied to OUT/NAME."""
 
-    transformer: Path | None = opt(None, "target", parse=existing, metavar="DIR")
-    vqvae: Path | None = opt(None, "VQ tokenizer of images", parse=existing, metavar="DIR")
-    text_encoder: Path | None = opt(None, "T5 encoder", parse=existing, metavar="DIR")
-    tokenizer: Path | None = opt(None, "tokenizer of the text encoder", parse=existing, metavar="DIR")
-    drafter: Path | None = opt(None, "EAGLE-1 drafter", parse=existing, metavar="DIR")
+    transformer: Path | None = opt(None, "target", type=existing, metavar="DIR")
+    vqvae: Path | None = opt(None, "VQ tokenizer of images", type=existing, metavar="DIR")
+    text_encoder: Path | None = opt(None, "T5 encoder", type=existing, metavar="DIR")
+    tokenizer: Path | None = opt(None, "tokenizer of the text encoder", type=existing, metavar="DIR")
+    drafter: Path | None = opt(None, "EAGLE-1 drafter", type=existing, metavar="DIR")
 
 
 class Defaults(Distribution):
@@ -41,8 +41,8 @@ class Defaults(Distribution):
 
 def assemble(
     out: Path = arg(OUT_HELP),
-    data: Path | None = opt(None, DATA_HELP, parse=existing, metavar="DIR"),
-    names: Path | None = opt(None, NAMES_HELP, parse=existing, metavar="FILE"),
+    data: Path | None = opt(None, DATA_HELP, type=existing, metavar="DIR"),
+    names: Path | None = opt(None, NAMES_HELP, type=existing, metavar="FILE"),
     *,
     components: Components,
     defaults: Defaults,

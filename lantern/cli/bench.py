@@ -43,19 +43,19 @@ class OfModel(Group):
 class OfShape(Group):
     """A size of LlamaGen with random weights and simulated acceptance."""
 
-    shape: list[str] | None = opt(None, f"of {', '.join(SHAPES)}", parse=OneOf(SHAPES), metavar="SIZE")
+    shape: list[str] | None = opt(None, f"of {', '.join(SHAPES)}", type=OneOf(SHAPES), metavar="SIZE")
     tau: list[float] | None = opt(None, "tokens per step to simulate (default 2 3 3.5 4)", 1, 64)
     tokens: int | None = opt(None, "tokens of the canvas to decode (default 48)", 1, 65535)
     tree: str | None = opt(None, "draft tree (default grown_15_4)")
-    drafter: str | None = opt(None, DRAFTER_HELP, parse=OneOf(list(METHODS)))
+    drafter: str | None = opt(None, DRAFTER_HELP, type=OneOf(list(METHODS)))
 
 
 def bench(
     images: int = opt(10, "images of each contender", 1, 10**5),
     batch: list[int] = opt([1], "images at a time", 1, 4096),
-    dtype: list[str] | None = opt(None, "fp32, bf16, fp16 (default fp32 bf16; sizes: bf16)", parse=OneOf(DTYPES)),
-    variants: list[str] | None = opt(None, VARIANTS_HELP, parse=VARIANT),
-    baseline: list[str] | None = opt(None, BASELINE_HELP, parse=VARIANT),
+    dtype: list[str] | None = opt(None, "fp32, bf16, fp16 (default fp32 bf16; sizes: bf16)", type=OneOf(DTYPES)),
+    variants: list[str] | None = opt(None, VARIANTS_HELP, type=VARIANT),
+    baseline: list[str] | None = opt(None, BASELINE_HELP, type=VARIANT),
     seed: int = opt(0, "seed of the noise (default 0)", 0, MAX_SEED),
     json: bool = opt(False, "one JSON line on stdout, the table on stderr"),
     out: Path | None = opt(None, "write the JSON line to a file as well", metavar="FILE"),

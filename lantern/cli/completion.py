@@ -18,7 +18,7 @@ PROGRAMS = ("lantern", "lantern-generate")
 EPILOG = 'bash: eval "$(lantern completion bash)"; zsh: the same; fish: lantern completion fish | source'
 
 
-def completion(shell: str = arg(f"one of {', '.join(SHELLS)}", parse=OneOf(SHELLS))) -> int:
+def completion(shell: str = arg(f"one of {', '.join(SHELLS)}", type=OneOf(SHELLS))) -> int:
     """Print the script with which a shell completes options and names."""
     from argcomplete.shell_integration import shellcode
 

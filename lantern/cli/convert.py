@@ -25,15 +25,15 @@ TO_HELP = "names of a target: lantern (LlamaGen's) or hf (LANTERN's, like those 
 
 
 def convert(
-    checkpoint: Path = arg(CHECKPOINT_HELP, parse=existing),
+    checkpoint: Path = arg(CHECKPOINT_HELP, type=existing),
     out: Path = arg("folder for config.json and model.safetensors"),
-    kind: Any = opt(None, f"expected kind: {', '.join(KINDS)}", parse=OneOf(KINDS), metavar="KIND"),
-    config: Path | None = opt(None, CONFIG_HELP, parse=existing, metavar="JSON"),
+    kind: Any = opt(None, f"expected kind: {', '.join(KINDS)}", type=OneOf(KINDS), metavar="KIND"),
+    config: Path | None = opt(None, CONFIG_HELP, type=existing, metavar="JSON"),
     image_size: int | None = opt(None, SIZE_HELP, 16, 4096, metavar="PIXELS"),
     grid: int | None = opt(None, "tokens along one side of the image", 1, 256, metavar="TOKENS"),
     ema: bool = opt(False, "use the moving average of the weights if the file has one"),
-    dtype: str = opt("keep", "keep, bf16, fp16 or fp32", parse=OneOf(("keep", *DTYPES))),
-    to: str = opt("lantern", TO_HELP, parse=OneOf(("lantern", "hf"))),
+    dtype: str = opt("keep", "keep, bf16, fp16 or fp32", type=OneOf(("keep", *DTYPES))),
+    to: str = opt("lantern", TO_HELP, type=OneOf(("lantern", "hf"))),
     overwrite: bool = opt(False, "replace an existing component in OUT"),
 ) -> int:
     """Convert a released checkpoint to a component or model folder."""
@@ -46,8 +46,7 @@ def convert(
     from lantern.core.config import read_json_object
     from lantern.core.io import save_component
     from lantern.models.folder import DTYPES as KINDS_OF_NUMBERS
-    from lantern.models.llamagen.checkpoint import read_checkpoint
-    from lantern.models.llamagen.lantern_layout import foreign_config, foreign_state
+    from lantern.models.llamagen.checkpoint import foreign_config, foreign_state, read_checkpoint
     from lantern.models.transformers.loading import shape_of
     from lantern.models.transformers.releases import add_decoder, convert_release, read_release
     from lantern.models.trial import try_component

@@ -41,10 +41,10 @@ class Finding:
 def doctor(
     build: bool = opt(False, "first build the C++ engine (about 20 seconds, needs g++)"),
     model: str | None = opt(None, "predict memory and time of this model instead, from its configs"),
-    size: Any = opt(None, "--model: pixels, of models that make several sizes", parse=size_of, metavar="WxH"),
+    size: Any = opt(None, "--model: pixels, of models that make several sizes", type=size_of, metavar="WxH"),
     batch: int = opt(1, "--model: images at a time", 1, 4096),
     device: str = opt("auto", "--model: auto, cpu, cuda, cuda:N or mps"),
-    dtype: str = opt("auto", "--model: auto, fp32, bf16 or fp16", parse=OneOf(("auto", *DTYPES))),
+    dtype: str = opt("auto", "--model: auto, fp32, bf16 or fp16", type=OneOf(("auto", *DTYPES))),
 ) -> int:
     """Print versions and devices, and commands to repair faults."""
     if build:

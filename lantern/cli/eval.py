@@ -25,11 +25,11 @@ WEIGHTS_HELP = f"weights of networks, NAME of {', '.join(WEIGHTS)}"
 
 
 def eval_(
-    pictures: list[Path] = arg(PICTURES_HELP, parse=existing),
-    reference: Path | None = opt(None, "folder of real images, or their statistics", parse=existing),
+    pictures: list[Path] = arg(PICTURES_HELP, type=existing),
+    reference: Path | None = opt(None, "folder of real images, or their statistics", type=existing),
     metrics: list[str] = opt(["kid", "fid"], f"metrics: {', '.join(METRICS)}; default kid fid", metavar="METRIC"),
     prompts: str | None = opt(None, "a prompt an image, in order of names (default: in the files)", metavar="FILE"),
-    weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, parse=named(Path, names=WEIGHTS), metavar="NAME=PATH"),
+    weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, type=named(Path, names=WEIGHTS), metavar="NAME=PATH"),
     cache: Path | None = opt(None, "folder of weights (default: $LANTERN_CACHE)", metavar="FOLDER"),
     seed: int = opt(0, "seed of the bootstrap (default 0)", 0, MAX_SEED),
     draws: int = opt(1000, "number of bootstrap samples, at most 100 for FID (default 1000)", 0, 10**5),

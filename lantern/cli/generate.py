@@ -55,14 +55,15 @@ STDOUT = Path("-")
 PROMPTS_HELP = "prompts, one per line without lines that begin with # (or .json, .jsonl, .tsv); - is stdin"
 NEGATIVE_HELP = "text that guidance leads away from; once for all prompts, or repeated, one for each prompt in order"
 NAME_HELP = f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; fields: {', '.join(FIELDS)}"
+GRID_HELP = "write one contact sheet of N columns, with prompts if they differ"
 SETTING_HELP = "a setting of the method by its name, such as nodes=31; may be repeated"
 
 
 class Inputs(Group):
     """More of what to make."""
 
-    negative_prompt: list[str] = opt([], NEGATIVE_HELP, metavar="TEXT", each=True)
-    size: Any = opt(None, "width and height in pixels, of models that make several", parse=size_of, metavar="WxH")
+    negative_prompt: list[str] = opt([], NEGATIVE_HELP, metavar="TEXT", action="append")
+    size: Any = opt(None, "width and height in pixels, of models that make several", type=size_of, metavar="WxH")
     init_image: Path | None = opt(None, "image of which a part is kept, of the model's raw size", metavar="FILE")
     keep_rows: int | None = opt(None, "rows of tokens to keep of --init-image", 1, 10**6)
     mask: Path | None = opt(None, "image that is white where --init-image is generated anew", metavar="FILE")
@@ -81,11 +82,11 @@ class Files(Group):
 
     name: str | None = opt(None, NAME_HELP, metavar="TEMPLATE")
     overwrite: bool = opt(False, "replace files that exist; a file named by --out is always replaced")
-    format: str | None = opt(None, f"file format, of {', '.join(SUFFIXES)} (default png)", parse=OneOf(list(SUFFIXES)))
+    format: str | None = opt(None, f"file format, of {', '.join(SUFFIXES)} (default png)", type=OneOf(list(SUFFIXES)))
     quality: int | None = opt(None, "quality of JPEG and WebP files, 1 to 100 (default 90)", 1, 100)
     scale: int | None = opt(None, "enlarge images N times; 1 is the raw size (default: the model's)", 1, MAX_SCALE)
-    resample: str = opt("lanczos", f"filter of --scale, of {', '.join(RESAMPLINGS)}", parse=OneOf(RESAMPLINGS))
-    grid: int | None = opt(None, "write one contact sheet of N columns, with prompts if they differ", 1, 1000, bare=0)
+    resample: str = opt("lanczos", f"filter of --scale, of {', '.join(RESAMPLINGS)}", type=OneOf(RESAMPLINGS))
+    grid: int | None = opt(None, GRID_HELP, 1, 1000, nargs="?", const=0)
     tokens: Path | None = opt(None, "write the token grid as JSON, - is stdout; no image unless --out", metavar="FILE")
     json: bool = opt(False, "print statistics as one JSON object on stdout; if interrupted, of the finished images")
     compare: bool = opt(False, "make each image by plain decoding as well, and print the difference")
@@ -134,18 +135,18 @@ class Files(Group):
 
 
 def generate(
-    prompt: list[str] = opt([], "prompt of an image; may be repeated", metavar="TEXT", each=True),
+    prompt: list[str] = opt([], "prompt of an image; may be repeated", metavar="TEXT", action="append"),
     prompts_file: str | None = opt(None, PROMPTS_HELP, metavar="FILE"),
-    class_label: list[int] = opt([], "class of an image, of models of classes", 0, 10**9, each=True),
-    num_images: int = opt(1, "images of each prompt or class", 1, 100_000, short="-n"),
+    class_label: list[int] = opt([], "class of an image, of models of classes", 0, 10**9, action="append"),
+    num_images: int = opt(1, "images of each prompt or class", 1, 100_000, "-n --num-images"),
     seed: int = opt(0, "seed of the noise (default 0)", 0, MAX_SEED),
     model: str = opt(MODEL, MODEL_HELP),
-    method: str | None = opt(None, "how tokens are decoded (default: the model's)", parse=METHOD),
+    method: str | None = opt(None, "how tokens are decoded (default: the model's)", type=METHOD),
     out: Path | None = opt(None, f"a file ({', '.join(FORMATS)}) or a folder (default: here)"),
     batch: int = opt(1, "images at a time; halved if memory runs out, with the same images", 1, 4096),
     *,
     settings: list[tuple[str, str]] = opt(
-        [], SETTING_HELP, parse=named(str, "VALUE"), flag="--set", metavar="NAME=VALUE", each=True
+        [], SETTING_HELP, type=named(str, "VALUE"), flag="--set", metavar="NAME=VALUE", action="append"
     ),
     inputs: Inputs,
     where: Placement,

@@ -31,24 +31,24 @@ BASELINE_HELP = "how plain decoding runs beside the methods' engine; the fastest
 
 
 def leaderboard(
-    results: Path | None = opt(None, FROM_HELP, parse=existing, metavar="FILE", flag="--from"),
+    results: Path | None = opt(None, FROM_HELP, type=existing, metavar="FILE", flag="--from"),
     out: Path = opt(Path("runs/leaderboard.jsonl"), OUT_HELP, metavar="FILE"),
-    docs: Path | None = opt(None, DOCS_HELP, parse=existing, metavar="PAGE"),
+    docs: Path | None = opt(None, DOCS_HELP, type=existing, metavar="PAGE"),
     json: bool = opt(False, "print the figures of the table as one JSON line"),
     model: str = opt(MODEL, MODEL_HELP),
     methods: list[str] | None = opt(None, METHODS_HELP, metavar="METHOD"),
-    pairs: list[str] | None = opt(None, PAIRS_HELP, metavar="A==B", may_be_empty=True),
+    pairs: list[str] | None = opt(None, PAIRS_HELP, metavar="A==B", nargs="*"),
     rules: bool = opt(False, "each relaxed rule at several strengths, on the same tree or window"),
     images: int = opt(8, "images per method", 1, 10**5),
     batch: int = opt(1, "images at a time", 1, 4096),
     prompts_file: str | None = opt(None, PROMPTS_HELP, metavar="FILE"),
     temperature: list[float] = opt([], TEMPERATURE_HELP, 0, 100),
     seed: int = opt(0, "seed of noise and order of prompts (default 0)", 0, MAX_SEED),
-    dtype: str = opt("fp32", "dtype of methods: fp32, bf16 or fp16", parse=OneOf(DTYPES)),
-    baseline: list[str] = opt([], BASELINE_HELP, parse=VARIANT),
+    dtype: str = opt("fp32", "dtype of methods: fp32, bf16 or fp16", type=OneOf(DTYPES)),
+    baseline: list[str] = opt([], BASELINE_HELP, type=VARIANT),
     metrics: list[str] | None = opt(None, "quality of relaxed methods, as `lantern eval` measures, such as kid clip"),
-    reference: Path | None = opt(None, "--metrics: real images or their statistics", parse=existing),
-    weights: list[tuple[str, Path]] = opt([], "--metrics: as clip=FOLDER", parse=named(existing), metavar="NAME=PATH"),
+    reference: Path | None = opt(None, "--metrics: real images or their statistics", type=existing),
+    weights: list[tuple[str, Path]] = opt([], "--metrics: as clip=FOLDER", type=named(existing), metavar="NAME=PATH"),
     *,
     filters: Filters,
     runs: Runs,
@@ -56,8 +56,7 @@ def leaderboard(
 ) -> int:
     """Measure methods in one run, as JSON lines and a table."""
     from lantern.eval.boards.board import PAIRS, RULES, Board, BoardOptions, parse_pair
-    from lantern.eval.boards.page import markdown, write
-    from lantern.eval.boards.table import figures_of
+    from lantern.eval.boards.table import figures_of, markdown, write
     from lantern.eval.metrics.quality import in_order, obstacle
     from lantern.eval.speed.contenders import Variant
 

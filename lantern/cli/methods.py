@@ -16,7 +16,7 @@ LACKS = "*"  # before a method that needs a part
 
 
 def methods(
-    name: str | None = arg("method to describe", parse=METHOD),
+    name: str | None = arg("method to describe", type=METHOD),
     model: str = opt(MODEL, MODEL_HELP),
     json: bool = opt(False, "print JSON"),
 ) -> int:

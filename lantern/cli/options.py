@@ -1,7 +1,7 @@
 """Options of commands, declared by signatures, and the groups that several commands have.
 
     def convert(
-        checkpoint: Path = arg("a file or a folder", parse=existing),
+        checkpoint: Path = arg("a file or a folder", type=existing),
         *,
         grid: int | None = opt(None, "tokens along one side of the image", 1, 256),
         where: Placement,
@@ -45,35 +45,27 @@ DTYPES = ("fp32", "bf16", "fp16")
 class Argument:
     """What a command takes, beside its name and type: an option (`opt`), or a place (`arg`).
 
-    low, high: inclusive bounds of numbers.
-
-    parse: of one value, default the type. flag: where it is not the name. each: the values of a list are given by
-    repeating the option, otherwise they follow it, at least one unless `may_be_empty`. bare: the value of the option
-    without a value.
+    low, high: inclusive bounds of numbers. flag: spellings, where it is not the name. how: what argparse is told
+    beside, such as the `type` of one value; the values of a list follow its option, or repeat it (`action="append"`).
     """
 
     default: Any
     help: str
     low: float | None = None
     high: float | None = None
-    parse: Callable[[str], Any] | None = None
-    metavar: str | None = None
     flag: str = ""
-    short: str = ""
-    each: bool = False
-    bare: Any = None
-    may_be_empty: bool = False
     is_positional: bool = False
+    how: dict[str, Any] = field(default_factory=dict)
 
 
-def opt(default: Any, help: str, low: float | None = None, high: float | None = None, **more: Any) -> Any:
-    """Declare an option as the default of a parameter; `more` are fields of `Argument`."""
-    return Argument(default, help, low, high, **more)
+def opt(default: Any, help: str, low: Any = None, high: Any = None, flag: str = "", **how: Any) -> Any:
+    """Declare an option as the default of a parameter; see `Argument`."""
+    return Argument(default, help, low, high, flag, how=how)
 
 
-def arg(help: str, default: Any = None, **more: Any) -> Any:
+def arg(help: str, default: Any = None, **how: Any) -> Any:
     """Declare an argument without a name; it is required unless it has a default or may be None."""
-    return Argument(default, help, is_positional=True, **more)
+    return Argument(default, help, is_positional=True, how=how)
 
 
 @dataclass_transform(frozen_default=True)
@@ -138,23 +130,16 @@ def add_option(parser: Any, name: str, kind: Any, option: Argument) -> None:
     if kind is bool:
         how["action"] = "store_true"
     else:
-        parse = option.parse or (
-            kind if option.low is None or option.high is None else number(kind, option.low, option.high)
-        )
-        how |= {"type": parse, "metavar": option.metavar or METAVARS.get(kind, "VALUE")}
-        if option.each:
-            how["action"] = "append"
-        elif is_many:
-            how["nargs"] = "*" if option.may_be_empty else "+"
-        elif option.bare is not None:
-            how |= {"nargs": "?", "const": option.bare}
-    if option.is_positional:
-        how |= {"nargs": "?"} if is_optional or option.default is not None else {}
-        added = parser.add_argument(name, **how | {"metavar": option.metavar or name.upper()})
-    else:
-        added = parser.add_argument(*filter(None, (option.short, option.flag or flag(name))), dest=name, **how)
-    if isinstance(names := option.parse, OneOf):
-        added.completer = lambda **_: names.names
+        how["type"] = kind if option.low is None or option.high is None else number(kind, option.low, option.high)
+        how["metavar"] = name.upper() if option.is_positional else METAVARS.get(kind, "VALUE")
+        if option.is_positional and (is_optional or option.default is not None):
+            how["nargs"] = "?"
+        elif is_many and "action" not in option.how:
+            how["nargs"] = "+"
+    how |= option.how if option.is_positional else {"dest": name, **option.how}
+    added = parser.add_argument(*[name] if option.is_positional else (option.flag or flag(name)).split(), **how)
+    if isinstance(choice := how.get("type"), OneOf):
+        added.completer = lambda **_: choice.names
 
 
 def flag(name: str) -> str:
@@ -263,8 +248,8 @@ class Distribution(Filters):
 class Runs(Group):
     """How steps are run."""
 
-    engine: str | None = opt(None, ENGINE_HELP, parse=OneOf(list(ENGINES)))
-    target_weights: str | None = opt(None, WEIGHTS_HELP, parse=OneOf(["full", "bf16", *WEIGHTS[1:]]))
+    engine: str | None = opt(None, ENGINE_HELP, type=OneOf(list(ENGINES)))
+    target_weights: str | None = opt(None, WEIGHTS_HELP, type=OneOf(["full", "bf16", *WEIGHTS[1:]]))
 
     def chosen(self, default: str = "auto") -> Engine:
         """Return the engine that the options describe."""
@@ -276,7 +261,7 @@ class Apart(Runs):
     """Where and how the model runs."""
 
     device: str = opt("auto", "auto, cpu, cuda, cuda:N or mps")
-    dtype: str = opt("auto", "auto (fp32 on a CPU, else bf16), fp32, bf16 or fp16", parse=OneOf(["auto", *DTYPES]))
+    dtype: str = opt("auto", "auto (fp32 on a CPU, else bf16), fp32, bf16 or fp16", type=OneOf(["auto", *DTYPES]))
 
     def options(self, default: str = "auto") -> dict[str, Any]:
         """Return device, dtype and engine as `load_model` takes them; ValueError if they contradict each other."""

@@ -16,6 +16,7 @@ PROTOCOL_HELP = f"{PROTOCOLS}, or a .json file of one; a row.json is repeated an
 METHOD_HELP = 'such as eagle1 or "lantern++:k=5,lambda_=1.5"; default: the model\'s'
 METRICS_HELP = "default: the protocol's; without a name, none"
 SHARD_HELP = "make only part I of N; torchrun and accelerate set it automatically"
+RAY_HELP = "as a Ray job, on a cluster or here (extra: ray)"
 WEIGHTS_HELP = "weights of a metric's network; may be repeated"
 
 
@@ -24,16 +25,16 @@ def reproduce(
     method: str | None = opt(None, METHOD_HELP, metavar="METHOD"),
     model: str | None = opt(None, "name, folder or hub id (default lantern-emoji)"),
     limit: int = opt(0, "only the first N images of the protocol", 1, 10**7),
-    metrics: list[str] | None = opt(None, METRICS_HELP, may_be_empty=True),
+    metrics: list[str] | None = opt(None, METRICS_HELP, nargs="*"),
     batch: int = opt(1, "images at a time", 1, 4096),
     threads: int | None = opt(None, "CPU threads to compute on", 1, 1024),
     shard: str | None = opt(None, SHARD_HELP, metavar="I/N"),
-    ray: str | None = opt(None, "as a Ray job, on a cluster or here (extra: ray)", metavar="ADDRESS", bare=""),
+    ray: str | None = opt(None, RAY_HELP, metavar="ADDRESS", nargs="?", const=""),
     actors: int | None = opt(None, "--ray: number of models; default one per GPU", 1, 10_000),
     out: Path | None = opt(None, "default: runs/PROTOCOL/METHOD", metavar="FOLDER"),
-    prompts: Path | None = opt(None, "folder of the protocol's prompt file", parse=existing, metavar="FOLDER"),
-    reference: Path | None = opt(None, "real images or their statistics", parse=existing),
-    weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, parse=named(Path), metavar="NAME=PATH", each=True),
+    prompts: Path | None = opt(None, "folder of the protocol's prompt file", type=existing, metavar="FOLDER"),
+    reference: Path | None = opt(None, "real images or their statistics", type=existing),
+    weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, type=named(Path), metavar="NAME=PATH", action="append"),
     quiet: bool = opt(False, "print only errors on stderr"),
     *,
     where: Apart,

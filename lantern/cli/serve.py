@@ -13,6 +13,7 @@ from lantern.core.places import resolve_model
 KEY = "LANTERN_API_KEY"
 KEY_HELP = f"file of the key that clients send (default: ${KEY}, else none)"
 LOCAL = ("127.0.0.1", "localhost", "::1")
+RAY_HELP = "replicas on a Ray cluster, or here (extra: ray)"
 ORIGIN_HELP = "origin of web pages that may send requests, such as https://example.org; * for all; may be repeated"
 
 
@@ -21,8 +22,8 @@ def serve(
     host: str = opt("127.0.0.1", "address to listen on (default 127.0.0.1: this machine only)"),
     port: int = opt(8000, "port; 0 is a free one", 0, 65535),
     api_key_file: Path | None = opt(None, KEY_HELP, metavar="FILE"),
-    allow_origin: list[str] = opt([], ORIGIN_HELP, metavar="ORIGIN", each=True),
-    ray: str | None = opt(None, "replicas on a Ray cluster, or here (extra: ray)", metavar="ADDRESS", bare=""),
+    allow_origin: list[str] = opt([], ORIGIN_HELP, metavar="ORIGIN", action="append"),
+    ray: str | None = opt(None, RAY_HELP, metavar="ADDRESS", nargs="?", const=""),
     replicas: int | None = opt(None, "--ray: default one per GPU", 1, 10_000),
     batch: int = opt(4, "images at once", 1, 4096),
     queue: int = opt(64, "images that may wait", 1, 10**6),

@@ -24,7 +24,7 @@ def tune(
     seed: int = opt(0, "seed of these images (default 0)", 0, MAX_SEED),
     max_tv: float | None = opt(None, MAX_TV_HELP, 0, 1),
     max_kid: float | None = opt(None, "admit relaxed methods up to this loss in KID", 0, 10),
-    quality: Path | None = opt(None, QUALITY_HELP, parse=existing, metavar="FILE"),
+    quality: Path | None = opt(None, QUALITY_HELP, type=existing, metavar="FILE"),
     max_nodes: int = opt(32, "most nodes of a step, root included", 2, 256),
     max_depth: int = opt(8, "greatest depth of a tree", 1, 16),
     methods: list[str] = opt([], "measure only these, and plain decoding"),

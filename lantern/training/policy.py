@@ -16,9 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.io import save_component
-from lantern.drafters.policies.c2t import C2T, C2TConfig
 from lantern.drafters.policies.policy import TRAITS
-from lantern.drafters.policies.radar import SIDE_INPUTS, Radar, RadarConfig, side_inputs
+from lantern.drafters.policies.radar import SIDE_INPUTS, side_inputs
 from lantern.drafters.policies.records import Records, load_records
 from lantern.drafters.trees.static import named
 from lantern.generation.profile import read_profile
@@ -90,12 +89,12 @@ def held_out(records: Records) -> Bool[Tensor, " s"]:
 
 
 class PolicyTask(Task):
-    """What trainings of policies share: `part` is the network, `module` of its config `kind`."""
+    """What trainings of policies share: `part` is the network of the config's kind."""
 
-    def __init__(self, config: PolicyConfig, records: Records, module: Any, kind: Any) -> None:
+    def __init__(self, config: PolicyConfig, records: Records) -> None:
         super().__init__()
-        self.config = config
-        self.part: Any = module(kind(**{"target": records.about.get("target"), **config.model}))
+        self.config, kind = config, find_kind(config.kind, "policy")
+        self.part: Any = kind.module(kind.config(**{"target": records.about.get("target"), **config.model}))
         self.part.init_weights(torch.Generator().manual_seed(config.loop.seed))
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -114,7 +113,7 @@ class C2TTask(PolicyTask):
     """
 
     def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
-        super().__init__(config, records, C2T, C2TConfig)
+        super().__init__(config, records)
         assert records.traits is not None
         is_held = held_out(records)[:, None]
         tested = [records.is_tested & rows for rows in (~is_held, is_held)]
@@ -160,7 +159,7 @@ class RadarTask(PolicyTask):
     """
 
     def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
-        super().__init__(config, records, Radar, RadarConfig)
+        super().__init__(config, records)
         assert records.beams is not None
         self._beams, self._sides = records.beams[..., : self.part.config.beam], sides(records)
         if self._beams.shape[2] < self.part.config.beam:

@@ -1,7 +1,8 @@
-"""Reader of released checkpoints: LlamaGen's `.pt` files, LANTERN's targets and drafters.
+"""Reader of released checkpoints: LlamaGen's `.pt` files, LANTERN's targets and drafters (arXiv:2410.03355).
 
-A released file records neither its kind nor its picture size. `read_checkpoint` unwraps the file and recognises kind
-and size from its tensors. It raises an error if they leave something open or if a tensor does not fit.
+A released file records neither its kind nor its picture size. `read_checkpoint` unwraps the file, translates LANTERN's
+Hugging-Face-style names to LlamaGen's, and recognises kind and size from the tensors. It raises an error if they leave
+something open or if a tensor does not fit. Queries and keys keep their rows: both layouts rotate interleaved pairs.
 """
 
 import argparse
@@ -17,7 +18,6 @@ from torch import Tensor, nn
 from lantern.core.config import build_config, one_line, read_json_object
 from lantern.core.io import check_finite, check_state, load_tensors, read_pickled
 from lantern.methods.parts import ADD_ONS, DRAFTER
-from lantern.models.llamagen import lantern_layout
 from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 
@@ -26,6 +26,31 @@ MOST_INDEX_BYTES = 1 << 26
 WRAPPINGS = ("model", "module", "state_dict", "ema")
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")
 CODEBOOK_USED = "quantize.codebook_used"
+# LANTERN's beginnings of names, at the start or behind a dot, and LlamaGen's
+_NAMES = {
+    "model.embed_tokens.": "tok_embeddings.",
+    "model.cls_embedding.": "cls_embedding.",
+    "model.norm.": "norm.",
+    "model.layers.": "layers.",
+    "lm_head.": "output.",
+    "self_attn.o_proj.": "attention.wo.",
+    "mlp.gate_proj.": "feed_forward.w1.",
+    "mlp.up_proj.": "feed_forward.w3.",
+    "mlp.down_proj.": "feed_forward.w2.",
+    "input_layernorm.": "attention_norm.",
+    "post_attention_layernorm.": "ffn_norm.",
+}
+_FOREIGN = {ours: theirs for theirs, ours in _NAMES.items()}
+_FIELDS = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "num_key_value_heads": "n_kv_head",
+    "rms_norm_eps": "norm_eps",
+    "rope_theta": "rope_base",
+}
+_SAME_FIELDS = ("vocab_size", "num_classes", "caption_dim", "cls_token_num", "block_size", "rope_base", "bias")
+_BLOCK_SIZES = {"t2i": 256, "t2i2": 1024}
 
 
 @dataclass(frozen=True)
@@ -52,8 +77,12 @@ def read_checkpoint(
     """
     path = Path(path)
     try:
-        state, known = _unwrap(*_load(path), prefers_ema=prefers_ema)
-        known |= lantern_layout.reference_config(config or {}) | ({"block_size": block_size} if block_size else {})
+        beside = _reference_config(read_json_object(path / "config.json")) if path.is_dir() else {}
+        files = weight_files(path) if path.is_dir() else [path]
+        raw = {name: value for file in files for name, value in read_weights(file).items()}
+        known = _from_arguments(raw.get("args")) | beside | _reference_config(config or {})
+        known |= {"block_size": block_size} if block_size else {}
+        state = _unwrapped(raw, prefers_ema=prefers_ema)
         found = recognise(state)
         if kind is not None and kind != found:
             raise ValueError(f"holds a {found} checkpoint, not {kind}")
@@ -79,14 +108,6 @@ def recognise(state: Mapping[str, Tensor]) -> Kind:
     raise ValueError(f"is no LlamaGen transformer, tokenizer or drafter: its tensors are {sorted(state)[:3]}...")
 
 
-def _load(path: Path) -> tuple[Mapping[Any, Any], dict[str, Any]]:
-    """Load what a path holds, and the fields of the config.json beside it if the path is a folder."""
-    if path.is_dir():
-        known = lantern_layout.reference_config(read_json_object(path / "config.json"))
-        return {name: tensor for file in weight_files(path) for name, tensor in read_weights(file).items()}, known
-    return read_weights(path), {}
-
-
 def weight_files(folder: Path) -> list[Path]:
     """Return the file of a folder's weights, or the files that its index lists; ValueError without weights."""
     for name in ("model.safetensors", "pytorch_model.bin"):
@@ -106,13 +127,9 @@ def read_weights(file: Path) -> Mapping[Any, Any]:
     return found
 
 
-def _unwrap(
-    raw: Mapping[Any, Any], known: dict[str, Any], *, prefers_ema: bool
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Find the state dict inside its wrapping, with clean names; add the training arguments to `known`."""
-    known = _from_arguments(raw.get("args")) | known
+def _unwrapped(inner: Mapping[Any, Any], *, prefers_ema: bool) -> dict[str, Tensor]:
+    """Return the state dict inside its wrapping, with clean names."""
     order = ("ema", *WRAPPINGS) if prefers_ema else WRAPPINGS
-    inner = raw
     while wrapped := next((inner[name] for name in order if isinstance(inner.get(name), Mapping)), None):
         inner = wrapped
     state = {}
@@ -125,7 +142,7 @@ def _unwrap(
         # rotary table and decoding cache: recomputed, never weights
         if name != "freqs_cis" and ".kv_cache." not in name:
             state[name] = tensor.detach()
-    return state, known
+    return state
 
 
 def _from_arguments(arguments: Any) -> dict[str, Any]:
@@ -144,7 +161,7 @@ def _from_arguments(arguments: Any) -> dict[str, Any]:
 
 
 def _transformer(state: dict[str, Tensor], known: dict[str, Any], kind: Kind) -> Checkpoint:
-    state = lantern_layout.target_state(state)
+    state = _target_state(state)
     vocab_size, dim = _shape(state, "tok_embeddings.weight", 2)
     n_layer, hidden = count_entries(state, "layers"), _shape(state, "layers.0.feed_forward.w1.weight", 2)[0]
     fields = {"dim": dim, "n_layer": n_layer, "vocab_size": vocab_size, "model_type": kind}
@@ -164,9 +181,12 @@ def _transformer(state: dict[str, Tensor], known: dict[str, Any], kind: Kind) ->
 def _drafter(state: dict[str, Tensor], known: dict[str, Any]) -> Checkpoint:
     """Recognise an EAGLE-1 drafter: `fc` over [embedding; feature], one layer without input norm, no final norm.
 
-    It reads both guidance rows, padding included.
+    It reads both guidance rows, padding included. `embed_tokens` is its own: those of released drafters differ from
+    their target's.
     """
-    state = lantern_layout.drafter_state(state)
+    if any(".self_attn.q_norm." in name for name in state):  # which norm queries and keys
+        raise ValueError("this is a drafter for Chameleon (Anole, Lumina-mGPT), wanted one for LlamaGen")
+    state = _target_state(state)
     vocab_size, dim = _shape(state, "embed_tokens.weight", 2)
     hidden = _shape(state, "layers.0.feed_forward.w1.weight", 2)[0]
     known = _complete({"norm_eps": 1e-6} | _heads(dim) | known)
@@ -254,3 +274,53 @@ def _check(state: Mapping[str, Tensor], build: Callable[[], nn.Module]) -> None:
         raise ValueError(f"config: {one_line(error)}") from error
     check_state(state, expected, source="weights")
     check_finite(state, source="weights")
+
+
+def _target_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename LANTERN's tensors and fuse its projections, rows [q | k | v]; other names, LlamaGen's among them, stay.
+
+    ValueError for an incomplete triple.
+    """
+    fused, queries = {_renamed(name, _NAMES): tensor for name, tensor in state.items()}, "self_attn.q_proj.weight"
+    for layer in [name.removesuffix(queries) for name in fused if name.endswith(f".{queries}")]:
+        parts = [f"{layer}self_attn.{letter}_proj.weight" for letter in "qkv"]
+        if absent := [part for part in parts if part not in fused]:
+            raise ValueError(f"tensor {absent[0]!r} is missing")
+        fused[f"{layer}attention.wqkv.weight"] = torch.cat([fused.pop(part) for part in parts])
+    return fused
+
+
+def _reference_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate a Hugging-Face-style config to the reference's field names; what has no counterpart is left out.
+
+    A config in the reference's names is returned as it is.
+    """
+    if "hidden_size" not in values:
+        return dict(values)
+    config = {new: values[old] for old, new in _FIELDS.items() if values.get(old) is not None}
+    config |= {name: values[name] for name in _SAME_FIELDS if values.get(name) is not None}
+    if "block_size" not in config and values.get("input_type") in _BLOCK_SIZES:
+        config["block_size"] = _BLOCK_SIZES[values["input_type"]]
+    return config
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    for old, new in names.items():
+        name = re.sub(rf"(^|\.){re.escape(old)}", rf"\g<1>{new}", name)
+    return name
+
+
+def foreign_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a LlamaGen target's tensors in LANTERN's names, from which `read_checkpoint` makes them again."""
+    found = {}
+    for name, tensor in state.items():
+        is_fused = name.endswith(".attention.wqkv.weight")
+        for letter, part in zip("qkv", tensor.chunk(3), strict=True) if is_fused else [("", tensor)]:
+            found[_renamed(name.replace("attention.wqkv", f"self_attn.{letter}_proj"), _FOREIGN)] = part
+    return found
+
+
+def foreign_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a LlamaGen target's config in LANTERN's field names, from which `read_checkpoint` reads it."""
+    found = {old: values[new] for old, new in _FIELDS.items() if values.get(new) is not None}
+    return {"model_type": "llamagen"} | found | {name: values[name] for name in _SAME_FIELDS if name in values}

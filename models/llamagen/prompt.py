@@ -15,7 +15,13 @@ from lantern.core.types import Condition, Prompt
 
 
 def read(
-    target: Any, condition: Condition, rows: int, *, whole: bool, taps: tuple[int, ...], is_padded: bool
+    target: Any,
+    condition: Condition,
+    rows: int,
+    *,
+    whole: bool = False,
+    taps: tuple[int, ...] = (),
+    is_padded: bool = False,
 ) -> Prompt:
     """Read the guidance rows of each prompt (`Target.read`); with `is_padded` in all of the model's slots.
 
@@ -29,7 +35,12 @@ def read(
         raise ValueError("this model takes captions or class labels, got tokens: use its own text encoder")
     if negative is not None and whole:
         raise ValueError("this drafter reads the slots of the prompt, and takes no negative prompt: use another method")
-    if (longest := _longest(condition)) > most:
+    longest = 1  # of labels
+    if condition.mask is not None:
+        if bool((condition.mask[:, 1:] < condition.mask[:, :-1]).any()):
+            raise ValueError("the caption mask has padding behind words, wanted it on the left: rotate the captions")
+        longest = max(int(condition.mask.sum(1).max()), 1)
+    if longest > most:
         raise ValueError(f"the condition has {longest} slots, the model takes at most {most}")
     inputs, mask = _embedded(target, condition, most if is_padded or negative is not None else longest, rows)
     counts, seen = mask.sum(1), mask[:, None].expand(-1, rows, -1)
@@ -46,9 +57,8 @@ def read(
         # padding sees padding; the last slot gives token 0, be it a word or not
         is_own = pad(mask[:, :-1], (0, 1), value=True)[:, None, :, None]
         features = torch.where(is_own, pad(features, (0, 0, missing, 0)), padded)
-        fused = (
-            None if fused is None or entered is None else torch.where(is_own, pad(fused, (0, 0, missing, 0)), entered)
-        )
+        if fused is not None and entered is not None:
+            fused = torch.where(is_own, pad(fused, (0, 0, missing, 0)), entered)
     weight = target.tok_embeddings.weight
     dtype = target.config.cache_dtype(weight.device, weight.dtype)
     scores = word_scores(counts, dtype)
@@ -68,15 +78,6 @@ def word_scores(counts: Int[Tensor, " b"], dtype: torch.dtype) -> Float[Tensor, 
         return logs[:, None]
     first = (logs * (1 - 2**-7)).to(dtype).double()
     return torch.stack([first, (counts.double() - first.exp()).clamp(min=0).log().to(dtype).double()], 1)
-
-
-def _longest(condition: Condition) -> int:
-    """Return the words of the longest caption, 1 for labels; ValueError for padding behind words."""
-    if condition.mask is None:
-        return 1
-    if bool((condition.mask[:, 1:] < condition.mask[:, :-1]).any()):
-        raise ValueError("the caption mask has padding behind words, wanted it on the left: rotate the captions")
-    return max(int(condition.mask.sum(1).max()), 1)
 
 
 def _embedded(

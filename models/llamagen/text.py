@@ -12,6 +12,7 @@ import html
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from functools import partial
 from html.entities import html5
 from html.parser import HTMLParser
 from pathlib import Path
@@ -203,25 +204,6 @@ def named_emoji(prompt: str, is_unknown: Callable[[str], bool]) -> str:
     return "".join(parts)
 
 
-def load_tokenizer(folder: Path, tokens: int) -> Any:
-    """Load a tokenizer of transformers from local files; ValueError names the file of a damaged one.
-
-    Its tokens are below `tokens`, the vocabulary of the encoder, and it has a padding token, which batches need.
-    """
-    from transformers import AutoTokenizer
-
-    file = next(path for name in TOKENIZER_FILES if is_there(path := folder / name))
-    try:
-        with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        tokenizer("a", padding="max_length", max_length=2, truncation=True)
-        tokenizer.get_vocab()
-    except Exception as error:  # as above
-        raise ValueError(f"{file} holds no tokenizer that loads: {one_line(error)}") from error
-    _check_vocabulary(tokenizer, tokens, file)
-    return tokenizer
-
-
 def _check_vocabulary(tokenizer: Any, tokens: int, file: Path) -> None:
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= tokens:
@@ -252,9 +234,9 @@ class TextEncoder:
         """Load from local files: an encoder folder that holds its tokenizer, or one with `tokenizer/` beside it.
 
         folder may also be the parent of `text_encoder/` and `tokenizer/` (the layout of diffusers). A folder with a
-        whole T5 loads its encoder. Raises ValueError naming the file that is missing.
+        whole T5 loads its encoder. Raises ValueError naming the file that is missing or damaged.
         """
-        from transformers import AutoModelForTextEncoding
+        from transformers import AutoModelForTextEncoding, AutoTokenizer
 
         weights, words = checked_folders(Path(folder), None if tokenizer_dir is None else Path(tokenizer_dir))
         file = next(path for name in WEIGHT_FILES if is_there(path := weights / name))
@@ -271,7 +253,16 @@ class TextEncoder:
             text = one_line(error) if "weights_only" not in str(error) else "it is no file of plain tensors"
             known = str(error).startswith(str(file))
             raise ValueError(text if known else f"{file} holds no text encoder that loads: {text}") from error
-        return cls(model, load_tokenizer(words, model.config.vocab_size))
+        file = next(path for name in TOKENIZER_FILES if is_there(path := words / name))
+        try:
+            with quiet():
+                tokenizer = AutoTokenizer.from_pretrained(words, local_files_only=True, trust_remote_code=False)
+            tokenizer("a", padding="max_length", max_length=2, truncation=True)  # batches need a padding token
+            tokenizer.get_vocab()
+        except Exception as error:  # as above
+            raise ValueError(f"{file} holds no tokenizer that loads: {one_line(error)}") from error
+        _check_vocabulary(tokenizer, model.config.vocab_size, file)
+        return cls(model, tokenizer)
 
     def save_pretrained(self, folder: str | Path, tokenizer_dir: str | Path | None = None) -> None:
         """Write model and tokenizer in the form that `from_pretrained` reads; one folder unless two are given."""
@@ -319,12 +310,8 @@ class TextEncoder:
 
     def _named(self, prompt: str) -> str:
         """The prompt with each emoji character that the tokenizer does not know replaced by its name."""
-        unknown = self.tokenizer.unk_token_id
-
-        def is_unknown(character: str) -> bool:
-            return unknown in self.tokenizer(character, add_special_tokens=False)["input_ids"]
-
-        return prompt if unknown is None else named_emoji(prompt, is_unknown)
+        unknown, pieces = self.tokenizer.unk_token_id, partial(self.tokenizer, add_special_tokens=False)
+        return prompt if unknown is None else named_emoji(prompt, lambda one: unknown in pieces(one)["input_ids"])
 
     def encode(
         self, prompts: Sequence[str], *, slots: int = 120, batch_size: int = 1

@@ -9,15 +9,15 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.types import Condition, Prompt, Raster, Scores, Target
-from lantern.models.llamagen import prompt as prompts
+from lantern.core.types import Raster, Scores, Target
+from lantern.models.llamagen import prompt
 
 # A config past these is a damaged file, not a model: refused before anything is allocated.
 LIMITS = {
@@ -32,6 +32,9 @@ LIMITS = {
     "caption_dim": 1 << 16,
     "num_classes": 1 << 20,
     "block_size": 1 << 16,
+    # of a tokenizer
+    **{"codebook_size": 1 << 20, "codebook_embed_dim": 4096, "num_res_blocks": 64},
+    **{"z_channels": 1 << 16, "ch": 1 << 14},
 }
 
 
@@ -88,6 +91,7 @@ class TransformerConfig:
     cls_token_num: int = 1
     vocab_size: int = 16384
     block_size: int = 256
+    family: ClassVar = "llamagen"
 
     def __post_init__(self) -> None:
         if self.model_type not in ("c2i", "t2i"):
@@ -109,11 +113,6 @@ class TransformerConfig:
     def raster(self) -> Raster:
         """The square grid of tokens, without newlines."""
         return Raster(self.grid, self.grid)
-
-    @property
-    def family(self) -> str:
-        """The name of this family."""
-        return "llamagen"
 
     def cache_dtype(self, device: torch.device, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of keys and values: on a CPU fp32, as rotated keys are, with which attention is faster."""
@@ -166,9 +165,8 @@ def rope_table(grid: int, prefix: int, head_dim: int, base: float) -> Float[Tens
     half = head_dim // 2
     frequencies = 1.0 / base ** (torch.arange(0, half, 2)[: half // 2].float() / half)
     angles = torch.outer(torch.arange(grid).float(), frequencies)
-    rows = angles[:, None, :].expand(grid, grid, -1)
-    columns = angles[None, :, :].expand(grid, grid, -1)
-    factor = torch.cat([rows, columns], dim=-1).reshape(grid * grid, half)
+    axes = (angles[:, None].expand(grid, grid, -1), angles[None].expand(grid, grid, -1))
+    factor = torch.cat(axes, dim=-1).reshape(grid * grid, half)
     table = torch.stack([factor.cos(), factor.sin()], dim=-1)
     return torch.cat([torch.zeros(prefix, half, 2), table])
 
@@ -296,14 +294,8 @@ class Attention(nn.Module):
             assert slots is not None
             k, v = cache.write(layer, slots, turned[:, :, 1:])
             q = turned[:, :, 0].transpose(1, 2).to(k.dtype)
-        out = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=None if mask is None else mask[:, None],
-            is_causal=mask is None,
-            dropout_p=self.dropout if self.training else 0.0,
-        )
+        added, dropout = None if mask is None else mask[:, None], self.dropout if self.training else 0.0
+        out = F.scaled_dot_product_attention(q, k, v, added, is_causal=mask is None, dropout_p=dropout)
         return self.wo(out.transpose(1, 2).flatten(2).to(x.dtype))
 
     def read(self, x: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> tuple[Tensor, Float[Tensor, "b h d"]]:
@@ -311,17 +303,12 @@ class Attention(nn.Module):
 
         Gives the output of every slot and the mean of all values, fp32, which is all that tokens see of the prompt.
         """
-        values = F.linear(x, self.wqkv.weight[2 * x.shape[-1] :]).float()
-        means = running_mean(values, mask)
+        values, words = F.linear(x, self.wqkv.weight[2 * x.shape[-1] :]).float(), mask[..., None]
+        # of words over the words, of padding (which is on the left) over padding
+        of_words = (values * words).cumsum(1) / words.long().cumsum(1).clamp(min=1)
+        of_padding = values.cumsum(1) / torch.arange(1, values.shape[1] + 1, device=values.device)[:, None]
+        means = torch.where(words, of_words, of_padding)
         return self.wo(means.to(x.dtype)), means[:, -1].unflatten(-1, (self.n_head, -1))
-
-
-def running_mean(values: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
-    """Mean of the values up to each slot: of words over the words, of padding (which is on the left) over padding."""
-    counts = mask.long().cumsum(1)
-    words = (values * mask[..., None]).cumsum(1) / counts.clamp(min=1)[..., None]
-    padding = values.cumsum(1) / torch.arange(1, values.shape[1] + 1, device=values.device)[:, None]
-    return torch.where(mask[..., None], words, padding)
 
 
 class FeedForward(nn.Module):
@@ -384,6 +371,7 @@ class Transformer(nn.Module, Target):
     """LlamaGen's transformer. One forward serves prefill, plain and tree passes: positions and mask are arguments."""
 
     layers: Any  # a ModuleList of Block, which the type checker takes for modules of any kind
+    read: Any = prompt.read
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -433,18 +421,6 @@ class Transformer(nn.Module, Target):
                 entered[layer] = x
             x = block(x, factors, mask, layer=layer, cache=cache, slots=slots)
         return self.norm(x)
-
-    def read(
-        self,
-        condition: Condition,
-        rows: int,
-        *,
-        whole: bool = False,
-        taps: tuple[int, ...] = (),
-        is_padded: bool = False,
-    ) -> Prompt:
-        """Read prompts, as `Target.read`; with `is_padded` in passes over all conditioning slots."""
-        return prompts.read(self, condition, rows, whole=whole, taps=taps, is_padded=is_padded)
 
     def read_slots(
         self, inputs: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"], *, entered: dict[int, Tensor] | None = None

@@ -9,14 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-# A config past these is a damaged file, not a tokenizer: refused before anything is allocated.
-LIMITS = {
-    "codebook_size": 1 << 20,
-    "codebook_embed_dim": 4096,
-    "z_channels": 1 << 16,
-    "ch": 1 << 14,
-    "num_res_blocks": 64,
-}
+from lantern.models.llamagen.transformer import check_limits
 
 
 @dataclass(frozen=True)
@@ -43,12 +36,9 @@ class VQConfig:
         if self.ch < 32 or self.ch % 32:
             raise ValueError(f"ch is {self.ch}, wanted a multiple of 32 (group norm has 32 groups)")
         if not self.encoder_ch_mult or len(self.encoder_ch_mult) != len(self.decoder_ch_mult):
-            raise ValueError(
-                "encoder_ch_mult and decoder_ch_mult differ in length, wanted one entry a resolution in each"
-            )
-        for name, most in LIMITS.items():
-            if not 1 <= getattr(self, name) <= most:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted from 1 to {most}")
+            wanted = "wanted one entry a resolution in each"
+            raise ValueError(f"encoder_ch_mult and decoder_ch_mult differ in length, {wanted}")
+        check_limits(self, "codebook_size", "codebook_embed_dim", "z_channels", "ch", "num_res_blocks")
 
     @property
     def downsample(self) -> int:
@@ -86,10 +76,7 @@ class AttnBlock(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.norm = group_norm(channels)
-        self.q = nn.Conv2d(channels, channels, 1)
-        self.k = nn.Conv2d(channels, channels, 1)
-        self.v = nn.Conv2d(channels, channels, 1)
-        self.proj_out = nn.Conv2d(channels, channels, 1)
+        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(channels, channels, 1) for _ in range(4))
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         """Every pixel attends to every pixel."""
@@ -242,9 +229,7 @@ class VQVAE(nn.Module):
         return self.decoder(self.post_quant_conv(quantised))
 
     def decode(self, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b 3 h w"]:
-        """Tokens of a square grid, in raster order, to pixels; a token out of range or a ragged grid is a
-        ValueError.
-        """
+        """Tokens of a square grid, in raster order, to pixels; ValueError for a token out of range or a ragged grid."""
         side = round(tokens.shape[1] ** 0.5)
         if side * side != tokens.shape[1]:
             raise ValueError(f"got {tokens.shape[1]} tokens an image, wanted a square grid")

@@ -29,7 +29,7 @@ COPY_RATIO = 1.5  # a copy is nearer than this multiple of the tokenizer's own e
 
 
 def card(
-    data: Path = arg("folder written by `lantern train data`", parse=existing),
+    data: Path = arg("folder written by `lantern train data`", type=existing),
     model: str = opt(MODEL, MODEL_HELP),
     images: int = opt(200, "images of each figure", 1, 10**5),
     seed: int = opt(0, "seed of noise and choices", 0, MAX_SEED),
@@ -54,18 +54,15 @@ def card(
     captions = {name: [max(r.captions, key=lambda one: one[1])[0] for r in some] for name, some in chosen.items()}
     made = [one.pixels for one in generate(loaded, captions["train"], seed=seed, method="plain", batch=32)]
     generated = torch.stack([torch.as_tensor(one) for one in made]).permute(0, 3, 1, 2)
+    tokens = {name: encode(vq, some, batch=BATCH) for name, some in pictures.items()}
+    compared = {"generated": generated, "heldout": pictures["heldout"]}
     found = {
         **about(loaded),
         "images": {name: len(some) for name, some in chosen.items()},
         "parameters": {name: sum(p.numel() for p in part.parameters()) for name, part in networks.items()},
         "reconstruction": reconstruction(vq, pictures["heldout"], pictures["train"], batch=BATCH),
-        "nats_per_token": {
-            name: losses(loaded, captions[name], encode(vq, pictures[name], batch=BATCH)) for name in pictures
-        },
-        "copies": {
-            "generated": copies(vq, generated, pictures["train"]),
-            "heldout": copies(vq, pictures["heldout"], pictures["train"]),
-        },
+        "nats_per_token": {name: losses(loaded, captions[name], tokens[name]) for name in pictures},
+        "copies": {name: copies(vq, some, pictures["train"]) for name, some in compared.items()},
     }
     prompts = [line for line in PROMPTS.read_text(encoding="utf-8").splitlines() if line.strip()]
     sheeted = generate(loaded, prompts, seed=seed, method="plain", batch=32)

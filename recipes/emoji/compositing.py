@@ -4,6 +4,7 @@ Everything is a pure function of its arguments. Pictures are RGBA with straight 
 white. Pillow scales RGBA with premultiplied colours, so that edges stay clean.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +30,6 @@ BAND = 36.0
 
 # Places of the copies as (left, top, width, height) in 64ths of the picture.
 LAYOUTS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
-    1: ((2, 2, 60, 60),),
     2: ((1, 8, 30, 48), (33, 8, 30, 48)),
     3: ((17, 1, 30, 30), (1, 33, 30, 30), (33, 33, 30, 30)),
     4: ((1, 1, 30, 30), (33, 1, 30, 30), (1, 33, 30, 30), (33, 33, 30, 30)),
@@ -62,8 +62,7 @@ def to_hsv(picture: Rgba) -> Float[np.ndarray, "h w 3"]:
     high, low = rgb.max(-1), rgb.min(-1)
     spread = np.maximum(high - low, 1e-6)
     r, g, b = np.moveaxis(rgb, -1, 0)
-    sector = np.select([high == r, high == g], [(g - b) / spread, 2 + (b - r) / spread])
-    sector = np.where((high != r) & (high != g), 4 + (r - g) / spread, sector)
+    sector = np.select([high == r, high == g], [(g - b) / spread, 2 + (b - r) / spread], 4 + (r - g) / spread)
     saturation = (high - low) / np.maximum(high, 1e-6)
     return np.stack([60 * sector % 360, saturation, high], axis=-1).astype(np.float32)
 
@@ -149,14 +148,13 @@ def recolour(picture: Rgba, colouring: Colouring, colour: str) -> Rgba:
         recoloured[..., 2] = hsv[..., 2] * value / colouring.value
     else:
         # Towards white if the middle gets lighter, so that highlights are not clipped.
-        factor = (1 - value) / max(1 - colouring.value, 0.02)
-        lifted = 1 - (1 - hsv[..., 2]) * factor
+        lifted = 1 - (1 - hsv[..., 2]) * ((1 - value) / max(1 - colouring.value, 0.02))
         recoloured[..., 2] = np.minimum(lifted, hsv[..., 2] * 1.6)
     mixed = share[..., None] * to_rgb(recoloured) + (1 - share[..., None]) * picture[..., :3]
     return np.concatenate([np.rint(mixed).astype(np.uint8), picture[..., 3:]], axis=-1)
 
 
-def arrange(pictures: list[Rgba], boxes: list[tuple[float, float, float, float]]) -> Rgb:
+def arrange(pictures: Sequence[Rgba], boxes: Sequence[tuple[float, float, float, float]]) -> Rgb:
     """Return the pictures' visible parts on white, each scaled to its box (in 64ths) and centred in it."""
     from PIL import Image
 
@@ -178,7 +176,7 @@ def arrange(pictures: list[Rgba], boxes: list[tuple[float, float, float, float]]
 
 def copies(picture: Rgba, number: int) -> Rgb:
     """Return `number` (2 to 4) copies of the picture, laid out on white."""
-    return arrange([picture] * number, list(LAYOUTS[number]))
+    return arrange([picture] * number, LAYOUTS[number])
 
 
 def shifted(picture: Rgba, rng: np.random.Generator) -> Rgb:

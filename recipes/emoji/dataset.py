@@ -1,7 +1,7 @@
 """The emoji training set: plain pictures of every concept and style, and composites of them, with captions."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -11,27 +11,8 @@ import numpy as np
 from jaxtyping import UInt8
 
 from lantern.training.data import Made, Record, Summary, check_sizes, share_of, write_prepared
-from recipes.emoji.captions import (
-    Captions,
-    check_reserved,
-    colour_captions,
-    count_captions,
-    pair_captions,
-    plain_captions,
-    read_reserved,
-    words_of,
-)
-from recipes.emoji.compositing import (
-    LAYOUTS,
-    Colouring,
-    arrange,
-    copies,
-    find_colour,
-    on_white,
-    other_colours,
-    recolour,
-    shifted,
-)
+from recipes.emoji import captions as texts
+from recipes.emoji import compositing as drawing
 from recipes.emoji.packages import PACKAGES, Concept, read_concepts, read_pictures, read_tags
 
 # Share of combinations (a colour, a number or a neighbour of a thing) that is kept from training.
@@ -80,7 +61,7 @@ class Cell:
     concept: Concept
     style: str
     picture: UInt8[np.ndarray, "h w 4"]
-    colouring: Colouring | None
+    colouring: drawing.Colouring | None
     tags: tuple[str, ...]
     split: str
 
@@ -97,21 +78,16 @@ class Cell:
             return []
         if self.concept.flags & {"scene", "text"}:
             return []
-        order = {colour: share_of(f"{self.key}/{colour}") for colour in other_colours(colouring)}
+        order = {colour: share_of(f"{self.key}/{colour}") for colour in drawing.other_colours(colouring)}
         # Black hides what a thing looks like inside, so it comes late in the order.
         return sorted(order, key=lambda c: order[c] + 0.15 * (c == "black"))
-
-    @property
-    def can_repeat(self) -> bool:
-        """Whether copies of it make sense: a countable name and a picture of an object."""
-        return not self.concept.flags & {"scene", "plural", "mass"}
 
     @property
     def may_mirror(self) -> bool:
         """Whether the mirror image is valid too."""
         return "text" not in self.concept.flags
 
-    def record(self, kind: str, captions: Captions, split: str, **more: Any) -> Record:
+    def record(self, kind: str, captions: texts.Captions, split: str, **more: Any) -> Record:
         """Return the record of a picture of this one thing."""
         names = (self.concept.name,)
         return Record(0, captions, kind, names, self.style, split, may_mirror=self.may_mirror, **more)
@@ -125,14 +101,14 @@ def prepare(config: EmojiConfig, *, out: Path, packages: Path) -> Summary:
     concept's name and in the evaluation prompts.
     """
     concepts = read_concepts(*config.concepts)
-    reserved = read_reserved(config.reserved) if config.reserved else frozenset()
-    check_reserved((n for c in concepts for n in (c.name, *c.synonyms)), reserved)
+    reserved = texts.read_reserved(config.reserved) if config.reserved else frozenset()
+    texts.check_reserved((n for c in concepts for n in (c.name, *c.synonyms)), reserved)
     cells, missing = read_cells(config, concepts, reserved, packages=packages)
     train = [cell for cell in cells if cell.split == "train"]
     jobs: Iterator[Callable[[], Made]] = chain(
         (partial(make_plain, cell) for cell in cells),
-        (partial(make_mirror, cell) for cell in train if config.mirrors and cell.may_mirror),
-        (partial(make_shift, cell, n, config.seed) for cell in train for n in range(config.shifts)),
+        (partial(make_plain, cell, "mirror") for cell in train if config.mirrors and cell.may_mirror),
+        (partial(make_plain, cell, "shift", [config.seed, n]) for cell in train for n in range(config.shifts)),
         make_colours(train, config.colours),
         make_counts(train, config.counts),
         make_pairs(train, config.pairs, seed=config.seed),
@@ -140,7 +116,7 @@ def prepare(config: EmojiConfig, *, out: Path, packages: Path) -> Summary:
 
     def checked(job: Callable[[], Made]) -> Made:
         made = job()
-        check_reserved((text for text, _ in made[1].captions), reserved)
+        texts.check_reserved((text for text, _ in made[1].captions), reserved)
         return made
 
     return write_prepared(
@@ -170,48 +146,33 @@ def read_cells(
     for index, concept in enumerate(concepts):
         styles = [style for style in config.styles if (index, style) in pictures]
         missing += [f"{concept.name} ({s})" for s in config.styles if s not in styles]
-        held = held_out_style(concept, styles, config.held_out)
+        draws = {style: share_of(f"{concept.hexcode}/{style}") for style in styles}
+        # a concept is held out in one style at most, and two must remain
+        held = min(draws, key=draws.__getitem__) if len(styles) > 2 and min(draws.values()) < config.held_out else None
+        taken = set(texts.words_of(" ".join((concept.name, *concept.synonyms))))
+        # short tags that add a word and hold no reserved one
+        new = [tag for tag in words.get(concept.hexcode, []) if not (taken | reserved) & set(texts.words_of(tag))]
+        short = [tag for tag in new if len(tag.split()) <= 2][:8]
         for style in styles:
             picture = pictures[index, style]
-            tags = usable_tags(concept, style, words.get(concept.hexcode, []), reserved)
+            tags = sorted(short, key=lambda tag: share_of(f"{concept.hexcode}/{style}/{tag}"))[:3]
             split = "heldout" if style == held else "train"
-            cells.append(Cell(concept, style, picture, find_colour(picture), tags, split))
+            cells.append(Cell(concept, style, picture, drawing.find_colour(picture), tuple(tags), split))
     return cells, missing
 
 
-def held_out_style(concept: Concept, styles: list[str], share: float) -> str | None:
-    """Return the style in which the concept is held out, if any: at most one, and two must remain."""
-    if len(styles) < 3:
-        return None
-    held = [style for style in styles if share_of(f"{concept.hexcode}/{style}") < share]
-    return min(held, key=lambda style: share_of(f"{concept.hexcode}/{style}"), default=None)
-
-
-def usable_tags(concept: Concept, style: str, tags: list[str], reserved: frozenset[str]) -> tuple[str, ...]:
-    """Return up to three of the first eight short tags that add a word and hold no reserved one, by style."""
-    taken = set(words_of(" ".join((concept.name, *concept.synonyms))))
-    new = [t for t in tags if not taken & set(words_of(t)) and not reserved & set(words_of(t))]
-    short = [tag for tag in new if len(tag.split()) <= 2][:8]
-    return tuple(sorted(short, key=lambda tag: share_of(f"{concept.hexcode}/{style}/{tag}"))[:3])
-
-
-def make_plain(cell: Cell) -> Made:
-    """Return the picture of the package, on white."""
+def make_plain(cell: Cell, variant: str = "original", seeds: Sequence[int] = ()) -> Made:
+    """Return the picture of the package on white, mirrored, or a little smaller and at another place (shift)."""
     colour = cell.colouring.name if cell.colouring else None
-    captions = plain_captions(cell.concept, cell.style, cell.tags, colour=colour)
-    return on_white(cell.picture), cell.record("plain", captions, cell.split)
-
-
-def make_mirror(cell: Cell) -> Made:
-    """Return the mirror image of a plain picture."""
-    picture, record = make_plain(cell)
-    return picture[:, ::-1].copy(), replace(record, variant="mirror")
-
-
-def make_shift(cell: Cell, number: int, seed: int) -> Made:
-    """Return the picture a little smaller and at another place."""
-    rng = np.random.default_rng([seed, int(share_of(cell.key) * 2**32), number])
-    return shifted(cell.picture, rng), replace(make_plain(cell)[1], variant="shift")
+    captions = texts.plain_captions(cell.concept, cell.style, cell.tags, colour=colour)
+    picture = drawing.on_white(cell.picture)
+    if variant == "mirror":
+        picture = picture[:, ::-1].copy()
+    if variant == "shift":
+        seed, number = seeds
+        rng = np.random.default_rng([seed, int(share_of(cell.key) * 2**32), number])
+        picture = drawing.shifted(cell.picture, rng)
+    return picture, cell.record("plain", captions, cell.split, variant=variant)
 
 
 def make_colours(cells: list[Cell], number: int) -> Iterator[Callable[[], Made]]:
@@ -223,7 +184,9 @@ def make_colours(cells: list[Cell], number: int) -> Iterator[Callable[[], Made]]
 
 def make_counts(cells: list[Cell], number: int) -> Iterator[Callable[[], Made]]:
     """Yield two, three or four of one thing; one in four recoloured if possible."""
-    able = sorted((c for c in cells if c.can_repeat), key=lambda c: share_of(f"count/{c.key}"))
+    # a countable name and a picture of an object
+    able = [cell for cell in cells if not cell.concept.flags & {"scene", "plural", "mass"}]
+    able.sort(key=lambda cell: share_of(f"count/{cell.key}"))
     for step in range(number):
         cell = able[step % len(able)]
         repeat = step // len(able)
@@ -238,12 +201,13 @@ def make_composite(cell: Cell, number: int, colour: str | None) -> Made:
     """Return `number` copies of the picture, recoloured unless `colour` is None; one in twenty-five is held out."""
     picture, style, name = cell.picture, cell.style, colour or ""
     if cell.colouring is not None and colour is not None:
-        picture = recolour(picture, cell.colouring, colour)
+        picture = drawing.recolour(picture, cell.colouring, colour)
     if number == 1:
-        kind, shown, captions = "colour", on_white(picture), colour_captions(cell.concept, style, name)
+        kind, shown = "colour", drawing.on_white(picture)
+        captions = texts.colour_captions(cell.concept, style, name)
     else:
-        kind, shown = "count", copies(picture, number)
-        captions = count_captions(cell.concept, style, number, colour=colour)
+        kind, shown = "count", drawing.copies(picture, number)
+        captions = texts.count_captions(cell.concept, style, number, colour=colour)
     is_held = share_of(f"{kind}/{cell.key}/{number}/{colour}") < COMPOSITES_HELD_OUT
     return shown, cell.record(kind, captions, "heldout" if is_held else "train", colour=name, number=number)
 
@@ -266,7 +230,7 @@ def make_pair(left: Cell, right: Cell) -> Made:
     """Return two things side by side; one pair in twenty-five is held out."""
     names = (left.concept.name, right.concept.name)
     is_held = share_of("/".join(("pair", *names))) < COMPOSITES_HELD_OUT
-    captions, split = pair_captions(left.concept, right.concept, left.style), "heldout" if is_held else "train"
+    captions, split = texts.pair_captions(left.concept, right.concept, left.style), "heldout" if is_held else "train"
     may_mirror = left.may_mirror and right.may_mirror
     record = Record(0, captions, "pair", names, left.style, split, may_mirror=may_mirror, number=2)
-    return arrange([left.picture, right.picture], list(LAYOUTS[2])), record
+    return drawing.arrange([left.picture, right.picture], drawing.LAYOUTS[2]), record

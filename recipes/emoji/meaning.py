@@ -106,20 +106,14 @@ def retrofit(
     return now
 
 
-def probes(objects: list[str]) -> dict[tuple[str, str], list[str]]:
-    """Return for each (attribute, value) the objects described with its first phrase."""
-    found = {}
-    for kind, values in ATTRIBUTES.items():
-        for value, ways in values.items():
-            way = ways[0] if "{}" in ways[0] else f"{ways[0]} {{}}"
-            found[kind, value] = [way.format(plural(o) if kind == "count" else o) for o in objects]
-    return found
-
-
 def build_meanings(config: MeaningConfig, lexicon: Lexicon, teacher: Path) -> Meanings:
     """Return meanings of all concepts and attribute values from the teacher's embeddings."""
     plain = [lexicon.concepts[i] for i in lexicon.objects[:1000:20]]
-    changed = probes(plain)
+    changed = {}  # the objects described with the first phrase of each value
+    for kind, values in ATTRIBUTES.items():
+        named = [plural(name) if kind == "count" else name for name in plain]
+        for value, (way, *_) in values.items():
+            changed[kind, value] = [way.format(name) if "{}" in way else f"{way} {name}" for name in named]
     every = teacher_embeddings(teacher, [*lexicon.concepts, *plain, *(p for group in changed.values() for p in group)])
     # 1) A basis in which the objects' variance is nearly the same in every direction.
     seen = every[list(lexicon.objects)]
@@ -131,10 +125,10 @@ def build_meanings(config: MeaningConfig, lexicon: Lexicon, teacher: Path) -> Me
     # 2) A value's direction; the difference from the attribute's mean direction counts fourfold.
     before, after = rest[: len(plain)].mean(0), rest[len(plain) :].view(len(changed), len(plain), -1).mean(1)
     shift = dict(zip(changed, after - before, strict=True))
-    values = {}
+    directions = {}
     for kind in ATTRIBUTES:
         mean = torch.stack([v for key, v in shift.items() if key[0] == kind]).mean(0)
         for key in (key for key in shift if key[0] == kind):
-            values[key] = config.attribute_norm * F.normalize(0.5 * mean + 2 * (shift[key] - mean), dim=0)
+            directions[key] = config.attribute_norm * F.normalize(0.5 * mean + 2 * (shift[key] - mean), dim=0)
     # 3) Synonyms move together.
-    return Meanings(retrofit(vectors, lexicon.pulls, config.synonym_pull), values)
+    return Meanings(retrofit(vectors, lexicon.pulls, config.synonym_pull), directions)

@@ -175,11 +175,8 @@ def read_pictures(
         for member in tar:
             if not member.isfile() or not member.name.startswith(folder):
                 continue
-            stem = Path(member.name).stem
-            index = expected.pop(without_selector(stem), None)
-            if index is not None:
-                file = tar.extractfile(member)
-                assert file is not None
+            index, file = expected.pop(without_selector(Path(member.name).stem), None), tar.extractfile(member)
+            if index is not None and file is not None:
                 yield index, rasterise(file.read(), size, is_vector=member.name.endswith(".svg"))
 
 

@@ -13,7 +13,7 @@ RECIPE = Recipe(
     stages={
         "data": Stage(f"{HOME}.dataset:prepare", DATA, "packages", is_training=False),
         "text": Stage(f"{HOME}.text_encoder:train", TEXT, "packages teacher"),
-        "words": Stage(f"{HOME}.words:train", WORDS, "text_encoder packages teacher", "tokenizer"),
+        "words": Stage(f"{HOME}.text_encoder:train_words", WORDS, "text_encoder packages teacher", "tokenizer"),
     },
     options={"teacher": Option("folder of a BERT sentence encoder")},
     configs=Path(__file__).parent / "configs",

@@ -1,7 +1,8 @@
-"""Training of a small text encoder: a T5 encoder whose mean output over a caption is an embedding of its meaning.
+"""Training of a small text encoder, and of new words for it.
 
-A picture model reads its conditioning prefix through a mean over the caption's tokens, so the mean is trained. The
-teacher is a BERT sentence encoder, which the trained encoder does not need.
+It is a T5 encoder whose mean output over a caption is an embedding of the caption's meaning. A picture model reads its
+conditioning prefix through a mean over the caption's tokens, so the mean is trained. The teacher is a BERT sentence
+encoder, which the trained encoder does not need.
 """
 
 import hashlib
@@ -18,9 +19,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.io import atomic_write
+from lantern.models.llamagen.text import TextEncoder
 from lantern.training.loop import LoopConfig, Task
 from lantern.training.loop import train as run_loop
-from recipes.emoji.lexicon import Lexicon, build_lexicon, everyday_words, named_concepts, read_emojis, read_nouns
+from lantern.training.stages import read_config
+from recipes.emoji.captions import plural
+from recipes.emoji.lexicon import Lexicon, Named, build_lexicon, everyday_words, read_emojis, read_nouns
 from recipes.emoji.meaning import MeaningConfig, Meanings, build_meanings, mean_over
 from recipes.emoji.packages import read_concepts
 from recipes.emoji.phrases import ATTRIBUTES, FRAMES, Caption, Composer
@@ -102,22 +106,12 @@ def new_encoder(config: TextConfig, tokenizer: Any, lexicon: Lexicon, meanings: 
     """Return a T5 encoder (arXiv:1910.10683, gated) in which a whole word's initial embedding is its meaning."""
     from transformers import T5Config, T5EncoderModel
 
-    width = config.meaning.width
+    width, heads = config.meaning.width, config.heads
     torch.manual_seed(config.loop.seed)
-    encoder = T5EncoderModel(
-        T5Config(
-            vocab_size=len(tokenizer),
-            d_model=width,
-            d_kv=width // config.heads,
-            d_ff=config.hidden,
-            num_layers=config.layers,
-            num_heads=config.heads,
-            feed_forward_proj="gated-gelu",
-            dropout_rate=0.0,
-            pad_token_id=0,
-            eos_token_id=1,
-        )
-    )
+    sizes: dict[str, Any] = {"vocab_size": len(tokenizer), "d_model": width, "d_kv": width // heads}
+    sizes |= {"d_ff": config.hidden, "num_layers": config.layers, "num_heads": heads, "dropout_rate": 0.0}
+    sizes |= {"feed_forward_proj": "gated-gelu", "pad_token_id": 0, "eos_token_id": 1}
+    encoder = T5EncoderModel(T5Config(**sizes))
     index = {c: i for i, c in enumerate(lexicon.concepts)}
     with torch.no_grad():
         table = encoder.get_input_embeddings().weight.normal_(0.0, 0.1)
@@ -153,9 +147,11 @@ class TextTask(Task):
         parts = (*self.tokens([c.text for c in captions]), self.meanings.of(captions), *labels_and_rivals(captions))
         return tuple(part.to(device) for part in parts)
 
-    def tokens(self, texts: list[str]) -> tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"]]:
-        """Return right-padded tokens and their mask."""
-        return tokens_of(self.tokenizer, texts, self.config.max_tokens)
+    def tokens(self, texts: list[str], tokenizer: Any = None) -> tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"]]:
+        """Return right-padded tokens, at most `max_tokens` with the end token, and their mask; by the own tokenizer."""
+        how: Any = {"truncation": True, "max_length": self.config.max_tokens, "padding": True, "return_tensors": "pt"}
+        found = (tokenizer or self.tokenizer)(texts, **how)
+        return found["input_ids"], found["attention_mask"].bool()
 
     def means(self, ids: Int[Tensor, "b t"], mask: Bool[Tensor, "b t"]) -> Float[Tensor, "b c"]:
         """Return mean outputs over valid tokens, in four passes of captions of similar length to reduce padding."""
@@ -227,12 +223,6 @@ def distances(unit: Float[Tensor, "b c"], meaning: Float[Tensor, "b c"], tempera
     return {"cosine": 1 - (unit * meaning).sum(-1).mean(), "relation": relation}
 
 
-def tokens_of(tokenizer: Any, texts: list[str], longest: int) -> tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"]]:
-    """Return right-padded tokens of texts, at most `longest` each, end token included; and which are no padding."""
-    found = tokenizer(texts, truncation=True, max_length=longest, padding=True, return_tensors="pt")
-    return found["input_ids"], found["attention_mask"].bool()
-
-
 def labels_and_rivals(captions: list[Caption]) -> tuple[Int[Tensor, "b k"], Int[Tensor, "r 2"]]:
     """Return each attribute's value (0 for none, -100 for captions of several things) and the pairs to separate."""
     labels = torch.full((len(captions), len(ATTRIBUTES)), -100)
@@ -249,8 +239,9 @@ def prepare(config: TextConfig, out: Path, packages: Path, teacher: Path) -> Tex
     """Return the task with its words, tokenizer and meanings; `out/meanings.pt` caches the teacher's output."""
     nouns = read_nouns(packages)
     words = everyday_words((teacher / "vocab.txt").read_text(encoding="utf-8").split("\n"), nouns.lemmas)
-    named = [*read_emojis(packages), *named_concepts(read_concepts(*config.concepts))]
-    lexicon = build_lexicon(named, nouns, words)
+    shown = read_concepts(*config.concepts)
+    named = [Named(one.name, tuple(other.removeprefix("~") for other in one.synonyms), -1) for one in shown]
+    lexicon = build_lexicon([*read_emojis(packages), *named], nouns, words)
     tokenizer = train_tokenizer(lexicon, config.vocabulary)
     key = hashlib.sha256(json.dumps([asdict(config.meaning), lexicon.concepts, lexicon.pulls]).encode()).hexdigest()
     stored = out / "meanings.pt"
@@ -270,3 +261,120 @@ def train(config: TextConfig, *, out: Path, packages: Path, teacher: Path) -> No
     with config.json, model.safetensors, tokenizer.json and vocab.txt.
     """
     run_loop(prepare(config, out, packages, teacher), config.loop, out=out)
+
+
+@dataclass(frozen=True)
+class WordsConfig:
+    """Settings for new whole words of a trained encoder.
+
+    encoder: the encoder's config. count: words to exchange at most. required: number of the most important words that
+    the vocabulary must hold.
+    """
+
+    loop: LoopConfig
+    encoder: Path = Path("text-emoji.json")
+    count: int = 2000
+    required: int = 10000
+    batch: int = 192
+    learning_rate: float = 0.02
+    temperature: float = 0.07
+
+
+def exchange(vocab: dict[str, int], needed: list[str], *, required: int, count: int, keep: set[str]) -> dict[str, str]:
+    """Return the token that each new word replaces: the most needed missing words replace the least needed whole words.
+
+    needed: words, most needed first; the first `required` shall be in the vocabulary. keep: words whose tokens are
+    unchanged. Short words are kept too, since other words consist of them, and no new word is a prefix of
+    one of `keep`.
+    """
+    begun = {word[:n] for word in keep for n in range(1, len(word) + 1)}
+    inside = set(needed[:required])
+    missing = [w for w in needed[:required] if w not in vocab and w not in begun]
+    rank = {w: i for i, w in enumerate(needed)}
+    spare = [w for w in vocab if len(w) >= 5 and w in rank and w not in inside | keep]
+    spare.sort(key=lambda w: -rank[w])
+    return dict(zip(missing[:count], spare, strict=False))
+
+
+def renamed(tokenizer: Any, places: dict[str, str]) -> Any:
+    """Return the tokenizer with new words under the ids of those they replace."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    names = {old: new for new, old in places.items()}
+    backend["model"]["vocab"] = {names.get(word, word): row for word, row in backend["model"]["vocab"].items()}
+    backend["truncation"] = backend["padding"] = None
+    same = {name: getattr(tokenizer, name) for name in ("pad_token", "eos_token", "unk_token", "model_max_length")}
+    fresh = Tokenizer.from_str(json.dumps(backend))
+    return PreTrainedTokenizerFast(tokenizer_object=fresh, padding_side="right", **same)
+
+
+class WordsTask(Task):
+    """The embedding rows of the new words, trained on captions that contain them; the rest is frozen.
+
+    The embedding of every caption without such a word is unchanged bit for bit, so a picture model trained on the
+    encoder needs no further training. The size of the tokenizer is unchanged: a new word replaces one that captions
+    need least.
+    """
+
+    def __init__(self, config: WordsConfig, encoder: TextEncoder, text: TextTask, places: dict[str, str]) -> None:
+        super().__init__()
+        self.config, self.text, self.encoder = config, text, encoder
+        self.places = places
+        vocab, index = encoder.tokenizer.get_vocab(), {c: i for i, c in enumerate(text.lexicon.concepts)}
+        self.tokenizer = renamed(encoder.tokenizer, places)
+        self.concepts = [index[word] for word in places]
+        self.rows = torch.tensor([vocab[old] for old in places.values()])
+        meanings = text.meanings.concepts
+        self.words = nn.Parameter(meanings[self.concepts] * meanings.shape[1] ** 0.5)
+        self.composer = Composer(text.lexicon, seed=config.loop.seed)
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return Adam on the rows."""
+        return [torch.optim.Adam([self.words], self.config.learning_rate)]
+
+    def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
+        """Return tokens, mask and meanings of captions of new words."""
+        captions = self.composer.about(self.concepts, step * 4096 + rank, self.config.batch)
+        tokens = self.text.tokens([c.text for c in captions], self.tokenizer)
+        return tuple(part.to(device) for part in (*tokens, self.text.meanings.of(captions)))
+
+    def table(self) -> Float[Tensor, "v c"]:
+        """Return the embedding table with the new words' rows."""
+        table = self.encoder.model.get_input_embeddings().weight
+        return table.index_copy(0, self.rows.to(table.device), self.words.to(table.dtype))
+
+    def forward(
+        self, ids: Int[Tensor, "b t"], mask: Bool[Tensor, "b t"], meaning: Float[Tensor, "b c"]
+    ) -> dict[str, Tensor]:
+        """Return the cosine loss to the meaning and the loss of similarities within the batch."""
+        embedded = F.embedding(ids, self.table())
+        hidden = self.encoder.model(inputs_embeds=embedded, attention_mask=mask).last_hidden_state
+        unit = F.normalize(mean_over(hidden, mask).float(), dim=-1)
+        found = distances(unit, meaning, self.config.temperature)
+        return {"loss": 3 * found["cosine"] + found["relation"], **found}
+
+    def export(self, folder: Path) -> None:
+        """Write encoder/ (bf16) and tokenizer/."""
+        with torch.no_grad():
+            self.encoder.model.get_input_embeddings().weight.copy_(self.table())
+        trained = TextEncoder(self.encoder.model.to(torch.bfloat16), self.tokenizer)
+        trained.save_pretrained(folder / "encoder", folder / "tokenizer")
+
+
+def train_words(
+    config: WordsConfig, *, out: Path, text_encoder: Path, packages: Path, teacher: Path, tokenizer: Path | None = None
+) -> None:
+    """Train new words of the encoder in `text_encoder`; `out` then holds the new encoder/ and tokenizer/."""
+    text = prepare(read_config(TextConfig, config.encoder), out, packages, teacher)
+    encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
+    known = set(text.lexicon.concepts)
+    needed = [w for w in dict.fromkeys(whole_words(text.lexicon)) if w in known]
+    vocab = encoder.tokenizer.get_vocab()
+    # the words of pictures' names and keywords, singular and plural, and their tokens
+    names = [text.lexicon.concepts[i] for label, tags in text.lexicon.named for i in (label, *tags)]
+    keep = {word for name in names for word in f"{name} {plural(name)}".split()}
+    keep |= {token for word in keep for token in encoder.tokenizer.tokenize(word)}
+    places = exchange(vocab, needed, required=config.required, count=config.count, keep=keep)
+    run_loop(WordsTask(config, encoder, text, places), config.loop, out=out)

@@ -1,9 +1,11 @@
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from lantern.cli.bench import DTYPES, SHAPES, main
 from lantern.core.types import Generation
@@ -42,13 +44,14 @@ def test_json_is_one_line_with_the_table_on_stderr_and_otherwise_only_the_table_
 def test_tokens_that_differ_from_plain_give_exit_token_1(
     model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = race.record
+    kept = race.Contender.decode
 
-    def altered(made: Generation, number: int) -> race.Line:
-        made.tokens[0, 3] += int(made.steps[number] < made.tokens.numel())
-        return kept(made, number)
+    def altered(*given: Any, **watching: Any) -> Generation:
+        made = kept(*given, **watching)
+        made.tokens[0, 3] += int(made.steps[0] < made.tokens.numel())
+        return made
 
-    monkeypatch.setattr(race, "record", altered)
+    monkeypatch.setattr(race.Contender, "decode", altered)
     assert main(["--model", model, *QUICK]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("lantern: error: eagle1 (eager fp32, batch 1) differs from plain decoding in 1 of 1")
@@ -57,15 +60,15 @@ def test_tokens_that_differ_from_plain_give_exit_token_1(
 def test_a_stopped_bench_prints_the_rounds_that_are_done(
     model: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, made = race.record, []
+    kept, made = race.pack, []
 
-    def interrupted(generation: Generation, number: int) -> race.Line:
-        made.append(kept(generation, number))
+    def interrupted(tokens: Tensor) -> str:
+        made.append(kept(tokens))
         if len(made) == 6:  # in the third round of two contenders
             signal.raise_signal(signal.SIGTERM)
         return made[-1]
 
-    monkeypatch.setattr(race, "record", interrupted)
+    monkeypatch.setattr(race, "pack", interrupted)
     out = tmp_path / "bench.json"
     words = ["--model", model, "--out", str(out), *(word for word in QUICK if word != "--quiet")]
     assert main([*words, "--images", "9"]) == 143

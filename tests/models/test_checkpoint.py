@@ -78,7 +78,7 @@ def test_a_released_size_is_recognised_from_its_shapes(size: str, monkeypatch: p
     config = TransformerConfig.named(size, block_size=576)
     with torch.device("meta"):
         state = Transformer(config).state_dict()
-    monkeypatch.setattr("lantern.models.llamagen.checkpoint._load", lambda path: (state, {}))
+    monkeypatch.setattr("lantern.models.llamagen.checkpoint.read_weights", lambda path: state)
     monkeypatch.setattr("lantern.models.llamagen.checkpoint.check_finite", lambda state, source: None)
     assert TransformerConfig(**read_checkpoint("full.pt", block_size=576).config) == config
 

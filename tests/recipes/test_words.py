@@ -15,8 +15,7 @@ from lantern.training.stages import read_config
 from recipes.emoji.lexicon import Lexicon, Named, Nouns, build_lexicon
 from recipes.emoji.meaning import MeaningConfig, Meanings
 from recipes.emoji.phrases import ATTRIBUTES
-from recipes.emoji.text_encoder import TextConfig, TextTask, train_tokenizer
-from recipes.emoji.words import WordsConfig, WordsTask, exchange, renamed
+from recipes.emoji.text_encoder import TextConfig, TextTask, WordsConfig, WordsTask, exchange, renamed, train_tokenizer
 
 
 @pytest.fixture

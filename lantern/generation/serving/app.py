@@ -1,4 +1,7 @@
-"""The HTTP application: OpenAI's image generations, models, health and metrics."""
+"""The HTTP application: OpenAI's image generations and edits, models, health, and Prometheus metrics.
+
+Metrics have vLLM's names with the prefix `lantern:`; others tell what relaxation cost.
+"""
 
 import asyncio
 import base64
@@ -20,6 +23,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from jaxtyping import UInt8
 from PIL.Image import Image
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -31,7 +35,7 @@ from lantern import __version__
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.engines.engine import Engine
-from lantern.generation.images import enlarge, to_image
+from lantern.generation.images import Statistics, enlarge, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import (
     MAX_PROMPT,
@@ -43,7 +47,6 @@ from lantern.generation.requests import (
     with_warnings,
 )
 from lantern.generation.requests import Request as ModelRequest
-from lantern.generation.serving.metrics import Metrics
 from lantern.generation.serving.worker import Job, RefusedError, Worker
 from lantern.models.folder import Model, load_model
 
@@ -202,6 +205,76 @@ class Call:
         details = {"input_tokens_details": {"text_tokens": words, "image_tokens": kept}}
         given = words + kept
         return {"input_tokens": given, "output_tokens": tokens, "total_tokens": given + tokens, **details}
+
+
+SECONDS = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 240.0, 480.0, 960.0)
+Seconds = partial(Histogram, buckets=SECONDS)
+METRICS: dict[str, tuple[Any, ...]] = {  # kind, text, labels
+    "request_success": (Counter, "Finished requests.", "finished_reason"),
+    "request_refused": (Counter, "Requests answered with an error.", "status"),
+    "prompt_tokens": (Counter, "Words of prompts."),
+    "generation_tokens": (Counter, "Generated tokens."),
+    "iteration": (Counter, "Passes of the target, summed over images."),
+    "spec_decode_num_accepted_tokens": (Counter, "Accepted drafted tokens."),
+    "spec_decode_num_drafts": (Counter, "Steps that verified a draft."),
+    "spec_decode_num_accepted_tokens_per_pos": (Counter, "Accepted drafted tokens by depth, from 0.", "position"),
+    "relaxed_tokens": (Counter, "Tokens that only a relaxation accepted."),
+    "total_variation_sum": (Counter, "Total variation, summed over tokens."),
+    "e2e_request_latency_seconds": (Seconds, "Seconds from a request to its answer."),
+    "request_queue_time_seconds": (Seconds, "Seconds that an image waited."),
+    "request_decode_time_seconds": (Seconds, "Share of its batch's decoding of an image."),
+    "num_requests_running": (Gauge, "Pictures that are being decoded."),
+    "num_requests_waiting": (Gauge, "Pictures that wait in the queue."),
+}
+
+
+class Metrics:
+    """The metrics of one server, in a registry of their own."""
+
+    def __init__(self, model_name: str, worker: Worker) -> None:
+        self._name, self.registry = model_name, CollectorRegistry()
+        self._metrics = {
+            name: kind(f"lantern:{name}", text, ["model_name", *labels], registry=self.registry)
+            for name, (kind, text, *labels) in METRICS.items()
+        }
+        self._metrics["num_requests_running"].labels(model_name).set_function(lambda: worker.running)
+        self._metrics["num_requests_waiting"].labels(model_name).set_function(lambda: worker.queued)
+
+    def waited(self, seconds: float) -> None:
+        """Record how long an image waited."""
+        self._see("request_queue_time_seconds", seconds)
+
+    def made(self, statistics: Statistics) -> None:
+        """Count a finished image."""
+        self._add("generation_tokens", statistics.tokens)
+        self._add("iteration", statistics.steps)
+        self._add("spec_decode_num_accepted_tokens", sum(statistics.accepted))
+        self._add("spec_decode_num_drafts", statistics.reached[0] if statistics.reached else 0)
+        self._add("relaxed_tokens", statistics.relaxed * statistics.tokens)
+        self._add("total_variation_sum", statistics.total_variation * statistics.tokens)
+        for depth, count in enumerate(statistics.accepted):
+            self._add("spec_decode_num_accepted_tokens_per_pos", count, depth)
+        self._see("request_decode_time_seconds", statistics.seconds.get("decode", 0.0))
+
+    def refused(self, status: int) -> None:
+        """Count a request that was answered with an HTTP status from 400."""
+        self._add("request_refused", 1, status)
+
+    def answered(self, reason: str, seconds: float, words: int) -> None:
+        """Count a finished request; `reason` is stop, abort or error."""
+        self._add("request_success", 1, reason)
+        self._add("prompt_tokens", words)
+        self._see("e2e_request_latency_seconds", seconds)
+
+    def text(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _add(self, name: str, amount: float, *labels: object) -> None:
+        self._metrics[name].labels(self._name, *labels).inc(amount)
+
+    def _see(self, name: str, seconds: float) -> None:
+        self._metrics[name].labels(self._name).observe(seconds)
 
 
 class Service:

@@ -16,6 +16,7 @@ from lantern.eval.boards.board import PAIRS, RULES, expand
 from lantern.eval.boards.table import figures_of
 from lantern.eval.json_lines import read_lines
 from lantern.eval.metrics import quality
+from lantern.eval.speed import contenders
 from lantern.eval.speed.contenders import Variant, name_of
 from lantern.methods import METHODS
 from tests.eval.tiny_metrics import save_tiny_clip
@@ -123,14 +124,14 @@ def test_lacking_and_failing_methods_have_a_row(
     folder = tmp_path / "tiny"
     shutil.copytree(board_words[1], folder)
     shutil.rmtree(folder / "parts")
-    entered = board.entered
+    entered = contenders.entered
 
     def failing(stable: Any, spec: str, *given: Any) -> Any:
         if spec == "eagle1":
             raise RuntimeError("the kernel is missing")
         return entered(stable, spec, *given)
 
-    monkeypatch.setattr(board, "entered", failing)
+    monkeypatch.setattr(contenders, "entered", failing)
     words = ["--model", folder, "--engine", "eager", "--baseline", "eager", "--quiet", "--images", 1]
     assert main(*words, "--methods", "eagle1", "medusa", "gumbel-jacobi", "--out", tmp_path / "b.jsonl") == 1
     output = capsys.readouterr()

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from lantern.eval.boards.page import rendered
 from lantern.eval.boards.plot import save
 from lantern.eval.boards.table import (
     background_of,
@@ -18,19 +17,16 @@ from lantern.eval.boards.table import (
     figures_of,
     foreground,
     p_value,
+    ratio,
     refusal_of,
-    tokens_ratio,
+    rendered,
 )
 from lantern.eval.json_lines import read_lines
 from lantern.eval.speed.race import pack
 
 
-def records(*steps: int) -> list[dict[str, Any]]:
-    return [{"steps": count, "total_variation": 0.0} for count in steps]
-
-
 def test_both_methods_are_resampled_together() -> None:
-    found = tokens_ratio(records(10, 20, 60), records(20, 40, 120))
+    found = ratio([(20, 10), (40, 20), (120, 60)])
     assert (found.low, found.value, found.high) == (2.0, 2.0, 2.0)
 
 

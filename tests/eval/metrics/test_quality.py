@@ -8,8 +8,7 @@ import torch
 from lantern.cli import eval as command
 from lantern.cli.main import main
 from lantern.eval.metrics.moments import Moments
-from lantern.eval.metrics.quality import Figure, Options, fid_of_shards, measure
-from lantern.eval.metrics.registry import METRICS
+from lantern.eval.metrics.quality import METRICS, Figure, Options, fid_of_shards, measure
 from lantern.eval.metrics.weights import SOURCES
 from tests.eval.tiny_metrics import FEATURES, save_pictures, save_tiny_clip, save_tiny_inception
 

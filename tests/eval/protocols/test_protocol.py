@@ -10,9 +10,16 @@ import pytest
 
 from lantern.core.config import build_config
 from lantern.core.places import embedded_model
-from lantern.eval.metrics.registry import METRICS
-from lantern.eval.protocols.protocol import PromptSet, Protocol, find_prompts, known_protocols, load_protocol, size_name
-from lantern.eval.protocols.resizing import resizing
+from lantern.eval.metrics.quality import METRICS
+from lantern.eval.protocols.protocol import (
+    PromptSet,
+    Protocol,
+    find_prompts,
+    known_protocols,
+    load_protocol,
+    resizing,
+    size_name,
+)
 from lantern.models.folder import Model
 from lantern.models.llamagen.transformer import SIZES
 from tests.tiny import tiny_target

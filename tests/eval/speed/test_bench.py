@@ -146,11 +146,11 @@ def test_slow_variants_that_nobody_asked_for_are_left_out(
         return field
 
     parts = {one.label: one for one in eager(model, "eagle1")}
-    monkeypatch.setattr(speed, "line_up", line_up)
-    monkeypatch.setattr(speed, "warm", lambda one, jobs: None)
-    monkeypatch.setattr(speed, "pass_seconds", lambda one, job: milliseconds[one.variant.kind] / 1e3)
+    monkeypatch.setattr(speed.contenders, "line_up", line_up)
+    monkeypatch.setattr(speed.racing, "warm", lambda one, jobs: None)
+    monkeypatch.setattr(speed.racing, "pass_seconds", lambda one, job: milliseconds[one.variant.kind] / 1e3)
     options = BenchOptions(images=1, kinds=asked, baselines=tuple(milliseconds), dtypes=("fp32",), is_quiet=True)
-    monkeypatch.setattr(speed, "kinds_of", lambda device: tuple(milliseconds))
+    monkeypatch.setattr(speed.contenders, "kinds_of", lambda device: tuple(milliseconds))
     field, _, found = speed.field_of(Stable(model), ["eagle1"], options, built(model.sampling()), job(model))
     assert [one.variant.kind for one in field if one.is_plain] == left
     assert [one.variant.kind for one in field if not one.is_plain] == (list(asked) or left)

@@ -18,7 +18,7 @@ from lantern.eval.speed.contenders import (
     entries_of,
     line_up,
 )
-from lantern.eval.speed.roofline import copy_bandwidth, pass_bytes, roofline, stored_bytes
+from lantern.eval.speed.race import copy_bandwidth, pass_bytes, roofline, stored_bytes
 from lantern.models.folder import Model
 from tests.eval.variants import CPU, EAGER, eager
 from tests.tiny import tiny_target

@@ -9,8 +9,7 @@ from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import named
 from lantern.eval.speed import shapes
 from lantern.eval.speed.bench import WIDTH, render
-from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
-from lantern.eval.speed.shapes import ShapeOptions
+from lantern.eval.speed.shapes import ScriptedVerifier, ShapeOptions, deepest, script
 from lantern.generation.generator import Decoder
 from lantern.methods import METHODS
 from lantern.verifiers.gumbel import GumbelVerifier
