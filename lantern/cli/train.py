@@ -136,7 +136,7 @@ def _recipe_of(stage: str, config: str | None) -> Recipe | None:
 
 
 @dataclass(frozen=True)
-class Step:
+class BuildStep:
     """One stage to run into OUT/NAME.
 
     `config` is the name of a config, or a path relative to the file that lists the steps. `share` is its part of the
@@ -160,7 +160,7 @@ class AllConfig:
     ValueError without steps.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[BuildStep, ...]
     components: dict[str, str]
     addons: dict[str, str] = field(default_factory=dict)
     generation: dict[str, str] = field(default_factory=dict)
@@ -171,7 +171,7 @@ class AllConfig:
 
 
 @dataclass(frozen=True)
-class State:
+class BuildState:
     """What `state.json` holds: the seconds of finished steps and the minutes that steps were given, by name."""
 
     done: dict[str, float] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class Build:
 
     def __post_init__(self) -> None:
         path = self.out / STATE
-        self.state = load_config(State, path) if path.exists() else State()
+        self.state = load_config(BuildState, path) if path.exists() else BuildState()
         self.steps = [step for step in self.config.steps if not step.only_with or self.inputs.get(step.only_with)]
 
     def value(self, text: str) -> Path:
@@ -202,7 +202,7 @@ class Build:
             raise ValueError(f"stage all needs {flag(name)} with this config")
         return Path(self.inputs[name]) / folder
 
-    def run(self, step: Step) -> None:
+    def run(self, step: BuildStep) -> None:
         """Run a step with its share of the time, and note it as done."""
         from lantern.core.io import write_json
 

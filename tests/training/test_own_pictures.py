@@ -10,7 +10,7 @@ from PIL import Image
 
 from lantern.cli import generate
 from lantern.cli.main import main
-from lantern.cli.train import AllConfig, Build, Step
+from lantern.cli.train import AllConfig, Build, BuildStep
 from lantern.core.config import load_config
 from lantern.training.drafter import DrafterConfig
 from lantern.training.stages import find_config, find_recipe, find_stage
@@ -125,7 +125,7 @@ def test_the_drafters_of_all_addons_are_trained_equally() -> None:
 
 
 def test_steps_of_all_take_folders_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Step("drafter", "drafter", "drafter-eagle1", options={"target": "@model/transformer", "data": "data"})
+    step = BuildStep("drafter", "drafter", "drafter-eagle1", options={"target": "@model/transformer", "data": "data"})
     seen: dict[str, Path] = {}
 
     monkeypatch.setattr("lantern.cli.train.run_stage", lambda stage, config, out, options, recipe: seen.update(options))
