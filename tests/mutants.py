@@ -531,6 +531,8 @@ engines/cuda/trial.py: engines/cuda/test_trial.py
 + if difference <= 0:
 
 engines/cuda/walk.py: engines/cuda/test_walk.py
+- or relaxation.residual == "cool":
++ or relaxation.residual == "x":
 - p_scale = tl.div_rn(1.0, sum_new)
 + p_scale = p_scale * 1.0
 - tl.store(NEXT + image, tl.load(SAMPLED + image * nodes + last))

@@ -447,11 +447,10 @@ def rule_of(relaxation: Any) -> Rule | None:
     """Return the rule of a relaxation, None for those that the kernel does not know."""
     if relaxation is None:
         return Rule()
-    if type(relaxation) is Lantern:
-        return Rule(constant=float(relaxation.delta))
-    if type(relaxation) is LanternPP:
-        return Rule(factor=float(relaxation.lambda_ - 1))
-    return None
+    if type(relaxation) not in (Lantern, LanternPP) or relaxation.residual == "cool":
+        return None
+    is_bounded = type(relaxation) is Lantern
+    return Rule(float(relaxation.delta)) if is_bounded else Rule(factor=float(relaxation.lambda_ - 1))
 
 
 def refusal(verifier: Any, tree: DraftTree, rows: Any) -> str | None:
@@ -461,7 +460,7 @@ def refusal(verifier: Any, tree: DraftTree, rows: Any) -> str | None:
     if type(verifier) is GumbelVerifier:
         return None
     if type(verifier) is not RejectionVerifier or rule_of(verifier.relaxation) is None:
-        return "neither Gumbel match nor multi-round rejection, exact or by LANTERN or LANTERN++"
+        return "neither Gumbel match nor rejection, exact or by LANTERN or LANTERN++ with a published residual"
     if not isinstance(rows, LogitRows) or not isinstance(rows.noise, Noise):
         return "rows that are not logits, or noise without tables"
     if rows.sampling.top_p < 1 or rows.logits.shape[-1] > MOST_TOKENS:

@@ -166,6 +166,10 @@ def test_other_verifiers_and_settings_are_left_to_torch() -> None:
     assert walk.refusal(verifier, tree, rows) is None
     assert walk.refusal(verifier, tree, nucleus) is not None
     assert walk.refusal(object(), tree, rows) is not None
+    for rule, setting in RULES[1:]:
+        for residual in ("paper", "released", "cool"):
+            relaxed = RejectionVerifier(rule(**table(), k=5, residual=residual, **setting))
+            assert (walk.refusal(relaxed, tree, rows) is None) == (residual != "cool")
 
 
 if __name__ == "__main__":
