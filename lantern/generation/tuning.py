@@ -145,7 +145,7 @@ def _is_number(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Run:
+class Timing:
     """One batch of whole images: seconds per token, tokens per step, total variation per token."""
 
     seconds: float
@@ -153,21 +153,23 @@ class Run:
     total_variation: float
 
 
-def race(model: Model, methods: Sequence[Method], sampling: Sampling, batches: Sequence[Batch]) -> list[list[Run]]:
+def race(model: Model, methods: Sequence[Method], sampling: Sampling, batches: Sequence[Batch]) -> list[list[Timing]]:
     """Make all batches by each method, interleaved, after a warm-up of each; return the runs by method."""
     generators = [Generator(model, method, sampling) for method in methods]
     for generator in generators:
         generator.warm_up(batches[0])
-    found: list[list[Run]] = [[] for _ in methods]
+    found: list[list[Timing]] = [[] for _ in methods]
     for requested, (generator, runs) in product(batches, zip(generators, found, strict=True)):
         condition, begin = generator.condition(requested), now(model.device)
         made = generator.decode(condition, requested)
         seconds, tokens = now(model.device) - begin, made.tokens.numel()
-        runs.append(Run(seconds / tokens, tokens / int(made.steps.sum()), float(made.total_variation.sum()) / tokens))
+        runs.append(
+            Timing(seconds / tokens, tokens / int(made.steps.sum()), float(made.total_variation.sum()) / tokens)
+        )
     return found
 
 
-def figures(method: Method, runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
+def figures(method: Method, runs: Sequence[Timing], plain: Sequence[Timing]) -> dict[str, Any]:
     """Return a method's figures as JSON values; its speedup has an interval if it raced against plain decoding."""
     ratios = [before.seconds / after.seconds for before, after in zip(plain, runs, strict=True)]
     return {

@@ -19,7 +19,7 @@ CLONE = "stages and configs of recipes such as emoji come with a clone of lanter
 
 
 @dataclass(frozen=True)
-class Option:
+class StageOption:
     """A command-line option of stages: its help and the kind of its value."""
 
     help: str
@@ -58,7 +58,7 @@ class Recipe:
     name: str
     stages: Mapping[str, Stage]
     configs: Path
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, StageOption] = field(default_factory=dict)
 
 
 LENGTH = ("steps", "decay", "minutes")
@@ -83,26 +83,28 @@ ALL = "all"
 ALL_SUMMARY = "run every stage of a model in order and put the model folder together"
 ALL_OPTIONS = f"data keep minutes model only packages path steps {TEXT}".split()
 OPTIONS = {
-    "cache": Option("folder for features of captions and images, which runs may share; default --out", "path"),
-    "data": Option("folder written by `lantern train data`"),
-    "decay": Option("steps of the final decay of the learning rate", "count"),
-    "init": Option("a trained component to start from"),
-    "keep": Option("keep checkpoints and caches of finished steps", "flag"),
-    "kind": Option("kind of the add-on; without --config, that of STAGE-KIND", "text"),
-    "minutes": Option("time to fill with steps after the inputs are prepared, instead of --steps", "number"),
-    "model": Option("a model folder; default: the embedded model"),
-    "only": Option("run this step alone", "text"),
-    "packages": Option("folder of registry packages; a recipe fetches missing ones into it", "path"),
-    "path": Option("images to read, instead of the config's path"),
-    "profile": Option("output of `lantern tune`: the times of steps"),
-    "prompts": Option("file of prompts, one a line"),
-    "records": Option("file written by lantern-generate --record, or a folder of such files"),
-    "size": Option("width and height in pixels (WxH), for a target of transformers that makes several sizes", "size"),
-    "steps": Option("number of steps, instead of the config's", "count"),
-    "target": Option("folder of the trained target, or of a model of transformers"),
-    "text_encoder": Option("folder of the text encoder"),
-    "tokenizer": Option("folder of the text encoder's tokenizer"),
-    "vq": Option("folder of the trained VQ tokenizer"),
+    "cache": StageOption("folder for features of captions and images, which runs may share; default --out", "path"),
+    "data": StageOption("folder written by `lantern train data`"),
+    "decay": StageOption("steps of the final decay of the learning rate", "count"),
+    "init": StageOption("a trained component to start from"),
+    "keep": StageOption("keep checkpoints and caches of finished steps", "flag"),
+    "kind": StageOption("kind of the add-on; without --config, that of STAGE-KIND", "text"),
+    "minutes": StageOption("time to fill with steps after the inputs are prepared, instead of --steps", "number"),
+    "model": StageOption("a model folder; default: the embedded model"),
+    "only": StageOption("run this step alone", "text"),
+    "packages": StageOption("folder of registry packages; a recipe fetches missing ones into it", "path"),
+    "path": StageOption("images to read, instead of the config's path"),
+    "profile": StageOption("output of `lantern tune`: the times of steps"),
+    "prompts": StageOption("file of prompts, one a line"),
+    "records": StageOption("file written by lantern-generate --record, or a folder of such files"),
+    "size": StageOption(
+        "width and height in pixels (WxH), for a target of transformers that makes several sizes", "size"
+    ),
+    "steps": StageOption("number of steps, instead of the config's", "count"),
+    "target": StageOption("folder of the trained target, or of a model of transformers"),
+    "text_encoder": StageOption("folder of the text encoder"),
+    "tokenizer": StageOption("folder of the text encoder's tokenizer"),
+    "vq": StageOption("folder of the trained VQ tokenizer"),
 }
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.types import Raster, Scores, Target
+from lantern.core.types import Condition, Prompt, Raster, Scores, Target
 from lantern.models.llamagen import prompt
 
 # A config past these is a damaged file, not a model: refused before anything is allocated.
@@ -371,7 +371,6 @@ class Transformer(nn.Module, Target):
     """LlamaGen's transformer. One forward serves prefill, plain and tree passes: positions and mask are arguments."""
 
     layers: Any  # a ModuleList of Block, which the type checker takes for modules of any kind
-    read: Any = prompt.read
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -390,6 +389,18 @@ class Transformer(nn.Module, Target):
             if isinstance(module, nn.Linear | nn.Embedding):
                 module.weight.data.normal_(0.0, self.config.initializer_range, generator=generator)
         self.output.weight.data.zero_()
+
+    def read(
+        self,
+        condition: Condition,
+        rows: int,
+        *,
+        whole: bool = False,
+        taps: tuple[int, ...] = (),
+        is_padded: bool = False,
+    ) -> Prompt:
+        """Read prompts, as `Target.read`; with `is_padded` in passes over all conditioning slots."""
+        return prompt.read(self, condition, rows, whole=whole, taps=taps, is_padded=is_padded)
 
     def head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
         """Return fp32 logits of features after the final norm."""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lantern.training.stages import Option, Recipe, Stage
+from lantern.training.stages import Recipe, Stage, StageOption
 
 HOME = "recipes.emoji"
 DATA = "draw emoji and their captions into prepared data"
@@ -15,6 +15,6 @@ RECIPE = Recipe(
         "text": Stage(f"{HOME}.text_encoder:train", TEXT, "packages teacher"),
         "words": Stage(f"{HOME}.text_encoder:train_words", WORDS, "text_encoder packages teacher", "tokenizer"),
     },
-    options={"teacher": Option("folder of a BERT sentence encoder")},
+    options={"teacher": StageOption("folder of a BERT sentence encoder")},
     configs=Path(__file__).parent / "configs",
 )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lantern.training.stages import Option, Recipe, Stage
+from lantern.training.stages import Recipe, Stage, StageOption
 
 RECIPE = Recipe(
     name="photos",
@@ -15,6 +15,6 @@ RECIPE = Recipe(
             is_training=False,
         ),
     },
-    options={"inception": Option("weights of Inception for FID: a file, or the package that holds it")},
+    options={"inception": StageOption("weights of Inception for FID: a file, or the package that holds it")},
     configs=Path(__file__).parent / "configs",
 )

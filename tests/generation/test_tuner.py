@@ -9,11 +9,11 @@ import pytest
 from lantern.core.sampling import Sampling
 from lantern.drafters.trees.static import named
 from lantern.generation.requests import Request
-from lantern.generation.tuning import FINALISTS, OF_A_METHOD, Bounds, Run, interval, race, tune
+from lantern.generation.tuning import FINALISTS, OF_A_METHOD, Bounds, Timing, interval, race, tune
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
 
-Scripted = Callable[[Method, int], Run]
+Scripted = Callable[[Method, int], Timing]
 
 
 def decide(
@@ -22,7 +22,7 @@ def decide(
     """Tune with given instead of measured runs, by method and number of the batch; return the profile and the races."""
     races: list[list[str]] = []
 
-    def scripted(_: Model, methods: Sequence[Method], sampling: Sampling, batches: Sequence[Any]) -> list[list[Run]]:
+    def scripted(_: Model, methods: Sequence[Method], sampling: Sampling, batches: Sequence[Any]) -> list[list[Timing]]:
         races.append([method.name for method in methods])
         is_race = len(batches) > 1
         return [[script(method, i + is_race) for i in range(len(batches))] for method in methods]
@@ -52,8 +52,8 @@ def test_the_fastest_tree_is_chosen(
     seconds: Callable[[int], float],
     chosen: int | None,
 ) -> None:
-    def script(method: Method, batch: int) -> Run:
-        return Run(seconds(nodes(method)) if method.tree else 1.0, 1.0, 0.0)
+    def script(method: Method, batch: int) -> Timing:
+        return Timing(seconds(nodes(method)) if method.tree else 1.0, 1.0, 0.0)
 
     profile, races = decide(monkeypatch, model, tmp_path, script, methods=["eagle1"])
     assert races[0] == ["plain"] and len(races[-1]) <= 1 + OF_A_METHOD
@@ -69,11 +69,11 @@ def test_the_fastest_tree_is_chosen(
 def test_slow_candidates_do_not_race_and_the_race_decides(
     monkeypatch: pytest.MonkeyPatch, model: Model, tmp_path: Path
 ) -> None:
-    def script(method: Method, batch: int) -> Run:
+    def script(method: Method, batch: int) -> Timing:
         """sjd is fast in its first batch only, and in one round of the race gumbel-jacobi is slow."""
         window = method.settings.get("window", 0)
         seconds = {"sjd": 0.2 if batch == 0 else 1.5, "gumbel-jacobi": 0.4 + 0.01 * window, "scd": 3.0}
-        return Run(
+        return Timing(
             seconds.get(method.name, 1.0) * (4 if method.name == "gumbel-jacobi" and batch == 2 else 1), 2.0, 0.0
         )
 
@@ -92,8 +92,8 @@ def test_slow_candidates_do_not_race_and_the_race_decides(
 def test_a_run_that_breaks_the_bound_is_not_chosen(
     monkeypatch: pytest.MonkeyPatch, model: Model, tmp_path: Path, in_race: float, chosen: str
 ) -> None:
-    def script(method: Method, batch: int) -> Run:
-        return Run(0.5 if method.tree else 1.0, 2.0, in_race if batch and method.tree else 0.0)
+    def script(method: Method, batch: int) -> Timing:
+        return Timing(0.5 if method.tree else 1.0, 2.0, in_race if batch and method.tree else 0.0)
 
     profile, _ = decide(monkeypatch, model, tmp_path, script, methods=["lantern++"], bounds=Bounds(max_tv=0.07))
     assert profile["choice"]["method"] == chosen

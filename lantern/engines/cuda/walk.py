@@ -447,10 +447,10 @@ def rule_of(relaxation: Any) -> Rule | None:
     """Return the rule of a relaxation, None for those that the kernel does not know."""
     if relaxation is None:
         return Rule()
-    if type(relaxation) not in (Lantern, LanternPP) or relaxation.residual == "cool":
+    kind = type(relaxation)
+    if kind not in (Lantern, LanternPP) or relaxation.residual == "cool":
         return None
-    is_bounded = type(relaxation) is Lantern
-    return Rule(float(relaxation.delta)) if is_bounded else Rule(factor=float(relaxation.lambda_ - 1))
+    return Rule(constant=float(relaxation.delta)) if kind is Lantern else Rule(factor=float(relaxation.lambda_ - 1))
 
 
 def refusal(verifier: Any, tree: DraftTree, rows: Any) -> str | None:

@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 
 from lantern.eval.metrics import weights
-from lantern.eval.metrics.weights import SOURCES, Source, find_weights
+from lantern.eval.metrics.weights import SOURCES, WeightsSource, find_weights
 
 
 @pytest.fixture(autouse=True)
 def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(source: Source) -> Path:
+    def refuse(source: WeightsSource) -> Path:
         raise ConnectionError("download from the hub failed (offline)")
 
     monkeypatch.setattr(weights, "_from_hub", refuse)
