@@ -20,7 +20,6 @@ Values pass between the threads of a program through global memory, with a barri
 # pyright: reportAttributeAccessIssue=false
 
 # ruff: noqa: SIM102, SIM108 (branches on constants are cut when a kernel is compiled, so they stand alone)
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -35,8 +34,7 @@ from lantern.decoding.rows import LogitRows
 from lantern.engines.cuda.kernels import is_interpreted, least_of, ordered, scores_of
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
-from lantern.verifiers.relaxations.lantern import Lantern
-from lantern.verifiers.relaxations.lantern_pp import LanternPP
+from lantern.verifiers.relaxations.neighbours import ClaimingRule
 
 SMALLEST_LOG, SMALLEST = tl.constexpr(-87.0), tl.constexpr(1.7e-38)  # of lantern.core.sampling
 TINY = tl.constexpr(1.1754943508222875e-38)  # a smaller sum counts as 0: its reciprocal may be infinite
@@ -435,31 +433,14 @@ def match_kernel(
     tl.store(NEXT + image, tl.load(SAMPLED + image * nodes + last))
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A relaxation in the numbers that the kernel reads: the budget is `constant` + `factor` * p(x)."""
-
-    constant: float = 0.0
-    factor: float = 0.0
-
-
-def rule_of(relaxation: Any) -> Rule | None:
-    """Return the rule of a relaxation, None for those that the kernel does not know."""
-    if relaxation is None:
-        return Rule()
-    kind = type(relaxation)
-    if kind not in (Lantern, LanternPP) or relaxation.residual == "cool":
-        return None
-    return Rule(constant=float(relaxation.delta)) if kind is Lantern else Rule(factor=float(relaxation.lambda_ - 1))
-
-
 def refusal(verifier: Any, tree: DraftTree, rows: Any) -> str | None:
     """Return why the torch form must walk a tree, None if a kernel can."""
     if not tree.shape.widths or tree.shape.num_nodes > MOST_NODES:
         return "no children, or too many nodes"
     if type(verifier) is GumbelVerifier:
         return None
-    if type(verifier) is not RejectionVerifier or rule_of(verifier.relaxation) is None:
+    rule = verifier.relaxation if type(verifier) is RejectionVerifier else verifier
+    if rule is not None and (not isinstance(rule, ClaimingRule) or rule.residual == "cool"):
         return "neither Gumbel match nor rejection, exact or by LANTERN or LANTERN++ with a published residual"
     if not isinstance(rows, LogitRows) or not isinstance(rows.noise, Noise):
         return "rows that are not logits, or noise without tables"
@@ -512,9 +493,10 @@ def walk(
     bounds = torch.empty(images, nodes, dtype=torch.int32, device=device)
     norms = torch.empty(images, nodes, 2, device=device)
     cost = distances = table = None
-    near, released, shared = 0, False, False
+    near, released, shared, constant, factor = 0, False, False, 0.0, 0.0
     if relaxation is not None:
-        assert isinstance(relaxation, Lantern | LanternPP)
+        assert isinstance(relaxation, ClaimingRule)
+        constant, factor = float(relaxation.constant), float(relaxation.factor)
         table, distances, near, shared = relaxation.table, relaxation.distances, relaxation.k, relaxation.shared
         released = relaxation.residual == "released"
         spent = torch.empty(images, depth + 1, device=device)
@@ -534,8 +516,6 @@ def walk(
     log_q = None if tree.mode == "point" else tree.log_q
     if log_q is not None and log_q.stride(2) != 1:
         log_q = log_q.contiguous()
-    rule = rule_of(relaxation)
-    assert rule is not None
     lanes = max(shape.widths)
     gumbel = noise.gumbel_table(Purpose.RESIDUAL)
     walk_kernel[(images,)](
@@ -543,7 +523,7 @@ def walk(
         *(widths_on(shape.widths, device), places, noise.uniform_table(lanes), gumbel, table, distances, scratch),
         *(path, length, chosen),
         *((None,) * 3 if cost is None else (cost.relaxed, cost.total_variation, cost.latent_distance)),
-        *(*scale, rule.constant, rule.factor, *settings, nodes, noise.positions, depth, lanes, near),
+        *(*scale, constant, factor, *settings, nodes, noise.positions, depth, lanes, near),
         *(0 if of is None else of.stride(0) for of in (table, distances)),
         places.stride(0),
         *(part.stride(0) if part.ndim == 2 else 0 for part in (shape.parents, shape.ranks)),

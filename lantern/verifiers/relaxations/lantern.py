@@ -2,10 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from lantern.verifiers.relaxations.neighbours import ClaimingRule
 from lantern.verifiers.relaxations.rule import check_number
 
@@ -32,6 +28,7 @@ class Lantern(ClaimingRule):
         self.check_residual()
         check_number("delta", self.delta, 0, 1)
 
-    def budget(self, own: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """Return delta, independent of the token's own probability."""
-        return torch.full_like(own, self.delta)
+    @property
+    def constant(self) -> float:
+        """delta."""
+        return self.delta

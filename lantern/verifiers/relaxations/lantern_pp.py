@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Float
-from torch import Tensor
-
 from lantern.verifiers.relaxations.neighbours import ClaimingRule
 from lantern.verifiers.relaxations.rule import check_number
 
@@ -25,6 +22,7 @@ class LanternPP(ClaimingRule):
         self.check_residual()
         check_number("lambda_", self.lambda_, 1, 1e6)
 
-    def budget(self, own: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """Return (lambda_ - 1) times the token's own probability."""
-        return (self.lambda_ - 1) * own
+    @property
+    def factor(self) -> float:
+        """lambda_ - 1."""
+        return self.lambda_ - 1

@@ -145,7 +145,9 @@ class Neighbourhood(ABC):
 
 @dataclass(frozen=True, eq=False)
 class ClaimingRule(Neighbourhood, Acceptance):
-    """Acceptance by p(x) plus the claimed mass: LANTERN and LANTERN++ differ only in the budget.
+    """Acceptance by p(x) plus the claimed mass: LANTERN and LANTERN++ differ in the budget alone.
+
+    A token may claim up to `constant` + `factor` p(x).
 
     `residual` selects the distribution after a rejection: "paper", "released" for the authors' code, or "cool",
     which has the least total variation given the acceptance rule (COOL-SD, arXiv:2601.09212, theorem 2). As published,
@@ -155,6 +157,20 @@ class ClaimingRule(Neighbourhood, Acceptance):
 
     residual: str = "paper"
     shared: bool = False
+
+    @property
+    def constant(self) -> float:
+        """The part of the budget that every token has."""
+        return 0.0
+
+    @property
+    def factor(self) -> float:
+        """The part of the budget that a token has in proportion to its probability."""
+        return 0.0
+
+    def budget(self, own: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """Return the budget of tokens of these probabilities."""
+        return self.factor * own + self.constant
 
     def judge(self, trial: UnderTest) -> Ruling:
         """Test x with its raised probability."""
