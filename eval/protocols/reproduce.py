@@ -31,8 +31,8 @@ from lantern.generation.generator import choose_method
 from lantern.generation.images import totals
 from lantern.generation.requests import Request, check_requests
 from lantern.methods import Method
-from lantern.models.folder import DTYPES, Model, load_model, pick_device, pick_dtype
 from lantern.models.folder import FOLDER as PARTS_FOLDER
+from lantern.models.folder import Model, load_model, pick_device, pick_dtype
 from lantern.training.data import Prepared
 
 
@@ -190,7 +190,7 @@ def prepare(row: Row) -> Task:
     recipe = Recipe(
         model=name,
         device=str(device),
-        dtype=next(name for name, kind in DTYPES.items() if kind == dtype),
+        dtype=model.dtype_name,
         method=method,
         sampling=sampling,
         engine=row.engine,

@@ -291,9 +291,8 @@ class Job:
 
         values = [self._values(request) for request in self.requested]
         if self.files.grid is not None:
-            assert self.model.vq is not None
-            raster, side = self.model.target.config.raster, self.model.vq.config.downsample * self.scale
-            cell = (raster.columns * side, raster.rows * side)
+            width, height = self.model.size
+            cell = width * self.scale, height * self.scale
             sheet_size(cell, len(values), self.columns, has_labels=self.has_labels)  # ValueError for a large one
             values = [values[0] | {"prompt": slug(", ".join(subjects)), "image": f"grid{len(values)}"}]
         paths = self.place.paths(values)
@@ -348,8 +347,6 @@ class Job:
 
     def _values(self, request: "Request") -> dict[str, Any]:
         """Return the values of the fields of file names."""
-        from lantern.models.folder import DTYPES
-
         sampling, weights = dataclasses.asdict(self.sampling), self.model.engine.weights
         # no name depends on what was chosen by times that were measured
         changed = {name: value for name, value in self.own.items() if value != self.method.options[name].default}
@@ -362,7 +359,7 @@ class Job:
             "settings": compact(changed),
             "model": slug(self.model.name),
             "engine": self.model.engine.name,
-            "dtype": {dtype: name for name, dtype in DTYPES.items()}[self.model.dtype],
+            "dtype": self.model.dtype_name,
             "weights": "" if weights == "full" else weights,
             **{name: f"{sampling[name]:g}" for name in ("guidance", "temperature", "top_p")},
             "top_k": self.sampling.top_k,

@@ -21,7 +21,7 @@ from lantern.core.io import user_cache
 from lantern.core.sampling import Sampling
 from lantern.engines.cpu.compiler import facts
 from lantern.methods import Method, find
-from lantern.models.folder import DTYPES, PROFILE_NAME, Model
+from lantern.models.folder import PROFILE_NAME, Model
 
 VERSION = 2
 PACKAGE = Path(__file__).resolve().parents[1]  # nothing is written into it
@@ -36,7 +36,7 @@ def describe_machine(model: Model) -> dict[str, Any]:
         "device": model.device.type,
         "name": torch.cuda.get_device_name(model.device) if is_cuda else processor,
         "threads": torch.get_num_threads(),
-        "dtype": next((name for name, dtype in DTYPES.items() if dtype == model.dtype), str(model.dtype)),
+        "dtype": model.dtype_name,
         "passes": model.passes,
         "torch": torch.__version__,
     }

@@ -148,6 +148,18 @@ class Model:
         return self.target.tok_embeddings.weight.dtype
 
     @property
+    def dtype_name(self) -> str:
+        """Dtype of the target, as `--dtype` names it."""
+        return next((name for name, dtype in DTYPES.items() if dtype == self.dtype), str(self.dtype))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of an image at scale 1, in pixels, of a model with a VQ tokenizer."""
+        assert self.vq is not None
+        raster, side = self.target.config.raster, self.vq.config.downsample
+        return raster.columns * side, raster.rows * side
+
+    @property
     def passes(self) -> str:
         """How passes are run, in words; `reproducible` is not named for fused passes, which always are."""
         words = {
