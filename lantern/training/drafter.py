@@ -278,16 +278,16 @@ class DrafterConfig:
 class DrafterTask(Task):
     """The part of training that all drafters share: source of images, losses of drafts, held-out figures.
 
-    ValueError if `unroll` is too small for the drafter's layers.
+    ValueError if `unroll` is too small for the drafter's layers or heads.
     """
 
     def __init__(self, config: DrafterConfig, target: Any, source: Source, *, module: Trainee | None = None) -> None:
         super().__init__()
         self.config, self.sampling = config, config.sampling
         self.drafter = module or new_module(config.kind, target, config.model, seed=config.loop.seed)
-        # later specialist layers would not be trained otherwise
+        # later layers and heads would not be trained otherwise
         if config.unroll < (least := self.drafter.least_depths):
-            raise ValueError(f"unroll is {config.unroll}, wanted at least {least}: the first depth of the last layer")
+            raise ValueError(f"unroll is {config.unroll}, wanted at least {least}: it trains all of the drafter")
         self.frozen = (target.requires_grad_(False).eval(),)
         self._source = source
         self.batch_tokens = config.batch * target.config.block_size

@@ -23,7 +23,7 @@ LOOP = LoopConfig(steps=60, warmup=5, precision="fp32", log_every=30, evaluate_e
 CONFIG = DrafterConfig(loop=LOOP, batch=8, lr=1e-2, unroll=3, pictures=32, held_out=4)
 LEARNING = replace(CONFIG, lr=4e-3, pictures=104, held_out=8)
 LEARNERS: dict[str, tuple[dict[str, Any], int]] = {
-    "parallelspec": ({"depths": 4, "anchors": 6}, 3),
+    "parallelspec": ({"depths": 3, "anchors": 6}, 3),
     "medusa": ({"depths": 3}, 3),
     "medusa without the token": ({"depths": 3, "reads_token": False}, 3),
     "vertical": ({"depths": 3}, 4),
@@ -90,6 +90,16 @@ def test_wider_drafts_hit_the_sample_of_the_target_more_often() -> None:
     for depth in (1, 2, 3):
         narrow, wide, wider = (figures[f"hits{width}_{depth}"] for width in (1, 4, 8))
         assert 0 < narrow < wide < wider <= 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"), [("poss", {"depths": 5}), ("medusa", {"depths": 4}), ("parallelspec", {"depths": 4})]
+)
+def test_a_training_that_leaves_layers_or_heads_untrained_is_refused(kind: str, model: dict[str, Any]) -> None:
+    target = tiny_target()
+    config = replace(CONFIG, kind=kind, model={**model, **({"per_layer": 1} if kind == "poss" else {})})
+    with pytest.raises(ValueError, match=rf"unroll is 3, wanted at least {model['depths']}"):
+        DrafterTask(config, target, Kept(tiny_teacher(target), 8))
 
 
 def test_a_drafter_that_is_the_target_is_always_accepted_and_always_hits() -> None:

@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {"emu3": (24, 24), "lumina": (8, 8), "simplear": (64, 64
 SQUARE = {name: (*made, SIZES.get(name)) for name, made in tiny.FAMILY.items() if name != "glm_image"}
 CASES = {name: SQUARE[name] for name in ("janus", "emu3")}
 KINDS = ("eagle1", "eagle3", "poss", "medusa", "parallelspec", "vertical")
-UNROLL = {"poss": 5}  # every specialist is trained
+UNROLL = {"poss": 5, "medusa": 4, "vertical": 4, "parallelspec": 8}  # all specialists and heads are trained
 PROMPTS = ["a red apple", "the sky"]
 LOOP = LoopConfig(steps=2, warmup=1, decay=1, precision="fp32", evaluate_every=2, log_every=1)
 
@@ -112,7 +112,9 @@ def test_new_drafters_give_the_tokens_of_plain_decoding(name: str) -> None:
 def test_heads_are_trained_for_grids_that_are_not_square(tmp_path: Path) -> None:
     parts = tiny.assemble("emu3", tiny.tiny_emu3(), tiny.emu3_processor(), (24, 32))
     assert parts.text is not None
-    config = DrafterConfig(loop=LOOP, kind="medusa", batch=2, pictures=8, held_out=2, guidance=4.0, unroll=2)
+    config = DrafterConfig(
+        loop=LOOP, kind="medusa", model={"depths": 2}, batch=2, pictures=8, held_out=2, guidance=4.0, unroll=2
+    )
     teacher = Teacher(parts.target, parts.text.condition, PROMPTS, sampling=Sampling(guidance=4.0), seed=0)
     task = DrafterTask(for_tokens(config, parts.target), parts.target, teacher)
     task(*task.batch(0, 0, torch.device("cpu")))["loss"].backward()

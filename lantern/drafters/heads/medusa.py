@@ -95,6 +95,11 @@ class Medusa(Trainee):
         count, vocab_size = config.depths + self.extra_heads, config.vocab_size if config.reads_token else None
         self.heads = FeatureHeads(config.dim, count, vocab_size=vocab_size)
 
+    @property
+    def least_depths(self) -> int:
+        """The number of heads: each learns one depth."""
+        return self.config.depths
+
     def init_for(self, target: Any, generator: torch.Generator) -> None:
         """Start every head at "the predicted feature equals this one"."""
         self.heads.init_weights(token_embeddings(target, self.config.vocab_size))

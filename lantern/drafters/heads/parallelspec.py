@@ -59,6 +59,11 @@ class ParallelSpec(Eagle):
         super().__init__(config)
         self.masks = nn.Parameter(torch.zeros(config.depths - 1, config.dim))
 
+    @property
+    def least_depths(self) -> int:
+        """The number of guesses: each learns one depth."""
+        return self.config.depths
+
     def init_weights(self, embeddings: Float[Tensor, "v c"], generator: torch.Generator) -> None:
         """Start as an EAGLE module does: every predicted feature equals the input feature."""
         super().init_weights(embeddings, generator)
