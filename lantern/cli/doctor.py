@@ -130,7 +130,7 @@ def _engines() -> Iterator[Finding]:
         return
     yield from _engines_of(model.target)
     method = choose_method(model, "auto", report=lambda line: None)
-    yield Finding(f"method auto: {method.label} ({method.reason}); `lantern tune` measures all methods")
+    yield Finding(f"method auto: {method.spec} ({method.reason}); `lantern tune` measures all methods")
     try:
         yield Finding(f"C++ library: {missing() or 'built'}; compiler {find_compiler()}")
     except ValueError as error:

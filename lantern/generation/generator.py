@@ -593,7 +593,7 @@ def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable
     times, most = pass_times(model.engine, model.target, rows=lines), model.engine.free_nodes(lines)
     allowed = {n: seconds for n, seconds in times.items() if most is None or n <= max(most, 2)}
     found = choose(allowed, model.tokens_per_step, can_shrink=not model.engine.captures)
-    report(f"method auto is {found.label}: {found.reason}; `lantern tune` measures all methods")
+    report(f"method auto is {found.spec}: {found.reason}; `lantern tune` measures all methods")
     return found
 
 
@@ -612,10 +612,10 @@ def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None
 
     def cost(window: int) -> str:
         factor = times[window] / times[1]
-        return f"a pass over {window} tokens takes {factor:.2f} times a pass over one ({1e3 * times[1]:.1f} ms)"
+        return f"a step over {window} tokens takes {factor:.2f} times a step over one ({1e3 * times[1]:.1f} ms)"
 
     if not is_steady(times):
-        reason = "other programs took part of the time in which passes were measured"
+        reason = "other programs took part of the time in which steps were measured"
     elif known:
         best = max(known, key=lambda n: known[n] / times[n])
         least = GAIN * times[best] / times[1]

@@ -306,9 +306,10 @@ class Method:
         return self.promise == "tokens" and not self.is_plain
 
     @property
-    def label(self) -> str:
-        """The name and the options that differ from their defaults: "gumbel-jacobi window 4"."""
-        return " ".join([self.name, *(f"{self.options[name].label} {value}" for name, value in self.changed().items())])
+    def spec(self) -> str:
+        """The name and the options that differ from their defaults, as `find` reads them: "gumbel-jacobi:window=4"."""
+        texts = [f"{self.options[name].label}={value}" for name, value in self.changed().items()]
+        return f"{self.name}:{','.join(texts)}" if texts else self.name
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults."""

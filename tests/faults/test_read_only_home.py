@@ -103,7 +103,7 @@ def test_commands_use_a_private_temporary_folder_and_a_profile_needs_a_place(
     assert generated[:2] == (0, "x.png") and (tmp_path / "work" / "x.png").stat().st_size > 1000
     # what was chosen, by measured times, and the statistics of every call, and no warning
     choice, figures = generated[2]
-    method = choice.split("method auto is ")[1].split()[0].strip(":")
+    method = choice.split("method auto is ")[1].split(":")[0]
     assert method in ("gumbel-jacobi", "plain") and figures.startswith(f"{method} (exact in tokens)")
     assert {path.name for path in private.iterdir()} == {built.name, building.record_of(built).name}
     code, out, errors = examined

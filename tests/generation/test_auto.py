@@ -14,6 +14,7 @@ from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import Engine
 from lantern.generation import generator
 from lantern.generation.generator import FLAT, GAIN, choose, choose_method, generate
+from lantern.methods.method import find
 from lantern.models.folder import Model
 
 NODES = (1, 2, 4, 8, 16)
@@ -56,17 +57,17 @@ def test_windows_shrink_with_the_batch_where_the_engine_limits_them(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "label"), [(flat, "gumbel-jacobi"), (linear, "plain"), (bent, "gumbel-jacobi window 4")]
+    ("seconds", "spec"), [(flat, "gumbel-jacobi"), (linear, "plain"), (bent, "gumbel-jacobi:window=4")]
 )
 def test_the_longest_window_that_is_nearly_free_is_chosen(
-    model: Model, monkeypatch: pytest.MonkeyPatch, seconds: Curve, label: str
+    model: Model, monkeypatch: pytest.MonkeyPatch, seconds: Curve, spec: str
 ) -> None:
     script(monkeypatch, seconds)
     lines: list[str] = []
     method = choose_method(model, "auto", report=lines.append)
-    assert method.label == label and method.exact
+    assert method.spec == spec and find(spec).settings == method.settings and method.exact
     [line] = lines
-    assert line.startswith(f"method auto is {label}: ") and "`lantern tune`" in line and method.reason in line
+    assert line.startswith(f"method auto is {spec}: ") and "`lantern tune`" in line and method.reason in line
 
 
 @pytest.mark.parametrize("acceptance", [1.0, 1.5, 2.5, 3.5])
@@ -95,7 +96,7 @@ def test_known_tokens_per_pass_give_the_window_of_most_tokens_per_second(slope: 
     )
     assert choose(times, TOKENS, can_shrink=False).settings.get("least", 0.0) == 0.0
     shown = max(TOKENS, key=lambda n: speed[n])
-    assert f"a pass over {shown} tokens" in method.reason and f"commits {TOKENS[shown]:.2f} tokens" in method.reason
+    assert f"a step over {shown} tokens" in method.reason and f"commits {TOKENS[shown]:.2f} tokens" in method.reason
 
 
 def test_windows_without_known_tokens_per_pass_must_be_nearly_free() -> None:
@@ -119,7 +120,7 @@ def test_statistics_say_what_was_chosen_and_why(model: Model, monkeypatch: pytes
     script(monkeypatch, bent)
     [picture] = generate(model, ["a red apple"], method="auto", with_pixels=False)
     found = picture.statistics.as_dict()
-    assert found["method"] == "gumbel-jacobi" and "a pass over 4 tokens takes 1.00 times" in found["method_reason"]
+    assert found["method"] == "gumbel-jacobi" and "a step over 4 tokens takes 1.00 times" in found["method_reason"]
     [other] = generate(model, ["a red apple"], method="gumbel-jacobi", with_pixels=False)
     assert other.statistics.as_dict()["method_reason"] is None and torch.equal(picture.tokens, other.tokens)
 
@@ -148,4 +149,4 @@ def test_doctor_reports_the_choice_with_its_reason(
     script(monkeypatch, bent)
     main(["doctor"])
     [line] = [line for line in capsys.readouterr().out.splitlines() if "method auto" in line]
-    assert "gumbel-jacobi" in line and "times a pass over one" in line and "lantern tune" in line
+    assert "gumbel-jacobi" in line and "times a step over one" in line and "lantern tune" in line
