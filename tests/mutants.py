@@ -205,12 +205,12 @@ verifiers/relaxations/grouped.py: verifiers/relaxations/test_by_hand.py
 + window = trial.tokens[:, None] + around
 
 verifiers/relaxations/lantern.py: verifiers/relaxations/test_by_hand.py
-- torch.full_like(own, self.delta)
-+ torch.full_like(own, self.delta) - own
+- return float(self.delta)
++ return float(self.delta) / 2
 
 verifiers/relaxations/lantern_pp.py: verifiers/relaxations/test_by_hand.py
-- (self.lambda_ - 1) * own
-+ self.lambda_ * own
+- return float(self.lambda_ - 1)
++ return float(self.lambda_)
 
 verifiers/relaxations/neighbours.py: verifiers/relaxations/test_neighbours.py
 - is_taken = sums <= budget.double()[..., None]
@@ -531,8 +531,8 @@ engines/cuda/trial.py: engines/cuda/test_trial.py
 + if difference <= 0:
 
 engines/cuda/walk.py: engines/cuda/test_walk.py
-- or relaxation.residual == "cool":
-+ or relaxation.residual == "x":
+- or rule.residual == "cool"):
++ or rule.residual == "x"):
 - p_scale = tl.div_rn(1.0, sum_new)
 + p_scale = p_scale * 1.0
 - tl.store(NEXT + image, tl.load(SAMPLED + image * nodes + last))

@@ -496,7 +496,7 @@ def walk(
     near, released, shared, constant, factor = 0, False, False, 0.0, 0.0
     if relaxation is not None:
         assert isinstance(relaxation, ClaimingRule)
-        constant, factor = float(relaxation.constant), float(relaxation.factor)
+        constant, factor = relaxation.constant, relaxation.factor
         table, distances, near, shared = relaxation.table, relaxation.distances, relaxation.k, relaxation.shared
         released = relaxation.residual == "released"
         spent = torch.empty(images, depth + 1, device=device)

@@ -31,4 +31,4 @@ class Lantern(ClaimingRule):
     @property
     def constant(self) -> float:
         """delta."""
-        return self.delta
+        return float(self.delta)

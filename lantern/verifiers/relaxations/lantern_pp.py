@@ -25,4 +25,4 @@ class LanternPP(ClaimingRule):
     @property
     def factor(self) -> float:
         """lambda_ - 1."""
-        return self.lambda_ - 1
+        return float(self.lambda_ - 1)
