@@ -11,7 +11,7 @@ from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.generation.generator import generate
 from lantern.generation.requests import UnknownPromptWarning, requests, with_warnings
-from lantern.models.folder import load_model
+from lantern.models.folder import Model, load_model
 from lantern.models.llamagen.text import named_emoji
 from tests.tiny_folder import save_tiny_model, tiny_text_encoder
 
@@ -25,24 +25,27 @@ def test_emoji_become_their_names_where_the_tokenizer_lacks_them() -> None:
     assert torch.equal(named, plain)
 
 
+@pytest.fixture(scope="module")
+def embedded() -> Model:
+    return load_model("lantern-emoji", parts=("text",))
+
+
 UNKNOWN = ["\u0633\u064a\u0628 \u0623\u062d\u0645\u0631", "xyzzy qwrtp"]
 
 
-def test_prompts_without_a_known_word_are_marked_and_reported_once() -> None:
-    model = load_model("lantern-emoji", parts=("text",))
+def test_prompts_without_a_known_word_are_marked_and_reported_once(embedded: Model) -> None:
     prompts = ["a red apple", *UNKNOWN, "\U0001f34e", "\U0001f436\U0001f3fd", *UNKNOWN]
     lines: list[str] = []
-    found = with_warnings(model, requests(prompts=prompts), warn=lines.append)
+    found = with_warnings(embedded, requests(prompts=prompts), warn=lines.append)
     assert [one.prompt for one in found if one.warning is not None] == UNKNOWN * 2
     assert len(lines) == len(UNKNOWN) and all("is in the vocabulary of" in line for line in lines)
-    with_warnings(model, found, warn=lambda line: pytest.fail("reported again"))
+    with_warnings(embedded, found, warn=lambda line: pytest.fail("reported again"))
 
 
 @pytest.mark.parametrize("prompt", ["democracy", "a nazar amulet", "\U0001f9ff", "zzz qqq"])
-def test_prompts_in_words_of_no_training_caption_are_reported(prompt: str) -> None:
-    model = load_model("lantern-emoji", parts=("text",))
+def test_prompts_in_words_of_no_training_caption_are_reported(embedded: Model, prompt: str) -> None:
     lines: list[str] = []
-    (found,) = with_warnings(model, requests(prompts=[prompt]), warn=lines.append)
+    (found,) = with_warnings(embedded, requests(prompts=[prompt]), warn=lines.append)
     assert lines == [found.warning] and "was trained on no word of the prompt" in lines[0]
 
 
@@ -63,13 +66,12 @@ def test_the_command_warns_in_one_line_and_in_its_statistics(
     assert capsys.readouterr().err.count("is in the vocabulary of") == 1
 
 
-def test_pipeline_and_generate_give_a_python_warning(folder: Path) -> None:
+def test_pipeline_and_generate_give_a_python_warning(folder: Path, model: Model) -> None:
     pipe: Any = LanternPipeline.from_pretrained(folder)
     with pytest.warns(UnknownPromptWarning, match="no word of the prompt 'zzz qqq' is in the vocabulary") as caught:
         stats = pipe(["zzz qqq", "a red apple"], output_type="latent").stats
     assert [one.filename for one in caught] == [__file__]
     assert "is in the vocabulary of" in stats[0]["warning"] and "warning" not in stats[1]
-    model = load_model(folder)
     with pytest.warns(UnknownPromptWarning) as caught:
         [picture] = generate(model, ["zzz qqq"], with_pixels=False)
     assert [one.filename for one in caught] == [__file__] and picture.request.warning
@@ -96,8 +98,7 @@ def test_images_are_enlarged_by_scale_or_size(tmp_path: Path) -> None:
             pipe("a red apple", generator=1, **given)
 
 
-def test_requests_of_a_wrong_type_are_refused(folder: Path) -> None:
-    model = load_model(folder)
+def test_requests_of_a_wrong_type_are_refused(model: Model) -> None:
     for given in ("a red apple", 3, ["a", 4.5], [None], [True]):
         with pytest.raises(TypeError, match="of type"):
             generate(model, given)  # type: ignore[arg-type]

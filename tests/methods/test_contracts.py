@@ -107,9 +107,9 @@ def plainly(case: Case) -> Tensor:
         return decode("plain", replace(case, engine="cpu" if case.engine == "cpu" else "eager")).tokens
 
 
-# By default a method runs a fourth of the cases, and its neighbours in the catalogue, mostly its likes, the others.
+# By default a method runs a fifth of the cases, and its neighbours in the catalogue, mostly its likes, the others.
 MATRIX = [
-    pytest.param(name, case, marks=[pytest.mark.slow] if (i + j) % 4 else [])
+    pytest.param(name, case, marks=[pytest.mark.slow] if (i + j) % 5 else [])
     for i, name in enumerate(sorted(SPECS, key=lambda name: "-paper" in name))
     for j, case in enumerate(CASES)
 ]

@@ -20,32 +20,25 @@ def model() -> Model:
     return load_model("lantern-emoji", parts=("text", "vq"), device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("prompt", "read"),
-    [
-        ("hound", "dog"),
-        ("a red HOUND, 3d", "a red dog, 3d"),
-        ("two  huge sedans", "two car"),  # the unknown words together, in the place of the first
-        ("a bunny on the beach", "a rabbit on beach"),
-    ],
-)
-def test_unknown_words_become_the_nearest_name(model: Model, prompt: str, read: str) -> None:
+READ = {
+    "hound": "dog",
+    "a red HOUND, 3d": "a red dog, 3d",
+    "two  huge sedans": "two car",  # the unknown words together, in the place of the first
+    "a bunny on the beach": "a rabbit on beach",
+}
+KEPT = (
+    "a red apple",
+    "a photograph of a dog",
+    "the government",
+    "xqzzt",
+    "\U0001f436",
+    "",
+)  # a subject is known or none is near
+
+
+@pytest.mark.parametrize(("prompt", "read"), [*READ.items(), *((prompt, prompt) for prompt in KEPT)])
+def test_unknown_words_become_the_nearest_name_and_other_prompts_stay(model: Model, prompt: str, read: str) -> None:
     assert model.names is not None and model.names.reading(prompt) == read
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "a red apple",
-        "a photograph of a dog",  # it has a subject
-        "the government",  # no name is near
-        "xqzzt",
-        "\U0001f436",
-        "",
-    ],
-)
-def test_other_prompts_stay(model: Model, prompt: str) -> None:
-    assert model.names is not None and model.names.reading(prompt) == prompt
 
 
 def test_every_name_stays_and_is_known(model: Model) -> None:

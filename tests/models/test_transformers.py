@@ -113,8 +113,8 @@ def test_greedy_tokens_are_those_of_the_library(name: str) -> None:
     assert len(set(together[0].tolist())) >= 3
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_picture_does_not_depend_on_prompts_beside_it(name: str) -> None:
+@pytest.mark.parametrize("name", ["janus", "emu3"])
+def test_a_sampled_picture_does_not_depend_on_prompts_beside_it(name: str) -> None:
     sampling = Sampling(guidance=CASES[name].guidance)
     assert torch.equal(tokens_of(name, "plain", sampling, PROMPTS[:1]), plain_tokens(name, sampling)[:1])
 
@@ -229,7 +229,8 @@ def test_logits_of_a_tree_are_those_of_its_paths(name: str, known: list[int]) ->
 def test_windows_give_the_tokens_of_plain_decoding(name: str, method: str) -> None:
     greedy, guidance = Sampling(guidance=CASES[name].guidance, temperature=0), CASES[name].guidance
     is_exact = METHODS[method].promise == "tokens"  # else in distribution, and in tokens at temperature 0
-    for sampling in (greedy, *((Sampling(guidance=guidance), Sampling(guidance=1, top_k=8)) if is_exact else ())):
+    sampled = {Sampling(guidance=guidance), Sampling(guidance=1)}  # the same of a model without guidance
+    for sampling in sampled if is_exact else (greedy,):
         assert torch.equal(tokens_of(name, method, sampling), plain_tokens(name, sampling))
 
 

@@ -67,8 +67,8 @@ def trained(name: str, place: Path) -> Path:
 
 
 def check_tokens(model: Model, methods: Sequence[str]) -> None:
-    """Compare tokens of methods with those of plain decoding, guided, filtered and greedy."""
-    for sampling in (Sampling(guidance=4.0), Sampling(guidance=1.0, top_k=8), Sampling(guidance=4.0, temperature=0)):
+    """Compare tokens of methods with those of plain decoding, filtered and greedy."""
+    for sampling in (Sampling(guidance=1.0, top_k=8), Sampling(guidance=4.0, temperature=0)):
         how: dict[str, Any] = {"sampling": sampling, "with_pixels": False, "batch": 2}
         expected = [picture.tokens.tolist() for picture in generate(model, PROMPTS, method="plain", **how)]
         for method in methods:
@@ -93,20 +93,21 @@ def test_trained_drafters_give_the_tokens_of_plain_decoding(name: str, tmp_path:
 
 @pytest.mark.parametrize("name", SQUARE)
 def test_new_drafters_give_the_tokens_of_plain_decoding(name: str) -> None:
-    """Every family, every kind, with weights that were not trained; in trees, and by rejection greedily."""
+    """Every family, every kind, with weights that were not trained."""
     make, processor, size = SQUARE[name]
     parts = tiny.assemble(name, make(), processor(), size)
     assert parts.text is not None
     condition, keys = parts.text.condition(PROMPTS), [(5, 0), (5, 1)]
     configs = {kind: for_tokens(DrafterConfig(loop=LOOP, kind=kind), parts.target) for kind in KINDS}
     modules = {kind: new_module(kind, parts.target, one.model, seed=1).eval() for kind, one in configs.items()}
-    for sampling in (Sampling(guidance=4.0), Sampling(guidance=4.0, temperature=0)):
-        how: dict[str, Any] = {"sampling": sampling, "drafter_module": modules["eagle1"], "add_ons": modules}
-        plain, *drafted = (
-            build_decoder(method, parts.target, **how).generate(condition, keys=keys).tokens
-            for method in ("plain", *KINDS)
-        )
-        assert all(torch.equal(tokens, plain) for tokens in drafted), sampling
+    how: dict[str, Any] = {"drafter_module": modules["eagle1"], "add_ons": modules}
+    plain, *drafted = (
+        build_decoder(method, parts.target, sampling=Sampling(guidance=4.0), **how)
+        .generate(condition, keys=keys)
+        .tokens.tolist()
+        for method in ("plain", *KINDS)
+    )
+    assert drafted == [plain] * len(KINDS)
 
 
 def test_heads_are_trained_for_grids_that_are_not_square(tmp_path: Path) -> None:

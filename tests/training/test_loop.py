@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -127,11 +128,24 @@ class Half(Sum):
 def test_two_batches_of_two_processes_equal_one_of_four_times_the_size(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(PROCESS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
-    command += [str(tmp_path / "two"), "0.0", "0.05"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
-    assert done.returncode == 0, done.stderr  # all of it: the output of a process comes before its launcher's
+    command = [sys.executable, str(script), str(tmp_path / "two"), "0.0", "0.05"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # what `torchrun` sets
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
+    running = [
+        subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank},
+        )
+        for rank in ("0", "1")
+    ]
+    for process in running:
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors
     for clip in (0.0, 0.05):
         train(Sum(16), replace(CONFIG, steps=6, decay=0, clip=clip), out=tmp_path / "one" / str(clip))
         one, two = (torch.load(tmp_path / name / str(clip) / "net.pt", weights_only=True) for name in ("one", "two"))
@@ -209,11 +223,18 @@ TIMED = replace(CONFIG, steps=1000, warmup=10, decay=400, evaluate_every=100, lo
 
 
 class Timed(Line):
-    """Takes 0.25 s a step, 0.4 s from step `slow_from` on, and 0.5 s for an evaluation, by a clock of its own."""
+    """Takes `pace` seconds a step, 0.4 from step `slow_from` on, and 0.5 for an evaluation, by a clock of its own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, slow_from: int = 10**9, kill_at: int | None = None) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        pace: float = 0.25,
+        slow_from: int = 10**9,
+        kill_at: int | None = None,
+    ) -> None:
         super().__init__(kill_at)
-        self.now, self.slow_from, self.rates = 100.0, slow_from, list[float]()
+        self.now, self.pace, self.slow_from, self.rates = 100.0, pace, slow_from, list[float]()
         monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -222,7 +243,7 @@ class Timed(Line):
 
     def after_step(self, step: int) -> None:
         self.rates.append(self.optimizer.param_groups[0]["lr"] / 1e-2)
-        self.now += 0.4 if step >= self.slow_from else 0.25
+        self.now += 0.4 if step >= self.slow_from else self.pace
 
     def evaluate(self) -> dict[str, float]:
         self.now += 0.5
@@ -288,14 +309,14 @@ def test_the_component_keeps_the_schedule_that_it_was_trained_with(tmp_path: Pat
 def test_a_log_has_a_line_a_minute_with_loss_rates_and_remaining_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = Timed(monkeypatch)
+    task = Timed(monkeypatch, pace=2.5)
     task.batch_tokens = 50
-    train(task, replace(TIMED, minutes=0.0, steps=600), out=tmp_path)
+    train(task, replace(TIMED, minutes=0.0, steps=60, decay=20, evaluate_every=10, log_every=1), out=tmp_path)
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
-    assert [line.split()[1] for line in lines[:-1]] == ["236", "472"]  # evaluations take time as well
-    assert lines[0].startswith("step 236 of 600: loss ")
-    assert lines[0].endswith(", 3.93 steps/s, 197 tokens/s, 1.5 minutes left")
-    assert lines[-1].startswith("step 600 of 600: loss ") and len(lines) == 3
+    assert [line.split()[1] for line in lines[:-1]] == ["24", "48"]  # evaluations take time as well
+    assert lines[0].startswith("step 24 of 60: loss ")
+    assert lines[0].endswith(", 0.393 steps/s, 20 tokens/s, 1.5 minutes left")
+    assert lines[-1].startswith("step 60 of 60: loss ") and len(lines) == 3
 
 
 def test_fewer_steps_than_the_decay_shorten_it_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from tests.engines.cpu.test_linear import needs_torchao
 from tests.tiny import tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 
-SHAPE: dict[str, Any] = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
+SHAPE: dict[str, Any] = {"block_size": 36, "dim": 64, "n_head": 2, "vocab_size": 32}
 
 
 def drafts_of(method: str, target: Transformer, *, is_fused: bool, **how: Any) -> list[Step]:

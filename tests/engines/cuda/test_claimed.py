@@ -20,7 +20,7 @@ from tests.tiny_decoder import small_method, tiny_codebook, tiny_neighbours
 from tests.tiny_folder import save_tiny_model
 from tests.tiny_parts import tiny_parts
 
-SHORT = ("plain", "gumbel-jacobi", "eagle1", "lantern++", "sjd")
+SHORT = ("plain", "gumbel-jacobi", "lantern++", "sjd")
 # Parallel rows and the inner rounds of specmquant-paper, which the host counts, are not captured.
 UNCAPTURED = ("auto", "zipar", "pjd", "specmquant-paper")
 
@@ -101,14 +101,14 @@ def test_kernels_get_tensors_of_the_device_only(kind: str, name: str, monkeypatc
         drafter = None if kind == "llama" else tiny_eagle(target)
         for part in (target, drafter) if is_claimed else ():
             _ = part is None or claim_module(part)
-        decoder = kinds.decoder_of(kind, name, target, Sampling(guidance=3.0, top_k=10), module=drafter)
+        engine = None if is_claimed else EAGER
+        decoder = kinds.decoder_of(kind, name, target, Sampling(guidance=3.0, top_k=10), engine, drafter)
         return kinds.generated(kind, decoder).tokens
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
     monkeypatch.setattr(trial, "trial_of", lambda prepared: trial.Trial(keeps_bits=True))
     monkeypatch.setattr(module, "is_quantized", lambda weight: False)  # other subclasses of Tensor are
     expected = tokens(is_claimed=False)
-    calls.clear()
     with claimed_cuda():
         made = tokens(is_claimed=True)
     assert torch.equal(held(made), expected)

@@ -99,10 +99,13 @@ def test_a_longer_run_extends_a_shorter_one(
 
 
 def test_batches_make_the_same_images(board_file: Path, board_words: list[str], tmp_path: Path) -> None:
-    assert main(*board_words, "--images", 4, "--batch", 2, "--out", tmp_path / "b.jsonl") == 0
-    assert len(read_lines(tmp_path / "b.jsonl")[1]) * 2 == len(read_lines(board_file)[1])
+    words = [*board_words[:7], "--baseline", "eager", "--methods", "eagle1", RELAXED]
+    assert main(*words, "--images", 4, "--batch", 2, "--out", tmp_path / "b.jsonl") == 0
     one, other = (rows_of(path) for path in (board_file, tmp_path / "b.jsonl"))
-    assert [row["tokens_per_step"] for row in one] == [row["tokens_per_step"] for row in other]
+    figures = {row["method"]: row["tokens_per_step"] for row in one}
+    assert {row["method"]: row["tokens_per_step"] for row in other}.items() <= figures.items()
+    rounds = [line for line in read_lines(tmp_path / "b.jsonl")[1] if "eagle1" in line.get("contender", "")]
+    assert [len(line["images"]) for line in rounds] == [2, 2]
 
 
 def test_the_table_is_printed_without_the_model(
