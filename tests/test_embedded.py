@@ -24,9 +24,9 @@ def model() -> Iterator[Model]:
         yield load_model(device="cpu")
 
 
-def test_weights_fit_in_fifty_mebibytes() -> None:
+def test_weights_fit_in_fifty_six_mebibytes() -> None:
     files = [path for path in embedded_model().rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 50 * MEBIBYTE
+    assert sum(path.stat().st_size for path in files) <= 56 * MEBIBYTE
     assert not [path for path in files if path.suffix in (".pt", ".bin", ".ckpt", ".pkl")]
 
 
