@@ -21,7 +21,7 @@ def tokens(pipe: Any) -> list[int]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_diffusers_loads_what_was_assembled_and_what_was_saved(folder: Path, tmp_path: Path) -> None:
-    from diffusers import DiffusionPipeline
+    from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
     pipe = LanternPipeline.from_pretrained(folder)
     pipe.save_pretrained(tmp_path / "saved")
