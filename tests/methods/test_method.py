@@ -135,8 +135,8 @@ def test_a_dynamic_tree_is_not_sampled(name: str, tree: str, mode: str) -> None:
 
 def test_changed_options_are_those_that_differ() -> None:
     assert METHODS["lantern"].with_options(k=5, delta=0.1).changed() == {"k": 5}
-    assert METHODS["lantern++"].with_options(**{"lambda": 3.0}).label == "lantern++ lambda 3.0"
-    assert METHODS["plain"].label == "plain"
+    assert METHODS["lantern++"].with_options(**{"lambda": 3.0}).spec == "lantern++:lambda=3.0"
+    assert METHODS["plain"].spec == "plain"
 
 
 # -- a method is one file, its drafter, and a paragraph --------------------------------------------------------------
