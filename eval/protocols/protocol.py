@@ -156,7 +156,7 @@ class Protocol:
                 f"{self.name} has {self.classes} classes, model {model.name} has {model.target.config.num_classes}"
             )
         if model.vq is not None:
-            size, _ = model.size
+            size = model.size[0]
             if size not in self.sizes:
                 expected = " or ".join(map(str, self.sizes))
                 raise ValueError(f"{self.name} needs images of {expected} pixels, {model.name} makes {size}")

@@ -291,7 +291,7 @@ class Job:
 
         values = [self._values(request) for request in self.requested]
         if self.files.grid is not None:
-            width, height = self.model.size
+            height, width = self.model.size
             cell = width * self.scale, height * self.scale
             sheet_size(cell, len(values), self.columns, has_labels=self.has_labels)  # ValueError for a large one
             values = [values[0] | {"prompt": slug(", ".join(subjects)), "image": f"grid{len(values)}"}]

@@ -73,10 +73,11 @@ def with_init_image(
     if init_image is None:
         return list(requested)
     rows, columns, side = _grid(model)
-    pixels = _read(init_image, "RGB", model.size, "init image")
+    size = columns * side, rows * side
+    pixels = _read(init_image, "RGB", size, "init image")
     is_kept: Bool[Tensor, "rows columns"] = torch.zeros(rows, columns, dtype=torch.bool)
     if mask_image is not None:
-        mask = _read(mask_image, "L", model.size, "mask")
+        mask = _read(mask_image, "L", size, "mask")
         is_kept = (mask.view(rows, side, columns, side) < MASKED).all(3).all(1)
         if bool(is_kept.all()):
             raise ValueError("the mask has no white pixel, wanted white where tokens are generated")

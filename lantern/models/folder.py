@@ -154,10 +154,10 @@ class Model:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of an image at scale 1, in pixels, of a model with a VQ tokenizer."""
+        """Height and width of an image at scale 1, in pixels, of a model with a VQ tokenizer."""
         assert self.vq is not None
         raster, side = self.target.config.raster, self.vq.config.downsample
-        return raster.columns * side, raster.rows * side
+        return raster.rows * side, raster.columns * side
 
     @property
     def passes(self) -> str:

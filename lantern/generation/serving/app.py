@@ -333,7 +333,7 @@ class Service:
 
     def size_of(self, requested: str | None) -> tuple[str, int]:
         """Return the size in pixels as text, and how much images are enlarged; RefusedError 400 for another size."""
-        width, height = self.model.size
+        height, width = self.model.size
         scales = [scale for scale in range(1, 17) if scale == 1 or max(width, height) * scale <= 2048]
         sizes = {f"{width * scale}x{height * scale}": scale for scale in scales}
         if requested is None or requested == "auto":

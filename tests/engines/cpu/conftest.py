@@ -18,18 +18,13 @@ def _compiler() -> None:
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
-    """Return a function that compiles a program which includes headers of the engine, and loads it.
-
-    Optimisation takes the compiler long and changes no bits.
-    """
+    """Return a function that compiles a program which includes headers of the engine, and loads it."""
 
     def load(program: str) -> ctypes.CDLL:
         folder = tmp_path_factory.mktemp("compiled")
         source, made = folder / "program.cpp", folder / "program.so"
         source.write_text(program, encoding="utf-8")
-        subprocess.run(
-            ["g++", *FLAGS, "-O0", "-march=native", f"-I{SOURCES[0].parent}", "-o", made, source], check=True
-        )
+        subprocess.run(["g++", *FLAGS, "-march=native", f"-I{SOURCES[0].parent}", "-o", made, source], check=True)
         return ctypes.CDLL(str(made))
 
     return load
