@@ -479,6 +479,8 @@ engines/cpu/convolution.h: engines/cpu/test_vq.py
 engines/cpu/thread_policy.h: engines/cpu/test_thread_policy.py
 - } else if (seconds > 2 * single) {
 + } else if (seconds < 2 * single) {
+- distance *= 2, level += most
++ distance *= threads, level += most
 
 engines/cpu/tiles.h: engines/cpu/test_target.py [amx_bf16]
 - _tile_loadd(5, below + k, wide);

@@ -652,15 +652,18 @@ template <class Kind> struct Worker {
     float *x, *q;              // shared: (count, dim)
     Number *attended, *gated;  // shared: (count, dim), (count, hidden)
     const Seen *seen;
+    Barrier &barrier;
+    uint32_t waits = 0;
     typename Kind::Inputs operand; // the inputs of the next product
     Lined<Number> normed;
     double last = 0; // time at which the last part ended
     std::vector<size_t> cache_offset; // offset of an input's keys and values in the cache, from slot 0 of row 0
     std::vector<float> scores;
 
-    Worker(const Model &model, const PassArgs &pass, float *x, float *q, Number *attended, Number *gated, const Seen *seen)
+    Worker(const Model &model, const PassArgs &pass, float *x, float *q, Number *attended, Number *gated, const Seen *seen,
+           Barrier &barrier)
         : model(model), pass(pass), count(pass.rows * pass.nodes), head_dim(model.dim / model.heads), x(x), q(q),
-          attended(attended), gated(gated), seen(seen), operand(count, std::max(model.dim, model.hidden)),
+          attended(attended), gated(gated), seen(seen), barrier(barrier), operand(count, std::max(model.dim, model.hidden)),
           normed(size_t(count) * model.dim), cache_offset(count) {
         for (int m = 0; m < count; m++) {
             const size_t row = size_t(m / pass.nodes) * model.heads * pass.slots;
@@ -921,6 +924,11 @@ template <class Kind> struct Worker {
         last = now;
     }
 
+    void wait() {
+        barrier.wait(omp_get_thread_num(), omp_get_num_threads(), waits);
+        lap(WAIT);
+    }
+
     void run() {
         const typename Kind::Units units(count);
         if (pass.spent) last = omp_get_wtime();
@@ -929,21 +937,16 @@ template <class Kind> struct Worker {
             if (omp_get_thread_num() == 0) tap(number);
             norm(layer.attention_norm), lap(NORM);
             project(layer, number), lap(QKV);
-#pragma omp barrier
-            lap(WAIT);
+            wait();
             attend(number), lap(ATTENTION);
-#pragma omp barrier
-            lap(WAIT);
+            wait();
             add(attended, model.dim, layer.wo), lap(OUT);
-#pragma omp barrier
-            lap(WAIT);
+            wait();
             norm(layer.ffn_norm), lap(NORM);
             gate(layer), lap(GATE);
-#pragma omp barrier
-            lap(WAIT);
+            wait();
             add(gated, model.hidden, layer.w2), lap(DOWN);
-#pragma omp barrier
-            lap(WAIT);
+            wait();
         }
         norm(model.norm, omp_get_thread_num() == 0 ? pass.features : nullptr), lap(NORM);
         if (model.head) score(), lap(HEAD);
@@ -968,8 +971,9 @@ template <class Kind> void run(const Model &model, const PassArgs &pass) {
     for (int row = 0; row < pass.rows; row++) seen[row].look(pass, row);
     with_threads({model.dim, model.layers, model.kind, int32_t(count)}, pass.threads, [&](int threads) {
         // buffers are allocated here, since no exception may leave a parallel region
+        Barrier barrier(threads);
         std::vector<Worker<Kind>> workers(
-            threads, {model, pass, x.data(), q.data(), attended.data(), gated.data(), seen.data()});
+            threads, {model, pass, x.data(), q.data(), attended.data(), gated.data(), seen.data(), barrier});
 #pragma omp parallel num_threads(threads)
         workers[omp_get_thread_num()].run();
     });

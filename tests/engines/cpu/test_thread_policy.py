@@ -1,4 +1,4 @@
-"""Number of threads of a pass by measured seconds; and running out of memory in C++."""
+"""Number of threads of a pass by measured seconds; their barrier; and running out of memory in C++."""
 
 import ctypes
 from collections.abc import Callable
@@ -21,6 +21,28 @@ extern "C" void play(int calls, const double *alone, const double *together, int
         threads[i] = policy.threads(2);
         policy.record(threads[i], threads[i] == 1 ? alone[i] : together[i]);
     }
+}
+"""
+# Lets threads wait for each other; returns how often one went on before another had arrived, -1 for other threads.
+MEET = """
+#include "thread_policy.h"
+#include <omp.h>
+extern "C" int32_t count_early(int threads, int waits) {
+    Barrier barrier(threads);
+    std::vector<std::atomic<int32_t>> arrived(threads);
+    std::atomic<int32_t> early{0}, team{0};
+#pragma omp parallel num_threads(threads)
+    {
+        const int me = omp_get_thread_num();
+        team = omp_get_num_threads();
+        uint32_t count = 0;
+        for (int i = 1; i <= waits; i++) {
+            arrived[me].store(i, std::memory_order_relaxed);
+            barrier.wait(me, threads, count);
+            for (auto &other : arrived) early += other.load(std::memory_order_relaxed) < i;
+        }
+    }
+    return team == threads ? early.load() : -1;
 }
 """
 TRIED = WARM_PASSES  # calls with one thread at the beginning
@@ -61,6 +83,11 @@ def test_one_interrupted_call_does_not_count_as_slow(player: ctypes.CDLL) -> Non
     # after it, two threads that take 3 are still slower than one
     threads = play(player, [1.0, 1.0, 40.0] + [1.0] * 97, [3.0] * 100)
     assert [i for i, count in enumerate(threads) if count == 2] == [3, 12, 29, 62]
+
+
+def test_no_thread_passes_a_barrier_before_all_have_arrived(compiled: Callable[[str], ctypes.CDLL]) -> None:
+    meet = compiled(MEET)
+    assert [meet.count_early(threads, 100) for threads in (1, 2, 3, 5, 8)] == [0] * 5
 
 
 def test_out_of_memory_in_a_call_raises_memory_error() -> None:
