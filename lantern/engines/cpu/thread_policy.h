@@ -39,7 +39,7 @@ struct ThreadPolicy {
     }
 };
 
-// A dissemination barrier: a thread tells those 1, 2, 4 ... places behind it that it has arrived, and waits for those as
+// A dissemination barrier: a thread tells those 1, 2, 4 ... places after it that it has arrived, and waits for those as
 // far before it. A flag is written by one thread and read by one, so two threads wait for one transfer between their
 // cores. OpenMP's barrier takes several; a step of the embedded model in int8 takes 7 % longer with it.
 class Barrier {
