@@ -26,7 +26,7 @@ from lantern.core.io import TRAINING_NAME
 from lantern.core.sampling import Sampling
 from lantern.eval.json_lines import JsonLines, Line, read_lines
 from lantern.eval.speed import contenders
-from lantern.eval.speed.contenders import AUTO, PLAIN, Contender, Job, Variant, name_of
+from lantern.eval.speed.contenders import AUTO, PLAIN, Contender, RoundImages, Variant, name_of
 from lantern.eval.speed.race import first_passes, images_of, race, reporter, take, unpack, warm
 from lantern.eval.speed.surroundings import file_hashes, surroundings
 from lantern.generation.generator import choose_method
@@ -219,7 +219,7 @@ class Board:
             def wants(one: Contender, number: int) -> bool:
                 return one.key not in failed and (*one.key, number) not in done
 
-            def line_of(one: Contender, number: int, job: Job) -> Line:
+            def line_of(one: Contender, number: int, job: RoundImages) -> Line:
                 try:
                     return take(one, number, job, watches=True) | {"commit": self.surroundings["commit"]}
                 except Exception as error:

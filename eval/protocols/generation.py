@@ -119,7 +119,7 @@ def batches_of(requested: Sequence[Request], size: int) -> list[Sequence[Request
     return [requested[first : first + size] for first in range(0, len(requested), size)]
 
 
-class Worker:
+class ImageWriter:
     """Writes batches of images to a folder and records each in a manifest; a context manager.
 
     `name` is the name of its manifest, which no other process may write; `done` are the numbers of finished images.
@@ -158,7 +158,7 @@ class Worker:
         made = make_batches(self.decoder, batch, with_pixels=True, callback=self.callback)
         return sum(self._keep(picture) for picture in made)
 
-    def __enter__(self) -> "Worker":
+    def __enter__(self) -> "ImageWriter":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -206,7 +206,12 @@ def clear_staging(folder: Path, pattern: str) -> None:
 
 
 def produce(
-    worker: Worker, requested: Sequence[Request], *, batch: int = 1, shard: Shard | None = None, is_quiet: bool = False
+    worker: ImageWriter,
+    requested: Sequence[Request],
+    *,
+    batch: int = 1,
+    shard: Shard | None = None,
+    is_quiet: bool = False,
 ) -> int:
     """Write the missing images of a shard, with a progress bar; return their number."""
     shard, count = shard or Shard(), 0

@@ -17,7 +17,7 @@ from lantern.core.config import one_line
 from lantern.core.ray_cluster import cluster, machines
 from lantern.core.sampling import Sampling
 from lantern.engines.engine import Engine
-from lantern.eval.protocols.generation import Worker, batches_of, clear_staging, finished, images_bar
+from lantern.eval.protocols.generation import ImageWriter, batches_of, clear_staging, finished, images_bar
 from lantern.generation.requests import Request
 from lantern.methods import Method
 
@@ -28,7 +28,7 @@ BLOCKS = 4096  # largest number of tasks; a task is one or more batches
 
 
 @dataclass(frozen=True)
-class Recipe:
+class RayJob:
     """Everything an actor needs to make images, as plain values that can be sent to another machine."""
 
     model: str
@@ -41,8 +41,8 @@ class Recipe:
     fingerprint: Mapping[str, Any]
     threads: int
 
-    def worker(self, name: str, **watching: Any) -> Worker:
-        """Load the model and open a manifest of this name; `watching` is passed to `Worker`."""
+    def worker(self, name: str, **watching: Any) -> ImageWriter:
+        """Load the model and open a manifest of this name; `watching` is passed to `ImageWriter`."""
         import torch
 
         from lantern.generation.generator import Generator
@@ -51,7 +51,7 @@ class Recipe:
         torch.set_num_threads(self.threads)
         model = load_model(self.model, device=self.device, dtype=self.dtype, engine=self.engine)
         decoder = Generator(model, self.method, self.sampling, batch=1 << 20)
-        return Worker(decoder, self.folder, self.fingerprint, name=name, **watching)
+        return ImageWriter(decoder, self.folder, self.fingerprint, name=name, **watching)
 
 
 class Actor:
@@ -60,7 +60,7 @@ class Actor:
     It returns errors as values instead of raising, since Ray keeps only the text of an exception.
     """
 
-    def __init__(self, recipe: Recipe, batches: Sequence[Sequence[Request]], job: str, lives: int) -> None:
+    def __init__(self, recipe: RayJob, batches: Sequence[Sequence[Request]], job: str, lives: int) -> None:
         self._worker, self._batches, self._failure = None, batches, ""
         try:
             # Ray restarts actors without limit, so a batch that kills its process would be retried forever
@@ -105,7 +105,7 @@ def received(text: str) -> Exception:
 
 
 def produce_on_ray(
-    recipe: Recipe,
+    recipe: RayJob,
     requested: Sequence[Request],
     *,
     batch: int = 1,

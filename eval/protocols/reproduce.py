@@ -25,7 +25,7 @@ from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.eval.protocols.generation import Entry, Shard, finished, picture_path, produce
 from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol, resizing
-from lantern.eval.protocols.ray_job import Recipe, produce_on_ray
+from lantern.eval.protocols.ray_job import RayJob, produce_on_ray
 from lantern.eval.speed.surroundings import file_hashes, installed, surroundings
 from lantern.generation.generator import choose_method
 from lantern.generation.images import totals
@@ -37,7 +37,7 @@ from lantern.training.data import Prepared
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A requested row. `protocol` is a name, a protocol's .json file, or a `row.json` to repeat.
 
     `model` None means that of the repeated row, else the embedded one. `method` is a spec as for
@@ -67,13 +67,13 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Task:
+class ResolvedRow:
     """A row with everything resolved: protocol, requests, recipe, and the row to repeat, if any."""
 
-    row: Row
+    row: TableRow
     protocol: Protocol
     requested: list[Request]
-    recipe: Recipe
+    recipe: RayJob
     before: Mapping[str, Any] | None
 
     @property
@@ -115,7 +115,7 @@ def fingerprint_of(
     }
 
 
-def measured(task: Task) -> tuple[dict[str, Any], dict[str, str]]:
+def measured(task: ResolvedRow) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the figures for JSON, and the reason for each metric that cannot be computed."""
     missing = obstacles(task)
     can = [name for name in task.metrics if name not in missing]
@@ -141,7 +141,7 @@ def measured(task: Task) -> tuple[dict[str, Any], dict[str, str]]:
     return {name: asdict(figure) for name, figure in found.items()}, missing
 
 
-def obstacles(task: Task) -> dict[str, str]:
+def obstacles(task: ResolvedRow) -> dict[str, str]:
     """Return the reason for each metric that cannot be computed; checked before generation starts."""
     if not task.metrics:
         return {}
@@ -158,7 +158,7 @@ ROW_NAME = "row.json"
 CHOICES = ("model", "method", "limit", "batch", "device", "dtype", "threads", "engine", "metrics")
 
 
-def prepare(row: Row) -> Task:
+def prepare(row: TableRow) -> ResolvedRow:
     """Resolve and check everything that a row needs before generation.
 
     ValueError for what does not fit, ImportError if Ray is asked for and missing.
@@ -187,7 +187,7 @@ def prepare(row: Row) -> Task:
     check_requests(model, requested)
     sampling = protocol.sampling(model)
     method = choose_method(model, row.method, sampling=sampling)
-    recipe = Recipe(
+    recipe = RayJob(
         model=name,
         device=str(device),
         dtype=model.dtype_name,
@@ -198,10 +198,12 @@ def prepare(row: Row) -> Task:
         fingerprint=fingerprint_of(model, method, protocol, batch=row.batch, device=device, dtype=dtype),
         threads=torch.get_num_threads(),
     )
-    return Task(row, protocol, requested, recipe, before)
+    return ResolvedRow(row, protocol, requested, recipe, before)
 
 
-def make(task: Task, *, shield: Callable[[], AbstractContextManager[Any]] = nullcontext, callback: Any = None) -> int:
+def make(
+    task: ResolvedRow, *, shield: Callable[[], AbstractContextManager[Any]] = nullcontext, callback: Any = None
+) -> int:
     """Write the missing images, in this process or on Ray; return their number."""
     row = task.row
     if row.ray is not None:
@@ -218,14 +220,14 @@ def make(task: Task, *, shield: Callable[[], AbstractContextManager[Any]] = null
         return produce(worker, task.requested, batch=row.batch, shard=shard, is_quiet=row.is_quiet)
 
 
-def complete(task: Task) -> dict[int, Entry] | None:
+def complete(task: ResolvedRow) -> dict[int, Entry] | None:
     """Return the entries of all images by number, or None if some are missing."""
     done = finished(task.folder, task.recipe.fingerprint)
     expected = {request.number: done[request.number] for request in task.requested if request.number in done}
     return expected if len(expected) == len(task.requested) else None
 
 
-def conclude(task: Task, entries: Mapping[int, Entry]) -> dict[str, Any]:
+def conclude(task: ResolvedRow, entries: Mapping[int, Entry]) -> dict[str, Any]:
     """Compute the metrics, write row.json, return its content; `speed` is over all images."""
     figures, missing = measured(task)
     speed, row, recipe = totals([entry.figures() for entry in entries.values()]), task.row, task.recipe
@@ -263,7 +265,7 @@ def digest(digests: Any) -> str:
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
-def is_repeated(task: Task, row: Mapping[str, Any]) -> bool | None:
+def is_repeated(task: ResolvedRow, row: Mapping[str, Any]) -> bool | None:
     """Return whether the images equal those of the repeated row byte for byte; None without a repeated row."""
     if task.before is None:
         return None
@@ -282,7 +284,7 @@ def _protocol(name: str) -> tuple[Protocol, Mapping[str, Any] | None]:
     return build_config(Protocol, values["protocol"], source=name), values
 
 
-def _repeated(row: Row, before: Mapping[str, Any]) -> Row:
+def _repeated(row: TableRow, before: Mapping[str, Any]) -> TableRow:
     """Return the row with the choices of an earlier one; paths and shards stay as given."""
     choices = {name: before["choices"].get(name) for name in CHOICES}
     if not isinstance(choices["engine"], dict):

@@ -13,7 +13,7 @@ from typing import Any
 from lantern.eval.json_lines import Line
 from lantern.eval.speed import contenders
 from lantern.eval.speed import race as racing
-from lantern.eval.speed.contenders import PLAIN, PROMPTS, Build, Contender, Job, Variant
+from lantern.eval.speed.contenders import PLAIN, PROMPTS, Build, Contender, RoundImages, Variant
 from lantern.eval.speed.race import STEADY, Spread, copy_bandwidth, race, reporter, roofline, rounded
 from lantern.eval.speed.surroundings import about, load_average, short_commit
 from lantern.generation.generator import choose_method
@@ -113,7 +113,7 @@ def ended(figures: dict[str, Any], before: list[float] | None, stop: BaseExcepti
 
 
 def field_of(
-    stable: contenders.Stable, specs: Sequence[str], options: BenchOptions, build: Build, jobs: Sequence[Job]
+    stable: contenders.Stable, specs: Sequence[str], options: BenchOptions, build: Build, jobs: Sequence[RoundImages]
 ) -> tuple[list[Contender], list[dict[str, Any]], list[dict[str, Any]]]:
     """Return plain decoding and the methods in their variants, warmed up, then those that fail and the slow variants.
 
@@ -191,7 +191,7 @@ def identities(field: Sequence[Contender], lines: Sequence[Line], batch: int) ->
             }
 
 
-def phases(contender: Contender, job: Job) -> dict[str, Any]:
+def phases(contender: Contender, job: RoundImages) -> dict[str, Any]:
     """Return the shares of a method's time by phase without prefill, measured in a run of its own."""
     made = contender.decode(job, is_timed=True)
     seconds = {name: value for name, value in made.seconds.items() if name != "prefill"}

@@ -140,13 +140,13 @@ class Contender:
         """Whether it is plain decoding, and thus a possible baseline."""
         return self.method.is_plain
 
-    def decode(self, job: "Job", **watching: Any) -> Generation:
+    def decode(self, job: "RoundImages", **watching: Any) -> Generation:
         """Decode the images of a job, prefill included; `watching` is passed to `Decoder.generate`."""
         return self.parts.generate(job.condition, keys=job.keys, prompts=None, **watching)
 
 
 @dataclass(frozen=True)
-class Job:
+class RoundImages:
     """The images of one round: their condition and their noise keys (seed, number)."""
 
     condition: Condition
@@ -231,7 +231,7 @@ def condition_of(model: Model, prompts: Sequence[str], numbers: Sequence[int]) -
     return model.text.condition(texts, slots=model.target.config.cls_token_num)
 
 
-def jobs_of(model: Model, prompts: Sequence[str], *, rounds: int, batch: int, seed: int) -> list[Job]:
+def jobs_of(model: Model, prompts: Sequence[str], *, rounds: int, batch: int, seed: int) -> list[RoundImages]:
     """Return the jobs of rounds, with different images. ValueError for a model without a text encoder."""
     numbers = [range(first * batch, (first + 1) * batch) for first in range(rounds)]
-    return [Job(condition_of(model, prompts, some), [(seed, number) for number in some]) for some in numbers]
+    return [RoundImages(condition_of(model, prompts, some), [(seed, number) for number in some]) for some in numbers]

@@ -25,7 +25,7 @@ from lantern.core.types import SampleWindow, Step
 from lantern.decoding.statistics import now
 from lantern.eval.intervals import bootstrap
 from lantern.eval.json_lines import Line
-from lantern.eval.speed.contenders import Contender, Job
+from lantern.eval.speed.contenders import Contender, RoundImages
 from lantern.eval.speed.surroundings import load_average
 
 Report = Callable[[str], object]
@@ -45,8 +45,8 @@ class CutShort(KeyboardInterrupt):
 
 def race(
     field: Sequence[Contender],
-    jobs: Sequence[Job],
-    take: Callable[[Contender, int, Job], Line],
+    jobs: Sequence[RoundImages],
+    take: Callable[[Contender, int, RoundImages], Line],
     *,
     wants: Callable[[Contender, int], bool] = lambda contender, number: True,
     report: Report = lambda text: None,
@@ -79,7 +79,7 @@ def collect(records: Iterator[Line], contenders: int) -> tuple[list[Line], Keybo
     return found, None
 
 
-def take(contender: Contender, number: int, job: Job, *, watches: bool = False) -> Line:
+def take(contender: Contender, number: int, job: RoundImages, *, watches: bool = False) -> Line:
     """Decode a job and return its record; total variation and relaxed are sums over the tokens of an image.
 
     With `watches` the nodes and tokens of steps are counted where that costs no time, else in a second decoding, which
@@ -126,7 +126,7 @@ def reporter(is_quiet: bool) -> Report:
 # short decodings
 
 
-def first_passes(contender: Contender, job: Job) -> list[float]:
+def first_passes(contender: Contender, job: RoundImages) -> list[float]:
     """Decode the first passes of a job; return the time after each, the prompt's first."""
     times: list[float] = []
 
@@ -138,13 +138,13 @@ def first_passes(contender: Contender, job: Job) -> list[float]:
     return times
 
 
-def pass_seconds(contender: Contender, job: Job) -> float:
+def pass_seconds(contender: Contender, job: RoundImages) -> float:
     """Return the mean seconds of the first few passes after the prompt."""
     times = first_passes(contender, job)
     return (times[-1] - times[0]) / max(len(times) - 1, 1)
 
 
-def warm(contender: Contender, jobs: Sequence[Job]) -> None:
+def warm(contender: Contender, jobs: Sequence[RoundImages]) -> None:
     """Decode the first job fully and start every other one, since each new shape may trigger compilation."""
     contender.decode(jobs[0])
     for job in jobs[1:]:

@@ -22,7 +22,7 @@ from lantern.drafters.trees.static import StaticTree, named
 from lantern.eval.json_lines import Line
 from lantern.eval.speed import race as racing
 from lantern.eval.speed.bench import ended
-from lantern.eval.speed.contenders import PLAIN, Contender, Job, Stable, entries_of, kinds_of, line_up
+from lantern.eval.speed.contenders import PLAIN, Contender, RoundImages, Stable, entries_of, kinds_of, line_up
 from lantern.eval.speed.race import Spread, reporter, rounded, seconds_of
 from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.generation.generator import Decoder, Generator
@@ -69,7 +69,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
     copy_gbps = racing.copy_bandwidth(device)
     field, failed = bench.field()
 
-    def take(one: Contender, number: int, _: Job) -> Line:
+    def take(one: Contender, number: int, _: RoundImages) -> Line:
         return {"round": number, "contender": one.name, "seconds": bench.seconds_per_token(one)}
 
     rounds = racing.race(field, [bench.job] * options.images, take, report=reporter(options.is_quiet))
@@ -213,7 +213,7 @@ class ShapeBench:
             )
         self.stable = Stable(random_model(options.config, options.drafter, device, DTYPES[options.dtypes[0]]))
         keys = [(0, number) for number in range(options.batch)]
-        self.job = Job(random_captions(options.config, options.batch, device), keys)
+        self.job = RoundImages(random_captions(options.config, options.batch, device), keys)
         # tokens that each step commits, by label
         self.counts = {PLAIN: [1] * self.tokens} | {f"tau {tau:g}": script(tau, self.tokens) for tau in options.taus}
 

@@ -9,7 +9,7 @@ from lantern.cli.options import Apart, arg, command, existing, named, opt
 if TYPE_CHECKING:
     from lantern.core.signals import Stopping
     from lantern.eval.protocols.generation import Shard
-    from lantern.eval.protocols.reproduce import Task
+    from lantern.eval.protocols.reproduce import ResolvedRow
 
 PROTOCOLS = "coco2014-30k, coco2017-5k-longest, partiprompts, imagenet-50k, emoji"
 PROTOCOL_HELP = f"{PROTOCOLS}, or a .json file of one; a row.json is repeated and compared"
@@ -47,7 +47,7 @@ def reproduce(
         raise ValueError("--actors is an option of --ray, which is missing")
     folder = Path(protocol).stem if protocol.endswith(".json") else protocol
     slug = "".join(sign if sign.isalnum() or sign in "+-.=" else "-" for sign in method or "own")
-    row = protocols.Row(
+    row = protocols.TableRow(
         protocol=protocol,
         out=out or Path("runs") / folder / slug,
         method=method,
@@ -97,7 +97,7 @@ def _shard(text: str | None, *, has_ray: bool) -> "Shard | None":
     return given
 
 
-def _report(task: "Task", row: dict[str, Any]) -> int:
+def _report(task: "ResolvedRow", row: dict[str, Any]) -> int:
     """Print the row and its errors; return the exit code."""
     from lantern.eval.protocols.reproduce import ROW_NAME, is_repeated
 

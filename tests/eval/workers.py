@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from lantern.eval.protocols import generation
-from lantern.eval.protocols.generation import Shard, Worker, produce
+from lantern.eval.protocols.generation import ImageWriter, Shard, produce
 from lantern.generation.generator import Generator
 from lantern.generation.requests import Request
 from lantern.methods import METHODS
@@ -31,7 +31,7 @@ def tiny_decoder(model: str | Path) -> Generator:
 def paint(decoder: Generator, out: Path, pictures: int, *, shard: Shard | None = None, batch: int = 1) -> int:
     """Make the missing images of a shard."""
     shard = shard or Shard()
-    with Worker(decoder, out, FINGERPRINT, name=shard.name) as worker:
+    with ImageWriter(decoder, out, FINGERPRINT, name=shard.name) as worker:
         return produce(worker, expected(pictures), batch=batch, shard=shard, is_quiet=True)
 
 

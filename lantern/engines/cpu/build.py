@@ -20,7 +20,7 @@ from typing import Any
 
 from lantern.core.io import user_cache
 from lantern.engines.cpu import compiler as compiling
-from lantern.engines.cpu.compiler import ABI, CompilerError, Variant, compile_library, facts, record_of, supported
+from lantern.engines.cpu.compiler import ABI, CompilerError, ProcessorKind, compile_library, facts, record_of, supported
 
 LOG = logging.getLogger("lantern")
 PACKAGED = Path(__file__).with_name("lib")  # written by hatch_build.py
@@ -94,7 +94,7 @@ def processor() -> str:
     return "\n".join(known) or f"{platform.machine()} {platform.processor()}"
 
 
-def library_name(variant: Variant | None = None) -> str:
+def library_name(variant: ProcessorKind | None = None) -> str:
     """Return the file name of the library of these sources, for a kind of processor or the best for this one."""
     return compiling.library_name(variant or supported()[0])
 

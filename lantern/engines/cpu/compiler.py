@@ -29,19 +29,19 @@ LINKED = ("-static-libstdc++", "-static-libgcc")  # so that a library loads wher
 
 
 @dataclass(frozen=True)
-class Variant:
+class ProcessorKind:
     """A kind of processor: the features that it has, in Linux's names, and the compiler's options for it."""
 
     name: str
     features: frozenset[str] = frozenset()
     options: tuple[str, ...] = ()
 
-    def extended(self, name: str, features: str, options: str) -> "Variant":
+    def extended(self, name: str, features: str, options: str) -> "ProcessorKind":
         """Return a kind with more features."""
-        return Variant(name, self.features | {*features.split()}, (*self.options, *options.split()))
+        return ProcessorKind(name, self.features | {*features.split()}, (*self.options, *options.split()))
 
 
-GENERIC = Variant("generic")
+GENERIC = ProcessorKind("generic")
 V3 = GENERIC.extended("v3", "avx2 fma f16c bmi1 bmi2 movbe", "-mavx2 -mfma -mf16c -mbmi -mbmi2 -mmovbe")
 V4 = V3.extended(
     "v4", "avx512f avx512bw avx512cd avx512dq avx512vl", "-mavx512f -mavx512bw -mavx512cd -mavx512dq -mavx512vl"
@@ -79,17 +79,17 @@ def features() -> frozenset[str]:
     return frozenset((facts().get("flags") or facts().get("Features", "")).split())
 
 
-def supported() -> list[Variant]:
+def supported() -> list[ProcessorKind]:
     """Return the variants that this processor runs, the best first."""
     return [*(variant for variant in X86_64 if variant.features <= features()), GENERIC]
 
 
-def of_machine() -> tuple[Variant, ...]:
+def of_machine() -> tuple[ProcessorKind, ...]:
     """Return the variants for all processors of this machine's architecture."""
     return X86_64 if platform.machine().lower() in ("x86_64", "amd64") else (GENERIC,)
 
 
-def library_name(variant: Variant) -> str:
+def library_name(variant: ProcessorKind) -> str:
     """Return the file name of the library of these sources and flags."""
     sources = [source.read_bytes() for source in SOURCES]
     parts = [*sources, " ".join((*FLAGS, *LINKED, *variant.options)).encode(), str(ABI).encode()]
@@ -102,7 +102,7 @@ def record_of(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def compile_library(compiler: str, variant: Variant, folder: Path) -> Path:
+def compile_library(compiler: str, variant: ProcessorKind, folder: Path) -> Path:
     """Compile a library and write its record; return its path. CompilerError if the compiler fails."""
     made = folder / library_name(variant)
     command = [compiler, *FLAGS, *LINKED, *variant.options, "-o", str(made), str(SOURCES[0])]
@@ -122,7 +122,9 @@ def run(command: list[str]) -> None:
         raise CompilerError(first.strip()) from error
 
 
-def compile_all(folder: Path, variants: Iterable[Variant], known: Collection[str] = ()) -> tuple[list[Path], list[str]]:
+def compile_all(
+    folder: Path, variants: Iterable[ProcessorKind], known: Collection[str] = ()
+) -> tuple[list[Path], list[str]]:
     """Compile variants side by side, except `known` file names; return libraries, and the errors of the others.
 
     Without a compiler, and on systems other than Linux, there are none, and the reason is the only error.

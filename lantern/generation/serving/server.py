@@ -31,7 +31,7 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-class Protocol(H11Protocol):
+class TimedProtocol(H11Protocol):
     """A connection that is closed if the headers of a request do not arrive in time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -57,7 +57,7 @@ class Server(uvicorn.Server):
     """Serves until a signal or until the worker ends; images under way then have `drain` seconds."""
 
     def __init__(self, service: Service, drain: float) -> None:
-        how: dict[str, Any] = {"http": Protocol, "log_config": None, "log_level": "warning", "access_log": False}
+        how: dict[str, Any] = {"http": TimedProtocol, "log_config": None, "log_level": "warning", "access_log": False}
         how |= {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": int(drain) + GRACE}
         super().__init__(uvicorn.Config(build_app(service), **how))
         self._service, self.drain = service, drain

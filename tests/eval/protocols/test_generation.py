@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lantern.eval.protocols import generation
-from lantern.eval.protocols.generation import Shard, Worker, finished, picture_path, produce, read_entries
+from lantern.eval.protocols.generation import ImageWriter, Shard, finished, picture_path, produce, read_entries
 from lantern.generation.generator import Generator
 from tests.eval.workers import FINGERPRINT, contents, expected, lines, paint
 
@@ -42,10 +42,10 @@ def test_another_number_of_shards_resumes(decoder: Generator, whole: Path, tmp_p
 
 def test_a_second_process_on_the_same_shard_is_reported(decoder: Generator, tmp_path: Path) -> None:
     with (
-        Worker(decoder, tmp_path, FINGERPRINT, name="1-of-1"),
+        ImageWriter(decoder, tmp_path, FINGERPRINT, name="1-of-1"),
         pytest.raises(BlockingIOError, match=r"another process is writing it.*manifest-1-of-1\.jsonl"),
     ):
-        Worker(decoder, tmp_path, FINGERPRINT, name="1-of-1")
+        ImageWriter(decoder, tmp_path, FINGERPRINT, name="1-of-1")
 
 
 # again
@@ -82,8 +82,8 @@ def test_incomplete_batches_are_decoded_whole(
 def test_pictures_recorded_meanwhile_are_skipped(
     decoder: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Worker(decoder, tmp_path, FINGERPRINT, name="early") as early:
-        with Worker(decoder, tmp_path, FINGERPRINT, name="late") as late:
+    with ImageWriter(decoder, tmp_path, FINGERPRINT, name="early") as early:
+        with ImageWriter(decoder, tmp_path, FINGERPRINT, name="late") as late:
             assert produce(late, expected(3), is_quiet=True) == 3
         monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("an image was begun"))
         assert produce(early, expected(3), is_quiet=True) == 0

@@ -14,8 +14,8 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.engines.engine import EAGER
-from lantern.eval.protocols.generation import Worker, finished
-from lantern.eval.protocols.ray_job import Actor, Recipe, cluster, produce_on_ray, received, sendable, shares
+from lantern.eval.protocols.generation import ImageWriter, finished
+from lantern.eval.protocols.ray_job import Actor, RayJob, cluster, produce_on_ray, received, sendable, shares
 from lantern.generation.images import NotFiniteError
 from lantern.methods import METHODS
 from lantern.models.folder import load_model
@@ -28,16 +28,16 @@ needs_ray = pytest.mark.skipif(
 PICTURES = 40
 
 
-class Noted(Recipe):
+class Noted(RayJob):
     """A recipe whose workers leave their names and process numbers in the folder's `pids`."""
 
-    def worker(self, name: str, **watching: Any) -> Worker:
+    def worker(self, name: str, **watching: Any) -> ImageWriter:
         with open(self.folder.with_name("pids"), "a") as file:
             file.write(f"{name} {os.getpid()}\n")
         return super().worker(name, **watching)
 
 
-def recipe(folder: Path, out: Path) -> Recipe:
+def recipe(folder: Path, out: Path) -> RayJob:
     method = METHODS["gumbel-jacobi"].with_options(window=4)
     sampling = load_model(folder, device="cpu").sampling()
     return Noted(str(folder), "cpu", "fp32", method, sampling, EAGER, out, FINGERPRINT, torch.get_num_threads())
@@ -72,7 +72,7 @@ def test_an_error_keeps_its_type() -> None:
 def test_actors_that_keep_ending_stop_the_job(tmp_path: Path) -> None:
     for life in range(4):
         (tmp_path / f"manifest-job-{life}.jsonl").touch()
-    nothing = Recipe("none", "cpu", "fp32", METHODS["plain"], Sampling(), EAGER, tmp_path, FINGERPRINT, 1)
+    nothing = RayJob("none", "cpu", "fp32", METHODS["plain"], Sampling(), EAGER, tmp_path, FINGERPRINT, 1)
     answer = Actor(nothing, [expected(1)], "job", 4)({"number": [0]})
     assert answer["made"][0] == 0 and "4 actors ended" in str(received(answer["failure"][0]))
 

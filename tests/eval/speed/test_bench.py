@@ -14,7 +14,7 @@ from lantern.cli.main import main
 from lantern.eval.json_lines import Line
 from lantern.eval.speed import bench as speed
 from lantern.eval.speed.bench import WIDTH, BenchOptions, render
-from lantern.eval.speed.contenders import PROMPTS, Contender, Job, Stable, Variant, built, jobs_of, kinds_of
+from lantern.eval.speed.contenders import PROMPTS, Contender, RoundImages, Stable, Variant, built, jobs_of, kinds_of
 from lantern.eval.speed.race import pack, pass_seconds, results
 from lantern.eval.speed.surroundings import commit, surroundings
 from lantern.generation import generator
@@ -23,7 +23,7 @@ from tests.eval.variants import CPU, eager
 from tests.tiny import tiny_target
 
 
-def job(model: Model) -> list[Job]:
+def job(model: Model) -> list[RoundImages]:
     return jobs_of(model, PROMPTS, rounds=1, batch=1, seed=0)
 
 

@@ -10,7 +10,7 @@ from lantern.eval.speed import contenders
 from lantern.eval.speed.contenders import (
     VARIANTS,
     Contender,
-    Job,
+    RoundImages,
     Stable,
     Variant,
     built,
@@ -101,7 +101,7 @@ def test_graphs_are_for_gpus() -> None:
 def test_every_picture_includes_its_prefill(model: Model) -> None:
     contender = eager(model)[0]
     before = len(model.prompts)
-    contender.decode(Job(condition_of(model, ["two cats"], [0]), [(0, 0)]))
+    contender.decode(RoundImages(condition_of(model, ["two cats"], [0]), [(0, 0)]))
     assert len(model.prompts) == before
 
 
