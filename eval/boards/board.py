@@ -15,14 +15,13 @@ import hashlib
 import itertools
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from lantern.core.config import one_line, read_json_object
-from lantern.core.io import TRAINING_NAME
+from lantern.core.config import one_line
+from lantern.core.io import trained_steps
 from lantern.core.sampling import Sampling
 from lantern.eval.json_lines import JsonLines, Line, read_lines
 from lantern.eval.speed import contenders
@@ -182,9 +181,7 @@ class Board:
         names = [f"{FOLDER}/{part}" for part in method.made.parts] + ["drafter"] * method.made.reads_drafter
         training = dict[str, int | None].fromkeys(names)
         if (folder := self.model.folder) is not None:
-            for name in names:
-                with suppress(ValueError, KeyError, TypeError):  # not recorded
-                    training[name] = int(read_json_object(folder / name / TRAINING_NAME)["loop"]["steps"])
+            training = {name: trained_steps(folder / name) for name in names}
         return {"promise": promise, "training": training}
 
     def measure(self) -> None:

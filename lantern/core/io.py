@@ -103,6 +103,14 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def trained_steps(folder: Path) -> int | None:
+    """Return for how many steps a trained component was trained; None if it has not recorded them."""
+    with suppress(ValueError, KeyError, TypeError):
+        found = read_json_object(folder / TRAINING_NAME)
+        return int(found.get("steps", found["loop"]["steps"]))  # "steps" counts those of earlier trainings too
+    return None
+
+
 def write_json(path: str | Path, value: object) -> None:
     """Write `value` as indented JSON, atomically; ValueError for NaN and infinity."""
     write_text(path, _json(value))

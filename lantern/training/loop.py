@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
 from lantern.core.config import install_hint, one_line
-from lantern.core.io import CONFIG_NAME, TRAINING_NAME, atomic_write, is_there, read_pickled, write_json
+from lantern.core.io import CONFIG_NAME, TRAINING_NAME, atomic_write, is_there, read_pickled, trained_steps, write_json
 from lantern.core.signals import Stopped, Stopping
 from lantern.generation.images import sheet, to_image
 
@@ -242,10 +242,10 @@ class TrainingLog:
 class Run:
     """A training run from its first step, or from its checkpoint, to its last."""
 
-    def __init__(self, task: Task, config: LoopConfig, out: Path) -> None:
+    def __init__(self, task: Task, config: LoopConfig, out: Path, init: Path | None = None) -> None:
         from accelerate import Accelerator
 
-        self.task, self.config, self.out = task, config, out
+        self.task, self.config, self.out, self.init = task, config, out, init
         # precision and accumulation are those of the config; the launcher's settings are ignored
         accelerator = self.accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
         accelerator.gradient_accumulation_steps = config.accumulate
@@ -421,7 +421,10 @@ class Run:
             self.task.export(self.out)
         decay = round(self.config.decay * self.done / self.config.steps)
         loop = dataclasses.replace(self.config, steps=self.done, decay=decay)
+        before = trained_steps(self.init) if self.init else 0
         facts = {"loop": dataclasses.asdict(loop), "seconds": round(self.elapsed, 1)}
+        if before is not None:
+            facts["steps"] = before + self.done
         # the component keeps it when it moves into a model's folder
         for folder in (self.out, *(path.parent for path in self.out.glob(f"*/{CONFIG_NAME}"))):
             write_json(folder / TRAINING_NAME, facts)
@@ -441,14 +444,15 @@ class Run:
                 weight.data = data
 
 
-def train(task: Task, config: LoopConfig, *, out: Path) -> None:
+def train(task: Task, config: LoopConfig, *, out: Path, init: Path | None = None) -> None:
     """Train a task to `config.steps`, resuming from `out/checkpoint.pt` if it exists, then export it to `out`.
 
-    Writes log.jsonl, events/, samples/, checkpoint.pt and training.json (the schedule as it was run). SIGTERM, SIGINT
-    or SIGHUP ends the run after a step with a checkpoint and without an export, and raises Stopped.
+    Writes log.jsonl, events/, samples/, checkpoint.pt and training.json: the schedule as it was run, and all steps,
+    those of `init` included, the component that the training starts from (if it has recorded them). SIGTERM, SIGINT or
+    SIGHUP ends the run after a step with a checkpoint and without an export, and raises Stopped.
     """
     with Stopping() as stopping, stopping.shield():
-        run = Run(task, config, out)
+        run = Run(task, config, out, init)
         try:
             is_complete = run.go(stopping)
             if run.is_first and is_complete:

@@ -279,4 +279,4 @@ def train(
     task = TargetTask(config, prepared, tokens, captions, pictures)
     if init is not None:
         task.target.load_state_dict(grow(load_state(init), config.model.n_layer))
-    run_loop(task, config.loop, out=out)
+    run_loop(task, config.loop, out=out, init=init)

@@ -243,7 +243,7 @@ def train(
     task = TokenizerTask(config, Prepared.open(data), packages)
     if init is not None:
         load_module(task.vq, init)
-    run_loop(task, config.loop, out=out)
+    run_loop(task, config.loop, out=out, init=init)
 
 
 class DecoderTask(TokenizerTask):

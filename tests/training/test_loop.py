@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lantern.core.io import trained_steps
 from lantern.core.signals import Stopped
 from lantern.training import loop
 from lantern.training.loop import LoopConfig, Task, train
@@ -290,6 +291,17 @@ def test_the_component_keeps_the_schedule_that_it_was_trained_with(tmp_path: Pat
     train(Exporting(), LoopConfig(steps=3, warmup=1, decay=1), out=tmp_path)
     found = json.loads((tmp_path / "part" / "training.json").read_text())
     assert found["loop"]["steps"] == 3 and found == json.loads((tmp_path / "training.json").read_text())
+
+
+def test_a_component_that_was_trained_twice_has_the_steps_of_both(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    train(Exporting(), LoopConfig(steps=3), out=first)
+    train(Exporting(), LoopConfig(steps=2), out=second, init=first / "part")
+    train(Exporting(), LoopConfig(steps=1), out=third, init=second / "part")
+    assert trained_steps(third / "part") == 6
+    (first / "part" / "training.json").unlink()
+    train(Exporting(), LoopConfig(steps=2), out=tmp_path / "unknown", init=first / "part")
+    assert "steps" not in json.loads((tmp_path / "unknown" / "training.json").read_text())
 
 
 def test_a_log_has_a_line_a_minute_with_loss_rates_and_remaining_time(
