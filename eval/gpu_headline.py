@@ -29,8 +29,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.cli.command import DONE, FAILED, Command, run_command
-from lantern.cli.options import real
+from lantern.cli.command import DONE, FAILED, Command, real, run_command
 from lantern.core.config import read_json_object
 from lantern.core.io import write_json
 from lantern.core.sampling import Sampling

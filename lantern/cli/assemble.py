@@ -6,8 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import DONE
-from lantern.cli.options import Distribution, Group, arg, command, existing, opt
+from lantern.cli.command import DONE, Distribution, Group, arg, command, existing, opt
 from lantern.generation.file_names import MAX_SCALE
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern import __version__
-from lantern.cli.command import DONE, check_file, check_folder, explained, run_command, say
-from lantern.cli.options import (
+from lantern.cli.command import (
+    DONE,
     MAX_SEED,
     METHOD,
     MODEL,
@@ -26,9 +26,14 @@ from lantern.cli.options import (
     OneOf,
     Placement,
     advice,
+    check_file,
+    check_folder,
     command,
+    explained,
     named,
     opt,
+    run_command,
+    say,
     size_of,
 )
 from lantern.core.config import read_json_object

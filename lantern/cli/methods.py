@@ -5,8 +5,7 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE
-from lantern.cli.options import METHOD, MODEL, MODEL_HELP, arg, command, opt
+from lantern.cli.command import DONE, METHOD, MODEL, MODEL_HELP, arg, command, opt
 from lantern.core.places import resolve_model
 from lantern.engines.engine import ENGINES
 from lantern.methods import METHODS, PROMISES, Method

@@ -6,8 +6,19 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, check_file, say
-from lantern.cli.options import MAX_SEED, MODEL, MODEL_HELP, Distribution, Placement, command, existing, opt
+from lantern.cli.command import (
+    DONE,
+    MAX_SEED,
+    MODEL,
+    MODEL_HELP,
+    Distribution,
+    Placement,
+    check_file,
+    command,
+    existing,
+    opt,
+    say,
+)
 from lantern.core.config import read_json_object
 
 SHOWN = 12  # candidates in the table
