@@ -435,7 +435,8 @@ class Bench:
 
     def embedded(self) -> None:
         """The embedded model: tokens a step, milliseconds an image, and tokens that differ, in batches of 1 and 8."""
-        from lantern.generation.generator import Generator, choose_method
+        from lantern.generation.choice import choose_method
+        from lantern.generation.generator import Generator
 
         model = self._embedded()
         relaxed = ("lantern", "lantern++", "bounded", "bounded-window", "sjd")

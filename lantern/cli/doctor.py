@@ -120,7 +120,7 @@ def _devices() -> Iterator[Finding]:
 def _engines() -> Iterator[Finding]:
     try:
         from lantern.engines.cpu.build import find_compiler, missing
-        from lantern.generation.generator import choose_method
+        from lantern.generation.choice import choose_method
         from lantern.models.folder import load_model
 
         model = load_model(parts=())

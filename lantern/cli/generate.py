@@ -181,7 +181,7 @@ def generate(
     folder = resolve_model(model)
     chosen = _chosen(method, folder, texts)
     from lantern.core.sampling import Sampling
-    from lantern.generation.generator import choose_method
+    from lantern.generation.choice import choose_method
     from lantern.generation.init_image import check_init_image, with_init_image
     from lantern.generation.requests import check_requests, subjects_of_call, with_conditions, with_noise, with_warnings
     from lantern.models.folder import load_model, may_have_profile

@@ -85,7 +85,7 @@ def settings_here(method: Method, model: str) -> tuple[dict[str, Any], str]:
     """Return the settings with which the default engine runs a method, and its name, where it chooses any of them."""
     if not any(option.fits for option in method.options.values()):
         return method.settings, ""
-    from lantern.generation.generator import suited
+    from lantern.generation.choice import suited
     from lantern.models.folder import load_model
 
     loaded = load_model(model, parts=())

@@ -22,8 +22,9 @@ from torch import Tensor
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
+from lantern.generation.choice import choose_method, has_parts
 from lantern.generation.comparison import Comparison
-from lantern.generation.generator import Generator, choose_method, has_parts, make_batch
+from lantern.generation.generator import Generator, make_batch
 from lantern.generation.images import Picture, to_image
 from lantern.generation.progress import partial_pixels
 from lantern.generation.requests import MAX_SEED, Request, check_requests, with_warnings

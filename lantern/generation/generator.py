@@ -4,13 +4,12 @@ A `Decoder` is a method built for a target; a `Generator` has one, and a model's
 a CPU or a GPU, the batch is halved and made again.
 """
 
-import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +29,13 @@ from lantern.decoding.row_front import RowFront
 from lantern.decoding.statistics import Stopwatch
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
-from lantern.engines.pass_times import TOKENS, best_window, is_steady, pass_times
+from lantern.generation.choice import choose_method
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.init_image import with_init_image
 from lantern.generation.requests import Request, as_requests, captions, check_requests, with_warnings
-from lantern.methods import METHODS, Method, find
-from lantern.methods.method import Promise, build, split
-from lantern.models.folder import Model, may_have_profile
+from lantern.methods import Method, find
+from lantern.methods.method import Promise, build
+from lantern.models.folder import Model
 from lantern.verifiers.gumbel import GumbelVerifier
 
 if TYPE_CHECKING:
@@ -50,11 +49,8 @@ if TYPE_CHECKING:
 # torch raises RuntimeError for all of these, so only the text identifies them
 SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
 HALVED = "out of memory with {} images at once: continuing with {}"
-LOG = logging.getLogger("lantern")
 WARM_UP = 8  # passes that are not measured
 TABLE_COLUMNS = 100  # of a proximity table, where a method needs fewer
-FLAT = 1.1  # most seconds of a pass over a window, as a multiple of those of a pass over one token
-GAIN = 1.1  # least predicted speedup over plain decoding at which a window is chosen; less is noise
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -129,56 +125,6 @@ def generate(
     how = {"batch": batch, "on_halved": on_halved, "debug": debug, "record": record, "interval": interval}
     generator = Generator(model, chosen, sampling, **how)
     return make_batches(generator, requested, with_pixels=with_pixels, callback=callback)
-
-
-def choose_method(
-    model: Model,
-    name: str | Method | None = None,
-    settings: Mapping[str, Any] | None = None,
-    *,
-    sampling: Sampling | None = None,
-    batch: int = 1,
-    report: Callable[[str], None] | None = None,
-) -> Method:
-    """Return the method of a name with the given settings, such as its tree, or k and delta of relaxed methods.
-
-    The name may have settings too, "lantern++:k=5,delta=0.1"; those of `settings` replace them. None is the model's
-    default method. Where a default window is not the best one for the engine, the engine's is taken. "auto" is the
-    method that a profile of `lantern tune` recommends for this machine and `sampling`; without a profile it is a window
-    that is nearly free for `batch` images at a time, else plain decoding (`choose`).
-    `report` (default: the log, each line once) receives why a profile is not used, and what is chosen without one.
-    ValueError for a setting that the method does not have. TypeError for settings that are not a mapping.
-    """
-    if not isinstance(settings, Mapping | None):
-        raise TypeError(f"settings is of type {type(settings).__name__}, wanted a mapping of names and values")
-    spec, texts = (name, {}) if isinstance(name, Method) else split(name or model.generation.get("method", "auto"))
-    method = spec if isinstance(spec, Method) else find(spec)
-    if method.name == "auto":
-        method = _resolve_auto(model, sampling or model.sampling(), batch, report or _warn_once)
-    elif not isinstance(name, Method) and "window" not in {**texts, **(settings or {})}:
-        own, method = method, suited(model, method)
-        if method.settings != own.settings:
-            (report or LOG.info)(f"window {method.settings['window']}, chosen by the times of passes on this machine")
-    return method.with_options(**method.parsed(texts)).with_options(**settings or {})
-
-
-def suited(model: Model, method: Method) -> Method:
-    """Return the method with the window that is fastest with the model's engine, if its window depends on the engine.
-
-    A long window saves passes. With passes dispatched one by one each of them has an overhead, which fused steps lack:
-    there a pass takes as long as its tokens, unless the processor computes faster than it reads weights. The engine
-    measures which is the case (`lantern.engines.pass_times`).
-    """
-    if not (model.engine.fits_windows and any(one.fits for one in method.options.values())):
-        return method
-    window = best_window(pass_times(model.engine, model.target), model.tokens_per_step or TOKENS)
-    return method.with_options(window=window)
-
-
-def has_parts(model: Model, method: Method) -> bool:
-    """Return whether the model has the drafter and the add-ons that a method reads."""
-    has_add_ons = all(part in model.add_ons for part in method.made.parts)
-    return has_add_ons and (model.drafter is not None or not method.made.reads_drafter)
 
 
 def neighbours_for(model: Model, columns: int) -> Int[Tensor, "v k"]:
@@ -576,61 +522,3 @@ def finish_batch(
             [picture for picture, is_sound in zip(pictures, is_finite, strict=True) if is_sound],
         )
     return pictures
-
-
-def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable[[str], None]) -> Method:
-    """Return the method that a profile recommends, if the model has what it needs; else the choice by T(n).
-
-    T(n) is that of `engines.pass_times`, which takes up to some seconds the first time on a machine.
-    """
-    if model.folder is not None and may_have_profile(model.folder):
-        from lantern.generation.profile import chosen_method
-
-        chosen = chosen_method(model, sampling, report)
-        if chosen is not None and has_parts(model, chosen):
-            return replace(chosen, reason="a profile of `lantern tune` recommends it")
-    lines = sampling.rows * batch
-    times, most = pass_times(model.engine, model.target, rows=lines), model.engine.free_nodes(lines)
-    allowed = {n: seconds for n, seconds in times.items() if most is None or n <= max(most, 2)}
-    found = choose(allowed, model.tokens_per_step, can_shrink=not model.engine.captures)
-    report(f"method auto is {found.spec}: {found.reason}; `lantern tune` measures all methods")
-    return found
-
-
-def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None, *, can_shrink: bool = True) -> Method:
-    """Return the method for T(n) by number of tokens n, with its reason; plain decoding if the times are not steady.
-
-    `tokens` are the tokens per step that windows of n tokens commit. The window with the most tokens per second is
-    chosen if it is GAIN times as fast as plain decoding. Without `tokens`, a window of n tokens commits at least one
-    token per pass, so it is at most T(n) / T(1) times as slow as plain decoding, whatever the model: the longest window
-    whose factor is at most FLAT is chosen. A window by `tokens` that is not as good as free gets the setting `least`,
-    if the engine's passes can shrink.
-    """
-    options: dict[str, Any] = {}
-    windows = [n for n in times if n > 1]
-    known = {n: tokens[n] for n in windows if n in tokens} if tokens else {}
-
-    def cost(window: int) -> str:
-        factor = times[window] / times[1]
-        return f"a step over {window} tokens takes {factor:.2f} times a step over one ({1e3 * times[1]:.1f} ms)"
-
-    if not is_steady(times):
-        reason = "other programs took part of the time in which steps were measured"
-    elif known:
-        best = max(known, key=lambda n: known[n] / times[n])
-        least = GAIN * times[best] / times[1]
-        reason = f"{cost(best)} and commits {known[best]:.2f} tokens"
-        if known[best] >= least:
-            # the picture at hand may commit fewer tokens than those that were recorded
-            options = {"window": best} | ({"least": round(least, 2)} if can_shrink and least > GAIN * FLAT else {})
-    else:
-        flat = [n for n in windows if times[n] <= FLAT * times[1]]
-        reason = f"{cost(max(flat, default=min(windows, default=1)))}, and windows of up to {FLAT:g} times are chosen"
-        options = {"window": max(flat)} if flat else {}
-    method = METHODS["gumbel-jacobi"].with_options(**options) if options else METHODS["plain"]
-    return replace(method, reason=reason)
-
-
-@cache
-def _warn_once(line: str) -> None:
-    LOG.warning(line)

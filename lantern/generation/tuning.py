@@ -19,8 +19,8 @@ from lantern.core.io import write_json
 from lantern.core.sampling import Sampling
 from lantern.decoding.statistics import now
 from lantern.drafters.trees.static import grown
-from lantern.generation.generator import Generator, has_parts
-from lantern.generation.profile import VERSION, describe_machine, place_of
+from lantern.generation.choice import VERSION, describe_machine, has_parts, place_of
+from lantern.generation.generator import Generator
 from lantern.generation.requests import Request, check_requests
 from lantern.methods import METHODS, Method
 from lantern.methods.parts import ADD_ONS

@@ -72,7 +72,7 @@ def test_a_template_names_the_files_of_a_folder(model: str, capsys: Capture) -> 
 
 def test_names_do_not_depend_on_the_choice_of_auto(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for times in ({1: 1.0, 2: 2.0}, {1: 1.0, 2: 1.0}, {1: 1.0, 2: 1.0, 4: 1.0}):
-        monkeypatch.setattr("lantern.generation.generator.pass_times", lambda *_, times=times, **__: times)
+        monkeypatch.setattr("lantern.generation.choice.pass_times", lambda *_, times=times, **__: times)
         assert made(model, "--method", "auto", "--overwrite", "--out", "o") == 0
     assert names("o") == ["a-red-apple-auto-fp32-g3-seed0-0.png"]
 

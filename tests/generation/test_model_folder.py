@@ -13,7 +13,8 @@ import torch
 
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.pass_times import NODES
-from lantern.generation.generator import choose_method, generate
+from lantern.generation.choice import choose_method
+from lantern.generation.generator import generate
 from lantern.generation.requests import requests
 from lantern.methods import METHODS
 from lantern.models.folder import load_model, pick_device, record_tokens_per_step, write_index
@@ -62,7 +63,7 @@ def test_a_window_that_nobody_chose_suits_the_engine(
     folder: Path, slope: float, suits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = {n: 1.0 + slope * (n - 1) for n in NODES}
-    monkeypatch.setattr("lantern.generation.generator.pass_times", lambda engine, target: times)
+    monkeypatch.setattr("lantern.generation.choice.pass_times", lambda engine, target: times)
     eager = replace(load_model(folder), generation={"method": "gumbel-jacobi"})
     fused = replace(eager, engine=CpuEngine())
     usual, reported = METHODS["gumbel-jacobi"].settings["window"], list[str]()

@@ -20,7 +20,8 @@ from lantern.core.prepared import WeightCache
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.rounds import Joint
-from lantern.generation.generator import Generator, choose_method, finish_batch, has_parts, is_out_of_memory
+from lantern.generation.choice import choose_method, has_parts
+from lantern.generation.generator import Generator, finish_batch, is_out_of_memory
 from lantern.generation.images import Picture
 from lantern.generation.init_image import KeptPart
 from lantern.generation.progress import Canvas, partial_pixels
