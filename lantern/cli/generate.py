@@ -309,8 +309,7 @@ class Job:
 
         After a signal or an error the report is of those that are finished.
         """
-        from lantern.generation.generator import HALVED, generate
-        from lantern.generation.progress import INTERVAL, Progress
+        from lantern.generation.generator import HALVED, INTERVAL, Progress, generate
 
         files, done = self.files, list[Any]()
         if files.record is not None:

@@ -26,7 +26,6 @@ from lantern.generation.choice import choose_method, has_parts
 from lantern.generation.comparison import Comparison
 from lantern.generation.generator import Generator, make_batch
 from lantern.generation.images import Picture, to_image
-from lantern.generation.progress import partial_pixels
 from lantern.generation.requests import MAX_SEED, Request, check_requests, with_warnings
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, list_names
@@ -92,7 +91,7 @@ class Side:
         """Return how far the image was at a time, and its pixels, grey where no token was known."""
         mark = max(mark for mark in self.marks if mark.seconds <= seconds)
         tokens = self.picture.tokens.where(torch.arange(len(self.picture.tokens)) < mark.known, -1)
-        return mark, partial_pixels(self.generator, tokens.to(self.generator.model.device))
+        return mark, self.generator.partial_pixels(tokens.to(self.generator.model.device))
 
 
 class SideBySide:
