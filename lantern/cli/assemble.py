@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from lantern.cli.command import DONE, Distribution, Group, arg, command, existing, opt
-from lantern.generation.file_names import MAX_SCALE
+from lantern.generation.images import MAX_SCALE
 
 if TYPE_CHECKING:
     from lantern.models.folder import Model

@@ -15,8 +15,7 @@ from lantern.cli.main import main as lantern
 from lantern.core.io import read_config
 from lantern.core.places import embedded_model
 from lantern.eval.metrics.pictures import Stream, raw
-from lantern.generation.file_names import FIELDS, compact, destination, slug
-from lantern.generation.images import read_facts, save_image, to_image
+from lantern.generation.images import FIELDS, compact, destination, read_facts, save_image, slug, to_image
 from lantern.models.folder import read_index
 from tests.cli.calls import Capture, made, refusal
 from tests.tiny_folder import save_tiny_model
