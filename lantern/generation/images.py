@@ -68,9 +68,9 @@ class NotFiniteError(FloatingPointError):
         self.sound = list(sound)
 
 
-def measured(value: float) -> float | None:
-    """Return a number rounded for a report, or None for NaN, which stands for what was not measured."""
-    return None if math.isnan(value) else round(value, 6)
+def measured(value: float | None) -> float | None:
+    """Return a number rounded for a report, or None for NaN and None, which stand for what was not measured."""
+    return None if value is None or math.isnan(value) else round(value, 6)
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class Statistics:
             "relaxed_share": measured(self.relaxed),
             "total_variation": measured(self.total_variation),
             "total_variation_max": measured(self.total_variation_max),
-            "latent_distance": None if self.latent_distance is None else round(self.latent_distance, 6),
-            "total_variation_excess": None if self.excess is None else round(self.excess, 6),
+            "latent_distance": measured(self.latent_distance),
+            "total_variation_excess": measured(self.excess),
             "seconds": {phase: round(value, 4) for phase, value in self.seconds.items()},
             **({"forced_tokens": self.forced} if self.forced else {}),
         }

@@ -63,14 +63,6 @@ class Request:
         return self.prompt if self.prompt is not None else f"class {self.label}"
 
 
-def requests(
-    *, prompts: Sequence[str] = (), labels: Sequence[int] = (), seed: int = 0, count: int = 1
-) -> list[Request]:
-    """Return requests for `count` images of each prompt and class, numbered from 0 within each."""
-    subjects = [Request(prompt=prompt) for prompt in prompts] + [Request(label=label) for label in labels]
-    return with_noise(subjects, count, seed)
-
-
 def as_requests(items: Sequence[Request | str | int], seed: int = 0) -> list[Request]:
     """Return requests as they are, and prompts (texts) and class labels (integers) as requests with this seed.
 
