@@ -186,8 +186,15 @@ def generate(
     chosen = _chosen(method, folder, texts)
     from lantern.core.sampling import Sampling
     from lantern.generation.choice import choose_method
-    from lantern.generation.init_image import check_init_image, with_init_image
-    from lantern.generation.requests import check_requests, subjects_of_call, with_conditions, with_noise, with_warnings
+    from lantern.generation.init_image import with_init_image
+    from lantern.generation.requests import (
+        check_init_image,
+        check_requests,
+        subjects_of_call,
+        with_conditions,
+        with_noise,
+        with_warnings,
+    )
     from lantern.models.folder import load_model, may_have_profile
 
     Sampling(**given)
@@ -201,7 +208,7 @@ def generate(
     parts: Any = [part for part, is_needed in needs.items() if is_needed]
     loaded = load_model(model, parts=parts, verify=not inputs.no_verify, size=inputs.size, processes=processes, **how)
     sampling = loaded.sampling(**given)
-    notes: list[str] = []  # printed when nothing can be refused any more
+    notes: list[str] = []
     together = 1 if files.compare else min(batch, num_images * max(len(prompts), len(class_label)))
     own = chosen.chosen if chosen else {}
     decoded_by = choose_method(loaded, method, own, sampling=sampling, batch=together, report=notes.append)
@@ -213,11 +220,10 @@ def generate(
     requested = with_noise(subjects, num_images, seed)
     check_requests(loaded, requested)
     requested = with_warnings(loaded, requested, warn=notes.append)
-    requested = with_init_image(loaded, requested, **inputs.kept)
+    if inputs.init_image is not None:
+        requested = with_init_image(loaded, requested, **inputs.kept)
     job = Job(loaded, decoded_by, own, sampling, requested, batch, files, place, stopping)
-    for note in notes:
-        say(note, files.quiet)
-    job.run(debug)
+    job.run(notes, debug)
     if processes > 1:
         from torch import distributed
 
@@ -306,10 +312,11 @@ class Job:
         for request, path in zip(self.requested, paths * (len(self.requested) // len(paths)), strict=True):
             self.planned.setdefault(request, []).append(path)
 
-    def run(self, debug: bool) -> None:
+    def run(self, notes: Sequence[str], debug: bool) -> None:
         """Make the images, or pairs of them, save each when it is done, and report them.
 
-        After a signal or an error the report is of those that are finished.
+        `notes` are printed once nothing can be refused any more. After a signal or an error the report is of the images
+        that are finished.
         """
         from lantern.generation.generator import HALVED, INTERVAL, Progress, generate
 
@@ -340,6 +347,8 @@ class Job:
         else:
             how |= {"with_pixels": bool(self.planned), "debug": debug, "record": self.recorder, "batch": self.batch}
             made, save = generate(self.model, self.requested, on_halved=report_halved, **how), self._save
+        for note in () if files.quiet else notes:
+            bar.say(f"lantern: {note}")
         try:
             with bar.bar:
                 for one in made:

@@ -33,7 +33,7 @@ from lantern.engines.engine import engine as make_engine
 from lantern.generation.choice import choose_method
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.init_image import with_init_image
-from lantern.generation.requests import Request, as_requests, captions, check_requests, with_warnings
+from lantern.generation.requests import Request, as_requests, captions, check_init_image, check_requests, with_warnings
 from lantern.methods import Method, find
 from lantern.methods.method import Promise, build
 from lantern.models.folder import Model
@@ -118,7 +118,9 @@ def generate(
     requested = as_requests(requested, seed)
     check_requests(model, requested)
     requested = with_warnings(model, requested)
-    requested = with_init_image(model, requested, init_image=init_image, keep_rows=keep_rows, mask_image=mask_image)
+    check_init_image(init_image, keep_rows, mask_image)
+    if init_image is not None:
+        requested = with_init_image(model, requested, init_image=init_image, keep_rows=keep_rows, mask_image=mask_image)
     if with_pixels and model.vq is None:
         place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
         raise ValueError(f"model {model.name} has no VQ decoder: it can make tokens but no images{place}")

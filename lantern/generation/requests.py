@@ -284,6 +284,14 @@ def check_requests(model: "Model", requested: Sequence[Request]) -> None:
             raise ValueError(f"the prompt {prompt[:40]!r} is empty after cleaning; give a few words in English")
 
 
+def check_init_image(init_image: Any, keep_rows: Any, mask_image: Any) -> None:
+    """Raise ValueError unless an image comes with either the rows to keep or a mask."""
+    if init_image is None and (keep_rows is not None or mask_image is not None):
+        raise ValueError("rows to keep and a mask belong to an init image: give one")
+    if init_image is not None and (keep_rows is None) == (mask_image is None):
+        raise ValueError("an init image takes the number of rows to keep or a mask: give one of them")
+
+
 def check_prompt(prompt: str) -> str:
     """Return the prompt; ValueError if it is blank or longer than MAX_PROMPT characters."""
     if not prompt.strip():
