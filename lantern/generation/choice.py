@@ -184,7 +184,7 @@ def place_of(model: Model) -> Path:
 def _of_profile(model: Model, sampling: Sampling, report: Callable[[str], None]) -> Method | None:
     """Return the method that a profile recommends for a model, or None; `report` gets why a profile is not used.
 
-    The profile of the model's folder comes before that of the cache.
+    The profile of the model's folder comes before that of the cache, which is used where the other does not fit.
     """
     if model.folder is None or not may_have_profile(model.folder):
         return None
@@ -194,12 +194,12 @@ def _of_profile(model: Model, sampling: Sampling, report: Callable[[str], None])
             continue
         try:
             profile = read_profile(path)
-            why = why or unfit(profile, model, sampling)
-            if not why:
-                choice = profile["choice"]
+            fault, choice = unfit(profile, model, sampling), profile["choice"]
+            if not fault:
                 return find(str(choice.get("method"))).with_options(**dict(choice.get("settings") or {}))
         except (TypeError, ValueError) as error:
-            why = why or str(error)
+            fault = str(error)
+        why = why or fault
     if why:
         report(f"the model's profile is not used: {why}; `lantern tune` makes one that fits")
     return None

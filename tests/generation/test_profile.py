@@ -65,6 +65,8 @@ def test_the_profile_of_a_folder_that_is_not_to_be_written_is_in_the_cache(
         monkeypatch.setattr("os.access", lambda path, mode: path != model.folder)
     assert write(model) == cache_folder() / f"{model.fingerprint}.json" and not (model.folder / PROFILE_NAME).exists()
     assert reported(model) == ("eagle1 0 1 0.0", [])
+    write_json(model.folder / PROFILE_NAME, {"version": 99})  # one that does not fit, which the folder came with
+    assert reported(model) == ("eagle1 0 1 0.0", [])
 
 
 def test_a_profile_does_not_change_the_fingerprint(model: Model) -> None:
