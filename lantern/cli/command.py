@@ -48,7 +48,6 @@ from lantern import __version__
 from lantern.core.config import install_hint, is_debugging, nearest, one_line
 from lantern.core.signals import Stopped, Stopping
 from lantern.engines.engine import ENGINES, WEIGHTS, Engine, engine
-from lantern.methods import METHODS
 
 if TYPE_CHECKING:
     from lantern.models.folder import Model
@@ -397,7 +396,6 @@ def named(
     return parse
 
 
-METHOD = OneOf(list(METHODS), "a method that `lantern methods` lists")
 VARIANT = OneOf([f"{name}{weights}" for name in ENGINES if name != "auto" for weights in ("", "+int8")])
 ENGINE_HELP = (
     "how steps are run: eager (by torch), wide (attention in fp64: rounds the same in any tree), graph (one CUDA "

@@ -18,7 +18,6 @@ from lantern import __version__
 from lantern.cli.command import (
     DONE,
     MAX_SEED,
-    METHOD,
     MODEL,
     MODEL_HELP,
     Distribution,
@@ -36,6 +35,7 @@ from lantern.cli.command import (
     say,
     size_of,
 )
+from lantern.cli.methods import METHOD
 from lantern.core.config import read_json_object
 from lantern.core.places import resolve_model
 from lantern.generation import images

@@ -5,12 +5,13 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, METHOD, MODEL, MODEL_HELP, arg, command, opt
+from lantern.cli.command import DONE, MODEL, MODEL_HELP, OneOf, arg, command, opt
 from lantern.core.places import resolve_model
 from lantern.engines.engine import ENGINES
 from lantern.methods import METHODS, PROMISES, Method
 from lantern.methods.parts import ADD_ONS
 
+METHOD = OneOf(list(METHODS), "a method that `lantern methods` lists")
 LACKS = "*"  # before a method that needs a part
 
 

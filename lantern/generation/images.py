@@ -12,9 +12,7 @@ import json
 import math
 import re
 import string
-import struct
 import textwrap
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -331,6 +329,8 @@ def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, qu
 
 def read_facts(image: "Image") -> dict[str, str]:
     """Return the texts that `save_image` wrote beside the pixels, by name; those of another program, if it has any."""
+    import struct
+
     facts: Any = image.info
     if image.format != "PNG":
         try:
@@ -438,6 +438,8 @@ def slug(text: str) -> str:
 
     Where the text cannot be read back from it, it ends in a digest of the text: different texts have different names.
     """
+    import unicodedata
+
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     words = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:MAX_SLUG].rstrip("-")
     if words and words.replace("-", " ") == text.lower():
