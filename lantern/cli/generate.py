@@ -105,8 +105,8 @@ class Files(Group):
 
     @property
     def has_paths(self) -> bool:
-        """Whether the paths of files are printed: not where stdout is JSON."""
-        return not self.json and self.tokens != STDOUT
+        """Whether the paths of files are printed alone: not where stdout is JSON or has comparisons."""
+        return not self.json and not self.compare and self.tokens != STDOUT
 
     def place(self, out: Path | None, inputs: Inputs, method: str | None) -> images.Destination | None:
         """Return where images go, None for none; ValueError or OSError for what is unusable or contradicts."""
@@ -218,7 +218,7 @@ def generate(
     subjects = subjects_of_call(prompts or None, class_label or None)
     subjects = with_conditions(loaded, subjects, sampling, negative_prompt=inputs.negative_prompt or None)
     requested = with_noise(subjects, num_images, seed)
-    check_requests(loaded, requested)
+    check_requests(loaded, requested, with_pixels=place is not None)
     requested = with_warnings(loaded, requested, warn=notes.append)
     if inputs.init_image is not None:
         requested = with_init_image(loaded, requested, **inputs.kept)
@@ -392,7 +392,7 @@ class Job:
         enlarged = {"scale": str(self.scale), "resample": self.files.resample} if self.scale > 1 else {}
         images.save_image(image, path, facts | enlarged, quality=self.files.quality or images.QUALITY)
         self.paths.append(path)
-        if self.files.has_paths and not self.files.compare:
+        if self.files.has_paths:
             _print(str(path))
 
     def _save(self, picture: images.Picture) -> images.Picture:

@@ -116,14 +116,11 @@ def generate(
     if not isinstance(batch, int) or batch < 1:
         raise ValueError(f"batch is {batch!r}, wanted a whole number from 1")
     requested = as_requests(requested, seed)
-    check_requests(model, requested)
+    check_requests(model, requested, with_pixels=with_pixels)
     requested = with_warnings(model, requested)
     check_init_image(init_image, keep_rows, mask_image)
     if init_image is not None:
         requested = with_init_image(model, requested, init_image=init_image, keep_rows=keep_rows, mask_image=mask_image)
-    if with_pixels and model.vq is None:
-        place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
-        raise ValueError(f"model {model.name} has no VQ decoder: it can make tokens but no images{place}")
     sampling = sampling or model.sampling()
     chosen = choose_method(model, method, settings, sampling=sampling, batch=min(batch, len(requested)))
     how = {"batch": batch, "on_halved": on_halved, "debug": debug, "record": record, "interval": interval}

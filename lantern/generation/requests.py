@@ -253,13 +253,17 @@ def check_call(output_type: str, callback: Any, names: Sequence[str], images: in
         raise ValueError(f"got {images} images per prompt and batch_size {batch_size}, wanted whole numbers from 1")
 
 
-def check_requests(model: "Model", requested: Sequence[Request]) -> None:
+def check_requests(model: "Model", requested: Sequence[Request], *, with_pixels: bool = False) -> None:
     """Raise ValueError for a request that this model cannot serve.
 
-    That is a prompt for a model of classes or the reverse, a class that does not exist, or an empty prompt.
+    That is a prompt for a model of classes or the reverse, a class that does not exist, an empty prompt, or
+    `with_pixels` any request to a model without a VQ decoder.
     """
     if not requested:
         raise ValueError("got no prompt and no class label, wanted at least one")
+    if with_pixels and model.vq is None:
+        place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
+        raise ValueError(f"model {model.name} has no VQ decoder: it can make tokens but no images{place}")
     classes = model.target.config.num_classes
     for request in requested:
         if request.condition is not None and request.label is None:

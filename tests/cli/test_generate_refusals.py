@@ -171,6 +171,18 @@ def test_labels_are_for_models_of_classes_and_prompts_for_the_others(
     )
 
 
+@pytest.mark.parametrize("options", ["", "--grid", "--compare --method eagle1"])
+def test_a_model_without_a_vq_decoder_makes_tokens_only(
+    model: str, tmp_path: Path, capsys: Capture, options: str
+) -> None:
+    copy = shutil.copytree(model, tmp_path / "copy")
+    shutil.rmtree(copy / "vqvae")
+    assert f"has no VQ decoder: it can make tokens but no images ({copy}/vqvae is missing)" in refusal(
+        capsys, made(str(copy), *options.split())
+    )
+    assert made(str(copy), "--tokens", "-") == 0
+
+
 @pytest.mark.parametrize(
     ("raw", "output"), [(b"", "holds no prompts"), (b"\xff\xfe", "not UTF-8"), (b"a\n" + b"b" * 3000, "line 2")]
 )
