@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 # torch raises RuntimeError for all of these, so only the text identifies them
 SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
 HALVED = "out of memory with {} images at once: continuing with {}"
-INTERVAL = 0.1  # seconds between two updates of a bar, or two calls by the C++ engine
+INTERVAL = 0.1  # seconds between two reads from the device, or two calls by the C++ engine
 WARM_UP = 8  # passes that are not measured
 TABLE_COLUMNS = 100  # of a proximity table, where a method needs fewer
 
