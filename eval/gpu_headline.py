@@ -29,8 +29,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.cli.command import DONE, FAILED, Command, run_command
-from lantern.cli.options import real
+from lantern.cli.command import DONE, FAILED, Command, real, run_command
 from lantern.core.config import read_json_object
 from lantern.core.io import write_json
 from lantern.core.sampling import Sampling
@@ -436,7 +435,8 @@ class Bench:
 
     def embedded(self) -> None:
         """The embedded model: tokens a step, milliseconds an image, and tokens that differ, in batches of 1 and 8."""
-        from lantern.generation.generator import Generator, choose_method
+        from lantern.generation.choice import choose_method
+        from lantern.generation.generator import Generator
 
         model = self._embedded()
         relaxed = ("lantern", "lantern++", "bounded", "bounded-window", "sjd")

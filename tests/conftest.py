@@ -60,10 +60,10 @@ def _one_at_a_time(build: Callable[[str], Path]) -> Callable[[str], Path]:
 @pytest.fixture(scope="session", autouse=True)
 def _scripted_pass_times() -> Iterator[None]:
     """Let method "auto" choose a window of four where there is no profile, on every machine."""
-    from lantern.generation import generator
+    from lantern.generation import choice
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generator, "pass_times", lambda *_, **__: {1: 1.0, 2: 1.0, 4: 1.0})
+        patch.setattr(choice, "pass_times", lambda *_, **__: {1: 1.0, 2: 1.0, 4: 1.0})
         yield
 
 

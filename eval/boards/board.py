@@ -28,7 +28,7 @@ from lantern.eval.speed import contenders
 from lantern.eval.speed.contenders import AUTO, PLAIN, Contender, RoundImages, Variant, name_of
 from lantern.eval.speed.race import first_passes, images_of, race, reporter, take, unpack, warm
 from lantern.eval.speed.surroundings import file_hashes, surroundings
-from lantern.generation.generator import choose_method
+from lantern.generation.choice import choose_method
 from lantern.generation.images import save_image, to_image
 from lantern.methods import METHODS
 from lantern.models.folder import FOLDER, Model, load_model

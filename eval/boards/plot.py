@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, run_command
-from lantern.cli.options import arg, command, existing, opt
+from lantern.cli.command import DONE, arg, command, existing, opt, run_command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -27,7 +27,7 @@ from lantern.eval.protocols.generation import Entry, Shard, finished, picture_pa
 from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol, resizing
 from lantern.eval.protocols.ray_job import RayJob, produce_on_ray
 from lantern.eval.speed.surroundings import file_hashes, installed, surroundings
-from lantern.generation.generator import choose_method
+from lantern.generation.choice import choose_method
 from lantern.generation.images import totals
 from lantern.generation.requests import Request, check_requests
 from lantern.methods import Method

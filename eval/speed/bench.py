@@ -16,7 +16,7 @@ from lantern.eval.speed import race as racing
 from lantern.eval.speed.contenders import PLAIN, PROMPTS, Build, Contender, RoundImages, Variant
 from lantern.eval.speed.race import STEADY, Spread, copy_bandwidth, race, reporter, roofline, rounded
 from lantern.eval.speed.surroundings import about, load_average, short_commit
-from lantern.generation.generator import choose_method
+from lantern.generation.choice import choose_method
 from lantern.models.folder import Model, load_model
 
 MIN_ROUNDS = 3

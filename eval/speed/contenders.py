@@ -19,7 +19,8 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation
 from lantern.engines.engine import EAGER, AutoEngine, Engine, Weights
 from lantern.engines.engine import engine as make_engine
-from lantern.generation.generator import Decoder, Generator, choose_method
+from lantern.generation.choice import choose_method
+from lantern.generation.generator import Decoder, Generator
 from lantern.methods import METHODS, Method
 from lantern.models.folder import DTYPES, AddOns, Model
 

@@ -9,7 +9,7 @@ import torch
 from comfy_api.latest import ComfyExtension, io
 
 import lantern
-from lantern.generation.requests import MAX_SEED, requests
+from lantern.generation.requests import MAX_SEED
 from lantern.models.folder import Model
 
 LanternModel = io.Custom("LANTERN")
@@ -72,12 +72,11 @@ class LanternSample(io.ComfyNode):
     ) -> io.NodeOutput:
         """Return pictures (b h w 3) in [0, 1] and their statistics as JSON, one line for each."""
         text = prompt.strip()
-        subject = {"prompts": [text]} if model.takes_prompts else {"labels": [int(text)]}
-        asked = requests(**subject, seed=seed, count=pictures)
         made = list(
             lantern.generate(
                 model,
-                asked,
+                [text if model.takes_prompts else int(text)] * pictures,
+                seed=seed,
                 method=None if method == DEFAULT else method,
                 sampling=model.sampling(guidance=None if guidance < 0 else guidance),
                 batch=min(pictures, 8),

@@ -6,14 +6,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import DONE
-from lantern.cli.options import Distribution, Group, arg, command, existing, opt
-from lantern.generation.file_names import MAX_SCALE
+from lantern.cli.command import DONE, Distribution, Group, arg, command, existing, opt
+from lantern.generation.images import MAX_SCALE
 
 if TYPE_CHECKING:
     from lantern.models.folder import Model
 
-PARTS = ("transformer", "vqvae", "text_encoder", "tokenizer", "drafter")
 OUT_HELP = "the model folder; components that are not given stay as they are"
 DATA_HELP = "prepared data, whose words of captions are listed in OUT/words.txt"
 NAMES_HELP = (
@@ -51,7 +49,7 @@ def assemble(
     from lantern.core.io import CONFIG_NAME, read_config, write_json
     from lantern.models import folder as model_folder
 
-    folders = {part: path for part in PARTS if (path := getattr(components, part) or out / part).exists()}
+    folders = {part: path for part, given in vars(components).items() if (path := given or out / part).exists()}
     model = _tried(folders, out)
     for part, folder in folders.items():
         if folder.resolve() != (out / part).resolve():
@@ -68,7 +66,7 @@ def assemble(
     if model.drafter is not None and model.drafter.config.target is None:
         config = read_config(out / "drafter")
         write_json(out / "drafter" / CONFIG_NAME, config | {"target": model.weights_digest})
-    parts = [part for part in PARTS if (out / part).is_dir()]
+    parts = [part for part in vars(components) if (out / part).is_dir()]
     print(f"{out}: {', '.join(parts)}; codebook of {model.target.config.vocab_size}, defaults {generation}")
     return DONE
 

@@ -8,9 +8,10 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, FAILED, check_file, complain, run_command
-from lantern.cli.options import (
+from lantern.cli.command import (
+    DONE,
     DTYPES,
+    FAILED,
     MAX_SEED,
     MODEL,
     MODEL_HELP,
@@ -19,9 +20,12 @@ from lantern.cli.options import (
     Group,
     Machine,
     OneOf,
+    check_file,
     command,
+    complain,
     flag,
     opt,
+    run_command,
 )
 from lantern.methods import METHODS
 

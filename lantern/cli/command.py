@@ -1,28 +1,64 @@
-"""What a command is, how it is run, and how a failure becomes one line and an exit code.
+"""Commands: what one is, how a failure becomes one line and an exit code, and the options that several have.
 
 0: success. 1: a failure of the environment (disk full, hub unreachable, package missing, out of memory).
 2: invalid input (unknown option, bad value, damaged file).
 129: the terminal was closed (SIGHUP). 130: interrupted by Ctrl-C. 143: terminated by SIGTERM.
 
-A command is a function whose signature declares its options (`lantern.cli.options`).
+A command is a function whose signature declares its options:
+
+    def convert(
+        checkpoint: Path = arg("a file or a folder", type=existing),
+        *,
+        grid: int | None = opt(None, "tokens along one side of the image", 1, 256),
+        where: Placement,
+    ) -> int:
+        '''Convert a released checkpoint.'''
+
+An option's type is that of its annotation: a list takes several values, a bool is a flag. A subclass of `Group` is a
+group. Parameters without `opt` get what was parsed under their name; `stopping` and `debug` are always there.
 """
 
 import argparse
 import errno
+import inspect
+import math
 import os
+import re
 import sys
 import traceback
-from argparse import SUPPRESS, Namespace
+import types
+from argparse import SUPPRESS, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NoReturn,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from lantern import __version__
 from lantern.core.config import install_hint, is_debugging, nearest, one_line
 from lantern.core.signals import Stopped, Stopping
+from lantern.engines.engine import ENGINES, WEIGHTS, Engine, engine
+
+if TYPE_CHECKING:
+    from lantern.models.folder import Model
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+Kind = TypeVar("Kind")
+METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
+MODEL = "lantern-emoji"
+MODEL_HELP = "name, folder or hub id"
+MAX_SEED = 2**63 - 1
+DTYPES = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -188,3 +224,264 @@ def say(line: str, is_quiet: bool = False, name: str = "lantern") -> None:
     """Print a line on stderr, after `name` and a colon, unless `is_quiet`."""
     if not is_quiet:
         print(f"{name}: {line}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What a command takes, beside its name and type: an option (`opt`), or a place (`arg`).
+
+    low, high: inclusive bounds of numbers. flag: spellings, where it is not the name. how: what argparse is told
+    beside, such as the `type` of one value; the values of a list follow its option, or repeat it (`action="append"`).
+    """
+
+    default: Any
+    help: str
+    low: float | None = None
+    high: float | None = None
+    flag: str = ""
+    is_positional: bool = False
+    how: dict[str, Any] = field(default_factory=dict)
+
+
+def opt(default: Any, help: str, low: Any = None, high: Any = None, flag: str = "", **how: Any) -> Any:
+    """Declare an option as the default of a parameter; see `Argument`."""
+    return Argument(default, help, low, high, flag, how=how)
+
+
+def arg(help: str, default: Any = None, **how: Any) -> Any:
+    """Declare an argument without a name; it is required unless it has a default or may be None."""
+    return Argument(default, help, is_positional=True, how=how)
+
+
+@dataclass_transform(frozen_default=True)
+class Group:
+    """A group of options: a subclass is a frozen dataclass whose fields are declared with `opt`."""
+
+    OPTIONS: ClassVar[dict[str, Argument]] = {}
+
+    def __init_subclass__(cls) -> None:
+        own = {name: one for name, one in vars(cls).items() if isinstance(one, Argument)}
+        for name, one in own.items():
+            is_list = isinstance(one.default, list)  # which dataclasses take only as a factory
+            setattr(cls, name, field(default_factory=one.default.copy) if is_list else one.default)
+        cls.OPTIONS = cls.OPTIONS | own
+        dataclass(frozen=True)(cls)
+
+
+def command(
+    function: Callable[..., int],
+    *,
+    is_brief: bool = False,
+    epilog: str | None = None,
+    more: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> Command:
+    """Return the command that a function declares by its signature and docstring; `more` adds further options."""
+    declared = inspect.signature(function).parameters
+    kinds = {name: one.annotation for name, one in declared.items() if isinstance(one.annotation, type)}
+    groups: dict[str, type[Group]] = {name: kind for name, kind in kinds.items() if issubclass(kind, Group)}
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.epilog = epilog
+        for name, one in declared.items():
+            if isinstance(one.default, Argument):
+                add_option(parser, name, one.annotation, one.default)
+        for kind in groups.values():
+            group, hints = parser.add_argument_group((kind.__doc__ or "").rstrip(".")), get_type_hints(kind)
+            for name, option in kind.OPTIONS.items():
+                add_option(group, name, hints[name], option)
+        if more is not None:
+            more(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        given = vars(args)
+        made = {name: kind(**{each: given[each] for each in kind.OPTIONS}) for name, kind in groups.items()}
+        return function(**{name: given[name] for name in declared if name not in made}, **made)
+
+    summary = (inspect.getdoc(function) or "").partition("\n")[0]
+    return Command(function.__name__.strip("_"), summary, add_arguments, run, is_brief)
+
+
+def add_option(parser: Any, name: str, kind: Any, option: Argument) -> None:
+    """Add one option, whose type is `kind`, to a parser or group."""
+    is_optional = get_origin(kind) is types.UnionType
+    if is_optional:
+        kind = next(each for each in get_args(kind) if each is not types.NoneType)
+    is_many = get_origin(kind) is list
+    kind = get_args(kind)[0] if is_many else kind
+    default = " ".join(map(str, option.default)) if isinstance(option.default, list) else option.default
+    is_clear = default in (None, False, "") or "default" in option.help
+    shown = option.help if is_clear else f"{option.help} (default {default})"
+    how: dict[str, Any] = {"default": option.default, "help": shown.replace("%", "%%")}
+    if kind is bool:
+        how["action"] = "store_true"
+    else:
+        how["type"] = kind if option.low is None or option.high is None else number(kind, option.low, option.high)
+        how["metavar"] = name.upper() if option.is_positional else METAVARS.get(kind, "VALUE")
+        if option.is_positional and (is_optional or option.default is not None):
+            how["nargs"] = "?"
+        elif is_many and "action" not in option.how:
+            how["nargs"] = "+"
+    how |= option.how if option.is_positional else {"dest": name, **option.how}
+    added = parser.add_argument(*[name] if option.is_positional else (option.flag or flag(name)).split(), **how)
+    if isinstance(choice := how.get("type"), OneOf):
+        added.completer = lambda **_: choice.names
+
+
+def flag(name: str) -> str:
+    """Return the spelling of an option on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def number(kind: type, low: float, high: float) -> Callable[[str], Any]:
+    """Return a type for numbers of a kind, int or float, in [low, high]."""
+    wanted = f"a whole number from {low} to {high}" if kind is int else f"a number from {low:g} to {high:g}"
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:  # NaN is in no range
+            raise ArgumentTypeError(f"{text[:40]!r}, wanted {wanted}")
+        return value
+
+    return parse
+
+
+integer, real = partial(number, int), partial(number, float)
+
+
+def size_of(text: str) -> tuple[int, int]:
+    """Parse width x height in pixels, such as 720x512, to (height, width). ArgumentTypeError for another form."""
+    found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
+    if found is None:
+        raise ArgumentTypeError(f"{text[:40]!r}, wanted width and height in pixels, such as 720x720")
+    return int(found[2]), int(found[1])
+
+
+@dataclass(frozen=True, eq=False)  # argparse hashes types
+class OneOf:
+    """A type for one of some names, which completion offers. noun: what they are, where a list would be long."""
+
+    names: Sequence[str]
+    noun: str = ""
+
+    def __call__(self, text: str) -> str:
+        """Return the text if it is one of the names; ArgumentTypeError names the nearest one."""
+        if text not in self.names:
+            known = self.noun or f"one of {', '.join(self.names)}"
+            raise ArgumentTypeError(f"{text[:40]!r}, wanted {known}{nearest(text, self.names)}")
+        return text
+
+
+def existing(text: str) -> Path:
+    """Parse the path of a file or folder that exists. ArgumentTypeError if it does not exist or cannot be reached."""
+    if not os.path.exists(text):  # False as well for a folder that may not be read
+        raise ArgumentTypeError(f"{text[:80]!r} does not exist, or its folder cannot be read")
+    return Path(text)
+
+
+def named(
+    kind: Callable[[str], Kind], what: str = "PATH", names: Sequence[str] = ()
+) -> Callable[[str], tuple[str, Kind]]:
+    """Return a type for NAME=WHAT, where NAME is one of `names` if there are any, and `kind` parses WHAT."""
+
+    def parse(text: str) -> tuple[str, Kind]:
+        name, _, value = text.partition("=")
+        if not name or not value:
+            of = f" with NAME of {', '.join(names)}" if names else ""
+            raise ArgumentTypeError(f"{text[:80]!r}, wanted NAME={what}{of}")
+        return OneOf(names)(name) if names else name, kind(value)
+
+    return parse
+
+
+VARIANT = OneOf([f"{name}{weights}" for name in ENGINES if name != "auto" for weights in ("", "+int8")])
+ENGINE_HELP = (
+    "how steps are run: eager (by torch), wide (attention in fp64: rounds the same in any tree), graph (one CUDA "
+    "graph per step), cpu (C++, built by pip install or at first use by g++: several times as fast as eager, and "
+    "exact methods give plain decoding's tokens in bf16 too); auto: the fastest of them that is ready (default auto; "
+    "reproduce: eager)"
+)
+WEIGHTS_HELP = (
+    "weights of the target: full (the model's own, default), bf16, int8 (layers, head and the cpu engine's drafters), "
+    "int4 (layers); exact methods are exact with respect to the quantized target"
+)
+OF_MODEL = "(default: the model's)"
+
+
+class Filters(Group):
+    """The distribution that tokens are sampled from."""
+
+    guidance: float | None = opt(None, f"classifier-free guidance; 1 or less is none {OF_MODEL}", 0, 1000)
+    guidance_interval: int | None = opt(None, f"guide only tokens 0 to N + 1; -1 guides all {OF_MODEL}", -1, 10**6)
+    top_k: int | None = opt(None, f"tokens to choose from; 0 is all {OF_MODEL}", 0, 10**6)
+    top_p: float | None = opt(None, f"probability to choose from; 1 is all {OF_MODEL}", 0, 1)
+
+    def given(self) -> dict[str, Any]:
+        """Return the fields of the sampling that were given."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+class Distribution(Filters):
+    """The distribution that tokens are sampled from."""
+
+    temperature: float | None = opt(None, f"0 is greedy {OF_MODEL}", 0, 100)
+
+
+class Runs(Group):
+    """How steps are run."""
+
+    engine: str | None = opt(None, ENGINE_HELP, type=OneOf(list(ENGINES)))
+    target_weights: str | None = opt(None, WEIGHTS_HELP, type=OneOf(["full", "bf16", *WEIGHTS[1:]]))
+
+    def chosen(self, default: str = "auto") -> Engine:
+        """Return the engine that the options describe."""
+        weights = self.target_weights if self.target_weights in WEIGHTS else "full"
+        return engine(self.engine or default, weights=weights)
+
+
+class Apart(Runs):
+    """Where and how the model runs."""
+
+    device: str = opt("auto", "auto, cpu, cuda, cuda:N or mps")
+    dtype: str = opt("auto", "auto (fp32 on a CPU, else bf16), fp32, bf16 or fp16", type=OneOf(["auto", *DTYPES]))
+
+    def options(self, default: str = "auto") -> dict[str, Any]:
+        """Return device, dtype and engine as `load_model` takes them; ValueError if they contradict each other."""
+        dtype = self.dtype
+        if self.target_weights == "bf16":
+            if dtype not in ("auto", "bf16"):
+                raise ValueError(f"--weights bf16 contradicts --dtype {dtype}: give one of them")
+            dtype = "bf16"
+        return {"device": self.device, "dtype": dtype, "engine": self.chosen(default)}
+
+
+class Placement(Apart):
+    """Where and how the model runs."""
+
+    target_weights: str | None = replace(Apart.OPTIONS["target_weights"], flag="--weights")  # type: ignore[assignment]
+
+
+class Machine(Group):
+    """The machine."""
+
+    threads: int | None = opt(None, "CPU threads to compute on", 1, 1024)
+    device: str = opt("auto", "auto, cpu, cuda or cuda:N")
+    quiet: bool = opt(False, "print no progress")
+
+    def set_threads(self) -> None:
+        """Let torch compute on --threads CPU threads, if they were given."""
+        import torch
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+
+
+def advice(model: "Model") -> str | None:
+    """Return how to get a faster engine, if `auto` chose eager only because the C++ library is not built."""
+    if model.device.type != "cpu" or model.engine.name != "eager" or not model.engine.reason:
+        return None
+    if engine("cpu", weights=model.engine.weights).why_not(model.target) is not None:
+        return None
+    return "`lantern doctor --build` or `--engine cpu` builds the C++ engine, which is several times as fast here"

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, TextIO
 
-from lantern.cli.command import DONE
-from lantern.cli.options import OneOf, arg, command
+from lantern.cli.command import DONE, OneOf, arg, command
 from lantern.methods import METHODS
 
 SHELLS = ("bash", "zsh", "fish")

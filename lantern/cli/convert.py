@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, explained, run_command
-from lantern.cli.options import DTYPES, OneOf, arg, command, existing, opt
+from lantern.cli.command import DONE, DTYPES, OneOf, arg, command, existing, explained, opt, run_command
 
 COMPONENTS = ("t2i", "c2i", "vq", "drafter")
 RELEASES = ("janus", "chameleon", "vqgan")

@@ -12,8 +12,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from lantern import __version__
-from lantern.cli.command import DONE, FAILED
-from lantern.cli.options import DTYPES, OneOf, command, opt, size_of
+from lantern.cli.command import DONE, DTYPES, FAILED, OneOf, command, opt, size_of
 from lantern.core.config import install_hint, one_line
 
 # what lacks without a package that pip installs with lantern, and that decoding runs without
@@ -121,7 +120,7 @@ def _devices() -> Iterator[Finding]:
 def _engines() -> Iterator[Finding]:
     try:
         from lantern.engines.cpu.build import find_compiler, missing
-        from lantern.generation.generator import choose_method
+        from lantern.generation.choice import choose_method
         from lantern.models.folder import load_model
 
         model = load_model(parts=())

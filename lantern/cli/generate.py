@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern import __version__
-from lantern.cli.command import DONE, check_file, check_folder, explained, run_command, say
-from lantern.cli.options import (
+from lantern.cli.command import (
+    DONE,
     MAX_SEED,
-    METHOD,
     MODEL,
     MODEL_HELP,
     Distribution,
@@ -26,14 +25,20 @@ from lantern.cli.options import (
     OneOf,
     Placement,
     advice,
+    check_file,
+    check_folder,
     command,
+    explained,
     named,
     opt,
+    run_command,
+    say,
     size_of,
 )
+from lantern.cli.methods import METHOD
 from lantern.core.config import read_json_object
 from lantern.core.places import resolve_model
-from lantern.generation.file_names import FIELDS, FORMATS, MAX_SCALE, RESAMPLINGS, SUFFIXES, compact, destination, slug
+from lantern.generation import images
 from lantern.methods import METHODS, Method, check_parts
 from lantern.methods.method import split
 
@@ -45,8 +50,6 @@ if TYPE_CHECKING:
     from lantern.core.types import Step
     from lantern.drafters.policies.records import Recorder
     from lantern.generation.comparison import Comparison
-    from lantern.generation.file_names import Destination
-    from lantern.generation.images import Picture
     from lantern.generation.requests import Request
     from lantern.models.folder import Model
 
@@ -54,7 +57,7 @@ if TYPE_CHECKING:
 STDOUT = Path("-")
 PROMPTS_HELP = "prompts, one per line without lines that begin with # (or .json, .jsonl, .tsv); - is stdin"
 NEGATIVE_HELP = "text that guidance leads away from; once for all prompts, or repeated, one for each prompt in order"
-NAME_HELP = f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; fields: {', '.join(FIELDS)}"
+NAME_HELP = f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; fields: {', '.join(images.FIELDS)}"
 GRID_HELP = "write one contact sheet of N columns, with prompts if they differ"
 SETTING_HELP = "a setting of the method by its name, such as nodes=31; may be repeated"
 
@@ -82,10 +85,16 @@ class Files(Group):
 
     name: str | None = opt(None, NAME_HELP, metavar="TEMPLATE")
     overwrite: bool = opt(False, "replace files that exist; a file named by --out is always replaced")
-    format: str | None = opt(None, f"file format, of {', '.join(SUFFIXES)} (default png)", type=OneOf(list(SUFFIXES)))
+    format: str | None = opt(
+        None, f"file format, of {', '.join(images.SUFFIXES)} (default png)", type=OneOf(list(images.SUFFIXES))
+    )
     quality: int | None = opt(None, "quality of JPEG and WebP files, 1 to 100 (default 90)", 1, 100)
-    scale: int | None = opt(None, "enlarge images N times; 1 is the raw size (default: the model's)", 1, MAX_SCALE)
-    resample: str = opt("lanczos", f"filter of --scale, of {', '.join(RESAMPLINGS)}", type=OneOf(RESAMPLINGS))
+    scale: int | None = opt(
+        None, "enlarge images N times; 1 is the raw size (default: the model's)", 1, images.MAX_SCALE
+    )
+    resample: str = opt(
+        "lanczos", f"filter of --scale, of {', '.join(images.RESAMPLINGS)}", type=OneOf(images.RESAMPLINGS)
+    )
     grid: int | None = opt(None, GRID_HELP, 1, 1000, nargs="?", const=0)
     tokens: Path | None = opt(None, "write the token grid as JSON, - is stdout; no image unless --out", metavar="FILE")
     json: bool = opt(False, "print statistics as one JSON object on stdout; if interrupted, of the finished images")
@@ -96,20 +105,20 @@ class Files(Group):
 
     @property
     def has_paths(self) -> bool:
-        """Whether the paths of files are printed: not where stdout is JSON."""
-        return not self.json and self.tokens != STDOUT
+        """Whether the paths of files are printed alone: not where stdout is JSON or has comparisons."""
+        return not self.json and not self.compare and self.tokens != STDOUT
 
-    def place(self, out: Path | None, inputs: Inputs, method: str | None) -> "Destination | None":
+    def place(self, out: Path | None, inputs: Inputs, method: str | None) -> images.Destination | None:
         """Return where images go, None for none; ValueError or OSError for what is unusable or contradicts."""
         place = None
         if out is not None or self.tokens is None:
-            place = destination(out, template=self.name, form=self.format, overwrites=self.overwrite)
+            place = images.destination(out, template=self.name, form=self.format, overwrites=self.overwrite)
             check_folder(place.out.parent if place.is_file else place.out)
         of_files = [name for name in ("name", "format", "quality", "scale", "grid") if getattr(self, name) is not None]
         contradictions = (
             (of_files and place is None, f"--{'/--'.join(of_files)} is an option of image files, which --tokens alone"
              " does not write: give --out"),
-            (self.quality and place is not None and FORMATS[place.suffix] == "png",
+            (self.quality and place is not None and images.FORMATS[place.suffix] == "png",
              "--quality is an option of JPEG and WebP, and PNG is lossless: give --format jpeg or webp"),
             (self.compare and self.tokens, "--tokens is of one method, --compare runs two: leave one of them out"),
             (self.compare and self.record, "--record is of one method, --compare runs two: leave one of them out"),
@@ -142,7 +151,7 @@ def generate(
     seed: int = opt(0, "seed of the noise (default 0)", 0, MAX_SEED),
     model: str = opt(MODEL, MODEL_HELP),
     method: str | None = opt(None, "how tokens are decoded (default: the model's)", type=METHOD),
-    out: Path | None = opt(None, f"a file ({', '.join(FORMATS)}) or a folder (default: here)"),
+    out: Path | None = opt(None, f"a file ({', '.join(images.FORMATS)}) or a folder (default: here)"),
     batch: int = opt(1, "images at a time; halved if memory runs out, with the same images", 1, 4096),
     *,
     settings: list[tuple[str, str]] = opt(
@@ -176,9 +185,16 @@ def generate(
     folder = resolve_model(model)
     chosen = _chosen(method, folder, texts)
     from lantern.core.sampling import Sampling
-    from lantern.generation.generator import choose_method
-    from lantern.generation.init_image import check_init_image, with_init_image
-    from lantern.generation.requests import check_requests, subjects_of_call, with_conditions, with_noise, with_warnings
+    from lantern.generation.choice import choose_method
+    from lantern.generation.init_image import with_init_image
+    from lantern.generation.requests import (
+        check_init_image,
+        check_requests,
+        subjects_of_call,
+        with_conditions,
+        with_noise,
+        with_warnings,
+    )
     from lantern.models.folder import load_model, may_have_profile
 
     Sampling(**given)
@@ -192,7 +208,7 @@ def generate(
     parts: Any = [part for part, is_needed in needs.items() if is_needed]
     loaded = load_model(model, parts=parts, verify=not inputs.no_verify, size=inputs.size, processes=processes, **how)
     sampling = loaded.sampling(**given)
-    notes: list[str] = []  # printed when nothing can be refused any more
+    notes: list[str] = []
     together = 1 if files.compare else min(batch, num_images * max(len(prompts), len(class_label)))
     own = chosen.chosen if chosen else {}
     decoded_by = choose_method(loaded, method, own, sampling=sampling, batch=together, report=notes.append)
@@ -202,13 +218,12 @@ def generate(
     subjects = subjects_of_call(prompts or None, class_label or None)
     subjects = with_conditions(loaded, subjects, sampling, negative_prompt=inputs.negative_prompt or None)
     requested = with_noise(subjects, num_images, seed)
-    check_requests(loaded, requested)
+    check_requests(loaded, requested, with_pixels=place is not None)
     requested = with_warnings(loaded, requested, warn=notes.append)
-    requested = with_init_image(loaded, requested, **inputs.kept)
+    if inputs.init_image is not None:
+        requested = with_init_image(loaded, requested, **inputs.kept)
     job = Job(loaded, decoded_by, own, sampling, requested, batch, files, place, stopping)
-    for note in notes:
-        say(note, files.quiet)
-    job.run(debug)
+    job.run(notes, debug)
     if processes > 1:
         from torch import distributed
 
@@ -271,7 +286,7 @@ class Job:
     requested: "Sequence[Request]"
     batch: int
     files: Files
-    place: "Destination | None"
+    place: images.Destination | None
     stopping: "Stopping"
 
     def __post_init__(self) -> None:
@@ -287,25 +302,23 @@ class Job:
         self.has_labels = self.has_several and not self.files.no_prompt_in_metadata
         if self.place is None:
             return
-        from lantern.generation.images import sheet_size
-
         values = [self._values(request) for request in self.requested]
         if self.files.grid is not None:
             height, width = self.model.size
             cell = width * self.scale, height * self.scale
-            sheet_size(cell, len(values), self.columns, has_labels=self.has_labels)  # ValueError for a large one
-            values = [values[0] | {"prompt": slug(", ".join(subjects)), "image": f"grid{len(values)}"}]
+            images.sheet_size(cell, len(values), self.columns, has_labels=self.has_labels)  # ValueError for a large one
+            values = [values[0] | {"prompt": images.slug(", ".join(subjects)), "image": f"grid{len(values)}"}]
         paths = self.place.paths(values)
         for request, path in zip(self.requested, paths * (len(self.requested) // len(paths)), strict=True):
             self.planned.setdefault(request, []).append(path)
 
-    def run(self, debug: bool) -> None:
+    def run(self, notes: Sequence[str], debug: bool) -> None:
         """Make the images, or pairs of them, save each when it is done, and report them.
 
-        After a signal or an error the report is of those that are finished.
+        `notes` are printed once nothing can be refused any more. After a signal or an error the report is of the images
+        that are finished.
         """
-        from lantern.generation.generator import HALVED, generate
-        from lantern.generation.progress import INTERVAL, Progress
+        from lantern.generation.generator import HALVED, INTERVAL, Progress, generate
 
         files, done = self.files, list[Any]()
         if files.record is not None:
@@ -334,6 +347,8 @@ class Job:
         else:
             how |= {"with_pixels": bool(self.planned), "debug": debug, "record": self.recorder, "batch": self.batch}
             made, save = generate(self.model, self.requested, on_halved=report_halved, **how), self._save
+        for note in () if files.quiet else notes:
+            bar.say(f"lantern: {note}")
         try:
             with bar.bar:
                 for one in made:
@@ -354,10 +369,10 @@ class Job:
         changed |= {name: sampling[name] for name in sampling if name != "guidance" and sampling[name] != usual[name]}
         method = "auto" if self.method.reason else self.method.name
         return {
-            "prompt": slug(request.subject),
+            "prompt": images.slug(request.subject),
             "method": f"plain-and-{method}" if self.files.compare else method,
-            "settings": compact(changed),
-            "model": slug(self.model.name),
+            "settings": images.compact(changed),
+            "model": images.slug(self.model.name),
             "engine": self.model.engine.name,
             "dtype": self.model.dtype_name,
             "weights": "" if weights == "full" else weights,
@@ -367,36 +382,30 @@ class Job:
             "image": request.number,
         }
 
-    def _image(self, picture: "Picture") -> "Image":
+    def _image(self, picture: images.Picture) -> "Image":
         """Return the image of a picture, enlarged."""
-        from lantern.generation.images import enlarge, to_image
-
         assert picture.pixels is not None
-        return to_image(enlarge(picture.pixels, self.scale, self.files.resample))
+        return images.to_image(images.enlarge(picture.pixels, self.scale, self.files.resample))
 
     def _write(self, image: "Image", path: Path, facts: dict[str, Any]) -> None:
         """Write an image or sheet, remember its path and print it."""
-        from lantern.generation.images import QUALITY, save_image
-
         enlarged = {"scale": str(self.scale), "resample": self.files.resample} if self.scale > 1 else {}
-        save_image(image, path, facts | enlarged, quality=self.files.quality or QUALITY)
+        images.save_image(image, path, facts | enlarged, quality=self.files.quality or images.QUALITY)
         self.paths.append(path)
-        if self.files.has_paths and not self.files.compare:
+        if self.files.has_paths:
             _print(str(path))
 
-    def _save(self, picture: "Picture") -> "Picture":
+    def _save(self, picture: images.Picture) -> images.Picture:
         """Save an image, unless it goes to a sheet; return it, without pixels that are not needed any more."""
         if picture.pixels is None or self.files.grid is not None:
             return picture
         self._write(self._image(picture), self.planned[picture.request].pop(0), self._facts(picture))
         return replace(picture, pixels=None)
 
-    def _save_sheet(self, done: Sequence["Picture"]) -> None:
+    def _save_sheet(self, done: Sequence[images.Picture]) -> None:
         """Save the finished images on one sheet, with their prompts if there are several."""
-        from lantern.generation.images import sheet
-
         labels = [picture.request.subject for picture in done] if self.has_labels else []
-        whole = sheet([self._image(one) for one in done], columns=self.columns, labels=labels)
+        whole = images.sheet([self._image(one) for one in done], columns=self.columns, labels=labels)
         of_one = ("image", "tokens_sha256", *(("prompt", "negative_prompt", "class") if self.has_several else ()))
         facts = self._facts(done[0]) | dict.fromkeys(of_one)
         facts |= {"pictures": str(len(done)), "layout": f"sheet of {self.columns} columns"}
@@ -404,18 +413,16 @@ class Job:
 
     def _save_pair(self, comparison: "Comparison") -> dict[str, Any]:
         """Save both images side by side and print the comparison; return it as JSON values."""
-        from lantern.generation.images import sheet
-
         request = comparison.plain.request
         path = self.planned[request].pop(0)
-        row = sheet([self._image(comparison.plain), self._image(comparison.other)], columns=2, margin=0)
+        row = images.sheet([self._image(comparison.plain), self._image(comparison.other)], columns=2, margin=0)
         self._write(row, path, self._facts(comparison.other) | {"layout": f"left plain, right {self.method.name}"})
         if not self.files.json:
             _print(f"{request.subject}, seed {request.seed}, image {request.number}")
             _print("\n".join([*comparison.lines(), f"  {path}"]))
         return comparison.as_dict() | {"path": str(path)}
 
-    def _facts(self, picture: "Picture") -> dict[str, Any]:
+    def _facts(self, picture: images.Picture) -> dict[str, Any]:
         """Return the metadata of an image's file."""
         request, head, has_prompt = picture.request, self._head(), not self.files.no_prompt_in_metadata
         return {
@@ -451,7 +458,6 @@ class Job:
     def _report(self, done: list[Any], stopped: str | None = None) -> None:
         """Write the sheet, the tokens and the drafts, and print figures; if `stopped`, only as JSON."""
         from lantern.core.io import write_text
-        from lantern.generation.images import totals
 
         files, head = self.files, self._head() | {"asked": len(self.requested), "stopped": stopped}
         if files.compare:
@@ -468,7 +474,7 @@ class Job:
                 write_text(files.tokens, f"{tokens}\n")
         if self.recorder is not None and files.record is not None:
             self.recorder.records().save(files.record)
-        figures = totals([picture.statistics for picture in done])
+        figures = images.totals([picture.statistics for picture in done])
         seconds = max(sum(figures["seconds"].values()), 1e-9)
         figures |= {
             "batch": self.batch,

@@ -3,9 +3,10 @@
 from json import dumps
 from pathlib import Path
 
-from lantern.cli.command import DONE, FAILED, check_file, complain
-from lantern.cli.options import (
+from lantern.cli.command import (
+    DONE,
     DTYPES,
+    FAILED,
     MAX_SEED,
     MODEL,
     MODEL_HELP,
@@ -14,7 +15,9 @@ from lantern.cli.options import (
     Machine,
     OneOf,
     Runs,
+    check_file,
     command,
+    complain,
     existing,
     named,
     opt,

@@ -5,13 +5,13 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE
-from lantern.cli.options import METHOD, MODEL, MODEL_HELP, arg, command, opt
+from lantern.cli.command import DONE, MODEL, MODEL_HELP, OneOf, arg, command, opt
 from lantern.core.places import resolve_model
 from lantern.engines.engine import ENGINES
 from lantern.methods import METHODS, PROMISES, Method
 from lantern.methods.parts import ADD_ONS
 
+METHOD = OneOf(list(METHODS), "a method that `lantern methods` lists")
 LACKS = "*"  # before a method that needs a part
 
 
@@ -86,7 +86,7 @@ def settings_here(method: Method, model: str) -> tuple[dict[str, Any], str]:
     """Return the settings with which the default engine runs a method, and its name, where it chooses any of them."""
     if not any(option.fits for option in method.options.values()):
         return method.settings, ""
-    from lantern.generation.generator import suited
+    from lantern.generation.choice import suited
     from lantern.models.folder import load_model
 
     loaded = load_model(model, parts=())

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, FAILED, check_folder, complain, say
-from lantern.cli.options import Apart, arg, command, existing, named, opt
+from lantern.cli.command import DONE, FAILED, Apart, arg, check_folder, command, complain, existing, named, opt, say
 
 if TYPE_CHECKING:
     from lantern.core.signals import Stopping

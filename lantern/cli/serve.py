@@ -5,8 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from lantern.cli.command import say
-from lantern.cli.options import MODEL, MODEL_HELP, Placement, arg, command, opt
+from lantern.cli.command import MODEL, MODEL_HELP, Placement, arg, command, opt, say
 from lantern.core.config import install_hint, one_line
 from lantern.core.places import resolve_model
 

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from lantern.cli.command import DONE, Command, Parser, parser_of
-from lantern.cli.options import existing, flag, integer, real, size_of
+from lantern.cli.command import DONE, Command, Parser, existing, flag, integer, parser_of, real, size_of
 from lantern.core.config import load_config, read_json_object
 from lantern.training.stages import (
     ALL,

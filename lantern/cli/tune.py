@@ -1,13 +1,24 @@
 """`lantern tune`: measures this machine and writes the fastest method to a profile that method "auto" reads."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, check_file, say
-from lantern.cli.options import MAX_SEED, MODEL, MODEL_HELP, Distribution, Placement, command, existing, opt
+from lantern.cli.command import (
+    DONE,
+    MAX_SEED,
+    MODEL,
+    MODEL_HELP,
+    Distribution,
+    Placement,
+    check_file,
+    command,
+    existing,
+    opt,
+    say,
+)
 from lantern.core.config import read_json_object
 
 SHOWN = 12  # candidates in the table
@@ -37,13 +48,12 @@ def tune(
     distribution: Distribution,
 ) -> int:
     """Measure this machine and find the fastest method for --method auto."""
-    from lantern.generation.tuning import Bounds
-
     check_file("--out", out)
-    bounds = Bounds(max_tv, max_kid, read_json_object(quality) if quality else {})
     from lantern.generation import tuning
     from lantern.generation.requests import read_prompts
     from lantern.models.folder import load_model
+
+    bounds = tuning.Bounds(max_tv, max_kid, read_json_object(quality) if quality else {})
 
     parts: set[Any] = {"text", "drafter", "codebook"} | ({"vq"} if bounds.admits_relaxed else set())
     loaded = load_model(model, parts=parts, **where.options())
@@ -67,16 +77,17 @@ def tune(
     if json:
         print(dumps(profile | {"path": str(path)}, sort_keys=True))
     else:
-        print("\n".join([*table(profile, tuning.label), f"profile: {path}"]))
+        print("\n".join([*table(profile), f"profile: {path}"]))
     return DONE
 
 
-def table(profile: Mapping[str, Any], label: Callable[[str, Mapping[str, Any]], str]) -> list[str]:
+def table(profile: Mapping[str, Any]) -> list[str]:
     """Return plain decoding and the best candidates as lines of a table; the chosen one is marked.
 
     An interval has what raced against plain decoding; of the others one batch was made.
     """
     from lantern.eval.speed.bench import aligned
+    from lantern.generation.tuning import label
 
     choice = profile["choice"]
     rows = [("", "method", "tokens/step", "ms/token", "speedup", "95 % interval", "total variation")]

@@ -7,7 +7,6 @@ LANTERN_DEBUG, is read here as well.
 """
 
 import dataclasses
-import difflib
 import json
 import math
 import os
@@ -84,6 +83,8 @@ def build_config(kind: type[Config], values: Mapping[str, Any], *, source: str |
 
 def nearest(name: str, known: Collection[str]) -> str:
     """Return "; did you mean 'x'?" for the known name closest to `name`, or nothing where none is close."""
+    import difflib  # for messages only
+
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 

@@ -22,11 +22,11 @@ from torch import Tensor
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
+from lantern.generation.choice import choose_method, has_parts
 from lantern.generation.comparison import Comparison
-from lantern.generation.generator import Generator, choose_method, has_parts, make_batch
+from lantern.generation.generator import Generator, make_batch
 from lantern.generation.images import Picture, to_image
-from lantern.generation.progress import partial_pixels
-from lantern.generation.requests import MAX_SEED, Request, check_requests, with_warnings
+from lantern.generation.requests import MAX_SEED, Request, as_requests, check_requests, with_warnings
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, list_names
 
@@ -91,7 +91,7 @@ class Side:
         """Return how far the image was at a time, and its pixels, grey where no token was known."""
         mark = max(mark for mark in self.marks if mark.seconds <= seconds)
         tokens = self.picture.tokens.where(torch.arange(len(self.picture.tokens)) < mark.known, -1)
-        return mark, partial_pixels(self.generator, tokens.to(self.generator.model.device))
+        return mark, self.generator.partial_pixels(tokens.to(self.generator.model.device))
 
 
 class SideBySide:
@@ -140,10 +140,9 @@ class SideBySide:
             raise ValueError(f"class is {subject[:40]!r}, wanted a number")
         if not 0 <= seed <= MAX_SEED:
             raise ValueError(f"seed is {seed}, wanted a number from 0 to {MAX_SEED}")
-        what = {"prompt": subject} if self.model.takes_prompts else {"label": int(subject)}
-        made = Request(seed=seed, **what)  # type: ignore[arg-type]
-        check_requests(self.model, [made])
-        return made
+        made = as_requests([subject if self.model.takes_prompts else int(subject)], seed)
+        check_requests(self.model, made)
+        return made[0]
 
     def decode(self, request: Request, method: str, sampling: Sampling) -> Side:
         """Return the image of a request, decoded after a warm-up; errors of the model are raised here."""

@@ -1,16 +1,16 @@
 """From prompts or classes to images, for the command line, the pipeline and the evaluation.
 
 A `Decoder` is a method built for a target; a `Generator` has one, and a model's other parts. Where memory runs out, on
-a CPU or a GPU, the batch is halved and made again.
+a CPU or a GPU, the batch is halved and made again. `Progress` and `Canvas` follow images while they are made.
 """
 
-import logging
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +30,13 @@ from lantern.decoding.row_front import RowFront
 from lantern.decoding.statistics import Stopwatch
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
-from lantern.engines.pass_times import TOKENS, best_window, is_steady, pass_times
+from lantern.generation.choice import choose_method
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.init_image import with_init_image
-from lantern.generation.requests import Request, as_requests, captions, check_requests, with_warnings
-from lantern.methods import METHODS, Method, find
-from lantern.methods.method import Promise, build, split
-from lantern.models.folder import Model, may_have_profile
+from lantern.generation.requests import Request, as_requests, captions, check_init_image, check_requests, with_warnings
+from lantern.methods import Method, find
+from lantern.methods.method import Promise, build
+from lantern.models.folder import Model
 from lantern.verifiers.gumbel import GumbelVerifier
 
 if TYPE_CHECKING:
@@ -50,11 +50,9 @@ if TYPE_CHECKING:
 # torch raises RuntimeError for all of these, so only the text identifies them
 SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
 HALVED = "out of memory with {} images at once: continuing with {}"
-LOG = logging.getLogger("lantern")
+INTERVAL = 0.1  # seconds between two reads from the device, or two calls by the C++ engine
 WARM_UP = 8  # passes that are not measured
 TABLE_COLUMNS = 100  # of a proximity table, where a method needs fewer
-FLAT = 1.1  # most seconds of a pass over a window, as a multiple of those of a pass over one token
-GAIN = 1.1  # least predicted speedup over plain decoding at which a window is chosen; less is noise
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -118,67 +116,16 @@ def generate(
     if not isinstance(batch, int) or batch < 1:
         raise ValueError(f"batch is {batch!r}, wanted a whole number from 1")
     requested = as_requests(requested, seed)
-    check_requests(model, requested)
+    check_requests(model, requested, with_pixels=with_pixels)
     requested = with_warnings(model, requested)
-    requested = with_init_image(model, requested, init_image=init_image, keep_rows=keep_rows, mask_image=mask_image)
-    if with_pixels and model.vq is None:
-        place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
-        raise ValueError(f"model {model.name} has no VQ decoder: it can make tokens but no images{place}")
+    check_init_image(init_image, keep_rows, mask_image)
+    if init_image is not None:
+        requested = with_init_image(model, requested, init_image=init_image, keep_rows=keep_rows, mask_image=mask_image)
     sampling = sampling or model.sampling()
     chosen = choose_method(model, method, settings, sampling=sampling, batch=min(batch, len(requested)))
     how = {"batch": batch, "on_halved": on_halved, "debug": debug, "record": record, "interval": interval}
     generator = Generator(model, chosen, sampling, **how)
     return make_batches(generator, requested, with_pixels=with_pixels, callback=callback)
-
-
-def choose_method(
-    model: Model,
-    name: str | Method | None = None,
-    settings: Mapping[str, Any] | None = None,
-    *,
-    sampling: Sampling | None = None,
-    batch: int = 1,
-    report: Callable[[str], None] | None = None,
-) -> Method:
-    """Return the method of a name with the given settings, such as its tree, or k and delta of relaxed methods.
-
-    The name may have settings too, "lantern++:k=5,delta=0.1"; those of `settings` replace them. None is the model's
-    default method. Where a default window is not the best one for the engine, the engine's is taken. "auto" is the
-    method that a profile of `lantern tune` recommends for this machine and `sampling`; without a profile it is a window
-    that is nearly free for `batch` images at a time, else plain decoding (`choose`).
-    `report` (default: the log, each line once) receives why a profile is not used, and what is chosen without one.
-    ValueError for a setting that the method does not have. TypeError for settings that are not a mapping.
-    """
-    if not isinstance(settings, Mapping | None):
-        raise TypeError(f"settings is of type {type(settings).__name__}, wanted a mapping of names and values")
-    spec, texts = (name, {}) if isinstance(name, Method) else split(name or model.generation.get("method", "auto"))
-    method = spec if isinstance(spec, Method) else find(spec)
-    if method.name == "auto":
-        method = _resolve_auto(model, sampling or model.sampling(), batch, report or _warn_once)
-    elif not isinstance(name, Method) and "window" not in {**texts, **(settings or {})}:
-        own, method = method, suited(model, method)
-        if method.settings != own.settings:
-            (report or LOG.info)(f"window {method.settings['window']}, chosen by the times of passes on this machine")
-    return method.with_options(**method.parsed(texts)).with_options(**settings or {})
-
-
-def suited(model: Model, method: Method) -> Method:
-    """Return the method with the window that is fastest with the model's engine, if its window depends on the engine.
-
-    A long window saves passes. With passes dispatched one by one each of them has an overhead, which fused steps lack:
-    there a pass takes as long as its tokens, unless the processor computes faster than it reads weights. The engine
-    measures which is the case (`lantern.engines.pass_times`).
-    """
-    if not (model.engine.fits_windows and any(one.fits for one in method.options.values())):
-        return method
-    window = best_window(pass_times(model.engine, model.target), model.tokens_per_step or TOKENS)
-    return method.with_options(window=window)
-
-
-def has_parts(model: Model, method: Method) -> bool:
-    """Return whether the model has the drafter and the add-ons that a method reads."""
-    has_add_ons = all(part in model.add_ons for part in method.made.parts)
-    return has_add_ons and (model.drafter is not None or not method.made.reads_drafter)
 
 
 def neighbours_for(model: Model, columns: int) -> Int[Tensor, "v k"]:
@@ -475,6 +422,16 @@ class Generator:
         half = len(tokens) // 2
         return torch.cat([self.pixels(tokens[:half]), self.pixels(tokens[half:])])
 
+    def partial_pixels(self, tokens: Int[Tensor, " n"]) -> UInt8[Tensor, "h w 3"]:
+        """Return the image of a grid in which some tokens are still -1: rows below the last known token are grey."""
+        raster = self.model.target.config.raster
+        known = int((tokens >= 0).sum())
+        last = tokens[max(known - 1, 0)].clamp(min=0)
+        pixels = self.pixels(torch.where(tokens >= 0, tokens, last)[None])[0].clone()
+        rows = -(-known // raster.columns) * (pixels.shape[0] // raster.rows)
+        pixels[rows:] = 128
+        return pixels
+
 
 def make_batches(
     generator: Generator, requested: Sequence[Request], *, with_pixels: bool, callback: Callback | None = None
@@ -578,59 +535,73 @@ def finish_batch(
     return pictures
 
 
-def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable[[str], None]) -> Method:
-    """Return the method that a profile recommends, if the model has what it needs; else the choice by T(n).
+class Progress:
+    """A bar over the tokens of a run, shown only where stderr is a terminal.
 
-    T(n) is that of `engines.pass_times`, which takes up to some seconds the first time on a machine.
+    It is the callback of a generation of `pictures` images of `tokens` tokens each, within the context of its `bar`.
+    Tokens of a batch that ran out of memory are subtracted when the next batch begins. Counts are read from the device
+    at most ten times a second. `bar` is a bar of tqdm in place of its own.
     """
-    if model.folder is not None and may_have_profile(model.folder):
-        from lantern.generation.profile import chosen_method
 
-        chosen = chosen_method(model, sampling, report)
-        if chosen is not None and has_parts(model, chosen):
-            return replace(chosen, reason="a profile of `lantern tune` recommends it")
-    lines = sampling.rows * batch
-    times, most = pass_times(model.engine, model.target, rows=lines), model.engine.free_nodes(lines)
-    allowed = {n: seconds for n, seconds in times.items() if most is None or n <= max(most, 2)}
-    found = choose(allowed, model.tokens_per_step, can_shrink=not model.engine.captures)
-    report(f"method auto is {found.spec}: {found.reason}; `lantern tune` measures all methods")
-    return found
+    def __init__(self, pictures: int, tokens: int, *, is_quiet: bool = False, bar: Any = None) -> None:
+        from tqdm import tqdm
 
+        # with disable=None tqdm shows the bar only if stderr is a terminal
+        how: dict[str, Any] = {"disable": True if is_quiet else None, "leave": False, "dynamic_ncols": True}
+        self.bar = tqdm(total=pictures * tokens, unit=" tokens", **how) if bar is None else bar
+        self._tokens, self._done = tokens, 0
+        self._known: Int[Tensor, " b"] | None = None
+        self._steps, self._next = 0, 0.0
 
-def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None, *, can_shrink: bool = True) -> Method:
-    """Return the method for T(n) by number of tokens n, with its reason; plain decoding if the times are not steady.
+    def __call__(self, step: Step) -> bool | None:
+        """Add one pass."""
+        if self.bar.disable:
+            return
+        if step.index == 0:
+            if self._known is not None and int(self._known.min()) >= self._tokens:  # sync
+                self._done += len(self._known) * self._tokens
+            self._next = 0.0
+        self._known, self._steps = step.start + step.counts, step.index + 1
+        if time.monotonic() >= self._next:
+            self.show()
+            self._next = time.monotonic() + INTERVAL
 
-    `tokens` are the tokens per step that windows of n tokens commit. The window with the most tokens per second is
-    chosen if it is GAIN times as fast as plain decoding. Without `tokens`, a window of n tokens commits at least one
-    token per pass, so it is at most T(n) / T(1) times as slow as plain decoding, whatever the model: the longest window
-    whose factor is at most FLAT is chosen. A window by `tokens` that is not as good as free gets the setting `least`,
-    if the engine's passes can shrink.
-    """
-    options: dict[str, Any] = {}
-    windows = [n for n in times if n > 1]
-    known = {n: tokens[n] for n in windows if n in tokens} if tokens else {}
+    def show(self) -> None:
+        """Show the tokens of all passes so far: tokens per step of one image, finished and slowest of several."""
+        if self._known is None:
+            return
+        known = self._known.tolist()  # sync
+        if len(known) == 1:
+            text = f"{known[0] / max(self._steps, 1):.2f} tokens per step"
+        else:
+            done = sum(count >= self._tokens for count in known)
+            text = f"{done}/{len(known)} done, slowest {min(known)}/{self._tokens}"
+        self.bar.set_postfix_str(text, refresh=False)
+        self.bar.update(self._done + sum(known) - self.bar.n)
 
-    def cost(window: int) -> str:
-        factor = times[window] / times[1]
-        return f"a step over {window} tokens takes {factor:.2f} times a step over one ({1e3 * times[1]:.1f} ms)"
-
-    if not is_steady(times):
-        reason = "other programs took part of the time in which steps were measured"
-    elif known:
-        best = max(known, key=lambda n: known[n] / times[n])
-        least = GAIN * times[best] / times[1]
-        reason = f"{cost(best)} and commits {known[best]:.2f} tokens"
-        if known[best] >= least:
-            # the picture at hand may commit fewer tokens than those that were recorded
-            options = {"window": best} | ({"least": round(least, 2)} if can_shrink and least > GAIN * FLAT else {})
-    else:
-        flat = [n for n in windows if times[n] <= FLAT * times[1]]
-        reason = f"{cost(max(flat, default=min(windows, default=1)))}, and windows of up to {FLAT:g} times are chosen"
-        options = {"window": max(flat)} if flat else {}
-    method = METHODS["gumbel-jacobi"].with_options(**options) if options else METHODS["plain"]
-    return replace(method, reason=reason)
+    def say(self, line: str) -> None:
+        """Write a line on stderr, above the bar."""
+        self.bar.write(line, file=sys.stderr)
 
 
-@cache
-def _warn_once(line: str) -> None:
-    LOG.warning(line)
+class Canvas:
+    """The token grids of a batch while they fill: `tokens` (b n), -1 where no token is known yet."""
+
+    tokens: Int[Tensor, "b n"]
+
+    def __init__(self, tokens: int) -> None:
+        self._size = tokens
+        self.tokens = torch.empty(0, tokens, dtype=torch.long)
+
+    def add(self, step: Step) -> None:
+        """Add the tokens of one pass; the first pass of a batch starts new grids."""
+        if step.index == 0:
+            self.tokens = torch.full((len(step.start), self._size), -1, device=step.tokens.device)
+        is_new = torch.arange(step.tokens.shape[1], device=step.tokens.device) < step.counts[:, None]
+        image, place = is_new.nonzero(as_tuple=True)
+        self.tokens[image, step.start[image] + place] = step.tokens[image, place]
+
+    @property
+    def known(self) -> Int[Tensor, " b"]:
+        """Number of known tokens of each image."""
+        return (self.tokens >= 0).sum(1)

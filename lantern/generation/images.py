@@ -1,4 +1,6 @@
-"""Finished images and their statistics; pixels as images, enlarged for the eye, on sheets, and as files.
+"""Finished images and their statistics; pixels as images, enlarged for the eye, on sheets, and as files; their names.
+
+Names are made from a template, are distinct within a run, and never those of a file that exists.
 
 The metadata of a file are the settings of the image and the marks of a generated image: "Source: AI generated" and
 IPTC's digital source type. PNG files have them as text chunks, JPEG and WebP files as JSON in EXIF's UserComment; all
@@ -8,28 +10,38 @@ formats have the source type as XMP.
 import hashlib
 import json
 import math
-import struct
+import re
+import string
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from jaxtyping import Int, UInt8
-from torch import Tensor
-
-from lantern.core.io import atomic_write
-from lantern.generation.file_names import FORMATS, MAX_SCALE, RESAMPLINGS
-from lantern.generation.requests import Request
+from lantern.core.config import hint_for
 from lantern.methods import PROMISES
 from lantern.methods.method import Promise
 
 if TYPE_CHECKING:
+    from jaxtyping import Int, UInt8
     from PIL.Image import Image
+    from torch import Tensor
 
+    from lantern.generation.requests import Request
 
+SUFFIXES = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
+FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
+RESAMPLINGS = ("lanczos", "nearest")
+MAX_SCALE = 16
+OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".jxl", ".svg", ".pdf", ".txt", ".json", ".zip")
+MAX_SLUG, MAX_NAME = 60, 200
+# `settings` are those that are not the defaults; `weights` is empty for the model's own, `image` a number
+FIELDS = (
+    *("prompt", "method", "settings", "model", "engine", "dtype", "weights"),
+    *("guidance", "temperature", "top_k", "top_p", "seed", "image"),
+)
+TEMPLATE = "{prompt}-{method}-{settings}-{dtype}-{weights}-g{guidance}-seed{seed}-{image}"
 SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
 XMP = (
     '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>'
@@ -54,9 +66,9 @@ class NotFiniteError(FloatingPointError):
         self.sound = list(sound)
 
 
-def measured(value: float) -> float | None:
-    """Return a number rounded for a report, or None for NaN, which stands for what was not measured."""
-    return None if math.isnan(value) else round(value, 6)
+def measured(value: float | None) -> float | None:
+    """Return a number rounded for a report, or None for NaN and None, which stand for what was not measured."""
+    return None if value is None or math.isnan(value) else round(value, 6)
 
 
 @dataclass(frozen=True)
@@ -114,8 +126,8 @@ class Statistics:
             "relaxed_share": measured(self.relaxed),
             "total_variation": measured(self.total_variation),
             "total_variation_max": measured(self.total_variation_max),
-            "latent_distance": None if self.latent_distance is None else round(self.latent_distance, 6),
-            "total_variation_excess": None if self.excess is None else round(self.excess, 6),
+            "latent_distance": measured(self.latent_distance),
+            "total_variation_excess": measured(self.excess),
             "seconds": {phase: round(value, 4) for phase, value in self.seconds.items()},
             **({"forced_tokens": self.forced} if self.forced else {}),
         }
@@ -128,9 +140,9 @@ class Picture:
     `columns` is the number of tokens in a row, `batch` that of images that were made at once.
     """
 
-    request: Request
-    tokens: Int[Tensor, " n"]
-    pixels: UInt8[Tensor, "h w 3"] | None
+    request: "Request"
+    tokens: "Int[Tensor, ' n']"
+    pixels: "UInt8[Tensor, 'h w 3'] | None"
     statistics: Statistics
     columns: int
     batch: int = 1
@@ -165,7 +177,7 @@ class Picture:
     @property
     def tokens_sha256(self) -> str:
         """SHA-256 of the tokens as little-endian 32-bit integers."""
-        return hashlib.sha256(self.tokens.cpu().to(torch.int32).numpy().astype("<i4").tobytes()).hexdigest()
+        return hashlib.sha256(self.tokens.cpu().numpy().astype("<i4").tobytes()).hexdigest()
 
 
 def totals(done: Sequence[Statistics]) -> dict[str, Any]:
@@ -194,14 +206,16 @@ def totals(done: Sequence[Statistics]) -> dict[str, Any]:
     return {name: value for name, value in together.as_dict().items() if name not in ("method", "method_reason")}
 
 
-def to_image(pixels: UInt8[Tensor, "h w 3"]) -> "Image":
+def to_image(pixels: "UInt8[Tensor, 'h w 3']") -> "Image":
     """Return pixels as a PIL image."""
     from PIL import Image
 
     return Image.fromarray(pixels.cpu().numpy())
 
 
-def enlarge(pixels: UInt8[Tensor, "*b h w 3"], scale: int, resample: str = "lanczos") -> UInt8[Tensor, "*b h2 w2 3"]:
+def enlarge(
+    pixels: "UInt8[Tensor, '*b h w 3']", scale: int, resample: str = "lanczos"
+) -> "UInt8[Tensor, '*b h2 w2 3']":
     """Return pixels `scale` times as wide and high, by Pillow's filter "lanczos" or "nearest"; 1 is the same pixels.
 
     ValueError for another scale or filter.
@@ -209,6 +223,8 @@ def enlarge(pixels: UInt8[Tensor, "*b h w 3"], scale: int, resample: str = "lanc
     check_scale(scale, resample)
     if scale == 1:
         return pixels
+    import numpy as np
+    import torch
     from PIL.Image import Resampling
 
     height, width = pixels.shape[-3:-1]
@@ -225,7 +241,7 @@ def check_scale(scale: Any, resample: str = RESAMPLINGS[0]) -> None:
         raise ValueError(f"resample is {str(resample)[:40]!r}, wanted {' or '.join(RESAMPLINGS)}")
 
 
-def convert(pixels: UInt8[Tensor, "b h w 3"], form: str) -> Any:
+def convert(pixels: "UInt8[Tensor, 'b h w 3']", form: str) -> Any:
     """Return pixels in one of diffusers' forms: "pil", "pt" (b 3 h w, in [0, 1]) or "np" (b h w 3, in [0, 1])."""
     if form == "pil":
         return [to_image(one) for one in pixels]
@@ -281,6 +297,7 @@ def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, qu
     `quality` is that of JPEG and WebP, from 1 to 100. OSError names `path`.
     """
     from lantern import __version__
+    from lantern.core.io import atomic_write
 
     marks = {
         "Software": f"lantern {__version__}",
@@ -312,6 +329,8 @@ def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, qu
 
 def read_facts(image: "Image") -> dict[str, str]:
     """Return the texts that `save_image` wrote beside the pixels, by name; those of another program, if it has any."""
+    import struct
+
     facts: Any = image.info
     if image.format != "PNG":
         try:
@@ -325,3 +344,115 @@ def _text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     # a NUL would end the chunk's text; a lone surrogate cannot be encoded
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where images are written: `out` is a file, or a folder of files with names of a template.
+
+    suffix: of the files of a folder. overwrites: files that exist are replaced; otherwise only `out` itself is.
+    """
+
+    out: Path
+    is_file: bool
+    suffix: str = ".png"
+    template: str = TEMPLATE
+    overwrites: bool = False
+
+    def paths(self, values: Sequence[Mapping[str, Any]]) -> list[Path]:
+        """Return distinct paths for images with these values of FIELDS; ValueError if one exists or has no name.
+
+        A name does not depend on the other images of the run, except where two names would be equal: the second one
+        ends in ".2". With a file as `out`, several images are numbered after it.
+        """
+        if self.is_file and len(values) == 1:
+            return [self.out]
+        if self.is_file:
+            found = [self.out.with_name(f"{self.out.stem}-{i}{self.out.suffix}") for i in range(len(values))]
+        else:
+            seen: Counter[str] = Counter()
+            found = []
+            for each in values:
+                name = fill(self.template, each)
+                seen[name] += 1
+                found.append(self.out / f"{name}{f'.{seen[name]}' if seen[name] > 1 else ''}{self.suffix}")
+        there = [path for path in found if not self.overwrites and path.exists()]
+        if there:
+            more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
+            raise ValueError(f"{there[0]}{more} exists: give --overwrite to replace it, or another --out or --name")
+        return found
+
+
+def destination(
+    out: Path | None, *, template: str | None = None, form: str | None = None, overwrites: bool = False
+) -> Destination:
+    """Return where images go for --out, --name and --format; ValueError if they are invalid or contradict.
+
+    A template may hold FIELDS only, and names no folder.
+    """
+    place = out if out is not None else Path(".")
+    ending = place.suffix.lower()
+    is_file = ending in FORMATS and not place.is_dir()
+    if str(place) == "-":
+        raise ValueError("--out is -, wanted a file or a folder: images are not written to standard output")
+    is_other = place.exists() or ending in OTHER_SUFFIXES
+    if not is_file and not place.is_dir() and is_other:
+        raise ValueError(f"--out is {place}, wanted a folder or a file that ends in {', '.join(FORMATS)}")
+    if is_file:
+        if template is not None:
+            raise ValueError(f"--name names the files of a folder, and --out is the file {place}: give one of them")
+        if form is not None and FORMATS[ending] != form:
+            raise ValueError(f"--out ends in {ending}, --format is {form}: give one of them")
+        return Destination(place, True, ending, overwrites=overwrites)
+    template = TEMPLATE if template is None else template
+    if "/" in template or "\0" in template:
+        raise ValueError(f"--name is {template[:60]!r}, wanted the name of a file: give its folder with --out")
+    try:
+        fields = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise ValueError(f"--name is {template[:60]!r}: {error}; fields are written {{prompt}}") from error
+    for name in fields:
+        if name not in FIELDS:
+            raise ValueError(f"--name has the unknown field {{{name[:40]}}}; {hint_for(name, FIELDS)}")
+    own = Path(template).suffix.lower()
+    if own in FORMATS:
+        if form is not None and FORMATS[own] != form:
+            raise ValueError(f"--name ends in {own}, --format is {form}: give one of them")
+        template, form = template[: -len(own)], FORMATS[own]
+    return Destination(place, False, SUFFIXES[form or "png"], template, overwrites)
+
+
+def fill(template: str, values: Mapping[str, Any]) -> str:
+    """Return a file name without suffix; an empty field leaves no hyphen. ValueError for an unusable name."""
+    try:
+        name = re.sub("-{2,}", "-", template.format_map(values)).strip("- ")
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"--name is {template[:60]!r}: {error}") from error
+    if name in ("", ".", "..") or len(name.encode("utf-8", "replace")) > MAX_NAME:
+        raise ValueError(f"--name gives the file name {name[:40]!r}, wanted from 1 to {MAX_NAME} bytes")
+    return name
+
+
+def slug(text: str) -> str:
+    """Return a short name of lower-case letters, digits and hyphens.
+
+    Where the text cannot be read back from it, it ends in a digest of the text: different texts have different names.
+    """
+    import unicodedata
+
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    words = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:MAX_SLUG].rstrip("-")
+    if words and words.replace("-", " ") == text.lower():
+        return words
+    return f"{words or 'picture'}.{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:8]}"
+
+
+def compact(values: Mapping[str, Any]) -> str:
+    """Return settings as a part of a file name, such as "k10-delta0.2"; a digest if they are long."""
+    parts = [f"{name.rstrip('_')}{value:g}" if isinstance(value, float) else f"{name.rstrip('_')}{value}"
+             for name, value in sorted(values.items())]  # fmt: skip
+    text = "-".join(parts)
+    plain = re.sub(r"[^A-Za-z0-9.+_-]+", "", text)
+    if plain == text and len(text) <= MAX_SLUG:
+        return text
+    return f"{plain[:MAX_SLUG]}.{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:8]}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -45,19 +45,11 @@ class KeptPart:
         return tokens.where(self.is_kept.flatten(), -1)
 
 
-def check_init_image(init_image: Any, keep_rows: Any, mask_image: Any) -> None:
-    """Raise ValueError unless an image comes with either the rows to keep or a mask."""
-    if init_image is None and (keep_rows is not None or mask_image is not None):
-        raise ValueError("rows to keep and a mask belong to an init image: give one")
-    if init_image is not None and (keep_rows is None) == (mask_image is None):
-        raise ValueError("an init image takes the number of rows to keep or a mask: give one of them")
-
-
 def with_init_image(
     model: "Model",
     requested: Sequence[Request],
     *,
-    init_image: "str | Path | Image | None",
+    init_image: "str | Path | Image",
     keep_rows: int | None = None,
     mask_image: "str | Path | Image | None" = None,
 ) -> list[Request]:
@@ -66,12 +58,9 @@ def with_init_image(
     `keep_rows` keeps the first rows of tokens. `mask_image`, as large as the image, is white where tokens are
     generated: a token is kept if all its pixels are darker than MASKED. Tokens are made in raster order: a generated
     token depends on kept tokens before it, not on those behind it. What is kept are tokens, that is the VQ
-    reconstruction of the image. Without an image the requests are returned as they are. ValueError for a model without
-    a VQ encoder, an image of another size than the model's images, and for rows or a mask that do not fit.
+    reconstruction of the image. `requests.check_init_image` has checked the arguments. ValueError for a model without a
+    VQ encoder, an image of another size than the model's images, and for rows or a mask that do not fit.
     """
-    check_init_image(init_image, keep_rows, mask_image)
-    if init_image is None:
-        return list(requested)
     rows, columns, side = _grid(model)
     size = columns * side, rows * side
     pixels = _read(init_image, "RGB", size, "init image")

@@ -38,10 +38,8 @@ from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import Engine
 from lantern.engines.engine import engine as make_engine
-from lantern.generation.file_names import MAX_SCALE
-from lantern.generation.generator import generate
-from lantern.generation.images import NotFiniteError, Picture, check_scale, convert, enlarge
-from lantern.generation.progress import INTERVAL, Canvas, Progress
+from lantern.generation.generator import INTERVAL, Canvas, Progress, generate
+from lantern.generation.images import MAX_SCALE, NotFiniteError, Picture, check_scale, convert, enlarge
 from lantern.generation.requests import (
     CALLBACK_TENSORS,
     check_call,

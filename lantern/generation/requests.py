@@ -63,14 +63,6 @@ class Request:
         return self.prompt if self.prompt is not None else f"class {self.label}"
 
 
-def requests(
-    *, prompts: Sequence[str] = (), labels: Sequence[int] = (), seed: int = 0, count: int = 1
-) -> list[Request]:
-    """Return requests for `count` images of each prompt and class, numbered from 0 within each."""
-    subjects = [Request(prompt=prompt) for prompt in prompts] + [Request(label=label) for label in labels]
-    return with_noise(subjects, count, seed)
-
-
 def as_requests(items: Sequence[Request | str | int], seed: int = 0) -> list[Request]:
     """Return requests as they are, and prompts (texts) and class labels (integers) as requests with this seed.
 
@@ -261,13 +253,17 @@ def check_call(output_type: str, callback: Any, names: Sequence[str], images: in
         raise ValueError(f"got {images} images per prompt and batch_size {batch_size}, wanted whole numbers from 1")
 
 
-def check_requests(model: "Model", requested: Sequence[Request]) -> None:
+def check_requests(model: "Model", requested: Sequence[Request], *, with_pixels: bool = False) -> None:
     """Raise ValueError for a request that this model cannot serve.
 
-    That is a prompt for a model of classes or the reverse, a class that does not exist, or an empty prompt.
+    That is a prompt for a model of classes or the reverse, a class that does not exist, an empty prompt, or
+    `with_pixels` any request to a model without a VQ decoder.
     """
     if not requested:
         raise ValueError("got no prompt and no class label, wanted at least one")
+    if with_pixels and model.vq is None:
+        place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
+        raise ValueError(f"model {model.name} has no VQ decoder: it can make tokens but no images{place}")
     classes = model.target.config.num_classes
     for request in requested:
         if request.condition is not None and request.label is None:
@@ -290,6 +286,14 @@ def check_requests(model: "Model", requested: Sequence[Request]) -> None:
     for prompt in dict.fromkeys(request.prompt for request in requested if request.prompt is not None):
         if model.text.is_blank(prompt):
             raise ValueError(f"the prompt {prompt[:40]!r} is empty after cleaning; give a few words in English")
+
+
+def check_init_image(init_image: Any, keep_rows: Any, mask_image: Any) -> None:
+    """Raise ValueError unless an image comes with either the rows to keep or a mask."""
+    if init_image is None and (keep_rows is not None or mask_image is not None):
+        raise ValueError("rows to keep and a mask belong to an init image: give one")
+    if init_image is not None and (keep_rows is None) == (mask_image is None):
+        raise ValueError("an init image takes the number of rows to keep or a mask: give one of them")
 
 
 def check_prompt(prompt: str) -> str:

@@ -19,9 +19,9 @@ from lantern.core.io import write_json
 from lantern.core.sampling import Sampling
 from lantern.decoding.statistics import now
 from lantern.drafters.trees.static import grown
-from lantern.generation.generator import Generator, has_parts
-from lantern.generation.profile import VERSION, describe_machine, place_of
-from lantern.generation.requests import Request, check_requests
+from lantern.generation.choice import VERSION, describe_machine, has_parts, place_of
+from lantern.generation.generator import Generator
+from lantern.generation.requests import Request, as_requests, check_requests
 from lantern.methods import METHODS, Method
 from lantern.methods.parts import ADD_ONS
 from lantern.models.folder import Model, record_tokens_per_step
@@ -301,11 +301,8 @@ def label(name: str, settings: Mapping[str, Any]) -> str:
 
 def requests_to_measure(model: Model, count: int, prompts: Sequence[str], seed: int) -> list[Request]:
     """Return the images to measure on: prompts one after another, or evenly spread classes."""
-    if model.takes_prompts:
-        places = [(i % len(prompts), i // len(prompts)) for i in range(count)]
-        requested = [Request(prompt=prompts[which], seed=seed, number=number) for which, number in places]
-    else:
-        classes = model.target.config.num_classes
-        requested = [Request(label=i * classes // count % classes, seed=seed, number=i) for i in range(count)]
+    classes = model.target.config.num_classes
+    subjects = [prompts[i % len(prompts)] if model.takes_prompts else i * classes // count for i in range(count)]
+    requested = as_requests(subjects, seed)
     check_requests(model, requested)
     return requested

@@ -20,7 +20,7 @@ from lantern.drafters.policies.policy import TRAITS
 from lantern.drafters.policies.radar import SIDE_INPUTS, side_inputs
 from lantern.drafters.policies.records import Records, load_records
 from lantern.drafters.trees.static import named
-from lantern.generation.profile import read_profile
+from lantern.generation.choice import read_profile
 from lantern.methods.parts import resolved
 from lantern.training.drafter import find_kind
 from lantern.training.loop import LoopConfig, Task, step_generator

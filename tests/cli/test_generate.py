@@ -165,7 +165,7 @@ def test_rounded_weights_are_reported(model: str, capsys: Capture) -> None:
 def test_the_window_of_the_machine_is_reported_unless_one_is_given(
     model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lantern.generation.generator.suited", lambda _, method: method.with_options(window=3))
+    monkeypatch.setattr("lantern.generation.choice.suited", lambda _, method: method.with_options(window=3))
     note = "window 3, chosen by the times of passes on this machine"
     for name, option, is_reported in (("a.png", [], True), ("b.png", ["--window", "5"], False)):
         assert made(model, "--method", "gumbel-jacobi", *option, "--out", name) == 0

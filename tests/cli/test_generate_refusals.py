@@ -82,6 +82,7 @@ REFUSED = {
     "--method sam --macth grid": "did you mean '--match'?",
     "--method eagle1 --delta 0.1": 'method "eagle1" has no setting delta: it takes tree',
     "--method grouped --p-radius 2": "wanted a number from 0 to 1",
+    "--method eagle1 --tree bush --prompt zzqx": 'tree "bush" is unknown',  # before the warning of the prompt
     "--method nosuch": "'nosuch', wanted a method that `lantern methods` lists",
     "--model lantern-emojy": "did you mean",
     "--model /nowhere": "neither a folder nor a hub id",
@@ -168,6 +169,18 @@ def test_labels_are_for_models_of_classes_and_prompts_for_the_others(
     assert "negative_prompt is not supported" in refusal(
         capsys, main(["--model", classes, *labels, "--negative-prompt", "blue"])
     )
+
+
+@pytest.mark.parametrize("options", ["", "--grid", "--compare --method eagle1"])
+def test_a_model_without_a_vq_decoder_makes_tokens_only(
+    model: str, tmp_path: Path, capsys: Capture, options: str
+) -> None:
+    copy = shutil.copytree(model, tmp_path / "copy")
+    shutil.rmtree(copy / "vqvae")
+    assert f"has no VQ decoder: it can make tokens but no images ({copy}/vqvae is missing)" in refusal(
+        capsys, made(str(copy), *options.split())
+    )
+    assert made(str(copy), "--tokens", "-") == 0
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lantern.cli.command import Command, run_command
+from lantern.cli.command import Command, OneOf, existing, integer, real, run_command
 from lantern.cli.main import SUMMARIES, main
-from lantern.cli.options import OneOf, existing, integer, real
 from lantern.core import signals
 from tests.cli.calls import Capture, one_line
 

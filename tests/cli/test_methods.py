@@ -42,7 +42,7 @@ def test_a_method_is_described_with_all_of_its_settings(name: str, capsys: Captu
 
 
 def test_a_setting_is_the_one_that_the_default_engine_uses(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lantern.generation.generator.suited", lambda _, method: method.with_options(window=3))
+    monkeypatch.setattr("lantern.generation.choice.suited", lambda _, method: method.with_options(window=3))
     assert main(["methods", "gumbel-jacobi"]) == 0
     (line,) = [one for one in capsys.readouterr().out.splitlines() if one.split()[:1] == ["--window"]]
     assert line.split()[2] == "3" and line.endswith("engine of this machine, elsewhere 16")

@@ -15,8 +15,7 @@ from lantern.cli.main import main as lantern
 from lantern.core.io import read_config
 from lantern.core.places import embedded_model
 from lantern.eval.metrics.pictures import Stream, raw
-from lantern.generation.file_names import FIELDS, compact, destination, slug
-from lantern.generation.images import read_facts, save_image, to_image
+from lantern.generation.images import FIELDS, compact, destination, read_facts, save_image, slug, to_image
 from lantern.models.folder import read_index
 from tests.cli.calls import Capture, made, refusal
 from tests.tiny_folder import save_tiny_model
@@ -72,7 +71,7 @@ def test_a_template_names_the_files_of_a_folder(model: str, capsys: Capture) -> 
 
 def test_names_do_not_depend_on_the_choice_of_auto(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for times in ({1: 1.0, 2: 2.0}, {1: 1.0, 2: 1.0}, {1: 1.0, 2: 1.0, 4: 1.0}):
-        monkeypatch.setattr("lantern.generation.generator.pass_times", lambda *_, times=times, **__: times)
+        monkeypatch.setattr("lantern.generation.choice.pass_times", lambda *_, times=times, **__: times)
         assert made(model, "--method", "auto", "--overwrite", "--out", "o") == 0
     assert names("o") == ["a-red-apple-auto-fp32-g3-seed0-0.png"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from lantern.cli.main import main
 from lantern.drafters.trees.static import named
-from lantern.generation.generator import choose_method
+from lantern.generation.choice import choose_method
 from lantern.models.folder import load_model
 from tests.cli.calls import Capture, refusal
 from tests.tiny_folder import save_tiny_model

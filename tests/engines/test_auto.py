@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from lantern.cli.options import VARIANT
+from lantern.cli.command import VARIANT
 from lantern.core.sampling import Sampling
 from lantern.engines.cpu import build as library
 from lantern.engines.cpu.engine import CpuEngine

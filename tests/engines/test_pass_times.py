@@ -15,7 +15,7 @@ from lantern.engines import pass_times as timing
 from lantern.engines.chain import Chain
 from lantern.engines.engine import EAGER, EagerEngine, WideEngine
 from lantern.engines.pass_times import NODES, best_window, is_steady, measure, pass_times, time_of
-from lantern.generation.generator import choose
+from lantern.generation.choice import choose
 from tests.tiny import tiny_target
 
 

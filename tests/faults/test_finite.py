@@ -14,12 +14,12 @@ from torch.nn.modules import module as modules
 from lantern import LanternPipeline
 from lantern.generation.generator import generate
 from lantern.generation.images import NotFiniteError, Picture
-from lantern.generation.requests import Request, requests
+from lantern.generation.requests import Request, as_requests
 from lantern.methods import METHODS
 from lantern.models import folder as model_folder
 from lantern.models.folder import Model, load_model
 
-APPLES = requests(prompts=["a red apple"], count=3)
+APPLES = as_requests(["a red apple"] * 3)
 
 
 def make(model: Model, requested: list[Request] = APPLES, **options: Any) -> list[Picture]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lantern import LanternPipeline
 from lantern.generation.generator import Generator, generate, is_out_of_memory, make_batches
 from lantern.generation.images import Picture
-from lantern.generation.requests import requests
+from lantern.generation.requests import as_requests
 from lantern.models import folder as model_folder
 from lantern.models.folder import Model
 
@@ -54,7 +54,7 @@ def room_for(
 
 
 def make(model: Model, count: int, batch: int, **options: Any) -> list[Picture]:
-    requested = requests(prompts=["a red apple"], count=count)
+    requested = as_requests(["a red apple"] * count)
     return list(generate(model, requested, batch=batch, settings={"k": 4}, method="lantern++", **options))
 
 
@@ -88,7 +88,7 @@ def test_the_batch_is_not_halved_after_another_error(model: Model) -> None:
 def test_finished_pictures_are_not_made_again(model: Model) -> None:
     expected, made = make(model, 6, 2), []
     with room_for(1, model.target, when=lambda: len(made) >= 2) as seen:
-        requested = requests(prompts=["a red apple"], count=6)
+        requested = as_requests(["a red apple"] * 6)
         how: dict[str, Any] = {"method": "lantern++", "settings": {"k": 4}, "on_halved": lambda *_: None}
         for picture in generate(model, requested, batch=2, **how):
             made.append(picture)
@@ -101,7 +101,7 @@ def test_finished_pictures_are_not_made_again(model: Model) -> None:
 def test_a_single_picture_that_does_not_fit_ends_the_run_and_keeps_the_others(model: Model) -> None:
     made: list[Picture] = []
     with room_for(0, model.target, when=lambda: len(made) == 2), pytest.raises(MemoryError, match="single image"):
-        for picture in generate(model, requests(prompts=["a red apple"], count=4), batch=2):
+        for picture in generate(model, ["a red apple"] * 4, batch=2):
             made.append(picture)
     assert [picture.request.number for picture in made] == [0, 1]
 

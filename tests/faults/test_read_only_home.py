@@ -36,10 +36,10 @@ def watch(event, given):
 sys.addaudithook(watch)
 from lantern.cli.main import main
 from lantern.engines.cpu import build
-from lantern.generation import profile
+from lantern.generation import choice
 
 build.PACKAGED = Path("none")
-profile.PACKAGE = Path(sys.argv[1])
+choice.PACKAGE = Path(sys.argv[1])
 codes = []
 for words in json.loads(sys.argv[2]):
     codes.append(main(words))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lantern.core.signals import Stopped, Stopping
-from lantern.generation import images, progress
+from lantern.generation import generator, images
 
 ROOT = Path(__file__).resolve().parents[2]
 FIVE = ("-n", "5", "--batch", "2", "--method", "plain")
@@ -22,7 +22,7 @@ def raise_after(saved: int, number: int, monkeypatch: pytest.MonkeyPatch, *, hal
     """Send a signal during decoding after image number `saved`, or while that image is being saved."""
     seen, save = [0], images.save_image
 
-    class Raising(progress.Progress):
+    class Raising(generator.Progress):
         def __call__(self, step: Any) -> None:
             if seen[0] == saved and step.index == 3 and not halfway:
                 signal.raise_signal(number)
@@ -34,7 +34,7 @@ def raise_after(saved: int, number: int, monkeypatch: pytest.MonkeyPatch, *, hal
             signal.raise_signal(number)
         save(*args, **options)
 
-    monkeypatch.setattr(progress, "Progress", Raising)
+    monkeypatch.setattr(generator, "Progress", Raising)
     monkeypatch.setattr(images, "save_image", counting)
 
 

@@ -12,8 +12,9 @@ from lantern.cli.main import main
 from lantern.core.sampling import Sampling
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import Engine
-from lantern.generation import generator
-from lantern.generation.generator import FLAT, GAIN, choose, choose_method, generate
+from lantern.generation import choice
+from lantern.generation.choice import FLAT, GAIN, choose, choose_method
+from lantern.generation.generator import generate
 from lantern.methods.method import find
 from lantern.models.folder import Model
 
@@ -42,7 +43,7 @@ def script(monkeypatch: pytest.MonkeyPatch, seconds: Curve) -> list[int]:
         rows_read.append(rows)
         return {n: seconds(n) for n in NODES}
 
-    monkeypatch.setattr(generator, "pass_times", times)
+    monkeypatch.setattr(choice, "pass_times", times)
     return rows_read
 
 

@@ -14,9 +14,10 @@ import torch
 
 from lantern.core.types import Callback
 from lantern.generation import demo
+from lantern.generation.choice import choose_method
 from lantern.generation.comparison import Comparison
 from lantern.generation.demo import GROUPS, Side, SideBySide, image_html, map_html, relaxed_places
-from lantern.generation.generator import choose_method, generate, make_batch
+from lantern.generation.generator import generate, make_batch
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, load_model
 from tests.tiny_folder import save_tiny_model

@@ -13,8 +13,8 @@ import torch
 
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.pass_times import NODES
-from lantern.generation.generator import choose_method, generate
-from lantern.generation.requests import requests
+from lantern.generation.choice import choose_method
+from lantern.generation.generator import generate
 from lantern.methods import METHODS
 from lantern.models.folder import load_model, pick_device, record_tokens_per_step, write_index
 from tests.tiny_folder import save_tiny_model
@@ -28,8 +28,7 @@ import sys
 sys.modules["diffusers"] = None
 from lantern.generation.generator import generate
 from lantern.models.folder import load_model
-from lantern.generation.requests import requests
-[picture] = generate(load_model({str(folder)!r}), requests(prompts=["a red apple"]), method="lantern++",
+[picture] = generate(load_model({str(folder)!r}), ["a red apple"], method="lantern++",
     settings={{"k": 4}})
 print(picture.statistics.steps)
 """
@@ -49,7 +48,7 @@ def test_a_cpu_computes_in_fp32_by_default(folder: Path) -> None:
     half = load_model(folder, device="cpu", dtype="bf16")
     assert half.dtype == torch.bfloat16 and half.target.get_buffer("rotary.table").dtype == torch.float32
     assert half.vq is not None and next(half.vq.parameters()).dtype == torch.float32
-    [picture] = generate(half, requests(prompts=["a red apple"]), method="eagle1")
+    [picture] = generate(half, ["a red apple"], method="eagle1")
     assert picture.pixels is not None
 
 
@@ -62,7 +61,7 @@ def test_a_window_that_nobody_chose_suits_the_engine(
     folder: Path, slope: float, suits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = {n: 1.0 + slope * (n - 1) for n in NODES}
-    monkeypatch.setattr("lantern.generation.generator.pass_times", lambda engine, target: times)
+    monkeypatch.setattr("lantern.generation.choice.pass_times", lambda engine, target: times)
     eager = replace(load_model(folder), generation={"method": "gumbel-jacobi"})
     fused = replace(eager, engine=CpuEngine())
     usual, reported = METHODS["gumbel-jacobi"].settings["window"], list[str]()

@@ -12,8 +12,7 @@ from lantern.core.sampling import Sampling
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EagerEngine, WideEngine
-from lantern.generation.generator import choose_method
-from lantern.generation.profile import VERSION, cache_folder, describe_machine, place_of, too_far
+from lantern.generation.choice import VERSION, cache_folder, choose_method, describe_machine, place_of, too_far
 from lantern.methods import METHODS
 from lantern.models.folder import PROFILE_NAME, Model, load_model
 
@@ -61,10 +60,12 @@ def test_the_profile_of_a_folder_that_is_not_to_be_written_is_in_the_cache(
 ) -> None:
     assert model.folder is not None
     if is_packaged:
-        monkeypatch.setattr("lantern.generation.profile.PACKAGE", model.folder.resolve().parent)
+        monkeypatch.setattr("lantern.generation.choice.PACKAGE", model.folder.resolve().parent)
     else:
         monkeypatch.setattr("os.access", lambda path, mode: path != model.folder)
     assert write(model) == cache_folder() / f"{model.fingerprint}.json" and not (model.folder / PROFILE_NAME).exists()
+    assert reported(model) == ("eagle1 0 1 0.0", [])
+    write_json(model.folder / PROFILE_NAME, {"version": 99})  # one that does not fit, which the folder came with
     assert reported(model) == ("eagle1 0 1 0.0", [])
 
 

@@ -9,7 +9,7 @@ import torch
 
 from lantern.core.types import Step
 from lantern.decoding.loop import NO_SCORES
-from lantern.generation.progress import Canvas, Progress
+from lantern.generation.generator import Canvas, Progress
 
 
 class Terminal(io.StringIO):
@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
     monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr("lantern.generation.progress.INTERVAL", 0.0)
+    monkeypatch.setattr("lantern.generation.generator.INTERVAL", 0.0)
     return Progress(4, 16)
 
 
@@ -48,7 +48,7 @@ def test_tokens_of_an_unfinished_batch_are_subtracted(progress: Progress) -> Non
 
 
 def test_the_device_is_not_read_at_every_pass(progress: Progress, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lantern.generation.progress.INTERVAL", 0.1)
+    monkeypatch.setattr("lantern.generation.generator.INTERVAL", 0.1)
     requested = []
     tolist = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: requested.append(1) or tolist(self))

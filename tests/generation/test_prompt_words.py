@@ -10,7 +10,7 @@ import torch
 from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.generation.generator import generate
-from lantern.generation.requests import UnknownPromptWarning, requests, with_warnings
+from lantern.generation.requests import UnknownPromptWarning, as_requests, with_warnings
 from lantern.models.folder import Model, load_model
 from lantern.models.llamagen.text import named_emoji
 from tests.tiny_folder import save_tiny_model, tiny_text_encoder
@@ -36,7 +36,7 @@ UNKNOWN = ["\u0633\u064a\u0628 \u0623\u062d\u0645\u0631", "xyzzy qwrtp"]
 def test_prompts_without_a_known_word_are_marked_and_reported_once(embedded: Model) -> None:
     prompts = ["a red apple", *UNKNOWN, "\U0001f34e", "\U0001f436\U0001f3fd", *UNKNOWN]
     lines: list[str] = []
-    found = with_warnings(embedded, requests(prompts=prompts), warn=lines.append)
+    found = with_warnings(embedded, as_requests(prompts), warn=lines.append)
     assert [one.prompt for one in found if one.warning is not None] == UNKNOWN * 2
     assert len(lines) == len(UNKNOWN) and all("is in the vocabulary of" in line for line in lines)
     with_warnings(embedded, found, warn=lambda line: pytest.fail("reported again"))
@@ -45,7 +45,7 @@ def test_prompts_without_a_known_word_are_marked_and_reported_once(embedded: Mod
 @pytest.mark.parametrize("prompt", ["democracy", "a nazar amulet", "\U0001f9ff", "zzz qqq"])
 def test_prompts_in_words_of_no_training_caption_are_reported(embedded: Model, prompt: str) -> None:
     lines: list[str] = []
-    (found,) = with_warnings(embedded, requests(prompts=[prompt]), warn=lines.append)
+    (found,) = with_warnings(embedded, as_requests([prompt]), warn=lines.append)
     assert lines == [found.warning] and "was trained on no word of the prompt" in lines[0]
 
 

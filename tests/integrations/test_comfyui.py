@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from lantern.generation.generator import generate
-from lantern.generation.requests import requests
 from lantern.models.folder import load_model
 from tests.integrations import fake_comfy_api
 from tests.tiny_folder import save_tiny_model
@@ -64,7 +63,8 @@ def test_pictures_are_those_of_lantern(pack: ModuleType, folder: Path) -> None:
     )
     expected = generate(
         load_model(folder, engine="eager"),
-        requests(prompts=["a red apple"], seed=7, count=2),
+        ["a red apple"] * 2,
+        seed=7,
         method="eagle1",
         sampling=model.sampling(guidance=2.0),
         batch=2,

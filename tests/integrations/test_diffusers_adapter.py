@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from lantern.generation.generator import generate
-from lantern.generation.requests import requests
 from lantern.models.folder import load_model
 from tests.tiny_folder import save_tiny_model
 
@@ -45,8 +44,7 @@ def test_pictures_are_those_of_the_seed_and_another_size_is_refused(tmp_path: Pa
     folder = save_tiny_model(tmp_path / "toy")
     images = served(folder, prompt="a red apple", seed=11, num_images_per_prompt=2, guidance_scale=2.0)
     model = load_model(folder, dtype="fp32")
-    asked = requests(prompts=["a red apple"], seed=11, count=2)
-    expected = list(generate(model, asked, sampling=model.sampling(guidance=2.0), batch=2))
+    expected = list(generate(model, ["a red apple"] * 2, seed=11, sampling=model.sampling(guidance=2.0), batch=2))
     for image, picture in zip(images, expected, strict=True):
         assert picture.pixels is not None and np.array_equal(np.asarray(image), picture.pixels.numpy())
     assert served(folder, prompt="a red apple", seed=1, height=8, width=8)[0].size == (8, 8)

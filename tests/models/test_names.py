@@ -10,7 +10,7 @@ from lantern.cli.assemble import COMMAND as ASSEMBLE
 from lantern.cli.command import run_command
 from lantern.cli.generate import main
 from lantern.generation.generator import generate
-from lantern.generation.requests import Request, UnknownPromptWarning, requests, with_conditions, with_warnings
+from lantern.generation.requests import Request, UnknownPromptWarning, as_requests, with_conditions, with_warnings
 from lantern.models.folder import NAMES_NAME, WORDS_NAME, Model, load_model
 from tests.tiny_folder import save_tiny_model
 
@@ -66,7 +66,7 @@ def test_a_negative_prompt_does_not_undo_it(model: Model) -> None:
 
 def test_images_are_those_of_the_reading(model: Model) -> None:
     with pytest.warns(UnknownPromptWarning, match="not trained on the words of the prompt 'hound': 'dog' is used"):
-        made = generate(model, requests(prompts=["hound", "dog"], seed=3), method="plain")
+        made = generate(model, ["hound", "dog"], seed=3, method="plain")
     read, plain = made
     assert torch.equal(read.tokens, plain.tokens)
     assert read.as_dict()["prompt"] == "hound" and "'dog' is used" in read.as_dict()["warning"]
@@ -74,7 +74,7 @@ def test_images_are_those_of_the_reading(model: Model) -> None:
 
 
 def test_a_reading_is_found_once(model: Model) -> None:
-    found = with_warnings(model, requests(prompts=["hound", "dog"]), warn=lambda line: None)
+    found = with_warnings(model, as_requests(["hound", "dog"]), warn=lambda line: None)
     assert [one.text for one in found] == ["dog", "dog"] and found[0].prompt == "hound"
     assert with_warnings(model, found, warn=lambda line: pytest.fail("reported again")) == found
 

@@ -113,7 +113,7 @@ def test_command_trains_and_refuses_unusable_records(tmp_path: Path, capsys: pyt
 
 
 def test_rewards_use_the_times_of_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lantern.generation.profile import VERSION
+    from lantern.generation.choice import VERSION
     from lantern.training import policy
 
     def tuned(method: str, tree: str, seconds: float) -> dict[str, Any]:

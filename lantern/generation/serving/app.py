@@ -40,10 +40,10 @@ from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import (
     MAX_PROMPT,
     MAX_SEED,
+    as_requests,
     check_captions,
     check_prompt,
     check_requests,
-    requests,
     with_warnings,
 )
 from lantern.generation.requests import Request as ModelRequest
@@ -288,8 +288,8 @@ class Service:
 
     def warm_up(self) -> None:
         """Make one image; its error is raised."""
-        has_text, answers = self.model.text is not None, queue.SimpleQueue[Any]()
-        (one,) = requests(prompts=["a"] if has_text else [], labels=[] if has_text else [0])
+        answers = queue.SimpleQueue[Any]()
+        (one,) = as_requests([0 if self.model.text is None else "a"])
         self.worker.submit([Job(one, None, self.model.sampling(), lambda kind, value, index: answers.put(value))])
         if isinstance(found := answers.get(), Exception):
             raise found
@@ -301,7 +301,7 @@ class Service:
         if len(body.prompt) > self.limits.prompt:
             raise RefusedError(400, f"the prompt has more than {self.limits.prompt} characters", param="prompt")
         seed, sampling = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed, self.sampling_of(body)
-        requested = requests(prompts=[body.prompt], seed=seed, count=body.n or 1)
+        requested = as_requests([body.prompt] * (body.n or 1), seed)
         with refused_for("prompt"):
             check_requests(self.model, requested)
         with refused_for("method"):

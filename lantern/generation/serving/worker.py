@@ -20,10 +20,10 @@ from lantern.core.prepared import WeightCache
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.rounds import Joint
-from lantern.generation.generator import Generator, choose_method, finish_batch, has_parts, is_out_of_memory
+from lantern.generation.choice import choose_method, has_parts
+from lantern.generation.generator import Canvas, Generator, finish_batch, is_out_of_memory
 from lantern.generation.images import Picture
 from lantern.generation.init_image import KeptPart
-from lantern.generation.progress import Canvas, partial_pixels
 from lantern.generation.requests import Request, captions
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
@@ -293,7 +293,7 @@ class Row:
         due = int(self._canvas.known[0]) * (self.job.partials + 1) // self._tokens  # sync
         if self._sent < (due := min(due, self.job.partials)):
             self._sent = due
-            self.job.send("partial", partial_pixels(self.generator, self._canvas.tokens[0]), due - 1)
+            self.job.send("partial", self.generator.partial_pixels(self._canvas.tokens[0]), due - 1)
 
     def picture(self, together: int) -> Picture:
         """Decode the tokens to pixels; `together` is the largest number of images decoded together."""

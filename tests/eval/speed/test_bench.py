@@ -17,7 +17,7 @@ from lantern.eval.speed.bench import WIDTH, BenchOptions, render
 from lantern.eval.speed.contenders import PROMPTS, Contender, RoundImages, Stable, Variant, built, jobs_of, kinds_of
 from lantern.eval.speed.race import pack, pass_seconds, results
 from lantern.eval.speed.surroundings import commit, surroundings
-from lantern.generation import generator
+from lantern.generation import choice
 from lantern.models.folder import Model
 from tests.eval.variants import CPU, eager
 from tests.tiny import tiny_target
@@ -62,7 +62,7 @@ def test_differing_tokens_in_fp32_are_a_failure(model: Model) -> None:
 def test_methods_that_are_plain_decoding_here_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(name="bare", target=tiny_target())
     assert speed.own_methods(model) == ["auto"]
-    monkeypatch.setattr(generator, "pass_times", lambda *_, **__: {1: 1.0, 2: 2.0})
+    monkeypatch.setattr(choice, "pass_times", lambda *_, **__: {1: 1.0, 2: 2.0})
     with pytest.raises(ValueError, match="are plain decoding on this machine: give --methods"):
         speed.own_methods(model)
 
