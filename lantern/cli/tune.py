@@ -54,7 +54,6 @@ def tune(
     from lantern.models.folder import load_model
 
     bounds = tuning.Bounds(max_tv, max_kid, read_json_object(quality) if quality else {})
-
     parts: set[Any] = {"text", "drafter", "codebook"} | ({"vq"} if bounds.admits_relaxed else set())
     loaded = load_model(model, parts=parts, **where.options())
     if prompts_file is not None and not loaded.takes_prompts:
