@@ -20,7 +20,7 @@ NAMES_HELP = (
 )
 
 
-class Components(Group):
+class ComponentFolders(Group):
     """Components, copied to OUT/NAME."""
 
     transformer: Path | None = opt(None, "target", type=existing, metavar="DIR")
@@ -30,7 +30,7 @@ class Components(Group):
     drafter: Path | None = opt(None, "EAGLE-1 drafter", type=existing, metavar="DIR")
 
 
-class Defaults(Distribution):
+class DefaultOptions(Distribution):
     """Defaults of the model."""
 
     method: str | None = opt(None, "how tokens are decoded")
@@ -42,8 +42,8 @@ def assemble(
     data: Path | None = opt(None, DATA_HELP, type=existing, metavar="DIR"),
     names: Path | None = opt(None, NAMES_HELP, type=existing, metavar="FILE"),
     *,
-    components: Components,
-    defaults: Defaults,
+    components: ComponentFolders,
+    defaults: DefaultOptions,
 ) -> int:
     """Put components together into a model folder."""
     from lantern.core.io import CONFIG_NAME, read_config, write_json

@@ -1,6 +1,6 @@
 """`lantern-generate`: images from prompts or class labels, by any method, with statistics on request.
 
-`generate` checks the arguments; a `Job` makes, saves and reports the images.
+`generate` checks the arguments; a `Call` makes, saves and reports the images.
 """
 
 import argparse
@@ -62,7 +62,7 @@ GRID_HELP = "write one contact sheet of N columns, with prompts if they differ"
 SETTING_HELP = "a setting of the method by its name, such as nodes=31; may be repeated"
 
 
-class Inputs(Group):
+class Content(Group):
     """More of what to make."""
 
     negative_prompt: list[str] = opt([], NEGATIVE_HELP, metavar="TEXT", action="append")
@@ -108,7 +108,7 @@ class Files(Group):
         """Whether the paths of files are printed alone: not where stdout is JSON or has comparisons."""
         return not self.json and not self.compare and self.tokens != STDOUT
 
-    def place(self, out: Path | None, inputs: Inputs, method: str | None) -> images.Destination | None:
+    def place(self, out: Path | None, inputs: Content, method: str | None) -> images.Destination | None:
         """Return where images go, None for none; ValueError or OSError for what is unusable or contradicts."""
         place = None
         if out is not None or self.tokens is None:
@@ -157,7 +157,7 @@ def generate(
     settings: list[tuple[str, str]] = opt(
         [], SETTING_HELP, type=named(str, "VALUE"), flag="--set", metavar="NAME=VALUE", action="append"
     ),
-    inputs: Inputs,
+    inputs: Content,
     where: Placement,
     distribution: Distribution,
     files: Files,
@@ -222,8 +222,8 @@ def generate(
     requested = with_warnings(loaded, requested, warn=notes.append)
     if inputs.init_image is not None:
         requested = with_init_image(loaded, requested, **inputs.kept)
-    job = Job(loaded, decoded_by, own, sampling, requested, batch, files, place, stopping)
-    job.run(notes, debug)
+    call = Call(loaded, decoded_by, own, sampling, requested, batch, files, place, stopping)
+    call.run(notes, debug)
     if processes > 1:
         from torch import distributed
 
@@ -273,7 +273,7 @@ def _prompts(given: Sequence[str], file: str | None, labels: Sequence[int]) -> l
 
 
 @dataclass
-class Job:
+class Call:
     """One run of the command after all choices are made; ValueError if a file would be overwritten.
 
     `own` are the settings that the call gave, beside those that were chosen for it.

@@ -23,7 +23,7 @@ MAX_SPELLING = 4000  # characters of a spelled tree
 
 
 @dataclass(frozen=True)
-class Level:
+class DepthPlan:
     """The plan of one depth: which `f` inner nodes are extended, and where their children go.
 
     Inner nodes other than the root are numbered in node order; a drafter stages them. `picks` is the index of each node
@@ -111,16 +111,16 @@ class StaticTree:
         )
 
     @per_device
-    def levels(self, device: torch.device | str = "cpu") -> tuple[Level, ...]:
+    def levels(self, device: torch.device | str = "cpu") -> tuple[DepthPlan, ...]:
         """Return one plan for each depth that has children, the root's first, cached per device."""
-        shape, inner, levels = self.shape(), self.inner()[1:].tolist(), list[Level]()
+        shape, inner, levels = self.shape(), self.inner()[1:].tolist(), list[DepthPlan]()
         parents, ranks = shape.parents.tolist(), shape.ranks.tolist()
         peers, frontier, above, first = [0], [0], [0], 0
         for width in shape.widths:
             children = [node for node in range(1, len(parents)) if parents[node] in frontier]
             picks = [frontier.index(parents[child]) * width + ranks[child] for child in children]
             levels.append(
-                Level(
+                DepthPlan(
                     width=width,
                     first=first,
                     picks=torch.tensor(picks, device=device),
