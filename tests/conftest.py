@@ -2,12 +2,14 @@
 
 import fcntl
 import os
+import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,6 +28,9 @@ import torch
 
 import lantern  # noqa: F401
 from lantern.engines.cpu import build as building
+
+if TYPE_CHECKING:
+    from lantern.models.folder import Model
 
 # Without a GPU Triton's kernels run in its interpreter, which is chosen when triton is imported.
 if not torch.cuda.is_available():
@@ -65,6 +70,36 @@ def _scripted_pass_times() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choice, "pass_times", lambda *_, **__: {1: 1.0, 2: 1.0, 4: 1.0})
         yield
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a toy model, which tests do not change."""
+    from tests.tiny_folder import save_tiny_model
+
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
+
+
+@pytest.fixture(scope="session")
+def model(folder: Path) -> "Model":
+    """The model of that folder, which tests do not change either."""
+    from lantern.models.folder import load_model
+
+    return load_model(folder, device="cpu", engine="eager")
+
+
+@pytest.fixture(scope="session")
+def embedded() -> "Model":
+    """The embedded model without its drafters, which tests do not change."""
+    from lantern.models.folder import load_model
+
+    return load_model("lantern-emoji", parts=("text", "vq"), device="cpu")
+
+
+@pytest.fixture
+def copied(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the folder that a test may change."""
+    return Path(shutil.copytree(folder, tmp_path / "toy"))
 
 
 building._build = _one_at_a_time(building._build)

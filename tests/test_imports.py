@@ -101,7 +101,10 @@ def _module_of(name: str) -> str:
     return name
 
 
-GRAPH = {name: {_module_of(found) for found in _imports(path)} - {"", name} for name, path in SOURCES.items()}
+@cache
+def _graph() -> dict[str, set[str]]:
+    """Return the modules that each module imports."""
+    return {name: {_module_of(found) for found in _imports(path)} - {"", name} for name, path in SOURCES.items()}
 
 
 def _layer(module: str) -> int:
@@ -111,7 +114,7 @@ def _layer(module: str) -> int:
 
 
 def test_layers_point_one_way() -> None:
-    names = {module: found - {"lantern"} for module, found in GRAPH.items()}
+    names = {module: found - {"lantern"} for module, found in _graph().items()}
     wrong = [f"{module} imports {name}" for module in names for name in names[module] if _layer(name) > _layer(module)]
     assert sorted(wrong) == []
 
@@ -121,13 +124,13 @@ def test_drafters_import_only_families_they_build_on() -> None:
     for family, below in FAMILIES.items():
         others = [f"lantern.drafters.{other}" for other in FAMILIES if other not in (family, *below)]
         for module in (name for name in SOURCES if _is_below(name, f"lantern.drafters.{family}")):
-            found = [name for name in GRAPH[module] if any(_is_below(name, other) for other in others)]
+            found = [name for name in _graph()[module] if any(_is_below(name, other) for other in others)]
             wrong += [f"{module} imports {name}" for name in found]
     assert sorted(wrong) == []
 
 
 def test_imports_have_no_cycles() -> None:
-    TopologicalSorter(GRAPH).prepare()  # CycleError lists the modules of a cycle
+    TopologicalSorter(_graph()).prepare()  # CycleError lists the modules of a cycle
 
 
 def test_wheel_imports_nothing_outside_it() -> None:
@@ -143,6 +146,13 @@ def test_heavy_libraries_are_imported_where_they_are_used() -> None:
         if module not in ("lantern.generation.pipeline", "lantern.generation.component"):  # classes of diffusers
             found = _imports(path, top_level_only=True)
             assert [name for name in found if name.split(".")[0] in HEAVY] == [], module
+
+
+def test_only_the_pipeline_and_the_conversion_of_whole_models_need_diffusers() -> None:
+    classes = {"lantern.generation.pipeline", "lantern.generation.component"}
+    assert {module for module, found in _graph().items() if found & classes} - classes == {"lantern.cli.convert"}
+    direct = {module for module, path in SOURCES.items() if any(_is_below(n, "diffusers") for n in _imports(path))}
+    assert direct == {"lantern.generation.pipeline"}
 
 
 def test_pickles_are_read_as_plain_tensors_only() -> None:

@@ -1,9 +1,12 @@
 """The real classes at toy size, with weights that give distributions of high entropy."""
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import pytest
 import torch
+from torch import nn
 
 from lantern.core.types import Condition, Prompt
 from lantern.decoding.cache import StaticCache
@@ -12,6 +15,10 @@ from lantern.models.llamagen.transformer import CaptionEmbedder, Transformer, Tr
 
 if TYPE_CHECKING:
     from lantern.training.drafter import Teacher
+
+
+needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed: extra eval or dev")
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def tiny_config(**changes: object) -> TransformerConfig:
@@ -94,6 +101,18 @@ def tiny_eagle(target: Transformer, seed: int = 1, **changes: object) -> Eagle:
             parameter.data.normal_(0.0, 0.7 / parameter.shape[1] ** 0.5, generator=generator)
     module.fc.bias.data.zero_()
     return module
+
+
+def initialised(module: Module) -> Module:
+    """Give layers of a tokenizer random weights of the size of trained ones, offsets and factors included."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in module.named_parameters():
+        if parameter.ndim > 1:
+            scale = 1.0 if "embedding" in name else 1.5 / parameter[0].numel() ** 0.5
+            nn.init.normal_(parameter, 0, scale, generator=generator)
+        else:
+            nn.init.normal_(parameter, float("norm" in name and "weight" in name), 0.1, generator=generator)
+    return module.eval()
 
 
 def tiny_teacher(target: Transformer, reads: Collection[str] = (), seed: int = 0) -> "Teacher":

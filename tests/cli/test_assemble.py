@@ -12,13 +12,11 @@ from lantern.core.io import load_state, read_checksums, read_config, save_compon
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.generation.generator import neighbours_for
 from lantern.models.folder import load_model
-from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.llamagen.vqvae import VQVAE
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.cli.calls import Capture, one_line
 from tests.tiny import tiny_config, tiny_target
-from tests.tiny_folder import save_tiny_model
-
-VQ = VQConfig(ch=32, encoder_ch_mult=(1, 1), decoder_ch_mult=(1, 1), z_channels=8, codebook_size=24, num_res_blocks=1)
+from tests.tiny_folder import VQ
 
 
 @pytest.fixture
@@ -73,18 +71,17 @@ def test_assembling_signs_the_drafter_and_then_refuses_another_target(
 
 @pytest.mark.parametrize("damage", ["codebook", "truncated", "tokenizer", "kind", "size"])
 def test_components_that_do_not_fit_are_refused_before_anything_is_copied(
-    tmp_path: Path, components: dict[str, Path], capsys: Capture, damage: str
+    tmp_path: Path, copied: Path, components: dict[str, Path], capsys: Capture, damage: str
 ) -> None:
-    whole, message = save_tiny_model(tmp_path / "whole"), ""
-    given = components | {"text-encoder": whole / "text_encoder", "tokenizer": whole / "tokenizer"}
+    message, given = "", components | {"text-encoder": copied / "text_encoder", "tokenizer": copied / "tokenizer"}
     if damage == "codebook":
         vq = VQVAE(replace(VQ, codebook_size=30))
         save_component(vq.state_dict(), vq.config, path := tmp_path / "v")
     elif damage == "truncated":
-        path = whole / "text_encoder" / "model.safetensors"
+        path = copied / "text_encoder" / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-1])
     elif damage == "tokenizer":
-        (path := whole / "tokenizer" / "tokenizer.json").write_text("{")
+        (path := copied / "tokenizer" / "tokenizer.json").write_text("{")
     elif damage == "size":
         drafter = Eagle(EagleConfig.for_target(tiny_config(dim=48, vocab_size=30)))
         save_component(drafter.state_dict(), drafter.config, path := tmp_path / "d")

@@ -9,7 +9,6 @@ from lantern.core.io import load_component, load_state, read_config
 from lantern.models.folder import load_model
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from tests.cli.calls import Capture, one_line
-from tests.tiny_folder import save_tiny_model
 
 CONFIG = TransformerConfig(dim=32, n_layer=2, n_head=4, multiple_of=32, vocab_size=16, num_classes=3, block_size=16)
 
@@ -47,8 +46,8 @@ def test_a_converted_folder_loads_as_the_same_model(is_foreign: bool, checkpoint
     assert "holds a c2i checkpoint, not drafter" in one_line(capsys)
 
 
-def test_a_model_folder_is_rewritten_in_another_dtype(tmp_path: Path, capsys: Capture) -> None:
-    source, out = save_tiny_model(tmp_path / "model"), tmp_path / "out"
+def test_a_model_folder_is_rewritten_in_another_dtype(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    source, out = folder, tmp_path / "out"
     assert main(["convert", str(source), str(out), "--dtype", "bf16"]) == 0
     written, model = load_model(out), load_model(source)
     assert load_state(out / "transformer")["norm.weight"].dtype == torch.bfloat16

@@ -14,7 +14,6 @@ from lantern.drafters.policies.records import Records
 from lantern.methods import METHODS
 from lantern.models.folder import NAMES_NAME, RECOGNISED_NAME, write_names, write_words
 from tests.cli.calls import Capture, grid, made, refusal
-from tests.tiny_folder import save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -80,8 +79,12 @@ def test_json_is_one_object_with_all_figures(model: str, capsys: Capture) -> Non
     assert found["latency"] == found["pictures"][0]["latency"]
 
 
-# one method of each combination of trained parts and settings
-DISTINCT = {(one.made.needs, *one.options): name for name, one in reversed(METHODS.items()) if not one.is_plain}
+# one method of each combination of trained parts, promise and driver; tests/cli/test_methods.py lists all settings
+DISTINCT = {
+    (one.made.needs, one.promise, one.made.driver is None): name
+    for name, one in reversed(METHODS.items())
+    if not one.is_plain
+}
 
 
 @pytest.mark.parametrize("method", [*DISTINCT.values()])
@@ -172,15 +175,13 @@ def test_the_window_of_the_machine_is_reported_unless_one_is_given(
         assert (note in capsys.readouterr().err) == is_reported
 
 
-def test_words_and_names_are_listed_where_they_are_recorded(tmp_path: Path, capsys: Capture) -> None:
-    folder = save_tiny_model(tmp_path / "m")
-    capsys.readouterr()
+def test_words_and_names_are_listed_where_they_are_recorded(copied: Path, capsys: Capture) -> None:
     for option, file in (("--list-words", "words.txt"), ("--list-names", "names.txt")):
-        assert f"{file} is missing: the " in refusal(capsys, main(["--model", str(folder), option]))
-    write_words(folder, ["A red apple", "a well-known cat's caf\u00e9, two"])
-    assert main(["--model", str(folder), "--list-words"]) == 0
+        assert f"{file} is missing: the " in refusal(capsys, main(["--model", str(copied), option]))
+    write_words(copied, ["A red apple", "a well-known cat's caf\u00e9, two"])
+    assert main(["--model", str(copied), "--list-words"]) == 0
     assert capsys.readouterr().out.split() == ["a", "apple", "caf\u00e9", "cat's", "red", "two", "well-known"]
     for name, names in ((NAMES_NAME, ["dog", "red apple"]), (RECOGNISED_NAME, ["red apple"])):
-        write_names(folder / name, names)
-        assert main(["--model", str(folder), "--list-names"]) == 0
+        write_names(copied / name, names)
+        assert main(["--model", str(copied), "--list-names"]) == 0
         assert capsys.readouterr().out.splitlines() == names

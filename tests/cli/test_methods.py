@@ -10,7 +10,6 @@ from lantern.cli.generate import main as generate
 from lantern.cli.main import main
 from lantern.methods import METHODS, find
 from tests.cli.calls import Capture
-from tests.tiny_folder import save_tiny_model
 
 
 def test_all_methods_are_listed_with_what_they_promise(capsys: Capture) -> None:
@@ -51,12 +50,11 @@ def test_a_setting_is_the_one_that_the_default_engine_uses(capsys: Capture, monk
     assert {one["name"]: (one["default"], one["here"]) for one in found["settings"]}["window"] == (16, 3)
 
 
-def test_methods_whose_part_the_model_lacks_are_marked(tmp_path: Path, capsys: Capture) -> None:
-    folder = save_tiny_model(tmp_path / "toy")
+def test_methods_whose_part_the_model_lacks_are_marked(copied: Path, capsys: Capture) -> None:
     for gone, marked in ((), set()), (("parts/medusa", "drafter"), {"*medusa", "*eagle1"}):
         for name in gone:
-            shutil.rmtree(folder / name)
-        assert main(["methods", "--model", str(folder)]) == 0
+            shutil.rmtree(copied / name)
+        assert main(["methods", "--model", str(copied)]) == 0
         out = capsys.readouterr().out
         found = {line.split()[0] for line in out.splitlines() if line.startswith("*") and ":" not in line.split()[0]}
         assert found >= marked and bool(found) == bool(gone) == ("needs a trained part" in out)

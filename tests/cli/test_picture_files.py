@@ -18,7 +18,6 @@ from lantern.eval.metrics.pictures import Stream, raw
 from lantern.generation.images import FIELDS, compact, destination, read_facts, save_image, slug, to_image
 from lantern.models.folder import read_index
 from tests.cli.calls import Capture, made, refusal
-from tests.tiny_folder import save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 PROMPT = "a red apple"
@@ -123,8 +122,8 @@ def test_quality_changes_the_size_of_the_file(tmp_path: Path) -> None:
     assert sizes[0] < sizes[1]
 
 
-def test_pictures_are_enlarged_by_the_scale_of_the_model(tmp_path: Path) -> None:
-    folder = str(save_tiny_model(tmp_path / "m"))
+def test_pictures_are_enlarged_by_the_scale_of_the_model(copied: Path) -> None:
+    folder = str(copied)
     assert lantern(["assemble", folder, "--scale", "4"]) == 0
     for call, side in ((("--scale", "1"), 8), ((), 32), (("--scale", "2", "--resample", "nearest"), 16)):
         assert made(folder, *call, "--out", f"{side}.png") == 0

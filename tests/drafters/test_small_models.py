@@ -1,6 +1,5 @@
 """A small model drafts alone, or between a drafter and the target; and targets with 4-bit weights."""
 
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import chain, named
 from lantern.engines.engine import EagerEngine
 from tests.drafters.sampled_trees import begin_after, drafted
-from tests.tiny import select, tiny_eagle, tiny_target
+from tests.tiny import needs_torchao, select, tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder
 from tests.uncached import uncached
 
@@ -107,11 +106,9 @@ def test_copy_of_the_target_is_accepted_with_any_drafter() -> None:
 
 # -- 4-bit weights ----------------------------------------------------------------------------------------------------
 
-needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed: extra eval or dev")
-
 
 @needs_torchao
-@pytest.mark.parametrize("name", ["plain", "eagle1", "specmquant"])
+@pytest.mark.parametrize("name", ["eagle1", "specmquant"])
 def test_methods_are_exact_with_respect_to_a_quantised_target(name: str) -> None:
     own: Any = quantized(TARGET)
     parts = tiny_decoder(name, sampling=WARM, add_ons={"small": SMALL}, engine=EagerEngine(weights="int4"))

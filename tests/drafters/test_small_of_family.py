@@ -1,6 +1,5 @@
 """A smaller model of the same family drafts for a model of transformers, at toy size and with random weights."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -19,11 +18,7 @@ from lantern.training.drafter import new_module
 from tests import tiny_transformers as tiny
 
 # Emu3 has newlines; the third grid has rows shorter than a chain
-CASES: dict[str, tuple[Callable[[int], Any], Callable[[], Any], tuple[int, int] | None]] = {
-    "janus": (tiny.tiny_janus, tiny.janus_processor, None),
-    "emu3": (tiny.tiny_emu3, tiny.emu3_processor, (24, 24)),
-    "emu3-narrow": (tiny.tiny_emu3, tiny.emu3_processor, (64, 16)),
-}
+CASES: dict[str, tuple[int, int] | None] = {"janus": None, "emu3": (24, 24), "emu3-narrow": (64, 16)}
 SAMPLINGS = [Sampling(guidance=4.0), Sampling(guidance=4.0, temperature=0.0), Sampling(guidance=1.0, top_k=6)]
 PROMPTS, KEYS = ["a red apple", "the sky"], [(3, 0), (3, 1)]
 
@@ -34,7 +29,7 @@ def family(name: str) -> str:
 
 def smaller(name: str) -> Any:
     """A model of other weights and one layer."""
-    made = CASES[name][0](1)
+    made = tiny.FAMILY[family(name)][0](1)
     body = made.model.language_model if family(name) == "janus" else made.model.text_model
     body.layers, body.config.num_hidden_layers = body.layers[:1], 1
     return made
@@ -42,8 +37,8 @@ def smaller(name: str) -> Any:
 
 @cache
 def parts(name: str, is_small: bool = False) -> Components:
-    make, processor, size = CASES[name]
-    return tiny.assemble(family(name), smaller(name) if is_small else make(0), processor(), size)
+    make, processor = tiny.FAMILY[family(name)]
+    return tiny.assemble(family(name), smaller(name) if is_small else make(), processor(), CASES[name])
 
 
 @cache

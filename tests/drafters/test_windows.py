@@ -65,11 +65,6 @@ def test_a_front_of_width_one_is_a_plain_window_and_wider_ones_save_passes() -> 
     assert torch.equal(narrow.steps, plain.steps) and wide.steps.sum() < narrow.steps.sum()
 
 
-@pytest.mark.parametrize(("window", "width", "levels"), [(2, 1, 1), (5, 2, 3), (5, 4, 9), (16, 3, 2)])
-def test_pictures_equal_plain_decoding(window: int, width: int, levels: int) -> None:
-    assert torch.equal(decode(window=window, width=width, levels=levels)[0].tokens, plain_tokens())
-
-
 def test_siblings_are_the_next_best_tokens_of_the_stale_distribution() -> None:
     _, steps = decode(images=[0], window=6, width=3, levels=1)
     chain = [i for i, choice in enumerate(((), *fronted(6, 3, 1).choices)) if not any(choice)]

@@ -7,24 +7,10 @@ import pytest
 from lantern.cli.command import run_command
 from lantern.cli.leaderboard import COMMAND
 from lantern.generation.generator import Generator
-from lantern.models.folder import Model, load_model
 from tests.eval.workers import paint, tiny_decoder
-from tests.tiny_folder import save_tiny_model
 
 METHODS = ("eagle1", "eagle1-rejection", "lantern++:k=6", "bounded-window:window=4,delta=0.05/0.4")
 PAIRS = ("eagle1==eagle1-rejection", "eagle1==gumbel-jacobi")
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny model."""
-    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="session")
-def model(folder: Path) -> Model:
-    """The tiny model on the CPU."""
-    return load_model(folder, device="cpu")
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ def test_all_sections_run_without_packages_that_a_gpu_machine_lacks(tmp_path: Pa
     where = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     command = [sys.executable, "-m", "lantern.eval.gpu_headline", "--minutes", "9", "--out", str(tmp_path)]
     done = subprocess.run(
-        [*command, "--device", "cpu", "--toy"],
+        [*command, "--device", "cpu", "--toy", "--worker"],
         env=os.environ | {"PYTHONPATH": where, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
@@ -66,6 +66,7 @@ def test_a_section_that_ends_the_process_is_left_out_and_the_next_one_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(command: list[str], **_: Any) -> Any:
+        assert command[1:3] == ["-m", "lantern.eval.gpu_headline"] and command[-5:] == [*words[-4:], "--worker"]
         found = read(tmp_path / "headline.json")
         left = [name for name in ("machine", "plain") if name not in found["finished"]]
         found["under_way"] = left[0]
@@ -75,7 +76,7 @@ def test_a_section_that_ends_the_process_is_left_out_and_the_next_one_runs(
         return Namespace(returncode=0 if left[0] == "plain" else gpu_headline.CRASHED)
 
     monkeypatch.setattr(gpu_headline.subprocess, "run", crash)
-    words = ["--minutes", "1", "--out", str(tmp_path), "--device", "cpu", "--sections", "machine", "plain"]
+    words = ["--minutes", "1", "--out", str(tmp_path), "--device", "cpu", "--toy", "--sections", "machine", "plain"]
     assert gpu_headline.main(words) == 0
     found = read(tmp_path / "headline.json")
     assert found["finished"] == ["machine", "plain"] and found["ended_the_process"] == ["machine"]

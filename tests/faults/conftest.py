@@ -1,4 +1,4 @@
-"""A model at toy size in a folder, and `lantern-generate` with it."""
+"""A toy model to spoil, and `lantern-generate` with the one in the folder."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -8,24 +8,13 @@ from pathlib import Path
 import pytest
 
 from lantern.cli.generate import main
-from lantern.models.folder import Model, load_model
-from tests.tiny_folder import save_tiny_model
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
-
-
-@pytest.fixture(scope="session")
-def loaded(folder: Path) -> Model:
-    return load_model(folder)
+from lantern.models.folder import Model
 
 
 @pytest.fixture
-def model(loaded: Model) -> Model:
+def model(model: Model) -> Model:
     """A model whose target and drafter a test may spoil."""
-    return replace(loaded, target=deepcopy(loaded.target), drafter=deepcopy(loaded.drafter))
+    return replace(model, target=deepcopy(model.target), drafter=deepcopy(model.drafter))
 
 
 @pytest.fixture

@@ -237,27 +237,22 @@ def check(places: Places, folder: Path, data: st.DataObject) -> None:
     assert sorted(folder.rglob("*")) == before and not Path("executed").exists()
 
 
-QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures memory by /proc"),
     pytest.mark.filterwarnings("ignore"),
 ]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=QUIET)
-@given(data=st.data())
+@pytest.mark.parametrize("folders", [60, pytest.param(2000, marks=pytest.mark.slow)])
 def test_damaged_folders_are_refused_in_one_line(
-    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    check(places, tmp_path / "damaged", data)
 
+    @settings(max_examples=folders, deadline=None, derandomize=folders == 60, suppress_health_check=QUIET)
+    @given(data=st.data())
+    def damage(data: st.DataObject) -> None:
+        check(places, tmp_path / "damaged", data)
 
-@pytest.mark.slow
-@settings(max_examples=2000, deadline=None, suppress_health_check=QUIET)
-@given(data=st.data())
-def test_two_thousand_damaged_folders_are_refused_in_one_line(
-    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    check(places, tmp_path / "damaged", data)
+    damage()

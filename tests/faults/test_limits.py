@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
-from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.core.io import save_component
 from lantern.core.sampling import Sampling
@@ -58,7 +57,6 @@ def plainly(tokens: int, distribution: str) -> Tensor:
     [
         *((name, "sampled", 1) for name in METHODS),
         *((name, "greedy", 4) for name in (*METHODS, *VARIANTS)),
-        *(pytest.param(name, "sampled", 9, marks=pytest.mark.slow) for name in METHODS),
     ],
 )
 def test_every_method_fills_a_small_grid(name: str, distribution: str, tokens: int) -> None:
@@ -80,27 +78,12 @@ def test_a_drafter_in_rows_fills_a_grid_of_one_token(name: str) -> None:
     assert built.generate(CONDITION, keys=KEYS).tokens.shape == (2, 1)
 
 
-def test_a_batch_of_pictures_that_end_at_different_steps_is_complete() -> None:
-    method = METHODS["eagle1"].with_options(tree="chain_12")
-    condition, keys = tiny_condition((4, 1, 6, 2, 3)), [(i, i) for i in range(5)]
-    made = parts(method, 9, SAMPLINGS["sampled"]).generate(condition, keys=keys)
-    plain = parts(METHODS["plain"], 9, SAMPLINGS["sampled"]).generate(condition, keys=keys)
-    assert torch.equal(made.tokens, plain.tokens) and len(set(made.steps.tolist())) > 1
-
-
-def test_command_and_pipeline_make_a_grid_of_one_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from PIL import Image
-
+def test_the_command_makes_a_picture_of_one_token(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "m", block_size=1)
     # group norm needs more than one value per channel group, also of a single token
     vq = VQVAE(replace(VQ, ch=64))
     save_component(vq.state_dict(), vq.config, folder / "vqvae")
-    for method in ("plain", "eagle1", "sjd"):
-        out = tmp_path / f"{method}.png"
-        assert main(["--model", str(folder), "--prompt", "a red apple", "--method", method, "--out", str(out)]) == 0
-        with Image.open(out) as image:
-            assert image.size == (2, 2)
-    assert str(out) in capsys.readouterr().out
-    pipe: Any = LanternPipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    assert pipe("a red apple", generator=0).tokens.shape == (1, 1, 1)
+    out = tmp_path / "x.png"
+    assert main(["--model", str(folder), "--prompt", "a red apple", "--method", "eagle1", "--out", str(out)]) == 0
+    with Image.open(out) as image:
+        assert image.size == (2, 2)

@@ -12,15 +12,14 @@ from lantern.core.io import load_state, save_component, weights_digest
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.models.folder import load_model
 from tests.tiny import tiny_config, tiny_target
-from tests.tiny_folder import save_tiny_model
 
 Capture = pytest.CaptureFixture[str]
 TORCH = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return save_tiny_model(tmp_path / "toy")
+def folder(copied: Path) -> Path:
+    return copied
 
 
 def sign(folder: Path, digest: str | None) -> None:

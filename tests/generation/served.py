@@ -4,6 +4,7 @@ import threading
 import time
 from typing import Any
 
+import httpx
 import openai
 
 from lantern.generation.serving.app import Limits, Service
@@ -30,6 +31,11 @@ class Served:
             time.sleep(0.01)
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
         return self
+
+    def post(self, body: Any = None, **how: Any) -> httpx.Response:
+        """Return the answer to a request for images with this JSON body; `how` are arguments of httpx."""
+        how = {"json": body, "timeout": 30} | how if body is not None else how
+        return httpx.post(f"{self.url}/v1/images/generations", **how)
 
     def __exit__(self, *_: object) -> None:
         self.client.close()

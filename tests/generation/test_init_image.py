@@ -38,11 +38,10 @@ def tokens_of(model: Model, path: Path) -> list[int]:
         return model.vq.encode(to_pixels(torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]))[0].tolist()
 
 
-@pytest.mark.parametrize("method", ["plain", "gumbel-jacobi", "eagle1"])
-def test_kept_rows_are_those_of_the_picture(model: Model, files: dict[str, Path], method: str) -> None:
+def test_kept_rows_are_those_of_the_picture(model: Model, files: dict[str, Path]) -> None:
     how: dict[str, Any] = {"init_image": files["picture"], "keep_rows": 3}
     (expected,) = generate(model, ["a red apple"], method="plain", **how)
-    (found,) = generate(model, ["a red apple"], method=method, **how)
+    (found,) = generate(model, ["a red apple"], method="gumbel-jacobi", **how)
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert found.tokens[:12].tolist() == tokens_of(model, files["picture"])[:12]
     assert found.statistics.forced == 12 and found.as_dict()["forced_tokens"] == 12

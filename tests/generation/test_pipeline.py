@@ -1,7 +1,6 @@
 """LanternPipeline as a diffusers pipeline, and its agreement with the command."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.generation.pipeline import LanternDrafter, LanternOutput, LanternTransformer, LanternVQ
-from lantern.models.folder import load_model, record_tokens_per_step
+from lantern.models.folder import load_model, read_words, record_tokens_per_step, write_words
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny_folder import save_tiny_model
 
@@ -50,7 +49,7 @@ def test_a_prompt_gives_picture_tokens_and_statistics(pipe: LanternPipeline) -> 
     assert figures["promise"] == "distribution"
 
 
-@pytest.mark.parametrize("method", ["plain", "auto", "lantern++"])
+@pytest.mark.parametrize("method", ["auto", "lantern++"])
 def test_pipeline_and_command_make_the_same_picture(
     pipe: LanternPipeline, folder: Path, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,21 +101,18 @@ def test_a_saved_pipeline_reloads_to_the_same_picture(pipe: LanternPipeline, tmp
     assert str(tmp_path) not in (tmp_path / "saved" / "model_index.json").read_text()
 
 
-def test_a_saved_pipeline_has_the_words_of_the_training_captions(folder: Path, tmp_path: Path) -> None:
-    from lantern.models.folder import read_words, write_words
-
-    source = shutil.copytree(folder, tmp_path / "source")
-    write_words(source, ["A red apple"])
-    pipe = LanternPipeline.from_pretrained(source)
-    for place in (tmp_path / "saved", source):
+def test_a_saved_pipeline_has_the_words_of_the_training_captions(copied: Path, tmp_path: Path) -> None:
+    write_words(copied, ["A red apple"])
+    pipe = LanternPipeline.from_pretrained(copied)
+    for place in (tmp_path / "saved", copied):
         pipe.save_pretrained(place)
         assert read_words(place) == ["a", "apple", "red"]
 
 
-def test_tokens_per_pass_of_windows_are_those_of_the_folder(folder: Path, tmp_path: Path) -> None:
+def test_tokens_per_pass_of_windows_are_those_of_the_folder(folder: Path, copied: Path, tmp_path: Path) -> None:
     known = {2: 1.5, 4: 2.25}
-    record_tokens_per_step(Path(shutil.copytree(folder, tmp_path / "model")), known)
-    pipe = LanternPipeline.from_pretrained(tmp_path / "model")
+    record_tokens_per_step(copied, known)
+    pipe = LanternPipeline.from_pretrained(copied)
     pipe.save_pretrained(tmp_path / "saved")
     assert pipe.model.tokens_per_step == load_model(tmp_path / "saved").tokens_per_step == known
     assert LanternPipeline(**pipe.components).model.tokens_per_step == known
@@ -124,10 +120,9 @@ def test_tokens_per_pass_of_windows_are_those_of_the_folder(folder: Path, tmp_pa
     assert pipe.model.tokens_per_step == {}
 
 
-def test_a_folder_without_an_index_is_described_by_its_components(folder: Path, tmp_path: Path) -> None:
-    bare = shutil.copytree(folder, tmp_path / "bare")
-    (bare / "model_index.json").unlink()
-    pipe = LanternPipeline.from_pretrained(bare)
+def test_a_folder_without_an_index_is_described_by_its_components(copied: Path) -> None:
+    (copied / "model_index.json").unlink()
+    pipe = LanternPipeline.from_pretrained(copied)
     assert call(pipe, guidance_scale=3.0, top_k=12).tokens.shape == (1, 4, 4)
 
 
@@ -163,8 +158,7 @@ def test_without_a_generator_pictures_differ_and_report_their_seed(pipe: Lantern
     assert torch.equal(call(pipe, generator=first.stats[0]["seed"]).tokens, first.tokens)
 
 
-@pytest.mark.parametrize("method", ["plain", "eagle1"])
-def test_the_callback_sees_the_grid_fill(pipe: LanternPipeline, method: str) -> None:
+def test_the_callback_sees_the_grid_fill(pipe: LanternPipeline) -> None:
     seen = []
 
     def watch(given: LanternPipeline, step: int, timestep: int, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -172,7 +166,7 @@ def test_the_callback_sees_the_grid_fill(pipe: LanternPipeline, method: str) -> 
         seen.append((step, timestep, int((tensors["tokens"] >= 0).sum())))
         return tensors
 
-    found = call(pipe, method=method, callback_on_step_end=watch)
+    found = call(pipe, method="eagle1", callback_on_step_end=watch)
     assert [step for step, _, _ in seen] == list(range(found.stats[0]["steps"]))
     assert seen[-1][1:] == (16, 16) and all(timestep == known for _, timestep, known in seen)
 
@@ -218,8 +212,10 @@ def test_a_dtype_can_be_given_at_loading(folder: Path, name: Any, caplog: pytest
     assert load_model(folder, dtype=name).dtype == torch.bfloat16 and caplog.records == []
 
 
-def test_a_class_model_takes_labels(tmp_path: Path) -> None:
+def test_a_class_model_takes_labels_and_refuses_words(tmp_path: Path) -> None:
     pipe = LanternPipeline.from_pretrained(save_tiny_model(tmp_path / "c", model_type="c2i", cls_token_num=1))
     assert pipe.text_encoder is None and call(pipe, None, class_labels=[3, 4]).tokens.shape == (2, 4, 4)
-    with pytest.raises(ValueError, match="takes class labels"):
-        call(pipe, "a red apple")
+    words = {"prompt_embeds": torch.ones(1, 1, 8)}, {"class_labels": 1, "negative_prompt": "blue"}
+    for prompt, options in (("a red apple", {}), *((None, given) for given in words)):
+        with pytest.raises(ValueError, match="model c takes class labels"):
+            call(pipe, prompt, **options)

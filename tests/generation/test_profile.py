@@ -1,7 +1,6 @@
 """Profiles: where they are stored, when they are valid, and how "auto" uses them."""
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from lantern.models.folder import PROFILE_NAME, Model, load_model
 
 
 @pytest.fixture
-def model(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+def model(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return load_model(shutil.copytree(folder, tmp_path / "toy"), parts=("drafter",))
+    return load_model(copied, parts=("drafter",))
 
 
 def write(model: Model, /, **changes: Any) -> Path:

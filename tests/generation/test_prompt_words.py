@@ -11,7 +11,7 @@ from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.generation.generator import generate
 from lantern.generation.requests import UnknownPromptWarning, as_requests, with_warnings
-from lantern.models.folder import Model, load_model
+from lantern.models.folder import Model
 from lantern.models.llamagen.text import named_emoji
 from tests.tiny_folder import save_tiny_model, tiny_text_encoder
 
@@ -23,11 +23,6 @@ def test_emoji_become_their_names_where_the_tokenizer_lacks_them() -> None:
     encoder = tiny_text_encoder()
     named, plain = (encoder.encode([text], slots=6)[0] for text in ("a \U0001f34e", "a red apple"))
     assert torch.equal(named, plain)
-
-
-@pytest.fixture(scope="module")
-def embedded() -> Model:
-    return load_model("lantern-emoji", parts=("text",))
 
 
 UNKNOWN = ["\u0633\u064a\u0628 \u0623\u062d\u0645\u0631", "xyzzy qwrtp"]

@@ -31,7 +31,8 @@ from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
 from tests.generation.served import KEY, Served
 
-PROMPT = "a red apple"
+PROMPT, SIZE = "a red apple", "8x8"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +54,12 @@ def expected(model: Model, seed: int, number: int = 0) -> np.ndarray:
 
 def test_pictures_are_those_of_the_generator_whatever_shares_their_batch(served: Served, model: Model) -> None:
     def made(seed: int) -> list[np.ndarray]:
-        size: Any = f"{side}x{side}"
+        size: Any = SIZE
         answer = served.client.images.generate(prompt=PROMPT, n=2, size=size, extra_body={"seed": seed})
         assert answer.data is not None and answer.usage is not None
         assert answer.usage.output_tokens == 2 * model.target.config.block_size
         return [image(one.b64_json) for one in answer.data]
 
-    side = len(expected(model, 0))
     with ThreadPoolExecutor(4) as pool:
         for seed, pair in enumerate(pool.map(made, range(4))):
             for number, found in enumerate(pair):
@@ -67,16 +67,8 @@ def test_pictures_are_those_of_the_generator_whatever_shares_their_batch(served:
 
 
 def test_streams_end_with_the_picture_after_partial_ones(served: Served, model: Model) -> None:
-    side = len(expected(model, 5))
-    events: list[Any] = list(
-        served.client.images.generate(
-            prompt=PROMPT,
-            stream=True,
-            partial_images=2,
-            size=f"{side}x{side}",  # type: ignore[arg-type]
-            extra_body={"seed": 5, "method": "plain"},
-        )
-    )
+    options: dict[str, Any] = {"partial_images": 2, "size": SIZE, "extra_body": {"seed": 5, "method": "plain"}}
+    events: list[Any] = list(served.client.images.generate(prompt=PROMPT, stream=True, **options))
     kinds = [event.type for event in events]
     assert kinds == ["image_generation.partial_image"] * 2 + ["image_generation.completed"]
     assert [event.partial_image_index for event in events[:2]] == [0, 1]
@@ -87,8 +79,7 @@ def test_streams_end_with_the_picture_after_partial_ones(served: Served, model: 
 
 
 def test_a_stream_of_several_pictures_names_and_finishes_each(served: Served, model: Model) -> None:
-    side = len(expected(model, 5))
-    options: dict[str, Any] = {"n": 3, "partial_images": 1, "size": f"{side}x{side}", "extra_body": {"seed": 5}}
+    options: dict[str, Any] = {"n": 3, "partial_images": 1, "size": SIZE, "extra_body": {"seed": 5}}
     events: list[Any] = list(served.client.images.generate(prompt=PROMPT, stream=True, **options))
     done = {event.image_index: image(event.b64_json) for event in events if event.type.endswith("completed")}
     assert sorted(done) == [0, 1, 2]
@@ -97,9 +88,8 @@ def test_a_stream_of_several_pictures_names_and_finishes_each(served: Served, mo
 
 
 def test_a_negative_prompt_takes_the_place_of_the_unconditional_caption(served: Served, model: Model) -> None:
-    side = len(expected(model, 5))
     body = {"seed": 5, "negative_prompt": "a blue car"}
-    answer = served.client.images.generate(prompt=PROMPT, size=f"{side}x{side}", extra_body=body)  # type: ignore[arg-type]
+    answer = served.client.images.generate(prompt=PROMPT, size=SIZE, extra_body=body)  # type: ignore[arg-type]
     given = [Request(prompt=PROMPT, seed=5)]
     (picture,) = generate(model, with_conditions(model, given, model.sampling(), negative_prompt="a blue car"))
     assert answer.data is not None and picture.pixels is not None
@@ -147,13 +137,13 @@ def test_bad_requests_name_their_field(served: Served, body: dict[str, Any], par
 
 
 def test_other_refusals(served: Served) -> None:
-    url, headers = f"{served.url}/v1/images/generations", {"Authorization": f"Bearer {KEY}"}
     with pytest.raises(openai.NotFoundError, match="is not served here"):
         served.client.images.generate(prompt=PROMPT, model="other")
-    assert httpx.post(url, json={"prompt": PROMPT}).status_code == 401
-    assert httpx.get(f"{served.url}/v1/models").status_code == 401
-    assert httpx.post(url, content=b"x" * 5000, headers=headers).status_code == 413
-    assert httpx.post(url, content=iter([b"{}"]), headers=headers).status_code == 411
+    assert served.post({"prompt": PROMPT}).status_code == 401
+    for key in ({}, {"Authorization": KEY}):
+        assert httpx.get(f"{served.url}/v1/models", headers=key).status_code == 401
+    assert served.post(content=b"x" * 5000, headers=HEADERS).status_code == 413
+    assert served.post(content=iter([b"{}"]), headers=HEADERS).status_code == 411
     with pytest.raises(openai.NotFoundError, match="is not served here"):
         served.client.models.retrieve("other")
 
@@ -175,8 +165,7 @@ def test_other_refusals(served: Served) -> None:
 def test_bodies_that_are_no_request_are_refused(
     served: Served, content: bytes, kind: str, status: int, message: str
 ) -> None:
-    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": kind}
-    answer = httpx.post(f"{served.url}/v1/images/generations", content=content, headers=headers)
+    answer = served.post(content=content, headers=HEADERS | {"Content-Type": kind})
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["param"]) == (status, "invalid_request_error", None)
     assert message in error["message"]
@@ -186,12 +175,8 @@ def test_a_method_whose_part_is_missing_is_a_fault_of_the_request(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lantern.generation.serving.worker.has_parts", lambda *_: False)
-    headers = {"Authorization": f"Bearer {KEY}"}
-    answer = httpx.post(
-        f"{served.url}/v1/images/generations", json={"prompt": PROMPT, "method": "vadusa"}, headers=headers
-    )
+    answer = served.post({"prompt": PROMPT, "method": "vadusa"}, headers=HEADERS)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "method"
-    assert httpx.get(f"{served.url}/v1/models", headers={"Authorization": KEY}).status_code == 401
 
 
 @pytest.mark.parametrize("content", ["", " \n"])
@@ -206,17 +191,16 @@ def test_an_empty_api_key_is_refused(content: str, tmp_path: Path, capsys: pytes
 
 
 def test_wrong_routes_and_verbs_say_what_is_right(served: Served) -> None:
-    headers = {"Authorization": f"Bearer {KEY}"}
     assert httpx.get(f"{served.url}/docs").status_code == 404  # its page would load scripts from other hosts
     for path in ("/nowhere", "/v1/images/variations", "/v1/images/generations/"):
-        answer = httpx.post(served.url + path, json={}, headers=headers)
+        answer = httpx.post(served.url + path, json={}, headers=HEADERS)
         assert answer.status_code == 404 and "POST /v1/images/generations" in answer.json()["error"]["message"]
-    answer = httpx.get(f"{served.url}/v1/images/generations", headers=headers)
+    answer = httpx.get(f"{served.url}/v1/images/generations", headers=HEADERS)
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
     assert answer.json()["error"]["message"] == "GET is not accepted here, wanted POST"
     assert httpx.post(f"{served.url}/health", json={}).json()["error"]["message"].endswith("wanted GET")
     for path in ("/health", "/version", "/metrics", "/v1/models"):
-        answer = httpx.head(served.url + path, headers=headers)
+        answer = httpx.head(served.url + path, headers=HEADERS)
         assert answer.status_code == 200 and not answer.content
 
 
@@ -250,11 +234,11 @@ def finish(worker: Worker) -> None:
 
 def test_a_full_queue_answers_429(model: Model) -> None:
     with Served(model, Limits(), batch=1, waiting=1) as server, ThreadPoolExecutor(6) as pool:
-        never = httpx.post(f"{server.url}/v1/images/generations", json={"prompt": PROMPT, "n": 2})
+        never = server.post({"prompt": PROMPT, "n": 2})
         assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
 
         def status(_: int) -> int:
-            answer = httpx.post(f"{server.url}/v1/images/generations", json={"prompt": PROMPT, "n": 1}, timeout=30)
+            answer = server.post({"prompt": PROMPT, "n": 1})
             if answer.status_code == 429:
                 assert answer.headers["Retry-After"] and answer.json()["error"]["code"] == "queue_full"
             return answer.status_code
@@ -273,13 +257,10 @@ def test_cancelled_pictures_are_not_made(model: Model) -> None:
         worker.submit([job(4, hearing(heard, 4))])
 
 
-METHODS_OF_ROWS = ["plain", "gumbel-jacobi", "eagle1", "sjd", "zipar", "pjd"]
-
-
-@pytest.mark.parametrize("method", [*METHODS_OF_ROWS, None])
-def test_a_picture_that_joins_others_is_the_picture_alone(model: Model, method: str | None) -> None:
-    """Jobs come one by one, each after some steps of those under way; None: of several methods at a time."""
-    methods, made, most = METHODS_OF_ROWS if method is None else [method] * 4, dict[int, Any](), 0
+@pytest.mark.parametrize("methods", [("plain", "gumbel-jacobi", "eagle1", "sjd"), ("zipar",) * 4, ("pjd",) * 4])
+def test_a_picture_that_joins_others_is_the_picture_alone(model: Model, methods: tuple[str, ...]) -> None:
+    """Jobs come one by one, each after some steps of those under way."""
+    made, most = dict[int, Any](), 0
     worker, requests = Worker(model, batch=3), [Request(prompt=PROMPT, seed=seed) for seed in range(4)]
 
     def send(i: int) -> Any:
@@ -393,11 +374,7 @@ def test_an_error_of_the_device_ends_the_server_and_answers_every_request(
 
     monkeypatch.setattr(Joint, "take", broken)
     with Served(model, Limits(), batch=1) as server, ThreadPoolExecutor(2) as pool:
-
-        def ask(seed: int) -> httpx.Response:
-            return httpx.post(f"{server.url}/v1/images/generations", json={"prompt": PROMPT, "seed": seed}, timeout=30)
-
-        asked = [pool.submit(ask, seed) for seed in range(2)]
+        asked = [pool.submit(server.post, {"prompt": PROMPT, "seed": seed}) for seed in range(2)]
         while server.worker.running + server.worker.queued < 2:
             time.sleep(0.01)
         has_both.set()
@@ -414,8 +391,7 @@ def test_health_is_503_while_a_step_hangs(model: Model, monkeypatch: pytest.Monk
     monkeypatch.setattr(Joint, "take", lambda self, states, *how: ended.wait(30) and take(self, states, *how))
     with Served(model, Limits(seconds=0.5)) as server:
         assert httpx.get(f"{server.url}/health").status_code == 200
-        answer = httpx.post(f"{server.url}/v1/images/generations", json={"prompt": PROMPT}, timeout=30)
-        assert answer.status_code == 504
+        assert server.post({"prompt": PROMPT}).status_code == 504
         time.sleep(0.2)
         assert httpx.get(f"{server.url}/health").status_code == 503
         ended.set()
@@ -425,8 +401,7 @@ def test_images_that_outlast_the_drain_are_answered(model: Model, monkeypatch: p
     monkeypatch.setattr(Joint, "take", lambda *_: time.sleep(0.05))
     with Served(model, Limits()) as server, ThreadPoolExecutor(1) as pool:
         server.server.drain = 0.1
-        url = f"{server.url}/v1/images/generations"
-        asked = pool.submit(lambda: httpx.post(url, json={"prompt": PROMPT}, timeout=30))
+        asked = pool.submit(server.post, {"prompt": PROMPT})
         while not server.worker.running:
             time.sleep(0.01)
         server.server.should_exit = True
@@ -439,10 +414,9 @@ def test_requests_and_errors_are_logged_and_counted(
 ) -> None:
     caplog.set_level(logging.INFO, logger="lantern.generation.serving")
     with Served(model, Limits()) as server:
-        url = f"{server.url}/v1/images/generations"
-        refused = httpx.post(url, json={"prompt": ""})
+        refused = server.post({"prompt": ""})
         monkeypatch.setattr(Joint, "take", lambda *_: 1 / 0)
-        failed = httpx.post(url, json={"prompt": PROMPT})
+        failed = server.post({"prompt": PROMPT})
         text = httpx.get(f"{server.url}/metrics").text
     assert (refused.status_code, failed.status_code) == (400, 500)
     for status in (400, 500):

@@ -32,11 +32,6 @@ def pack(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
-
-
 def nodes(pack: ModuleType) -> dict[str, Any]:
     async def found() -> list[Any]:
         return await (await pack.comfy_entrypoint()).get_node_list()

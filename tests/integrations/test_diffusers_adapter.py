@@ -10,7 +10,6 @@ import torch
 
 from lantern.generation.generator import generate
 from lantern.models.folder import load_model
-from tests.tiny_folder import save_tiny_model
 
 # the adapter passes it under this name
 pytestmark = pytest.mark.filterwarnings("ignore:.torch_dtype. is deprecated:FutureWarning")
@@ -40,8 +39,7 @@ def served(folder: Path, **fields: Any) -> list[Any]:
     return pipe(**{name: value for name, value in offered.items() if name in known}).images
 
 
-def test_pictures_are_those_of_the_seed_and_another_size_is_refused(tmp_path: Path) -> None:
-    folder = save_tiny_model(tmp_path / "toy")
+def test_pictures_are_those_of_the_seed_and_another_size_is_refused(folder: Path) -> None:
     images = served(folder, prompt="a red apple", seed=11, num_images_per_prompt=2, guidance_scale=2.0)
     model = load_model(folder, dtype="fp32")
     expected = list(generate(model, ["a red apple"] * 2, seed=11, sampling=model.sampling(guidance=2.0), batch=2))

@@ -233,13 +233,14 @@ def _target() -> dict[str, Tensor]:
     return state
 
 
-def _drafter() -> dict[str, Tensor]:
+def released_drafter(dim: int = 64, hidden: int = 192, tokens: int = 64) -> dict[str, Tensor]:
+    """The tensors of a drafter under the names of LANTERN's releases."""
     return {
-        "embed_tokens.weight": torch.randn(64, 64),
-        "fc.weight": torch.randn(64, 128),
-        "fc.bias": torch.randn(64),
-        "layers.0.post_attention_layernorm.weight": torch.randn(64),
-    } | _layer("layers.0.", 64, 192)
+        "embed_tokens.weight": torch.randn(tokens, dim),
+        "fc.weight": torch.randn(dim, 2 * dim),
+        "fc.bias": torch.randn(dim),
+        "layers.0.post_attention_layernorm.weight": torch.randn(dim),
+    } | _layer("layers.0.", dim, hidden)
 
 
 CONFIG = {"hidden_size": 64, "num_attention_heads": 4, "rms_norm_eps": 1e-6, "model_type": "llamagen"}
@@ -271,7 +272,7 @@ def test_lanterns_target_is_converted_to_llamagen(tmp_path: Path, form: str) -> 
 
 @pytest.mark.parametrize("form", ["bin", "safetensors"])
 def test_lanterns_drafter_is_converted_to_a_component(tmp_path: Path, form: str) -> None:
-    state = _drafter()
+    state = released_drafter()
     found = read_checkpoint(_folder(tmp_path / "x", state, form=form, input_type="t2i2"))
     assert found.kind == "drafter"
     save_component(found.state, found.config, tmp_path / "out")
@@ -285,7 +286,7 @@ def test_lanterns_drafter_is_converted_to_a_component(tmp_path: Path, form: str)
 
 
 def test_a_drafter_may_have_no_bias(tmp_path: Path) -> None:
-    state = {name: tensor for name, tensor in _drafter().items() if name != "fc.bias"}
+    state = {name: tensor for name, tensor in released_drafter().items() if name != "fc.bias"}
     found = read_checkpoint(_folder(tmp_path / "x", state, form="bin", input_type="t2i", bias=False))
     assert not found.config["has_fc_bias"] and found.config["block_size"] == 256
 
@@ -303,7 +304,7 @@ def test_a_drafter_may_have_no_bias(tmp_path: Path) -> None:
 def test_drafters_with_other_tensors_are_refused(
     tmp_path: Path, name: str, tensor: Tensor | None, message: str
 ) -> None:
-    state = {key: value for key, value in (_drafter() | {name: tensor}).items() if value is not None}
+    state = {key: value for key, value in (released_drafter() | {name: tensor}).items() if value is not None}
     with pytest.raises(ValueError, match=message):
         read_checkpoint(_folder(tmp_path / "x", state, form="bin", input_type="t2i"))
 

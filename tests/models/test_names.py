@@ -8,16 +8,14 @@ import torch
 
 from lantern.cli.assemble import COMMAND as ASSEMBLE
 from lantern.cli.command import run_command
-from lantern.cli.generate import main
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request, UnknownPromptWarning, as_requests, with_conditions, with_warnings
 from lantern.models.folder import NAMES_NAME, WORDS_NAME, Model, load_model
-from tests.tiny_folder import save_tiny_model
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return load_model("lantern-emoji", parts=("text", "vq"), device="cpu")
+@pytest.fixture
+def model(embedded: Model) -> Model:
+    return embedded
 
 
 READ = {
@@ -79,29 +77,21 @@ def test_a_reading_is_found_once(model: Model) -> None:
     assert with_warnings(model, found, warn=lambda line: pytest.fail("reported again")) == found
 
 
-def test_the_command_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--prompt", "hound", "--method", "plain", "--tokens", str(tmp_path / "x.json"), "--json"]) == 0
-    seen = capsys.readouterr()
-    (warning,) = json.loads(seen.out)["warnings"]
-    assert "'dog' is used" in warning and warning in seen.err
-
-
-def test_names_need_their_list_and_that_of_words(tmp_path: Path) -> None:
-    folder = save_tiny_model(tmp_path / "m")
-    assert load_model(folder, device="cpu").names is None
-    (folder / NAMES_NAME).write_text("dog\n")
-    assert load_model(folder, device="cpu").names is None
-    (folder / WORDS_NAME).write_text("a\ndog\n")
-    names = load_model(folder, device="cpu").names
+def test_names_need_their_list_and_that_of_words(copied: Path) -> None:
+    assert load_model(copied, device="cpu").names is None
+    (copied / NAMES_NAME).write_text("dog\n")
+    assert load_model(copied, device="cpu").names is None
+    (copied / WORDS_NAME).write_text("a\ndog\n")
+    names = load_model(copied, device="cpu").names
     assert names is not None and names.names == ("dog",) and names.reading("a dog") == "a dog"
 
 
-def test_assemble_takes_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, names = save_tiny_model(tmp_path / "m"), tmp_path / "names"
+def test_assemble_takes_names(copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = tmp_path / "names"
     names.write_text("Red Apple\n\ndog\nred apple\n")
-    assert run_command(ASSEMBLE, [str(folder), "--names", str(names)], prog="lantern assemble") == 0
-    assert (folder / NAMES_NAME).read_text() == "red apple\ndog\n"
+    assert run_command(ASSEMBLE, [str(copied), "--names", str(names)], prog="lantern assemble") == 0
+    assert (copied / NAMES_NAME).read_text() == "red apple\ndog\n"
     for text, reason in (("", "has no names"), ("dog\n--\n", "has a line without a word")):
         names.write_text(text)
-        assert run_command(ASSEMBLE, [str(folder), "--names", str(names)], prog="lantern assemble") == 2
+        assert run_command(ASSEMBLE, [str(copied), "--names", str(names)], prog="lantern assemble") == 2
         assert f"{names} {reason}, wanted a name on each line" in capsys.readouterr().err

@@ -21,7 +21,6 @@ from lantern.generation.generator import generate
 from lantern.models.folder import load_model
 from lantern.models.transformers import parallel
 from tests import tiny_transformers as tiny
-from tests.tiny_folder import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"emu3": (24, 32), "lumina": (4, 8), "simplear": (48, 64)}
@@ -109,10 +108,10 @@ def test_rank_0_alone_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_what_processes_cannot_share_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match="runs in one process, not by torchrun"):
-        load_model(save_tiny_model(tmp_path / "toy"), processes=2)
+        load_model(folder, processes=2)
     with pytest.raises(ValueError, match="LlamaForCausalLM has no plan for tensor parallelism"):
         parallel.plan_of("LlamaForCausalLM", 2)
     with pytest.raises(ValueError, match="3 processes do not divide 2 heads of keys and values"):

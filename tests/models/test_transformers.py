@@ -218,22 +218,6 @@ def test_logits_of_a_tree_are_those_of_its_paths(name: str, known: list[int]) ->
                 torch.testing.assert_close(found[image, row, nodes], expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [
-        pair
-        for i, name in enumerate(CASES)
-        for pair in ((name, "gumbel-jacobi"), (name, ("scd", "sjd", "sjd-pac")[i % 3]))
-    ],
-)
-def test_windows_give_the_tokens_of_plain_decoding(name: str, method: str) -> None:
-    greedy, guidance = Sampling(guidance=CASES[name].guidance, temperature=0), CASES[name].guidance
-    is_exact = METHODS[method].promise == "tokens"  # else in distribution, and in tokens at temperature 0
-    sampled = {Sampling(guidance=guidance), Sampling(guidance=1)}  # the same of a model without guidance
-    for sampling in sampled if is_exact else (greedy,):
-        assert torch.equal(tokens_of(name, method, sampling), plain_tokens(name, sampling))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_relaxed_method_runs_on_the_own_codebook(name: str) -> None:
     made = Model(**vars(parts(name)), name=name)

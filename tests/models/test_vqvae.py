@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
+from tests.tiny import initialised
 
 SIZES: dict[str, Any] = {"ch": 32, "z_channels": 32, "codebook_size": 64, "codebook_embed_dim": 8}
 MULTIPLES = (1, 1, 2)
@@ -25,15 +25,7 @@ RENAMED = (
 @pytest.fixture(scope="module")
 def vq() -> VQVAE:
     """A tokenizer with random weights, codebook vectors of any length, and outputs of the size of trained ones."""
-    model = VQVAE(VQConfig(encoder_ch_mult=MULTIPLES, decoder_ch_mult=MULTIPLES, **SIZES)).eval()
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim > 1:
-            scale = 1.0 if "embedding" in name else 1.5 / parameter[0].numel() ** 0.5
-            nn.init.normal_(parameter, 0, scale, generator=generator)
-        else:
-            nn.init.normal_(parameter, float("norm" in name and "weight" in name), 0.1, generator=generator)
-    return model
+    return initialised(VQVAE(VQConfig(encoder_ch_mult=MULTIPLES, decoder_ch_mult=MULTIPLES, **SIZES)))
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
 from lantern.training.drafter import DrafterConfig, DrafterTask, Teacher, find_kind, kinds, load_kind, new_module
 from lantern.training.loop import LoopConfig, train
+from tests.models.test_checkpoint import released_drafter
 from tests.tiny import tiny_eagle, tiny_target, tiny_teacher
 
 LOOP = LoopConfig(steps=60, warmup=5, precision="fp32", log_every=30, evaluate_every=60)
@@ -176,20 +177,9 @@ def test_every_kind_predicts_each_requested_depth(name: str, tmp_path: Path) -> 
 
 def released(folder: Path) -> None:
     """A drafter in the names and the config of LANTERN's releases."""
-    generator = torch.Generator().manual_seed(3)
-    shapes = {
-        "embed_tokens.weight": (24, 32),
-        "fc.weight": (32, 64),
-        "fc.bias": (32,),
-        **{f"layers.0.self_attn.{letter}_proj.weight": (32, 32) for letter in "qkvo"},
-        "layers.0.mlp.gate_proj.weight": (96, 32),
-        "layers.0.mlp.up_proj.weight": (96, 32),
-        "layers.0.mlp.down_proj.weight": (32, 96),
-        "layers.0.post_attention_layernorm.weight": (32,),
-    }
-    state = {name: torch.randn(shape, generator=generator) * 0.1 for name, shape in shapes.items()}
+    torch.manual_seed(3)
     folder.mkdir()
-    torch.save(state, folder / "pytorch_model.bin")
+    torch.save({name: 0.1 * x for name, x in released_drafter(32, 96, 24).items()}, folder / "pytorch_model.bin")
     fields = {"hidden_size": 32, "num_attention_heads": 2, "vocab_size": 24, "block_size": 16, "cls_token_num": 6}
     (folder / "config.json").write_text(json.dumps(fields))
 

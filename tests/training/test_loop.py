@@ -1,11 +1,14 @@
 """The training loop: a killed run ends with the weights of an undisturbed one, and a timed one fills its time."""
 
 import json
+import multiprocessing
 import os
+import resource
 import signal
-import subprocess
+import socket
 import sys
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +51,14 @@ class Line(Task):
 
     def export(self, folder: Path) -> None:
         torch.save(self.state_dict(), folder / "net.pt")
+
+
+@pytest.fixture
+def fresh() -> Any:
+    """What starts processes in which this module is imported, and nothing has been trained."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "accelerate"])
+    return context
 
 
 CONFIG = LoopConfig(steps=30, warmup=5, decay=10, precision="fp32", log_every=5, evaluate_every=10)
@@ -102,17 +113,7 @@ class Sum(Line):
         return x, x.sum(1, keepdim=True)
 
 
-PROCESS = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from lantern.training.loop import train
-sys.path.insert(0, ".")
-from tests.training.test_loop import CONFIG, Half
-for clip in sys.argv[2:]:
-    config = replace(CONFIG, steps=6, accumulate=2, decay=0, save_seconds=0, clip=float(clip))
-    train(Half(), config, out=Path(sys.argv[1], clip))
-"""
+CLIPS = (0.0, 0.05)
 
 
 class Half(Sum):
@@ -125,15 +126,25 @@ class Half(Sum):
         return super().batch(2 * step + rank, 0, device)
 
 
-def test_two_batches_of_two_processes_equal_one_of_four_times_the_size(tmp_path: Path) -> None:
-    script = tmp_path / "run.py"
-    script.write_text(PROCESS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
-    command += [str(tmp_path / "two"), "0.0", "0.05"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
-    assert done.returncode == 0, done.stderr  # all of it: the output of a process comes before its launcher's
-    for clip in (0.0, 0.05):
+def train_half(out: Path, rank: int, port: int) -> None:
+    """Train as one of two processes, with what a launcher tells it."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    for clip in CLIPS:
+        train(Half(), replace(CONFIG, steps=6, accumulate=2, decay=0, save_seconds=0, clip=clip), out=out / str(clip))
+
+
+def test_two_batches_of_two_processes_equal_one_of_four_times_the_size(fresh: Any, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes = [fresh.Process(target=train_half, args=(tmp_path / "two", rank, port)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(240)
+    assert [process.exitcode for process in processes] == [0, 0]
+    for clip in CLIPS:
         train(Sum(16), replace(CONFIG, steps=6, decay=0, clip=clip), out=tmp_path / "one" / str(clip))
         one, two = (torch.load(tmp_path / name / str(clip) / "net.pt", weights_only=True) for name in ("one", "two"))
         for name in one:
@@ -350,23 +361,20 @@ def test_errors_of_the_thread_that_builds_batches_reach_the_caller(tmp_path: Pat
         train(Failing(), CONFIG, out=tmp_path)
 
 
-SCRIPT = """
-import resource, torch
-from lantern.training.loop import keep_freed_memory
-is_kept, counts = keep_freed_memory(), []
-for _ in range(16):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(1 << 24)
-    counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-print(int(is_kept), min(counts[8:]))
-"""
-PAGES = 1 << 14  # of one tensor
+def page_faults(tensors: int) -> list[int]:
+    """The page faults of each of several tensors of 2 ** 14 pages, if freed memory is kept."""
+    counts = [] if loop.keep_freed_memory() else [0]
+    while len(counts) < tensors:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(1 << 24)
+        counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return counts
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a setting of glibc")
-def test_freed_memory_is_used_again_without_page_faults() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    is_kept, fewest = map(int, done.stdout.split())
-    if not is_kept:
+def test_freed_memory_is_used_again_without_page_faults(fresh: Any) -> None:
+    with ProcessPoolExecutor(1, fresh) as pool:
+        counts = pool.submit(page_faults, 16).result()
+    if counts[0] == 0:
         pytest.skip("the C library has no mallopt")
-    assert fewest < PAGES // 100
+    assert min(counts[8:]) < (1 << 14) // 100

@@ -10,11 +10,10 @@ from lantern.drafters.eagle.fr_spec import FrequencyTable
 from lantern.drafters.lookup.tables import SamTables
 from lantern.models.folder import load_model
 from lantern.training.tables import sampled_tokens
-from tests.tiny_folder import save_tiny_model
 
 
-def test_tables_are_those_of_the_tokens_that_the_model_samples(tmp_path: Path) -> None:
-    folder, prompts, config = save_tiny_model(tmp_path / "tiny"), tmp_path / "prompts.txt", tmp_path / "sam.json"
+def test_tables_are_those_of_the_tokens_that_the_model_samples(copied: Path, tmp_path: Path) -> None:
+    folder, prompts, config = copied, tmp_path / "prompts.txt", tmp_path / "sam.json"
     prompts.write_text("a red apple\na cat\ntwo dog\n")
     config.write_text('{"kind": "sam", "groups": 5, "limit": 2}')
     given = ["--model", str(folder), "--prompts", str(prompts), "--out", str(folder / "parts")]

@@ -11,12 +11,13 @@ from lantern.core.io import load_component
 from lantern.core.sampling import Sampling
 from lantern.decoding.plain import generate
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
-from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.llamagen.vqvae import VQVAE
 from lantern.training.data import Prepared, Record
 from lantern.training.features import Conditions, background_patches, background_token, number_classes
 from lantern.training.loop import LoopConfig, train
 from lantern.training.target import CLASSES_NAME, TargetConfig, TargetTask, grow, prefix_mask
 from tests.tiny import tiny_config, tiny_target
+from tests.tiny_folder import VQ
 
 SLOTS = 4
 MODEL = tiny_config(cls_token_num=SLOTS, token_dropout_p=0.0, resid_dropout_p=0.0, ffn_dropout_p=0.0)
@@ -30,10 +31,6 @@ def records_of() -> list[Record]:
     ]
 
 
-def vq_of() -> VQVAE:
-    return VQVAE(VQConfig(ch=32, encoder_ch_mult=(1, 1), decoder_ch_mult=(1, 1), z_channels=8, codebook_size=24))
-
-
 def task_of(tmp_path: Path, steps: int, *, has_classes: bool = False) -> TargetTask:
     """Three captions or classes, each with its own constant image of tokens; the last record is held out."""
     prepared, model = Prepared(tmp_path, records_of(), {}), MODEL
@@ -45,10 +42,10 @@ def task_of(tmp_path: Path, steps: int, *, has_classes: bool = False) -> TargetT
     tokens = torch.stack([torch.full((16,), 3 + 5 * i) for i in range(3)]).short()
     loop = LoopConfig(steps=steps, warmup=2, precision="fp32", log_every=50, evaluate_every=steps)
     config = TargetConfig(model=model, loop=loop, batch=8, slots=SLOTS)
-    return TargetTask(config, prepared, tokens, captions, vq_of())
+    return TargetTask(config, prepared, tokens, captions, VQVAE(VQ))
 
 
-@pytest.mark.parametrize(("steps", "guidance"), [(150, 1.0), (80, 2.0)], ids=["captions", "classes"])
+@pytest.mark.parametrize(("steps", "guidance"), [(100, 1.0), (80, 2.0)], ids=["captions", "classes"])
 def test_trained_target_generates_the_pictures_of_its_conditions(tmp_path: Path, steps: int, guidance: float) -> None:
     task = task_of(tmp_path, steps, has_classes=guidance > 1)
     train(task, task.config.loop, out=tmp_path)
@@ -75,7 +72,7 @@ def test_captions_are_chosen_by_their_weights(tmp_path: Path) -> None:
         replace(record, captions=((f"c{i}", 0.25), ("c2", 0.75)) if i < 2 else ((f"c{i}", 1.0),))
         for i, record in enumerate(records_of())
     ]
-    again = TargetTask(task.config, Prepared(tmp_path, records, {}), task._tokens, task._captions, vq_of())
+    again = TargetTask(task.config, Prepared(tmp_path, records, {}), task._tokens, task._captions, VQVAE(VQ))
     uniforms = torch.linspace(0, 0.999, 200)
     for record in (0, 1):
         features, _, _ = again._examples(torch.full((200,), record), uniforms)

@@ -17,8 +17,8 @@ from lantern.engines.cpu.engine import CpuEngine
 from lantern.generation.generator import Generator
 from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
-from tests.engines.cpu.test_linear import needs_torchao
 from tests.golden.adapter import TOY_NEIGHBOURS, WINDOW, WINDOWS, toy_folder
+from tests.tiny import needs_torchao
 
 PROMISED = [name for name, method in METHODS.items() if method.promise == "tokens"]
 OTHERS = [name for name in PROMISED if name not in ("plain", "auto")]

@@ -14,8 +14,7 @@ from lantern.engines.cpu.drafter import PackedDrafterLayer, packed_drafter
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.engine import EAGER
 from lantern.models.llamagen.transformer import Transformer
-from tests.engines.cpu.test_linear import needs_torchao
-from tests.tiny import tiny_eagle, tiny_target
+from tests.tiny import needs_torchao, tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 
 SHAPE: dict[str, Any] = {"block_size": 36, "dim": 64, "n_head": 2, "vocab_size": 32}

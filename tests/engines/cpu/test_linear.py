@@ -1,7 +1,6 @@
 """Products in C++: right within rounding, and with the same bits for any number of rows and by any instructions."""
 
 import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from lantern.engines.cpu import build as building
 from lantern.engines.cpu import compiler as compiling
 from lantern.engines.cpu.build import find_compiler, has_amx
 from lantern.engines.cpu.kernels import Arena, linear
+from tests.tiny import needs_torchao
 
 PROCESSOR = Path("/proc/cpuinfo")
 HAS_UNITS = PROCESSOR.is_file() and "amx_bf16" in PROCESSOR.read_text()
-needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed: extra eval or dev")
 KINDS = ["fp32", "bf16", pytest.param("int8", marks=needs_torchao)]
 
 

@@ -22,8 +22,8 @@ from lantern.engines.cpu.engine import CpuEngine, CpuTarget
 from lantern.engines.engine import EAGER, AutoEngine, EagerEngine
 from lantern.generation.generator import build_decoder
 from lantern.models.llamagen.transformer import Transformer
-from tests.engines.cpu.test_linear import KINDS, in_steps, needs_torchao
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.engines.cpu.test_linear import KINDS, in_steps
+from tests.tiny import needs_torchao, tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, plain_tokens
 
 KNOWN = 11  # tokens that are committed before the passes below

@@ -1,7 +1,7 @@
 """The packed VQ decoder: convolutions against torch in fp64, and images against those of torch."""
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
@@ -15,26 +15,12 @@ from lantern.engines.cpu.vq import Convolution, PackedDecoder, packed_vq
 from lantern.engines.engine import EAGER
 from lantern.models.folder import load_model
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
+from tests.tiny import initialised
 
 # largest errors of a convolution, of its largest output: of fp32, and of 16 bits of each number
 TOLERANCE = {False: 2e-6, True: 8e-6}
 MOST_DIFFERENT = {False: 1e-3, True: 5e-3}  # share of bytes that may differ from torch's, by 1
 ASSETS = Path(__file__).parents[3] / "assets" / "lantern-emoji"
-
-
-Module = TypeVar("Module", bound=nn.Module)
-
-
-def initialised(module: Module) -> Module:
-    """Give random weights of the size of trained ones, offsets and factors included."""
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in module.named_parameters():
-        if parameter.ndim > 1:
-            scale = 1.0 if "embedding" in name else 1.5 / parameter[0].numel() ** 0.5
-            nn.init.normal_(parameter, 0, scale, generator=generator)
-        else:
-            nn.init.normal_(parameter, float("norm" in name and "weight" in name), 0.1, generator=generator)
-    return module.eval()
 
 
 @torch.no_grad()

@@ -2,6 +2,9 @@
 
 import pytest
 
+from lantern.drafters.trees.static import named
+from lantern.methods import METHODS as CATALOGUE
+
 pytest.importorskip("triton", reason="Triton is not installed")
 from lantern.engines.cuda.kernels import is_interpreted
 from tests.engines.cuda.launches import METHODS, launches_of
@@ -26,5 +29,9 @@ MOST = {
 )
 def test_a_round_has_few_launches(label: str) -> None:
     name, settings = METHODS[label]
-    settings = {"window": 3} if "window" in settings else settings  # a launch is for all of its nodes
+    # a launch is for all nodes of a window, or of a depth of a tree
+    if tree := CATALOGUE[name].tree:
+        settings = {"tree": f"chain_{named(tree).depth}"}
+    elif "window" in settings:
+        settings = {"window": 3}
     assert launches_of(name, settings=settings).total() <= MOST[label]

@@ -86,9 +86,8 @@ def test_a_sequence_longer_than_the_positions_is_refused() -> None:
     ],
 )
 def test_reasons_name_what_the_kernels_lack(family: str, reason: str | None) -> None:
-    words = {"liquid": tiny.liquid_tokenizer, "simplear": tiny.simplear_tokenizer}.get(family)
-    size = {"emu3": (24, 32), "simplear": (48, 64)}.get(family)
-    target = tiny.assemble(family, getattr(tiny, f"tiny_{family}")(), words and words(), size).target
+    (make, words), size = tiny.FAMILY[family], {"emu3": (24, 32), "simplear": (48, 64)}.get(family)
+    target = tiny.assemble(family, make(), words(), size).target
     expected = reason and f"the GPU kernels have no {reason}, which this model has"
     assert llama.refusal(target) == expected
 

@@ -101,10 +101,7 @@ def test_logits_are_bit_for_bit_those_of_plain_decoding(
     assert compare(kind, name, dtype, guidance) == (True, 0)
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("cublas", FP32), ("llama", BF16)])
-def test_keys_in_another_order_than_that_of_positions_are_noticed(
-    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_in_another_order_than_that_of_positions_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     update = kernels.Plan.update
 
     def shifted(self: kernels.Plan, *args: object, **named: object) -> None:
@@ -113,7 +110,7 @@ def test_keys_in_another_order_than_that_of_positions_are_noticed(
             self.table.copy_(self.table.flip(-1))
 
     monkeypatch.setattr(kernels.Plan, "update", shifted)
-    assert compare(kind, "gumbel-jacobi", dtype)[1] > 0
+    assert compare("cublas", "gumbel-jacobi", FP32)[1] > 0
 
 
 def test_rows_that_vary_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,8 +46,7 @@ class Torch(GraphEngine):
 
 
 def target_of(name: str) -> Any:
-    make = {"janus": tiny.tiny_janus, "emu3": tiny.tiny_emu3}.get(name, tiny.tiny_chameleon)
-    return tiny.assemble(name, make(), None, SIZES[name]).target
+    return tiny.assemble(name, tiny.FAMILY[name][0](), None, SIZES[name]).target
 
 
 def decoder_of(method: str, target: Any, engine: Engine) -> Decoder:

@@ -191,8 +191,8 @@ def test_a_matching_model_is_accepted(model: Model) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sizes": [256, 512]}, "needs images of 256 or 512 pixels, tiny makes 8"),
-        ({"prompts": "left out", "classes": 4}, "is a protocol of classes, but model tiny takes prompts"),
+        ({"sizes": [256, 512]}, "needs images of 256 or 512 pixels, toy makes 8"),
+        ({"prompts": "left out", "classes": 4}, "is a protocol of classes, but model toy takes prompts"),
     ],
 )
 def test_a_model_that_does_not_fit_is_rejected(model: Model, changes: dict[str, Any], message: str) -> None:
@@ -208,7 +208,7 @@ def test_a_model_with_fewer_classes_is_rejected() -> None:
 
 def test_guidance_depends_on_the_model_size(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     by_size = protocol(guidance="left out", guidance_by_model={"B": 2.0, "XL": 1.75})
-    with pytest.raises(ValueError, match="B 2, XL 1.75; tiny is of another size"):
+    with pytest.raises(ValueError, match="B 2, XL 1.75; toy is of another size"):
         by_size.sampling(model)
     config = model.target.config
     monkeypatch.setitem(SIZES, "XL", {"dim": config.dim, "n_layer": config.n_layer, "n_head": config.n_head})

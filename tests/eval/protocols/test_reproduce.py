@@ -102,7 +102,7 @@ def test_shards_give_the_row_of_one_run(
 
 def test_a_row_is_repeated_byte_for_byte(place: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--metrics", "--limit", "3", "--batch", "2") == 0
-    assert row(place)["choices"]["model"] == "tiny"  # no path of this machine
+    assert row(place)["choices"]["model"] == "toy"  # no path of this machine
     assert run(out="again", method="", file="out/row.json") == 0
     assert "all images equal the repeated row" in capsys.readouterr().out
     assert pictures(place, "again") == pictures(place) and len(pictures(place)) == 3
@@ -201,7 +201,6 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
     [
         (["--shard", "3/2"], "shard is 3/2"),
         (["--shard", "1/2", "--ray"], "leave --shard out"),
-        (["--actors", "2"], "--actors is an option of --ray"),
         (["--weights", "inception"], "wanted NAME=PATH"),
         (["--limit", "0"], "limit"),
         (["--method", "eagle9"], "unknown"),
