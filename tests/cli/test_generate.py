@@ -153,7 +153,6 @@ def test_drafts_are_recorded_with_settings_given_by_name(model: str) -> None:
 
 
 def test_rounded_weights_are_reported(model: str, capsys: Capture) -> None:
-    pytest.importorskip("torchao", reason="torchao is not installed: extra eval or dev")
     for option, weights in ((), "full"), (("--weights", "int8"), "int8"):
         assert made(model, *option, "--json", "--out", "one.png") == 0
         engine = json.loads(capsys.readouterr().out)["engine"]

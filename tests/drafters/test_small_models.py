@@ -1,6 +1,5 @@
 """A small model drafts alone, or between a drafter and the target; and targets with 4-bit weights."""
 
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from lantern.drafters.combined.specmquant import CascadeDrafter
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import chain, named
 from lantern.engines.engine import EagerEngine
+from tests.core.test_weights import needs_torchao
 from tests.drafters.sampled_trees import begin_after, drafted
 from tests.tiny import select, tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder
@@ -106,8 +106,6 @@ def test_copy_of_the_target_is_accepted_with_any_drafter() -> None:
 
 
 # -- 4-bit weights ----------------------------------------------------------------------------------------------------
-
-needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed: extra eval or dev")
 
 
 @needs_torchao

@@ -22,7 +22,8 @@ from lantern.engines.cpu.engine import CpuEngine, CpuTarget
 from lantern.engines.engine import EAGER, AutoEngine, EagerEngine
 from lantern.generation.generator import build_decoder
 from lantern.models.llamagen.transformer import Transformer
-from tests.engines.cpu.test_linear import KINDS, in_steps, needs_torchao
+from tests.core.test_weights import needs_torchao
+from tests.engines.cpu.test_linear import KINDS, in_steps
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, plain_tokens
 
@@ -155,7 +156,6 @@ def full(target: Transformer) -> Transformer:
     return wide.float()
 
 
-@needs_torchao
 @pytest.mark.parametrize("dim", [64, 128, 160, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fused_8_bit_passes_equal_dequantized_weights(dim: int, dtype: torch.dtype) -> None:
@@ -285,7 +285,6 @@ def test_unsupported_targets_are_refused_and_left_to_eager_by_auto(
     assert found == EagerEngine(weights=weights) and message.removeprefix("the cpu engine ") in found.reason
 
 
-@needs_torchao
 def test_mixed_weights_are_refused() -> None:
     target = target_of("int8")
     target.output = nn.Linear(64, 32, bias=False).bfloat16()
