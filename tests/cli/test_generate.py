@@ -12,7 +12,7 @@ from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.drafters.policies.records import Records
 from lantern.methods import METHODS
-from lantern.models.folder import NAMES_NAME, RECOGNISED_NAME, write_names, write_words
+from lantern.models.names import NAMES_NAME, RECOGNISED_NAME, write_names, write_words
 from tests.cli.calls import Capture, grid, made, refusal
 from tests.tiny_folder import save_tiny_model
 

@@ -103,7 +103,7 @@ def test_a_saved_pipeline_reloads_to_the_same_picture(pipe: LanternPipeline, tmp
 
 
 def test_a_saved_pipeline_has_the_words_of_the_training_captions(folder: Path, tmp_path: Path) -> None:
-    from lantern.models.folder import read_words, write_words
+    from lantern.models.names import read_words, write_words
 
     source = shutil.copytree(folder, tmp_path / "source")
     write_words(source, ["A red apple"])
