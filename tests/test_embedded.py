@@ -12,7 +12,8 @@ from lantern.engines.cpu.engine import CpuEngine
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request
 from lantern.methods import METHODS
-from lantern.models.folder import Model, load_model, read_words
+from lantern.models.folder import Model, load_model
+from lantern.models.names import read_words
 from tests.threads import one_thread
 
 MEBIBYTE = 2**20

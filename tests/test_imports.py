@@ -43,10 +43,10 @@ LAYERS = (
     ("lantern.core.noise", "lantern.core.sampling"),
     ("lantern.core.types",),
     ("lantern.core",),
+    ("lantern.models.llamagen",),
     ("lantern.methods",),
     ("lantern.verifiers",),
     ("lantern.decoding",),
-    ("lantern.models.llamagen",),
     ("lantern.models.transformers",),
     ("lantern.engines",),
     ("lantern.models",),
@@ -196,7 +196,7 @@ importlib.reload(torchvision)
 """
     printed, warnings = _fresh(code)
     names = set(printed.splitlines())
-    assert {"lantern.core.io", "lantern.cli.main", "lantern.models.llamagen.checkpoint"} <= names
+    assert {"lantern.core.io", "lantern.cli.main", "lantern.models.releases.llamagen"} <= names
     assert {name.removesuffix(".__init__") for name in SOURCES} - {"lantern"} <= names
     assert warnings.startswith("all quiet\n"), warnings
 

@@ -48,6 +48,7 @@ def assemble(
     """Put components together into a model folder."""
     from lantern.core.io import CONFIG_NAME, read_config, write_json
     from lantern.models import folder as model_folder
+    from lantern.models.names import NAMES_NAME, read_names, write_names, write_words
 
     folders = {part: path for part, given in vars(components).items() if (path := given or out / part).exists()}
     model = _tried(folders, out)
@@ -58,9 +59,9 @@ def assemble(
         from lantern.training.data import Prepared
 
         records = [record for record in Prepared.open(data).records if record.split == "train"]
-        model_folder.write_words(out, (text for record in records for text, _ in record.captions))
+        write_words(out, (text for record in records for text, _ in record.captions))
     if names is not None:
-        model_folder.write_names(out / model_folder.NAMES_NAME, model_folder.read_names(names))
+        write_names(out / NAMES_NAME, read_names(names))
     generation = (model_folder.read_index(out).get("generation") or {}) | defaults.given()
     model_folder.write_index(out, generation=generation)
     if model.drafter is not None and model.drafter.config.target is None:

@@ -262,7 +262,7 @@ def check_finite(state: Mapping[str, Tensor], *, source: str | Path) -> None:
             if tensor.is_meta:
                 raise ValueError(f"{source}: tensor {name!r} has a shape and no values (meta device)")
         # in blocks, since isfinite takes more memory than its input
-        if tensor.is_floating_point() and not all(bool(x.isfinite().all()) for x in tensor.flatten().split(1 << 20)):
+        if tensor.is_floating_point() and not all(bool(x.isfinite().all()) for x in tensor.flatten().split(1 << 16)):
             raise ValueError(f"{source}: tensor {name!r} holds NaN or infinity")
 
 
@@ -340,9 +340,9 @@ def load_component(
 
     Names, shapes and dtypes in the file's header are compared with those of the module before its memory is written,
     so that the operating system has not allocated it yet; `verify` compares the file with its SHA-256 where the folder
-    lists one (`lantern.core.io`). Each layer is read, converted, and given to `change` with its name before the next
-    one, the largest first, so that memory holds little more than the module in its `dtype`. `digest` receives the
-    stored tensors.
+    lists one (`lantern.core.io`). Each linear, or other part, is read, converted, and given to `change` with its name
+    before the next one, the largest first, so that memory holds little more than the module in its `dtype`. `digest`
+    receives the stored tensors.
     ValueError names the file that does not fit.
     """
     folder = Path(folder)
@@ -358,11 +358,11 @@ def load_component(
     check_state(read_header(path), expected, source=path)
     if verify:
         verify_files(folder, [WEIGHTS_NAME])
-    layers = sorted(_layers(module), key=lambda layer: -sum(p.numel() for p in layer[1].parameters()))
-    named = {name: {key for key in expected if key.startswith(f"{name}.")} for name, _ in layers}
-    named[""] = set(expected).difference(*named.values())  # the module's own, and those of modules with both kinds
+    parts = sorted(_parts(module), key=lambda part: -sum(p.numel() for p in part[1].parameters()))
+    named = {name: {key for key in expected if key.startswith(f"{name}.")} for name, _ in parts}
+    named[""] = set(expected).difference(*named.values())  # the module's own
     del expected
-    for name, part in [*layers, ("", module)]:
+    for name, part in [*parts, ("", module)]:
         part._apply(partial(_placed, device=device, dtype=dtype), recurse=bool(name))
         state = load_tensors(path, named[name])
         if digest is not None:
@@ -375,11 +375,13 @@ def load_component(
     return module.eval()
 
 
-def _layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the children of a module, and those of its lists."""
+def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the smallest submodules that load by themselves: linears and others with tensors or a hook of their own."""
     for name, child in module.named_children():
-        inner = child.named_children() if isinstance(child, nn.ModuleList) else ()
-        yield from ((f"{name}.{number}", one) for number, one in inner) if inner else ((name, child),)
+        if child._parameters or child._buffers or child._load_state_dict_pre_hooks:
+            yield prefix + name, child
+        else:
+            yield from _parts(child, f"{prefix}{name}.")
 
 
 def trim_memory() -> None:

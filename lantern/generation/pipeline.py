@@ -54,6 +54,7 @@ from lantern.models.folder import COMPONENTS, INDEX_NAME, Model
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.names import NAMES_NAME, RECOGNISED_NAME, WORDS_NAME
 from lantern.models.trial import KINDS, try_component
 
 LOG = logging.getLogger("lantern")
@@ -301,7 +302,7 @@ class LanternPipeline(DiffusionPipeline):
         if source.resolve() != folder.resolve():
             for name in add_ons:
                 shutil.copytree(source / folders.FOLDER / name, folder / folders.FOLDER / name, dirs_exist_ok=True)
-            for name in (folders.WORDS_NAME, folders.NAMES_NAME, folders.RECOGNISED_NAME):
+            for name in (WORDS_NAME, NAMES_NAME, RECOGNISED_NAME):
                 if (source / name).is_file():
                     shutil.copyfile(source / name, folder / name)
         digest = weights_digest(self.transformer.state_dict())

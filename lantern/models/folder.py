@@ -21,7 +21,7 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from lantern.core.config import build_config, load_config, one_line, read_json_object
+from lantern.core.config import build_config, load_config, read_json_object
 from lantern.core.io import (
     CONFIG_NAME,
     SUMS_NAME,
@@ -57,14 +57,13 @@ from lantern.methods.parts import ADD_ONS, DRAFTER, AddOn
 from lantern.models.llamagen.text import TextEncoder, named_emoji
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
-from lantern.models.names import SHORT, WORD, Names
+from lantern.models.names import NAMES_NAME, SHORT, WORD, WORDS_NAME, Names, read_names, read_words
 from lantern.models.transformers.components import Pixels, Prompts
 from lantern.models.transformers.target import TargetConfig, TransformersTarget
 
 WINDOWS_KEY = "tokens_per_step"  # in the index
 INDEX_NAME = "model_index.json"
 PROFILE_NAME = "profile.json"  # what `lantern tune` measured
-WORDS_NAME, NAMES_NAME, RECOGNISED_NAME = "words.txt", "names.txt", "recognised.txt"
 Part = Literal["vq", "text", "drafter", "codebook"]
 ALL_PARTS: frozenset[Part] = frozenset(("vq", "text", "drafter", "codebook"))
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -386,50 +385,6 @@ def describe(folder: Path) -> dict[str, Any]:
     return index
 
 
-def read_words(folder: Path) -> list[str]:
-    """Return the words of the captions that a model was trained on; ValueError where its folder does not list them."""
-    path = folder / WORDS_NAME
-    if not path.is_file():
-        raise ValueError(f"{path} is missing: the words of the training captions are not recorded for this model")
-    return _text_of(path).split()
-
-
-def read_names(path: Path) -> list[str]:
-    """Return the names of a file with one a line, in lower case; ValueError if it holds none or is no text."""
-    names = list(dict.fromkeys(filter(None, map(str.strip, _text_of(path).lower().splitlines()))))
-    if not names or not all(WORD.search(name) for name in names):
-        raise ValueError(f"{path} has {'a line without a word' if names else 'no names'}, wanted a name on each line")
-    return names
-
-
-def list_names(folder: Path) -> list[str]:
-    """Return the names whose images are recognised, or all names where they were not measured.
-
-    ValueError for a model folder without either list.
-    """
-    for name in (RECOGNISED_NAME, NAMES_NAME):
-        if (folder / name).is_file():
-            return read_names(folder / name)
-    raise ValueError(f"{folder / NAMES_NAME} is missing: the names of what this model generates are not recorded")
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {path}: {one_line(error)}") from error
-
-
-def write_names(path: Path, names: Iterable[str]) -> None:
-    """Write names or words, one a line."""
-    write_text(path, "".join(f"{name}\n" for name in names))
-
-
-def write_words(folder: Path, captions: Iterable[str]) -> None:
-    """Write the distinct words of captions, in lower case and sorted, one a line."""
-    write_names(folder / WORDS_NAME, sorted({word for caption in captions for word in WORD.findall(caption.lower())}))
-
-
 def write_index(folder: str | Path, *, generation: Mapping[str, Any] | None = None) -> None:
     """Write the `model_index.json` of a folder of components; `generation` are the model's defaults for a call."""
     folder = Path(folder)
@@ -438,7 +393,7 @@ def write_index(folder: str | Path, *, generation: Mapping[str, Any] | None = No
         if component.is_dir():
             save_checksums(component)
     write_json(folder / INDEX_NAME, describe(folder) | {"generation": dict(found)})
-    write_door(folder)
+    write_text(folder / DOOR_NAME, DOOR)  # through which diffusers loads the folder as remote code
 
 
 def check_tokens_per_step(values: Any, *, source: str | Path) -> dict[int, float]:
@@ -460,11 +415,6 @@ def record_tokens_per_step(folder: Path, tokens: Mapping[int, float]) -> None:
     found = {str(window): round(value, 3) for window, value in sorted(tokens.items())}
     check_tokens_per_step(found, source=folder / INDEX_NAME)
     write_json(folder / INDEX_NAME, read_index(folder) | {WINDOWS_KEY: found})
-
-
-def write_door(folder: str | Path) -> None:
-    """Write `pipeline.py`, through which diffusers loads a folder as remote code."""
-    write_text(Path(folder) / DOOR_NAME, DOOR)
 
 
 def check_generation(values: Any, *, source: str | Path) -> Mapping[str, Any]:

@@ -27,9 +27,9 @@ from lantern.decoding.prompt import prefill, read_tokens
 from lantern.drafters.examples import Examples, Trainee, fused_layers
 from lantern.methods.parts import ADD_ONS, AddOn
 from lantern.models.folder import pick_dtype
-from lantern.models.llamagen.checkpoint import read_checkpoint
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from lantern.models.releases.llamagen import read_checkpoint
 from lantern.models.transformers.loading import load as load_transformers
 from lantern.models.transformers.target import TransformersTarget
 from lantern.training.data import Prepared

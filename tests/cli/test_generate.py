@@ -12,7 +12,7 @@ from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.drafters.policies.records import Records
 from lantern.methods import METHODS
-from lantern.models.folder import NAMES_NAME, RECOGNISED_NAME, write_names, write_words
+from lantern.models.names import NAMES_NAME, RECOGNISED_NAME, write_names, write_words
 from tests.cli.calls import Capture, grid, made, refusal
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -156,7 +156,6 @@ def test_drafts_are_recorded_with_settings_given_by_name(model: str) -> None:
 
 
 def test_rounded_weights_are_reported(model: str, capsys: Capture) -> None:
-    pytest.importorskip("torchao", reason="torchao is not installed: extra eval or dev")
     for option, weights in ((), "full"), (("--weights", "int8"), "int8"):
         assert made(model, *option, "--json", "--out", "one.png") == 0
         engine = json.loads(capsys.readouterr().out)["engine"]

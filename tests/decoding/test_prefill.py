@@ -10,8 +10,7 @@ import torch
 from lantern.core.prepared import read_in_passes
 from lantern.core.types import Condition
 from lantern.decoding.prompt import PromptCache, make_cache, prefill
-from lantern.models.llamagen.prompt import word_scores
-from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig, word_scores
 from tests.threads import one_thread
 from tests.tiny import select, tiny_condition, tiny_target
 from tests.uncached import uncached

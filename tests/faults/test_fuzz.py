@@ -28,7 +28,7 @@ from lantern.core.io import CONFIG_NAME, WEIGHTS_NAME, write_json
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.generation.generator import generate
 from lantern.models.folder import load_model
-from lantern.models.llamagen.checkpoint import read_checkpoint
+from lantern.models.releases.llamagen import read_checkpoint
 from lantern.training.drafter import load_kind
 from tests.tiny_folder import save_tiny_model
 

@@ -11,8 +11,9 @@ import torch
 from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.generation.pipeline import LanternDrafter, LanternOutput, LanternTransformer, LanternVQ
-from lantern.models.folder import load_model, read_words, record_tokens_per_step, write_words
+from lantern.models.folder import load_model, record_tokens_per_step
 from lantern.models.llamagen.transformer import Transformer
+from lantern.models.names import read_words, write_words
 from tests.tiny_folder import save_tiny_model
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from lantern.core.io import load_component, save_component
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.models.llamagen.checkpoint import Checkpoint, read_checkpoint
 from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.releases.llamagen import Checkpoint, read_checkpoint
 
 RELEASED = {"VQ-16": VQConfig(), "VQ-8": VQConfig(encoder_ch_mult=(1, 2, 2, 4), decoder_ch_mult=(1, 2, 2, 4))}
 HEADS = {"n_head": 4}
@@ -78,8 +78,8 @@ def test_a_released_size_is_recognised_from_its_shapes(size: str, monkeypatch: p
     config = TransformerConfig.named(size, block_size=576)
     with torch.device("meta"):
         state = Transformer(config).state_dict()
-    monkeypatch.setattr("lantern.models.llamagen.checkpoint.read_weights", lambda path: state)
-    monkeypatch.setattr("lantern.models.llamagen.checkpoint.check_finite", lambda state, source: None)
+    monkeypatch.setattr("lantern.models.releases.llamagen.read_weights", lambda path: state)
+    monkeypatch.setattr("lantern.models.releases.llamagen.check_finite", lambda state, source: None)
     assert TransformerConfig(**read_checkpoint("full.pt", block_size=576).config) == config
 
 

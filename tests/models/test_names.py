@@ -10,7 +10,8 @@ from lantern.cli.assemble import COMMAND as ASSEMBLE
 from lantern.cli.command import run_command
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request, UnknownPromptWarning, as_requests, with_conditions, with_warnings
-from lantern.models.folder import NAMES_NAME, WORDS_NAME, Model, load_model
+from lantern.models.folder import Model, load_model
+from lantern.models.names import NAMES_NAME, WORDS_NAME
 
 
 @pytest.fixture

@@ -234,7 +234,7 @@ def test_chameleon_becomes_the_same_model(tmp_path: Path) -> None:
 
 def test_rotary_pairs_are_adjacent_as_released() -> None:
     """The permuted layer equals attention that rotates adjacent pairs, on random weights."""
-    from lantern.models.transformers.releases import _permuted
+    from lantern.models.releases.transformers import _permuted
 
     generator = torch.Generator().manual_seed(0)
     heads, width, places = 2, 8, torch.arange(5)

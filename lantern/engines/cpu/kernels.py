@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lantern.core.noise import Purpose, purpose_key
 from lantern.core.sampling import Sampling
 from lantern.core.types import Sampler
-from lantern.core.weights import has_eight_bits, is_quantized
+from lantern.core.weights import Int8Weight, is_quantized
 from lantern.engines.cpu.build import library
 from lantern.models.llamagen.transformer import RMSNorm
 
@@ -143,7 +143,7 @@ class Arena:
         `order` permutes the outputs. In int8 inputs are padded with zeros, and a panel starts with 32 scales and the
         sums of the 32 outputs' weights.
         """
-        numbers, scales = (weight.qdata, weight.scale) if has_eight_bits(weight) else (weight.data, None)  # type: ignore[attr-defined]
+        numbers, scales = (weight.qdata, weight.scale) if isinstance(weight, Int8Weight) else (weight.data, None)  # type: ignore[attr-defined]
         if order is not None:
             numbers, scales = numbers[order], None if scales is None else scales[order]
         if scales is None and weight.dtype == torch.float32:
@@ -219,7 +219,7 @@ def check_weights(module: nn.Module) -> None:
     if weight.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"the cpu engine computes in fp32 or bf16, the model is in {weight.dtype}: choose one of them")
     weights = [linear.weight for linear in module.modules() if isinstance(linear, nn.Linear)]
-    if any(is_quantized(weight) and not has_eight_bits(weight) for weight in weights):
+    if any(is_quantized(weight) and not isinstance(weight, Int8Weight) for weight in weights):
         raise ValueError(
             "the cpu engine reads weights in full or in int8, these are quantized otherwise: use --engine eager or "
             "--weights int8"

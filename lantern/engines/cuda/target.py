@@ -20,7 +20,7 @@ from lantern.core.noise import Purpose
 from lantern.core.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Prompt, Ranker, Sampler, Scores, Verdict
-from lantern.core.weights import has_eight_bits, is_quantized
+from lantern.core.weights import Int8Weight, is_quantized
 from lantern.decoding.cache import StaticCache
 from lantern.engines.chain import waves
 from lantern.engines.cuda import kernels, walk
@@ -40,7 +40,7 @@ def refusal(target: Any) -> str | None:
     if (reason := refuses_dtype(target)) is not None:
         return reason
     weights = [module.weight for module in target.modules() if isinstance(module, torch.nn.Linear)]
-    if any(is_quantized(weight) and not has_eight_bits(weight) for weight in weights):
+    if any(is_quantized(weight) and not isinstance(weight, Int8Weight) for weight in weights):
         return "the GPU kernels read weights in full or in int8, these are quantized otherwise"
     return None
 
@@ -80,7 +80,7 @@ class Linear:
     def __init__(self, *weights: Any) -> None:
         self.widths = [len(weight) for weight in weights]
         self.parts = [
-            (weight.qdata, weight.scale.flatten()) if has_eight_bits(weight) else (weight.data, None)
+            (weight.qdata, weight.scale.flatten()) if isinstance(weight, Int8Weight) else (weight.data, None)
             for weight in weights
         ]
 

@@ -18,7 +18,6 @@ from lantern.generation.generator import Generator
 from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
 from tests.golden.adapter import TOY_NEIGHBOURS, WINDOW, WINDOWS, toy_folder
-from tests.tiny import needs_torchao
 
 PROMISED = [name for name, method in METHODS.items() if method.promise == "tokens"]
 OTHERS = [name for name in PROMISED if name not in ("plain", "auto")]
@@ -55,7 +54,7 @@ def chosen_from(name: str, *of: Any) -> list[Tensor]:
 # Each method has both dtypes and both kinds of weights, a pair of them in the default run; the next one has the others.
 KINDS = [("fp32", "full"), ("bf16", "int8"), ("fp32", "int8"), ("bf16", "full")]
 CASES = [
-    pytest.param(name, *KINDS[number], marks=[needs_torchao] * (number in (1, 2)) + [pytest.mark.slow] * is_second)
+    pytest.param(name, *KINDS[number], marks=[pytest.mark.slow] * is_second)
     for i, name in enumerate(OTHERS)
     for is_second, number in enumerate((i % 4, (i + 1) % 2 + i % 4 // 2 * 2))
 ]

@@ -14,7 +14,7 @@ from lantern.engines.cpu.drafter import PackedDrafterLayer, packed_drafter
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.engine import EAGER
 from lantern.models.llamagen.transformer import Transformer
-from tests.tiny import needs_torchao, tiny_eagle, tiny_target
+from tests.tiny import tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 
 SHAPE: dict[str, Any] = {"block_size": 36, "dim": 64, "n_head": 2, "vocab_size": 32}
@@ -74,7 +74,6 @@ def test_fused_bf16_drafters_are_as_accurate_as_eager_ones() -> None:
     assert (found - expected).abs().mean() <= 1.2 * (eager - expected).abs().mean()
 
 
-@needs_torchao
 def test_fused_8_bit_drafters_are_close_to_full_ones() -> None:
     target = tiny_target(**SHAPE).bfloat16()
     module, fused = tiny_eagle(target).bfloat16(), CpuEngine().prepare(target)

@@ -15,11 +15,10 @@ from lantern.engines.cpu import build as building
 from lantern.engines.cpu import compiler as compiling
 from lantern.engines.cpu.build import find_compiler, has_amx
 from lantern.engines.cpu.kernels import Arena, linear
-from tests.tiny import needs_torchao
 
 PROCESSOR = Path("/proc/cpuinfo")
 HAS_UNITS = PROCESSOR.is_file() and "amx_bf16" in PROCESSOR.read_text()
-KINDS = ["fp32", "bf16", pytest.param("int8", marks=needs_torchao)]
+KINDS = ["fp32", "bf16", "int8"]
 
 
 def weights(kind: str, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
@@ -35,7 +34,7 @@ def weights(kind: str, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
 
 
 def in_eight_bits(weight: Tensor) -> nn.Linear:
-    """Return a linear with the weight quantized by torchao."""
+    """Return a linear with the weight in 8 bits."""
     layers = nn.Module()
     layers.fc = nn.Linear(weight.shape[1], len(weight), bias=False)
     layers.fc.weight = nn.Parameter(weight)
@@ -87,7 +86,6 @@ def test_a_product_is_right_and_the_bits_of_a_row_do_not_depend_on_other_rows(
         assert not count or error.max() <= 1e-5 * found.abs().max()
 
 
-@needs_torchao
 def test_nonfinite_inputs_of_8_bit_products_give_nan_and_zeros_give_zero() -> None:
     _, packed = weights("int8", 64, 64)
     for off in (torch.nan, torch.inf, -torch.inf):
@@ -104,7 +102,6 @@ def test_amx_is_used_if_the_processor_and_the_compiler_have_it() -> None:
 
 
 @pytest.mark.skipif(not HAS_UNITS, reason="this processor has no AMX")
-@needs_torchao
 def test_vector_lanes_and_amx_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (_, packed), x = weights("int8", 96, 192), rows(23, 192)
     expected = linear(x, packed, None, 96)

@@ -155,7 +155,6 @@ def full(target: Transformer) -> Transformer:
     return wide.float()
 
 
-@needs_torchao
 @pytest.mark.parametrize("dim", [64, 128, 160, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fused_8_bit_passes_equal_dequantized_weights(dim: int, dtype: torch.dtype) -> None:
@@ -285,7 +284,6 @@ def test_unsupported_targets_are_refused_and_left_to_eager_by_auto(
     assert found == EagerEngine(weights=weights) and message.removeprefix("the cpu engine ") in found.reason
 
 
-@needs_torchao
 def test_mixed_weights_are_refused() -> None:
     target = target_of("int8")
     target.output = nn.Linear(64, 32, bias=False).bfloat16()

@@ -87,7 +87,6 @@ def test_a_dtype_is_a_copy_of_the_model(model: Model) -> None:
 
 
 def test_int8_weights_are_less_than_a_third_of_the_bytes() -> None:
-    pytest.importorskip("torchao")
     target, name = tiny_target(), "layers.0.attention.wo.weight"
     small: Any = Variant("eager+int8", "fp32").engine().prepare(target)
     assert stored_bytes(small.get_parameter(name)) < stored_bytes(target.get_parameter(name)) / 3
