@@ -1,6 +1,6 @@
 """`lantern-generate`: images from prompts or class labels, by any method, with statistics on request.
 
-`generate` checks the arguments; a `Call` makes, saves and reports the images.
+`generate` checks the arguments; an `ImageRun` makes, saves and reports the images.
 """
 
 import argparse
@@ -222,8 +222,7 @@ def generate(
     requested = with_warnings(loaded, requested, warn=notes.append)
     if inputs.init_image is not None:
         requested = with_init_image(loaded, requested, **inputs.kept)
-    call = Call(loaded, decoded_by, own, sampling, requested, batch, files, place, stopping)
-    call.run(notes, debug)
+    ImageRun(loaded, decoded_by, own, sampling, requested, batch, files, place, stopping).run(notes, debug)
     if processes > 1:
         from torch import distributed
 
@@ -273,7 +272,7 @@ def _prompts(given: Sequence[str], file: str | None, labels: Sequence[int]) -> l
 
 
 @dataclass
-class Call:
+class ImageRun:
     """One run of the command after all choices are made; ValueError if a file would be overwritten.
 
     `own` are the settings that the call gave, beside those that were chosen for it.
