@@ -32,6 +32,7 @@ from torch import Tensor
 from lantern.cli.command import DONE, FAILED, Command, real, run_command
 from lantern.core.config import read_json_object
 from lantern.core.io import write_json
+from lantern.core.prepared import original
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
 from lantern.engines.chain import passes_of
@@ -56,6 +57,7 @@ SECTIONS = {
     "pass_times": 40,
     "drafted": 75,
     "exact": 40,
+    "int8": 40,
     "embedded": 65,
     "batches": 25,
     "shapes": 40,
@@ -407,6 +409,20 @@ class Bench:
             for name in names[:1] if self.is_toy else names:
                 same = partial(self._same, partial(make, name, **settings), condition, plain)
                 self.measure("exact", f"{name} {kind}", same)
+
+    def int8(self) -> None:
+        """Weights in 8 bits: plain decoding, drafted methods over the fastest full one, and bits of an exact method."""
+        target, _ = self.model()
+        condition, seeds = self.condition(target.config, 1), self.sizes.exact[1]
+        engine, tree = GraphEngine(weights="int8"), self.sizes.trees[-1]
+        plain, drafted = (
+            self.decoder(name, engine, **how) for name, how in (("plain", {}), ("eagle1", {"tree": tree}))
+        )
+        self.measure("int8", "plain", lambda: self.with_share(self.steps(plain), original(plain.target)))
+        for name in ("eagle1", "lantern++"):
+            self.measure("int8", f"{name} {tree}", partial(self._scripted, name, engine, tree))
+        expected = self._tokens(plain, condition, seeds)
+        self.measure("int8", "eagle1 exact", partial(self._same, lambda: drafted, condition, expected))
 
     def _tokens(self, decoder: Decoder, condition: Condition, seeds: int) -> tuple[list[Tensor], float, int]:
         """Return the tokens of all seeds, the median seconds of a batch, and the number of passes."""

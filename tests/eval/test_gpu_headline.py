@@ -56,7 +56,9 @@ def test_all_sections_run_without_packages_that_a_gpu_machine_lacks(tmp_path: Pa
     assert {"cublas", "fused", "torch in a graph", "eager", "compiled layers in a graph"} <= set(plain)
     assert plain["fused"]["ms_per_token"] > 0 and plain["fused"]["share"] > 0
     assert found["sections"]["drafted"]["eagle1 chain_2"]["2.5"]["ms_per_token"] > 0
-    exact = {**found["sections"]["exact"], **found["sections"]["embedded"]}
+    int8 = found["sections"]["int8"]
+    assert int8["plain"]["floor_ms"] < plain["fused"]["floor_ms"] and int8["eagle1 exact"]["promise"] == "tokens"
+    exact = {**found["sections"]["exact"], **found["sections"]["embedded"], "int8": int8["eagle1 exact"]}
     assert len(exact) >= 2 and all(one["differing"] == 0 for one in exact.values() if one["promise"] == "tokens")
     assert found["sections"]["server"]["plain"]["images_per_second"] > 0
     assert found["sections"]["training"]["torch"]["images_per_second"] > 0

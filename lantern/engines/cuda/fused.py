@@ -8,6 +8,8 @@ number of rows: tiles of 16 rows by 16 inputs by 8 outputs, over the inputs in o
     pair        norm, then query, key and value with their rotation and the write to the cache, or gate and up with SiLU
     single      output and down product with the residual sum, or the head
 
+Weights are full, or int8 with one scale per output, which multiplies the sum.
+
 A norm multiplies its input by the norm's weight before the product, and the product by the row's scale after it, so
 that no program waits for a row's sum of squares. Programs that write a row's residual sum also write the sum of squares
 of their columns (`squares`); who reads the row adds them in order.
@@ -34,6 +36,18 @@ def added(total, left, right, IS_WIDE: tl.constexpr):
     if IS_WIDE:
         left, right = left.to(tl.float32), right.to(tl.float32)
     return tl.dot(left, right, total, input_precision="ieee")
+
+
+@triton.jit
+def unpacked(weight, SCALE, X):
+    """Return a block of a weight in the dtype of the rows: int8 weights have a scale."""
+    return weight if SCALE is None else weight.to(tl.float32).to(X.dtype.element_ty)
+
+
+@triton.jit
+def scaled(total, SCALE, at, inside):
+    """Multiply sums by the scales of their outputs."""
+    return total if SCALE is None else total * tl.load(SCALE + at, mask=inside, other=0.0).to(tl.float32)[None]
 
 
 @triton.jit
@@ -78,6 +92,7 @@ def enter_kernel(INPUTS, X, SQUARES, rows, live, DIM: tl.constexpr, PART: tl.con
 def pair_kernel(
     X,
     WEIGHT,
+    SCALE,
     NORM,
     SQUARES,
     OUT,
@@ -126,10 +141,11 @@ def pair_kernel(
         first = tl.load(w_at + start, mask=has_w, other=0.0)
         second = tl.load(w_at + start + APART * INPUTS, mask=has_w, other=0.0)
         x = (x.to(tl.float32) * norm.to(tl.float32)).to(X.dtype.element_ty)
-        left = added(left, x, tl.permute(first, (0, 2, 1)), IS_WIDE)
-        right = added(right, x, tl.permute(second, (0, 2, 1)), IS_WIDE)
+        left = added(left, x, tl.permute(unpacked(first, SCALE, X), (0, 2, 1)), IS_WIDE)
+        right = added(right, x, tl.permute(unpacked(second, SCALE, X), (0, 2, 1)), IS_WIDE)
     scale = scale_of(SQUARES, row, is_live, eps, INPUTS, PARTS, PARTS_SIZE)[:, None]
-    one, two = tl.sum(left, 0) * scale, tl.sum(right, 0) * scale
+    one = scaled(tl.sum(left, 0), SCALE, STEP * pair, inside) * scale
+    two = scaled(tl.sum(right, 0), SCALE, STEP * pair + APART, inside) * scale
     kept = is_live[:, None] & inside[None]
     if MODE == 1:  # SILU
         gate, up = one.to(OUT.dtype.element_ty).to(tl.float32), two.to(OUT.dtype.element_ty).to(tl.float32)
@@ -160,6 +176,7 @@ def pair_kernel(
 def single_kernel(
     X,
     WEIGHT,
+    SCALE,
     OUT,
     SQUARES,
     count,
@@ -186,8 +203,8 @@ def single_kernel(
     for start in range(0, INPUTS, SLICES * DEPTH):
         x = tl.load(x_at + start, mask=is_live[None, :, None] & (start + inner < INPUTS), other=0.0)
         w = tl.load(w_at + start, mask=inside[None, :, None] & (start + inner < INPUTS), other=0.0)
-        total = added(total, x, tl.permute(w, (0, 2, 1)), IS_WIDE)
-    made = tl.sum(total, 0)
+        total = added(total, x, tl.permute(unpacked(w, SCALE, X), (0, 2, 1)), IS_WIDE)
+    made = scaled(tl.sum(total, 0), SCALE, column, inside)
     kept = is_live[:, None] & inside[None]
     if MODE == 2:  # RESIDUAL
         at = OUT + row[:, None] * OUTPUTS_ALL + column[None]
@@ -252,6 +269,7 @@ def qkv(
     slots: Int[Tensor, " n"],
     cache: Float[Tensor, "2 lines h s d"],
     *,
+    scale: Float[Tensor, " c3"] | None = None,
     eps: float,
     rows: int,
 ) -> None:
@@ -259,7 +277,7 @@ def qkv(
     lines, heads, count, width = cache.shape[1:]
     live, dim = positions.shape[1], x.shape[1]
     _pair(
-        *(x, weight, norm, squares, out, rope, positions, slots, cache),
+        *(x, weight, scale, norm, squares, out, rope, positions, slots, cache),
         *(eps, lines * live, rows, live, lines, count),
         pairs=len(weight) // 2,
         step=2,
@@ -278,6 +296,7 @@ def gate_up(
     squares: Float[Tensor, "m p"],
     out: Float[Tensor, "m h"],
     *,
+    scale: Float[Tensor, " h2"] | None = None,
     eps: float,
     rows: int,
     live: int,
@@ -285,7 +304,7 @@ def gate_up(
     """Write silu(gate) * up of normed rows to `out`."""
     lines, hidden, dim = len(x) // rows, len(weight) // 2, x.shape[1]
     _pair(
-        *(x, weight, norm, squares, out, x, x, x, x),
+        *(x, weight, scale, norm, squares, out, x, x, x, x),
         *(eps, lines * live, rows, live, lines, 0),
         pairs=hidden,
         step=1,
@@ -298,7 +317,7 @@ def gate_up(
 
 
 def _pair(*given: Any, pairs: int, step: int, apart: int, heads: int, width: int, mode: int, dim: int) -> None:
-    count, parts = given[10], -(-dim // OUTPUTS)
+    count, parts = given[11], -(-dim // OUTPUTS)
     how = tiling(dim, count, operands=2)
     pair_kernel[(-(-count // how["ROWS"]), -(-pairs // OUTPUTS))](
         *given,
@@ -321,6 +340,7 @@ def single(
     out: Float[Tensor, "m n"],
     squares: Float[Tensor, "m p"] | None,
     *,
+    scale: Float[Tensor, " n"] | None = None,
     rows: int,
     live: int,
 ) -> None:
@@ -329,7 +349,7 @@ def single(
     count = len(x) // rows * live
     how = tiling(inputs, count, operands=1)
     single_kernel[(-(-count // how["ROWS"]), -(-outputs // OUTPUTS))](
-        *(x, weight, out, out if squares is None else squares, count, rows, live),
+        *(x, weight, scale, out, out if squares is None else squares, count, rows, live),
         INPUTS=inputs,
         OUTPUTS_ALL=outputs,
         MODE=PLAIN if squares is None else RESIDUAL,

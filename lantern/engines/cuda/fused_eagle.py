@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from lantern.core.config import one_line
 from lantern.core.prepared import WeightCache, on_device, original
-from lantern.core.weights import is_quantized
 from lantern.decoding.cache import StaticCache
 from lantern.engines.chain import waves
 from lantern.engines.cuda import fused, kernels
 from lantern.engines.cuda.fused_target import FEW
 from lantern.engines.cuda.kernels import kernel
-from lantern.engines.cuda.target import DTYPES
+from lantern.engines.cuda.target import DTYPES, is_readable, parts_of
 from lantern.engines.cuda.trial import TOLERANCE
 from lantern.methods.parts import ADD_ONS, DRAFTER
 from lantern.models.llamagen.transformer import Transformer
@@ -163,7 +162,8 @@ class FusedEagle(Eagle):
         if lines * live > FEW:
             how: dict[str, Any] = {"known": known, "ancestors": ancestors, "cache": cache, "slots": slots}
             return super().draft(features, tokens, places, sees, scales=scales, depth=depth, **how)
-        space, rows = self._space(cache, live), {"rows": live}
+        space = self._space(cache, live)
+        rows: dict[str, Any] = {"rows": live}
         x = torch.empty(lines * live, dim, dtype=self.dtype, device=features.device)
         self._enter(features.flatten(0, 1), tokens, places, known, ancestors, scales, cache, space, x)
         fused.single(space.pairs, self.fc.weight, x, space.squares, live=live, **rows)
@@ -187,12 +187,12 @@ class FusedEagle(Eagle):
     def logits(self, features: Float[Tensor, "b n c"], target: Any) -> Float[Tensor, "b n v"]:
         """Return the fp32 logits of the target's head."""
         (lines, live, dim), weight = features.shape, target.output.weight
-        is_fit = isinstance(original(target), Transformer) and not is_quantized(weight) and lines * live <= FEW
+        is_fit = isinstance(original(target), Transformer) and is_readable(weight) and lines * live <= FEW
         if not is_fit or not weight.dtype == features.dtype == self.dtype:
             return super().logits(features, target)
         made = features.new_empty(lines, live, len(weight), dtype=torch.float32)
-        x = features.reshape(lines * live, dim)
-        fused.single(x, weight, made.view(lines * live, -1), None, rows=live, live=live)
+        x, (numbers, scale) = features.reshape(lines * live, dim), parts_of(weight)
+        fused.single(x, numbers, made.view(lines * live, -1), None, scale=scale, rows=live, live=live)
         return made
 
     def _enter(

@@ -17,15 +17,10 @@ FEW = 128  # rows of a batch up to which one read of the weights per 64 rows is 
 
 
 class FusedPass(KernelPass):
-    """As `KernelPass`, for full weights of LlamaGen; larger batches run as there.
+    """As `KernelPass`, for LlamaGen's layers; larger batches run as there.
 
     Which of the two runs depends on the batch and not on the number of nodes, so that bits do not either.
     """
-
-    @property
-    def has_int8(self) -> bool:
-        """Whether weights are int8, which `fused` does not read."""
-        return any(scale is not None for _, scale in self.head.parts)
 
     def __call__(
         self,
@@ -41,7 +36,7 @@ class FusedPass(KernelPass):
     ) -> Scores:
         """Score inputs, as `KernelPass`."""
         config, (lines, live) = self.config, inputs.shape[:2]
-        if lines * constant_rows(lines, least) > FEW or self.has_int8:
+        if lines * constant_rows(lines, least) > FEW:
             return super().__call__(
                 inputs, positions, mask, cache=cache, slots=slots, taps=taps, least=least, block=block
             )
@@ -55,28 +50,32 @@ class FusedPass(KernelPass):
             if number in taps:
                 own[number] = self._live(space.x, space, live).clone()
             kept, eps = cache.layer(number), self.eps
-            (wqkv, _), (out, _) = layer.qkv.parts[0], layer.out.parts[0]
-            (w13, _), (down, _) = layer.gate_up.parts[0], layer.down.parts[0]
+            (wqkv, qkv_scale), (out, out_scale) = layer.qkv.parts[0], layer.out.parts[0]
+            (w13, gate_scale), (down, down_scale) = layer.gate_up.parts[0], layer.down.parts[0]
             fused.qkv(
                 *(space.x, wqkv, layer.attention_norm, squares, space.qkv, self.rope, positions, slots[0], kept),
+                scale=qkv_scale,
                 eps=eps,
                 **how,
             )
             space.attention(space.qkv, kept, mask, space.attended, prefix=cache.prefix)
-            fused.single(space.attended, out, space.x, squares, live=live, **how)
-            fused.gate_up(space.x, w13, layer.ffn_norm, squares, space.hidden, eps=eps, live=live, **how)
-            fused.single(space.hidden, down, space.x, squares, live=live, **how)
+            fused.single(space.attended, out, space.x, squares, scale=out_scale, live=live, **how)
+            fused.gate_up(
+                space.x, w13, layer.ffn_norm, squares, space.hidden, scale=gate_scale, eps=eps, live=live, **how
+            )
+            fused.single(space.hidden, down, space.x, squares, scale=down_scale, live=live, **how)
         features = torch.zeros_like(space.x)
         kernels.norm(space.x, None, self.norm, features, eps=self.eps, rows=space.rows, live=live)
         logits = features.new_empty(lines * live, config.vocab_size, dtype=torch.float32)
-        fused.single(features, self.head.parts[0][0], logits, None, live=live, **how)
+        head, scale = self.head.parts[0]
+        fused.single(features, head, logits, None, scale=scale, live=live, **how)
         tapped = torch.cat([own[layer] for layer in taps], -1) if taps else None
         return Scores(logits.unflatten(0, (lines, live)), self._live(features, space, live), tapped)
 
 
 def is_fused(target: Any, rows: int) -> bool:
     """Return whether passes of so many rows of a prepared target run by the products of `fused`."""
-    return isinstance(target.program, FusedPass) and rows <= FEW and not target.program.has_int8
+    return isinstance(target.program, FusedPass) and rows <= FEW
 
 
 class FusedTarget(KernelTarget):

@@ -40,7 +40,7 @@ def refusal(target: Any) -> str | None:
     if (reason := refuses_dtype(target)) is not None:
         return reason
     weights = [module.weight for module in target.modules() if isinstance(module, torch.nn.Linear)]
-    if any(is_quantized(weight) and not isinstance(weight, Int8Weight) for weight in weights):
+    if not all(is_readable(weight) for weight in weights):
         return "the GPU kernels read weights in full or in int8, these are quantized otherwise"
     return None
 
@@ -74,15 +74,22 @@ def keeps_rows(target: Any, rows: int) -> bool:
     return program.trials[rows]
 
 
+def is_readable(weight: Tensor) -> bool:
+    """Return whether the kernels read a weight: in full or int8."""
+    return isinstance(weight, Int8Weight) or not is_quantized(weight)
+
+
+def parts_of(weight: Tensor) -> tuple[Tensor, Float[Tensor, " n"] | None]:
+    """Return a weight's numbers and its scales, None if it is full."""
+    return (weight.qdata, weight.scale.flatten()) if isinstance(weight, Int8Weight) else (weight.data, None)
+
+
 class Linear:
     """Matrix products of one input, side by side, whose weights are full (torch.mm) or int8 (`kernels.linear8`)."""
 
     def __init__(self, *weights: Any) -> None:
         self.widths = [len(weight) for weight in weights]
-        self.parts = [
-            (weight.qdata, weight.scale.flatten()) if isinstance(weight, Int8Weight) else (weight.data, None)
-            for weight in weights
-        ]
+        self.parts = [parts_of(weight) for weight in weights]
 
     def __call__(self, x: Float[Tensor, "m k"], out: Float[Tensor, "m n"]) -> None:
         """Write x times the transpose of each weight to its columns of `out`."""

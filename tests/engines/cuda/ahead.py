@@ -31,7 +31,7 @@ from lantern.verifiers.relaxations.lantern_pp import LanternPP
 META = torch.device("meta")
 DIM, HIDDEN, HEADS, TOKENS, LINES, SLOTS = 1280, 3456, 20, 16384, 2, 1056  # of LlamaGen-XL at 512 pixels
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
-TYPES |= {torch.int64: "*i64", torch.int32: "*i32"}
+TYPES |= {torch.int64: "*i64", torch.int32: "*i32", torch.int8: "*i8"}
 RULES: dict[str, Any] = {
     "exact": None,
     "lantern": (Lantern, {"k": 100}),
@@ -81,26 +81,33 @@ class Recorded:
         JITFunction.run = self._run  # type: ignore[method-assign]
 
 
-def launches(nodes: int) -> list[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
+def launches(
+    nodes: int, weights: torch.dtype = torch.bfloat16
+) -> list[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
     """Return name, kernel, arguments and options of the launches of a layer and the head, over `nodes` nodes."""
     rows = 32
     x, squares = empty(LINES * rows, DIM), empty(LINES * rows, DIM // 16, dtype=torch.float32)
-    how: Any = {"rows": rows}
     hidden, logits = empty(LINES * rows, HIDDEN), empty(LINES * nodes, TOKENS, dtype=torch.float32)
+
+    def weight(outputs: int, inputs: int = DIM) -> torch.Tensor:
+        return empty(outputs, inputs, dtype=weights)
+
+    scale = empty(TOKENS, dtype=torch.float32) if weights == torch.int8 else None
+    how: Any = {"rows": rows, "scale": scale}
     with Recorded() as recorded:
-        fused.enter(empty(LINES, nodes, DIM), x, squares, **how)
+        fused.enter(empty(LINES, nodes, DIM), x, squares, rows=rows)
         fused.qkv(
-            *(x, empty(3 * DIM, DIM), empty(DIM), squares, empty(LINES * rows, 3 * DIM)),
+            *(x, weight(3 * DIM), empty(DIM), squares, empty(LINES * rows, 3 * DIM)),
             empty(2048, DIM // HEADS // 2, 2, dtype=torch.float32),
             *(empty(LINES, nodes, dtype=torch.long), empty(nodes, dtype=torch.long)),
             empty(2, LINES, HEADS, SLOTS, DIM // HEADS),
             eps=1e-5,
             **how,
         )
-        fused.gate_up(x, empty(2 * HIDDEN, DIM), empty(DIM), squares, hidden, eps=1e-5, live=nodes, **how)
-        fused.single(x, empty(DIM, DIM), x, squares, live=nodes, **how)
-        fused.single(hidden, empty(DIM, HIDDEN), x, squares, live=nodes, **how)
-        fused.single(x, empty(TOKENS, DIM), logits, None, live=nodes, **how)
+        fused.gate_up(x, weight(2 * HIDDEN), empty(DIM), squares, hidden, eps=1e-5, live=nodes, **how)
+        fused.single(x, weight(DIM), x, squares, live=nodes, **how)
+        fused.single(hidden, weight(DIM, HIDDEN), x, squares, live=nodes, **how)
+        fused.single(x, weight(TOKENS), logits, None, live=nodes, **how)
     names = ("enter", "qkv", "gate_up", "out", "down", "head")
     return [(name, *launch) for name, launch in zip(names, recorded.launches, strict=True)]
 
@@ -160,6 +167,7 @@ def orders(nodes: int, architecture: int) -> dict[str, list[str]]:
     """
     made = launches(nodes)[1:]
     name, kernel, arguments, options = made[0]
+    made += [(f"{name} int8", *launch) for name, *launch in launches(nodes, torch.int8)[1:]]
     made.append((f"{name} of few parts", kernel, arguments | {"PARTS": 16, "PARTS_SIZE": 16}, options))
     return {
         name: divided(
@@ -199,6 +207,8 @@ def main() -> dict[str, Any]:
     made = {}
     for architecture in (80, 90):
         named = [(f"{name} {nodes}", *launch) for nodes in (1, 30) for name, *launch in launches(nodes)]
+        int8 = ((nodes, launches(nodes, torch.int8)[1:]) for nodes in (1, 30))
+        named += [(f"{name} int8 {nodes}", *launch) for nodes, made_of in int8 for name, *launch in made_of]
         named += [launch for case in WALKS for launch in walks(*case)]
         named += [(f"children {lines}", *children(lines)) for lines in (1, 2)]
         made |= {f"{name} sm_{architecture}": report(*launch, architecture) for name, *launch in named}  # pyright: ignore[reportCallIssue]

@@ -10,23 +10,29 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
+from lantern.core.weights import Int8Weight
 from lantern.engines.cuda import fused
+from lantern.engines.cuda.target import parts_of
 from tests.engines.cuda.test_kernels import CLOSE, DEVICE, random
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("count", "inputs", "outputs"), [(3, 40, 24), (20, 256, 40), (70, 160, 16)])
-def test_single_multiplies_and_adds(dtype: torch.dtype, count: int, inputs: int, outputs: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "inputs", "outputs", "is_int8"), [(3, 40, 24, False), (20, 256, 40, True), (70, 160, 16, False)]
+)
+def test_single_multiplies_and_adds(dtype: torch.dtype, count: int, inputs: int, outputs: int, is_int8: bool) -> None:
     x, weight = random(2 * count, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, seed=1) / inputs**0.5
+    numbers, scale = parts_of(Int8Weight.of(weight) if is_int8 else weight)
+    weight = weight if scale is None else numbers * scale[:, None]
     rest = random(2 * count, outputs, dtype=dtype, seed=2)
     expected, before = rest.float() + (x.float() @ weight.float().T).to(dtype).float(), rest.clone()
     squares = torch.zeros(2 * count, -(-outputs // fused.OUTPUTS), device=DEVICE)
-    fused.single(x, weight, rest, squares, rows=2, live=1)
+    fused.single(x, numbers, rest, squares, scale=scale, rows=2, live=1)
     close: dict[str, Any] = {"atol": 3 * CLOSE[dtype], "rtol": 3 * CLOSE[dtype]}
     assert torch.allclose(rest[::2].float(), expected[::2], **close) and torch.equal(rest[1::2], before[1::2])
     assert torch.allclose(squares[::2].sum(1), rest[::2].float().square().sum(1), rtol=1e-4)
     packed = torch.zeros(count, outputs, device=DEVICE)
-    fused.single(x, weight, packed, None, rows=2, live=1)
+    fused.single(x, numbers, packed, None, scale=scale, rows=2, live=1)
     assert torch.allclose(packed, (x.float() @ weight.float().T)[::2], **close)
 
 
@@ -64,7 +70,7 @@ def test_sums_and_products_are_divided_among_threads_in_one_way_for_any_number_o
 @pytest.mark.slow
 def test_kernels_compile_for_gpus_without_spills_and_fit_their_shared_memory() -> None:
     found = compiled()
-    assert len(found) == 24 + 24 + 4
+    assert len(found) == 24 + 20 + 24 + 4
     for name, used in found.items():
         assert used["stores"] == used["loads"] == 0, name
         assert used["registers"] <= 168 and used["shared"] <= 100_000, name  # three programs of 128 threads at a time

@@ -84,8 +84,8 @@ def test_squares_added_in_an_order_that_depends_on_the_rows_are_found(
 ) -> None:
     run = fused.single
 
-    def uneven(x: Any, weight: Any, out: Any, squares: Any, *, rows: int, live: int) -> None:
-        run(x, weight, out, squares, rows=rows, live=live)
+    def uneven(x: Any, weight: Any, out: Any, squares: Any, *, live: int, **how: Any) -> None:
+        run(x, weight, out, squares, live=live, **how)
         if squares is not None and live > 2:
             parts = out.float().square().view(*squares.shape, fused.OUTPUTS).unbind(-1)
             squares.copy_(reduce(torch.add, parts[::-1]))
