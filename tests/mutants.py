@@ -101,8 +101,8 @@ decoding/loop.py: methods
 + self.tree = tree
 - self.cache.commit(walked, self.known - 1)
 + self.cache.commit(walked, self.known)
-- places = self.places_of(self.tree, -1)
-+ places = self.places_of(self.tree, 0)
+- places = self.places_of(self.tree, last)
++ places = self.places_of(self.tree, self.known)
 - counts = torch.minimum(verdict.length + 1, self.count - start)
 + counts = verdict.length + 1
 

@@ -11,7 +11,7 @@ Imported by all of `lantern`. Imports noise and sampling only.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -405,6 +405,11 @@ class Verdict:
     log_q: Float[Tensor, "b n v"] | None = None
     cost: Cost | None = None
 
+    @cached_property
+    def walked(self) -> Int[Tensor, "b d1"]:
+        """The root, and the path."""
+        return pad(self.path, (1, 0))
+
 
 @runtime_checkable
 class Verifier(Protocol):
@@ -450,8 +455,7 @@ class Step:
         """Return for each token the row of `values`, such as the scores' features, that predicted it."""
         if self.verdict is None:
             return values
-        visited = torch.nn.functional.pad(self.verdict.path, (1, 0))
-        return values.gather(2, visited[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[-1]))
+        return values.gather(2, self.verdict.walked[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[-1]))
 
 
 Callback = Callable[[Step], bool | None]  # of each step; True ends the generation

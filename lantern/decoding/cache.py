@@ -60,9 +60,10 @@ class StaticCache:
         size = (2 * layers, images * rows, heads, self._slots + (lines + stage if columns else 0), head_dim)
         first = torch.zeros(images * rows, 1, dtype=torch.long, device=device)
         self._hold(torch.zeros(size, dtype=dtype, device=device), slice(None), first)
+        self._first_slots = torch.arange(stage, device=device) + prefix
         ends = torch.arange(1, lines + 1, device=device) * columns - 1 + prefix
         # the slot that each newline follows
-        self._ahead = torch.cat([ends, torch.arange(stage if columns else 0, device=device) + prefix + tokens])
+        self._ahead = torch.cat([ends, self._first_slots[: stage if columns else 0] + tokens])
 
     def _hold(self, memory: Float[Tensor, "2l r h s d"], rows: slice, first: Int[Tensor, "rows 1"]) -> None:
         self._memory, self.first = memory, first
@@ -191,13 +192,15 @@ class StaticCache:
 
         Entries that were not accepted may be copied too: the mask hides them until they are overwritten.
         """
-        steps = torch.arange(nodes.shape[1], device=nodes.device)
-        self.move(nodes, start[:, None] + steps)
+        self._copy(nodes, start[:, None] + self._first_slots[: nodes.shape[1]])
 
     def move(self, nodes: Int[Tensor, "b m"], tokens: Int[Tensor, "b m"]) -> None:
         """Copy staged node `nodes[:, j]` to the slot of token `tokens[:, j]`; past the end, to the last slot."""
-        source = nodes + self.first_stage_slot
-        places = tokens.clamp(max=self.tokens - 1) + self.prefix
+        self._copy(nodes, tokens + self.prefix)
+
+    def _copy(self, nodes: Int[Tensor, "b m"], places: Int[Tensor, "b m"]) -> None:
+        """Copy staged nodes to slots of tokens."""
+        source, places = nodes + self.first_stage_slot, places.clamp(max=self.first_stage_slot - 1)
         if self.columns:
             newlines = self._first_staged_newline + nodes
             is_end = (places - self.prefix + 1) % self.columns == 0

@@ -89,7 +89,8 @@ class State:
         """Take over the prompt, which fills `cache`; return the step that gives token 0 and the given tokens after."""
         images, device, nodes = len(prompt.mask), prompt.mask.device, self.drafter.max_nodes
         self.mask = self.cache.tree_mask(self.cache.prefix_scores, nodes)
-        self.held.slots = torch.arange(nodes, device=device) + self.cache.first_stage_slot
+        self.held.ahead = torch.arange(max(nodes, self.drafter.depth + 1), device=device)
+        self.held.slots = self.held.ahead[:nodes] + self.cache.first_stage_slot
         self.statistics = StepSums(images, self.drafter.depth, self.count, device)
         self.readback, self._left, self._age = Readback(device), self.count - 1, 0
         # `tokens` has room past the end of the image.
@@ -109,10 +110,11 @@ class State:
         tree, rows = self.drafter.propose(), self.cache.rows
         self.tree = tree if self.forced is None else self.forced.tree(tree, self.known)
         self.watch.lap("propose")
-        places = self.places_of(self.tree, -1)
+        last = self.known - 1
+        places = self.places_of(self.tree, last)
         embedded = self.target.tok_embeddings(self.tree.tokens).repeat_interleave(rows, 0)
         positions = (places + self.target.config.cls_token_num).repeat_interleave(rows, 0)
-        mask = self.mask.update(self.known - 1, self.tree.shape.ancestors)
+        mask = self.mask.update(last, self.tree.shape.ancestors)
         slots = self.held.slots[: self.tree.shape.num_nodes].expand(len(positions), -1)
         return Inputs(embedded, positions, mask, self.cache, slots, places, self.drafter.taps)
 
@@ -122,18 +124,17 @@ class State:
         Tokens past the end of the image are dropped.
         """
         self.watch.lap("score")
-        tree, places = self.tree, self.places_of(self.tree, 0)
+        tree, places = self.tree, self.places_of(self.tree, self.known)
         scores = self.by_image(found, places)
         verdict = self.verify(tree, scores.logits, places)
-        walked = torch.nn.functional.pad(verdict.path, (1, 0))
-        self.cache.commit(walked, self.known - 1)
-        start, ahead = self.known.clone(), torch.arange(walked.shape[1], device=walked.device)
+        self.cache.commit(verdict.walked, self.known - 1)
+        start, ahead = self.known.clone(), self.held.ahead[: verdict.walked.shape[1]]
         drafted = torch.nn.functional.pad(tree.tokens.gather(1, verdict.path), (0, 1))
         fresh = drafted.scatter(1, verdict.length[:, None], verdict.next_token[:, None])
         self.tokens.scatter_(1, start[:, None] + ahead, fresh)
         counts = torch.minimum(verdict.length + 1, self.count - start)
         self.known.add_(counts)
-        self._check(scores.logits, verdict, walked, counts)
+        self._check(scores.logits, verdict, counts)
         self.watch.lap("walk")
         step = Step(0, start, counts, fresh, scores, tree, verdict)
         self.drafter.observe(step)
@@ -207,9 +208,9 @@ class State:
         """What generations have in common whose passes can be joined."""
         return (type(self), id(original(self.target)), self.cache.form, self.drafter.taps)
 
-    def places_of(self, tree: DraftTree, ahead: int) -> Int[Tensor, "b n"]:
-        """Return the numbers of the tokens of a tree's nodes (ahead -1), or of what follows them (0)."""
-        return (self.known[:, None] + ahead + tree.shape.depths).clamp(max=self.count - 1)
+    def places_of(self, tree: DraftTree, first: Int[Tensor, " b"]) -> Int[Tensor, "b n"]:
+        """Return the numbers of the tokens of a tree's nodes, or of what follows them; `first` is that of the root."""
+        return (first[:, None] + tree.shape.depths).clamp(max=self.count - 1)
 
     def by_image(self, found: Scores, places: Int[Tensor, "b n"]) -> Scores:
         """Return scores with a leading image axis; tokens that are given have all mass."""
@@ -258,7 +259,7 @@ class State:
             self.known.add_(counts)
         self._left = self.count - kept
 
-    def _check(self, logits: Float[Tensor, "b r n v"], verdict: Verdict, walked: Tensor, counts: Tensor) -> None:
+    def _check(self, logits: Float[Tensor, "b r n v"], verdict: Verdict, counts: Int[Tensor, " b"]) -> None:
         """Note images with a NaN or an infinite number among the logits that a token was sampled from.
 
         The drafts of a window keep the distributions that they were sampled from for the next step.
@@ -266,8 +267,8 @@ class State:
         if verdict.log_q is not None:
             finite = is_finite(logits) | (counts[:, None] <= 0)
         else:
-            ahead = torch.arange(walked.shape[1], device=walked.device)
-            finite = is_finite(logits_at(logits, walked)) | (counts[:, None] <= ahead)
+            ahead = self.held.ahead[: verdict.walked.shape[1]]
+            finite = is_finite(logits_at(logits, verdict.walked)) | (counts[:, None] <= ahead)
         self.held.finite.logical_and_(finite.all(1))
 
 

@@ -69,6 +69,7 @@ class Plain(State):
         held.tokens = torch.zeros(images, self.count, dtype=torch.long, device=device)
         held.finite = torch.ones(images, dtype=torch.bool, device=device)
         held.known = torch.zeros(images, dtype=torch.long, device=device)
+        held.one = torch.ones_like(held.known)
         mask = cache.buffer.new_full((images, cache.rows, 1, cache.slots), -torch.inf)
         mask[..., : cache.prefix] = by_row(cache.prefix_scores)
         held.shown = mask.flatten(0, 1)
@@ -107,7 +108,7 @@ class Plain(State):
         self.known.add_(1)
         self.held.finite.logical_and_(is_finite(scores.logits).all(1))
         self.watch.lap("draw")
-        return Step(0, start, torch.ones_like(start), token, scores)
+        return Step(0, start, self.held.one, token, scores)
 
     @property
     def stage(self) -> int:

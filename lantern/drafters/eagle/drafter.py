@@ -36,7 +36,9 @@ class EagleDrafter(NetworkDrafter):
         super().begin(prompt, noise)
         device, self._is_read = prompt.mask.device, True
         self._open(prompt)
-        self.held.stage = torch.arange(self.stage, device=device) + self.cache.first_stage_slot
+        ahead = torch.arange(max(self.stage, self.tree.depth + 1), device=device)
+        self.held.ahead, self.held.causal = ahead, ahead[:, None] >= ahead
+        self.held.stage = ahead[: self.stage] + self.cache.first_stage_slot
         self.held.known = torch.zeros(len(prompt.mask), dtype=torch.long, device=device)
 
     @property
@@ -70,13 +72,12 @@ class EagleDrafter(NetworkDrafter):
             self._read_pending()
         read = step.scores.fused if self.taps else step.scores.features
         assert read is not None, "the pass did not record the inputs of the tapped layers"
-        features, ahead = step.of_tokens(read), torch.arange(step.tokens.shape[1], device=step.tokens.device)
-        self.held.places = (self.known[:, None] + ahead).clamp(max=self.count - 1)
+        features, pairs = step.of_tokens(read), step.tokens.shape[1]
+        self.held.places = (self.known[:, None] + self.held.ahead[:pairs]).clamp(max=self.count - 1)
         if self.module.config.form == "guided":
             features = self.sampling.guide(features, self.held.places)[:, None]
         self.held.features = self.module.enter(features)
         self.held.tokens, self.held.counts = step.tokens, step.counts
-        self.held.last = (step.counts - 1).clamp(min=0)[:, None]
         self._is_read = False
 
     def propose(self) -> DraftTree:
@@ -101,22 +102,21 @@ class EagleDrafter(NetworkDrafter):
     @property
     def _root(self) -> Int[Tensor, "b 1"]:
         """The last committed token."""
-        return self.held.tokens.gather(1, self.held.last)
+        return self.held.tokens.gather(1, self._last)
 
     def _followed(self, depth: int) -> Int[Tensor, "b 1"]:
         """Return the number of the token that follows nodes of a depth."""
-        return (self.known[:, None] + depth).clamp(max=self.count - 1)
+        return self._places[:, depth : depth + 1]
 
     def _read_pending(self) -> Float[Tensor, "b r 1 c"]:
         """Run the committed pairs, commit their keys, and return the feature that predicts the next token."""
-        pairs = self.held.places.shape[1]
-        causal = torch.ones(pairs, pairs, dtype=torch.bool, device=self.known.device).tril()
-        features = self._run(self.held.features, self.held.tokens, causal)
-        self.cache.commit(torch.arange(pairs, device=self.known.device).expand_as(self.held.places), self.known)
+        pairs, ahead = self.held.places.shape[1], self.held.ahead
+        features = self._run(self.held.features, self.held.tokens, self.held.causal[:pairs, :pairs])
+        self.cache.commit(ahead[:pairs].expand_as(self.held.places), self.known)
         self.known.add_(self.held.counts)
-        self._is_read = True
-        last = self.held.last[:, None, :, None]
-        return features.gather(2, last.expand(*features.shape[:2], -1, features.shape[-1]))
+        self._is_read, self._last = True, (self.held.counts - 1).clamp(min=0)[:, None]
+        self._places = (self.known[:, None] + ahead[: self.tree.depth + 1]).clamp(max=self.count - 1)
+        return features.gather(2, self._last[:, None, :, None].expand(*features.shape[:2], -1, features.shape[-1]))
 
     def _run(
         self,

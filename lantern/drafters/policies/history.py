@@ -18,7 +18,7 @@ def updated_map(seen: Float[Tensor, "b m"], step: Step, side: int, *, decay: flo
     A token is tested if the node before it was visited and had children. Others get the mean of their neighbours.
     """
     assert step.tree is not None and step.verdict is not None
-    nodes, last = torch.nn.functional.pad(step.verdict.path, (1, 0)), seen.shape[1] - 1
+    nodes, last = step.verdict.walked, seen.shape[1] - 1
     ahead, length = torch.arange(nodes.shape[1], device=seen.device), step.verdict.length[:, None]
     places, is_visited = step.start[:, None] + ahead, ahead <= length
     has_children = step.tree.shape.has_children.expand(len(nodes), -1).gather(1, nodes)

@@ -64,7 +64,7 @@ class FusedPass(KernelPass):
                 space.x, w13, layer.ffn_norm, squares, space.hidden, scale=gate_scale, eps=eps, live=live, **how
             )
             fused.single(space.hidden, down, space.x, squares, scale=down_scale, live=live, **how)
-        features = torch.zeros_like(space.x)
+        features = torch.empty_like(space.x)
         kernels.norm(space.x, None, self.norm, features, eps=self.eps, rows=space.rows, live=live)
         logits = features.new_empty(lines * live, config.vocab_size, dtype=torch.float32)
         head, scale = self.head.parts[0]
