@@ -65,16 +65,16 @@ core/types.py: methods
 + ancestors = nodes[:, None] <= nodes
 
 core/types.py: drafters/test_drafts_match_training.py
-- visited = torch.nn.functional.pad(self.verdict.path, (1, 0))
-+ visited = torch.nn.functional.pad(self.verdict.path, (0, 1))
+- return pad(self.path, (1, 0))
++ return pad(self.path, (0, 1))
 
 decoding/cache.py: decoding/test_cache.py
-- tokens.clamp(max=self.tokens - 1)
-+ tokens.clamp(max=self.tokens - 2)
+- places.clamp(max=self.first_stage_slot - 1)
++ places.clamp(max=self.first_stage_slot - 2)
 
 decoding/cache.py: proof/test_trees.py
-- self.move(nodes, start[:, None] + steps)
-+ self.move(nodes, start[:, None] + steps + 1)
+- start[:, None] + self._first_slots[: nodes.shape[1]])
++ start[:, None] + self._first_slots[: nodes.shape[1]] + 1)
 
 decoding/cache.py: decoding/test_cache.py
 - self._tokens < lengths[:, None]
@@ -99,8 +99,8 @@ decoding/forced.py: methods
 decoding/loop.py: methods
 - self.tree = tree if self.forced is None else self.forced.tree(tree, self.known)
 + self.tree = tree
-- self.cache.commit(walked, self.known - 1)
-+ self.cache.commit(walked, self.known)
+- self.cache.commit(verdict.walked, self.known - 1)
++ self.cache.commit(verdict.walked, self.known)
 - places = self.places_of(self.tree, last)
 + places = self.places_of(self.tree, self.known)
 - counts = torch.minimum(verdict.length + 1, self.count - start)
@@ -111,8 +111,8 @@ decoding/loop.py: decoding/test_finite.py
 + (counts[:, None] - 1 <= ahead)
 
 decoding/plain.py: decoding/test_plain.py
-- place, self.noise, sampler).sample()
-+ place - 1, self.noise, sampler).sample()
+- place, self.noise, self.sampler).sample()
++ place - 1, self.noise, self.sampler).sample()
 
 decoding/prompt.py: methods/test_contracts.py decoding/test_forced.py
 - numbers <= block[:, None]

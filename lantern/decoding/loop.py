@@ -27,6 +27,7 @@ from lantern.core.types import (
     DraftTree,
     Generation,
     Prompt,
+    Sampler,
     Scores,
     Step,
     Target,
@@ -72,6 +73,7 @@ class State:
     cache: StaticCache
     mask: TreeMask
     noise: Noise
+    sampler: Sampler | None
     watch: Stopwatch
     tree: DraftTree
     step: Step
@@ -224,8 +226,7 @@ class State:
     def verify(self, tree: DraftTree, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"]) -> Verdict:
         """Return the verifier's verdict on a tree by the logits of its pass."""
         may_stop = self.may_look and not self.drafter.reads_samples
-        sampler = self.target.sampler(self.sampling, self.noise)
-        rows = LogitRows(self.sampling, logits, places, self.noise, sampler, may_stop)
+        rows = LogitRows(self.sampling, logits, places, self.noise, self.sampler, may_stop)
         verdict = self.target.walk(self.verifier, tree, rows)
         return self.verifier.verify(tree, rows, self.noise) if verdict is None else verdict
 
@@ -311,6 +312,7 @@ def begin(
     how = {"is_silent": state.sampling.is_greedy, "make_uniforms": target.make_uniforms}
     noise = Noise(keys, **sizes, **how)
     state.noise = state.noise.take_keys(noise) if state.has_begun else noise
+    state.sampler = target.sampler(state.sampling, state.noise)
     state.forced = None
     if forced is not None:
         state.held.forced = forced.to(device)

@@ -101,8 +101,7 @@ class Plain(State):
 
     def _sample(self, scores: Scores) -> Step:
         place = self.known[:, None]
-        sampler = self.target.sampler(self.sampling, self.noise)
-        token = LogitRows(self.sampling, scores.logits, place, self.noise, sampler).sample()
+        token = LogitRows(self.sampling, scores.logits, place, self.noise, self.sampler).sample()
         self.tokens.scatter_(1, place, token)
         start = self.known.clone()
         self.known.add_(1)
