@@ -59,7 +59,7 @@ from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from lantern.models.names import NAMES_NAME, SHORT, WORD, WORDS_NAME, Names, read_names, read_words
 from lantern.models.transformers.components import Pixels, Prompts
-from lantern.models.transformers.target import TargetConfig, TransformersTarget
+from lantern.models.transformers.target import TargetSizes, TransformersTarget
 
 WINDOWS_KEY = "tokens_per_step"  # in the index
 INDEX_NAME = "model_index.json"
@@ -527,7 +527,7 @@ class AddOns(Mapping[str, nn.Module]):
         return module.requires_grad_(False)
 
 
-def check_sizes(drafter: Any, target: TransformerConfig | TargetConfig, *, drafter_name: str, model_name: str) -> None:
+def check_sizes(drafter: Any, target: TransformerConfig | TargetSizes, *, drafter_name: str, model_name: str) -> None:
     """Raise ValueError if the drafter has another codebook, width or grid than the target."""
     got, expected = (
         f"{sizes.vocab_size} tokens of width {sizes.dim}, {sizes.block_size} per image" for sizes in (drafter, target)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lantern.core.io import atomic_write, check_finite, check_state, load_tensors, read_header, read_pickled
-from lantern.models.llamagen.vqvae import Decoder, VQConfig
+from lantern.models.llamagen.vqvae import PixelDecoder, VQConfig
 
 PREFIX = "model.vqmodel."
 DECODER_NAME = "vq_decoder.safetensors"  # what `lantern convert` writes
@@ -35,7 +35,7 @@ class VQDecoder(nn.Module):
         sizes: Any = {"z_channels": config.latent_channels, "ch": config.base_channels}
         sizes |= {"encoder_ch_mult": widths, "decoder_ch_mult": widths, "num_res_blocks": config.num_res_blocks}
         self.post_quant_conv = nn.Conv2d(config.embed_dim, config.latent_channels, 1)
-        self.decoder = Decoder(VQConfig(**sizes))
+        self.decoder = PixelDecoder(VQConfig(**sizes))
         self.decoder.conv_blocks[0].attn = nn.ModuleList()
 
     def forward(self, vectors: Float[Tensor, "b d h w"]) -> Float[Tensor, "b 3 h2 w2"]:

@@ -20,7 +20,7 @@ ATTENTIONS = ("sdpa", "eager")  # of transformers' kinds of attention those that
 
 
 @dataclass(frozen=True)
-class TargetConfig:
+class TargetSizes:
     """Sizes of a target, under the names that decoding reads.
 
     `n_head` counts heads of keys and values, `query_heads` those of queries. `vocab_size` is the number of tokens of
@@ -132,7 +132,7 @@ class TransformersTarget(nn.Module, Target):
             )
         if sizes._attn_implementation not in ATTENTIONS:
             raise ValueError(f"attention is {sizes._attn_implementation}, wanted one of {', '.join(ATTENTIONS)}")
-        self.config = TargetConfig(
+        self.config = TargetSizes(
             family=family,
             dim=sizes.hidden_size,
             n_layer=sizes.num_hidden_layers,
