@@ -50,7 +50,7 @@ core/noise.py: core/test_noise.py
 - seeds, images = self._keys[first : first + pictures].unbind(1)
 + images, seeds = self._keys[first : first + pictures].unbind(1)
 
-core/buffers.py: core/test_buffers.py
+core/types.py: core/test_buffers.py
 - key = (name, value.shape
 + key = (name.split(".")[0], value.shape
 

@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
 from lantern.core.prepared import original
 from lantern.core.sampling import Sampling
 from lantern.core.types import (
+    Buffers,
     Callback,
     Condition,
     Drafter,

@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
-from lantern.core.types import DraftMode, DraftTree, Prompt, Step, Target
+from lantern.core.types import Buffers, DraftMode, DraftTree, Prompt, Step, Target
 from lantern.drafters.base import check_width
 from lantern.drafters.lookup.matchers import Found, GridMatcher, Matcher, Past, SuffixMatcher
 from lantern.drafters.lookup.tables import SamTables
