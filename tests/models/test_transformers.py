@@ -27,7 +27,7 @@ from lantern.generation.generator import build_decoder, generate
 from lantern.generation.pipeline import LanternPipeline
 from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
-from lantern.models.transformers.chameleon_vq import read_decoder
+from lantern.models.transformers.chameleon import read_decoder
 from lantern.models.transformers.components import Components
 from lantern.models.transformers.simplear import fsq_vectors
 from lantern.models.transformers.target import causal_target
