@@ -91,15 +91,13 @@ def held_out(records: Records) -> Bool[Tensor, " s"]:
 class PolicyTask(Task):
     """What trainings of policies share: `part` is the network of the config's kind, `costs` the times of steps."""
 
+    betas = (0.9, 0.999)
+
     def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
         super().__init__()
         self.config, self.costs, kind = config, costs, find_kind(config.kind, "policy")
         self.part: Any = kind.module(kind.config(**{"target": records.about.get("target"), **config.model}))
         self.part.init_weights(torch.Generator().manual_seed(config.loop.seed))
-
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return AdamW."""
-        return [torch.optim.AdamW(self.part.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)]
 
     def export(self, folder: Path) -> None:
         """Write the add-on to a folder named like its kind."""
