@@ -270,14 +270,14 @@ class TransformersTarget(nn.Module, Target):
 
 
 def vocabulary_target(
-    body: Any, words: Any, head: Any, tokens: Int[Tensor, " v"], *, family: str, raster: Raster
+    body: Any, words: Any, head: Any, tokens: Int[Tensor, " v"], *, kind: Any = TransformersTarget, **how: Any
 ) -> TransformersTarget:
-    """Return the target of a decoder whose tokens are `tokens` of its vocabulary."""
+    """Return the target of a decoder whose tokens are `tokens` of its vocabulary, with the family and raster of `how`.
+
+    `kind` is its class, which may take more.
+    """
     tokens = tokens.to(words.weight.device)
-    embedding = TokenEmbedding(words, tokens)
-    return TransformersTarget(
-        body, words, embedding, TokenHead(head, tokens), tokens=len(tokens), family=family, raster=raster
-    )
+    return kind(body, words, TokenEmbedding(words, tokens), TokenHead(head, tokens), tokens=len(tokens), **how)
 
 
 def causal_target(model: Any, tokenizer: Any | None, tokens: int, *, family: str, raster: Raster) -> TransformersTarget:
