@@ -90,7 +90,7 @@ decoding/cache.py: decoding/test_joint.py
 - if part.buffer.data_ptr() != buffer.data_ptr():
 + if part.buffer.data_ptr() == buffer.data_ptr():
 
-decoding/forced.py: methods
+decoding/loop.py: methods
 - places = known[:, None] - 1 + tree.shape.depths
 + places = known[:, None] + tree.shape.depths
 - places[:, : log_q.shape[1]] + 1)

@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from lantern.cli import generate as command
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, DraftTree, TreeShape
-from lantern.decoding.forced import ForcedTokens
-from lantern.decoding.loop import State, begin
+from lantern.decoding.loop import ForcedTokens, State, begin
 from lantern.decoding.plain import NoDrafts
 from lantern.decoding.prompt import PromptCache
 from lantern.drafters.trees.static import named
