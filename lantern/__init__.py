@@ -12,7 +12,7 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lantern.core import torchvision_import as _torchvision
+from lantern.core.libraries import watch_import as _watch_import
 
 if TYPE_CHECKING:
     from lantern.core.types import Drafter, DraftTree, Scores, Step, Target, Verdict, Verifier
@@ -47,7 +47,7 @@ _MODULES = {
 # transformers and diffusers import torchao if it is installed, which warns of features that are not used here
 _CHATTY = ("torchao", "diffusers.quantizers.torchao", "torch.utils._pytree")
 
-_torchvision.watch_import()
+_watch_import()
 for _name in _CHATTY:
     logging.getLogger(_name).setLevel(logging.ERROR)
 

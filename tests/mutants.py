@@ -50,7 +50,7 @@ core/noise.py: core/test_noise.py
 - seeds, images = self._keys[first : first + pictures].unbind(1)
 + images, seeds = self._keys[first : first + pictures].unbind(1)
 
-core/buffers.py: core/test_buffers.py
+core/types.py: core/test_buffers.py
 - key = (name, value.shape
 + key = (name.split(".")[0], value.shape
 
@@ -90,7 +90,7 @@ decoding/cache.py: decoding/test_joint.py
 - if part.buffer.data_ptr() != buffer.data_ptr():
 + if part.buffer.data_ptr() == buffer.data_ptr():
 
-decoding/forced.py: methods
+decoding/loop.py: methods
 - places = known[:, None] - 1 + tree.shape.depths
 + places = known[:, None] + tree.shape.depths
 - places[:, : log_q.shape[1]] + 1)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from lantern.models.transformers.chameleon_vq import PREFIX, VQDecoder
+from lantern.models.transformers.chameleon import PREFIX, VQDecoder
 from lantern.models.transformers.components import Components
 from lantern.models.transformers.emu3 import NEGATIVE
 from lantern.models.transformers.loading import FAMILIES

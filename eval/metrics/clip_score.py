@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.core.quiet import quiet
+from lantern.core.libraries import quiet
 from lantern.eval.metrics.inception import read_tensors
 from lantern.eval.metrics.weights import Found
 

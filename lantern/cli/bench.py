@@ -25,7 +25,6 @@ from lantern.cli.command import (
     complain,
     flag,
     opt,
-    run_command,
 )
 from lantern.methods import METHODS
 
@@ -133,4 +132,3 @@ def _report(found: Sequence[dict[str, Any]], out: Path | None, *, is_json: bool)
 
 
 COMMAND = command(bench)
-main = partial(run_command, COMMAND)

@@ -7,11 +7,10 @@ model folder becomes one of another dtype, Janus and Chameleon whole models in t
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, DTYPES, OneOf, arg, command, existing, explained, opt, run_command
+from lantern.cli.command import DONE, DTYPES, OneOf, arg, command, existing, explained, opt
 
 COMPONENTS = ("t2i", "c2i", "vq", "drafter")
 RELEASES = ("janus", "chameleon", "vqgan")
@@ -132,4 +131,3 @@ def temporary_until_complete(out: Path) -> Iterator[Path]:
 
 
 COMMAND = command(convert)
-main = partial(run_command, COMMAND)

@@ -26,7 +26,6 @@ class Purpose(IntEnum):
     DRAFT = 2  # samples of a drafter
     TEST = 3  # uniforms of acceptance tests
     RESIDUAL = 4  # samples after a rejection, and bonus tokens of rejection verifiers
-    POLICY = 5  # tree policies
 
 
 @dataclass(frozen=True)

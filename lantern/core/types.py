@@ -495,6 +495,35 @@ class Generation:
         return self.tokens.shape[1] / self.steps.float()
 
 
+class Buffers:
+    """Attributes in fixed memory: a tensor that is assigned is copied to the buffer of its name, shape and dtype.
+
+    A step therefore finds its state where the last one left it, so that a CUDA graph can replay steps; a later
+    generation of the same sizes uses the same memory. A tuple of tensors has one buffer per entry.
+    """
+
+    def __init__(self) -> None:
+        self.__dict__["_memory"] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, tuple):
+            self.__dict__[name] = tuple(self._hold(f"{name}.{i}", entry) for i, entry in enumerate(value))
+        else:
+            self.__dict__[name] = self._hold(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"nothing was assigned to {name} yet")
+
+    def _hold(self, name: str, value: Tensor) -> Tensor:
+        key = (name, value.shape, value.dtype, value.device)
+        memory = self._memory.get(key)
+        if memory is None:
+            memory = self._memory[key] = value.clone()
+        elif memory is not value:
+            memory.copy_(value)
+        return memory
+
+
 class Drafter(ABC):
     """Guesses the next tokens of each image. One drafter serves one generation at a time.
 
@@ -504,8 +533,8 @@ class Drafter(ABC):
     carry log q. `needs_host`: the host chooses the size of a tree from the step before, which no CUDA graph replays.
     `reads_samples`: it reads a verdict's samples after every node, also after those that no path visits.
 
-    Tensors that `begin`, `observe` and `propose` replace are kept in `lantern.core.buffers.Buffers`: a graph that is
-    replayed for a later generation reads the same memory.
+    Tensors that `begin`, `observe` and `propose` replace are kept in `Buffers`: a graph that is replayed for a later
+    generation reads the same memory.
     """
 
     mode: DraftMode

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import (
+    Buffers,
     Condition,
     Drafter,
     DraftMode,

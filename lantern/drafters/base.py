@@ -6,10 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, Prompt, Target
+from lantern.core.types import Buffers, DraftMode, Prompt, Target
 from lantern.drafters.trees.static import StaticTree, TreeDrafter
 
 # whose noise ranks the children of a node; none in mode "point"

@@ -220,9 +220,8 @@ class LanternPipeline(DiffusionPipeline):
             pipe.transformer.generation = dict(pipe.config["generation"])
             pipe.transformer.tokens_per_step = folders.check_tokens_per_step(found, source=folder / INDEX_NAME)
         if pipe.drafter is not None:
-            names = {"drafter_name": f"drafter {folder / 'drafter'}", "model_name": shown}
-            folders.check_sizes(pipe.drafter.config, pipe.transformer.config, **names)
-            folders.check_weights(pipe.drafter.config.target, weights_digest(pipe.transformer.state_dict()), **names)
+            own, digest = folder / "drafter", weights_digest(pipe.transformer.state_dict())
+            folders.check_drafter(pipe.drafter.config, pipe.transformer.config, digest, folder=own, model_name=shown)
         for part in ("transformer", "text_encoder", "drafter"):
             if (module := getattr(pipe, part)) is not None:
                 torch.nn.Module.to(module, dtype=dtypes.get(part, dtypes["default"]))

@@ -15,7 +15,7 @@ from lantern.methods.method import Deferred, Made, Parts, lazy, method, opt, pre
 EagleDrafter = lazy("lantern.drafters.eagle.drafter", "EagleDrafter")
 GrowingDrafter, Growth = lazy("lantern.drafters.eagle.dynamic", "GrowingDrafter", "Growth")
 ViSpecDrafter, GrowingViSpecDrafter = lazy("lantern.drafters.eagle.vispec", "ViSpecDrafter", "GrowingViSpecDrafter")
-FrSpec, GrowingFrSpec = lazy("lantern.drafters.eagle.fr_spec", "fr_spec", "growing_fr_spec")
+FrSpecDrafter, GrowingFrSpecDrafter = lazy("lantern.drafters.eagle.fr_spec", "FrSpecDrafter", "GrowingFrSpecDrafter")
 Eagle2, PredictableEagle2 = lazy("lantern.drafters.policies.eagle2", "Eagle2", "PredictableEagle2")
 Ddd, Svip = lazy("lantern.drafters.policies.ddd", "Ddd"), lazy("lantern.drafters.policies.svip", "Svip")
 C2T, Radar = lazy("lantern.drafters.policies.c2t", "C2TPolicy"), lazy("lantern.drafters.policies.radar", "RadarPolicy")
@@ -26,7 +26,7 @@ VerticalDrafter = lazy("lantern.drafters.heads.vertical", "VerticalDrafter")
 ParallelDrafter = lazy("lantern.drafters.heads.parallelspec", "ParallelDrafter")
 JacobiDrafter = lazy("lantern.drafters.windows.jacobi", "JacobiDrafter")
 SjdPacDrafter = lazy("lantern.drafters.windows.sjd_pac", "SjdPacDrafter")
-Sam = lazy("lantern.drafters.lookup.sam", "sam")
+SamDrafter = lazy("lantern.drafters.lookup.sam", "SamDrafter")
 Repeat = lazy("lantern.drafters.lookup.repeat", "RepeatDrafter")
 RouterDrafter = lazy("lantern.drafters.combined.sam_eagle", "RouterDrafter")
 SelfCascadeDrafter = lazy("lantern.drafters.combined.self_cascade", "SelfCascadeDrafter")
@@ -388,7 +388,7 @@ def fr_spec(
 ):
     """FR-Spec: EAGLE-1 with a head over frequent tokens"""
     how = dict(vocabulary=vocabulary, tree=named(tree), mode="gumbel", sampling=m.sampling)
-    return FrSpec(m.drafter, m.target, m.part("fr-spec"), **how), Gumbel()
+    return FrSpecDrafter(m.drafter, m.target, m.part("fr-spec"), **how), Gumbel()
 
 
 SHARE = opt(0.25, 0, 1, "share of the tokens that the head scores")
@@ -397,14 +397,14 @@ SHARE = opt(0.25, 0, 1, "share of the tokens that the head scores")
 @method(paper="2502.14856", page="fr-spec")
 def fr_spec_paper(m: Parts, tree: str = tree_of("eagle2_59_10_6"), share: float = SHARE):
     """FR-Spec as published: EAGLE-2's 59 nodes, a head over a quarter of the tokens"""
-    growing = partial(GrowingFrSpec, table=m.part("fr-spec"), share=share)
+    growing = partial(GrowingFrSpecDrafter, table=m.part("fr-spec"), share=share)
     return eagle(m, tree, "point", makes=(None, growing)), Rejection()
 
 
 @method(SAM, paper="2411.10666")
 def sam(m: Parts, tree: str = TREE, **matching: Any):
     """no drafter: what followed similar contexts in the image and a small corpus"""
-    return Sam(m.part("sam"), m.target, tree=named(tree), **matching), Gumbel()
+    return SamDrafter(m.part("sam"), m.target, tree=named(tree), **matching), Gumbel()
 
 
 SUFFIX = dict(tree="chain_40", match="tokens", least=5, reach=40, smooth=0.0)
@@ -416,7 +416,7 @@ COPIES = opt("chain_4", help="tree that is drafted from similar contexts")
 @method(SAM, paper="2411.10666", page="sam")
 def sam_eagle1(m: Parts, tree: str = TREE, copies: str = COPIES, **matching: Any):
     """EAGLE-1's tree with a chain from similar contexts beside it"""
-    beside = Sam(m.part("sam"), m.target, tree=named(copies), beside=named(tree), **matching)
+    beside = SamDrafter(m.part("sam"), m.target, tree=named(copies), beside=named(tree), **matching)
     return RouterDrafter(eagle(m, tree), beside), Gumbel()
 
 

@@ -59,7 +59,7 @@ from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from lantern.models.names import NAMES_NAME, SHORT, WORD, WORDS_NAME, Names, read_names, read_words
 from lantern.models.transformers.components import Pixels, Prompts
-from lantern.models.transformers.target import TargetConfig, TransformersTarget
+from lantern.models.transformers.target import TargetSizes, TransformersTarget
 
 WINDOWS_KEY = "tokens_per_step"  # in the index
 INDEX_NAME = "model_index.json"
@@ -299,8 +299,9 @@ def load_model(
     target = load_target(folder / "transformer", where, kind, weights=chosen.weights, verify=verify, digest=digest)
     generation = check_generation(index.get("generation") or {}, source=folder / INDEX_NAME)
     read = parts(str(generation.get("method", "auto"))) if callable(parts) else parts
-    if "drafter" in read:
-        check_drafter(folder / "drafter", target.config, digest.hexdigest(), model_name=shown)
+    if "drafter" in read and is_there(folder / "drafter"):  # checked before its weights are read
+        config: Any = load_config(ADD_ONS[DRAFTER].config, folder / "drafter" / CONFIG_NAME)
+        check_drafter(config, target.config, digest.hexdigest(), folder=folder / "drafter", model_name=shown)
     has_vq, has_text = (is_there(folder / name) for name in ("vqvae", "text_encoder"))
     return Model(
         name=shown,
@@ -526,7 +527,7 @@ class AddOns(Mapping[str, nn.Module]):
         return module.requires_grad_(False)
 
 
-def check_sizes(drafter: Any, target: TransformerConfig | TargetConfig, *, drafter_name: str, model_name: str) -> None:
+def check_sizes(drafter: Any, target: TransformerConfig | TargetSizes, *, drafter_name: str, model_name: str) -> None:
     """Raise ValueError if the drafter has another codebook, width or grid than the target."""
     got, expected = (
         f"{sizes.vocab_size} tokens of width {sizes.dim}, {sizes.block_size} per image" for sizes in (drafter, target)
@@ -547,10 +548,8 @@ def check_weights(digest: str | None, found: str, *, drafter_name: str, model_na
         )
 
 
-def check_drafter(folder: Path, target: TransformerConfig, digest: str, *, model_name: str) -> None:
-    """Run both checks on a drafter's folder before its weights are read; a missing folder passes."""
-    if not is_there(folder):
-        return
-    config: Any = load_config(ADD_ONS[DRAFTER].config, folder / CONFIG_NAME)
-    check_sizes(config, target, drafter_name=f"drafter {folder}", model_name=model_name)
-    check_weights(config.target, digest, drafter_name=f"drafter {folder}", model_name=model_name)
+def check_drafter(drafter: Any, target: TransformerConfig, digest: str, *, folder: Path, model_name: str) -> None:
+    """Check the config of a drafter of a folder against the target's config and the digest of its weights."""
+    names = {"drafter_name": f"drafter {folder}", "model_name": model_name}
+    check_sizes(drafter, target, **names)
+    check_weights(drafter.target, digest, **names)

@@ -292,11 +292,6 @@ class DrafterTask(Task):
         self._source = source
         self.batch_tokens = config.batch * target.config.block_size
 
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return AdamW over the trainable weights of the drafter."""
-        config, trained = self.config, [p for p in self.drafter.parameters() if p.requires_grad]
-        return [torch.optim.AdamW(trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay)]
-
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Examples]:
         """Return examples, each at its own guidance scale."""
         config, generator = self.config, step_generator(self.config.loop.seed, step, rank)

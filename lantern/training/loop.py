@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import UInt8
@@ -106,16 +106,20 @@ def step_generator(seed: int, step: int, rank: int) -> torch.Generator:
 class Task(nn.Module):
     """What the loop trains: modules as children, a loss in `forward`, and everything that differs between trainings.
 
-    `frozen` are modules that a task only reads: they move to the task's device and are in no checkpoint. `batch_tokens`
-    is the number of tokens in a batch, 0 where there are none.
+    `config` are its settings, with `lr` and `weight_decay` unless it has `optimizers` of its own. `frozen` are modules
+    that a task only reads: they move to the task's device and are in no checkpoint. `batch_tokens` is the number of
+    tokens in a batch, 0 where there are none.
     """
 
+    config: Any
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.95)
     frozen: tuple[nn.Module, ...] = ()
     batch_tokens: int = 0
 
-    @abstractmethod
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return the optimizers, called once; their learning rates are the peak ones."""
+        """Return the optimizers, called once, with the peak learning rates: AdamW over what has gradients."""
+        config, trained = self.config, [p for p in self.parameters() if p.requires_grad]
+        return [torch.optim.AdamW(trained, lr=config.lr, betas=self.betas, weight_decay=config.weight_decay)]
 
     @abstractmethod
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Any, ...]:

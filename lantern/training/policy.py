@@ -89,17 +89,15 @@ def held_out(records: Records) -> Bool[Tensor, " s"]:
 
 
 class PolicyTask(Task):
-    """What trainings of policies share: `part` is the network of the config's kind."""
+    """What trainings of policies share: `part` is the network of the config's kind, `costs` the times of steps."""
 
-    def __init__(self, config: PolicyConfig, records: Records) -> None:
+    betas = (0.9, 0.999)
+
+    def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
         super().__init__()
-        self.config, kind = config, find_kind(config.kind, "policy")
+        self.config, self.costs, kind = config, costs, find_kind(config.kind, "policy")
         self.part: Any = kind.module(kind.config(**{"target": records.about.get("target"), **config.model}))
         self.part.init_weights(torch.Generator().manual_seed(config.loop.seed))
-
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return AdamW."""
-        return [torch.optim.AdamW(self.part.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)]
 
     def export(self, folder: Path) -> None:
         """Write the add-on to a folder named like its kind."""
@@ -113,7 +111,7 @@ class C2TTask(PolicyTask):
     """
 
     def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
-        super().__init__(config, records)
+        super().__init__(config, records, costs)
         assert records.traits is not None
         is_held = held_out(records)[:, None]
         tested = [records.is_tested & rows for rows in (~is_held, is_held)]
@@ -159,7 +157,7 @@ class RadarTask(PolicyTask):
     """
 
     def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
-        super().__init__(config, records)
+        super().__init__(config, records, costs)
         assert records.beams is not None
         self._beams, self._sides = records.beams[..., : self.part.config.beam], sides(records)
         if self._beams.shape[2] < self.part.config.beam:
@@ -259,5 +257,5 @@ def train(
         )
     costs = StepCosts() if profile is None else StepCosts.of_profile(read_profile(profile))
     torch.manual_seed(config.loop.seed)
-    task: type[Task] = resolved(find_kind(config.kind, "policy").task)
+    task: type[PolicyTask] = resolved(find_kind(config.kind, "policy").task)
     run_loop(task(config, found, costs), config.loop, out=out)

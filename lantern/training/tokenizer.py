@@ -8,6 +8,7 @@ them, half the time with one token for the background, as a target with `unify_b
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +48,7 @@ class TokenizerConfig:
     revive_below: float = 0.05
     free_steps: int = 150
     composites: float = 0.2
+    weight_decay: ClassVar[float] = 0.01
 
 
 def reconstruction(
@@ -132,11 +134,6 @@ class TokenizerTask(Task):
         self.frozen = (Perceptual(packages),) if config.perceptual else ()
         self.batch_tokens = config.batch * (images.shape[-1] // config.model.downsample) ** 2
         self._seen: tuple[Tensor, Tensor] | None = None
-
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return AdamW over encoder and decoder."""
-        trained = (p for p in self.vq.parameters() if p.requires_grad)
-        return [torch.optim.AdamW(trained, lr=self.config.lr, betas=(0.9, 0.95), weight_decay=0.01)]
 
     def _choice(self, step: int, rank: int) -> tuple[Float[Tensor, " b"], Int[Tensor, " b"], torch.Generator]:
         """Return uniform numbers, the images of a batch, and the generator of a step's further random numbers."""

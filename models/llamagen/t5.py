@@ -49,7 +49,7 @@ class Norm(nn.Module):
         return self.weight * (x * scale).to(self.weight.dtype)
 
 
-class Attention(nn.Module):
+class T5Attention(nn.Module):
     """Attention over valid tokens with a bias of relative places, which the first layer holds for all."""
 
     def __init__(self, config: T5Config, has_bias: bool) -> None:
@@ -67,7 +67,7 @@ class Attention(nn.Module):
         return self.o(scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0).transpose(1, 2).flatten(2))
 
 
-class FeedForward(nn.Module):
+class T5FeedForward(nn.Module):
     """Two layers, the first with ReLU or gated by GELU."""
 
     def __init__(self, config: T5Config) -> None:
@@ -98,7 +98,7 @@ class T5(nn.Module):
         self.encoder: Any = nn.Module()
         blocks = []
         for number in range(config.num_layers):
-            parts = {"SelfAttention": Attention(config, number == 0), "DenseReluDense": FeedForward(config)}
+            parts = {"SelfAttention": T5Attention(config, number == 0), "DenseReluDense": T5FeedForward(config)}
             layers = [nn.ModuleDict({name: part, "layer_norm": Norm(config)}) for name, part in parts.items()]
             blocks.append(nn.ModuleDict({"layer": nn.ModuleList(layers)}))
         self.encoder.block, self.encoder.final_layer_norm = nn.ModuleList(blocks), Norm(config)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import check_finite, is_there, read_header
-from lantern.core.quiet import quiet
+from lantern.core.libraries import quiet
 from lantern.core.types import Condition
 from lantern.models.llamagen import t5
 

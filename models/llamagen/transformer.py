@@ -1,7 +1,7 @@
 """The LlamaGen transformer: caption or class in, logits over VQ tokens out (arXiv:2406.06525, section 3.2).
 
 In this order: its shape and the sizes that were released, two-dimensional rotary positions, the embedders of classes
-and captions, the layers, the transformer, its pass over prompts.
+and captions, the layers, the transformer, the parts of its pass over prompts.
 """
 
 import dataclasses
@@ -398,8 +398,57 @@ class Transformer(nn.Module, Target):
         taps: tuple[int, ...] = (),
         is_padded: bool = False,
     ) -> Prompt:
-        """Read prompts, as `Target.read`; with `is_padded` in passes over all conditioning slots."""
-        return read_prompt(self, condition, rows, whole=whole, taps=taps, is_padded=is_padded)
+        """Read the guidance rows of each prompt, as `Target.read`; with `is_padded` in all of the model's slots.
+
+        Rotary rows of conditioning slots are zero, and so are their queries and keys: attention is a mean of values,
+        and tokens see n words as one key of zeros, with log n added to its score and the mean as its value.
+
+        Without `is_padded`, padding that all prompts share is cut off, which changes nothing but the order of sums.
+        This order must not depend on the drafter, or tokens would differ from plain decoding's where two are nearly
+        equal: what a drafter reads of padding comes from a pass of its own, and only from there. A negative caption is
+        read under its own mask; tokens attend to its mean with the weight of the prompt's n words, as they do to the
+        unconditional caption.
+        """
+        most, negative = self.config.cls_token_num, condition.negative if rows == 2 else None
+        if condition.tokens is not None:
+            raise ValueError("this model takes captions or class labels, got tokens: use its own text encoder")
+        if negative is not None and whole:
+            raise ValueError(
+                "this drafter reads the slots of the prompt, and takes no negative prompt: use another method"
+            )
+        longest = 1  # of labels
+        if condition.mask is not None:
+            if bool((condition.mask[:, 1:] < condition.mask[:, :-1]).any()):
+                raise ValueError(
+                    "the caption mask has padding behind words, wanted it on the left: rotate the captions"
+                )
+            longest = max(int(condition.mask.sum(1).max()), 1)
+        if longest > most:
+            raise ValueError(f"the condition has {longest} slots, the model takes at most {most}")
+        inputs, mask = _embedded(self, condition, most if is_padded or negative is not None else longest, rows)
+        counts, seen = mask.sum(1), mask[:, None].expand(-1, rows, -1)
+        if negative is not None:
+            other, its = _embedded(self, negative, most, 1)
+            inputs, seen = torch.cat([inputs[:, :1], other], 1), torch.stack([mask, its], 1)
+        features, means, fused = _read_slots(self, inputs, seen, taps)
+        logits = self.head(features[:, :, -1:])
+        if not whole:
+            features, fused, mask = features[:, :, -1:], None if fused is None else fused[:, :, -1:], mask[:, -1:]
+        elif missing := (most - longest if condition.labels is None and not is_padded else 0):
+            inputs, mask = _embedded(self, condition, most, rows)
+            padded, _, entered = _read_slots(self, inputs, mask[:, None].expand(-1, rows, -1), taps)
+            # padding sees padding; the last slot gives token 0, be it a word or not
+            is_own = F.pad(mask[:, :-1], (0, 1), value=True)[:, None, :, None]
+            features = torch.where(is_own, F.pad(features, (0, 0, missing, 0)), padded)
+            if fused is not None and entered is not None:
+                fused = torch.where(is_own, F.pad(fused, (0, 0, missing, 0)), entered)
+        weight = self.tok_embeddings.weight
+        dtype = self.config.cache_dtype(weight.device, weight.dtype)
+        scores = word_scores(counts, dtype)
+        values = means[:, :, None, :, :, None].expand(-1, -1, -1, -1, -1, scores.shape[1], -1).to(dtype)
+        entries = torch.cat([torch.zeros_like(values), values], 2)
+        first = torch.zeros(len(mask), rows, dtype=torch.long, device=mask.device)
+        return Prompt(entries, scores[:, None].expand(-1, rows, -1), first, logits, features, mask, fused)
 
     def head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
         """Return fp32 logits of features after the final norm."""
@@ -437,7 +486,7 @@ class Transformer(nn.Module, Target):
     ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "l b h d"]]:
         """Return features of conditioning slots (padding on the left), and the mean value of each layer over the words.
 
-        `features` computes the same without the shortcut of `read_prompt`. `entered` as there.
+        `features` computes the same without the shortcut of `read`. `entered` as there.
         """
         x, means = inputs, []
         for layer, block in enumerate(self.layers):
@@ -474,64 +523,6 @@ class Transformer(nn.Module, Target):
         features = self.features(inputs, positions, mask, cache=cache, slots=slots, entered=entered)
         fused = torch.cat([entered[layer] for layer in taps], dim=-1) if taps else None
         return Scores(self.head(features), features, fused)
-
-
-def read_prompt(
-    target: Any,
-    condition: Condition,
-    rows: int,
-    *,
-    whole: bool = False,
-    taps: tuple[int, ...] = (),
-    is_padded: bool = False,
-) -> Prompt:
-    """Read the guidance rows of each prompt (`Target.read`); with `is_padded` in all of the model's slots.
-
-    Rotary rows of conditioning slots are zero, and so are their queries and keys: attention is a mean of values, and
-    tokens see n words as one key of zeros, with log n added to its score and the mean as its value.
-
-    Without `is_padded`, padding that all prompts share is cut off, which changes nothing but the order of sums. This
-    order must not depend on the drafter, or tokens would differ from plain decoding's where two are nearly equal: what
-    a drafter reads of padding comes from a pass of its own, and only from there. A negative caption is read under its
-    own mask; tokens attend to its mean with the weight of the prompt's n words, as they do to the unconditional
-    caption.
-    """
-    most, negative = target.config.cls_token_num, condition.negative if rows == 2 else None
-    if condition.tokens is not None:
-        raise ValueError("this model takes captions or class labels, got tokens: use its own text encoder")
-    if negative is not None and whole:
-        raise ValueError("this drafter reads the slots of the prompt, and takes no negative prompt: use another method")
-    longest = 1  # of labels
-    if condition.mask is not None:
-        if bool((condition.mask[:, 1:] < condition.mask[:, :-1]).any()):
-            raise ValueError("the caption mask has padding behind words, wanted it on the left: rotate the captions")
-        longest = max(int(condition.mask.sum(1).max()), 1)
-    if longest > most:
-        raise ValueError(f"the condition has {longest} slots, the model takes at most {most}")
-    inputs, mask = _embedded(target, condition, most if is_padded or negative is not None else longest, rows)
-    counts, seen = mask.sum(1), mask[:, None].expand(-1, rows, -1)
-    if negative is not None:
-        other, its = _embedded(target, negative, most, 1)
-        inputs, seen = torch.cat([inputs[:, :1], other], 1), torch.stack([mask, its], 1)
-    features, means, fused = _read_slots(target, inputs, seen, taps)
-    logits = target.head(features[:, :, -1:])
-    if not whole:
-        features, fused, mask = features[:, :, -1:], None if fused is None else fused[:, :, -1:], mask[:, -1:]
-    elif missing := (most - longest if condition.labels is None and not is_padded else 0):
-        inputs, mask = _embedded(target, condition, most, rows)
-        padded, _, entered = _read_slots(target, inputs, mask[:, None].expand(-1, rows, -1), taps)
-        # padding sees padding; the last slot gives token 0, be it a word or not
-        is_own = F.pad(mask[:, :-1], (0, 1), value=True)[:, None, :, None]
-        features = torch.where(is_own, F.pad(features, (0, 0, missing, 0)), padded)
-        if fused is not None and entered is not None:
-            fused = torch.where(is_own, F.pad(fused, (0, 0, missing, 0)), entered)
-    weight = target.tok_embeddings.weight
-    dtype = target.config.cache_dtype(weight.device, weight.dtype)
-    scores = word_scores(counts, dtype)
-    values = means[:, :, None, :, :, None].expand(-1, -1, -1, -1, -1, scores.shape[1], -1).to(dtype)
-    entries = torch.cat([torch.zeros_like(values), values], 2)
-    first = torch.zeros(len(mask), rows, dtype=torch.long, device=mask.device)
-    return Prompt(entries, scores[:, None].expand(-1, rows, -1), first, logits, features, mask, fused)
 
 
 def word_scores(counts: Int[Tensor, " b"], dtype: torch.dtype) -> Float[Tensor, "b p"]:

@@ -124,8 +124,8 @@ def middle(channels: int, dropout: float) -> nn.ModuleList:
     )
 
 
-class Encoder(nn.Module):
-    """Encoder: picture to `z_channels` at the resolution of the token grid."""
+class PixelEncoder(nn.Module):
+    """Pixels to `z_channels` latents at the resolution of the token grid."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
@@ -149,8 +149,8 @@ class Encoder(nn.Module):
         return self.conv_out(F.silu(self.norm_out(x)))
 
 
-class Decoder(nn.Module):
-    """Decoder: latents at the resolution of the token grid to pixels; its first block has the lowest resolution."""
+class PixelDecoder(nn.Module):
+    """Latents at the resolution of the token grid to pixels; its first block has the lowest resolution."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
@@ -204,8 +204,8 @@ class VQVAE(nn.Module):
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
+        self.encoder = PixelEncoder(config)
+        self.decoder = PixelDecoder(config)
         self.quantize = Codebook(config)
         self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_embed_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.codebook_embed_dim, config.z_channels, 1)

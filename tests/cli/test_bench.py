@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.cli.bench import DTYPES, SHAPES, main
+from lantern.cli.bench import DTYPES, SHAPES
+from lantern.cli.main import main
 from lantern.core.types import Generation
 from lantern.eval.speed import race
 from lantern.models.folder import DTYPES as KNOWN_DTYPES
@@ -27,7 +28,7 @@ def test_json_is_one_line_with_the_table_on_stderr_and_otherwise_only_the_table_
 ) -> None:
     out, before = tmp_path / "bench.json", torch.get_num_threads()
     try:
-        assert main(["--model", model, *QUICK, "--json", "--out", str(out), "--threads", "1"]) == 0
+        assert main(["bench", "--model", model, *QUICK, "--json", "--out", str(out), "--threads", "1"]) == 0
     finally:
         torch.set_num_threads(before)
     output = capsys.readouterr()
@@ -36,7 +37,7 @@ def test_json_is_one_line_with_the_table_on_stderr_and_otherwise_only_the_table_
     assert figures["races"][0]["results"][0]["claim"] is None and figures["surroundings"]["threads"] == 1
     assert out.read_text(encoding="utf-8") == line + "\n" and list(tmp_path.iterdir()) == [out]
     assert "no claim" in output.err and "images/s" in output.err
-    assert main(["--model", model, *QUICK]) == 0
+    assert main(["bench", "--model", model, *QUICK]) == 0
     output = capsys.readouterr()
     assert "plain" in output.out and "{" not in output.out and output.err == ""
 
@@ -52,7 +53,7 @@ def test_tokens_that_differ_from_plain_give_exit_token_1(
         return made
 
     monkeypatch.setattr(race.Contender, "decode", altered)
-    assert main(["--model", model, *QUICK]) == 1
+    assert main(["bench", "--model", model, *QUICK]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("lantern: error: eagle1 (eager fp32, batch 1) differs from plain decoding in 1 of 1")
 
@@ -71,7 +72,7 @@ def test_a_stopped_bench_prints_the_rounds_that_are_done(
     monkeypatch.setattr(race, "pack", interrupted)
     out = tmp_path / "bench.json"
     words = ["--model", model, "--out", str(out), *(word for word in QUICK if word != "--quiet")]
-    assert main([*words, "--images", "9"]) == 143
+    assert main(["bench", *words, "--images", "9"]) == 143
     output = capsys.readouterr()
     assert "terminated: figures are of the rounds before" in output.out and "batch 1: 2 rounds" in output.out
     figures = json.loads(out.read_text())

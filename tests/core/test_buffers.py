@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lantern.core.buffers import Buffers
+from lantern.core.types import Buffers
 
 
 def test_each_name_and_entry_has_memory_of_its_own() -> None:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lantern import LanternPipeline
-from lantern.cli import convert
+from lantern.cli.main import main
 from lantern.core.io import (
     CONFIG_NAME,
     SUMS_NAME,
@@ -143,7 +143,7 @@ def test_a_conversion_that_cannot_be_written_names_the_file(tmp_path: Path, caps
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
     try:
-        code = convert.main(arguments)
+        code = main(["convert", *arguments])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     error = capsys.readouterr().err
@@ -167,9 +167,9 @@ def test_a_conversion_is_tried_before_it_is_done(
 
     with monkeypatch.context() as patched:
         patched.setattr(type(made), "forward", broken)
-        assert convert.main(arguments) == 2
+        assert main(["convert", *arguments]) == 2
     assert "does not run" in capsys.readouterr().err and not (tmp_path / "out").exists()
-    assert convert.main(arguments) == 0
+    assert main(["convert", *arguments]) == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [SUMS_NAME, CONFIG_NAME, WEIGHTS_NAME]
     try_component(tmp_path / "out", "drafter" if kind == "drafter" else "transformer")
 

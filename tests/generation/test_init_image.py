@@ -12,7 +12,7 @@ from PIL import Image
 from lantern.cli import generate as command
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
-from lantern.decoding.forced import ForcedTokens
+from lantern.decoding.loop import ForcedTokens
 from lantern.generation.generator import generate
 from lantern.generation.pipeline import LanternPipeline
 from lantern.models.folder import Model, load_model

@@ -14,7 +14,7 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Generation, Step
 from lantern.decoding import prompt
-from lantern.decoding.forced import ForcedTokens
+from lantern.decoding.loop import ForcedTokens
 from lantern.engines.engine import EAGER, Engine, engine
 from lantern.generation.generator import Decoder
 from lantern.methods import METHODS, Method

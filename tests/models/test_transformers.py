@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from lantern.cli import generate as command
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, DraftTree, TreeShape
-from lantern.decoding.forced import ForcedTokens
-from lantern.decoding.loop import State, begin
+from lantern.decoding.loop import ForcedTokens, State, begin
 from lantern.decoding.plain import NoDrafts
 from lantern.decoding.prompt import PromptCache
 from lantern.drafters.trees.static import named
@@ -27,7 +26,7 @@ from lantern.generation.generator import build_decoder, generate
 from lantern.generation.pipeline import LanternPipeline
 from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
-from lantern.models.transformers.chameleon_vq import read_decoder
+from lantern.models.transformers.chameleon import read_decoder
 from lantern.models.transformers.components import Components
 from lantern.models.transformers.simplear import fsq_vectors
 from lantern.models.transformers.target import causal_target

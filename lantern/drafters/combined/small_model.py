@@ -10,10 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import Sampling
-from lantern.core.types import Prompt, Step, Target
+from lantern.core.types import Buffers, Prompt, Step, Target
 from lantern.decoding.prompt import PromptCache, make_cache
 from lantern.drafters.base import ranking
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, Prompt, Step
+from lantern.core.types import Buffers, DraftMode, DraftTree, Prompt, Step
 from lantern.drafters.combined.small_model import SmallModel
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import StaticTree, TreeDrafter, chain

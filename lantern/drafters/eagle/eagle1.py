@@ -168,11 +168,6 @@ class Eagle(Trainee):
         return self.layers[0].cache_dtype
 
     @property
-    def num_caches(self) -> int:
-        """Number of layers that keep keys and values."""
-        return len(self.layers)
-
-    @property
     def projections(self) -> list[nn.Linear]:
         """The linears that join embeddings and features."""
         return [self.fc]
@@ -184,7 +179,7 @@ class Eagle(Trainee):
     def new_cache(self, earlier: Any, kind: type[StaticCache] = StaticCache, **sizes: Any) -> Any:
         """Return a cache of its layers, an `earlier` one if that has the same sizes."""
         heads = {"heads": self.config.n_head, "head_dim": self.config.dim // self.config.n_head}
-        return kind.of(earlier, layers=self.num_caches, dtype=self.cache_dtype, **heads, **sizes)
+        return kind.of(earlier, layers=len(self.layers), dtype=self.cache_dtype, **heads, **sizes)
 
     def sees(self, words: Bool[Tensor, "b t"]) -> Bool[Tensor, "b t"]:
         """Return which slots of a prompt are seen: those of words, or all."""

@@ -55,17 +55,25 @@ class FrequencyTable(nn.Module):
 
 
 class FrSpecDrafter(EagleDrafter):
-    """Drafts EAGLE's trees with the head's rows of the tokens `frequent`; q is 0 elsewhere.
+    """Drafts EAGLE's trees with the head's rows of the `vocabulary` most frequent tokens of a table; q is 0 elsewhere.
 
-    ValueError if there are fewer of them than a tree is wide.
+    ValueError for fewer tokens than a tree is wide, a table of another codebook, and a head without rows.
     """
 
-    def __init__(self, *given: Any, frequent: Int[Tensor, " f"], **settings: Any) -> None:
-        super().__init__(*given, **settings)
-        widest = self.tree.width
-        if len(frequent) < widest:
-            raise ValueError(f"the draft vocabulary has {len(frequent)} tokens, wanted at least {widest} for this tree")
-        self._frequent, self._head = frequent, self.target.output.weight[frequent].contiguous()
+    def __init__(self, module: Any, target: Any, table: FrequencyTable, *, vocabulary: int, **how: Any) -> None:
+        if not isinstance(target.output, nn.Linear):
+            raise ValueError("FR-Spec scores rows of a linear head, which this model lacks: use eagle1")
+        if table.config.vocab_size != target.config.vocab_size:
+            raise ValueError(
+                f"the frequency table is of {table.config.vocab_size} tokens, the model has {target.config.vocab_size}"
+            )
+        super().__init__(module, target, **how)
+        self._frequent = table.ranking[:vocabulary].to(target.tok_embeddings.weight.device)
+        self._head = target.output.weight[self._frequent].contiguous()
+        if len(self._frequent) < (widest := self.tree.width):
+            raise ValueError(
+                f"the draft vocabulary has {len(self._frequent)} tokens, wanted at least {widest} for this tree"
+            )
 
     def _logits(self, features: Float[Tensor, "b r f c"]) -> Float[Tensor, "b r f v"]:
         rows = F.linear(features.to(self._head.dtype), self._head).float()
@@ -74,29 +82,10 @@ class FrSpecDrafter(EagleDrafter):
 
 
 class GrowingFrSpecDrafter(FrSpecDrafter, GrowingDrafter):
-    """Drafts EAGLE-2's trees with these rows."""
+    """Drafts EAGLE-2's trees with the rows of a `share` of the tokens, at least as many as a tree is wide."""
 
-
-def fr_spec(module: Any, target: Any, table: FrequencyTable, *, vocabulary: int, **how: Any) -> FrSpecDrafter:
-    """Return EAGLE-1's trees over the `vocabulary` most frequent tokens."""
-    return FrSpecDrafter(module, target, frequent=_ranking(table, target)[:vocabulary], **how)
-
-
-def growing_fr_spec(
-    module: Any, target: Any, *, table: FrequencyTable, share: float, growth: Growth, **how: Any
-) -> GrowingFrSpecDrafter:
-    """Return EAGLE-2's trees over a `share` of the tokens, the most frequent; at least as many as a tree is wide."""
-    ranking = _ranking(table, target)
-    frequent = ranking[: max(round(share * len(ranking)), growth.width)]
-    return GrowingFrSpecDrafter(module, target, frequent=frequent, growth=growth, **how)
-
-
-def _ranking(table: FrequencyTable, target: Any) -> Int[Tensor, " v"]:
-    """Return the tokens by frequency; ValueError for a table of another codebook, and for a head without rows."""
-    if not isinstance(target.output, nn.Linear):
-        raise ValueError("FR-Spec scores rows of a linear head, which this model lacks: use eagle1")
-    if table.config.vocab_size != target.config.vocab_size:
-        raise ValueError(
-            f"the frequency table is of {table.config.vocab_size} tokens, the model has {target.config.vocab_size}"
-        )
-    return table.ranking.to(target.tok_embeddings.weight.device)
+    def __init__(
+        self, module: Any, target: Any, *, table: FrequencyTable, share: float, growth: Growth, **how: Any
+    ) -> None:
+        vocabulary = max(round(share * table.config.vocab_size), growth.width)
+        super().__init__(module, target, table, vocabulary=vocabulary, growth=growth, **how)

@@ -76,7 +76,7 @@ class FeatureHeads(nn.Module):
     def forward(
         self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], scales: Float[Tensor, "b n"]
     ) -> Float[Tensor, "b n h c"]:
-        """Return a feature for each head; `scales` is the guidance scale at each given feature."""
+        """Return for each head the feature that it estimates; `scales` is the guidance scale at each given feature."""
         base = features.to(self.fc.weight.dtype)
         read = base if self.embed_tokens is None else torch.cat([self.embed_tokens(tokens), base], -1)
         change = self.fc(read) + (scales.log()[..., None] * self.guidance).to(base.dtype)
@@ -104,16 +104,10 @@ class Medusa(Trainee):
         """Start every head at "the predicted feature equals this one"."""
         self.heads.init_weights(token_embeddings(target, self.config.vocab_size))
 
-    def forward(
-        self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], scales: Float[Tensor, "b n"]
-    ) -> Float[Tensor, "b n h c"]:
-        """Estimate the features that predict tokens j + 1 .. j + depths from the one that predicted token j."""
-        return self.heads(features, tokens, scales)
-
     def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
         """Return the heads' predictions at every token."""
         tokens = examples.tokens
-        predicted = self(examples.guided, tokens, examples.scales[:, None].expand(tokens.shape))
+        predicted = self.heads(examples.guided, tokens, examples.scales[:, None].expand(tokens.shape))
         return [
             Prediction(depth, torch.arange(reach, tokens.shape[1], device=tokens.device), predicted[:, :-reach, head])
             for depth, reach, head in self.targets(min(depths, self.config.depths, tokens.shape[1] - 1))
@@ -132,4 +126,4 @@ class MedusaDrafter(MarginalDrafter):
         last = self.held.last
         feature = self.held.features.take_along_dim(last[..., None], 1)
         scales = self.sampling.scales(self.held.places.gather(1, last))
-        return self.draft(self.module(feature, self.root, scales)[:, 0, : self.depth])
+        return self.draft(self.module.heads(feature, self.root, scales)[:, 0, : self.depth])

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.buffers import Buffers
+from lantern.core.types import Buffers
 from lantern.drafters.lookup.suffix_automaton import WalkTable
 from lantern.drafters.lookup.tables import SamTables
 

@@ -4,9 +4,8 @@ from typing import Literal
 
 import torch
 
-from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
-from lantern.core.types import Drafter, DraftMode, DraftTree, Prompt, Step, Target, TreeShape
+from lantern.core.types import Buffers, Drafter, DraftMode, DraftTree, Prompt, Step, Target, TreeShape
 
 
 class RepeatDrafter(Drafter):

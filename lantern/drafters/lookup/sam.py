@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
-from lantern.core.types import DraftMode, DraftTree, Prompt, Step, Target
+from lantern.core.types import Buffers, DraftMode, DraftTree, Prompt, Step, Target
 from lantern.drafters.base import check_width
 from lantern.drafters.lookup.matchers import Found, GridMatcher, Matcher, Past, SuffixMatcher
 from lantern.drafters.lookup.tables import SamTables
@@ -27,8 +26,9 @@ FLOOR = 1e-4  # share of q that is spread evenly over all tokens
 class SamDrafter(TreeDrafter):
     """Grows a static tree from the tokens of similar contexts, with the target's noise.
 
-    q is proportional to the weights that `matcher` finds; a share `smooth` of it goes to all tokens of the same
-    super-token. ValueError for a share outside [0, 1], tables of another model, and a tree wider than the codebook.
+    q is proportional to the weights that the matcher of kind `match` finds; a share `smooth` of it goes to all tokens
+    of the same super-token. A step may also commit tokens of a tree `beside` its own. ValueError for `least` above
+    `reach`, a share outside [0, 1], tables of another model, and a tree wider than the codebook.
     """
 
     mode: DraftMode = "gumbel"
@@ -39,11 +39,16 @@ class SamDrafter(TreeDrafter):
         tables: SamTables,
         target: Target,
         *,
-        matcher: Matcher,
         tree: StaticTree,
-        smooth: float = 0.2,
-        most_committed: int = 0,
+        match: str,
+        sharp: float,
+        least: int,
+        reach: int,
+        smooth: float,
+        beside: StaticTree | None = None,
     ) -> None:
+        if least < 1 or reach < least:
+            raise ValueError(f"least is {least} and reach {reach}, wanted 1 <= least <= reach")
         config = tables.config
         got, expected = (config.vocab_size, config.block_size), (target.config.vocab_size, target.config.block_size)
         if got != expected:
@@ -53,9 +58,12 @@ class SamDrafter(TreeDrafter):
         if not 0 <= smooth <= 1:
             raise ValueError(f"smooth is {smooth}, wanted from 0 to 1")
         check_width(tree, config.vocab_size)
-        self.tables, self.matcher, self.tree, self.held = tables, matcher, tree, Buffers()
+        self.matcher: Matcher = GridMatcher(tables, sharp=sharp, least=least)
+        if match != "grid":
+            self.matcher = SuffixMatcher(tables, is_super=match == "super", sharp=sharp, least=least, reach=reach)
+        self.tables, self.tree, self.held = tables, tree, Buffers()
         self.smooth, self.count, self.vocab_size = smooth, config.block_size, config.vocab_size
-        self.room = self.count + max(most_committed, tree.depth + 1)
+        self.room = self.count + max(tree.depth, 0 if beside is None else beside.depth) + 1
 
     def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Reset the past and start from the first token."""
@@ -97,28 +105,3 @@ class SamDrafter(TreeDrafter):
         mass = q.new_zeros(images, nodes, len(self.held.sizes)).scatter_add(-1, self.held.group_of.expand_as(q), q)
         similar = (mass / self.held.sizes.clamp(min=1.0))[..., self.held.group_of]
         return ((1 - self.smooth) * q + self.smooth * similar + FLOOR / self.vocab_size).log()
-
-
-def sam(
-    tables: SamTables,
-    target: Target,
-    *,
-    tree: StaticTree,
-    match: str,
-    sharp: float,
-    least: int,
-    reach: int,
-    smooth: float,
-    beside: StaticTree | None = None,
-) -> SamDrafter:
-    """Return the drafter of tables with the matcher `match`; a step may also commit tokens of a tree `beside` its own.
-
-    ValueError for `least` above `reach`.
-    """
-    if least < 1 or reach < least:
-        raise ValueError(f"least is {least} and reach {reach}, wanted 1 <= least <= reach")
-    matcher: Matcher = GridMatcher(tables, sharp=sharp, least=least)
-    if match != "grid":
-        matcher = SuffixMatcher(tables, is_super=match == "super", sharp=sharp, least=least, reach=reach)
-    most = 0 if beside is None else max(tree.depth, beside.depth) + 1
-    return SamDrafter(tables, target, matcher=matcher, tree=tree, smooth=smooth, most_committed=most)

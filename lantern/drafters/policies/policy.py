@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.buffers import Buffers
-from lantern.core.types import Step
+from lantern.core.types import Buffers, Step
 
 MAX_DEPTH = 12
 # Log probabilities: of the least likely node that is not stopped, of a stopped node, and of the most likely one.

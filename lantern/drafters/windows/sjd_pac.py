@@ -16,10 +16,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.core.buffers import Buffers
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, Prompt, Step, Target
+from lantern.core.types import Buffers, DraftMode, DraftTree, Prompt, Step, Target
 from lantern.drafters.base import ranking
 from lantern.drafters.trees.static import Choice, StaticTree, TreeDrafter
 

@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -51,7 +51,7 @@ from lantern.engines.cpu.kernels import (
     uniforms,
 )
 from lantern.engines.engine import Engine
-from lantern.models.llamagen.transformer import read_prompt
+from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.relaxations.mixture import Mixture
 from lantern.verifiers.relaxed import RelaxedVerifier
@@ -179,7 +179,8 @@ class CpuTarget(PreparedTarget):
 
     def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
         """Read prompts one by one, so that they are as independent of each other as passes are."""
-        read = partial(read_prompt, self, rows=rows, whole=whole, taps=taps, is_padded=False)
+        # LlamaGen's reading, with the slots read by `read_slots` of this class
+        read = partial(Transformer.read, cast(Any, self), rows=rows, whole=whole, taps=taps)
         return Prompt.joined(list(read_in_passes(read, condition, 1).values()))
 
     def read_slots(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lantern.core.prepared import WeightCache
 from lantern.engines.cpu.build import has_amx, library
 from lantern.engines.cpu.kernels import LANES, PANEL
-from lantern.models.llamagen.vqvae import VQVAE, AttnBlock, Decoder, Level, ResnetBlock, Upsample
+from lantern.models.llamagen.vqvae import VQVAE, AttnBlock, Level, PixelDecoder, ResnetBlock, Upsample
 
 # Winograd's F(4x4, 3x3) at the points of convolution.h: rows (1, p, p^2) / N(p), N the product of the differences to
 # other points; the last point is infinity (arXiv:1509.09308, section 4.1)
@@ -135,9 +135,9 @@ class PackedAttention:
 
 
 class PackedDecoder(nn.Module):
-    """`Decoder` with packed convolutions."""
+    """`PixelDecoder` with packed convolutions."""
 
-    def __init__(self, of: Decoder) -> None:
+    def __init__(self, of: PixelDecoder) -> None:
         super().__init__()
         self.steps: list[Callable[[Tensor], Tensor]] = [Convolution(of.conv_in), *map(packed, of.mid)]
         for level in cast("list[Level]", of.conv_blocks):
@@ -149,7 +149,7 @@ class PackedDecoder(nn.Module):
         self.steps.append(Convolution(of.conv_out, of.norm_out))
 
     def forward(self, z: Float[Tensor, "b z h w"]) -> Float[Tensor, "b 3 h2 w2"]:
-        """Map latents to pixels, as `Decoder.forward`."""
+        """Map latents to pixels, as `PixelDecoder.forward`."""
         x = z.float().permute(0, 2, 3, 1).contiguous()
         for step in self.steps:
             x = step(x)

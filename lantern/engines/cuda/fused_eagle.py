@@ -277,9 +277,8 @@ def tried(module: Eagle, run: Callable[..., Tensor], pairs: int = 4) -> Tensor:
     """Return features of a pass over a chain after half of an image, and of one over two nodes below its end."""
     config, device = module.config, module.embed_tokens.weight.device
     guided, known = 1 if config.form == "guided" else 2, config.block_size // 2
-    sizes = {"layers": module.num_caches, "images": 1, "rows": guided, "heads": config.n_head}
-    sizes |= {"prefix": config.cls_token_num, "tokens": config.block_size, "stage": pairs + 2}
-    cache = StaticCache(**sizes, head_dim=config.dim // config.n_head, dtype=module.cache_dtype, device=device)
+    sizes = {"images": 1, "rows": guided, "prefix": config.cls_token_num, "tokens": config.block_size}
+    cache = module.new_cache(None, **sizes, stage=pairs + 2, device=device)
     cache.buffer.copy_(waves(cache.buffer.numel(), device=device).view_as(cache.buffer))
     cache.first.fill_(config.cls_token_num)
     mask = cache.tree_mask(torch.ones(1, config.cls_token_num, dtype=torch.bool, device=device), pairs + 2)

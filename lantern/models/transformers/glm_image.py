@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.core.quiet import quiet
+from lantern.core.libraries import quiet
 from lantern.core.types import Raster
 from lantern.models.transformers.components import Components, Prompts, TokensOnly, grid_of
-from lantern.models.transformers.target import TokenEmbedding, TokenHead, TransformersTarget
+from lantern.models.transformers.target import TransformersTarget, vocabulary_target
 
 CLASS = "GlmImageForConditionalGeneration"
 PROCESSOR = "AutoProcessor"
@@ -86,16 +86,8 @@ def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = N
     grids = (small_grid(*large), large)
     raster = Raster(1, sum(rows * columns for rows, columns in grids))
     vectors = torch.nn.functional.normalize(inner.vqmodel.quantize.embedding.weight.detach().float(), dim=-1)
-    words, tokens = inner.language_model.embed_tokens, torch.arange(len(vectors), device=vectors.device)
-    target = GlmImageTarget(
-        inner.language_model,
-        words,
-        TokenEmbedding(words, tokens),
-        TokenHead(model.lm_head, tokens),
-        tokens=len(vectors),
-        family="glm_image",
-        raster=raster,
-        grids=grids,
-    )
+    body, tokens = inner.language_model, torch.arange(len(vectors))
+    how = {"kind": GlmImageTarget, "family": "glm_image", "raster": raster, "grids": grids}
+    target = vocabulary_target(body, body.embed_tokens, model.lm_head, tokens, **how)
     text = None if processor is None else GlmImagePrompts(processor, (large[0] * SIDE, large[1] * SIDE))
     return Components(target, TokensOnly(vectors, SIDE, raster, NO_PIXELS), text, GENERATION)

@@ -12,8 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.io import check_finite, check_state
-from lantern.models.transformers.chameleon import ChameleonPixels, own_raster
-from lantern.models.transformers.chameleon_vq import checkpoint_state, decoder_of, vqgan_file
+from lantern.models.transformers.chameleon import ChameleonPixels, checkpoint_state, decoder_of, own_raster, vqgan_file
 from lantern.models.transformers.components import Components, TextPrompts
 from lantern.models.transformers.target import causal_target
 

@@ -20,7 +20,7 @@ ATTENTIONS = ("sdpa", "eager")  # of transformers' kinds of attention those that
 
 
 @dataclass(frozen=True)
-class TargetConfig:
+class TargetSizes:
     """Sizes of a target, under the names that decoding reads.
 
     `n_head` counts heads of keys and values, `query_heads` those of queries. `vocab_size` is the number of tokens of
@@ -132,7 +132,7 @@ class TransformersTarget(nn.Module, Target):
             )
         if sizes._attn_implementation not in ATTENTIONS:
             raise ValueError(f"attention is {sizes._attn_implementation}, wanted one of {', '.join(ATTENTIONS)}")
-        self.config = TargetConfig(
+        self.config = TargetSizes(
             family=family,
             dim=sizes.hidden_size,
             n_layer=sizes.num_hidden_layers,
@@ -270,14 +270,14 @@ class TransformersTarget(nn.Module, Target):
 
 
 def vocabulary_target(
-    body: Any, words: Any, head: Any, tokens: Int[Tensor, " v"], *, family: str, raster: Raster
+    body: Any, words: Any, head: Any, tokens: Int[Tensor, " v"], *, kind: Any = TransformersTarget, **how: Any
 ) -> TransformersTarget:
-    """Return the target of a decoder whose tokens are `tokens` of its vocabulary."""
+    """Return the target of a decoder whose tokens are `tokens` of its vocabulary, with the family and raster of `how`.
+
+    `kind` is its class, which may take more.
+    """
     tokens = tokens.to(words.weight.device)
-    embedding = TokenEmbedding(words, tokens)
-    return TransformersTarget(
-        body, words, embedding, TokenHead(head, tokens), tokens=len(tokens), family=family, raster=raster
-    )
+    return kind(body, words, TokenEmbedding(words, tokens), TokenHead(head, tokens), tokens=len(tokens), **how)
 
 
 def causal_target(model: Any, tokenizer: Any | None, tokens: int, *, family: str, raster: Raster) -> TransformersTarget:

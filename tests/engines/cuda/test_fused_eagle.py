@@ -42,7 +42,7 @@ def drafted(made: Eagle, run: Callable[..., Tensor], padding: int = 1, elder: in
     """
     config, stage = made.config, 5
     rows, prefix = 1 if config.form == "guided" else 2, config.cls_token_num
-    sizes = {"layers": made.num_caches, "images": 2, "rows": rows, "heads": 2, "head_dim": 16, "prefix": prefix}
+    sizes = {"layers": len(made.layers), "images": 2, "rows": rows, "heads": 2, "head_dim": 16, "prefix": prefix}
     cache = StaticCache(**sizes, tokens=TOKENS, stage=stage, dtype=torch.float32, device=DEVICE)
     cache.buffer.copy_(numbers(*cache.buffer.shape, seed=1))
     sees = (torch.arange(prefix) >= torch.tensor([padding, 2])[:, None]).to(DEVICE)

@@ -1,14 +1,16 @@
-"""Declares two operators of torchvision, so that it can be imported with a CPU build of torch.
+"""How other libraries are loaded: torchvision with a CPU build of torch, transformers without messages.
 
 PyPI's torchvision has an extension that links CUDA. With a CPU build of torch the extension does not
 load, `torchvision::nms` stays undefined, and importing torchvision fails; so do transformers,
-diffusers, torchmetrics, clean-fid and open_clip. Declaring the schemas is enough, since lantern uses
-only the Python code of torchvision.
+diffusers, torchmetrics, clean-fid and open_clip. Declaring the schemas of two operators is enough, since
+lantern uses only the Python code of torchvision.
 """
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -65,3 +67,21 @@ class TorchvisionLoader(SourceFileLoader):
         if importlib.util.find_spec("torch") is not None:
             define_missing_ops(Path(self.path).parent)
         super().exec_module(module)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress, while transformers loads something, its progress bars, messages below errors, and warnings."""
+    from transformers import logging
+
+    had_bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if had_bars:
+            logging.enable_progress_bar()
