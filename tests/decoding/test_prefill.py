@@ -37,15 +37,6 @@ def collapsed(target: Transformer, condition: Condition, tokens: torch.Tensor, r
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("lengths", [(4, 1, 6, 2), (6,), (1,), (3, 3)])
-def test_prompt_slot_equals_uncollapsed_attention(lengths: tuple[int, ...]) -> None:
-    condition = tiny_condition(lengths)
-    tokens = torch.randint(0, 24, (len(lengths), 15), generator=torch.Generator().manual_seed(1))
-    expected = uncached(TARGET, condition, tokens)[:, :, 5:].flatten(0, 1)
-    assert (collapsed(TARGET, condition, tokens, 2) - expected).abs().max() <= TOLERANCE
-
-
-@torch.no_grad()
 def test_logits_equal_reference() -> None:
     vectors = torch.load(DATA / "gpt_t2i_io.pt", weights_only=True)
     target = Transformer(TransformerConfig(**vectors["config"])).eval()
