@@ -244,6 +244,16 @@ def test_target_is_freed_with_its_packed_weights() -> None:
     assert [ref() for ref in alive] == [None, None]
 
 
+def test_unused_add_ons_are_not_read() -> None:
+    class Unread(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            raise AssertionError(f"part {name} is read")
+
+    parts = Unread(dict.fromkeys(("eagle3", "sam", "c2t")))
+    target = target_in(torch.float32)
+    build_decoder("gumbel-jacobi", target, sampling=Sampling(), add_ons=parts, engine=CpuEngine())
+
+
 @pytest.mark.parametrize(
     ("target", "weights", "message"),
     [
