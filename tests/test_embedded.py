@@ -69,22 +69,6 @@ def test_the_model_has_the_parts_of_every_method(model: Model, plain: list[list[
     assert made == plain or METHODS[name].promise != "tokens"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("guidance", [1.0, 3.0])
-def test_eagle1_gives_the_tokens_of_plain_decoding_in_any_batch(model: Model, guidance: float) -> None:
-    prompts = ("a red apple", "cat", "3d rocket")
-    requested = [Request(prompt=prompt, seed=seed) for seed in (0, 7) for prompt in prompts]
-    sampling = Sampling(guidance=guidance)
-
-    def tokens(method: str, batch: int, order: list[Request]) -> dict[Request, list[int]]:
-        made = generate(model, order, method=method, sampling=sampling, batch=batch, with_pixels=False)
-        return {picture.request: picture.tokens.tolist() for picture in made}
-
-    plain = tokens("plain", 6, requested)
-    assert tokens("eagle1", 6, requested[::-1]) == plain
-    assert tokens("eagle1", 1, requested[:1]) == {requested[0]: plain[requested[0]]}
-
-
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 @pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_fused_passes_give_the_tokens_of_plain_decoding_in_any_batch(dtype: str) -> None:
