@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -436,15 +437,18 @@ def test_slow_clients_do_not_keep_connections(model: Model, monkeypatch: pytest.
     with Served(model, Limits(arrival=0.3)) as server:
         server.server.config.timeout_keep_alive = 1
         address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
-        for sent, answered in (
+        cases = (
             (b"", b""),
             (head, b""),
             (head + b'Content-Length: 99\r\n\r\n{"pro', b"HTTP/1.1 408"),
             (b"GET /version HTTP/1.1\r\nHost: a\r\n\r\nGET", b"HTTP/1.1 200"),
-        ):
-            with socket.create_connection(address, timeout=10) as client:
-                client.sendall(sent)
-                heard = b"".join(iter(lambda: client.recv(4096), b""))  # until the server closes it
+        )
+        clients = [socket.create_connection(address, timeout=10) for _ in cases]
+        for client, (sent, _) in zip(clients, cases, strict=True):
+            client.sendall(sent)
+        for client, (_, answered) in zip(clients, cases, strict=True):
+            with client:
+                heard = b"".join(iter(partial(client.recv, 4096), b""))  # until the server closes it
                 assert heard[: len(answered) or None] == answered
 
 

@@ -144,15 +144,6 @@ def test_a_window_that_commits_too_few_tokens_is_given_up(watching: dict[str, An
     assert int(tested.max()) == TRIAL < int(its.reached[:, 0].min())
 
 
-@pytest.mark.parametrize("options", [None, {"window": 5}], ids=str)
-def test_lowest_index_wins_ties(options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tiny_target(**SHAPE)
-    target.output.weight.data[16:] = target.output.weight.data[:16]
-    parts = parts_of(target, Sampling(guidance=3.0, temperature=0.0), options)
-    found = parts.generate(CONDITION, keys=KEYS).tokens
-    assert torch.equal(found, by_the_loop(parts, monkeypatch).tokens) and found.max() < 16
-
-
 @pytest.mark.parametrize("options", [None, {"window": 5}, RELAXED[0]], ids=str)
 def test_nan_logits_are_reported_per_picture(options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target(**SHAPE | {"vocab_size": 256})

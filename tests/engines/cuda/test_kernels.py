@@ -111,23 +111,6 @@ def test_attention_is_that_of_the_mask(
     assert torch.allclose(out, expected, atol=3 * CLOSE[dtype], rtol=3 * CLOSE[dtype])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bits_of_a_node_do_not_depend_on_where_its_ancestors_are(dtype: torch.dtype) -> None:
-    """A chain of eight across the border of a block, and its last node alone behind the other seven, committed."""
-    rows, lines = 16, 1
-    chain = Scene([0, 0, 1, 2, 3, 4, 5, 6], [12], dtype=dtype, guided=1)
-    alone = Scene([0], [19], dtype=dtype, guided=1)
-    first, own = chain.prefix + chain.tokens, alone.prefix + alone.tokens
-    alone.cache[:, :, :, : chain.prefix + 12] = chain.cache[:, :, :, : chain.prefix + 12]
-    alone.cache[:, :, :, chain.prefix + 12 : chain.prefix + 19] = chain.cache[:, :, :, first : first + 7]
-    alone.cache[:, :, :, own] = chain.cache[:, :, :, first + 7]
-    qkv = random(lines * rows, 3 * chain.heads * chain.width, dtype=dtype, seed=4)
-    other = torch.zeros_like(qkv)
-    other.view(lines, rows, -1)[:, 0] = qkv.view(lines, rows, -1)[:, 7]
-    made, expected = chain.attention(qkv, rows)[:, 7], alone.attention(other, rows)[:, 0]
-    assert torch.equal(made, expected) and made.any()
-
-
 def test_the_bits_of_attention_do_not_depend_on_the_padding_of_prompts() -> None:
     made, rows, lengths = [], 16, [21, 3]
     for padding in (0, 20):  # two blocks of prompts, and three

@@ -52,7 +52,7 @@ def pass_of(target: Any, lengths: list[int]) -> dict[str, Tensor]:
     [
         ("cublas", [1], {}),
         ("cublas", [1, 1], {"n_head": 3, "dim": 36}),  # no powers of two
-        ("fused", [1, 1], {"n_head": 2, "dim": 32}),
+        ("fused", [1, 1], {"n_head": 3, "dim": 48}),
         ("llama", [6, 3], {"kept": 1}),
         ("llama", [6, 3], {"kept": 2, "has_tokens": True}),
     ],
