@@ -80,11 +80,16 @@ def test_keys_of_purposes_differ() -> None:
 
 
 def test_tables_are_those_of_seed_and_image_also_if_made_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = torch.arange(9)[None]
-    whole = Noise([(1, 2)], positions=9, vocab_size=37).gumbel(where)
-    assert torch.equal(whole[0], to_gumbel(to_uniform(stream(1, 2, Purpose.TARGET, where[0], 37))))
-    monkeypatch.setattr("lantern.core.noise.BLOCK", 50)
-    assert torch.equal(Noise([(1, 2)], positions=9, vocab_size=37).gumbel(where), whole)
+    keys, where = torch.tensor([(i, 9 - i) for i in range(6)]), torch.arange(9).expand(6, -1)
+    words = [stream(seed, image, Purpose.TARGET, where[0], 37) for seed, image in keys.tolist()]
+    steps = torch.tensor([1, 4, 2, 8, 3, 3])
+    ahead = (steps[:, None] + torch.arange(4)).clamp(max=8)
+    of_steps = random_words(keys[:, 0], keys[:, 1], Purpose.TEST, ahead, 2, steps)
+    for block in (10**6, 50):
+        monkeypatch.setattr("lantern.core.noise.BLOCK", block)
+        noise = Noise(keys.tolist(), positions=9, vocab_size=37)
+        assert torch.equal(noise.gumbel(where), to_gumbel(to_uniform(torch.stack(words))))
+        assert torch.equal(noise.uniform(ahead, 2, iterations=steps), to_uniform(of_steps))
 
 
 def test_first_lanes_do_not_depend_on_their_number() -> None:
