@@ -223,7 +223,7 @@ def tiny_liquid(seed: int = 0, *, kv_heads: int = 1) -> Any:
     """Gemma with 24 tokens behind its words and three unused tokens behind them, in a grid of 4 x 4."""
     from transformers import GemmaConfig, GemmaForCausalLM
 
-    sizes = BODY | {"vocab_size": len(LIQUID) + 27, "head_dim": 8, "num_key_value_heads": kv_heads}
+    sizes: dict[str, Any] = BODY | {"vocab_size": len(LIQUID) + 27, "head_dim": 8, "num_key_value_heads": kv_heads}
     config: Any = GemmaConfig(**sizes)
     config.vq_config = dict(CHAMELEON_VQ)
     model = randomise(GemmaForCausalLM(config), seed)
