@@ -126,6 +126,7 @@ def released(folder: Path) -> None:
     """Files in the layout of the releases, at toy size: 8 x 8 tokens, as 128 pixels have."""
     from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
     from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+    from tests.models.test_checkpoint import released_drafter
     from tests.tiny_folder import tiny_text_encoder
 
     heads = SIZES["XL"]["n_head"]
@@ -140,19 +141,10 @@ def released(folder: Path) -> None:
     target.init_weights(torch.Generator().manual_seed(0))
     saved = {"model": target.state_dict(), "args": argparse.Namespace(gpt_model="GPT-XL")}
     torch.save(saved, folder / "t2i_XL_stage2_512.pt")
-    state = {f"layers.0.self_attn.{letter}_proj.weight": torch.randn(dim, dim) for letter in "qkvo"}
-    state |= {f"layers.0.mlp.{name}_proj.weight": torch.randn(2 * dim, dim) for name in ("gate", "up")}
-    state |= {
-        "embed_tokens.weight": torch.randn(vocab, dim),
-        "fc.weight": torch.randn(dim, 2 * dim),
-        "fc.bias": torch.randn(dim),
-        "layers.0.mlp.down_proj.weight": torch.randn(dim, 2 * dim),
-        "layers.0.post_attention_layernorm.weight": torch.randn(dim),
-    }
     (folder / "llamagen2_drafter").mkdir()
     heads_of_drafter = f'{{"hidden_size": {dim}, "num_attention_heads": {heads}, "model_type": "llamagen"}}'
     (folder / "llamagen2_drafter" / "config.json").write_text(heads_of_drafter)
-    torch.save(state, folder / "llamagen2_drafter" / "pytorch_model.bin")
+    torch.save(released_drafter(dim, 2 * dim, vocab), folder / "llamagen2_drafter" / "pytorch_model.bin")
     encoder = tiny_text_encoder()
     encoder.save_pretrained(folder / "flan-t5-xl", folder / "flan-t5-xl")
 

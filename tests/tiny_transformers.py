@@ -21,6 +21,11 @@ TEMPLATE = (
 )
 WORDS = ["<unk>", "<bos>", "<pad>", "<eos>", "<boi>", "<eoi>", "<image>", "User:", "Assistant:"]
 WORDS += ["a", "red", "blue", "apple", "ring", "of", "the", "sky"]
+# sizes that the families share
+HEADS: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4}
+BODY: dict[str, Any] = HEADS | {"hidden_size": 32, "intermediate_size": 48, "num_key_value_heads": 2}
+SPECIAL: dict[str, Any] = {"bos_token_id": 1, "pad_token_id": 2, "eos_token_id": 3}
+VQ: dict[str, Any] = {"latent_channels": 32, "base_channels": 32, "num_res_blocks": 1}
 
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> Any:
@@ -57,24 +62,16 @@ def tiny_janus(seed: int = 0) -> Any:
         LlamaConfig,
     )
 
-    heads: Any = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    text = LlamaConfig(vocab_size=32, hidden_size=32, intermediate_size=48, max_position_embeddings=128, **heads)
+    text = LlamaConfig(vocab_size=32, max_position_embeddings=128, **BODY)
     vision = JanusVisionConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=2, num_image_tokens=16
     )
-    vq = JanusVQVAEConfig(
-        num_embeddings=40,
-        latent_channels=32,
-        base_channels=32,
-        channel_multiplier=[1, 1],
-        num_res_blocks=1,
-        projection_dim=32,
-        image_token_embed_dim=32,
-    )
+    widths: dict[str, Any] = {"channel_multiplier": [1, 1], "projection_dim": 32, "image_token_embed_dim": 32}
+    vq = JanusVQVAEConfig(num_embeddings=40, **VQ, **widths)
     config = JanusConfig(text_config=text, vision_config=vision, vq_config=vq, image_token_id=6)
     model = randomise(JanusForConditionalGeneration(config), seed)
     calls = model.generation_config
-    calls.bos_token_id, calls.pad_token_id, calls.eos_token_id = 1, 2, 3
+    vars(calls).update(SPECIAL)
     calls._from_model_config = False  # else own fields are not read again
     calls.guidance_scale, calls.generation_kwargs = 5.0, {"boi_token_id": 4}
     return model
@@ -101,19 +98,10 @@ def tiny_emu3(seed: int = 0) -> Any:
     """Emu3 with 24 tokens, whose tokens are not in order, and grids of any size."""
     from transformers import Emu3Config, Emu3ForConditionalGeneration, Emu3TextConfig, Emu3VQVAEConfig
 
-    heads: Any = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    text = Emu3TextConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, pad_token_id=2, bos_token_id=1, eos_token_id=3, **heads
-    )
-    vq = Emu3VQVAEConfig(
-        codebook_size=24,
-        base_channels=32,
-        channel_multiplier=[1, 1, 1, 1],
-        num_res_blocks=1,
-        hidden_size=32,
-        attn_resolutions=[3],
-        temporal_downsample_factor=2,
-    )
+    text = Emu3TextConfig(vocab_size=64, **BODY, **SPECIAL)
+    own: dict[str, Any] = {"hidden_size": 32, "attn_resolutions": [3], "temporal_downsample_factor": 2}
+    sizes = {name: VQ[name] for name in ("base_channels", "num_res_blocks")}
+    vq = Emu3VQVAEConfig(codebook_size=24, channel_multiplier=[1, 1, 1, 1], **sizes, **own)
     config = Emu3Config(text_config=text, vq_config=vq, vocabulary_map=emu3_words())
     return randomise(Emu3ForConditionalGeneration(config), seed)
 
@@ -151,6 +139,12 @@ def emu3_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
     return model.vocabulary_mapping.convert_bpe2img(found.view(-1, rows, columns + 1)).flatten()
 
 
+CHAMELEON_VQ: dict[str, Any] = VQ | {
+    "embed_dim": 8,
+    "num_embeddings": 24,
+    "resolution": 8,
+    "channel_multiplier": [1, 2],
+}
 CHAMELEON = ["<racm3:break>", "<eoss>", "<reserved08706>", "<reserved08799>", "<reserved08801>", "<reserved08802>"]
 
 
@@ -165,28 +159,8 @@ def tiny_chameleon(seed: int = 0) -> Any:
     """Chameleon with 24 tokens, whose tokens are not in order, in a grid of 4 x 4, and a decoder beside it."""
     from transformers import ChameleonConfig, ChameleonForConditionalGeneration, ChameleonVQVAEConfig
 
-    vq = ChameleonVQVAEConfig(
-        embed_dim=8,
-        num_embeddings=24,
-        latent_channels=32,
-        resolution=8,
-        base_channels=32,
-        channel_multiplier=[1, 2],
-        num_res_blocks=1,
-    )
-    config = ChameleonConfig(
-        vocab_size=72,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        vq_config=vq,
-        vocabulary_map=chameleon_words(),
-        bos_token_id=1,
-        pad_token_id=2,
-        eos_token_id=3,
-    )
+    how: dict[str, Any] = {"vq_config": ChameleonVQVAEConfig(**CHAMELEON_VQ), "vocabulary_map": chameleon_words()}
+    config = ChameleonConfig(vocab_size=72, **BODY | {"num_key_value_heads": 4}, **how, **SPECIAL)
     return randomise(ChameleonForConditionalGeneration(config), seed)
 
 
@@ -241,36 +215,17 @@ def _chameleon_grid(
 
 LIQUID = [*WORDS, "Generate", "an", "image", "based", "on", "this", "description.", "<unconditional>"]
 LIQUID += ["<|endoftext|>"]  # which Qwen2 always has
-SIMPLEAR = [
-    "<unk>",
-    "<pad>",
-    "<|endoftext|>",
-    "<|t2i|>",
-    "<|soi|>",
-    *WORDS[9:],
-    "A",
-    "highly",
-    "realistic",
-    "image",
-    "An",
-]
-HEADS: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4}
+SIMPLEAR = ["<unk>", "<pad>", "<|endoftext|>", "<|t2i|>", "<|soi|>", *WORDS[9:]]
+SIMPLEAR += ["A", "highly", "realistic", "image", "An"]
 
 
 def tiny_liquid(seed: int = 0, *, kv_heads: int = 1) -> Any:
     """Gemma with 24 tokens behind its words and three unused tokens behind them, in a grid of 4 x 4."""
     from transformers import GemmaConfig, GemmaForCausalLM
 
-    vq = {"embed_dim": 8, "num_embeddings": 24, "latent_channels": 32, "resolution": 8, "base_channels": 32}
-    config: Any = GemmaConfig(
-        vocab_size=len(LIQUID) + 27,
-        hidden_size=32,
-        intermediate_size=48,
-        head_dim=8,
-        num_key_value_heads=kv_heads,
-        **HEADS,
-    )
-    config.vq_config = vq | {"channel_multiplier": [1, 2], "num_res_blocks": 1}
+    sizes: dict[str, Any] = BODY | {"vocab_size": len(LIQUID) + 27, "head_dim": 8, "num_key_value_heads": kv_heads}
+    config: Any = GemmaConfig(**sizes)
+    config.vq_config = dict(CHAMELEON_VQ)
     model = randomise(GemmaForCausalLM(config), seed)
     model.lm_head.weight.data.mul_(0.1)  # and the words, which are the same
     return model
@@ -292,8 +247,7 @@ def tiny_simplear(seed: int = 0) -> Any:
     """Qwen2 with 24 tokens of three digits behind its words."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    size: dict[str, Any] = {"vocab_size": len(SIMPLEAR) + 24, "hidden_size": 32, "intermediate_size": 48}
-    config: Any = Qwen2Config(num_key_value_heads=2, **size, **HEADS)
+    config: Any = Qwen2Config(vocab_size=len(SIMPLEAR) + 24, **BODY)
     config.vq_config = {"levels": [4, 3, 2]}
     return randomise(Qwen2ForCausalLM(config), seed)
 

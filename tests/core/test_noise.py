@@ -79,23 +79,17 @@ def test_keys_of_purposes_differ() -> None:
     assert torch.equal(torch.stack([alone.low, alone.high], 1), keys[Purpose.TEST - 1][3:])
 
 
-def test_noise_does_not_depend_on_the_place_in_the_batch() -> None:
-    keys = [(5, i) for i in range(16)]
-    every = Noise(keys, positions=9, vocab_size=37)
-    where = torch.arange(9).expand(16, -1)
-    for i in (0, 7, 15):
-        alone = Noise([keys[i]], positions=9, vocab_size=37)
-        for purpose in (Purpose.TARGET, Purpose.RESIDUAL):
-            assert torch.equal(alone.gumbel(where[:1], purpose)[0], every.gumbel(where, purpose)[i])
-        assert torch.equal(alone.uniform(where[:1], 4)[0], every.uniform(where, 4)[i])
-
-
 def test_tables_are_those_of_seed_and_image_also_if_made_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = torch.arange(9)[None]
-    whole = Noise([(1, 2)], positions=9, vocab_size=37).gumbel(where)
-    assert torch.equal(whole[0], to_gumbel(to_uniform(stream(1, 2, Purpose.TARGET, where[0], 37))))
-    monkeypatch.setattr("lantern.core.noise.BLOCK", 50)
-    assert torch.equal(Noise([(1, 2)], positions=9, vocab_size=37).gumbel(where), whole)
+    keys, where = torch.tensor([(i, 9 - i) for i in range(6)]), torch.arange(9).expand(6, -1)
+    words = [stream(seed, image, Purpose.TARGET, where[0], 37) for seed, image in keys.tolist()]
+    steps = torch.tensor([1, 4, 2, 8, 3, 3])
+    ahead = (steps[:, None] + torch.arange(4)).clamp(max=8)
+    of_steps = random_words(keys[:, 0], keys[:, 1], Purpose.TEST, ahead, 2, steps)
+    for block in (10**6, 50):
+        monkeypatch.setattr("lantern.core.noise.BLOCK", block)
+        noise = Noise(keys.tolist(), positions=9, vocab_size=37)
+        assert torch.equal(noise.gumbel(where), to_gumbel(to_uniform(torch.stack(words))))
+        assert torch.equal(noise.uniform(ahead, 2, iterations=steps), to_uniform(of_steps))
 
 
 def test_first_lanes_do_not_depend_on_their_number() -> None:
@@ -111,23 +105,6 @@ def test_steps_have_different_uniforms() -> None:
     seen.append(noise.uniform(where, 2).flatten())
     seen.append(noise.uniform(where, 2, purpose=Purpose.DRAFT).flatten())
     assert len(torch.cat(seen).unique()) == 32
-
-
-def test_uniforms_of_a_step_depend_on_key_step_and_place_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = [(5, i) for i in range(6)]
-    iterations = torch.tensor([1, 4, 2, 8, 3, 3])
-    where = (iterations[:, None] + torch.arange(4)).clamp(max=8)
-    every = Noise(keys, positions=9, vocab_size=5).uniform(where, 2, iterations=iterations)
-    for i in (0, 3, 5):
-        alone = Noise([keys[i]], positions=9, vocab_size=5)
-        wide = iterations[i] + torch.arange(6)[None].clamp(max=8)
-        assert torch.equal(alone.uniform(where[i : i + 1], 2, iterations=iterations[i : i + 1])[0], every[i])
-        assert torch.equal(
-            alone.uniform(wide, 2, iterations=iterations[i : i + 1])[0, : 9 - iterations[i]][:4],
-            every[i, : 9 - iterations[i]],
-        )
-    monkeypatch.setattr("lantern.core.noise.BLOCK", 40)
-    assert torch.equal(Noise(keys, positions=9, vocab_size=5).uniform(where, 2, iterations=iterations), every)
 
 
 def test_silent_noise_is_zero() -> None:

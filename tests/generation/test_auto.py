@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from lantern.cli.main import main
 from lantern.core.sampling import Sampling
@@ -14,7 +13,6 @@ from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import Engine
 from lantern.generation import choice
 from lantern.generation.choice import FLAT, GAIN, choose, choose_method
-from lantern.generation.generator import generate
 from lantern.methods.method import find
 from lantern.models.folder import Model
 
@@ -115,15 +113,6 @@ def test_batches_and_guidance_count_as_rows(model: Model, monkeypatch: pytest.Mo
     for batch, guidance in ((1, 3.0), (4, 3.0), (4, 1.0)):
         choose_method(model, "auto", batch=batch, sampling=Sampling(guidance=guidance), report=lambda line: None)
     assert rows == [2, 8, 4]
-
-
-def test_statistics_say_what_was_chosen_and_why(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    script(monkeypatch, bent)
-    [picture] = generate(model, ["a red apple"], method="auto", with_pixels=False)
-    found = picture.statistics.as_dict()
-    assert found["method"] == "gumbel-jacobi" and "a step over 4 tokens takes 1.00 times" in found["method_reason"]
-    [other] = generate(model, ["a red apple"], method="gumbel-jacobi", with_pixels=False)
-    assert other.statistics.as_dict()["method_reason"] is None and torch.equal(picture.tokens, other.tokens)
 
 
 def test_the_log_warns_once(model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from lantern import LanternPipeline
 from lantern.cli.generate import main
+from lantern.core.io import read_checksums
 from lantern.generation.pipeline import LanternDrafter, LanternOutput, LanternTransformer, LanternVQ
 from lantern.models.folder import load_model, record_tokens_per_step
 from lantern.models.llamagen.transformer import Transformer
@@ -92,8 +93,12 @@ def test_warming_up_caches_the_prompt_for_later_calls(pipe: LanternPipeline, mon
 
 
 def test_a_saved_pipeline_reloads_to_the_same_picture(pipe: LanternPipeline, tmp_path: Path) -> None:
+    pipe.method = "eagle1"
     pipe.save_pretrained(tmp_path / "saved")
     again = LanternPipeline.from_pretrained(tmp_path / "saved")
+    assert again.method == "eagle1"
+    for path in (tmp_path / "saved").rglob("*.safetensors"):
+        assert path.name in read_checksums(path.parent), path
     for method in ("plain", "lantern++"):
         before, after = call(pipe, method=method), call(again, method=method)
         assert torch.equal(before.tokens, after.tokens)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +267,7 @@ def test_a_picture_that_joins_others_is_the_picture_alone(model: Model, methods:
     def send(i: int) -> Any:
         return lambda kind, value, index: made.setdefault(i, value)
 
-    jobs = [Job(one, methods[i], Sampling(guidance=2 + i), send(i)) for i, one in enumerate(requests)]
+    jobs = [Job(one, methods[i], Sampling(guidance=1 + i), send(i)) for i, one in enumerate(requests)]
     while len(made) < 4:
         worker.submit(jobs[:1])
         del jobs[:1]
@@ -274,7 +275,7 @@ def test_a_picture_that_joins_others_is_the_picture_alone(model: Model, methods:
         most = max(most, worker.running)
     assert most > 1
     for i, request in enumerate(requests):
-        alone: Any = next(generate(model, [request], method=methods[i], sampling=Sampling(guidance=2 + i)))
+        alone: Any = next(generate(model, [request], method=methods[i], sampling=Sampling(guidance=1 + i)))
         assert np.array_equal(made[i].tokens, alone.tokens) and np.array_equal(made[i].pixels, alone.pixels)
 
 
@@ -436,15 +437,18 @@ def test_slow_clients_do_not_keep_connections(model: Model, monkeypatch: pytest.
     with Served(model, Limits(arrival=0.3)) as server:
         server.server.config.timeout_keep_alive = 1
         address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
-        for sent, answered in (
+        cases = (
             (b"", b""),
             (head, b""),
             (head + b'Content-Length: 99\r\n\r\n{"pro', b"HTTP/1.1 408"),
             (b"GET /version HTTP/1.1\r\nHost: a\r\n\r\nGET", b"HTTP/1.1 200"),
-        ):
-            with socket.create_connection(address, timeout=10) as client:
-                client.sendall(sent)
-                heard = b"".join(iter(lambda: client.recv(4096), b""))  # until the server closes it
+        )
+        clients = [socket.create_connection(address, timeout=10) for _ in cases]
+        for client, (sent, _) in zip(clients, cases, strict=True):
+            client.sendall(sent)
+        for client, (_, answered) in zip(clients, cases, strict=True):
+            with client:
+                heard = b"".join(iter(partial(client.recv, 4096), b""))  # until the server closes it
                 assert heard[: len(answered) or None] == answered
 
 

@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from lantern.engines.cpu import build as building
 from lantern.engines.cpu import compiler as compiling
-from lantern.engines.cpu.kernels import Arena, linear
-from tests.engines.cpu.test_linear import rows, weights
-from tests.engines.cpu.test_target import PATH, TREE, Passes, by_single_passes, target_in, twin_of
+from lantern.engines.cpu.kernels import Arena
 
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -81,27 +78,6 @@ def test_a_library_is_loaded_without_a_compiler(
     request.getfixturevalue(place)
     assert building.missing() is None and building.library().lantern_abi() == building.ABI
     assert fresh.exists() == (place == "cached")
-
-
-@pytest.mark.slow
-def test_processors_without_wide_vectors_score_the_same(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "x86_64" not in os.uname().machine:
-        pytest.skip("builds for other x86-64 processors")
-    targets, tokens = [target_in(torch.float32), target_in(torch.bfloat16)], [3, 1, 4, 15, 9, 2, 6]
-    here = [Passes(twin_of(target)).score(tokens, TREE).logits for target in targets]
-    x, packed = rows(23, 192), weights("int8", 96, 192)[1]
-    product = linear(x, packed, None, 96)
-    monkeypatch.setattr(compiling, "features", lambda: compiling.V3.features)
-    monkeypatch.setattr(compiling, "FLAGS", ("-O1", *compiling.FLAGS[1:]))
-    building.library.cache_clear()
-    for target, expected, tolerance in zip(targets, here, (1e-4, 0.1), strict=True):
-        fused = twin_of(target)
-        found = Passes(fused).score(tokens, TREE).logits
-        assert torch.allclose(found, expected, atol=tolerance)
-        alone = by_single_passes(fused, [tokens[node] for node in PATH])
-        assert all(torch.equal(found[:, node], alone[step]) for step, node in enumerate(PATH))
-    assert torch.equal(linear(x, packed, None, 96), product)  # integers add up to the same everywhere
-    assert len(list(cached.parent.glob("*.so"))) == 2  # one for this processor, one for the others
 
 
 def spoil_bytes(path: Path) -> None:

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lantern.core.prepared import quantized
 from lantern.engines.cpu import build as building
 from lantern.engines.cpu import compiler as compiling
 from lantern.engines.cpu.build import find_compiler, has_amx
 from lantern.engines.cpu.kernels import Arena, linear
+from tests.core.test_weights import in_eight_bits
 
 PROCESSOR = Path("/proc/cpuinfo")
 HAS_UNITS = PROCESSOR.is_file() and "amx_bf16" in PROCESSOR.read_text()
@@ -29,18 +29,10 @@ def weights(kind: str, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
     arena = Arena(8 * random.numel() + 4096)
     if kind != "int8":
         return weight.double(), arena.panels(weight)
-    made: Any = in_eight_bits(weight).weight
+    linear = nn.Linear(inputs, outputs, bias=False)
+    linear.weight = nn.Parameter(weight)
+    made: Any = in_eight_bits(linear).weight
     return made.qdata.double() * made.scale.double(), arena.panels(made)
-
-
-def in_eight_bits(weight: Tensor) -> nn.Linear:
-    """Return a linear with the weight in 8 bits."""
-    layers = nn.Module()
-    layers.fc = nn.Linear(weight.shape[1], len(weight), bias=False)
-    layers.fc.weight = nn.Parameter(weight)
-    made = quantized(layers, "int8", ("fc",)).fc
-    assert isinstance(made, nn.Linear)
-    return made
 
 
 def rows(count: int, inputs: int) -> Tensor:

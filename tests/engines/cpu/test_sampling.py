@@ -8,10 +8,7 @@ from torch import Tensor
 
 from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import Sampling
-from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.kernels import sampler_of
-from tests.tiny import tiny_target
-from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 
 NOISE = Noise([(3, 0), (3, 1)], positions=9, vocab_size=2048)
 PLACES = torch.tensor([[0, 4, 8, 4, 8], [1, 5, 8, 8, 2]])
@@ -81,23 +78,3 @@ def test_infinite_logits_are_not_sampled_and_nan_affects_only_its_row() -> None:
 
 def test_top_p_is_left_to_torch() -> None:
     assert sampler_of(Sampling(top_p=0.9), NOISE) is None
-
-
-@pytest.mark.parametrize("name", ["eagle1", "eagle2"])
-@pytest.mark.parametrize("sampling", [Sampling(guidance=3.0), Sampling(guidance=3.0, top_k=5)], ids=str)
-def test_trees_do_not_depend_on_the_sampler(name: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = tiny_decoder(name, tiny_target(dim=64, vocab_size=32), sampling, engine=CpuEngine())
-    widths = list[int]()
-
-    def counted(*of: Any) -> Any:
-        best = sampler_of(*of)
-        assert best is not None
-        return lambda *given, **how: widths.append(how.get("width", 0)) or best(*given, **how)
-
-    monkeypatch.setattr(parts.target, "sampler", counted)
-    found = parts.generate(CONDITION, keys=KEYS)
-    assert 0 in widths  # of the walk
-    assert (name == "eagle1") == any(widths)  # of children: dynamic trees read log-probabilities
-    monkeypatch.setattr(parts.target, "sampler", lambda *_: None)
-    expected = parts.generate(CONDITION, keys=KEYS)
-    assert torch.equal(found.tokens, expected.tokens) and torch.equal(found.steps, expected.steps)

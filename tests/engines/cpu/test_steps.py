@@ -13,7 +13,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Generation, Step
 from lantern.decoding.rounds import TorchRounds
 from lantern.drafters.windows.jacobi import TRIAL
-from lantern.engines.cpu.engine import CpuEngine, FusedRounds, is_fused
+from lantern.engines.cpu.engine import CpuEngine, is_fused
 from lantern.engines.cpu.kernels import uniforms
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
@@ -144,30 +144,6 @@ def test_a_window_that_commits_too_few_tokens_is_given_up(watching: dict[str, An
     assert int(tested.max()) == TRIAL < int(its.reached[:, 0].min())
 
 
-def test_wrong_drafts_change_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = parts_of(tiny_target(**SHAPE), DISTRIBUTIONS[0], {"window": 5})
-    expected = by_the_loop(parts, monkeypatch)
-    inner = FusedRounds.__call__
-
-    def wrong(self: FusedRounds, patience: float = 0.0) -> None:
-        for image in self.images:
-            image.tokens[:, 1:] = 0  # drafts that no earlier step sampled
-        inner(self)
-
-    monkeypatch.setattr(FusedRounds, "__call__", wrong)
-    found = parts.generate(CONDITION, keys=KEYS)
-    assert torch.equal(found.tokens, expected.tokens) and not torch.equal(found.steps, expected.steps)
-
-
-@pytest.mark.parametrize("options", [None, {"window": 5}], ids=str)
-def test_lowest_index_wins_ties(options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tiny_target(**SHAPE)
-    target.output.weight.data[16:] = target.output.weight.data[:16]
-    parts = parts_of(target, Sampling(guidance=3.0, temperature=0.0), options)
-    found = parts.generate(CONDITION, keys=KEYS).tokens
-    assert torch.equal(found, by_the_loop(parts, monkeypatch).tokens) and found.max() < 16
-
-
 @pytest.mark.parametrize("options", [None, {"window": 5}, RELAXED[0]], ids=str)
 def test_nan_logits_are_reported_per_picture(options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target(**SHAPE | {"vocab_size": 256})
@@ -191,20 +167,6 @@ def test_uniforms_equal_torch(purpose: Purpose) -> None:
     for positions, count in ((torch.arange(5), 32), (torch.tensor([255, 3]), 13)):
         found = uniforms(seeds, images, purpose, positions, count)
         assert torch.equal(found, random_uniforms(seeds, images, purpose, positions, count))
-
-
-@pytest.mark.parametrize("method", ["plain", "eagle1"])
-def test_all_decoders_use_the_fast_uniforms(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, requested = tiny_target(**SHAPE), list[int]()
-    parts = tiny_decoder(method, target, DISTRIBUTIONS[0], engine=CpuEngine())
-
-    def watched(seeds: torch.Tensor, *given: Any) -> torch.Tensor:
-        requested.append(len(seeds))
-        return uniforms(seeds, *given)
-
-    monkeypatch.setattr(parts.target, "make_uniforms", watched)
-    parts.generate(CONDITION, keys=KEYS)
-    assert sum(requested) == len(KEYS)
 
 
 def test_picture_of_one_token_needs_no_step() -> None:

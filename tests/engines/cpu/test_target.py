@@ -195,12 +195,6 @@ def test_logits_have_the_same_bits_alone_in_a_tree_in_a_batch_and_by_any_number_
             torch.set_num_threads(threads)
 
 
-def test_eager_logits_differ_so_the_comparison_can_fail() -> None:
-    target = target_in(torch.float32, dim=256)
-    alone, tree = by_single_passes(target, [TOKENS[node] for node in PATH]), Passes(target).score(TOKENS, TREE).logits
-    assert any(not torch.equal(tree[:, node], alone[step]) for step, node in enumerate(PATH))
-
-
 def test_the_engine_changes_neither_the_target_nor_the_tokens_and_prepares_the_original_once() -> None:
     target, sampling = target_in(torch.float32), Sampling(guidance=3.0)
     expected = plain_tokens(target, sampling)

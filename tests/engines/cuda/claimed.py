@@ -5,8 +5,11 @@ its numbers in memory of the CPU, and is refused wherever torch would refuse it:
 operation. Whatever a GPU would have to wait for, or could not capture in a graph, is recorded.
 """
 
+import linecache
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -15,8 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 CUDA = torch.device("cuda", 0)
+ROOT = Path(__file__).resolve().parents[3]
+SOURCES = tuple(f"{ROOT / folder}/" for folder in ("lantern", "models", "eval"))
 # results of these have a size or a value that the host reads
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive")
+WAITS += ("equal", "allclose", "bincount")
 
 
 class Claimed(Tensor):
@@ -47,8 +53,8 @@ class Claimed(Tensor):
         return self.held.data_ptr()
 
     def tolist(self) -> Any:
-        """Return the numbers."""
-        return self.held.tolist()
+        """Return the numbers, for which the host waits."""
+        return self.cpu().tolist()
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,7 +84,7 @@ def claim_module(module: nn.Module) -> nn.Module:
 
 
 class ClaimedDevice(TorchDispatchMode):
-    """While active, a CUDA device is claimed. `waits` names what a GPU would make the host wait for."""
+    """While active, a CUDA device is claimed. `waits` names what a GPU would make the host wait for, and the line."""
 
     allowed_on_cpu: ClassVar[tuple[str, ...]] = ("copy_", "_to_copy")
 
@@ -97,8 +103,8 @@ class ClaimedDevice(TorchDispatchMode):
         claimed = any(isinstance(x, Claimed) for x in tensors)
         given = kwargs.get("device")
         target = claimed if given is None else torch.device(given).type == "cuda"
-        if claimed:
-            self.check(name, tensors, kwargs)
+        if claimed or (target and name in self.allowed_on_cpu):
+            self.check(name, tensors, args, kwargs)
         if given is not None and torch.device(given).type == "cuda":
             kwargs["device"] = torch.device("cpu")
         kwargs.pop("pin_memory", None)
@@ -106,7 +112,7 @@ class ClaimedDevice(TorchDispatchMode):
         made = run(*held(args), **held(kwargs))
         return self.rewrapped(function, args, kwargs, made, target)
 
-    def check(self, name: str, tensors: list[Tensor], kwargs: dict[str, Any]) -> None:
+    def check(self, name: str, tensors: list[Tensor], args: Any, kwargs: dict[str, Any]) -> None:
         """Refuse tensors of the CPU beside claimed ones, except single numbers and copies; record waits."""
         others = [x for x in tensors if not isinstance(x, Claimed)]
         on_cpu = [x for x in others if x.ndim > 0]
@@ -115,11 +121,14 @@ class ClaimedDevice(TorchDispatchMode):
                 f"{name}: a tensor of size {tuple(on_cpu[0].shape)} on the CPU beside one on {CUDA}: "
                 "torch refuses this on a GPU, or copies it there in each call"
             )
-        is_copy = others and name in self.allowed_on_cpu
+        is_async = kwargs.get("non_blocking") or (name == "copy_" and args[2:] == (True,))
+        is_copy = others and name in self.allowed_on_cpu and not is_async
         goes_home = name == "_to_copy" and torch.device(kwargs.get("device") or "cuda").type == "cpu"
-        by_mask = name in ("index", "index_put_", "index_put") and any(x.dtype == torch.bool for x in tensors[1:])
-        if name in WAITS or is_copy or goes_home or by_mask:
-            self.waits.append(name)
+        indices = args[1] if name in ("index", "index_put_", "index_put") else []
+        by_mask = any(entry is not None and entry.dtype == torch.bool for entry in indices)
+        by_counts = name == "repeat_interleave" and kwargs.get("output_size") is None
+        if name in WAITS or is_copy or goes_home or by_mask or by_counts:
+            self.waits.append(f"{name}: {line_of_caller()}")
 
     def rewrapped(self, function: Any, args: Any, kwargs: Any, made: Any, is_claimed: bool) -> Any:
         """Return results as claimed tensors; those that an operation writes to are returned as they were given."""
@@ -136,6 +145,17 @@ class ClaimedDevice(TorchDispatchMode):
             return own.get(id(x), Claimed(x) if is_claimed else x)
 
         return tree_map(wrap, made)
+
+
+def line_of_caller() -> str:
+    """Return the innermost line of this project that runs, with its place."""
+    frame: Any = sys._getframe()
+    while frame is not None and not frame.f_code.co_filename.startswith(SOURCES):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    path, number = frame.f_code.co_filename, frame.f_lineno
+    return f"{path}:{number}: {linecache.getline(path, number).strip()}"
 
 
 def lstm_cell(new: Tensor, old: Tensor, cell: Tensor, *biases: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,6 @@ from lantern.engines.cuda.graphs import GraphRounds
 pytest.importorskip("triton", reason="Triton is not installed")
 from triton.runtime import interpreter
 
-from lantern.engines.cuda import graphs
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.cuda.kernels import is_interpreted
 from tests.engines.cuda.kinds import decoder_of, generated, target_of
@@ -65,19 +64,6 @@ def token_of(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
 def test_a_captured_round_launches_only_kernels_that_ran_before(
     kind: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode_up_to_capture(kind, name, monkeypatch)
-    assert len(UpToCapture.within) >= 8 and UpToCapture.within <= UpToCapture.before
-
-
-def test_without_rounds_before_the_capture_its_kernels_would_be_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "WARM_ROUNDS", 0)
-    monkeypatch.setattr(graphs, "SETTLING_ROUNDS", 0)
-    decode_up_to_capture("cublas", "plain", monkeypatch)
-    assert not UpToCapture.within <= UpToCapture.before
-
-
-def decode_up_to_capture(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decode with interpreted kernels until a round would be captured."""
     UpToCapture.launched, run = set(), interpreter.InterpretedFunction.run
 
     def launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -90,3 +76,4 @@ def decode_up_to_capture(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(GraphEngine, "drive", lambda _, states: UpToCapture(states[0]))
     with pytest.raises(Reached):
         generated(kind, decoder)
+    assert len(UpToCapture.within) >= 8 and UpToCapture.within <= UpToCapture.before

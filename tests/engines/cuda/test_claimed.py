@@ -1,5 +1,6 @@
 """Whole generations with everything on a claimed CUDA device: no operation mixes devices, no captured round waits."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +11,22 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation
 from lantern.engines.engine import EAGER, Engine
-from lantern.generation.generator import Decoder, build_decoder, generate
+from lantern.generation.generator import Decoder, generate
 from lantern.methods import METHODS
 from lantern.models.folder import load_model
-from tests.engines.cuda.claimed import Claimed, claim, claim_module, claimed_cuda, held
+from tests.engines.cuda.claimed import Claimed, claim_module, claimed_cuda, held
 from tests.engines.cuda.replay import RehearsedEngine, watching
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_decoder import small_method, tiny_codebook, tiny_neighbours
-from tests.tiny_parts import tiny_parts
+from tests.tiny_decoder import small_method, tiny_decoder
 
-SHORT = ("plain", "gumbel-jacobi", "lantern++", "sjd")
+SHORT = ("gumbel-jacobi",)  # tests/proof/test_readbacks.py runs every method on the claimed device
 # Parallel rows and the inner rounds of specmquant-paper, which the host counts, are not captured.
 UNCAPTURED = ("auto", "zipar", "pjd", "specmquant-paper")
 
 
-def decoder_of(name: str, *, is_claimed: bool, engine: Engine = EAGER) -> Decoder:
-    """Return a decoder whose target, drafter, add-ons and tables are on the claimed device."""
-    target = tiny_target(block_size=9)
-    parts: dict[str, Any] = {"drafter_module": tiny_eagle(target), **tiny_parts(target)}
-    tables: dict[str, Any] = {"neighbours": tiny_neighbours(), "codebook": tiny_codebook()}
-    if is_claimed:
-        for module in (target, *parts.values()):
-            claim_module(module)
-        tables = claim(tables)
-    drafter = parts.pop("drafter_module")
-    given: dict[str, Any] = {"drafter_module": drafter, "add_ons": parts, "sampling": Sampling(guidance=3.0)}
-    method = small_method(name)
-    method = method.with_options(k=10) if "k" in method.settings else method
-    return build_decoder(method, target, engine=engine, **given, **tables)
+def decoder_of(name: str, device: str, engine: Engine = EAGER) -> Decoder:
+    """Return a decoder whose target, drafter, add-ons and tables are on a device."""
+    return tiny_decoder(small_method(name), tiny_target(block_size=9).to(device), engine=engine)
 
 
 def generated(decoder: Decoder) -> list[Generation]:
@@ -50,17 +39,38 @@ def generated(decoder: Decoder) -> list[Generation]:
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else [pytest.mark.slow]) for n in METHODS])
 def test_generations_are_those_of_the_cpu_and_a_captured_round_waits_for_nothing(name: str) -> None:
-    expected = generated(decoder_of(name, is_claimed=False))
+    expected = generated(decoder_of(name, "cpu"))
     with claimed_cuda() as device:
         rounds = watching(device)
         engine = EAGER if name in UNCAPTURED else RehearsedEngine(rounds=rounds)
-        made = generated(decoder_of(name, is_claimed=True, engine=engine))
+        made = generated(decoder_of(name, "cuda", engine))
     for own, other in zip(made, expected, strict=True):
         for each in ("tokens", "steps", "accepted"):
             assert torch.equal(held(getattr(own, each)), getattr(other, each)), each
         assert torch.allclose(held(own.total_variation), other.total_variation)
     if name not in UNCAPTURED:
         assert rounds.waits == [] and rounds.captured == 1 and rounds.replayed > 1
+
+
+WAITS: list[Callable[[Tensor], object]] = [
+    lambda x: x.sum().item(),
+    lambda x: bool(x[0] > 1),
+    lambda x: [0, 1, 2][x[0].long()],
+    lambda x: x.tolist(),
+    lambda x: x.cpu(),
+    lambda x: torch.tensor([1.0, 2.0], device="cuda"),
+    lambda x: x[x > 1],
+    lambda x: x.clone().__setitem__(x > 1, 1.0),
+    lambda x: torch.where(x > 1),
+    lambda x: torch.equal(x, x),
+    lambda x: torch.allclose(x, x),
+    lambda x: x.masked_select(x > 1),
+    lambda x: x.unique(),
+    lambda x: x.unique(dim=0),
+    lambda x: x.unique_consecutive(),
+    lambda x: x.long().bincount(),
+    lambda x: x.repeat_interleave(x.long()),
+]
 
 
 def test_the_claimed_device_refuses_what_a_gpu_refuses_and_records_waits() -> None:
@@ -72,8 +82,10 @@ def test_the_claimed_device_refuses_what_a_gpu_refuses_and_records_waits() -> No
             with pytest.raises(RuntimeError, match="on the CPU beside one on cuda"):
                 mixed()
         assert device.waits == [] and (there * torch.tensor(2.0)).device.type == "cuda"
-        _ = there.sum().item(), there.cpu(), there[there > 1], there.nonzero()
-        assert len(device.waits) == 4
+        assert there.repeat_interleave(there.long(), output_size=6).shape == (6,) and device.waits == []
+        for wait in WAITS:
+            wait(there)
+        assert len(device.waits) == len(WAITS)
 
 
 @pytest.mark.usefixtures("short_blocks")

@@ -10,30 +10,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from lantern.core.weights import Int8Weight
 from lantern.engines.cuda import fused
-from lantern.engines.cuda.target import parts_of
-from tests.engines.cuda.test_kernels import CLOSE, DEVICE, random
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("count", "inputs", "outputs", "is_int8"), [(3, 40, 24, False), (20, 256, 40, True), (70, 160, 16, False)]
-)
-def test_single_multiplies_and_adds(dtype: torch.dtype, count: int, inputs: int, outputs: int, is_int8: bool) -> None:
-    x, weight = random(2 * count, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, seed=1) / inputs**0.5
-    numbers, scale = parts_of(Int8Weight.of(weight) if is_int8 else weight)
-    weight = weight if scale is None else numbers * scale[:, None]
-    rest = random(2 * count, outputs, dtype=dtype, seed=2)
-    expected, before = rest.float() + (x.float() @ weight.float().T).to(dtype).float(), rest.clone()
-    squares = torch.zeros(2 * count, -(-outputs // fused.OUTPUTS), device=DEVICE)
-    fused.single(x, numbers, rest, squares, scale=scale, rows=2, live=1)
-    close: dict[str, Any] = {"atol": 3 * CLOSE[dtype], "rtol": 3 * CLOSE[dtype]}
-    assert torch.allclose(rest[::2].float(), expected[::2], **close) and torch.equal(rest[1::2], before[1::2])
-    assert torch.allclose(squares[::2].sum(1), rest[::2].float().square().sum(1), rtol=1e-4)
-    packed = torch.zeros(count, outputs, device=DEVICE)
-    fused.single(x, numbers, packed, None, scale=scale, rows=2, live=1)
-    assert torch.allclose(packed, (x.float() @ weight.float().T)[::2], **close)
+from tests.engines.cuda.test_kernels import DEVICE, random
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -20,7 +20,7 @@ from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS
 from tests import tiny_transformers as tiny
 from tests.engines.cuda.claimed import claim_module, claimed_cuda, held
-from tests.engines.cuda.replay import Rehearsed, RehearsedEngine, watching
+from tests.engines.cuda.replay import Rehearsed, watching
 
 SIZES = {"janus": None, "chameleon": None, "emu3": (24, 32), "lumina": (12, 8)}
 NEWLINES = ("emu3", "lumina")
@@ -71,9 +71,7 @@ def test_a_replayed_round_gives_the_tokens_of_the_eager_one_and_waits_for_nothin
         assert isinstance(graph.target, FixedPasses) == (name in NEWLINES)
         made = [graph.generate(condition, keys=keys) for condition, keys in given]
         assert watched.captured == 1 and watched.replayed > 1 and watched.waits == []
-        if name in NEWLINES:  # without passes of one size the host counts newlines
-            with pytest.raises(AssertionError, match="read a value on the host"):
-                decoder_of(method, target, RehearsedEngine(rounds=watched)).generate(given[0][0], keys=given[0][1])
+
     for own, other in zip(made, expected, strict=True):
         assert torch.equal(held(own.tokens), other.tokens) and torch.equal(held(own.steps), other.steps)
 

@@ -34,9 +34,17 @@ def prepared() -> Any:
     return KernelTarget(target_in(torch.float32, **PAIR), 16)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_passes_agree_with_torch_and_keep_the_bits_of_a_node(dtype: torch.dtype) -> None:
-    prepared = KernelTarget(target_in(dtype, **PAIR), 16)
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        (KernelTarget, torch.float32),
+        (KernelTarget, torch.bfloat16),
+        (KernelTarget, torch.float16),
+        (FusedTarget, torch.bfloat16),
+    ],
+)
+def test_passes_agree_with_torch_and_keep_the_bits_of_a_node(kind: type[KernelTarget], dtype: torch.dtype) -> None:
+    prepared = kind(target_in(dtype, **PAIR), 16)
     found = tried(prepared)
     assert found.fault is None and 0 < found.difference < TOLERANCE[dtype] and found.keeps_bits
     assert keeps_rows(prepared, 32) and "do not depend" in found.found

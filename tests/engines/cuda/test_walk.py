@@ -1,9 +1,5 @@
-"""The walk of a tree by one kernel against the verifier's own, on random trees: the same path, token and cost.
+"""The walk of a tree by one kernel against the verifier's own, on random trees: the same path, token and cost."""
 
-`python -m tests.engines.cuda.test_walk N` compares N random trees.
-"""
-
-import sys
 from typing import Any
 
 import pytest
@@ -170,12 +166,3 @@ def test_other_verifiers_and_settings_are_left_to_torch() -> None:
         for residual in ("paper", "released", "cool"):
             relaxed = RejectionVerifier(rule(**table(), k=5, residual=residual, **setting))
             assert (walk.refusal(relaxed, tree, rows) is None) == (residual != "cool")
-
-
-if __name__ == "__main__":
-    count, accepted = int(sys.argv[1]), 0
-    for seed in range(-(-count // IMAGES)):
-        tree, mode = TREES[(0, 0, 1, 0, 0, 2)[seed % 6]], MODES[seed // 3 % 3]
-        accepted += compare(seed, tree, mode, ("paper", "released")[seed // 9 % 2], RULES[seed // 18 % 3])
-        if seed % 100 == 99 or IMAGES * (seed + 1) >= count:
-            print(f"{IMAGES * (seed + 1)} trees, {accepted} accepted tokens, no difference", flush=True)
