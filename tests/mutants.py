@@ -479,6 +479,12 @@ engines/cuda/engine.py: engines/test_promise.py
 + nodes >= constant_rows(lines, self.rows)
 
 engines/cuda/fused.py: engines/cuda/test_target.py
+- made = scaled(tl.sum(total, 0), SCALE, column, inside)
++ made = tl.sum(total, 0)
+- SCALE, STEP * pair + APART, inside)
++ SCALE, STEP * pair, inside)
+
+engines/cuda/fused.py: engines/cuda/test_target.py
 - even, odd = one * cos - two * sin, two * cos + one * sin
 + even, odd = one * cos - two * sin, two * cos - one * sin
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lantern.core.prepared import quantized
 from lantern.core.sampling import Sampling
 from lantern.decoding.cache import StaticCache
 from lantern.engines.engine import EAGER, EagerEngine, Weights
@@ -48,22 +49,24 @@ def pass_of(target: Any, lengths: list[int]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "lengths", "changes"),
+    ("kind", "lengths", "weights", "changes"),
     [
-        ("cublas", [1], {}),
-        ("cublas", [1, 1], {"n_head": 3, "dim": 36}),  # no powers of two
-        ("fused", [1, 1], {"n_head": 3, "dim": 48}),
-        ("llama", [6, 3], {"kept": 1}),
-        ("llama", [6, 3], {"kept": 2, "has_tokens": True}),
+        ("cublas", [1], "int8", {}),
+        ("cublas", [1, 1], "full", {"n_head": 3, "dim": 36}),  # no powers of two
+        ("fused", [1, 1], "full", {"n_head": 3, "dim": 48}),
+        ("fused", [1, 1], "int8", {"n_head": 3, "dim": 48}),
+        ("llama", [6, 3], "full", {"kept": 1}),
+        ("llama", [6, 3], "full", {"kept": 2, "has_tokens": True}),
     ],
 )
 def test_a_pass_gives_logits_features_tapped_layers_and_keys(
-    kind: str, lengths: list[int], changes: dict[str, int]
+    kind: str, lengths: list[int], weights: Weights, changes: dict[str, int]
 ) -> None:
-    target = target_of(kind, FP32, n_layer=2, **changes)
+    target: Any = target_of(kind, FP32, n_layer=2, **changes)
     for weight in target.parameters():
         if weight.ndim == 1:  # of norms, all 1 in a new model
             weight.data.mul_(torch.linspace(0.5, 1.5, len(weight), device=DEVICE))
+    target = quantized(target, weights)
     expected, made = (pass_of(each, lengths) for each in (target, KINDS[kind].prepared(target, 16)))
     for name in expected:
         torch.testing.assert_close(made[name], expected[name], atol=1e-4, rtol=1e-4, msg=name)
