@@ -71,15 +71,6 @@ def test_a_failed_allocation_is_recognised() -> None:
     assert not is_out_of_memory(RuntimeError("size of tensor a (3) must match")) and not is_out_of_memory(OSError(28))
 
 
-def test_the_batch_is_halved_until_it_fits_and_pictures_are_the_same(model: Model) -> None:
-    expected = make(model, 4, 4)
-    reported: list[tuple[int, int]] = []
-    with room_for(1, model.target):
-        made = make(model, 4, 4, on_halved=lambda tried, fits: reported.append((tried, fits)))
-    assert digests(made) == digests(expected) and reported == [(4, 1)]
-    assert [picture.batch for picture in made] == [1] * 4
-
-
 def test_the_batch_is_not_halved_after_another_error(model: Model) -> None:
     with room_for(0, model.target, RuntimeError("shapes differ")), pytest.raises(RuntimeError, match="shapes differ"):
         make(model, 4, 4)

@@ -137,29 +137,6 @@ def test_teacher_reads_what_one_pass_over_the_prompt_and_all_tokens_reads() -> N
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("form", ["guided", "rows"])
-def test_training_draft_uses_only_inputs_of_drafting(form: str) -> None:
-    """Depth d of token j rests on tokens before j and on true features up to j - d."""
-    some, target = examples(1, "prompt"), tiny_target()
-    module = tiny_eagle(target, form=form)
-
-    def output(given: Examples) -> list[Tensor]:
-        made = module.training_predictions(given, 3)
-        return [x.features if x.rows is None else x.rows[:, 0] for x in made]  # type: ignore[misc]
-
-    rows = some.rows.clone()
-    rows[:, :, 7] += 1.0
-    for depth, (was, now) in enumerate(zip(output(some), output(replace(some, rows=rows)), strict=True), start=1):
-        moved = (was - now).abs().amax(-1)[0]
-        assert moved[:7].max() < 1e-6 and moved[7] > 1e-3, depth  # entry 7 is about token 7 + depth
-    tokens = some.tokens.clone()
-    tokens[:, 7] = (tokens[:, 7] + 1) % 24
-    for depth, (was, now) in enumerate(zip(output(some), output(replace(some, tokens=tokens)), strict=True), start=1):
-        moved = (was - now).abs().amax(-1)[0]
-        assert moved[: 8 - depth].max() < 1e-6 and moved[8 - depth] > 1e-3
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("name", kinds())
 def test_every_kind_predicts_each_requested_depth(name: str, tmp_path: Path) -> None:
     target = tiny_target()

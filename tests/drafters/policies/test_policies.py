@@ -25,12 +25,8 @@ from lantern.drafters.policies.policy import (
 )
 from lantern.drafters.policies.radar import Radar, RadarConfig, RadarPolicy
 from lantern.drafters.policies.svip import Svip
-from lantern.methods import METHODS
-from lantern.methods.parts import resolved
 
 IMAGES, NODES, WIDTH = 2, 3, 4
-DRAFTERS = {name: method.made.drafter for name, method in METHODS.items() if method.made.calls("Growth")}
-POLICIES = {name: resolved(drafter.named["policy"].path) for name, drafter in DRAFTERS.items() if drafter}
 
 
 def layer(depth: int = 1, **changes: Any) -> Layer:
@@ -66,20 +62,6 @@ def network(inclined: float) -> Radar:
     module.second.weight.data.zero_()
     module.second.bias.data.fill_(inclined)
     return module
-
-
-PARTS = {"c2t": C2T(C2TConfig()), "radar": network(0.0)}
-PARTS["c2t"].init_weights(torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_gives_a_chance_to_each_candidate(name: str) -> None:
-    policy = POLICIES[name](**({"part": PARTS[kind]} if (kind := name.removesuffix("-paper")) in PARTS else {}))
-    policy.begin(IMAGES, torch.device("cpu"))
-    with torch.no_grad():
-        for depth in (0, 1):
-            chances = policy.chances(layer(depth, **({"log_q": None, "match": None} if policy.is_predictable else {})))
-            assert chances.shape == (2, 3, 4) and not chances.isnan().any()
 
 
 def test_open_paths_rank_above_stopped_ones_and_children_below_parents() -> None:
