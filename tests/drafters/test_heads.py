@@ -10,12 +10,12 @@ from torch import Tensor
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.drafters.heads.medusa import Medusa, MedusaConfig, MedusaDrafter
-from lantern.drafters.heads.parallelspec import ParallelSpec, group_mask
+from lantern.drafters.heads.parallelspec import group_mask
 from lantern.drafters.heads.vertical import Vertical, VerticalConfig, VerticalDrafter
 from lantern.drafters.trees.static import named
 from tests.drafters.sampled_trees import drafted
 from tests.drafters.whole import whole_pictures
-from tests.tiny import loose_target, select
+from tests.tiny import loose_target
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, tiny_decoder
 from tests.tiny_parts import randomised, tiny_part
 
@@ -49,13 +49,6 @@ def test_untrained_heads_repeat_the_feature() -> None:
 
 
 # -- ParallelSpec -----------------------------------------------------------------------------------------------------
-
-
-def test_each_step_runs_one_drafter_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, guess = [], ParallelSpec.guess
-    monkeypatch.setattr(ParallelSpec, "guess", lambda self, *of, **how: calls.append(1) or guess(self, *of, **how))
-    made = tiny_decoder("parallelspec").generate(select(CONDITION, [0]), keys=KEYS[:1])
-    assert len(calls) == int(made.steps) - 1
 
 
 def test_a_group_of_masks_sees_the_pairs_up_to_its_anchor_and_itself() -> None:

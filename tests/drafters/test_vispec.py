@@ -5,23 +5,13 @@ from dataclasses import replace
 import torch
 
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.drafters.eagle.vispec import ViSpec, ViSpecConfig, ViSpecDrafter
-from lantern.drafters.trees.static import named
-from tests.drafters.sampled_trees import drafted
+from lantern.drafters.eagle.vispec import ViSpec, ViSpecConfig
 from tests.drafters.whole import whole_pictures
 from tests.tiny import tiny_target
-from tests.tiny_decoder import CONDITION, SAMPLING
+from tests.tiny_decoder import CONDITION
 from tests.tiny_parts import tiny_part
 
 TARGET = tiny_target(block_size=36)
-
-
-def test_context_has_the_reported_length() -> None:
-    module = tiny_part("vispec", TARGET, recent=1, summaries=2)
-    drafter = ViSpecDrafter(module, TARGET, tree=named("grown_8_3"), mode="gumbel", sampling=SAMPLING)
-    drafted(drafter, TARGET)
-    # two for the caption, six rows, two whole rows of six, four staged and room for what they may overwrite
-    assert drafter.cache.slots == 2 + 6 + 12 + 4 + 4
 
 
 @torch.no_grad()
