@@ -72,7 +72,7 @@ class ComfyNode: ...
 class ComfyExtension: ...
 
 
-def run(node: type[ComfyNode], **given: Any) -> tuple[Any, ...]:
+def run(node: Any, **given: Any) -> tuple[Any, ...]:
     """Run a node with defaults for the inputs that are not given."""
     schema = node.define_schema()
     inputs = {one.id: given.pop(one.id, one.default) for one in schema.inputs}
