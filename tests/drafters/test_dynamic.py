@@ -23,7 +23,6 @@ from lantern.methods.method import Deferred
 from tests.tiny import tiny_eagle
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, made_of, tiny_decoder
 
-DYNAMIC = [name for name, method in METHODS.items() if method.made.calls("Growth") and method.exact]
 RATES = (0.43, 0.17, 0.08, 0.05, 0.03, 0.02, 0.013, 0.007)
 
 
@@ -33,35 +32,10 @@ def made(name: str, *, temperature: float = 1.0, **options: Any) -> Generation:
     return parts.generate(CONDITION, keys=KEYS, keep_history=True)
 
 
-def growth_of(name: str) -> Deferred:
-    drafter = METHODS[name].made.drafter
-    assert drafter is not None
-    return drafter.named["growth"]
-
-
 def drafted(generation: Generation) -> Iterator[Step]:
     for step in generation.history:
         if step.tree is not None:
             yield step
-
-
-@pytest.mark.parametrize("name", DYNAMIC)
-def test_trees_are_closed_ordered_and_within_the_budget(name: str) -> None:
-    made_ = made(name, **({"adaptive": False} if "adaptive" in METHODS[name].settings else {}))
-    for step in drafted(made_):
-        assert step.tree is not None
-        shape, nodes = step.tree.shape, step.tree.shape.num_nodes
-        grown = growth_of(name)
-        assert shape.parents.shape == (3, 1 + grown.args[0]) and shape.depth == grown.args[2]
-        order = torch.arange(nodes)
-        assert (shape.parents[:, 1:] < order[1:]).all() and (shape.parents[:, 0] == 0).all()
-        assert torch.equal(shape.depths[:, 1:], shape.depths.gather(1, shape.parents)[:, 1:] + 1)
-        assert int(shape.depths.max()) <= shape.depth
-        # Siblings have different tokens and ranks.
-        for image in range(3):
-            for key in (step.tree.tokens, shape.ranks):
-                seen = list(zip(shape.parents[image, 1:].tolist(), key[image, 1:].tolist(), strict=True))
-                assert len(set(seen)) == nodes - 1
 
 
 # Settings with which each policy stops early for any weights.
@@ -142,18 +116,6 @@ def test_nodes_past_the_end_of_the_picture_are_stopped() -> None:
 def test_policies_that_read_samples_raise_with_rejection() -> None:
     with pytest.raises(ValueError, match="Eagle2 chooses the tested tokens after they are sampled"):
         growing(Eagle2(), Growth(), mode="sampled")
-
-
-def test_predictable_trees_have_equal_depth_sizes_in_all_images() -> None:
-    for step in drafted(made("eagle2-rejection")):
-        assert step.tree is not None and step.tree.log_q is not None
-        counts = [torch.bincount(depths, minlength=5).tolist() for depths in step.tree.shape.depths]
-        assert counts[0] == counts[1] == counts[2]
-        # Children are the first samples of their parents: ranks have no gaps.
-        for parents, ranks in zip(step.tree.shape.parents, step.tree.shape.ranks, strict=True):
-            for parent in set(parents[1:].tolist()):
-                own = sorted(ranks[1:][parents[1:] == parent].tolist())
-                assert own == list(range(len(own)))
 
 
 def recording() -> Deferred:

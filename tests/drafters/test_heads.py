@@ -1,40 +1,20 @@
 """Medusa, ParallelSpec and vertical heads: what their trees are made of, and what training reads."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.drafters.heads.medusa import Medusa, MedusaConfig, MedusaDrafter
-from lantern.drafters.heads.parallelspec import ParallelSpec, group_mask
+from lantern.drafters.heads.medusa import Medusa, MedusaConfig
+from lantern.drafters.heads.parallelspec import group_mask
 from lantern.drafters.heads.vertical import Vertical, VerticalConfig, VerticalDrafter
 from lantern.drafters.trees.static import named
 from tests.drafters.sampled_trees import drafted
 from tests.drafters.whole import whole_pictures
-from tests.tiny import loose_target, select
+from tests.tiny import loose_target
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, tiny_decoder
-from tests.tiny_parts import randomised, tiny_part
-
-
-def random_tokens() -> Tensor:
-    return torch.randint(0, 24, (3, 16), generator=torch.Generator().manual_seed(0))
-
-
-@torch.no_grad()
-def test_children_of_one_depth_are_the_best_of_one_distribution() -> None:
-    shape = named("0 1 2 0.0 0.1 1.0 0.0.0")
-    module = randomised(Medusa(MedusaConfig.for_target(TARGET.config)))
-    drafter = MedusaDrafter(module, TARGET, tree=shape, mode="gumbel", sampling=SAMPLING, records_log_q=True)
-    known, tree, _ = drafted(drafter)[1][2]
-    log_q = tree.log_q[:, [0, 1, 4]]  # a node of each depth
-    noise = Noise(KEYS, positions=16, vocab_size=24).gumbel(known[:, None] + torch.arange(3))
-    best = (log_q + noise).argsort(-1, descending=True)
-    for node, (depth, rank) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 0), (2, 0)], start=1):
-        assert torch.equal(tree.tokens[:, node], best[:, depth, rank])
+from tests.tiny_parts import tiny_part
 
 
 @torch.no_grad()
@@ -51,31 +31,10 @@ def test_untrained_heads_repeat_the_feature() -> None:
 # -- ParallelSpec -----------------------------------------------------------------------------------------------------
 
 
-def test_each_step_runs_one_drafter_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, guess = [], ParallelSpec.guess
-    monkeypatch.setattr(ParallelSpec, "guess", lambda self, *of, **how: calls.append(1) or guess(self, *of, **how))
-    made = tiny_decoder("parallelspec").generate(select(CONDITION, [0]), keys=KEYS[:1])
-    assert len(calls) == int(made.steps) - 1
-
-
 def test_a_group_of_masks_sees_the_pairs_up_to_its_anchor_and_itself() -> None:
     pairs, masks = ["1000000", "1100000", "1110000"], ["1001000", "1001100", "1100010", "1100011"]
     expected = [[mark == "1" for mark in line] for line in pairs + masks]
     assert group_mask(3, torch.tensor([0, 1]), 2).tolist() == expected
-
-
-@torch.no_grad()
-def test_guesses_read_nothing_behind_their_anchor() -> None:
-    module = tiny_part("parallelspec", TARGET)
-    module.config = replace(module.config, anchors=99)
-    before = whole_pictures(TARGET, CONDITION, random_tokens())
-    changed = before.tokens.clone()
-    changed[:, 8] = (changed[:, 8] + 1) % 24
-    after = replace(before, tokens=changed, rows=before.rows.index_fill(2, torch.tensor([8]), 1.0))
-    for old, new in zip(*(module.training_predictions(given, 4) for given in (before, after)), strict=True):
-        assert old.features is not None and new.features is not None
-        is_same = (old.features - new.features).abs().amax(-1).amax(0) < 1e-5
-        assert torch.equal(is_same, old.places - old.depth < 8)
 
 
 # -- vertical heads ---------------------------------------------------------------------------------------------------

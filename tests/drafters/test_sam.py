@@ -10,7 +10,6 @@ from lantern.drafters.lookup.matchers import ContextTable, GridMatcher, Past, Su
 from lantern.drafters.lookup.tables import SamTables, super_tokens
 from tests.drafters.sampled_trees import drafted
 from tests.drafters.test_suffix_automaton import longest_suffix
-from tests.tiny import tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder
 from tests.tiny_parts import tiny_tokens
 
@@ -126,14 +125,6 @@ def test_pictures_equal_plain_decoding_for_other_matchers(name: str, match: str,
     tables = tables_of(24, 6, tiny_tokens(TARGET, 2)[:pictures])
     parts = tiny_decoder(name, sampling=sampling, add_ons={"sam": tables}, match=match, least=1)
     assert torch.equal(parts.generate(CONDITION, keys=KEYS).tokens, plain_tokens(sampling=sampling))
-
-
-def test_repetitive_pictures_take_fewer_passes() -> None:
-    target = tiny_target()
-    # Every token is followed by its nearest token, independent of the rest.
-    target.tok_embeddings.weight.data.mul_(0.02)
-    parts = tiny_decoder("sam", target, Sampling(temperature=0, guidance=1))
-    assert (parts.generate(CONDITION, keys=KEYS).steps < 12).all()
 
 
 def test_a_joined_tree_has_the_paths_of_both() -> None:

@@ -43,6 +43,8 @@ def test_copy_of_the_target_is_always_accepted(tree: str) -> None:
     made = tiny_decoder("self-cascade", tree=tree, add_ons={"small": TARGET}).generate(CONDITION, keys=KEYS)
     assert torch.equal(made.tokens, plain_tokens())
     assert made.steps.tolist() == [1 + -(-15 // (named(tree).depth + 1))] * 3
+    cascade = tiny_decoder("specmquant", sampling=WARM, add_ons={"small": TARGET}, length=5, steps=5, width=1)
+    assert cascade.generate(CONDITION, keys=KEYS).steps.tolist() == [1 + -(-15 // 6)] * 3
 
 
 def test_recorded_log_q_is_the_small_models() -> None:
@@ -97,11 +99,6 @@ def test_tokens_are_the_best_of_log_q_plus_noise() -> None:
     for node in range(1, tree.tokens.shape[1]):
         parent, rank = int(tree.shape.parents[node]), int(tree.shape.ranks[node])
         assert torch.equal(tree.tokens[:, node], best[:, parent, rank])
-
-
-def test_copy_of_the_target_is_accepted_with_any_drafter() -> None:
-    parts = tiny_decoder("specmquant", sampling=WARM, add_ons={"small": TARGET}, length=5, steps=5, width=1)
-    assert parts.generate(CONDITION, keys=KEYS).steps.tolist() == [1 + -(-15 // 6)] * 3
 
 
 # -- 4-bit weights ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lantern.drafters.lookup.suffix_automaton import WalkTable, automaton
+from lantern.drafters.lookup.suffix_automaton import WalkTable
 
 SYMBOLS = 3
 TEXT = st.lists(st.integers(0, SYMBOLS - 1), max_size=24)
@@ -28,8 +28,3 @@ def test_a_walk_finds_the_longest_suffix_at_its_first_place(text: list[int], sym
     for count, symbol in enumerate(symbols, 1):
         state, length = table.step(state, length, torch.tensor([symbol]))
         assert (int(length), int(table.ends[state])) == longest_suffix(text, symbols[:count])
-
-
-@given(TEXT)
-def test_an_automaton_has_at_most_twice_as_many_states_as_symbols(text: list[int]) -> None:
-    assert len(automaton(text)) <= max(2 * len(text), 1) + 1

@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,3 +67,18 @@ def save_tiny_clip(folder: Path, *, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     CLIPModel(tiny_clip_config()).eval().save_pretrained(folder)
     return folder
+
+
+TINY_OPEN_CLIP: dict[str, Any] = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 16},
+    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
+}
+
+
+def tiny_open_clip() -> nn.Module:
+    """A CLIP of open_clip."""
+    from open_clip.model import CLIP
+
+    torch.manual_seed(0)
+    return CLIP(**TINY_OPEN_CLIP).eval()

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lantern import LanternPipeline
-from lantern.generation.generator import Generator, generate, is_out_of_memory, make_batches
+from lantern.generation.generator import generate, is_out_of_memory
 from lantern.generation.images import Picture
 from lantern.generation.requests import as_requests
 from lantern.models import folder as model_folder
@@ -69,15 +67,6 @@ def test_a_failed_allocation_is_recognised() -> None:
         assert is_out_of_memory(failed.value)
     assert is_out_of_memory(CUDA) and is_out_of_memory(CPU)
     assert not is_out_of_memory(RuntimeError("size of tensor a (3) must match")) and not is_out_of_memory(OSError(28))
-
-
-def test_the_batch_is_halved_until_it_fits_and_pictures_are_the_same(model: Model) -> None:
-    expected = make(model, 4, 4)
-    reported: list[tuple[int, int]] = []
-    with room_for(1, model.target):
-        made = make(model, 4, 4, on_halved=lambda tried, fits: reported.append((tried, fits)))
-    assert digests(made) == digests(expected) and reported == [(4, 1)]
-    assert [picture.batch for picture in made] == [1] * 4
 
 
 def test_the_batch_is_not_halved_after_another_error(model: Model) -> None:
@@ -139,28 +128,6 @@ def test_tokens_are_kept_if_only_their_pixels_do_not_fit(model: Model, monkeypat
         sizes = sorted(set(seen[1:]))
     assert digests(made) == digests(expected) and reported == [(2, 1)] and sizes == [1, 2]
     assert [picture.batch for picture in made] == [2, 2, 1, 1]
-
-
-@settings(max_examples=30, deadline=None)
-@given(count=st.integers(1, 9), batch=st.integers(1, 9), room=st.integers(1, 4))
-def test_no_request_is_lost_or_repeated_for_any_limit(count: int, batch: int, room: int) -> None:
-    reported: list[tuple[int, int]] = []
-
-    def attempt(generator: Any, some: Any, **how: Any) -> list[int]:
-        if len(some) > room:
-            raise MemoryError
-        return list(some)
-
-    generator = Generator.__new__(Generator)
-    generator.batch, generator.is_stopped, generator._too_many = batch, False, 0
-    generator.on_halved, generator.assemble = lambda *both: reported.append(both), lambda: None  # type: ignore[method-assign]
-    requested: Any = range(count)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("lantern.generation.generator.release_memory", lambda: None)  # which takes long
-        patched.setattr("lantern.generation.generator.make_batch", attempt)
-        made = list(make_batches(generator, requested, with_pixels=False))
-    assert made == list(range(count))
-    assert len(reported) == (min(batch, count) > room)
 
 
 def test_the_pipeline_warns_and_makes_the_same_pictures(folder: Path) -> None:

@@ -72,15 +72,6 @@ def test_a_signal_keeps_and_reports_finished_pictures(
     assert len(found["pictures"]) == len(json.loads(tokens.read_text())) == saved
 
 
-def test_without_json_only_paths_of_finished_pictures_are_printed(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raise_after(2, signal.SIGINT, monkeypatch)
-    code, out, error = run(*FIVE, "--out", tmp_path / "out")
-    assert sorted(out.split()) == sorted(map(str, (tmp_path / "out").iterdir()))
-    assert code == 130 and len(out.split()) == 2 and error == "lantern: error: interrupted\n"
-
-
 def test_an_interrupted_comparison_reports_finished_pairs(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,15 +79,6 @@ def test_an_interrupted_comparison_reports_finished_pairs(
     code, out, _ = run("-n", 3, "--method", "eagle1", "--compare", "--json", "--out", tmp_path / "out")
     found = json.loads(out)
     assert code == 130 and (found["stopped"], found["asked"], len(found["comparisons"])) == ("interrupted", 3, 1)
-
-
-def test_the_previous_handlers_are_restored() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(Stopped, match="terminated") as stopped, Stopping():
-        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] != before
-        signal.raise_signal(signal.SIGTERM)
-    assert stopped.value.code == 143
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_a_signal_swallowed_by_foreign_token_is_remembered() -> None:

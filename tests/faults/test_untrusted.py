@@ -122,14 +122,6 @@ def test_a_config_that_does_not_fit_its_weights_is_refused(
     refused(component, message)
 
 
-@pytest.mark.parametrize("kind", [torch.int32, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.uint8], ids=str)
-def test_weights_of_a_foreign_dtype_are_refused(component: Path, kind: torch.dtype) -> None:
-    state = load_file(component / WEIGHTS_NAME)
-    state["norm.weight"] = torch.ones(state["norm.weight"].shape).to(kind)
-    save_file(state, component / WEIGHTS_NAME)
-    refused(component, r"norm\.weight.* is \w+, wanted")
-
-
 @pytest.mark.parametrize(("field", "value"), [("num_layers", 10**6), ("d_model", -1), ("vocab_size", "x")])
 def test_sizes_of_a_text_encoder_are_bounded(tmp_path: Path, field: str, value: object) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", field: value}))

@@ -4,7 +4,6 @@ It refuses arguments that ComfyUI's classes lack, and calls a node as the execut
 by name, and one value for each output.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -67,22 +66,13 @@ class NodeOutput:
         self.args = args
 
 
-class ComfyNode(ABC):
-    @classmethod
-    @abstractmethod
-    def define_schema(cls) -> Schema: ...
-
-    @classmethod
-    @abstractmethod
-    def execute(cls, **inputs: Any) -> NodeOutput: ...
+class ComfyNode: ...
 
 
-class ComfyExtension(ABC):
-    @abstractmethod
-    async def get_node_list(self) -> list[type[ComfyNode]]: ...
+class ComfyExtension: ...
 
 
-def run(node: type[ComfyNode], **given: Any) -> tuple[Any, ...]:
+def run(node: Any, **given: Any) -> tuple[Any, ...]:
     """Run a node with defaults for the inputs that are not given."""
     schema = node.define_schema()
     inputs = {one.id: given.pop(one.id, one.default) for one in schema.inputs}

@@ -78,17 +78,6 @@ def test_needs_follow_from_the_options() -> None:
     assert METHODS["ddd"].made.needs_host and not METHODS["ddd"].with_options(adaptive=False).made.needs_host
 
 
-def test_a_table_is_only_read_up_to_k() -> None:
-    method = METHODS["lantern"].with_options(k=5)
-    both = [
-        build_decoder(method, TARGET, sampling=Sampling(), drafter_module=DRAFTER, neighbours=table)
-        .generate(tiny_condition((4, 2)), keys=KEYS)
-        .tokens
-        for table in (TABLE, TABLE[:, :5])
-    ]
-    assert torch.equal(both[0], both[1])
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_damaged_options_are_refused_in_one_line(name: str) -> None:
     for option, value in METHODS[name].settings.items():

@@ -60,16 +60,12 @@ def test_released_tokenizers_have_the_keys_and_shapes_of_the_table(name: str) ->
     }
 
 
-@pytest.mark.parametrize("row", TABLES["params"])
+@pytest.mark.parametrize("row", [row for row in TABLES["params"] if row.startswith("GPT-")])
 def test_released_sizes_have_the_parameter_counts_of_the_table(row: str) -> None:
     name, _, kind = row.partition("|")
-    if name.startswith("VQ"):
-        with torch.device("meta"):
-            model: torch.nn.Module = VQVAE(RELEASED[name])
-    else:
-        text = {"model_type": "t2i", "cls_token_num": 120} if kind.startswith("t2i") else {}
-        with torch.device("meta"):
-            model = Transformer(TransformerConfig.named(name.removeprefix("GPT-"), **text))
+    text = {"model_type": "t2i", "cls_token_num": 120} if kind.startswith("t2i") else {}
+    with torch.device("meta"):
+        model = Transformer(TransformerConfig.named(name.removeprefix("GPT-"), **text))
     assert sum(parameter.numel() for parameter in model.parameters()) == TABLES["params"][row]["params"]
 
 

@@ -1,18 +1,31 @@
-"""The emoji training set: every kind of image, held-out cells, and archives that are refused."""
+"""The emoji training set: its images, captions and held-out cells, and archives that are refused."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lantern.training.data import Prepared
 from lantern.training.stages import read_config
 from recipes.emoji import packages as emoji
-from recipes.emoji.captions import check_reserved, read_reserved, words_of
-from recipes.emoji.compositing import on_white
+from recipes.emoji.captions import (
+    article,
+    base_name,
+    check_reserved,
+    count_captions,
+    pair_captions,
+    plain_captions,
+    plural,
+    read_reserved,
+    words_of,
+)
+from recipes.emoji.compositing import copies, find_colour, on_white, recolour, to_hsv, to_rgb
 from recipes.emoji.dataset import EmojiConfig, prepare
-from recipes.emoji.packages import read_concepts
+from recipes.emoji.packages import Concept, read_concepts
 from tests.training.drawings import archive, disc, encoded
 
 ROOT = Path(__file__).parents[2]
@@ -129,3 +142,72 @@ def test_transparent_colours_do_not_bleed_into_edges() -> None:
     picture[picture[..., 3] == 0, :3] = 0
     sampled = emoji.rasterise(encoded(picture), 64, is_vector=False)
     assert on_white(sampled).min() >= 254
+
+
+def test_a_reserved_word_in_a_name_is_an_error() -> None:
+    check_reserved(["red apple"], frozenset({"kitty"}))
+    with pytest.raises(ValueError, match="'kitty toy' holds \\['kitty'\\]"):
+        check_reserved(["kitty toy"], frozenset({"kitty"}))
+
+
+def test_plurals() -> None:
+    many = {"red apple": "red apples", "cup of coffee": "cups of coffee", "face with mask": "faces with mask"}
+    many |= {"mouse": "mice", "computer mouse": "computer mice", "sheep": "sheep", "cherry": "cherries", "key": "keys"}
+    many |= {"fox": "foxes", "knife": "knives", "snowman": "snowmen"}
+    assert {one: plural(one) for one in many} == many
+
+
+def test_articles_depend_on_the_sound() -> None:
+    names = ("apple", "unicorn", "hourglass", "urn", "house", "umbrella")
+    assert [article(n).split()[0] for n in names] == ["an", "a", "an", "an", "a", "an"]
+
+
+def test_captions_are_phrases_that_a_person_types() -> None:
+    apple, cat = Concept("1", "red apple", ("apple",)), Concept("2", "cat")
+    plain = dict(plain_captions(apple, "3d", ("fruit",), colour="red"))
+    assert {"red apple", "a red apple", "3d red apple", "an apple", "a 3d style red apple"} <= set(plain)
+    assert sum(plain.values()) == pytest.approx(1, abs=0.01)
+    assert "two red apples" in dict(count_captions(apple, "flat", 2, colour=None))
+    assert "three flat blue apples" in dict(count_captions(apple, "flat", 3, colour="blue"))
+    assert "a red apple and a cat" in dict(pair_captions(apple, cat, "noto"))
+    assert base_name("red apple") == "apple" and base_name("orange") == "orange"
+
+
+def test_a_marked_synonym_changes_its_article() -> None:
+    coffee = Concept("1", "cup of coffee", ("~coffee",))
+    assert {"coffee", "3d coffee"} <= (captions := set(dict(plain_captions(coffee, "3d", (), colour=None))))
+    assert "a coffee" not in captions
+
+
+def test_recolouring_changes_the_object_and_not_white() -> None:
+    picture = disc((220, 30, 30))
+    colouring = find_colour(picture)
+    assert colouring is not None and colouring.name == "red" and colouring.is_vivid
+    for colour in ("green", "blue", "yellow", "purple"):
+        turned = find_colour(recolour(picture, colouring, colour))
+        assert turned is not None and turned.name == colour
+    half = picture.copy()
+    half[:32, :, :3] = 255
+    kept = recolour(half, colouring, "blue")
+    assert (kept[:32] == half[:32]).all()
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 255)] * 3), min_size=1, max_size=20))
+def test_hsv_and_back_is_the_identity(colours: list[tuple[int, int, int]]) -> None:
+    picture = np.array([colours], np.uint8)
+    assert np.abs(to_rgb(to_hsv(picture)).astype(int) - picture.astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_copies_show_as_many_separate_objects(number: int) -> None:
+    ink = (copies(disc((0, 0, 200)), number).sum(-1) < 600).astype(int)
+    regions, left = 0, ink.copy()
+    while left.any():
+        regions += 1
+        stack = [tuple(np.argwhere(left)[0])]
+        while stack:
+            y, x = stack.pop()
+            if 0 <= y < 64 and 0 <= x < 64 and left[y, x]:
+                left[y, x] = 0
+                stack += [(y + 1, x), (y - 1, x), (y, x + 1), (y, x - 1)]
+    assert regions == number

@@ -78,15 +78,6 @@ def test_samples_follow_p_and_change_with_least_probability() -> None:
     assert (stays - torch.minimum(p, q)[:2].sum(1)).abs().max() < 2 / GRID
 
 
-def test_unchanged_distributions_keep_every_token() -> None:
-    p = distributions(4, 0)
-    for redraw in ("coupled", "independent"):
-        verdict, _ = walk(p, p, [2, 0, 4], redraw)
-        assert (verdict.length == 3).all() and (verdict.path == torch.tensor([1, 2, 3])).all()
-        assert (sampled(verdict)[:, :3] == torch.tensor([2, 0, 4])).all()
-        assert torch.equal(verdict.next_token, sampled(verdict)[:, 3])
-
-
 def test_coupling_keeps_tokens_behind_a_change_and_independent_redraws_do_not() -> None:
     p = distributions(3, 0)
     p[0] = torch.tensor([0.0, 0.4, 0.6, 0.0, 0.0])
@@ -98,14 +89,6 @@ def test_coupling_keeps_tokens_behind_a_change_and_independent_redraws_do_not() 
     independent, _ = walk(p, q, [3, 1], "independent")
     assert torch.equal(independent.next_token, coupled.next_token)
     assert (distribution_of(sampled(independent)[:, 1]) - p[1]).abs().max() < 2 / GRID
-
-
-def test_recorded_distribution_is_p_and_uniforms_belong_to_the_step() -> None:
-    p = distributions(3, 0)
-    verdict, noise = walk(p, distributions(3, 1), [2, 4])
-    assert verdict.log_q is not None
-    assert torch.equal(verdict.log_q[5], p.log())
-    assert torch.equal(noise.iterations, torch.full((GRID * GRID,), 7))  # type: ignore[attr-defined]
 
 
 def test_windows_without_log_q_raise() -> None:

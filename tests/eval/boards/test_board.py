@@ -222,11 +222,6 @@ def test_invalid_input_is_one_line_and_exit_status_2(
     assert message in output and len(output.splitlines()) == 1
 
 
-def test_specs_expand_to_every_value() -> None:
-    assert list(expand("lantern:k=10/100,delta=0.1")) == ["lantern:k=10,delta=0.1", "lantern:k=100,delta=0.1"]
-    assert list(expand("eagle1")) == ["eagle1"]
-
-
 @pytest.mark.parametrize("spec", dict.fromkeys([spec for pair in PAIRS for spec in pair] + list(RULES)))
 def test_published_specs_name_known_methods(spec: str) -> None:
     for one in expand(spec):

@@ -40,15 +40,18 @@ def test_every_figure_records_how_it_was_computed(tmp_path: Path, weights: dict[
         assert figure.seed == 3
 
 
-def test_each_network_is_loaded_once(tmp_path: Path, weights: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks_are_loaded_and_pictures_read_once_for_all_metrics(
+    tmp_path: Path, weights: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from lantern.eval.metrics import inception
 
-    loaded: list[object] = []
-    load = inception.load_inception
+    ours, theirs = save_pictures(tmp_path / "a", 8), save_pictures(tmp_path / "b", 8, seed=1)
+    load, read, loaded, opened = inception.load_inception, Path.read_bytes, list[object](), list[Path]()
     monkeypatch.setattr(inception, "load_inception", lambda *a, **k: loaded.append(a) or load(*a, **k))
-    paths = save_pictures(tmp_path / "a", 8)
-    measure(paths, paths, ["kid", "fid", "fid-legacy", "precision"], weights=weights)
-    assert len(loaded) == 1
+    monkeypatch.setattr(Path, "read_bytes", lambda self: opened.append(self) or read(self))
+    measure(ours, theirs, ["kid", "fid", "fid-legacy", "precision", "psnr"], weights=weights)
+    images = [path for path in opened if path.suffix == ".png"]  # libraries read files of their own
+    assert len(loaded) == 1 and sorted(images) == sorted([*ours, *theirs])
 
 
 def test_few_images_add_kid_and_a_warning_to_fid(tmp_path: Path, weights: dict[str, Path]) -> None:
@@ -57,19 +60,6 @@ def test_few_images_add_kid_and_a_warning_to_fid(tmp_path: Path, weights: dict[s
     assert list(found) == ["kid", "fid"]
     assert "fewer than 2048" in found["fid"].warning
     assert not found["kid"].warning
-
-
-def test_each_picture_is_read_once_for_all_metrics(
-    tmp_path: Path, weights: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours, theirs = save_pictures(tmp_path / "a", 8), save_pictures(tmp_path / "b", 8, seed=1)
-    opened: list[Path] = []
-    read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda self: opened.append(self) or read(self))
-    metrics = ["kid", "fid", "fid-legacy", "precision", "psnr"]
-    measure(ours, theirs, metrics, weights=weights)
-    images = [path for path in opened if path.suffix == ".png"]  # libraries read files of their own
-    assert sorted(images) == sorted([*ours, *theirs])
 
 
 def test_figures_do_not_depend_on_batches(tmp_path: Path, weights: dict[str, Path]) -> None:

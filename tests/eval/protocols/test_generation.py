@@ -1,7 +1,13 @@
-"""Generation for evaluation: any sharding and any resume give the same files."""
+"""Generation for evaluation: any sharding, any resume, kills and full disks give the same files."""
 
+import multiprocessing
 import os
+import random
+import resource
+import signal
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,6 +15,7 @@ import pytest
 from lantern.eval.protocols import generation
 from lantern.eval.protocols.generation import ImageWriter, Shard, finished, picture_path, produce, read_entries
 from lantern.generation.generator import Generator
+from tests.eval import workers
 from tests.eval.workers import FINGERPRINT, contents, expected, lines, paint
 
 # shards
@@ -25,18 +32,13 @@ def test_launchers_set_the_shard() -> None:
     assert Shard.of_environment({}) is None
 
 
-def test_four_shards_match_one_run(decoder: Generator, tmp_path: Path) -> None:
-    paint(decoder, tmp_path / "one", 11, batch=3)
-    made = [paint(decoder, tmp_path / "four", 11, shard=Shard(i, 4), batch=3) for i in (4, 2, 1, 3)]
-    assert sum(made) == 11 and min(made) >= 2
-    assert contents(tmp_path / "four") == contents(tmp_path / "one")
-    assert lines(tmp_path / "four") == list(range(11))
-
-
-def test_another_number_of_shards_resumes(decoder: Generator, whole: Path, tmp_path: Path) -> None:
-    paint(decoder, tmp_path / "out", 12, shard=Shard(2, 3))
-    assert sum(paint(decoder, tmp_path / "out", 12, shard=Shard(i, 2)) for i in (1, 2)) == 8
-    assert contents(tmp_path / "out") == contents(whole) and lines(tmp_path / "out") == list(range(12))
+def test_shards_and_another_number_of_them_match_one_run(decoder: Generator, whole: Path, tmp_path: Path) -> None:
+    made = [paint(decoder, tmp_path / "four", 12, shard=Shard(i, 4), batch=3) for i in (4, 2, 1, 3)]
+    assert sum(made) == 12 and min(made) >= 2
+    paint(decoder, tmp_path / "three", 12, shard=Shard(2, 3))
+    assert sum(paint(decoder, tmp_path / "three", 12, shard=Shard(i, 2)) for i in (1, 2)) == 8
+    for out in (tmp_path / "four", tmp_path / "three"):
+        assert contents(out) == contents(whole) and lines(out) == list(range(12))
 
 
 def test_a_second_process_on_the_same_shard_is_reported(decoder: Generator, tmp_path: Path) -> None:
@@ -96,3 +98,84 @@ def test_picture_metadata_has_no_time(whole: Path) -> None:
     assert output["prompt"] == "a blue cat" and output["image"] == "1" and output["method"] == "gumbel-jacobi"
     assert not [name for name in map(str, output) if any(word in name.lower() for word in ("time", "date", "second"))]
     assert read_entries(whole)[1].tokens_sha256 == output["tokens_sha256"]
+
+
+# kills and full disks
+
+PICTURES = 40
+KILLS = int(os.environ.get("LANTERN_KILLS", "4"))
+
+
+def begun(out: Path) -> list[int]:
+    """Return the images that workers have started, in order, with repetitions."""
+    log = Path(f"{out}.log")
+    return list(map(int, log.read_text().split())) if log.exists() else []
+
+
+def live(folder: Path, out: Path, batch: int, *, begins: int | None = None, wait: float = 0) -> int:
+    """Run one worker and return its exit code; killed `wait` seconds after `begins` more images."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([workers.__name__])
+    count = len(begun(out)) + (begins or 0)
+    process = context.Process(target=workers.live, args=(folder, out, Path(f"{out}.log"), PICTURES, batch))
+    process.start()
+    if begins is not None:
+        until = time.monotonic() + 60
+        while len(begun(out)) < count and time.monotonic() < until:
+            time.sleep(0.001)
+        time.sleep(wait)
+        process.kill()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills are tried with forked processes, which this system has not")
+def test_every_picture_exists_once_after_random_kills(folder: Path, tmp_path: Path) -> None:
+    """LANTERN_KILLS=20 kills twenty times."""
+    batch, lot, whole, out = 4, random.Random(4), tmp_path / "whole", tmp_path / "killed"
+    assert live(folder, tmp_path / "first", batch) == 0  # also starts the fork server, which takes seconds
+    start = time.perf_counter()
+    assert live(folder, whole, batch) == 0
+    one = (time.perf_counter() - start) * batch / PICTURES
+    codes = []
+    for _ in range(KILLS):
+        codes.append(live(folder, out, batch, begins=lot.randint(0, 30 // KILLS), wait=lot.uniform(0, 1.5 * one)))
+    killed = codes.count(-signal.SIGKILL)
+    assert killed >= KILLS - 1
+    assert live(folder, out, batch) == 0
+    assert contents(out) == contents(whole) and len(contents(out)) == PICTURES
+    assert lines(out) == list(range(PICTURES))
+    again = len(begun(out)) - PICTURES
+    assert set(begun(out)) == set(range(PICTURES)) and again <= killed * batch
+    assert not (out / "staging").exists()
+    print(f"{killed} kills, {again} images begun again")
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """What a quota does: no file grows beyond `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_keeps_finished_pictures(decoder: Generator, whole: Path, tmp_path: Path) -> None:
+    size = (whole / "manifest-1-of-1.jsonl").stat().st_size
+    out = tmp_path / "out"
+    with files_of_at_most(size // 2), pytest.raises(OSError, match=r"manifest-1-of-1\.jsonl"):
+        paint(decoder, out, 12)
+    done = lines(out)
+    assert 0 < len(done) < 12 and sorted(finished(out)) == done
+    assert paint(decoder, out, 12) == 12 - len(done)
+    assert contents(out) == contents(whole) and lines(out) == list(range(12))
+
+
+def test_a_full_disk_leaves_no_partial_picture(decoder: Generator, tmp_path: Path) -> None:
+    with files_of_at_most(600), pytest.raises(OSError, match="large|space") as raised:
+        paint(decoder, tmp_path / "out", 2)
+    assert str(raised.value.filename).endswith("000000.png")
+    assert not contents(tmp_path / "out") and not lines(tmp_path / "out")

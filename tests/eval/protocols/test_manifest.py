@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,17 +64,22 @@ def test_an_incomplete_header_is_rewritten(tmp_path: Path) -> None:
     assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("part", ["weights", "config", "versions"])
-def test_another_fingerprint_is_rejected_naming_the_difference(tmp_path: Path, part: str) -> None:
-    path, (name,) = recorded(tmp_path, 0), HERE[part]
-    with pytest.raises(ValueError, match=rf"begun with {part}\.{name} .*, now it is other: use another --out"):
-        JsonLines(path, HERE | {part: {name: "other"}})
-
-
-def test_a_fingerprint_with_more_fields_differs(tmp_path: Path) -> None:
-    recorded(tmp_path, 0)
-    with pytest.raises(ValueError, match=r"weights\.policy none, now it is p"):
-        read_entries(tmp_path, HERE | {"weights": {"model": "a", "policy": "p"}})
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"weights": {"model": "other"}}, r"weights\.model a, now it is other: use another --out"),
+        ({"config": {"batch": "other"}}, r"config\.batch 1, now it is other"),
+        ({"versions": {"torch": "other"}}, r"versions\.torch 2, now it is other"),
+        ({"weights": {"model": "a", "policy": "p"}}, r"weights\.policy none, now it is p"),
+    ],
+)
+def test_another_fingerprint_is_rejected_naming_the_difference(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    path = recorded(tmp_path, 0)
+    for read in (lambda: JsonLines(path, HERE | changed), lambda: read_entries(tmp_path, HERE | changed)):
+        with pytest.raises(ValueError, match=f"begun with {message}"):
+            read()
 
 
 def test_tuples_and_lists_are_the_same_to_a_fingerprint(tmp_path: Path) -> None:

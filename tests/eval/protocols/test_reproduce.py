@@ -170,11 +170,6 @@ def test_unavailable_metrics_are_reported_before_and_after(
     assert set(row(place)["not_measured"]) == {"kid", "clip"} and len(pictures(place)) == 1
 
 
-def test_without_a_reference_metrics_name_it(place: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--limit", "1") == 1
-    assert "kid will not be measured: give its reference with --reference" in capsys.readouterr().err
-
-
 def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
     import numpy as np
 

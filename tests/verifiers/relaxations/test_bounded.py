@@ -129,17 +129,6 @@ def test_narrow_flow_equals_the_dense_one_with_few_deficits() -> None:
     assert (distributions[0] - distributions[1]).abs().max() < TOLERANCE
 
 
-@pytest.mark.parametrize("settings", [{"delta": 0.0}, {"k": 0}, {"cap": 1.0}])
-def test_zero_settings_change_nothing(settings: dict[str, float]) -> None:
-    generator = torch.Generator().manual_seed(5)
-    table = proximity_table(torch.randn(40, 4, generator=generator), 10)
-    log_p = (torch.randn(6, 40, generator=generator) * 3).log_softmax(-1)
-    log_q = (torch.randn(6, 40, generator=generator) * 3).log_softmax(-1)
-    rule = Bounded(table, **({"k": 10} | settings))  # type: ignore[arg-type]
-    found = rule.relax(log_p, log_q, depths=torch.zeros(6, dtype=torch.long), levels=1)
-    assert torch.equal(found.log_r, log_p) and (found.total_variation == 0).all()
-
-
 def test_single_precision_keeps_delta_to_rounding() -> None:
     generator = torch.Generator().manual_seed(6)
     table = proximity_table(torch.randn(300, 4, generator=generator), 50)

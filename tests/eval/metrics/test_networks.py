@@ -1,0 +1,175 @@
+"""Networks of metrics, against the libraries that the figures are compared with."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from open_clip import tokenize as tokens
+from PIL import Image
+
+from lantern.eval.metrics.clip_score import Clip, clip_scores, cut_prompts, load_clip, load_open_clip, load_preference
+from lantern.eval.metrics.inception import SIDE, load_inception
+from lantern.eval.metrics.judges import Pair, load_lpips, psnr
+from lantern.eval.metrics.pictures import raw
+from lantern.eval.metrics.weights import find_weights, found_at
+from tests.eval.tiny_metrics import TINY_OPEN_CLIP, save_tiny_clip, save_tiny_inception, tiny_open_clip
+
+PROMPTS = ["a red apple", "two dogs, side by side", "x"]
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
+    return load_clip(find_weights("clip", {"clip": save_tiny_clip(tmp_path_factory.mktemp("clip"))}))
+
+
+def pixels(height: int = 40, width: int = 40, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def test_clip_score_matches_transformers(clip: Clip) -> None:
+    inputs = torch.stack([clip.prepare(pixels(seed=seed)) for seed in range(3)])
+    with torch.inference_mode():
+        expected = clip.network(input_ids=tokens(PROMPTS), pixel_values=inputs)
+    cosines = (expected.image_embeds * expected.text_embeds).sum(-1)
+    found = clip_scores(clip.embed(inputs), clip.embed_prompts(PROMPTS))
+    assert torch.allclose(clip.embed_prompts(PROMPTS), clip.embed_prompts(PROMPTS, batch=1), rtol=0, atol=1e-6)
+    assert torch.allclose(found, 100 * cosines, rtol=0, atol=1e-4)
+    assert found.abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("size", [(40, 40), (32, 32), (57, 33), (20, 90)])
+def test_pictures_are_resized_by_pillow_and_cropped_at_the_centre(clip: Clip, size: tuple[int, int]) -> None:
+    picture = Image.fromarray(pixels(*size))
+    scale = 32 / min(picture.size)
+    width, height = (max(32, int(length * scale)) for length in picture.size)
+    left, top = round((width - 32) / 2), round((height - 32) / 2)
+    resized = picture.resize((width, height), Image.Resampling.BICUBIC).crop((left, top, left + 32, top + 32))
+    mean, spread = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+    expected = (np.array(resized, dtype=np.float64) / 255 - mean) / spread
+    assert np.allclose(clip.prepare(pixels(*size)).permute(1, 2, 0).numpy(), expected, rtol=0, atol=1e-5)
+
+
+def test_long_prompts_are_counted_and_truncated(clip: Clip) -> None:
+    long = "word " * 100
+    assert cut_prompts([long, "short", "word " * 75]) == 1
+    assert torch.equal(clip.embed_prompts([long]), clip.embed_prompts([long + "more"]))
+
+
+def test_open_clip_file_gives_open_clip_features(tmp_path: Path) -> None:
+    theirs = tiny_open_clip()
+    torch.save({"state_dict": theirs.state_dict()}, tmp_path / "hps.pt")
+    ours = load_open_clip(find_weights("hps", {"hps": tmp_path / "hps.pt"}), TINY_OPEN_CLIP)
+    pictures = torch.randn(3, 3, 32, 32)
+    prompts = ["a red apple", "an owl"]
+    with torch.inference_mode():
+        images = theirs.encode_image(pictures, normalize=True)  # type: ignore[operator]
+        texts = theirs.encode_text(tokens(prompts), normalize=True)  # type: ignore[operator]
+    assert torch.allclose(ours.embed(pictures), images, rtol=0, atol=1e-5)
+    assert torch.allclose(ours.embed_prompts(prompts), texts, rtol=0, atol=1e-5)
+
+
+def test_transformers_folder_loads(tmp_path: Path) -> None:
+    found = find_weights("pickscore", {"pickscore": save_tiny_clip(tmp_path)})
+    network = load_preference(found)
+    assert network.embed(torch.zeros(1, 3, 32, 32)).shape == (1, 16)
+
+
+def test_script_without_logits_names_the_file_with_logits(tmp_path: Path) -> None:
+    network = load_inception(found_at(save_tiny_inception(tmp_path / "n.pt")))
+    with pytest.raises(ValueError, match="pt_inception-2015-12-05-6726825d.pth"):
+        dataclasses.replace(network, gives_logits=True).embed(torch.zeros(1, 3, SIDE, SIDE))
+
+
+def test_file_with_code_is_not_executed(tmp_path: Path) -> None:
+    import pickle
+
+    class Bomb:
+        def __reduce__(self) -> tuple:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    path = tmp_path / "bomb.pth"
+    with path.open("wb") as file:
+        pickle.dump({"x": Bomb()}, file, protocol=2)
+    with pytest.raises(ValueError, match="posix.mkdir, which is code"):
+        load_inception(found_at(path))
+    assert not (tmp_path / "ran").exists()
+
+
+def tensors_of_inception(path: Path) -> Path:
+    """A file of random tensors with logits, as pytorch-fid's."""
+    from torch_fidelity import feature_extractor_inceptionv3 as theirs
+
+    class Free(theirs.FeatureExtractorInceptionV3):
+        def load_state_dict(self, *args: object, **kwargs: object) -> None:  # type: ignore[override]
+            pass
+
+    torch.manual_seed(0)
+    empty = path.with_name("empty.pth")
+    torch.save({}, empty)
+    torch.save(Free("x", ["2048"], feature_extractor_weights_path=str(empty)).state_dict(), path)
+    return path
+
+
+def test_file_with_logits_matches_torch_fidelity(tmp_path: Path) -> None:
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    path = tensors_of_inception(tmp_path / "pt.pth")
+    network = load_inception(found_at(path), resize="legacy")
+    theirs = FeatureExtractorInceptionV3("x", ["2048", "logits"], feature_extractor_weights_path=str(path))
+    pictures = raw(pixels())[None]
+    features, logits = theirs(pictures)
+    prepared, with_logits = network.prepare(pixels())[None], dataclasses.replace(network, gives_logits=True)
+    assert torch.allclose(network.embed(prepared), features, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(with_logits.embed(prepared), logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def alexnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from torchvision.models import alexnet
+
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("alexnet") / "alexnet.pth"
+    torch.save(alexnet(weights=None).state_dict(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def lpips(alexnet: Path) -> Pair:
+    return load_lpips(find_weights("lpips", {"lpips": alexnet}))
+
+
+def pictures(seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (2, 3, 64, 64), generator=generator, dtype=torch.uint8)
+
+
+def test_psnr_matches_its_formula() -> None:
+    a = torch.full((1, 3, 4, 4), 100, dtype=torch.uint8)
+    assert float(psnr(a, a + 10)[0]) == pytest.approx(28.1308, abs=1e-4)
+    assert psnr(a, a).isinf().all()
+
+
+def test_lpips_of_equal_pictures_is_zero(lpips: Pair) -> None:
+    assert float(lpips(pictures(), pictures()).abs().max()) == 0
+
+
+def test_lpips_matches_torchmetrics_with_the_given_network(lpips: Pair, alexnet: Path) -> None:
+    from torchmetrics.functional.image.lpips import _LPIPS
+    from torchvision.models import alexnet as architecture
+
+    whole = architecture(weights=None)
+    whole.load_state_dict(torch.load(alexnet, weights_only=True))
+    theirs = _LPIPS(pretrained=True, net="alex", pnet_rand=True)
+    for number, layer in enumerate(whole.features):
+        for part in theirs.net.children():
+            if isinstance(part, torch.nn.Sequential) and str(number) in dict(part.named_children()):
+                part._modules[str(number)] = layer
+    a, b = pictures(), pictures(1)
+    with torch.inference_mode():
+        expected = theirs.eval()(a / 255.0, b / 255.0, normalize=True).flatten()
+    found = lpips(a, b)
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+    assert float(found.min()) > 0
