@@ -7,12 +7,12 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.drafters.heads.medusa import Medusa, MedusaConfig
-from lantern.drafters.heads.parallelspec import group_mask
+from lantern.drafters.heads.parallelspec import ParallelSpec, group_mask
 from lantern.drafters.heads.vertical import Vertical, VerticalConfig, VerticalDrafter
 from lantern.drafters.trees.static import named
 from tests.drafters.sampled_trees import drafted
 from tests.drafters.whole import whole_pictures
-from tests.tiny import loose_target
+from tests.tiny import loose_target, select
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, tiny_decoder
 from tests.tiny_parts import tiny_part
 
@@ -35,6 +35,13 @@ def test_a_group_of_masks_sees_the_pairs_up_to_its_anchor_and_itself() -> None:
     pairs, masks = ["1000000", "1100000", "1110000"], ["1001000", "1001100", "1100010", "1100011"]
     expected = [[mark == "1" for mark in line] for line in pairs + masks]
     assert group_mask(3, torch.tensor([0, 1]), 2).tolist() == expected
+
+
+def test_each_step_runs_one_drafter_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, guess = [], ParallelSpec.guess
+    monkeypatch.setattr(ParallelSpec, "guess", lambda self, *of, **how: calls.append(1) or guess(self, *of, **how))
+    made = tiny_decoder("parallelspec").generate(select(CONDITION, [0]), keys=KEYS[:1])
+    assert len(calls) == int(made.steps) - 1
 
 
 # -- vertical heads ---------------------------------------------------------------------------------------------------
