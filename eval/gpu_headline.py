@@ -415,9 +415,7 @@ class Bench:
         target, _ = self.model()
         condition, seeds = self.condition(target.config, 1), self.sizes.exact[1]
         engine, tree = GraphEngine(weights="int8"), self.sizes.trees[-1]
-        plain, drafted = (
-            self.decoder(name, engine, **how) for name, how in (("plain", {}), ("eagle1", {"tree": tree}))
-        )
+        plain, drafted = self.decoder("plain", engine), self.decoder("eagle1", engine, tree=tree)
         self.measure("int8", "plain", lambda: self.with_share(self.steps(plain), original(plain.target)))
         for name in ("eagle1", "lantern++"):
             self.measure("int8", f"{name} {tree}", partial(self._scripted, name, engine, tree))

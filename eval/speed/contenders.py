@@ -87,7 +87,7 @@ class Stable:
         if variant.kind != "eager":
             base = self.model(dataclasses.replace(variant, kind="eager"))
             engine = variant.engine()
-            with warnings.catch_warnings():  # compilers and quantisers use deprecated parts of torch
+            with warnings.catch_warnings():  # compilers and quantisers warn of parts of torch
                 warnings.simplefilter("ignore")
                 engine.prepare(base.target)  # cached per target; raises here if this machine cannot run the variant
             return dataclasses.replace(base, engine=engine)

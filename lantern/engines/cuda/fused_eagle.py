@@ -118,7 +118,9 @@ class Space:
         how: dict[str, Any] = {"tokens": cache.tokens, "device": device, "block": block, "ahead": cache.stage}
         self.plan = kernels.Plan(images=cache.images, guided=cache.rows, rows=rows, **how)
         prompts = -(-cache.prefix // block)
-        self.attention = kernels.Attention(self.plan, heads=config.n_head, width=width, prompts=prompts, device=device)
+        self.attention = kernels.BlockAttention(
+            self.plan, heads=config.n_head, width=width, prompts=prompts, device=device
+        )
         widths = (2 * config.dim, config.dim, 3 * config.dim, config.ffn_dim)
         made = [torch.zeros(lines * rows, width, dtype=dtype, device=device) for width in widths]
         self.pairs, self.attended, self.qkv, self.hidden = made

@@ -571,7 +571,7 @@ class Plan:
         )
 
 
-class Attention:
+class BlockAttention:
     """Position-ordered attention of a shape of passes; holds the memory of the partial results.
 
     `heads` are those of queries; each head of keys and values is read by `group` of them. `prompts` are the blocks of

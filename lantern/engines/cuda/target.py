@@ -113,7 +113,7 @@ class LayerWeights:
 class Workspace:
     """The memory of passes of one shape, and their plan. Rows without a node hold numbers that nothing reads.
 
-    `heads` are those of queries, `prompts` the blocks of the prompt's keys (`kernels.Attention`).
+    `heads` are those of queries, `prompts` the blocks of the prompt's keys (`kernels.BlockAttention`).
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Workspace:
         self.rows = rows
         self.plan = kernels.Plan(**sizes, tokens=cache.tokens, device=device, block=block)
         how: dict[str, int] = {"heads": heads, "width": config.head_dim, "group": heads // config.n_head}
-        self.attention = kernels.Attention(self.plan, **how, prompts=prompts, device=device)
+        self.attention = kernels.BlockAttention(self.plan, **how, prompts=prompts, device=device)
         attended, qkv = heads * config.head_dim, (heads + 2 * config.n_head) * config.head_dim
         widths = (config.dim, config.dim, config.dim, attended, qkv, 2 * config.ffn_dim, config.ffn_dim)
         made = [torch.zeros(lines * rows, width, dtype=dtype, device=device) for width in widths]

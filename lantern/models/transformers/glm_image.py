@@ -86,7 +86,7 @@ def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = N
     grids = (small_grid(*large), large)
     raster = Raster(1, sum(rows * columns for rows, columns in grids))
     vectors = torch.nn.functional.normalize(inner.vqmodel.quantize.embedding.weight.detach().float(), dim=-1)
-    body, tokens = inner.language_model, torch.arange(len(vectors))
+    body, tokens = inner.language_model, torch.arange(len(vectors), device=vectors.device)
     how = {"kind": GlmImageTarget, "family": "glm_image", "raster": raster, "grids": grids}
     target = vocabulary_target(body, body.embed_tokens, model.lm_head, tokens, **how)
     text = None if processor is None else GlmImagePrompts(processor, (large[0] * SIDE, large[1] * SIDE))

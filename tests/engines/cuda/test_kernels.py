@@ -62,7 +62,7 @@ class Scene:
         heads, prompts = self.heads * self.group, 0 if self.lengths is None else -(-self.prefix // self.block)
         out = torch.zeros(len(qkv), heads * self.width, dtype=qkv.dtype, device=DEVICE)
         how: dict[str, int] = {"heads": heads, "width": self.width, "group": self.group, "prompts": prompts}
-        run = kernels.Attention(self.plan(rows), device=DEVICE, **how)
+        run = kernels.BlockAttention(self.plan(rows), device=DEVICE, **how)
         run(qkv, self.cache, self.mask, out, prefix=self.prefix, lengths=self.lengths)
         return out.view(-1, rows, heads, self.width)
 
