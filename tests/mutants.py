@@ -63,8 +63,6 @@ core/types.py: drafters/test_drafts_match_training.py
 + return pad(self.path, (0, 1))
 
 decoding/cache.py: proof/test_trees.py
-- places.clamp(max=self.first_stage_slot - 1)
-+ places.clamp(max=self.first_stage_slot - 2)
 - start[:, None] + self._first_slots[: nodes.shape[1]])
 + start[:, None] + self._first_slots[: nodes.shape[1]] + 1)
 - self._tokens < lengths[:, None]
@@ -89,15 +87,16 @@ decoding/loop.py: methods
 decoding/loop.py: methods
 - self.tree = tree if self.forced is None else self.forced.tree(tree, self.known)
 + self.tree = tree
-- self.cache.commit(verdict.walked, self.known - 1)
+- self.cache.commit(verdict.walked, self.root)
 + self.cache.commit(verdict.walked, self.known)
-- places = self.places_of(self.tree, last)
+- places = self.places_of(self.tree, self.root)
 + places = self.places_of(self.tree, self.known)
 - counts = torch.minimum(verdict.length + 1, self.count - start)
 + counts = verdict.length + 1
 
 decoding/loop.py: decoding/test_finite.py
-- (counts[:, None] <= ahead)
+- read = logits if verdict.log_q is not None else logits_at(logits, verdict.walked)
++ read = logits[:, :, :1]
 + (counts[:, None] - 1 <= ahead)
 
 decoding/plain.py: decoding/test_plain.py
@@ -255,7 +254,7 @@ drafters/combined/specmquant.py: drafters/test_small_models.py
 drafters/eagle/drafter.py: drafters/test_drafts_match_training.py
 - self._followed(depth - 1)
 + self._followed(depth)
-- features = self.sampling.guide(features, self.held.places)[:, None]
+- features = self.sampling.guide(features, self._read_places)[:, None]
 + features = features[:, :1]
 
 drafters/eagle/dynamic.py: drafters/test_dynamic.py

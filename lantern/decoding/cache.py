@@ -23,9 +23,9 @@ class StaticCache:
         stage  [a b c d]  path of image 0: a, c   tokens 5.. -> [.. a c]
                           path of image 1: a, b   tokens 7.. -> [.. a b]
 
-    Memory starts as zeros: values that a pass reads and masks must be finite. The last
-    token's slot is never read (nothing follows the last token), so writes past the end of the image go there. A target
-    pads its passes to `least_rows`.
+    Memory starts as zeros: values that a pass reads and masks must be finite. The slot of the last token is never read
+    (nothing follows it), and writes past the end of the image go to stage slots, which the next pass overwrites. A
+    target pads its passes to `least_rows`.
 
     With `columns` a row of tokens is followed by a newline, which the loop does not see: behind the `slots` of masks
     lies one slot for the newline of each row of tokens, and one for a newline behind each staged node. `commit` copies
@@ -188,32 +188,30 @@ class StaticCache:
         return self._layers[number]
 
     def commit(self, nodes: Int[Tensor, "b m"], start: Int[Tensor, " b"]) -> None:
-        """Copy staged node `nodes[:, j]` to the slot of token `start + j`; past the end, to the last slot.
+        """Copy staged node `nodes[:, j]` to the slot of token `start + j`; past the end, to the stage.
 
         Entries that were not accepted may be copied too: the mask hides them until they are overwritten.
         """
         self._copy(nodes, start[:, None] + self._first_slots[: nodes.shape[1]])
 
     def move(self, nodes: Int[Tensor, "b m"], tokens: Int[Tensor, "b m"]) -> None:
-        """Copy staged node `nodes[:, j]` to the slot of token `tokens[:, j]`; past the end, to the last slot."""
+        """Copy staged node `nodes[:, j]` to the slot of token `tokens[:, j]`."""
         self._copy(nodes, tokens + self.prefix)
 
     def _copy(self, nodes: Int[Tensor, "b m"], places: Int[Tensor, "b m"]) -> None:
         """Copy staged nodes to slots of tokens."""
-        source, places = nodes + self.first_stage_slot, places.clamp(max=self.first_stage_slot - 1)
+        staged = self.buffer[:, :, :, self.first_stage_slot :]
         if self.columns:
-            newlines = self._first_staged_newline + nodes
+            last = self._first_staged_newline - 1
             is_end = (places - self.prefix + 1) % self.columns == 0
-            behind = (self._slots + (places - self.prefix) // self.columns).where(
-                is_end, self._first_staged_newline - 1
-            )
-            source, places = torch.cat([source, newlines], 1), torch.cat([places, behind], 1)
+            behind = (self._slots + (places - self.prefix) // self.columns).where(is_end, last)
+            nodes = torch.cat([nodes, nodes + (last + 1 - self.first_stage_slot)], 1)
+            places = torch.cat([places, behind], 1)
         if self.images == 1:
-            self.buffer.index_copy_(3, places[0], self.buffer.index_select(3, source[0]))
+            self.buffer.index_copy_(3, places[0], staged.index_select(3, nodes[0]))
             return
-        source = source.repeat_interleave(self.rows, 0)
-        places = places.repeat_interleave(self.rows, 0)
-        self.buffer[:, self._rows, :, places] = self.buffer[:, self._rows, :, source]
+        nodes, places = nodes.repeat_interleave(self.rows, 0), places.repeat_interleave(self.rows, 0)
+        self.buffer[:, self._rows, :, places] = staged[:, self._rows, :, nodes]
 
 
 def by_row(scores: Float[Tensor, "*b t"]) -> Float[Tensor, "b r 1 t"]:
@@ -252,7 +250,9 @@ class TreeMask:
         """Return the mask of n nodes, which see `lengths` committed tokens and `ancestors` among m stage slots."""
         nodes, width = ancestors.shape[-2:]
         view, first = self._buffer[:, :, :nodes], self._first
-        view[..., self._prefix : first] = self._scores(self._tokens < lengths[:, None])[:, None, None]
+        tokens = view[..., self._prefix : first]
+        is_known = (self._tokens < lengths[:, None])[:, None, None].expand_as(tokens)
+        torch.where(is_known, self._shown, self._hidden, out=tokens)
         if ancestors is not self._last:  # a static tree is written once
             seen = self._scores(ancestors)
             view[..., first : first + width] = seen if seen.ndim == 2 else seen[:, None]

@@ -112,11 +112,11 @@ class State:
         tree, rows = self.drafter.propose(), self.cache.rows
         self.tree = tree if self.forced is None else self.forced.tree(tree, self.known)
         self.watch.lap("propose")
-        last = self.known - 1
-        places = self.places_of(self.tree, last)
+        self.root = self.known - 1
+        places = self.places_of(self.tree, self.root)
         embedded = self.target.tok_embeddings(self.tree.tokens).repeat_interleave(rows, 0)
         positions = (places + self.target.config.cls_token_num).repeat_interleave(rows, 0)
-        mask = self.mask.update(last, self.tree.shape.ancestors)
+        mask = self.mask.update(self.root, self.tree.shape.ancestors)
         slots = self.held.slots[: self.tree.shape.num_nodes].expand(len(positions), -1)
         return Inputs(embedded, positions, mask, self.cache, slots, places, self.drafter.taps)
 
@@ -129,14 +129,14 @@ class State:
         tree, places = self.tree, self.places_of(self.tree, self.known)
         scores = self.by_image(found, places)
         verdict = self.verify(tree, scores.logits, places)
-        self.cache.commit(verdict.walked, self.known - 1)
+        self.cache.commit(verdict.walked, self.root)
         start, ahead = self.known.clone(), self.held.ahead[: verdict.walked.shape[1]]
         drafted = torch.nn.functional.pad(tree.tokens.gather(1, verdict.path), (0, 1))
         fresh = drafted.scatter(1, verdict.length[:, None], verdict.next_token[:, None])
         self.tokens.scatter_(1, start[:, None] + ahead, fresh)
         counts = torch.minimum(verdict.length + 1, self.count - start)
         self.known.add_(counts)
-        self._check(scores.logits, verdict, counts)
+        self._check(scores.logits, verdict)
         self.watch.lap("walk")
         step = Step(0, start, counts, fresh, scores, tree, verdict)
         self.drafter.observe(step)
@@ -236,7 +236,7 @@ class State:
         verdict = self.verify(DraftTree(node, TreeShape.chain(0, node.device), self.drafter.mode), prompt.logits, node)
         self.tokens[:, :1] = verdict.next_token[:, None]
         self.known.fill_(1)
-        self.held.finite = is_finite(prompt.logits).all(1)
+        self.held.finite = is_finite(prompt.logits)
         fused = None if prompt.fused is None else prompt.fused[:, :, -1:]
         scores = Scores(prompt.logits, prompt.features[:, :, -1:], fused)
         return Step(0, node[:, 0], torch.ones_like(self.known), self.tokens[:, :1].clone(), scores)
@@ -260,17 +260,13 @@ class State:
             self.known.add_(counts)
         self._left = self.count - kept
 
-    def _check(self, logits: Float[Tensor, "b r n v"], verdict: Verdict, counts: Int[Tensor, " b"]) -> None:
+    def _check(self, logits: Float[Tensor, "b r n v"], verdict: Verdict) -> None:
         """Note images with a NaN or an infinite number among the logits that a token was sampled from.
 
         The drafts of a window keep the distributions that they were sampled from for the next step.
         """
-        if verdict.log_q is not None:
-            finite = is_finite(logits) | (counts[:, None] <= 0)
-        else:
-            ahead = self.held.ahead[: verdict.walked.shape[1]]
-            finite = is_finite(logits_at(logits, verdict.walked)) | (counts[:, None] <= ahead)
-        self.held.finite.logical_and_(finite.all(1))
+        read = logits if verdict.log_q is not None else logits_at(logits, verdict.walked)
+        self.held.finite.logical_and_(is_finite(read))
 
 
 @torch.no_grad()

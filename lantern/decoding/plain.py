@@ -105,7 +105,7 @@ class Plain(State):
         self.tokens.scatter_(1, place, token)
         start = self.known.clone()
         self.known.add_(1)
-        self.held.finite.logical_and_(is_finite(scores.logits).all(1))
+        self.held.finite.logical_and_(is_finite(scores.logits))
         self.watch.lap("draw")
         return Step(0, start, self.held.one, token, scores)
 

@@ -36,11 +36,11 @@ class RouterDrafter(TreeDrafter):
         self.sam.begin(prompt, noise)
         order = [self.choices.index(choice) for choice in ((), *self.tree.choices)]
         self.held.order = torch.tensor(order, device=prompt.mask.device)
+        self.order = self.held.order
 
     def propose(self) -> DraftTree:
         """Return both trees below the last committed token."""
-        tokens = torch.cat([self.eagle.propose().tokens, self.sam.propose().tokens[:, 1:]], 1)
-        return self.drafted([tokens[:, self.held.order]], [])
+        return self.drafted([self.eagle.propose().tokens, self.sam.propose().tokens[:, 1:]], [])
 
     def observe(self, step: Step) -> None:
         """Pass the step to both drafters."""

@@ -33,12 +33,12 @@ class SelfCascadeDrafter(TreeDrafter):
 
     def propose(self) -> DraftTree:
         """Read the committed tokens and grow the tree."""
-        tokens, log_qs = [self.small.last], [self.small.read()]
+        ranked, log_qs = [self.small.last], [self.small.read()]
         for depth, level in enumerate(self.levels):
             if depth > 0:
-                log_qs.append(self.small.score(tokens[-1][:, level.pairs], level.ancestors, level.first, depth))
-            tokens.append(self.small.ranked(log_qs[-1], depth, level.width).flatten(1)[:, level.picks])
-        return self.drafted(tokens, log_qs)
+                log_qs.append(self.small.score(ranked[-1][:, level.pairs], level.ancestors, level.first, depth))
+            ranked.append(self.small.ranked(log_qs[-1], depth, level.width).flatten(1))
+        return self.drafted(ranked, log_qs)
 
     def observe(self, step: Step) -> None:
         """Keep the committed tokens for the next pass."""

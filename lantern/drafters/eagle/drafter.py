@@ -72,20 +72,15 @@ class EagleDrafter(NetworkDrafter):
             self._read_pending()
         read = step.scores.fused if self.taps else step.scores.features
         assert read is not None, "the pass did not record the inputs of the tapped layers"
-        features, pairs = step.of_tokens(read), step.tokens.shape[1]
-        self.held.places = (self.known[:, None] + self.held.ahead[:pairs]).clamp(max=self.count - 1)
-        if self.module.config.form == "guided":
-            features = self.sampling.guide(features, self.held.places)[:, None]
-        self.held.features = self.module.enter(features)
-        self.held.tokens, self.held.counts = step.tokens, step.counts
+        self.held.features, self.held.tokens, self.held.counts = step.of_tokens(read), step.tokens, step.counts
         self._is_read = False
 
     def propose(self) -> DraftTree:
         """Grow the tree, with one pass per depth."""
-        features, tokens, log_qs = self._read_pending(), [self._root], list[Tensor]()
+        features, ranked, log_qs = self._read_pending(), [self._root], list[Tensor]()
         for depth, level in enumerate(self.levels):
             if depth > 0:
-                inner, above = tokens[-1][:, level.pairs], features[:, :, level.parents]
+                inner, above = ranked[-1][:, level.pairs], features[:, :, level.parents]
                 features = self._run(above, inner, level.ancestors, first=level.first, depth=depth)
             places = self._followed(depth)
             if self.is_fresh:
@@ -95,9 +90,9 @@ class EagleDrafter(NetworkDrafter):
                 best = (log_q + self.noise.fresh(self.known, nodes)).topk(level.width, dim=-1).indices
             else:
                 best, log_q = self.children(self._logits(features), places, level.width)
-            tokens.append(best.flatten(1)[:, level.picks])
+            ranked.append(best.flatten(1))
             log_qs += [] if log_q is None else [log_q]
-        return self.drafted(tokens, log_qs)
+        return self.drafted(ranked, log_qs)
 
     @property
     def _root(self) -> Int[Tensor, "b 1"]:
@@ -110,9 +105,12 @@ class EagleDrafter(NetworkDrafter):
 
     def _read_pending(self) -> Float[Tensor, "b r 1 c"]:
         """Run the committed pairs, commit their keys, and return the feature that predicts the next token."""
-        pairs, ahead = self.held.places.shape[1], self.held.ahead
-        features = self._run(self.held.features, self.held.tokens, self.held.causal[:pairs, :pairs])
-        self.cache.commit(ahead[:pairs].expand_as(self.held.places), self.known)
+        pairs, ahead, features = self.held.tokens.shape[1], self.held.ahead, self.held.features
+        self._read_places = (self.known[:, None] + ahead[:pairs]).clamp(max=self.count - 1)
+        if self.module.config.form == "guided":
+            features = self.sampling.guide(features, self._read_places)[:, None]
+        features = self._run(self.module.enter(features), self.held.tokens, self.held.causal[:pairs, :pairs])
+        self.cache.commit(ahead[:pairs].expand_as(self._read_places), self.known)
         self.known.add_(self.held.counts)
         self._is_read, self._last = True, (self.held.counts - 1).clamp(min=0)[:, None]
         self._places = (self.known[:, None] + ahead[: self.tree.depth + 1]).clamp(max=self.count - 1)
@@ -128,12 +126,12 @@ class EagleDrafter(NetworkDrafter):
         depth: int = 0,
     ) -> Float[Tensor, "b r n c"]:
         """One pass over drafted pairs of a depth, staged from slot `first` on; at depth 0 over the committed ones."""
-        places = self._followed(depth - 1).expand_as(tokens) if depth else self.held.places
+        places = self._followed(depth - 1).expand_as(tokens) if depth else self._read_places
         return self.module.draft(
             *(features, tokens, places, self._sees),
             known=self.known,
             ancestors=ancestors,
-            scales=self.sampling.scales(places) if features.shape[1] == 1 else None,
+            scales=self.scales(places) if features.shape[1] == 1 else None,
             cache=self.cache,
             slots=self.held.stage[first : first + features.shape[2]],
             depth=depth,

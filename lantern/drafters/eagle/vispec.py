@@ -174,10 +174,7 @@ class RingCache(StaticCache):
     def commit(self, nodes: Int[Tensor, "b m"], start: Int[Tensor, " b"]) -> None:
         """Copy staged node `nodes[:, j]` to the slot of token `start + j`."""
         steps = torch.arange(nodes.shape[1], device=nodes.device)
-        slots = (start[:, None] + steps) % self.tokens + self.prefix
-        rows = torch.arange(self.images * self.rows, device=nodes.device)[:, None]
-        source = (nodes + self.first_stage_slot).repeat_interleave(self.rows, 0)
-        self.buffer[:, rows, :, slots.repeat_interleave(self.rows, 0)] = self.buffer[:, rows, :, source]
+        self.move(nodes, (start[:, None] + steps) % self.tokens)
 
     def held(self, known: Int[Tensor, " b"]) -> Int[Tensor, "b s"]:
         """Return the token in each slot when tokens up to `known` are committed, below 0 where there is none."""
@@ -219,7 +216,10 @@ class ViSpecDrafter(EagleDrafter):
         self, features: Float[Tensor, "b r n c"], tokens: Tensor, ancestors: Tensor, **at: int
     ) -> Float[Tensor, "b r n c"]:
         """Run a pass over pairs after adding the caption's vector to their features."""
-        return super()._run(features + self.held.globe[:, None], tokens, ancestors, **at)
+        features = features + self.held.globe[:, None]
+        if not at:
+            self._read_rows(features[:, 0], tokens)
+        return super()._run(features, tokens, ancestors, **at)
 
     def _sees(self, places: Int[Tensor, "b n"], ancestors: Bool[Tensor, "*b n m"]) -> Bool[Tensor, "b n s"]:
         """Return the mask: all of the caption, tokens of old rows, tokens of recent rows, and staged ancestors."""
@@ -231,20 +231,18 @@ class ViSpecDrafter(EagleDrafter):
         seen = (held >= 0) & (held // grid >= oldest)
         return torch.cat([caption, self.held.grid < oldest, seen, staged.expand(images, pairs, -1)], -1)
 
-    def _read_pending(self) -> Float[Tensor, "b r 1 c"]:
-        """Add the committed pairs to their rows and update the keys of all rows, then read them as EAGLE does."""
+    def _read_rows(self, features: Float[Tensor, "b m c"], tokens: Int[Tensor, "b m"]) -> None:
+        """Add the committed pairs to their rows and update the keys of all rows."""
         module, grid = self.module, self.module.config.grid
-        features = self.held.features[:, 0] + self.held.globe
-        inputs = module.join(features, self.held.tokens, self.sampling.scales(self.held.places))
+        inputs = module.join(features, tokens, self.scales(self._read_places))
         weights = module.row_weights(inputs)
         steps = torch.arange(inputs.shape[1], device=inputs.device)
-        rows = torch.where(steps < self.held.counts[:, None], self.held.places // grid, grid)[..., None]
+        rows = torch.where(steps < self.held.counts[:, None], self._read_places // grid, grid)[..., None]
         self.held.weights.scatter_add_(1, rows, weights)
         self.held.sums.scatter_add_(1, rows.expand(-1, -1, inputs.shape[-1]), weights * inputs.float())
-        tokens = module.row_tokens(self.held.sums[:, :-1], self.held.weights[:, :-1])
-        keys = module.context_keys(self.held.caption, tokens)
+        summaries = module.row_tokens(self.held.sums[:, :-1], self.held.weights[:, :-1])
+        keys = module.context_keys(self.held.caption, summaries)
         self.cache.write(0, torch.arange(self.cache.prefix, device=keys.device)[None], keys)
-        return super()._read_pending()
 
 
 class GrowingViSpecDrafter(ViSpecDrafter, GrowingDrafter):

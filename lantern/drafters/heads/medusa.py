@@ -125,5 +125,5 @@ class MedusaDrafter(MarginalDrafter):
         """Run the heads and the target's head over `depth` features, and return the tree."""
         last = self.held.last
         feature = self.held.features.take_along_dim(last[..., None], 1)
-        scales = self.sampling.scales(self.held.places.gather(1, last))
+        scales = self.scales(self.held.places.gather(1, last))
         return self.draft(self.module.heads(feature, self.root, scales)[:, 0, : self.depth])

@@ -200,7 +200,7 @@ class ParallelDrafter(MarginalDrafter):
             places.clamp(max=self.cache.tokens - 1),
             anchor,
             self._mask.update(known, sees),
-            scales=self.sampling.scales(self.held.places),
+            scales=self.scales(self.held.places),
             cache=self.cache,
             slots=(steps + self.cache.first_stage_slot).expand(images, -1),
         )

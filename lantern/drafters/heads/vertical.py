@@ -81,7 +81,7 @@ class VerticalDrafter(MarginalDrafter):
     def observe(self, step: Step) -> None:
         """Run all heads on the committed tokens and put the vertical guesses into the pool."""
         super().observe(step)
-        predicted = self.module.heads(self.held.features, self.held.tokens, self.sampling.scales(self.held.places))
+        predicted = self.module.heads(self.held.features, self.held.tokens, self.scales(self.held.places))
         outside, steps = self.held.pool.shape[1], torch.arange(step.tokens.shape[1], device=step.tokens.device)
         below = self.held.places + self.module.config.grid
         below = torch.where(steps < step.counts[:, None], below, outside).clamp(max=outside - 1)

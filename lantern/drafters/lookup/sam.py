@@ -85,14 +85,14 @@ class SamDrafter(TreeDrafter):
     def propose(self) -> DraftTree:
         """Grow the tree, with one search of the past per depth that has children."""
         context = self.matcher.root(Past(self.held.tokens[:, : self.count], self.held.known))
-        tokens = [context.left]
+        ranked = [context.left]
         for depth, level in enumerate(self.levels):
             if depth > 0:
-                context = self.matcher.extend(context, level.parents, tokens[-1][:, level.pairs])
+                context = self.matcher.extend(context, level.parents, ranked[-1][:, level.pairs])
             places = (self.held.known[:, None] + depth).clamp(max=self.count - 1)
             scores = self._log_q(*self.matcher.evidence(context)) + self.noise.gumbel(places)
-            tokens.append(scores.topk(level.width, dim=-1).indices.flatten(1)[:, level.picks])
-        return self.drafted(tokens, [])
+            ranked.append(scores.topk(level.width, dim=-1).indices.flatten(1))
+        return self.drafted(ranked, [])
 
     def _log_q(self, past: Float[Tensor, "b f n"], found: list[Found]) -> Float[Tensor, "b f v"]:
         """Return log q of what was found."""

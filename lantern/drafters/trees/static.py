@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,8 +28,8 @@ class DepthPlan:
     """The plan of one depth: which `f` inner nodes are extended, and where their children go.
 
     Inner nodes other than the root are numbered in node order; a drafter stages them. `picks` is the index of each node
-    of the next depth among the `f x width` best tokens of these nodes. `pairs` are the indices of these nodes among all
-    nodes of their depth, `parents` those of their parents among the inner nodes of the depth above. `ancestors` marks
+    of the next depth among the `f x width` best tokens of these nodes. `pairs` are the indices of these nodes among the
+    best tokens of the depth above, `parents` those of their parents among its inner nodes. `ancestors` marks
     the staged nodes that each sees, itself included. `first` is the number of the first of these nodes.
     """
 
@@ -115,7 +116,7 @@ class StaticTree:
         """Return one plan for each depth that has children, the root's first, cached per device."""
         shape, inner, levels = self.shape(), self.inner()[1:].tolist(), list[DepthPlan]()
         parents, ranks = shape.parents.tolist(), shape.ranks.tolist()
-        peers, frontier, above, first = [0], [0], [0], 0
+        places, frontier, above, first = {0: 0}, [0], [0], 0
         for width in shape.widths:
             children = [node for node in range(1, len(parents)) if parents[node] in frontier]
             picks = [frontier.index(parents[child]) * width + ranks[child] for child in children]
@@ -124,14 +125,22 @@ class StaticTree:
                     width=width,
                     first=first,
                     picks=torch.tensor(picks, device=device),
-                    pairs=torch.tensor([peers.index(node) for node in frontier], device=device),
+                    pairs=torch.tensor([places[node] for node in frontier], device=device),
                     parents=torch.tensor([above.index(parents[node]) for node in frontier], device=device),
                     ancestors=shape.ancestors[frontier][:, inner].to(device),
                 )
             )
             first += len(frontier) if frontier != [0] else 0
-            peers, above, frontier = children, frontier, [child for child in children if child in inner]
+            places, above = dict(zip(children, picks, strict=True)), frontier
+            frontier = [child for child in children if child in inner]
         return tuple(levels)
+
+    @per_device
+    def order(self, device: torch.device | str = "cpu") -> Int[Tensor, " n"]:
+        """Return the index of each node among the root and the best tokens of all depths that have children."""
+        levels, parts = self.levels(device), [torch.zeros(1, dtype=torch.long, device=device)]
+        starts = accumulate((len(level.pairs) * level.width for level in levels), initial=1)
+        return torch.cat(parts + [level.picks + start for level, start in zip(levels, starts, strict=False)])
 
     @per_device
     def inner(self, device: torch.device | str = "cpu") -> Int[Tensor, " m"]:
@@ -251,11 +260,12 @@ class TreeDrafter(Drafter):
         device, self.noise = prompt.mask.device, noise
         self.shape, self.levels = self.tree.shape(device), self.tree.levels(device)
         self.inner, self.log_q_rows = self.tree.inner(device), self.tree.log_q_rows(device)
+        self.order = self.tree.order(device)
 
-    def drafted(self, tokens: list[Int[Tensor, "b _"]], log_qs: list[Float[Tensor, "b _ v"]]) -> DraftTree:
-        """Return the tree of the tokens of every depth, with log q below its inner nodes if it records them."""
+    def drafted(self, ranked: list[Int[Tensor, "b _"]], log_qs: list[Float[Tensor, "b _ v"]]) -> DraftTree:
+        """Return the tree of the root and the best tokens of every depth, with log q if the drafter records it."""
         log_q = torch.cat(log_qs, 1)[:, self.log_q_rows] if self.records_log_q else None
-        return DraftTree(torch.cat(tokens, 1), self.shape, self.mode, log_q, self.inner)
+        return DraftTree(torch.cat(ranked, 1)[:, self.order], self.shape, self.mode, log_q, self.inner)
 
     @property
     def max_nodes(self) -> int:

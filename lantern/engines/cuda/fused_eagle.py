@@ -64,6 +64,8 @@ def pairs_kernel(
     place_row,
     mask_line,
     mask_row,
+    scale_line,
+    scale_row,
     DIM: tl.constexpr,
     DIM_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -85,7 +87,7 @@ def pairs_kernel(
     if BIAS is not None:
         own += tl.load(BIAS + at, mask=inside, other=0.0).to(tl.float32)
     if SCALES is not None:
-        scale = tl.log(tl.load(SCALES + image * live + node))
+        scale = tl.log(tl.load(SCALES + image * scale_line + node * scale_row))
         own += scale * tl.load(GUIDANCE + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(X + row * DIM + at, own.to(X.dtype.element_ty), mask=inside)
     place = tl.load(PLACES + image * place_line + node * place_row)
@@ -213,17 +215,19 @@ class FusedEagle(Eagle):
         (lines, live, dim), plan = features.shape, space.plan
         if features.stride(2) != 1:
             features = features.contiguous()
-        if self.config.form != "guided":
-            scales = None
+        if scales is None or self.config.form != "guided":
+            scale = (None, None, 0, 0)
+        else:
+            scale = (scales, self.guidance, *scales.stride())
         seen = ancestors if ancestors.stride(-1) == 1 else ancestors.contiguous()
         span = plan.tail * plan.block
         pairs_kernel[(lines, live)](
             *(tokens.contiguous(), places, self.embed_tokens.weight, features, self.fc.bias),
-            *(None if scales is None else scales.contiguous(), None if scales is None else self.guidance),
+            *scale[:2],
             *(known, seen.view(torch.uint8), space.pairs, x, space.positions, plan.table, plan.places, plan.full),
             *(live, cache.rows, self.config.cls_token_num, cache.prefix, cache.first_stage_slot, seen.shape[-1]),
             *(features.stride(0), features.stride(1), places.stride(0), places.stride(1)),
-            *(seen.stride(0) if seen.ndim == 3 else 0, seen.stride(-2)),
+            *(seen.stride(0) if seen.ndim == 3 else 0, seen.stride(-2), *scale[2:]),
             DIM=dim,
             DIM_SIZE=triton.next_power_of_2(dim),
             BLOCK=plan.block,

@@ -38,16 +38,18 @@ def test_levels_place_every_node_under_its_parent(name: str) -> None:
     choices: list[tuple[int, ...]] = [()]
     frontier: list[tuple[int, ...]] = [()]
     staged: list[tuple[int, ...]] = []
+    ranked, every = choices, list(choices)
     for depth, level in enumerate(tree.levels()):
-        peers = [choice for choice in choices if len(choice) == depth]
-        above, frontier = frontier, [peers[i] for i in level.pairs]
+        above, frontier = frontier, [ranked[i] for i in level.pairs]
         if depth > 0:
             assert [above[i] for i in level.parents] == [choice[:-1] for choice in frontier]
             assert level.first == len(staged)
             staged += frontier
-        grown = [(*frontier[i // level.width], i % level.width) for i in level.picks.tolist()]
-        choices += grown
+        ranked = [(*node, rank) for node in frontier for rank in range(level.width)]
+        every += ranked
+        choices += [ranked[i] for i in level.picks]
     assert tuple(choices[1:]) == tree.choices
+    assert [every[i] for i in tree.order()] == choices
     assert len(staged) == tree.num_inner
     inner = torch.tensor([choices.index(choice) for choice in staged], dtype=torch.long)
     for level in tree.levels()[1:]:
