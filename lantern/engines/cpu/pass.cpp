@@ -441,8 +441,8 @@ struct Byte {
         Whole sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
         const int8_t *weights = panel + HEAD;
         for (int k = 0; k < a.inputs; k += 4, weights += 4 * PANEL) {
-            __builtin_prefetch(next, 0, 2);
-            __builtin_prefetch(next + step / 2, 0, 2);
+            __builtin_prefetch(next, 0, 3);
+            __builtin_prefetch(next + step / 2, 0, 3);
             next += step;
             Whole left, right;
             std::memcpy(&left, weights, sizeof(left));
