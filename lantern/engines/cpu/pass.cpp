@@ -67,8 +67,6 @@ constexpr int WIDTH = 16, PANEL = 32, TILE = LANTERN_HALVES ? 6 : 12, NODES_AT_O
 // first cache and FAR_AHEAD bytes into the second. With fewer rows a pass waits for memory anyway. With AVX2, where
 // computing takes longer, a tile of any size prefetches HALF_AHEAD bytes into the first cache.
 constexpr int MANY = 8, AHEAD = 2048, FAR_AHEAD = 16384, HALF_AHEAD = 6144;
-// Keys and values are prefetched this many slots ahead with AMX, where memory is the only wait.
-constexpr int SLOTS_AHEAD = Tiles::BUILT ? 16 : 0;
 // With AVX2 a node's sums over values are continued after so many slots, whose values stay in the first cache for all nodes.
 constexpr int SLOTS_AT_ONCE = 64;
 
@@ -163,13 +161,11 @@ template <int ROWS> inline void fetch(const void *weights) {
     }
 }
 
-// Prefetches some numbers of a later slot, and as many at distance `also` into the second cache.
-inline void fetch_ahead(const float *slot, int head_dim, int numbers, ptrdiff_t also = 0) {
-    if (!SLOTS_AHEAD) return;
-    for (int d = 0; d < numbers; d += WIDTH) {
-        __builtin_prefetch(slot + SLOTS_AHEAD * head_dim + d, 0, 3);
-        if (also) __builtin_prefetch(slot + also + d, 0, 2);
-    }
+// Prefetches some numbers into the second cache. While a head's keys are read its values are prefetched, and while these
+// are read the keys of the next head, so that memory never waits for arithmetic.
+inline void fetch_later(const float *from, int numbers) {
+#pragma GCC unroll 4
+    for (int d = 0; d < numbers; d += WIDTH) __builtin_prefetch(from + d, 0, 2);
 }
 
 // Rows of inputs without conversion.
@@ -772,7 +768,6 @@ template <class Kind> struct Worker {
         const int head_dim = PARTS ? PARTS * WIDTH : this->head_dim;
         const Seen &of = seen[row];
         const float *query = q + (size_t(row) * pass.nodes + node) * model.dim + head * head_dim;
-        const ptrdiff_t values = ptrdiff_t(pass.rows) * model.heads * pass.slots * head_dim; // offset from the keys
         Lanes own[NODES][PARTS ? PARTS : 1];
         Unit most[NODES];
         for (int n = 0; n < NODES; n++) {
@@ -798,7 +793,7 @@ template <class Kind> struct Worker {
 #pragma GCC unroll 16
             for (int i = 0; i < WIDTH; i++) {
                 const float *key = keys + size_t(of.slots[j + i]) * head_dim;
-                fetch_ahead(key, head_dim, head_dim, values);
+                fetch_later(key + pass.plane, head_dim);
 #pragma GCC unroll 4
                 for (int n = 0; n < NODES; n++) sums[n][i] = query_part(n, 0) * load(key);
 #pragma GCC unroll 4
@@ -849,6 +844,7 @@ template <class Kind> struct Worker {
         const Seen &of = seen[row];
         Lanes sums[NODES][PARTS] = {};
         Unit totals[NODES] = {};
+        const ptrdiff_t next = ptrdiff_t(pass.slots) * head_dim - pass.plane; // from values to the keys of the next head
 #if LANTERN_HALVES
         for (int j = 0, step = NODES > 1 ? SLOTS_AT_ONCE : of.length; j < of.length; j += step) {
             const int end = std::min(j + step, of.length);
@@ -859,7 +855,7 @@ template <class Kind> struct Worker {
 #else
         for (int j = 0; j < of.length; j++) {
             const float *value = values + size_t(of.slots[j]) * head_dim + d;
-            fetch_ahead(value, head_dim, PARTS * WIDTH);
+            fetch_later(value + next, PARTS * WIDTH);
 #pragma GCC unroll 4
             for (int i = 0; i < NODES; i++) {
                 const Lanes weight = all(weights[size_t(i) * of.length + j]);
