@@ -67,6 +67,8 @@ constexpr int WIDTH = 16, PANEL = 32, TILE = LANTERN_HALVES ? 6 : 12, NODES_AT_O
 // first cache and FAR_AHEAD bytes into the second. With fewer rows a pass waits for memory anyway. With AVX2, where
 // computing takes longer, a tile of any size prefetches HALF_AHEAD bytes into the first cache.
 constexpr int MANY = 8, AHEAD = 2048, FAR_AHEAD = 16384, HALF_AHEAD = 6144;
+// Weights in int8 are prefetched as many bytes ahead into the first cache, for any number of rows.
+constexpr int BYTES_AHEAD = 8192;
 // With AVX2 a node's sums over values are continued after so many slots, whose values stay in the first cache for all nodes.
 constexpr int SLOTS_AT_ONCE = 64;
 
@@ -431,9 +433,9 @@ struct Byte {
 #if LANTERN_HALVES
         tile_of_halves<Byte, ROWS>(from, a.inputs, panel + HEAD, out);
 #else
-        // Memory delivers the next panel while this one is multiplied: each tile prefetches its share of it.
+        // Each tile of a panel prefetches its share of as many bytes.
         const int tiles = (a.rows + TILE - 1) / TILE, step = 4 * PANEL / tiles; // bytes an iteration
-        const char *next = (const char *)panel + Byte::panel(a.inputs) + size_t(first) / ROWS * (a.inputs / 4) * step;
+        const char *next = (const char *)panel + HEAD + BYTES_AHEAD + size_t(first) / ROWS * (a.inputs / 4) * step;
         Whole sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
         const int8_t *weights = panel + HEAD;
         for (int k = 0; k < a.inputs; k += 4, weights += 4 * PANEL) {
