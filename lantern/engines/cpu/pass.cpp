@@ -155,12 +155,9 @@ inline Unit rotate(Unit y, Unit factors) {
 
 // Prefetches 128 bytes of weights, which one iteration of a tile reads.
 template <int ROWS> inline void fetch(const void *weights) {
-    if (ROWS < MANY) return;
+    if (ROWS < 3) return; // memory is the only wait
     const char *at = (const char *)weights;
-    for (int line = 0; line < 128; line += 64) {
-        __builtin_prefetch(at + AHEAD + line, 0, 3);
-        __builtin_prefetch(at + FAR_AHEAD + line, 0, 2);
-    }
+    for (int line = 0; line < 128; line += 64) __builtin_prefetch(at + BYTES_AHEAD + line, 0, 3);
 }
 
 // Prefetches some numbers into the second cache. While a head's keys are read its values are prefetched, and while these
