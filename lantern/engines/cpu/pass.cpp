@@ -63,12 +63,8 @@ template <class Number> using Lined = std::vector<Number, LineAllocator<Number>>
 
 constexpr int UNIT = sizeof(Unit) / sizeof(float);
 constexpr int WIDTH = 16, PANEL = 32, TILE = LANTERN_HALVES ? 6 : 12, NODES_AT_ONCE = 4, NODES_A_TASK = 16;
-// A tile of MANY rows computes about as long as memory takes to deliver its weights: it prefetches AHEAD bytes into the
-// first cache and FAR_AHEAD bytes into the second. With fewer rows a pass waits for memory anyway. With AVX2, where
-// computing takes longer, a tile of any size prefetches HALF_AHEAD bytes into the first cache.
-constexpr int MANY = 8, AHEAD = 2048, FAR_AHEAD = 16384, HALF_AHEAD = 6144;
-// Weights in int8 are prefetched as many bytes ahead into the first cache, for any number of rows.
-constexpr int BYTES_AHEAD = 8192;
+// Weights are prefetched so many bytes ahead into the first cache, so that memory does not wait for arithmetic.
+constexpr int AHEAD = 8192;
 // With AVX2 a node's sums over values are continued after so many slots, whose values stay in the first cache for all nodes.
 constexpr int SLOTS_AT_ONCE = 64;
 
@@ -154,10 +150,10 @@ inline Unit rotate(Unit y, Unit factors) {
 }
 
 // Prefetches 128 bytes of weights, which one iteration of a tile reads.
-template <int ROWS> inline void fetch(const void *weights) {
-    if (ROWS < 3) return; // memory is the only wait
-    const char *at = (const char *)weights;
-    for (int line = 0; line < 128; line += 64) __builtin_prefetch(at + BYTES_AHEAD + line, 0, 3);
+inline void fetch(const void *weights) {
+    const char *at = (const char *)weights + AHEAD;
+    __builtin_prefetch(at, 0, 3);
+    __builtin_prefetch(at + 64, 0, 3);
 }
 
 // Prefetches some numbers into the second cache. While a head's keys are read its values are prefetched, and while these
@@ -183,7 +179,7 @@ inline void sum_up(const Input *a, int inputs, const char *panel, char *out) {
     typename Kind::Sum sums[ROWS][PARTS] = {};
     for (int k = 0; k < inputs; k += Kind::STEP, panel += 128) {
 #pragma GCC unroll 2
-        for (int i = 0; i < PARTS; i += 2) __builtin_prefetch(panel + HALF_AHEAD + sizeof(Unit) * i, 0, 3);
+        for (int i = 0; i < PARTS; i += 2) __builtin_prefetch(panel + AHEAD + sizeof(Unit) * i, 0, 3);
 #pragma GCC unroll 2
         for (int turn = 0; turn < Kind::TURNS; turn++) {
             typename Kind::Sum own[PARTS];
@@ -244,7 +240,7 @@ struct Full : Fp32Sums {
 #else
         Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
         for (int k = 0; k < inputs; k++, panel += PANEL) {
-            fetch<ROWS>(panel);
+            fetch(panel);
             const Lanes left = load(panel), right = load(panel + WIDTH);
 #pragma GCC unroll 12
             for (int m = 0; m < ROWS; m++) {
@@ -272,7 +268,7 @@ struct Half : Fp32Sums {
     template <int ROWS> static void tile(const Number *a, int inputs, const Weight *panel, Lanes (*out)[2]) {
         Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
         for (int k = 0; k < inputs; k += 2, panel += 2 * PANEL) {
-            fetch<ROWS>(panel);
+            fetch(panel);
             const __m512bh left = (__m512bh)_mm512_loadu_si512(panel);
             const __m512bh right = (__m512bh)_mm512_loadu_si512(panel + PANEL);
 #pragma GCC unroll 12
@@ -432,7 +428,7 @@ struct Byte {
 #else
         // Each tile of a panel prefetches its share of as many bytes.
         const int tiles = (a.rows + TILE - 1) / TILE, step = 4 * PANEL / tiles; // bytes an iteration
-        const char *next = (const char *)panel + HEAD + BYTES_AHEAD + size_t(first) / ROWS * (a.inputs / 4) * step;
+        const char *next = (const char *)panel + HEAD + AHEAD + size_t(first) / ROWS * (a.inputs / 4) * step;
         Whole sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
         const int8_t *weights = panel + HEAD;
         for (int k = 0; k < a.inputs; k += 4, weights += 4 * PANEL) {
