@@ -117,22 +117,24 @@ inline Lanes exp(Lanes x) {
 }
 #endif
 
-// Lane j of the result is the sum of the lanes of sums[j].
-inline Lanes fold(Lanes *sums) {
-#define FOLD(T, A, B, C, D, E, F, G, H, I, J, K, L, M, N, O, P)                                                        \
-    _Pragma("GCC unroll 16") for (int j = 0; j < WIDTH; j++)                                                                                    \
-        if (!(j & T)) {                                                                                                \
-            const Lanes a = sums[j], b = sums[j + T];                                                                  \
-            const Whole own = {A, B, C, D, E, F, G, H, I, J, K, L, M, N, O, P};                                        \
-            const Whole other = own ^ T;                                                                               \
-            sums[j] = __builtin_shuffle(a, b, own) + __builtin_shuffle(a, b, other);                                   \
-        }
-    FOLD(1, 0, 17, 2, 19, 4, 21, 6, 23, 8, 25, 10, 27, 12, 29, 14, 31)
-    FOLD(2, 0, 1, 18, 19, 4, 5, 22, 23, 8, 9, 26, 27, 12, 13, 30, 31)
-    FOLD(4, 0, 1, 2, 3, 20, 21, 22, 23, 8, 9, 10, 11, 28, 29, 30, 31)
-    FOLD(8, 0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31)
-#undef FOLD
-    return sums[0];
+// Adds neighbouring blocks of T lanes: those of `a` in the even blocks of the result, those of `b` in the odd ones. `own`
+// are the lanes of a and b that the result keeps.
+template <int T> inline Lanes join(Lanes a, Lanes b, Whole own) {
+    return __builtin_shuffle(a, b, own) + __builtin_shuffle(a, b, own ^ T);
+}
+
+// Lane 4 k + j of the result is the sum of lanes 4 k to 4 k + 3 of sums[j].
+inline Lanes fold_lanes(const Lanes *sums) {
+    const Whole one = {0, 17, 2, 19, 4, 21, 6, 23, 8, 25, 10, 27, 12, 29, 14, 31};
+    const Whole two = {0, 1, 18, 19, 4, 5, 22, 23, 8, 9, 26, 27, 12, 13, 30, 31};
+    return join<2>(join<1>(sums[0], sums[1], one), join<1>(sums[2], sums[3], one), two);
+}
+
+// Lane 4 k + j of the result is the sum of lanes j, 4 + j, 8 + j and 12 + j of fours[k].
+inline Lanes fold_fours(const Lanes *fours) {
+    const Whole four = {0, 1, 2, 3, 20, 21, 22, 23, 8, 9, 10, 11, 28, 29, 30, 31};
+    const Whole eight = {0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31};
+    return join<8>(join<4>(fours[0], fours[1], four), join<4>(fours[2], fours[3], four), eight);
 }
 
 // Multiplies pairs of lanes, as complex numbers, by pairs (cos, sin).
@@ -784,22 +786,27 @@ template <class Kind> struct Worker {
             }
 #else
         for (int j = 0; j < of.length; j += WIDTH) {
-            Lanes sums[NODES][WIDTH];
-#pragma GCC unroll 16
-            for (int i = 0; i < WIDTH; i++) {
-                const float *key = keys + size_t(of.slots[j + i]) * head_dim;
-                fetch_later(key + pass.plane, head_dim);
+            Lanes fours[NODES][4]; // products with four keys each
+            for (int four = 0; four < 4; four++) {
+                Lanes sums[NODES][4];
 #pragma GCC unroll 4
-                for (int n = 0; n < NODES; n++) sums[n][i] = query_part(n, 0) * load(key);
+                for (int i = 0; i < 4; i++) {
+                    const float *key = keys + size_t(of.slots[j + 4 * four + i]) * head_dim;
+                    fetch_later(key + pass.plane, head_dim);
 #pragma GCC unroll 4
-                for (int d = WIDTH; d < head_dim; d += WIDTH) {
-                    const Lanes part = load(key + d);
+                    for (int d = 0; d < head_dim; d += WIDTH) {
+                        const Lanes part = load(key + d);
 #pragma GCC unroll 4
-                    for (int n = 0; n < NODES; n++) sums[n][i] = fma(query_part(n, d), part, sums[n][i]);
+                        for (int n = 0; n < NODES; n++)
+                            sums[n][i] = d ? fma(query_part(n, d), part, sums[n][i]) : query_part(n, 0) * part;
+                    }
                 }
+#pragma GCC unroll 4
+                for (int n = 0; n < NODES; n++) fours[n][four] = fold_lanes(sums[n]);
             }
+#pragma GCC unroll 4
             for (int n = 0; n < NODES; n++) {
-                const Lanes score = fold(sums[n]) + load(&of.added[size_t(node + n) * of.length + j]);
+                const Lanes score = fold_fours(fours[n]) + load(&of.added[size_t(node + n) * of.length + j]);
                 store(out + size_t(n) * of.length + j, score);
                 most[n] = score > most[n] ? score : most[n];
             }
