@@ -101,6 +101,7 @@ template <class Vector> inline Vector exp(Vector x) {
     Vector r = fma(whole, spread<Vector>(-0.693359375f), y);
     r = fma(whole, spread<Vector>(2.12194440e-4f), r);
     Vector p = spread<Vector>(1.9875691500e-4f);
+#pragma GCC unroll 6
     for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
         p = fma(p, r, spread<Vector>(c));
     p = fma(p, r * r, r + 1.0f);
