@@ -20,16 +20,17 @@ def weights_of(module: Any) -> tuple[Any, ...]:
     """Return a value that changes whenever a weight does, or its dtype or device, or a submodule is replaced.
 
     It is computed several times for every image, and `module.parameters()`, which wrappers of modules have to do
-    with, takes more than twice as long.
+    with, takes more than twice as long; weights of a subclass of Tensor take eight times as long if it is asked.
     """
-    if not isinstance(module, nn.Module):
-        return tuple(map(_state_of, module.parameters()))
-    found, modules = list[Any](), [module]
-    for one in modules:  # its submodules are appended meanwhile
-        if one._modules:
-            modules += [child for child in one._modules.values() if child is not None]
-        found += [_state_of(p) for p in one._parameters.values() if p is not None]
-    return tuple(found)
+    with torch._C.DisableTorchFunctionSubclass():
+        if not isinstance(module, nn.Module):
+            return tuple(map(_state_of, module.parameters()))
+        found, modules = list[Any](), [module]
+        for one in modules:  # its submodules are appended meanwhile
+            if one._modules:
+                modules += [child for child in one._modules.values() if child is not None]
+            found += [_state_of(p) for p in one._parameters.values() if p is not None]
+        return tuple(found)
 
 
 def _state_of(parameter: Tensor) -> tuple[Any, ...]:

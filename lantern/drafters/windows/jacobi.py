@@ -81,8 +81,9 @@ class JacobiDrafter(SampleWindow):
         self.nodes, self._taken = self.max_nodes, 0
         self.held.images = torch.arange(images, device=device)[:, None]
         self.held.known = torch.zeros(images, dtype=torch.long, device=device)
-        where = torch.arange(self.count, device=device).expand(images, -1)
-        self.held.random = random_tokens(noise, where, self.vocab_size)
+        if self.fills_randomly:
+            where = torch.arange(self.count, device=device).expand(images, -1)
+            self.held.random = random_tokens(noise, where, self.vocab_size)
 
     def propose(self) -> DraftTree:
         """Return the current window."""
