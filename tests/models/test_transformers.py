@@ -60,12 +60,12 @@ PAINTED = [name for name in CASES if name not in ("simplear", "glm_image")]  # w
 @cache
 def model(name: str) -> Any:
     torch.manual_seed(0)  # convolutions keep the weights that they are made with
-    return tiny.FAMILY[name][0]()
+    return tiny.make(name)
 
 
 @cache
 def processor(name: str) -> Any:
-    return tiny.FAMILY[name][1]()
+    return tiny.processor(name)
 
 
 @cache
@@ -82,7 +82,7 @@ def plain_tokens(name: str, sampling: Sampling) -> torch.Tensor:
 
 @cache
 def folder(name: str, root: Path) -> Path:
-    return tiny.save(name, model(name), processor(name), root / name)
+    return tiny.save(name, root / name, model(name))
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +285,7 @@ def assembled(name: str, size: tuple[int, int] | None = None, words: Any = None)
 
 def windowed() -> Components:
     """A language model with layers that are not reproduced."""
-    changed = tiny.tiny_simplear()
+    changed = tiny.make("simplear")
     changed.config.layer_types = ["full_attention", "sliding_attention"]
     return tiny.assemble("simplear", changed, processor("simplear"))
 
@@ -336,18 +336,9 @@ def test_the_decoder_of_chameleon_is_that_of_vqgan() -> None:
     made = tiny.vq_decoder(model("chameleon")).decoder
     blocks = ("UpDecoderBlock2D", "UpDecoderBlock2D")
     reference = Decoder(32, 3, up_block_types=blocks, block_out_channels=(32, 64), layers_per_block=1)
-    renamed = {
-        **{"mid.0": "mid_block.resnets.0", "mid.2": "mid_block.resnets.1", "norm_out": "conv_norm_out"},
-        **{"mid.1.norm": "mid_block.attentions.0.group_norm", "mid.1": "mid_block.attentions.0"},
-        **{".q.": ".to_q.", ".k.": ".to_k.", ".v.": ".to_v.", "proj_out": "to_out.0"},
-        **{"conv_blocks.": "up_blocks.", ".res.": ".resnets.", "upsample.conv": "upsamplers.0.conv"},
-        "nin_shortcut": "conv_shortcut",
-    }
-    state = {}
-    for name, tensor in made.state_dict().items():
-        for own, other in renamed.items():
-            name = name.replace(own, other)
-        state[name] = tensor[:, :, 0, 0] if "attentions" in name and tensor.ndim == 4 else tensor
+    state = tiny.renamed(made.state_dict(), "diffusers")
+    for name in [name for name in state if "attentions" in name and state[name].ndim == 4]:
+        state[name] = state[name][:, :, 0, 0]
     reference.load_state_dict(state)
     latents = torch.randn(1, 32, 4, 4, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(made(latents), reference.eval()(latents), atol=1e-5, rtol=1e-5)
@@ -483,10 +474,10 @@ def test_a_causal_model_is_known_by_its_tokenizer_and_checked(root: Path, tmp_pa
 
 def test_another_causal_model_takes_the_place_of_a_familys_own(tmp_path: Path) -> None:
     """Liquid was trained on several language models."""
-    other = tiny.tiny_simplear()
-    other.config.vq_config = tiny.tiny_liquid().config.vq_config
-    other.resize_token_embeddings(len(tiny.LIQUID) + 24, mean_resizing=False)
-    tiny.save("liquid", tiny.randomise(other), processor("liquid"), tmp_path)
+    other = tiny.make("simplear")
+    other.config.vq_config = model("liquid").config.vq_config
+    other.resize_token_embeddings(len(tiny.word_ids("liquid")) + 24, mean_resizing=False)
+    tiny.save("liquid", tmp_path, tiny.randomise(other))
     made: Any = load_model(tmp_path)
     assert made.target.config.family == "liquid" and type(made.target.body).__name__ == "Qwen2Model"
     greedy = Sampling(guidance=7.0, temperature=0)

@@ -1,25 +1,16 @@
 """The tokenizer: agreement with the implementation of transformers, shapes and refusals."""
 
-import re
 from typing import Any
 
 import pytest
 import torch
 
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
+from tests import tiny_transformers as tiny
 from tests.tiny import initialised
 
 SIZES: dict[str, Any] = {"ch": 32, "z_channels": 32, "codebook_size": 64, "codebook_embed_dim": 8}
 MULTIPLES = (1, 1, 2)
-# names of modules here and in JanusVQVAE, which has the architecture of LlamaGen's tokenizer
-RENAMED = (
-    (r"mid\.0", "mid.block_1"),
-    (r"mid\.1", "mid.attn_1"),
-    (r"mid\.2", "mid.block_2"),
-    (r"encoder\.conv_blocks", "encoder.down"),
-    (r"decoder\.conv_blocks", "decoder.up"),
-    (r"\.res\.", ".block."),
-)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +21,7 @@ def vq() -> VQVAE:
 
 @pytest.fixture(scope="module")
 def reference(vq: VQVAE) -> Any:
-    """The same weights in transformers' implementation."""
+    """The same weights in JanusVQVAE of transformers, which has the architecture of LlamaGen's tokenizer."""
     from transformers.models.janus.configuration_janus import JanusVQVAEConfig
     from transformers.models.janus.modeling_janus import JanusVQVAE
 
@@ -44,9 +35,7 @@ def reference(vq: VQVAE) -> Any:
     )
     model = JanusVQVAE(config).eval()
     state = {name: tensor for name, tensor in vq.state_dict().items() if "codebook_used" not in name}
-    for ours, theirs in RENAMED:
-        state = {re.sub(ours, theirs, name): tensor for name, tensor in state.items()}
-    model.load_state_dict(state, strict=True)
+    model.load_state_dict(tiny.renamed(state, "vqvae of transformers"))
     return model
 
 

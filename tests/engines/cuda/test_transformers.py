@@ -46,7 +46,7 @@ class Torch(GraphEngine):
 
 
 def target_of(name: str) -> Any:
-    return tiny.assemble(name, tiny.FAMILY[name][0](), None, SIZES[name]).target
+    return tiny.assemble(name, size=SIZES[name]).target
 
 
 def decoder_of(method: str, target: Any, engine: Engine) -> Decoder:
@@ -78,7 +78,7 @@ def test_a_replayed_round_gives_the_tokens_of_the_eager_one_and_waits_for_nothin
 
 def test_a_smaller_model_with_newlines_drafts_in_a_captured_round() -> None:
     target = target_of("emu3")
-    small = tiny.assemble("emu3", tiny.tiny_emu3(1), None, SIZES["emu3"]).target
+    small = tiny.assemble("emu3", tiny.make("emu3", 1), size=SIZES["emu3"]).target
     how: dict[str, Any] = {"sampling": Sampling(guidance=3.0), "add_ons": {"small": small}}
     eager, graph = (build_decoder("self-cascade", target, engine=each, **how) for each in (EAGER, Torch()))
     before = Rehearsed.captured
