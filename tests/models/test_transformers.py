@@ -112,12 +112,6 @@ def test_greedy_tokens_are_those_of_the_library(name: str) -> None:
     assert len(set(together[0].tolist())) >= 3
 
 
-@pytest.mark.parametrize("name", ["janus", "emu3"])
-def test_a_sampled_picture_does_not_depend_on_prompts_beside_it(name: str) -> None:
-    sampling = Sampling(guidance=CASES[name].guidance)
-    assert torch.equal(tokens_of(name, "plain", sampling, PROMPTS[:1]), plain_tokens(name, sampling)[:1])
-
-
 def test_states_of_prompts_of_other_lengths_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     target, prompts, read = parts("emu3").target, PromptCache(), list[int]()
     real = target.read
@@ -321,11 +315,6 @@ def test_engines_for_other_targets_are_refused(monkeypatch: pytest.MonkeyPatch) 
     for engine in (make_engine("cpu"), make_engine("graph"), make_engine("eager", weights="int8")):
         with pytest.raises(ValueError, match=refusal):
             build_decoder("plain", parts("janus").target, sampling=Sampling(), engine=engine)
-
-
-def test_a_condition_of_tokens_is_selected_by_image() -> None:
-    chosen = Condition(tokens=TOKENS.cumsum(0), mask=TOKENS.bool()).select([1])
-    assert chosen.batch == 1 and chosen.tokens is not None and chosen.tokens.unique().tolist() == [2]
 
 
 @torch.no_grad()
