@@ -190,28 +190,6 @@ def test_chameleon_becomes_the_same_model(tmp_path: Path) -> None:
     assert made.text.rows("a red apple") == ([1, 9, 10, 12, 19, 17], [1, 17])
 
 
-def test_rotary_pairs_are_adjacent_as_released() -> None:
-    """The permuted layer equals attention that rotates adjacent pairs, on random weights."""
-    from lantern.models.releases.transformers import _permuted
-
-    generator = torch.Generator().manual_seed(0)
-    heads, width, places = 2, 8, torch.arange(5)
-    weight, row = (torch.randn(size, generator=generator) for size in ((heads * width, 16), (width,)))
-    x = torch.randn(5, 16, generator=generator)
-    angles = places[:, None] * 10_000.0 ** (-torch.arange(0, width, 2) / width)
-    rotation = torch.polar(torch.ones_like(angles), angles)[:, None]
-    q = torch.nn.functional.layer_norm((x @ weight.T).view(5, heads, width), (width,)) * row
-    adjacent = torch.view_as_real(torch.view_as_complex(q.unflatten(-1, (-1, 2)).contiguous()) * rotation).flatten(-2)
-    name = "model.layers.0.self_attn.q_{}.weight"
-    weight = _permuted(name.format("proj"), weight, width, heads, heads)
-    row = _permuted(name.format("norm"), row, width, heads, heads)
-    q = torch.nn.functional.layer_norm((x @ weight.T).view(5, heads, width), (width,)) * row
-    cos, sin = (torch.cat([part, part], -1) for part in (rotation.real, rotation.imag))
-    halves = q * cos + torch.cat([-q[..., width // 2 :], q[..., : width // 2]], -1) * sin
-    scores = [torch.einsum("ihc,jhc->hij", rotated, rotated) for rotated in (adjacent, halves)]
-    torch.testing.assert_close(*scores, atol=1e-4, rtol=1e-4)
-
-
 def test_a_vqgan_becomes_the_decoder_of_lumina(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tiny.save("lumina", tmp_path / "lumina")
     expected = tokens_and_pixels(load_model(folder, size=(4, 8)))

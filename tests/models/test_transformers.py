@@ -18,7 +18,6 @@ from lantern.cli import generate as command
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, DraftTree, TreeShape
 from lantern.decoding.loop import ForcedTokens, State, begin
-from lantern.decoding.plain import NoDrafts
 from lantern.decoding.prompt import PromptCache
 from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine as make_engine
@@ -32,6 +31,7 @@ from lantern.models.transformers.simplear import fsq_vectors
 from lantern.models.transformers.target import causal_target
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests import tiny_transformers as tiny
+from tests.tiny_decoder import GivenTrees
 
 PROMPTS = ["a red apple", "the sky"]
 
@@ -163,18 +163,6 @@ def sequential(name: str, condition: Condition, image: int, row: int, tokens: li
     return target.head(target.body(inputs_embeds=embedded, **positions).last_hidden_state[0, ends])
 
 
-class Given(NoDrafts):
-    """Drafts the trees that it is given."""
-
-    tree: DraftTree
-
-    def __init__(self, nodes: int, depth: int) -> None:
-        self.max_nodes, self.depth = nodes, depth
-
-    def propose(self) -> DraftTree:
-        return self.tree
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("known", [[1, 1], [3, 4], [5, 7]])
 @pytest.mark.parametrize("name", CASES)
@@ -185,7 +173,7 @@ def test_logits_of_a_tree_are_those_of_its_paths(name: str, known: list[int]) ->
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(target.config.vocab_size, (2, 8), generator=generator)
     drafted = torch.randint(target.config.vocab_size, (2, shape.num_nodes), generator=generator)
-    drafter = Given(shape.num_nodes, shape.depth)
+    drafter = GivenTrees(shape.num_nodes, shape.depth)
     state = begin(State(target, Sampling(), drafter, GumbelVerifier()), condition, keys=[(0, 0), (0, 1)])
 
     def score(counts: list[int], nodes: torch.Tensor, shape: TreeShape) -> torch.Tensor:
