@@ -66,7 +66,7 @@ def held(value: Any) -> Any:
     return tree_map(lambda x: x.held if isinstance(x, Claimed) else x, value)
 
 
-def claim_module(module: nn.Module) -> nn.Module:
+def claim_module(module: nn.Module) -> Any:
     """Move a module's weights and buffers to the claimed device, and return it."""
     for part in module.modules():
         for name, weight in part._parameters.items():
