@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from lantern.cli.main import main
 from lantern.core.sampling import Sampling
@@ -18,17 +17,8 @@ from lantern.models.transformers import loading
 from lantern.models.transformers.components import Components
 from tests import tiny_transformers as tiny
 
-JANUS_WORDS = {
-    "<bos>": "<\uff5cbegin\u2581of\u2581sentence\uff5c>",
-    "<eos>": "<\uff5cend\u2581of\u2581sentence\uff5c>",
-    "<pad>": "<\uff5c\u2581pad\u2581\uff5c>",
-    "<boi>": "<begin_of_image>",
-    "<eoi>": "<end_of_image>",
-    "<image>": "<image_placeholder>",
-    "User:": "<|User|>:",
-    "Assistant:": "<|Assistant|>:",
-}
-CHAMELEON_WORDS = {"<bos>": "<s>", "<eos>": "</s>", "<image>": "<reserved08707>"}
+# of tiny models: configs as they are released, and the words that have other names there
+RELEASES = json.loads((tiny.DATA / "tiny_releases.json").read_text())
 
 
 def janus() -> Any:
@@ -53,33 +43,22 @@ def released_janus(model: Any, folder: Path) -> Path:
     old["gen_vision_model.quantize.codebook_used"] = torch.zeros(8)
     old["vision_model.vision_tower.attn_pool.latent"] = torch.zeros(1, 1, 4)
     old["language_model.model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
-    folder.mkdir()
+    configs("janus", folder)
     names = sorted(old)
     parts = {f"pytorch_model-0000{i + 1}-of-00002.bin": names[i::2] for i in range(2)}
     for file, keys in parts.items():
         torch.save({key: old[key].clone() for key in keys}, folder / file)
     index = {"weight_map": {key: file for file, keys in parts.items() for key in keys}}
-    text, vq = model.config.text_config, model.config.vq_config
-    sizes = ("hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers")
-    config = {
-        "model_type": "multi_modality",
-        "language_config": {name: getattr(text, name) for name in (*sizes, "num_key_value_heads", "vocab_size")}
-        | {"model_type": "llama", "torch_dtype": "bfloat16", "_attn_implementation": "flash_attention_2"},
-        "aligner_config": {"params": {"depth": 2, "n_embed": text.hidden_size}},
-        "gen_aligner_config": {"params": {"depth": 2, "input_dim": 8, "n_embed": vq.projection_dim}},
-        "gen_head_config": {"params": {"image_token_embed": 32, "image_token_size": 40, "n_embed": 32}},
-        "gen_vision_config": {"cls": "VQ-16", "params": {"image_token_size": 40, "n_embed": 8}},
-    }
-    files = {
-        "pytorch_model.bin.index.json": index,
-        "config.json": config,
-        "tokenizer_config.json": {"bos_token": {"content": JANUS_WORDS["<bos>"]}, "eos_token": JANUS_WORDS["<eos>"]},
-        "preprocessor_config.json": {"image_size": 8, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "min_size": 14},
-        "tokenizer.json": vocabulary("janus", JANUS_WORDS),
-    }
-    for name, value in files.items():
-        (folder / name).write_text(json.dumps(value))
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    (folder / "tokenizer.json").write_text(json.dumps(vocabulary("janus")))
     return folder
+
+
+def configs(family: str, folder: Path) -> None:
+    """Write the configs of a release; YAML of JSON is YAML too."""
+    for name, value in RELEASES[family]["files"].items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(value))
 
 
 def chameleon() -> Any:
@@ -107,21 +86,10 @@ def released_chameleon(model: Any, decoder: Any, folder: Path) -> Path:
         if not name.startswith("model.vqmodel."):
             old[name] = tensor
     old = tiny.renamed(old, "chameleon")
-    weights, words = folder / "models" / "7b", folder / "tokenizer"
-    weights.mkdir(parents=True)
-    words.mkdir()
-    torch.save(old, weights / "consolidated.pth")
-    sizes = {"dim": config.hidden_size, "n_layers": 2, "n_heads": heads, "norm_eps": config.rms_norm_eps}
-    (weights / "params.json").write_text(json.dumps({"model": sizes | {"rope_theta": 10_000.0, "swin_norm": False}}))
-    (weights / "consolidate_params.json").write_text(json.dumps({"model_parallel_size": 1}))
-    (words / "text_tokenizer.json").write_text(json.dumps(vocabulary("chameleon", CHAMELEON_WORDS)))
-    vq = config.vq_config
-    sizes = {"double_z": False, "z_channels": vq.latent_channels, "resolution": vq.resolution, "in_channels": 3}
-    sizes |= {"out_ch": 3, "ch": vq.base_channels, "ch_mult": list(vq.channel_multiplier), "num_res_blocks": 1}
-    sizes |= {"attn_resolutions": [], "dropout": 0.0}
-    params = {"embed_dim": vq.embed_dim, "n_embed": vq.num_embeddings, "ddconfig": sizes, "ckpt_path": None}
-    (words / "vqgan.yaml").write_text(yaml.safe_dump({"model": {"params": params}}))
-    torch.save(vqgan(model, decoder), words / "vqgan.ckpt")
+    configs("chameleon", folder)
+    torch.save(old, folder / "models" / "7b" / "consolidated.pth")
+    (folder / "tokenizer" / "text_tokenizer.json").write_text(json.dumps(vocabulary("chameleon")))
+    torch.save(vqgan(model, decoder), folder / "tokenizer" / "vqgan.ckpt")
     return folder
 
 
@@ -130,9 +98,9 @@ def vqgan(model: Any, decoder: Any) -> dict[str, Any]:
     return {"epoch": 3, "state_dict": state | tiny.released(decoder) | {"loss.logvar": torch.zeros(1)}}
 
 
-def vocabulary(family: str, renamed: dict[str, str]) -> dict[str, Any]:
+def vocabulary(family: str) -> dict[str, Any]:
     """The file of a tokenizer of whole words."""
-    made = tiny.tokenizer([renamed.get(word, word) for word in tiny.word_ids(family)])
+    made = tiny.tokenizer([RELEASES[family]["words"].get(word, word) for word in tiny.word_ids(family)])
     return json.loads(made.backend_tokenizer.to_str())
 
 
@@ -248,5 +216,5 @@ def test_an_incomplete_janus_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     path.unlink()
     assert "pytorch_model-00002-of-00002.bin is missing" in refusal()
     torch.save(state, path)
-    (source / "tokenizer.json").write_text(json.dumps(vocabulary("janus", {})))
+    (source / "tokenizer.json").write_text((source / "tokenizer.json").read_text().replace("begin_of_image", "begin"))
     assert "the vocabulary has no" in refusal()
