@@ -3,6 +3,8 @@
 The oracle is one causal pass over prompt and tokens without cache, tree or collapsed prompt.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -145,11 +147,9 @@ def test_wrong_mask_position_or_slot_is_detected(wrong: str) -> None:
     state = state_with(tokens, known, draft[3])
     shape = tree.shape
     if wrong == "ancestors":
-        shape = TreeShape(
-            shape.parents, shape.ranks, shape.depths, shape.ancestors | (torch.arange(5) == 1), shape.widths
-        )
+        shape = replace(shape, ancestors=shape.ancestors | (torch.arange(5) == 1))
     if wrong == "positions":
-        shape = TreeShape(shape.parents, shape.ranks, torch.arange(5), shape.ancestors, shape.widths)
+        shape = replace(shape, depths=torch.arange(5))
     if wrong == "slots":
         state.cache.commit(torch.tensor([[1], [2]]), known - 3)
     off = score(state, DraftTree(tree.tokens, shape, "point"))
