@@ -301,6 +301,7 @@ class Exporting(Line):
 def test_a_component_that_was_trained_twice_has_the_steps_of_both(tmp_path: Path) -> None:
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     train(Exporting(), LoopConfig(steps=3), out=first)
+    assert (first / "part" / "training.json").read_text() == (first / "training.json").read_text()
     train(Exporting(), LoopConfig(steps=2), out=second, init=first / "part")
     train(Exporting(), LoopConfig(steps=1), out=third, init=second / "part")
     assert trained_steps(third / "part") == 6
