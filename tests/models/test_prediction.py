@@ -99,13 +99,9 @@ def test_released_shapes_have_the_released_sizes(name: str, tmp_path: Path) -> N
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--model", str(tmp_path)]) == 2
-    assert "is not a model: it has neither config.json nor transformer/config.json" in capsys.readouterr().err
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "janus", "text_config": 3}))
     assert main(["doctor", "--model", str(tmp_path)]) == 2
     assert "is no config of JanusForConditionalGeneration" in capsys.readouterr().err
-    assert main(["doctor", "--size", "7by7"]) == 2
-    assert "wanted width and height in pixels" in capsys.readouterr().err
 
 
 def test_a_large_vocabulary_in_a_config_is_read(tmp_path: Path) -> None:
