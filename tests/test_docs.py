@@ -118,8 +118,8 @@ def models_of_transformers(folder: Path) -> None:
     """Folders as released for transformers, at toy size."""
     from tests import tiny_transformers as tiny
 
-    tiny.save("janus", tiny.tiny_janus(), tiny.janus_processor(), folder / "Janus-Pro-1B")
-    tiny.save("emu3", tiny.tiny_emu3(), tiny.emu3_processor(), folder / "Emu3-Gen-hf")
+    tiny.save("janus", folder / "Janus-Pro-1B")
+    tiny.save("emu3", folder / "Emu3-Gen-hf")
 
 
 def released(folder: Path) -> None:

@@ -2,14 +2,13 @@
 
 from collections.abc import Collection
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 import torch
 from torch import nn
 
 from lantern.core.types import Condition, Prompt
-from lantern.decoding.cache import StaticCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.models.llamagen.transformer import CaptionEmbedder, Transformer, TransformerConfig
 
@@ -76,12 +75,6 @@ def tiny_prompt(features: torch.Tensor, condition: Condition) -> Prompt:
     none, first = torch.zeros(images, rows, 0), torch.zeros(images, rows, dtype=torch.long)
     is_used = torch.ones(images, slots, dtype=torch.bool)
     return Prompt(none, none, first, none, features, is_used, condition=condition)
-
-
-def tiny_cache(**sizes: Any) -> StaticCache:
-    """A cache of one layer with one head, for one row of one image with four tokens and one staged slot."""
-    one: dict[str, Any] = {"layers": 1, "images": 1, "rows": 1, "heads": 1, "head_dim": 4, "prefix": 1, "tokens": 4}
-    return StaticCache(**(one | {"stage": 1, "dtype": torch.float32, "device": "cpu"} | sizes))
 
 
 def select(condition: Condition, images: list[int]) -> Condition:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Callback, Condition, Drafter, Generation, Target, Verifier
+from lantern.core.types import Callback, Condition, Drafter, DraftTree, Generation, Target, Verifier
 from lantern.decoding.loop import State, begin, run
+from lantern.decoding.plain import NoDrafts
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.engines.engine import EAGER, EagerEngine, Engine
 from lantern.generation.generator import Decoder, build_decoder
@@ -34,6 +35,19 @@ class Blind(EagerEngine):
 
 
 BLIND = Blind()
+
+
+class GivenTrees(NoDrafts):
+    """Drafts the trees that it is given."""
+
+    tree: DraftTree
+
+    def __init__(self, nodes: int, depth: int = 0) -> None:
+        self.max_nodes, self.depth = nodes, depth
+
+    def propose(self) -> DraftTree:
+        """Return the tree."""
+        return self.tree
 
 
 def generate(

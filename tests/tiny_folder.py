@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from lantern.core.io import CONFIG_NAME, read_config, save_component, weights_digest, write_json
+from lantern.core.io import save_component, weights_digest
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.models.folder import write_index
 from lantern.models.llamagen.text import TextEncoder
@@ -57,11 +57,4 @@ def save_tiny_model(folder: Path, *, generation: dict[str, Any] | None = None, *
     if target.config.model_type == "t2i":
         tiny_text_encoder().save_pretrained(folder / "text_encoder", folder / "tokenizer")
     write_index(folder, generation=generation or {"guidance": 3.0, "top_k": 12})
-    return folder
-
-
-def forget_what_for(folder: Path) -> Path:
-    """Remove the digest of the target from the drafter's config, as in drafters released by others."""
-    config = read_config(folder / "drafter")
-    write_json(folder / "drafter" / CONFIG_NAME, {**config, "target": None})
     return folder

@@ -1,6 +1,7 @@
 """Tiny random models of transformers' real classes, with processors, saved in the layout of their releases."""
 
 import json
+import re
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,17 +16,12 @@ from lantern.models.transformers.emu3 import NEGATIVE
 from lantern.models.transformers.loading import FAMILIES
 from lantern.models.transformers.simplear import UNCONDITIONAL
 
-TEMPLATE = (
-    "{% for message in messages %}<bos>User: {% for part in message['content'] %}{{ part['text'] }}{% endfor %}"
-    " Assistant:{% endfor %}"
-)
-WORDS = ["<unk>", "<bos>", "<pad>", "<eos>", "<boi>", "<eoi>", "<image>", "User:", "Assistant:"]
-WORDS += ["a", "red", "blue", "apple", "ring", "of", "the", "sky"]
-# sizes that the families share
-HEADS: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4}
-BODY: dict[str, Any] = HEADS | {"hidden_size": 32, "intermediate_size": 48, "num_key_value_heads": 2}
-SPECIAL: dict[str, Any] = {"bos_token_id": 1, "pad_token_id": 2, "eos_token_id": 3}
-VQ: dict[str, Any] = {"latent_channels": 32, "base_channels": 32, "num_res_blocks": 1}
+DATA = Path(__file__).parent / "data"
+# of each family: class, config, words and special tokens, and the options of its processor if it has more than words
+MODELS = json.loads((DATA / "tiny_models.json").read_text())
+MODELS["lumina"] = {name: value for name, value in MODELS["chameleon"].items() if name != "processor"}
+# patterns in names of tensors here, and what they are in releases and in other libraries
+NAMES = json.loads((DATA / "released_names.json").read_text())
 
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> Any:
@@ -52,38 +48,41 @@ def tokenizer(words: list[str], **special: str) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", extra_special_tokens=special, **own)
 
 
-def tiny_janus(seed: int = 0) -> Any:
-    """Janus with 40 tokens in a grid of 4 x 4."""
-    from transformers import (
-        JanusConfig,
-        JanusForConditionalGeneration,
-        JanusVisionConfig,
-        JanusVQVAEConfig,
-        LlamaConfig,
-    )
+def word_ids(family: str) -> dict[str, int]:
+    """The vocabulary of a tiny model, in which Emu3 and Chameleon have image tokens in another order."""
+    return {word: i for i, word in enumerate(MODELS[family]["words"])}
 
-    text = LlamaConfig(vocab_size=32, max_position_embeddings=128, **BODY)
-    vision = JanusVisionConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=2, num_image_tokens=16
-    )
-    widths: dict[str, Any] = {"channel_multiplier": [1, 1], "projection_dim": 32, "image_token_embed_dim": 32}
-    vq = JanusVQVAEConfig(num_embeddings=40, **VQ, **widths)
-    config = JanusConfig(text_config=text, vision_config=vision, vq_config=vq, image_token_id=6)
-    model = randomise(JanusForConditionalGeneration(config), seed)
-    calls = model.generation_config
-    vars(calls).update(SPECIAL)
-    calls._from_model_config = False  # else own fields are not read again
-    calls.guidance_scale, calls.generation_kwargs = 5.0, {"boi_token_id": 4}
+
+def make(family: str, seed: int = 0, **changes: Any) -> Any:
+    """A model of about 24 tokens and two layers; `changes` are other fields of its config."""
+    import transformers
+
+    fields = MODELS[family]["config"] | changes
+    if "vocabulary_map" in fields:
+        fields["vocabulary_map"] = word_ids(family)
+    config = transformers.AutoConfig.for_model(**fields)
+    model = randomise(getattr(transformers, MODELS[family]["model"])(config), seed)
+    if family == "janus":
+        calls = model.generation_config
+        vars(calls).update({"bos_token_id": 1, "pad_token_id": 2, "eos_token_id": 3})
+        calls._from_model_config = False  # else own fields are not read again
+        calls.guidance_scale, calls.generation_kwargs = 5.0, {"boi_token_id": 4}
+    if family == "liquid":
+        model.lm_head.weight.data.mul_(0.1)  # and the words, which are the same
     return model
 
 
-def janus_processor() -> Any:
-    """The processor of `tiny_janus`."""
-    from transformers import JanusImageProcessor, JanusProcessor
+def processor(family: str) -> Any:
+    """The processor of a tiny model; Lumina-mGPT, Liquid and SimpleAR are released with a tokenizer alone."""
+    import transformers
 
-    names = {"image_token": "<image>", "boi_token": "<boi>", "eoi_token": "<eoi>"}
-    words = tokenizer(WORDS, bos_token="<bos>", pad_token="<pad>", eos_token="<eos>", **names)
-    return JanusProcessor(JanusImageProcessor(), words, chat_template=TEMPLATE, num_image_tokens=16)
+    made = MODELS[family]
+    words = tokenizer(made["words"], **made["special"])
+    if "processor" not in made:
+        return words
+    kind = made["model"].removesuffix("ForConditionalGeneration")
+    images = getattr(transformers, f"{kind}ImageProcessor")()
+    return getattr(transformers, f"{kind}Processor")(images, words, **made["processor"])
 
 
 def janus_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
@@ -94,34 +93,6 @@ def janus_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
     return model.generate(**inputs, generation_mode="image", do_sample=False)[0]
 
 
-def tiny_emu3(seed: int = 0) -> Any:
-    """Emu3 with 24 tokens, whose tokens are not in order, and grids of any size."""
-    from transformers import Emu3Config, Emu3ForConditionalGeneration, Emu3TextConfig, Emu3VQVAEConfig
-
-    text = Emu3TextConfig(vocab_size=64, **BODY, **SPECIAL)
-    own: dict[str, Any] = {"hidden_size": 32, "attn_resolutions": [3], "temporal_downsample_factor": 2}
-    sizes = {name: VQ[name] for name in ("base_channels", "num_res_blocks")}
-    vq = Emu3VQVAEConfig(codebook_size=24, channel_multiplier=[1, 1, 1, 1], **sizes, **own)
-    config = Emu3Config(text_config=text, vq_config=vq, vocabulary_map=emu3_words())
-    return randomise(Emu3ForConditionalGeneration(config), seed)
-
-
-def emu3_words() -> dict[str, int]:
-    """The vocabulary of `tiny_emu3`: words, then image tokens in another order than their numbers."""
-    words = [*WORDS, "<img>", "<eof>", "<|extra_200|>", "3*4", "lowres,"]
-    tokens = [f"<|visual token {token * 7 % 24:06d}|>" for token in range(24)]
-    return {word: i for i, word in enumerate([*words, *tokens])}
-
-
-def emu3_processor() -> Any:
-    """The processor of `tiny_emu3`."""
-    from transformers import Emu3ImageProcessor, Emu3Processor
-
-    names = {"image_token": "<image>", "boi_token": "<boi>", "eoi_token": "<eoi>", "eof_token": "<eof>"}
-    own = {"bos_token": "<bos>", "pad_token": "<pad>", "eos_token": "<eos>", "image_wrapper_token": "<img>"}
-    return Emu3Processor(Emu3ImageProcessor(), tokenizer(list(emu3_words()), **own, **names))
-
-
 def emu3_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
     """Greedy tokens of the library, as its documentation makes images, of 3 rows of 4 tokens."""
     rows, columns, size = 3, 4, {"ratio": "4:3", "image_area": 12 * 64}
@@ -129,7 +100,7 @@ def emu3_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
         processor(text=[text], return_for_image_generation=True, return_tensors="pt", **size)
         for text in (prompt, NEGATIVE)
     )
-    visual, newline = model.vocabulary_mapping.image_tokens, emu3_words()["<|extra_200|>"]
+    visual, newline = model.vocabulary_mapping.image_tokens, word_ids("emu3")["<|extra_200|>"]
     start = inputs["input_ids"].shape[1]
 
     def allowed(_: int, seen: torch.Tensor) -> list[int]:
@@ -137,46 +108,6 @@ def emu3_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
 
     found = greedy(model, inputs["input_ids"], negative["input_ids"], allowed, count=rows * (columns + 1), guidance=3.0)
     return model.vocabulary_mapping.convert_bpe2img(found.view(-1, rows, columns + 1)).flatten()
-
-
-CHAMELEON_VQ: dict[str, Any] = VQ | {
-    "embed_dim": 8,
-    "num_embeddings": 24,
-    "resolution": 8,
-    "channel_multiplier": [1, 2],
-}
-CHAMELEON = ["<racm3:break>", "<eoss>", "<reserved08706>", "<reserved08799>", "<reserved08801>", "<reserved08802>"]
-
-
-def chameleon_words() -> dict[str, int]:
-    """The vocabulary of `tiny_chameleon`: words, then image tokens in another order than their numbers."""
-    tokens = [f"IMGIMG{chr(65 + token // 10)}{chr(65 + token % 10)}Z" for token in (7 * i % 24 for i in range(24))]
-    words = [*WORDS, *CHAMELEON, "Generate", "an", "image", "8x4", "according", "to", "following", "prompt:"]
-    return {word: i for i, word in enumerate([*words, *tokens])}
-
-
-def tiny_chameleon(seed: int = 0) -> Any:
-    """Chameleon with 24 tokens, whose tokens are not in order, in a grid of 4 x 4, and a decoder beside it."""
-    from transformers import ChameleonConfig, ChameleonForConditionalGeneration, ChameleonVQVAEConfig
-
-    how: dict[str, Any] = {"vq_config": ChameleonVQVAEConfig(**CHAMELEON_VQ), "vocabulary_map": chameleon_words()}
-    config = ChameleonConfig(vocab_size=72, **BODY | {"num_key_value_heads": 4}, **how, **SPECIAL)
-    return randomise(ChameleonForConditionalGeneration(config), seed)
-
-
-def chameleon_tokenizer() -> Any:
-    """The tokenizer of `tiny_chameleon`, as released for Lumina-mGPT."""
-    names = {"image_token": "<image>", "boi_token": CHAMELEON[0], "eoi_token": CHAMELEON[1], "sep_token": CHAMELEON[2]}
-    others = {f"other_{i}_token": word for i, word in enumerate(CHAMELEON[3:])}
-    own = {"bos_token": "<bos>", "pad_token": "<pad>", "eos_token": "<eos>"}
-    return tokenizer(list(chameleon_words()), **own, **names, **others)
-
-
-def chameleon_processor() -> Any:
-    """The processor of `tiny_chameleon`, as released for Anole."""
-    from transformers import ChameleonImageProcessor, ChameleonProcessor
-
-    return ChameleonProcessor(ChameleonImageProcessor(), chameleon_tokenizer(), image_seq_length=16)
 
 
 def chameleon_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
@@ -198,7 +129,7 @@ def _chameleon_grid(
 ) -> torch.Tensor:
     """Greedy tokens; with `columns` a newline follows each row."""
     mapping = model.model.vocabulary_mapping
-    visual, newline = list(mapping.image_tokens), chameleon_words()["<reserved08799>"]
+    visual, newline = list(mapping.image_tokens), word_ids("chameleon")["<reserved08799>"]
 
     def allowed(_: int, seen: torch.Tensor) -> list[int]:
         is_end = columns and (len(seen) - len(ids) + 1) % (columns + 1) == 0
@@ -213,85 +144,16 @@ def _chameleon_grid(
     return torch.tensor([mapping.bpe2img[token] for token in found.tolist() if token != newline])
 
 
-LIQUID = [*WORDS, "Generate", "an", "image", "based", "on", "this", "description.", "<unconditional>"]
-LIQUID += ["<|endoftext|>"]  # which Qwen2 always has
-SIMPLEAR = ["<unk>", "<pad>", "<|endoftext|>", "<|t2i|>", "<|soi|>", *WORDS[9:]]
-SIMPLEAR += ["A", "highly", "realistic", "image", "An"]
-
-
-def tiny_liquid(seed: int = 0, *, kv_heads: int = 1) -> Any:
-    """Gemma with 24 tokens behind its words and three unused tokens behind them, in a grid of 4 x 4."""
-    from transformers import GemmaConfig, GemmaForCausalLM
-
-    sizes: dict[str, Any] = BODY | {"vocab_size": len(LIQUID) + 27, "head_dim": 8, "num_key_value_heads": kv_heads}
-    config: Any = GemmaConfig(**sizes)
-    config.vq_config = dict(CHAMELEON_VQ)
-    model = randomise(GemmaForCausalLM(config), seed)
-    model.lm_head.weight.data.mul_(0.1)  # and the words, which are the same
-    return model
-
-
-def liquid_tokenizer() -> Any:
-    """The tokenizer of `tiny_liquid`."""
-    names = {"boi_token": "<boi>", "eoi_token": "<eoi>", "unconditional_token": "<unconditional>"}
-    return tokenizer(LIQUID, bos_token="<bos>", pad_token="<pad>", eos_token="<eos>", **names)
-
-
 def liquid_tokens(model: Any, words: Any, prompt: str) -> torch.Tensor:
     """Greedy tokens of the library, with guidance 7."""
     texts = f"{prompt} Generate an image based on this description.<boi>", "<unconditional><boi>"
     return _causal_grid(model, words, texts, tokens=24, count=16, guidance=7.0)
 
 
-def tiny_simplear(seed: int = 0) -> Any:
-    """Qwen2 with 24 tokens of three digits behind its words."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config: Any = Qwen2Config(vocab_size=len(SIMPLEAR) + 24, **BODY)
-    config.vq_config = {"levels": [4, 3, 2]}
-    return randomise(Qwen2ForCausalLM(config), seed)
-
-
-def simplear_tokenizer() -> Any:
-    """The tokenizer of `tiny_simplear`."""
-    return tokenizer(list(dict.fromkeys(SIMPLEAR)), pad_token="<pad>", t2i_token="<|t2i|>", soi_token="<|soi|>")
-
-
 def simplear_tokens(model: Any, words: Any, prompt: str) -> torch.Tensor:
     """Greedy tokens of the library for an image of 3 rows of 4 tokens, with guidance 6."""
     texts = f"<|t2i|>A highly realistic image of {prompt}<|soi|>", UNCONDITIONAL
     return _causal_grid(model, words, texts, tokens=24, count=12, guidance=6.0)
-
-
-GLM_IMAGE = [f"<|image {token}|>" for token in range(24)]
-GLM_IMAGE += ["<boi>", "<eoi>", "<unused>", "<grid>", "</grid>", *WORDS[:4], *WORDS[6:], "2", "3", "13", "19"]
-
-
-def tiny_glm_image(seed: int = 0) -> Any:
-    """GLM-Image with 24 tokens, which are its first words."""
-    from transformers import GlmImageConfig, GlmImageForConditionalGeneration
-
-    rotary = {"rope_theta": 100.0, "rope_type": "default", "mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5}
-    size: dict[str, Any] = {"vocab_size": len(GLM_IMAGE), "vision_vocab_size": 27, "hidden_size": 64}
-    text = HEADS | size | {"intermediate_size": 48, "num_key_value_heads": 2, "rope_parameters": rotary}
-    config = GlmImageConfig(
-        text_config=text | {"pad_token_id": GLM_IMAGE.index("<pad>"), "eos_token_id": 25},
-        vision_config={"depth": 1, "hidden_size": 16, "num_heads": 2, "image_size": 64, "intermediate_size": 16},
-        vq_config={"embed_dim": 8, "num_embeddings": 24, "latent_channels": 16},
-        image_start_token_id=24,
-        image_end_token_id=25,
-        image_token_id=GLM_IMAGE.index("<image>"),
-    )
-    return randomise(GlmImageForConditionalGeneration(config), seed)
-
-
-def glm_image_processor() -> Any:
-    """The processor of `tiny_glm_image`."""
-    from transformers import GlmImageImageProcessor, GlmImageProcessor
-
-    names = {"image_token": "<image>", "grid_bos_token": "<grid>", "grid_eos_token": "</grid>"}
-    words = tokenizer(GLM_IMAGE, bos_token="<boi>", pad_token="<pad>", eos_token="<eos>", **names)
-    return GlmImageProcessor(GlmImageImageProcessor(), words, chat_template=TEMPLATE.replace("<bos>", ""))
 
 
 def glm_image_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
@@ -335,21 +197,10 @@ def greedy(
     return found[0, ids.shape[1] :]
 
 
-# family -> how its tiny model and its processor are made
-FAMILY: dict[str, Any] = {
-    "janus": (tiny_janus, janus_processor),
-    "emu3": (tiny_emu3, emu3_processor),
-    "chameleon": (tiny_chameleon, chameleon_processor),
-    "lumina": (tiny_chameleon, chameleon_tokenizer),
-    "liquid": (tiny_liquid, liquid_tokenizer),
-    "simplear": (tiny_simplear, simplear_tokenizer),
-    "glm_image": (tiny_glm_image, glm_image_processor),
-}
-
-
-def assemble(family: str, model: Any, processor: Any, size: tuple[int, int] | None = None) -> Components:
-    """The components of a model in memory."""
-    made = import_module(FAMILIES[family]).assemble(model, processor, size)
+def assemble(family: str, model: Any = None, words: Any = None, size: tuple[int, int] | None = None) -> Components:
+    """The components of a model in memory, by default of a new one, with a processor if one is given."""
+    model = model or make(family)
+    made = import_module(FAMILIES[family]).assemble(model, words, size)
     if family == "liquid":
         with TemporaryDirectory() as folder:
             save_vqgan(model, Path(folder))
@@ -368,10 +219,11 @@ def save_vqgan(model: Any, folder: Path) -> None:
     torch.save({"state_dict": state}, folder / "vqgan.ckpt")
 
 
-def save(family: str, model: Any, processor: Any, folder: Path) -> Path:
-    """Write model and processor as they are released."""
+def save(family: str, folder: Path, model: Any = None) -> Path:
+    """Write a model, by default a new one, and its processor as they are released."""
+    model = model or make(family)
     model.save_pretrained(folder)
-    processor.save_pretrained(folder)
+    processor(family).save_pretrained(folder)
     if family == "chameleon":  # the decoder is among the weights
         state = load_file(folder / "model.safetensors")
         own = {PREFIX + name: tensor for name, tensor in released(vq_decoder(model)).items()}
@@ -392,11 +244,13 @@ def vq_decoder(model: Any) -> VQDecoder:
     return VQDecoder(model.config.vq_config).eval()
 
 
+def renamed(state: dict[str, torch.Tensor], layout: str) -> dict[str, torch.Tensor]:
+    """The tensors under the names of a layout of `NAMES`: its patterns are replaced one after the other."""
+    for own, other in NAMES[layout].items():
+        state = {re.sub(own, other, name): tensor for name, tensor in state.items()}
+    return state
+
+
 def released(decoder: VQDecoder) -> dict[str, torch.Tensor]:
     """The tensors of a decoder of two levels under VQGAN's names: levels begin with the highest resolution."""
-    names = {"mid.0.": "mid.block_1.", "mid.1.": "mid.attn_1.", "mid.2.": "mid.block_2.", ".res.": ".block."}
-    names |= {"conv_blocks.0.": "up.1.", "conv_blocks.1.": "up.0."}
-    state = decoder.state_dict()
-    for own, other in names.items():
-        state = {name.replace(own, other): tensor for name, tensor in state.items()}
-    return state
+    return renamed(decoder.state_dict(), "vqgan")

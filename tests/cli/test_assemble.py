@@ -20,13 +20,10 @@ from tests.tiny_folder import VQ
 
 
 @pytest.fixture
-def components(tmp_path: Path) -> dict[str, Path]:
-    target, vq = tiny_target(), VQVAE(VQ)
-    drafter = Eagle(EagleConfig.for_target(target.config))
-    save_component(target.state_dict(), target.config, tmp_path / "t")
-    save_component(vq.state_dict(), vq.config, tmp_path / "v")
-    save_component(drafter.state_dict(), drafter.config, tmp_path / "d")
-    return {"transformer": tmp_path / "t", "vqvae": tmp_path / "v", "drafter": tmp_path / "d"}
+def components(copied: Path) -> dict[str, Path]:
+    """Components of the toy model, whose drafter is not signed."""
+    write_json(copied / "drafter" / "config.json", read_config(copied / "drafter") | {"target": None})
+    return {name: copied / name for name in ("transformer", "vqvae", "drafter")}
 
 
 def options(components: dict[str, Path]) -> list[str]:
@@ -76,7 +73,7 @@ def test_components_that_do_not_fit_are_refused_before_anything_is_copied(
     message, given = "", components | {"text-encoder": copied / "text_encoder", "tokenizer": copied / "tokenizer"}
     if damage == "codebook":
         vq = VQVAE(replace(VQ, codebook_size=30))
-        save_component(vq.state_dict(), vq.config, path := tmp_path / "v")
+        save_component(vq.state_dict(), vq.config, path := components["vqvae"])
     elif damage == "truncated":
         path = copied / "text_encoder" / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-1])
@@ -84,7 +81,7 @@ def test_components_that_do_not_fit_are_refused_before_anything_is_copied(
         (path := copied / "tokenizer" / "tokenizer.json").write_text("{")
     elif damage == "size":
         drafter = Eagle(EagleConfig.for_target(tiny_config(dim=48, vocab_size=30)))
-        save_component(drafter.state_dict(), drafter.config, path := tmp_path / "d")
+        save_component(drafter.state_dict(), drafter.config, path := components["drafter"])
         message = "drafts 30 tokens of width 48, 16 per image, but model model has 24 tokens of width 32, 16 per image"
     else:
         path = components["drafter"] / "config.json"

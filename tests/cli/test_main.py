@@ -21,7 +21,7 @@ from tests.cli.calls import Capture, one_line
 ROOT = Path(__file__).parents[2]
 NAMELESS = "; a prompt is given with --prompt, in quotes"
 TRAIN = " --config here/config.json --out out"
-# calls, each with a part of its refusal; `here` is a folder with an empty config.json, TOY a model
+# calls, each with a part of its refusal; `here` is a folder with an empty config.json and an empty board, TOY a model
 REFUSED = {
     "genrate": "unknown command 'genrate'; did you mean 'generate'?",
     "zzz": "known are assemble, bench, completion, convert, demo, doctor, eval, generate",
@@ -50,7 +50,11 @@ REFUSED = {
     "train target --minutes 0" + TRAIN: "--minutes: '0', wanted a number from 0.001",
     "train target --data no-such-folder" + TRAIN: "does not exist",
     "train target --records ." + TRAIN: "unknown argument '--records'",
+    "train policy --kind c2t --records here --out out": "holds no *.safetensors",
+    "train tables --config tables-sam --kind fr-spec --prompts . --out out": "makes kind sam, got --kind fr-spec",
     "doctor nowhere": "nowhere",
+    "doctor --model .": "is not a model: it has neither config.json nor transformer/config.json",
+    "doctor --size 7by7": "wanted width and height in pixels",
     "tune --model nowhere": "nowhere",
     "tune --out here": "is a folder",
     "tune --max-tv 2": "0 to 1",
@@ -74,7 +78,15 @@ REFUSED = {
     "reproduce nowhere/row.json": "nowhere",
     "leaderboard --from nowhere.json": "does not exist",
     "leaderboard --from here/config.json": "here/config.json",
+    "leaderboard --from here/board.jsonl": "has no fingerprint",
     "leaderboard --out here": "is a folder",
+    "leaderboard --model TOY --methods plain": "always measured",
+    "leaderboard --model TOY --methods eagle9": "did you mean",
+    "leaderboard --model TOY --pairs eagle1": "wanted METHOD==METHOD",
+    "leaderboard --model TOY --metrics kidd": "kidd",
+    "leaderboard --model TOY --metrics kid": "kid: give its reference with --reference",
+    "leaderboard --model TOY --metrics fid --reference here/config.json": "fid: no weights of inception",
+    "leaderboard --model TOY --reference here/config.json": "--metrics, which is missing",
     "completion tcsh": "wanted one of bash",
     "completion": "SHELL",
     "demo nowhere": "nowhere",
@@ -89,8 +101,10 @@ REFUSED = {
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LANTERN_CACHE", str(tmp_path))  # without weights
     Path("here").mkdir()
     Path("here/config.json").write_text("{}")
+    Path("here/board.jsonl").write_text("{}\n")
 
 
 @pytest.mark.usefixtures("here")
@@ -98,7 +112,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_input_is_refused_in_one_line(words: str, model: str, capsys: Capture) -> None:
     assert main(words.replace("TOY", model).split()) == 2
     assert REFUSED[words] in one_line(capsys) and not (Path(model) / "profile.json").exists()
-    assert sorted(map(str, Path().rglob("*"))) == ["here", "here/config.json"]
+    assert sorted(map(str, Path().rglob("*"))) == ["here", "here/board.jsonl", "here/config.json"]
 
 
 def test_every_command_has_help_a_version_and_refusals(capsys: Capture) -> None:

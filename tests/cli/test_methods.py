@@ -8,7 +8,7 @@ import pytest
 
 from lantern.cli.generate import main as generate
 from lantern.cli.main import main
-from lantern.methods import METHODS, find
+from lantern.methods import METHODS
 from tests.cli.calls import Capture
 
 
@@ -69,8 +69,3 @@ def test_help_fits_one_screen_and_help_all_lists_the_rest(capsys: Capture) -> No
     whole = capsys.readouterr().out
     assert all(flag in whole for flag in ("--seed", "--guidance", "--engine", "--init-image", "--tokens"))
     assert "--delta" not in whole and "lantern methods NAME" in brief
-
-
-def test_an_unknown_method_is_refused_without_a_list_of_all() -> None:
-    with pytest.raises(ValueError, match='"nosuch" is unknown: `lantern methods` and lantern.list_methods'):
-        find("nosuch")

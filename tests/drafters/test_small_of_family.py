@@ -29,7 +29,7 @@ def family(name: str) -> str:
 
 def smaller(name: str) -> Any:
     """A model of other weights and one layer."""
-    made = tiny.FAMILY[family(name)][0](1)
+    made = tiny.make(family(name), 1)
     body = made.model.language_model if family(name) == "janus" else made.model.text_model
     body.layers, body.config.num_hidden_layers = body.layers[:1], 1
     return made
@@ -37,8 +37,8 @@ def smaller(name: str) -> Any:
 
 @cache
 def parts(name: str, is_small: bool = False) -> Components:
-    make, processor = tiny.FAMILY[family(name)]
-    return tiny.assemble(family(name), smaller(name) if is_small else make(), processor(), CASES[name])
+    model, words = smaller(name) if is_small else None, tiny.processor(family(name))
+    return tiny.assemble(family(name), model, words, CASES[name])
 
 
 @cache
@@ -113,7 +113,7 @@ def test_kept_tokens_are_read_at_once(name: str, monkeypatch: pytest.MonkeyPatch
 
 def test_a_model_of_another_family_is_refused() -> None:
     target = parts("emu3").target
-    changed = tiny.assemble("emu3", smaller("emu3"), tiny.emu3_processor(), (24, 24)).target
+    changed = tiny.assemble("emu3", smaller("emu3"), tiny.processor("emu3"), (24, 24)).target
     changed.config = replace(changed.config, family="lumina")
     with pytest.raises(ValueError, match="the small model has family lumina, its target emu3"):
         SmallModel(changed, target, sampling=Sampling(), stage=2)

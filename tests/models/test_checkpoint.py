@@ -17,11 +17,12 @@ from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.releases.llamagen import Checkpoint, read_checkpoint
+from tests.tiny_transformers import DATA, renamed
 
 RELEASED = {"VQ-16": VQConfig(), "VQ-8": VQConfig(encoder_ch_mult=(1, 2, 2, 4), decoder_ch_mult=(1, 2, 2, 4))}
 HEADS = {"n_head": 4}
 # names and shapes of the tensors of released files
-TABLES = json.loads((Path(__file__).parents[1] / "data" / "checkpoint_tables.json").read_text())
+TABLES = json.loads((DATA / "checkpoint_tables.json").read_text())
 
 
 def table(name: str) -> dict[str, Tensor]:
@@ -214,19 +215,12 @@ def _layer(prefix: str, dim: int, hidden: int) -> dict[str, Tensor]:
 
 
 def _target() -> dict[str, Tensor]:
-    state = {
-        "model.embed_tokens.weight": torch.randn(64, 64),
-        "model.cls_embedding.uncond_embedding": torch.randn(120, 32),
-        "model.cls_embedding.cap_proj.fc1.weight": torch.randn(64, 32),
-        "model.cls_embedding.cap_proj.fc2.weight": torch.randn(64, 64),
-        "model.norm.weight": torch.randn(64),
-        "lm_head.weight": torch.randn(64, 64),
-    }
-    for layer in range(3):
-        prefix = f"model.layers.{layer}."
-        state |= _layer(prefix, 64, 192)
-        state |= {f"{prefix}{name}_layernorm.weight": torch.randn(64) for name in ("input", "post_attention")}
-    return state
+    """The tensors of `table("gpt_t2i")` under the names of LANTERN's releases."""
+    state = table("gpt_t2i")
+    for name in [name for name in state if "wqkv" in name]:
+        parts = state.pop(name).chunk(3)
+        state |= {name.replace("wqkv", f"w{letter}"): part for letter, part in zip("qkv", parts, strict=True)}
+    return renamed(state, "lantern")
 
 
 def released_drafter(dim: int = 64, hidden: int = 192, tokens: int = 64) -> dict[str, Tensor]:
@@ -254,15 +248,11 @@ def _folder(folder: Path, state: dict[str, Tensor], *, form: str, **config: Any)
 
 @pytest.mark.parametrize("form", ["bin", "safetensors"])
 def test_lanterns_target_is_converted_to_llamagen(tmp_path: Path, form: str) -> None:
-    state = _target()
     extra = {"num_hidden_layers": 3, "block_size": 16, "rope_base": 10000, "input_type": "t2i"}
-    found = read_checkpoint(_folder(tmp_path / "x", state, form=form, **extra))
+    found, expected = read_checkpoint(_folder(tmp_path / "x", _target(), form=form, **extra)), table("gpt_t2i")
     assert found.kind == "t2i" and found.config["block_size"] == 16 and found.config["norm_eps"] == 1e-6
-    assert found.state.keys() == table("gpt_t2i").keys()
-    query_key_value = torch.cat([state[f"model.layers.1.self_attn.{letter}_proj.weight"] for letter in "qkv"])
-    assert torch.equal(found.state["layers.1.attention.wqkv.weight"], query_key_value)
-    assert torch.equal(found.state["layers.2.ffn_norm.weight"], state["model.layers.2.post_attention_layernorm.weight"])
-    assert torch.equal(found.state["layers.0.feed_forward.w3.weight"], state["model.layers.0.mlp.up_proj.weight"])
+    assert found.state.keys() == expected.keys()
+    assert all(torch.equal(found.state[name], tensor) for name, tensor in expected.items())
     Transformer(TransformerConfig(**found.config)).load_state_dict(found.state)
 
 

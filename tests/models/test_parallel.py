@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ PROMPTS = ["a red apple", "the sky"]
 
 def chameleon() -> Any:
     """A tiny Chameleon whose heads have norms of their own."""
-    model = tiny.tiny_chameleon()
+    model = tiny.make("chameleon")
     generator = torch.Generator().manual_seed(6)
     for name, parameter in model.named_parameters():
         if "q_norm" in name or "k_norm" in name:
@@ -38,10 +37,8 @@ def chameleon() -> Any:
     return model
 
 
-MODELS = {name: made for name, made in tiny.FAMILY.items() if name != "glm_image"} | {
-    "chameleon": (chameleon, tiny.chameleon_processor),
-    "liquid": (partial(tiny.tiny_liquid, kv_heads=2), tiny.liquid_tokenizer),
-}
+MODELS: dict[str, Any] = {name: None for name in tiny.MODELS if name != "glm_image"}
+MODELS |= {"chameleon": chameleon, "liquid": lambda: tiny.make("liquid", num_key_value_heads=2)}
 
 
 def found_by(folder: Path, name: str, processes: int) -> dict[str, Any]:
@@ -71,8 +68,8 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_two_processes_give_the_logits_and_tokens_of_one(tmp_path: Path) -> None:
-    for name, (model, processor) in MODELS.items():
-        tiny.save(name, model(), processor(), tmp_path / "models" / name)
+    for name, model in MODELS.items():
+        tiny.save(name, tmp_path / "models" / name, model and model())
     done = torchrun("-m", "tests.models.test_parallel", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     found = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
@@ -95,7 +92,7 @@ def test_two_processes_give_the_logits_and_tokens_of_one(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_rank_0_alone_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tiny.save("janus", tiny.tiny_janus(), tiny.janus_processor(), tmp_path / "janus")
+    folder = tiny.save("janus", tmp_path / "janus")
     what = ["--model", str(folder), "--prompt", "a red apple", "--method", "gumbel-jacobi", "--device", "cpu", "--json"]
     done = torchrun("-m", "lantern.cli.main", "generate", *what, "--out", str(tmp_path / "two.png"))
     assert done.returncode == 0, done.stderr[-3000:]
@@ -115,7 +112,7 @@ def test_what_processes_cannot_share_is_refused(
     with pytest.raises(ValueError, match="LlamaForCausalLM has no plan for tensor parallelism"):
         parallel.plan_of("LlamaForCausalLM", 2)
     with pytest.raises(ValueError, match="3 processes do not divide 2 heads of keys and values"):
-        parallel.divide_heads(tiny.assemble("janus", tiny.tiny_janus(), None).target, 3)
+        parallel.divide_heads(tiny.assemble("janus").target, 3)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["generate", "--prompt", "a red apple", "--out", str(tmp_path / "a.png")]) == 2
     assert "2 processes share a model and need one method: give --method" in capsys.readouterr().err

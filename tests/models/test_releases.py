@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from lantern.cli.main import main
 from lantern.core.sampling import Sampling
@@ -18,24 +17,15 @@ from lantern.models.transformers import loading
 from lantern.models.transformers.components import Components
 from tests import tiny_transformers as tiny
 
-JANUS_WORDS = {
-    "<bos>": "<\uff5cbegin\u2581of\u2581sentence\uff5c>",
-    "<eos>": "<\uff5cend\u2581of\u2581sentence\uff5c>",
-    "<pad>": "<\uff5c\u2581pad\u2581\uff5c>",
-    "<boi>": "<begin_of_image>",
-    "<eoi>": "<end_of_image>",
-    "<image>": "<image_placeholder>",
-    "User:": "<|User|>:",
-    "Assistant:": "<|Assistant|>:",
-}
-CHAMELEON_WORDS = {"<bos>": "<s>", "<eos>": "</s>", "<image>": "<reserved08707>"}
+# of tiny models: configs as they are released, and the words that have other names there
+RELEASES = json.loads((tiny.DATA / "tiny_releases.json").read_text())
 
 
 def janus() -> Any:
     """A tiny Janus with the sizes that a release leaves out: heads of 64 channels, an own output of words."""
     from transformers import JanusForConditionalGeneration
 
-    made = tiny.tiny_janus()
+    made = tiny.make("janus")
     made.config.vision_config.hidden_size = 128
     made.config.vision_config.projection_dim = made.config.text_config.hidden_size
     made.config.tie_word_embeddings = False
@@ -44,80 +34,36 @@ def janus() -> Any:
 
 def released_janus(model: Any, folder: Path) -> Path:
     """Write the files of DeepSeek's release: two .bin files with an index, configs and the tokenizer."""
-    state, old = model.state_dict(), {}
-    for name, tensor in state.items():
-        if ".vision_model.encoder." in name and re.search(r"\.[kv]_proj\.", name):
-            continue
-        if ".q_proj." in name and "vision_model" in name:
-            tensor = torch.cat([state[name.replace(".q_proj.", f".{letter}_proj.")] for letter in "qkv"])
-        tensor = tensor[None] if name.endswith("position_embedding.weight") else tensor
-        old[_old_janus(name)] = tensor
+    state = model.state_dict()
+    for name in [name for name in state if "vision_model" in name and ".q_proj." in name]:
+        parts = [name.replace(".q_proj.", f".{letter}_proj.") for letter in "qkv"]
+        state[name] = torch.cat([state.pop(part) for part in parts])
+    old = tiny.renamed(state, "janus")
+    old["vision_model.vision_tower.pos_embed"] = old["vision_model.vision_tower.pos_embed"][None]
     old["gen_vision_model.quantize.codebook_used"] = torch.zeros(8)
     old["vision_model.vision_tower.attn_pool.latent"] = torch.zeros(1, 1, 4)
     old["language_model.model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
-    folder.mkdir()
+    configs("janus", folder)
     names = sorted(old)
     parts = {f"pytorch_model-0000{i + 1}-of-00002.bin": names[i::2] for i in range(2)}
     for file, keys in parts.items():
         torch.save({key: old[key].clone() for key in keys}, folder / file)
     index = {"weight_map": {key: file for file, keys in parts.items() for key in keys}}
-    text, vq = model.config.text_config, model.config.vq_config
-    sizes = ("hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers")
-    config = {
-        "model_type": "multi_modality",
-        "language_config": {name: getattr(text, name) for name in (*sizes, "num_key_value_heads", "vocab_size")}
-        | {"model_type": "llama", "torch_dtype": "bfloat16", "_attn_implementation": "flash_attention_2"},
-        "aligner_config": {"params": {"depth": 2, "n_embed": text.hidden_size}},
-        "gen_aligner_config": {"params": {"depth": 2, "input_dim": 8, "n_embed": vq.projection_dim}},
-        "gen_head_config": {"params": {"image_token_embed": 32, "image_token_size": 40, "n_embed": 32}},
-        "gen_vision_config": {"cls": "VQ-16", "params": {"image_token_size": 40, "n_embed": 8}},
-    }
-    files = {
-        "pytorch_model.bin.index.json": index,
-        "config.json": config,
-        "tokenizer_config.json": {"bos_token": {"content": JANUS_WORDS["<bos>"]}, "eos_token": JANUS_WORDS["<eos>"]},
-        "preprocessor_config.json": {"image_size": 8, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "min_size": 14},
-        "tokenizer.json": vocabulary(tiny.WORDS, JANUS_WORDS),
-    }
-    for name, value in files.items():
-        (folder / name).write_text(json.dumps(value))
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    (folder / "tokenizer.json").write_text(json.dumps(vocabulary("janus")))
     return folder
 
 
-def _old_janus(name: str) -> str:
-    """The released name of a tensor of transformers."""
-    fixed = {
-        "lm_head.": "language_model.lm_head.",
-        "model.language_model.": "language_model.model.",
-        "model.generation_embeddings.": "gen_embed.",
-        "model.generation_head.proj_out.": "gen_head.output_mlp_projector.",
-        "model.generation_head.": "gen_head.",
-        "model.generation_aligner.fc1.": "gen_aligner.layers.0.",
-        "model.generation_aligner.hidden_layers.0.": "gen_aligner.layers.2.",
-        "model.aligner.fc1.": "aligner.layers.0.",
-        "model.aligner.hidden_layers.0.": "aligner.layers.2.",
-        "model.vqmodel.": "gen_vision_model.",
-        "model.vision_model.encoder.layers.": "vision_model.vision_tower.blocks.",
-        "model.vision_model.embeddings.patch_embedding.": "vision_model.vision_tower.patch_embed.proj.",
-        "model.vision_model.embeddings.position_embedding.weight": "vision_model.vision_tower.pos_embed",
-        "model.vision_model.post_layernorm.": "vision_model.vision_tower.norm.",
-    }
-    new, start = next((fixed[start], start) for start in fixed if name.startswith(start))
-    rest = name[len(start) :]
-    if new == "gen_vision_model.":
-        rest = rest.replace("encoder.down.", "encoder.conv_blocks.").replace("decoder.up.", "decoder.conv_blocks.")
-        rest = re.sub(r"(conv_blocks\.\d+)\.block\.", r"\1.res.", rest)
-        for place, part in enumerate(("block_1", "attn_1", "block_2")):
-            rest = rest.replace(f"mid.{part}.", f"mid.{place}.")
-    if new.endswith("blocks."):
-        rest = rest.replace("self_attn.q_proj", "attn.qkv").replace("self_attn.projection_layer", "attn.proj")
-        rest = rest.replace("layer_norm", "norm")
-    return new + rest
+def configs(family: str, folder: Path) -> None:
+    """Write the configs of a release; YAML of JSON is YAML too."""
+    for name, value in RELEASES[family]["files"].items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(value))
 
 
 def chameleon() -> Any:
     """A tiny Chameleon whose norms are the same for all heads, as released."""
-    model = tiny.tiny_chameleon()
+    model = tiny.make("chameleon")
     generator = torch.Generator().manual_seed(5)
     for name, parameter in model.named_parameters():
         if re.search(r"\.[qk]_norm\.", name):
@@ -130,40 +76,20 @@ def released_chameleon(model: Any, decoder: Any, folder: Path) -> Path:
     """Write the files of Meta's release: interleaved queries and keys, a Lightning checkpoint of the VQ tokenizer."""
     config = model.config
     heads, width = config.num_attention_heads, config.hidden_size // config.num_attention_heads
-    inside = {"mlp.gate_proj": "feed_forward.w1", "mlp.down_proj": "feed_forward.w2", "mlp.up_proj": "feed_forward.w3"}
-    inside |= {f"self_attn.{letter}_proj": f"attention.w{letter}" for letter in "qkvo"}
-    inside |= {f"self_attn.{letter}_norm": f"attention.{letter}_normalization" for letter in "qk"}
-    inside |= {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"}
-    outside = {"model.embed_tokens": "tok_embeddings", "model.norm": "norm", "lm_head": "output"}
+    adjacent = [i // 2 + i % 2 * (width // 2) for i in range(width)]
     old: dict[str, Any] = {"rope.freqs": None}
     for name, tensor in model.state_dict().items():
-        if name.startswith("model.vqmodel."):
-            continue
-        if found := re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name):
-            if found[2] in ("self_attn.q_proj", "self_attn.k_proj"):
-                pairs = [tensor.view(heads, width, -1)[:, [i // 2 + i % 2 * (width // 2)]] for i in range(width)]
-                tensor = torch.cat(pairs, 1).flatten(0, 1)
-            if found[2].endswith("_norm") and "self_attn" in found[2]:
-                tensor = torch.stack([tensor[0, i // 2 + i % 2 * (width // 2)] for i in range(width)])
-            old[f"layers.{found[1]}.{inside[found[2]]}.{found[3]}"] = tensor
-        else:
-            start = next(start for start in outside if name.startswith(start))
-            old[name.replace(start, outside[start])] = tensor
-    weights, words = folder / "models" / "7b", folder / "tokenizer"
-    weights.mkdir(parents=True)
-    words.mkdir()
-    torch.save(old, weights / "consolidated.pth")
-    sizes = {"dim": config.hidden_size, "n_layers": 2, "n_heads": heads, "norm_eps": config.rms_norm_eps}
-    (weights / "params.json").write_text(json.dumps({"model": sizes | {"rope_theta": 10_000.0, "swin_norm": False}}))
-    (weights / "consolidate_params.json").write_text(json.dumps({"model_parallel_size": 1}))
-    (words / "text_tokenizer.json").write_text(json.dumps(vocabulary(list(tiny.chameleon_words()), CHAMELEON_WORDS)))
-    vq = config.vq_config
-    sizes = {"double_z": False, "z_channels": vq.latent_channels, "resolution": vq.resolution, "in_channels": 3}
-    sizes |= {"out_ch": 3, "ch": vq.base_channels, "ch_mult": list(vq.channel_multiplier), "num_res_blocks": 1}
-    sizes |= {"attn_resolutions": [], "dropout": 0.0}
-    params = {"embed_dim": vq.embed_dim, "n_embed": vq.num_embeddings, "ddconfig": sizes, "ckpt_path": None}
-    (words / "vqgan.yaml").write_text(yaml.safe_dump({"model": {"params": params}}))
-    torch.save(vqgan(model, decoder), words / "vqgan.ckpt")
+        if re.search(r"self_attn\.[qk]_proj", name):
+            tensor = tensor.view(heads, width, -1)[:, adjacent].flatten(0, 1)
+        elif re.search(r"self_attn\.[qk]_norm", name):
+            tensor = tensor[0, adjacent]
+        if not name.startswith("model.vqmodel."):
+            old[name] = tensor
+    old = tiny.renamed(old, "chameleon")
+    configs("chameleon", folder)
+    torch.save(old, folder / "models" / "7b" / "consolidated.pth")
+    (folder / "tokenizer" / "text_tokenizer.json").write_text(json.dumps(vocabulary("chameleon")))
+    torch.save(vqgan(model, decoder), folder / "tokenizer" / "vqgan.ckpt")
     return folder
 
 
@@ -172,9 +98,9 @@ def vqgan(model: Any, decoder: Any) -> dict[str, Any]:
     return {"epoch": 3, "state_dict": state | tiny.released(decoder) | {"loss.logvar": torch.zeros(1)}}
 
 
-def vocabulary(words: list[str], renamed: dict[str, str]) -> dict[str, Any]:
+def vocabulary(family: str) -> dict[str, Any]:
     """The file of a tokenizer of whole words."""
-    made = tiny.tokenizer([renamed.get(word, word) for word in words])
+    made = tiny.tokenizer([RELEASES[family]["words"].get(word, word) for word in tiny.word_ids(family)])
     return json.loads(made.backend_tokenizer.to_str())
 
 
@@ -199,7 +125,7 @@ def assert_same(family: str, model: Any, out: Path) -> Components:
     made = loading.load(out, torch.device("cpu"), torch.float32, parts=("vq", "text"))
     tokens = torch.tensor([[[1, 9, 10, 12, 4]]])
     condition = Condition(tokens=tokens, mask=tokens > 0)
-    found, expected = (one.target.read(condition, 1).logits for one in (made, tiny.assemble(family, model, None)))
+    found, expected = (one.target.read(condition, 1).logits for one in (made, tiny.assemble(family, model)))
     assert torch.equal(found, expected)
     assert len(tokens_and_pixels(load_model(out))[0]) == 16
     return made
@@ -212,9 +138,9 @@ def test_janus_becomes_the_same_model(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "janus, " in capsys.readouterr().out
     made = assert_same("janus", model, out)
     tokens = torch.arange(16)[None]
-    assert torch.equal(made.vq.decode(tokens), tiny.assemble("janus", model, None).vq.decode(tokens))
+    assert torch.equal(made.vq.decode(tokens), tiny.assemble("janus", model).vq.decode(tokens))
     assert made.text is not None
-    prompt = [tiny.WORDS.index(word) for word in ("<bos>", "User:", "a", "red", "apple", "Assistant:", "<boi>")]
+    prompt = [tiny.word_ids("janus")[word] for word in ("<bos>", "User:", "a", "red", "apple", "Assistant:", "<boi>")]
     assert made.text.rows("a red apple") == (prompt, [1, *[2] * 5, 4])
 
 
@@ -232,31 +158,8 @@ def test_chameleon_becomes_the_same_model(tmp_path: Path) -> None:
     assert made.text.rows("a red apple") == ([1, 9, 10, 12, 19, 17], [1, 17])
 
 
-def test_rotary_pairs_are_adjacent_as_released() -> None:
-    """The permuted layer equals attention that rotates adjacent pairs, on random weights."""
-    from lantern.models.releases.transformers import _permuted
-
-    generator = torch.Generator().manual_seed(0)
-    heads, width, places = 2, 8, torch.arange(5)
-    weight, row = (torch.randn(size, generator=generator) for size in ((heads * width, 16), (width,)))
-    x = torch.randn(5, 16, generator=generator)
-    angles = places[:, None] * 10_000.0 ** (-torch.arange(0, width, 2) / width)
-    rotation = torch.polar(torch.ones_like(angles), angles)[:, None]
-    q = torch.nn.functional.layer_norm((x @ weight.T).view(5, heads, width), (width,)) * row
-    adjacent = torch.view_as_real(torch.view_as_complex(q.unflatten(-1, (-1, 2)).contiguous()) * rotation).flatten(-2)
-    name = "model.layers.0.self_attn.q_{}.weight"
-    weight = _permuted(name.format("proj"), weight, width, heads, heads)
-    row = _permuted(name.format("norm"), row, width, heads, heads)
-    q = torch.nn.functional.layer_norm((x @ weight.T).view(5, heads, width), (width,)) * row
-    cos, sin = (torch.cat([part, part], -1) for part in (rotation.real, rotation.imag))
-    halves = q * cos + torch.cat([-q[..., width // 2 :], q[..., : width // 2]], -1) * sin
-    scores = [torch.einsum("ihc,jhc->hij", rotated, rotated) for rotated in (adjacent, halves)]
-    torch.testing.assert_close(*scores, atol=1e-4, rtol=1e-4)
-
-
 def test_a_vqgan_becomes_the_decoder_of_lumina(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = tiny.tiny_chameleon()
-    folder = tiny.save("lumina", model, tiny.chameleon_tokenizer(), tmp_path / "lumina")
+    folder = tiny.save("lumina", tmp_path / "lumina")
     expected = tokens_and_pixels(load_model(folder, size=(4, 8)))
     (folder / "vqgan.ckpt").rename(tmp_path / "vqgan.ckpt")
     with pytest.raises(ValueError, match="holds no VQ decoder"):
@@ -313,5 +216,5 @@ def test_an_incomplete_janus_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     path.unlink()
     assert "pytorch_model-00002-of-00002.bin is missing" in refusal()
     torch.save(state, path)
-    (source / "tokenizer.json").write_text(json.dumps(vocabulary(tiny.WORDS, {})))
+    (source / "tokenizer.json").write_text((source / "tokenizer.json").read_text().replace("begin_of_image", "begin"))
     assert "the vocabulary has no" in refusal()

@@ -9,7 +9,7 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation, Step
 from lantern.decoding import plain
-from lantern.models.llamagen.transformer import Transformer, TransformerConfig, rope_table
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
 DATA = Path(__file__).parents[1] / "data"
 TOLERANCE = 2e-5
@@ -63,9 +63,3 @@ def test_greedy_tokens_equal_the_reference(target: Transformer, vectors: dict, n
     made, logits = decode(target, vectors, Sampling(guidance=guidance, temperature=0))
     assert torch.equal(made.tokens, vectors[f"{name}_tokens"].long())
     assert (logits - vectors[f"{name}_logits"]).abs().max() <= TOLERANCE * max(guidance, 1.0)
-
-
-def test_prefix_rows_of_the_rotary_table_are_zero(target: Transformer, vectors: dict) -> None:
-    assert (target.rotary.table[:120] == 0).all()
-    assert torch.equal(rope_table(4, 120, 16, 10_000.0), target.rotary.table)
-    assert (target.rotary.table - vectors["freqs_cis"]).abs().max() <= 1e-6

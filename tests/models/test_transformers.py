@@ -18,7 +18,6 @@ from lantern.cli import generate as command
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, DraftTree, TreeShape
 from lantern.decoding.loop import ForcedTokens, State, begin
-from lantern.decoding.plain import NoDrafts
 from lantern.decoding.prompt import PromptCache
 from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine as make_engine
@@ -32,6 +31,7 @@ from lantern.models.transformers.simplear import fsq_vectors
 from lantern.models.transformers.target import causal_target
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests import tiny_transformers as tiny
+from tests.tiny_decoder import GivenTrees
 
 PROMPTS = ["a red apple", "the sky"]
 
@@ -60,12 +60,12 @@ PAINTED = [name for name in CASES if name not in ("simplear", "glm_image")]  # w
 @cache
 def model(name: str) -> Any:
     torch.manual_seed(0)  # convolutions keep the weights that they are made with
-    return tiny.FAMILY[name][0]()
+    return tiny.make(name)
 
 
 @cache
 def processor(name: str) -> Any:
-    return tiny.FAMILY[name][1]()
+    return tiny.processor(name)
 
 
 @cache
@@ -82,7 +82,7 @@ def plain_tokens(name: str, sampling: Sampling) -> torch.Tensor:
 
 @cache
 def folder(name: str, root: Path) -> Path:
-    return tiny.save(name, model(name), processor(name), root / name)
+    return tiny.save(name, root / name, model(name))
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +110,6 @@ def test_greedy_tokens_are_those_of_the_library(name: str) -> None:
     for prompt, found in zip(PROMPTS, together, strict=True):
         assert found.tolist() == case.library(model(name), processor(name), prompt).tolist()
     assert len(set(together[0].tolist())) >= 3
-
-
-@pytest.mark.parametrize("name", ["janus", "emu3"])
-def test_a_sampled_picture_does_not_depend_on_prompts_beside_it(name: str) -> None:
-    sampling = Sampling(guidance=CASES[name].guidance)
-    assert torch.equal(tokens_of(name, "plain", sampling, PROMPTS[:1]), plain_tokens(name, sampling)[:1])
 
 
 def test_states_of_prompts_of_other_lengths_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,18 +163,6 @@ def sequential(name: str, condition: Condition, image: int, row: int, tokens: li
     return target.head(target.body(inputs_embeds=embedded, **positions).last_hidden_state[0, ends])
 
 
-class Given(NoDrafts):
-    """Drafts the trees that it is given."""
-
-    tree: DraftTree
-
-    def __init__(self, nodes: int, depth: int) -> None:
-        self.max_nodes, self.depth = nodes, depth
-
-    def propose(self) -> DraftTree:
-        return self.tree
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("known", [[1, 1], [3, 4], [5, 7]])
 @pytest.mark.parametrize("name", CASES)
@@ -191,7 +173,7 @@ def test_logits_of_a_tree_are_those_of_its_paths(name: str, known: list[int]) ->
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(target.config.vocab_size, (2, 8), generator=generator)
     drafted = torch.randint(target.config.vocab_size, (2, shape.num_nodes), generator=generator)
-    drafter = Given(shape.num_nodes, shape.depth)
+    drafter = GivenTrees(shape.num_nodes, shape.depth)
     state = begin(State(target, Sampling(), drafter, GumbelVerifier()), condition, keys=[(0, 0), (0, 1)])
 
     def score(counts: list[int], nodes: torch.Tensor, shape: TreeShape) -> torch.Tensor:
@@ -285,7 +267,7 @@ def assembled(name: str, size: tuple[int, int] | None = None, words: Any = None)
 
 def windowed() -> Components:
     """A language model with layers that are not reproduced."""
-    changed = tiny.tiny_simplear()
+    changed = tiny.make("simplear")
     changed.config.layer_types = ["full_attention", "sliding_attention"]
     return tiny.assemble("simplear", changed, processor("simplear"))
 
@@ -323,11 +305,6 @@ def test_engines_for_other_targets_are_refused(monkeypatch: pytest.MonkeyPatch) 
             build_decoder("plain", parts("janus").target, sampling=Sampling(), engine=engine)
 
 
-def test_a_condition_of_tokens_is_selected_by_image() -> None:
-    chosen = Condition(tokens=TOKENS.cumsum(0), mask=TOKENS.bool()).select([1])
-    assert chosen.batch == 1 and chosen.tokens is not None and chosen.tokens.unique().tolist() == [2]
-
-
 @torch.no_grad()
 def test_the_decoder_of_chameleon_is_that_of_vqgan() -> None:
     """Against diffusers' decoder of the same family, weight by weight."""
@@ -336,18 +313,9 @@ def test_the_decoder_of_chameleon_is_that_of_vqgan() -> None:
     made = tiny.vq_decoder(model("chameleon")).decoder
     blocks = ("UpDecoderBlock2D", "UpDecoderBlock2D")
     reference = Decoder(32, 3, up_block_types=blocks, block_out_channels=(32, 64), layers_per_block=1)
-    renamed = {
-        **{"mid.0": "mid_block.resnets.0", "mid.2": "mid_block.resnets.1", "norm_out": "conv_norm_out"},
-        **{"mid.1.norm": "mid_block.attentions.0.group_norm", "mid.1": "mid_block.attentions.0"},
-        **{".q.": ".to_q.", ".k.": ".to_k.", ".v.": ".to_v.", "proj_out": "to_out.0"},
-        **{"conv_blocks.": "up_blocks.", ".res.": ".resnets.", "upsample.conv": "upsamplers.0.conv"},
-        "nin_shortcut": "conv_shortcut",
-    }
-    state = {}
-    for name, tensor in made.state_dict().items():
-        for own, other in renamed.items():
-            name = name.replace(own, other)
-        state[name] = tensor[:, :, 0, 0] if "attentions" in name and tensor.ndim == 4 else tensor
+    state = tiny.renamed(made.state_dict(), "diffusers")
+    for name in [name for name in state if "attentions" in name and state[name].ndim == 4]:
+        state[name] = state[name][:, :, 0, 0]
     reference.load_state_dict(state)
     latents = torch.randn(1, 32, 4, 4, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(made(latents), reference.eval()(latents), atol=1e-5, rtol=1e-5)
@@ -483,10 +451,10 @@ def test_a_causal_model_is_known_by_its_tokenizer_and_checked(root: Path, tmp_pa
 
 def test_another_causal_model_takes_the_place_of_a_familys_own(tmp_path: Path) -> None:
     """Liquid was trained on several language models."""
-    other = tiny.tiny_simplear()
-    other.config.vq_config = tiny.tiny_liquid().config.vq_config
-    other.resize_token_embeddings(len(tiny.LIQUID) + 24, mean_resizing=False)
-    tiny.save("liquid", tiny.randomise(other), processor("liquid"), tmp_path)
+    other = tiny.make("simplear")
+    other.config.vq_config = model("liquid").config.vq_config
+    other.resize_token_embeddings(len(tiny.word_ids("liquid")) + 24, mean_resizing=False)
+    tiny.save("liquid", tmp_path, tiny.randomise(other))
     made: Any = load_model(tmp_path)
     assert made.target.config.family == "liquid" and type(made.target.body).__name__ == "Qwen2Model"
     greedy = Sampling(guidance=7.0, temperature=0)

@@ -3,6 +3,8 @@
 The oracle is one causal pass over prompt and tokens without cache, tree or collapsed prompt.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,10 +15,9 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree, TreeShape
 from lantern.decoding.loop import State, begin
-from lantern.decoding.plain import NoDrafts
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests.tiny import select
-from tests.tiny_decoder import CONDITION, TARGET
+from tests.tiny_decoder import CONDITION, TARGET, GivenTrees
 from tests.uncached import uncached
 
 COUNT, SLOTS, TOKENS = 16, 6, 24
@@ -40,22 +41,10 @@ def shape_of(trees: list[tuple[int, ...]]) -> TreeShape:
     return TreeShape(*(field[0] if len(trees) == 1 else field for field in fields), widths)  # type: ignore[misc]
 
 
-class Given(NoDrafts):
-    """Drafts the tree that it is given."""
-
-    def __init__(self, nodes: int) -> None:
-        self.max_nodes = nodes
-        self.tree: DraftTree | None = None
-
-    def propose(self) -> DraftTree:
-        assert self.tree is not None
-        return self.tree
-
-
 def state_with(tokens: Int[Tensor, "b n"], known: Int[Tensor, " b"], sampling: Sampling) -> State:
     """Return a generation in which `known` tokens of each image are decided. All tokens were fed as one path."""
     images = len(tokens)
-    state = State(TARGET, sampling, Given(COUNT), GumbelVerifier())
+    state = State(TARGET, sampling, GivenTrees(COUNT), GumbelVerifier())
     begin(state, select(CONDITION, list(range(images))), keys=[(0, i) for i in range(images)])
     score(state, DraftTree(tokens, TreeShape.chain(COUNT - 1, tokens.device), "point"))
     state.cache.commit(torch.arange(COUNT).expand(images, -1), torch.zeros(images, dtype=torch.long))
@@ -65,7 +54,7 @@ def state_with(tokens: Int[Tensor, "b n"], known: Int[Tensor, " b"], sampling: S
 
 def score(state: State, tree: DraftTree) -> Float[Tensor, "b r n v"]:
     """Return the logits of a tree's nodes."""
-    assert isinstance(state.drafter, Given)
+    assert isinstance(state.drafter, GivenTrees)
     state.drafter.tree = tree
     return state.draft().scores(TARGET).logits.unflatten(0, (len(tree.tokens), -1))
 
@@ -158,11 +147,9 @@ def test_wrong_mask_position_or_slot_is_detected(wrong: str) -> None:
     state = state_with(tokens, known, draft[3])
     shape = tree.shape
     if wrong == "ancestors":
-        shape = TreeShape(
-            shape.parents, shape.ranks, shape.depths, shape.ancestors | (torch.arange(5) == 1), shape.widths
-        )
+        shape = replace(shape, ancestors=shape.ancestors | (torch.arange(5) == 1))
     if wrong == "positions":
-        shape = TreeShape(shape.parents, shape.ranks, torch.arange(5), shape.ancestors, shape.widths)
+        shape = replace(shape, depths=torch.arange(5))
     if wrong == "slots":
         state.cache.commit(torch.tensor([[1], [2]]), known - 3)
     off = score(state, DraftTree(tree.tokens, shape, "point"))

@@ -26,7 +26,7 @@ from lantern.training.losses import Objective
 from tests import tiny_transformers as tiny
 from tests.tiny import tiny_target
 
-CASES: dict[str, Any] = {"janus": (*tiny.FAMILY["janus"], None), "emu3": (*tiny.FAMILY["emu3"], (24, 24))}
+CASES = {"janus": None, "emu3": (24, 24)}  # and their sizes
 KINDS = ("eagle1", "eagle3", "poss", "medusa", "parallelspec", "vertical")
 UNROLL = {"poss": 5, "medusa": 4, "vertical": 4, "parallelspec": 8}  # all specialists and heads are trained
 PROMPTS = ["a red apple", "the sky"]
@@ -36,8 +36,7 @@ LOOP = LoopConfig(steps=2, warmup=1, decay=1, precision="fp32", evaluate_every=2
 @cache
 def target_and_text(name: str, size: tuple[int, int] | None = None) -> tuple[Any, Any]:
     """The target of a tiny model, for square images unless there is a size, and what reads its prompts."""
-    make, processor, square = CASES[name]
-    parts = tiny.assemble(name, make(), processor(), size or square)
+    parts = tiny.assemble(name, words=tiny.processor(name), size=size or CASES[name])
     return parts.target, parts.text
 
 
@@ -57,8 +56,7 @@ def drawings(folder: Path) -> Path:
 
 def trained(name: str, place: Path) -> Path:
     """A model folder with the drafters that the command trains for it."""
-    make, processor, size = CASES[name]
-    folder, data = tiny.save(name, make(), processor(), place / name), drawings(place / "drawings")
+    folder, data, size = tiny.save(name, place / name), drawings(place / "drawings"), CASES[name]
     loop = {"steps": 2, "warmup": 1, "decay": 1, "precision": "fp32", "evaluate_every": 2, "log_every": 2}
     settings = {"loop": loop, "batch": 2, "pictures": 8, "held_out": 2, "lr": 0.01, "scales": [3, 5]}
     for kind in KINDS:
@@ -74,7 +72,7 @@ def trained(name: str, place: Path) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_trained_drafters_give_the_tokens_of_plain_decoding(name: str, tmp_path: Path) -> None:
     """A head that is not linear, and one that is."""
-    model = load_model(trained(name, tmp_path), size=CASES[name][2])
+    model = load_model(trained(name, tmp_path), size=CASES[name])
     assert model.drafter is not None and model.drafter.config.form == "rows" and model.drafter.config.target is None
     add_ons: Any = model.add_ons
     assert [add_ons[kind].config.kind for kind in KINDS[1:]] == list(KINDS[1:])

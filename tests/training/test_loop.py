@@ -298,15 +298,10 @@ class Exporting(Line):
         (folder / "part" / "config.json").write_text("{}")
 
 
-def test_the_component_keeps_the_schedule_that_it_was_trained_with(tmp_path: Path) -> None:
-    train(Exporting(), LoopConfig(steps=3, warmup=1, decay=1), out=tmp_path)
-    found = json.loads((tmp_path / "part" / "training.json").read_text())
-    assert found["loop"]["steps"] == 3 and found == json.loads((tmp_path / "training.json").read_text())
-
-
 def test_a_component_that_was_trained_twice_has_the_steps_of_both(tmp_path: Path) -> None:
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     train(Exporting(), LoopConfig(steps=3), out=first)
+    assert (first / "part" / "training.json").read_text() == (first / "training.json").read_text()
     train(Exporting(), LoopConfig(steps=2), out=second, init=first / "part")
     train(Exporting(), LoopConfig(steps=1), out=third, init=second / "part")
     assert trained_steps(third / "part") == 6

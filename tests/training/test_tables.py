@@ -32,5 +32,3 @@ def test_wrong_tables_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
     given = ["--prompts", str(tmp_path), "--out", str(tmp_path / "out")]
     assert main(["train", "tables", "--config", str(tmp_path / "c.json"), *given]) == 2
     assert "groups 0, batch 16: wanted at least 1" in capsys.readouterr().err
-    assert main(["train", "tables", "--config", "tables-sam", "--kind", "fr-spec", *given]) == 2
-    assert "makes kind sam, got --kind fr-spec" in capsys.readouterr().err

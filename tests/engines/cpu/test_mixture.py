@@ -70,9 +70,3 @@ def test_bits_of_torch_and_certificate(mover: ctypes.CDLL, rule: Mixture, spread
         assert (realised - found.total_variation.double()).abs().max() < 2.0**-21
         largest = max(largest, float(found.total_variation.max()))
     assert (largest > 0.001) == (rule.delta > 0 and rule.cap > 1)
-
-
-def test_rounded_log_softmax_sums_to_one() -> None:
-    p, _ = scores(3.0, 0)
-    assert (rounded_log_softmax(p).double().exp().sum(1) - 1).abs().max() < 1e-6
-    assert (rounded_log_softmax(p) - p.log_softmax(-1)).nan_to_num().abs().max() < 1e-5

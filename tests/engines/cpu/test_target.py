@@ -23,6 +23,7 @@ from lantern.engines.engine import EAGER, AutoEngine, EagerEngine
 from lantern.generation.generator import build_decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.engines.cpu.test_linear import KINDS, in_steps
+from tests.proof.test_trees import shape_of
 from tests.tiny import needs_torchao, tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, plain_tokens
 
@@ -60,36 +61,25 @@ class Passes:
         held = torch.randn(2 * config.n_layer, 2, config.n_head, 1 + KNOWN, config.head_dim, generator=generator)
         self.cache.buffer[:, :, :, : 1 + KNOWN] = held.repeat(1, images, 1, 1, 1)  # every image has the same
 
-    def score(
-        self, tokens: list[int], parents: tuple[int, ...], *, first: int | None = None, known: int = KNOWN
-    ) -> Any:
-        """Scores nodes behind `known` tokens; keys and values go to slots from `first` on, by default the stage."""
-        config, cache, count = self.target.config, self.cache, len(tokens)
-        first = cache.first_stage_slot if first is None else first
-        depths = [0] * count
-        mask = torch.full((2 * self.images, count, cache.slots), -torch.inf)
-        mask[:, :, 0] = 1.5
-        mask[:, :, 1 : 1 + known] = 0.0
-        for node, parent in enumerate(parents):
-            if parent >= 0:
-                depths[node] = depths[parent] + 1
-                mask[:, node] = mask[:, parent]
-            mask[:, node, first + node] = 0.0
-        rows = 2 * self.images
+    def score(self, tokens: list[int], parents: tuple[int, ...], known: int = KNOWN) -> Any:
+        """Score nodes behind `known` tokens; keys and values go to the stage."""
+        config, cache, shape = self.target.config, self.cache, shape_of([parents])
+        lengths, rows = torch.full((self.images,), known), 2 * self.images
+        mask = cache.tree_mask(torch.full((self.images, 1), 1.5), len(tokens)).update(lengths, shape.ancestors)
         inputs = self.target.tok_embeddings(torch.tensor([tokens])).expand(rows, -1, -1)
-        positions = (torch.tensor(depths) + known + config.cls_token_num).expand(rows, -1)
-        slots = (torch.arange(count) + first).expand(rows, -1)
+        positions = (shape.depths + known + config.cls_token_num).expand(rows, -1)
+        slots = (torch.arange(len(tokens)) + cache.first_stage_slot).expand(rows, -1)
         with torch.no_grad():
             return self.target(inputs, positions, mask, cache=cache, slots=slots, taps=(0, 1))
 
 
 def by_single_passes(target: Target, tokens: list[int]) -> list[Tensor]:
     """The logits of tokens that are fed one by one, each committed before the next."""
-    passes = Passes(target)
-    return [
-        passes.score([token], (-1,), first=1 + KNOWN + i, known=KNOWN + i).logits[:, 0]
-        for i, token in enumerate(tokens)
-    ]
+    passes, found = Passes(target), list[Tensor]()
+    for known, token in enumerate(tokens, KNOWN):
+        found.append(passes.score([token], (-1,), known).logits[:, 0])
+        passes.cache.commit(torch.zeros(1, 1, dtype=torch.long), torch.tensor([known]))
+    return found
 
 
 @pytest.mark.parametrize("changes", [{}, {"dim": 128}, {"dim": 160}, {"dim": 96, "n_head": 3, "multiple_of": 32}])

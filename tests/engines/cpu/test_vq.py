@@ -69,15 +69,6 @@ def test_a_convolution_is_that_of_fp64_within_rounding(
     assert error <= TOLERANCE[packed.is_split]
 
 
-@torch.no_grad()
-def test_a_residual_may_be_replaced_by_the_result() -> None:
-    conv = initialised(nn.Conv2d(32, 32, 3, padding=1))
-    x, own = torch.randn(2, 6, 6, 32), torch.randn(2, 6, 6, 32)
-    expected = Convolution(conv)(x) + own
-    made = Convolution(conv)(x, residual=own, out=own)
-    assert made is own and torch.equal(own, expected)
-
-
 @pytest.mark.usefixtures("with_amx")
 @torch.no_grad()
 def test_bits_depend_neither_on_threads_nor_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:

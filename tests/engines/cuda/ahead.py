@@ -8,14 +8,16 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from lantern.core.noise import Noise
@@ -30,8 +32,6 @@ from lantern.verifiers.relaxations.lantern_pp import LanternPP
 
 META = torch.device("meta")
 DIM, HIDDEN, HEADS, TOKENS, LINES, SLOTS = 1280, 3456, 20, 16384, 2, 1056  # of LlamaGen-XL at 512 pixels
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
-TYPES |= {torch.int64: "*i64", torch.int32: "*i32", torch.int8: "*i8"}
 RULES: dict[str, Any] = {
     "exact": None,
     "lantern": (Lantern, {"k": 100}),
@@ -40,51 +40,40 @@ RULES: dict[str, Any] = {
 }
 
 
-def source(kernel: Any, arguments: dict[str, Any]) -> Any:
-    """Return what Triton compiles for such arguments, with the hints that it derives from them."""
-    signature, constants, hints = {}, {}, {}
-    for i, parameter in enumerate(kernel.params):
-        value = arguments[parameter.name]
-        is_aligned = isinstance(value, torch.Tensor)
-        if parameter.is_constexpr or value is None:
-            signature[parameter.name], constants[(i,)] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[parameter.name] = TYPES[value.dtype]
-        else:
-            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-            is_aligned = not isinstance(value, float) and not parameter.do_not_specialize and value % 16 == 0
-        if is_aligned:
-            hints[(i,)] = [["tt.divisibility", 16]]
-    return ASTSource(kernel, signature, constants, hints)
-
-
 def empty(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(*size, dtype=dtype, device=META)
 
 
-class Recorded:
-    """Records launches as kernel, arguments and options instead of running them."""
+@contextmanager
+def compiled_for(architecture: int, **changes: Any) -> Iterator[list[Any]]:
+    """Compile what is launched for a GPU, instead of running it; yields the compiled kernels.
 
-    def __enter__(self) -> "Recorded":
-        self.launches: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
-        self._run = JITFunction.run
+    `changes` are other values of constants, of the kernels that have them.
+    """
+    made, run = list[Any](), JITFunction.run
+    gpu = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", architecture, 32),
+        get_current_device=lambda: architecture,
+        get_current_stream=lambda device: 0,
+    )
+    driver.set_active(gpu)  # type: ignore[arg-type]
 
-        def run(kernel: Any, *given: Any, grid: Any, warmup: bool, **named: Any) -> None:
-            names = [parameter.name for parameter in kernel.params]
-            arguments = dict(zip(names, given, strict=False)) | {key: named[key] for key in named if key in names}
-            self.launches.append((kernel, arguments, {key: named[key] for key in named if key not in names}))
+    def compile_only(kernel: Any, *given: Any, **how: Any) -> None:
+        how |= {"warmup": True} | {name: value for name, value in changes.items() if name in how}
+        made.append(run(kernel, *given, **how))
 
+    JITFunction.run = compile_only  # type: ignore[method-assign]
+    try:
+        yield made
+    finally:
         JITFunction.run = run  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        JITFunction.run = self._run  # type: ignore[method-assign]
 
 
-def launches(
-    nodes: int, weights: torch.dtype = torch.bfloat16
-) -> list[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
-    """Return name, kernel, arguments and options of the launches of a layer and the head, over `nodes` nodes."""
+NAMES = ("enter", "qkv", "gate_up", "out", "down", "head")
+
+
+def launch_layer(nodes: int, weights: torch.dtype = torch.bfloat16) -> None:
+    """Launch the kernels of a layer and of the head, over `nodes` nodes."""
     rows = 32
     x, squares = empty(LINES * rows, DIM), empty(LINES * rows, DIM // 16, dtype=torch.float32)
     hidden, logits = empty(LINES * rows, HIDDEN), empty(LINES * nodes, TOKENS, dtype=torch.float32)
@@ -94,26 +83,23 @@ def launches(
 
     scale = empty(TOKENS, dtype=torch.float32) if weights == torch.int8 else None
     how: Any = {"rows": rows, "scale": scale}
-    with Recorded() as recorded:
-        fused.enter(empty(LINES, nodes, DIM), x, squares, rows=rows)
-        fused.qkv(
-            *(x, weight(3 * DIM), empty(DIM), squares, empty(LINES * rows, 3 * DIM)),
-            empty(2048, DIM // HEADS // 2, 2, dtype=torch.float32),
-            *(empty(LINES, nodes, dtype=torch.long), empty(nodes, dtype=torch.long)),
-            empty(2, LINES, HEADS, SLOTS, DIM // HEADS),
-            eps=1e-5,
-            **how,
-        )
-        fused.gate_up(x, weight(2 * HIDDEN), empty(DIM), squares, hidden, eps=1e-5, live=nodes, **how)
-        fused.single(x, weight(DIM), x, squares, live=nodes, **how)
-        fused.single(hidden, weight(DIM, HIDDEN), x, squares, live=nodes, **how)
-        fused.single(x, weight(TOKENS), logits, None, live=nodes, **how)
-    names = ("enter", "qkv", "gate_up", "out", "down", "head")
-    return [(name, *launch) for name, launch in zip(names, recorded.launches, strict=True)]
+    fused.enter(empty(LINES, nodes, DIM), x, squares, rows=rows)
+    fused.qkv(
+        *(x, weight(3 * DIM), empty(DIM), squares, empty(LINES * rows, 3 * DIM)),
+        empty(2048, DIM // HEADS // 2, 2, dtype=torch.float32),
+        *(empty(LINES, nodes, dtype=torch.long), empty(nodes, dtype=torch.long)),
+        empty(2, LINES, HEADS, SLOTS, DIM // HEADS),
+        eps=1e-5,
+        **how,
+    )
+    fused.gate_up(x, weight(2 * HIDDEN), empty(DIM), squares, hidden, eps=1e-5, live=nodes, **how)
+    fused.single(x, weight(DIM), x, squares, live=nodes, **how)
+    fused.single(hidden, weight(DIM, HIDDEN), x, squares, live=nodes, **how)
+    fused.single(x, weight(TOKENS), logits, None, live=nodes, **how)
 
 
-def walks(mode: Any, rule: str, tokens: int) -> list[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
-    """Return the same of the walk of a tree, under guidance and top-k."""
+def launch_walk(mode: Any, rule: str, tokens: int) -> None:
+    """Launch the walk of a tree, under guidance and top-k."""
     shape, wide = grown(8, 2).shape(META), torch.float32
     nodes = shape.num_nodes
     noise = Noise([(0, 0)], positions=1024, vocab_size=tokens, device=META)
@@ -125,28 +111,22 @@ def walks(mode: Any, rule: str, tokens: int) -> list[tuple[str, Any, dict[str, A
     near = {"table": empty(tokens, 1024, dtype=torch.int32), "distances": empty(tokens, 1024, dtype=wide)}
     relaxation = None if RULES[rule] is None else RULES[rule][0](**near, **RULES[rule][1])
     rows = LogitRows(Sampling(guidance=3.0, top_k=100), logits, places, noise)
-    with Recorded() as recorded:
-        walk.walk(RejectionVerifier(relaxation), tree, rows)
-    named = zip(("summary", "walk"), recorded.launches, strict=True)
-    return [(f"{name} {mode} {rule} {tokens}", *launch) for name, launch in named]
+    walk.walk(RejectionVerifier(relaxation), tree, rows)
 
 
-def children(lines: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Return kernel, arguments and options of the launch that ranks the children of four nodes and writes log q."""
+def launch_children(lines: int) -> None:
+    """Launch what ranks the children of four nodes and writes log q."""
     wide, places = torch.float32, empty(1, 1, dtype=torch.long).expand(1, 4)
     how: dict[str, Any] = {"guidance": 3.0, "temperature": 1.0, "top_k": 1000, "interval": -1, "width": 4}
-    with Recorded() as recorded:
-        kernels.sample(
-            *(empty(1, lines, 4, TOKENS, dtype=wide), places, empty(1, 1024, TOKENS, dtype=wide)),
-            log_q=empty(1, 4, TOKENS, dtype=wide),
-            **how,
-        )
-    return recorded.launches[0]
+    kernels.sample(
+        *(empty(1, lines, 4, TOKENS, dtype=wide), places, empty(1, 1024, TOKENS, dtype=wide)),
+        log_q=empty(1, 4, TOKENS, dtype=wide),
+        **how,
+    )
 
 
-def report(kernel: Any, arguments: dict[str, Any], options: dict[str, Any], architecture: int) -> dict[str, int]:
-    """Compile a kernel; return registers, spilled bytes and shared memory. CalledProcessError if ptxas refuses it."""
-    made = triton.compile(source(kernel, arguments), target=GPUTarget("cuda", architecture, 32), options=options)
+def report(made: Any) -> dict[str, int]:
+    """Return registers, spilled bytes and shared memory of a kernel. CalledProcessError if ptxas refuses it."""
     found = re.search(r"^\.target (\w+)", made.asm["ptx"], re.MULTILINE)
     assert found is not None
     with tempfile.TemporaryDirectory() as folder:
@@ -165,16 +145,17 @@ def orders(nodes: int, architecture: int) -> dict[str, list[str]]:
 
     The order of a sum follows from it. `few parts` has a kernel with a fault of earlier times: 16 sums of squares.
     """
-    made = launches(nodes)[1:]
-    name, kernel, arguments, options = made[0]
-    made += [(f"{name} int8", *launch) for name, *launch in launches(nodes, torch.int8)[1:]]
-    made.append((f"{name} of few parts", kernel, arguments | {"PARTS": 16, "PARTS_SIZE": 16}, options))
-    return {
-        name: divided(
-            triton.compile(source(kernel, arguments), target=GPUTarget("cuda", architecture, 32), options=options)
-        )
-        for name, kernel, arguments, options in made
-    }
+    found = {}
+    for name, weights, changes in (
+        ("", torch.bfloat16, {}),
+        (" int8", torch.int8, {}),
+        (" of few parts", torch.bfloat16, {"PARTS": 16, "PARTS_SIZE": 16}),
+    ):
+        with compiled_for(architecture, **changes) as made:
+            launch_layer(nodes, weights)
+        kernels_of = list(zip(NAMES, made, strict=True))[1 : 2 if changes else None]
+        found |= {f"{kernel}{name}": divided(one) for kernel, one in kernels_of}
+    return found
 
 
 def divided(made: Any) -> list[str]:
@@ -204,15 +185,22 @@ def main() -> dict[str, Any]:
             for architecture in (80, 90):
                 found[f"{DIM} sm_{architecture}"] = {nodes: orders(nodes, architecture) for nodes in (1, 12, 30)}
         return found
-    made = {}
+    found = {}
     for architecture in (80, 90):
-        named = [(f"{name} {nodes}", *launch) for nodes in (1, 30) for name, *launch in launches(nodes)]
-        int8 = ((nodes, launches(nodes, torch.int8)[1:]) for nodes in (1, 30))
-        named += [(f"{name} int8 {nodes}", *launch) for nodes, made_of in int8 for name, *launch in made_of]
-        named += [launch for case in WALKS for launch in walks(*case)]
-        named += [(f"children {lines}", *children(lines)) for lines in (1, 2)]
-        made |= {f"{name} sm_{architecture}": report(*launch, architecture) for name, *launch in named}  # pyright: ignore[reportCallIssue]
-    return made
+        with compiled_for(architecture) as made:
+            names = list[str]()
+            for nodes in (1, 30):
+                launch_layer(nodes)
+                launch_layer(nodes, torch.int8)
+                names += [f"{name} {kind}{nodes}" for kind in ("", "int8 ") for name in NAMES]
+            for case in WALKS:
+                launch_walk(*case)
+                names += [f"{kernel} {' '.join(map(str, case))}" for kernel in ("summary", "walk")]
+            for lines in (1, 2):
+                launch_children(lines)
+                names.append(f"children {lines}")
+        found |= {f"{name} sm_{architecture}": report(one) for name, one in zip(names, made, strict=True)}
+    return found
 
 
 if __name__ == "__main__":

@@ -66,12 +66,7 @@ def held(value: Any) -> Any:
     return tree_map(lambda x: x.held if isinstance(x, Claimed) else x, value)
 
 
-def claim(value: Any) -> Any:
-    """Return the value with tensors moved to the claimed device, in containers too. Memory is shared."""
-    return tree_map(lambda x: Claimed(x) if isinstance(x, Tensor) and not isinstance(x, Claimed) else x, value)
-
-
-def claim_module(module: nn.Module) -> nn.Module:
+def claim_module(module: nn.Module) -> Any:
     """Move a module's weights and buffers to the claimed device, and return it."""
     for part in module.modules():
         for name, weight in part._parameters.items():

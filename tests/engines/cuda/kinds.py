@@ -64,7 +64,7 @@ def llama_in(
     sizes: dict[str, Any] = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": n_layer}
     heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": kept}
     body = tiny.randomise(LlamaModel(LlamaConfig(**sizes, **heads, max_position_embeddings=160)))
-    inner, words = tiny.tiny_janus().model, body.embed_tokens
+    inner, words = tiny.make("janus").model, body.embed_tokens
     embedding, head = JanusTokens(inner.generation_embeddings, inner.generation_aligner), inner.generation_head
     if has_tokens:
         tokens = torch.arange(31, 11, -1)

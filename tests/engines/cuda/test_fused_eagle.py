@@ -17,6 +17,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from lantern.engines.cuda import fused_eagle as module
 from lantern.engines.cuda.fused_eagle import FusedEagle, fault_of, tried
 from tests.engines.cuda.kinds import DEVICE, TOKENS, decoder_of, generated, target_in
+from tests.engines.cuda.test_kernels import random
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 
@@ -29,10 +30,6 @@ def eagle_of(form: str, layers: int = 1) -> Eagle:
     return made
 
 
-def numbers(*size: int, seed: int = 0) -> Tensor:
-    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
-
-
 @torch.no_grad()
 def drafted(made: Eagle, run: Callable[..., Tensor]) -> Tensor:
     """Features of committed pairs of two images, then of two depths of trees: two nodes, then three below them.
@@ -43,7 +40,7 @@ def drafted(made: Eagle, run: Callable[..., Tensor]) -> Tensor:
     rows, prefix = 1 if config.form == "guided" else 2, config.cls_token_num
     sizes = {"layers": len(made.layers), "images": 2, "rows": rows, "heads": 2, "head_dim": 16, "prefix": prefix}
     cache = StaticCache(**sizes, tokens=TOKENS, stage=stage, dtype=torch.float32, device=DEVICE)
-    cache.buffer.copy_(numbers(*cache.buffer.shape, seed=1))
+    cache.buffer.copy_(random(*cache.buffer.shape, seed=1))
     sees = (torch.arange(prefix) >= torch.tensor([1, 2])[:, None]).to(DEVICE)
     cache.first.copy_(sees.sum(1).repeat_interleave(rows)[:, None])
     mask, known = cache.tree_mask(sees, stage), torch.tensor([1, 4], device=DEVICE)
@@ -60,7 +57,7 @@ def drafted(made: Eagle, run: Callable[..., Tensor]) -> Tensor:
         ahead = torch.arange(4, device=DEVICE) if depth == 0 else torch.full((nodes,), depth - 1, device=DEVICE)
         tokens = torch.arange(2 * nodes, device=DEVICE).view(2, nodes) * 3 % 24
         out = run(
-            *(made, numbers(2, rows, nodes, 32, seed=depth), tokens, known[:, None] + ahead),
+            *(made, random(2, rows, nodes, 32, seed=depth), tokens, known[:, None] + ahead),
             mask_of,
             known=known,
             ancestors=ancestors,

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import Sampling
+from lantern.decoding.cache import StaticCache
 from lantern.drafters.base import ranking
+from lantern.drafters.trees.static import StaticTree
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from lantern.engines.cuda import kernels
@@ -24,63 +26,53 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
+TREE = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)))
+BLOCK, CONDITIONING, TOKENS, HEADS, WIDTH = 16, 3, 49, 2, 12
+
+
 class Scene:
-    """Images with committed tokens, a tree staged behind them, and the mask of `TreeMask`, for blocks of 16."""
+    """Images with committed tokens and a tree staged behind them; their prompts are two slots, as LlamaGen's.
 
-    block, conditioning, prefix, tokens, heads, width = 16, 3, 2, 49, 2, 12
-    group, scores = 1, (1.25, -0.5)  # queries per head of keys and values, and the mask's numbers at the prompt
+    With `lengths` the prompts of lines have so many tokens, at the end of `prefix` slots, and heads are in pairs.
+    """
 
-    def __init__(self, parents: list[int], committed: list[int], *, dtype: torch.dtype, guided: int = 2) -> None:
-        self.images, self.guided, self.nodes = len(committed), guided, len(parents)
-        depths, seen = [0] * self.nodes, torch.eye(self.nodes, dtype=torch.bool)
-        for i in range(1, self.nodes):
-            depths[i] = depths[parents[i]] + 1
-            seen[i] |= seen[parents[i]]
-        slots = self.prefix + self.tokens + self.nodes
-        known, first = torch.tensor(committed), self.prefix + self.tokens
-        places = (known[:, None] + torch.tensor(depths)).clamp(max=self.tokens - 1)
-        self.positions = (places + self.conditioning).repeat_interleave(guided, 0).to(DEVICE)
-        mask = torch.full((self.images, self.nodes, slots), -torch.inf)
-        mask[..., : self.prefix] = torch.tensor(self.scores)
-        mask[..., self.prefix : first].masked_fill_((torch.arange(self.tokens) < known[:, None])[:, None], 0.0)
-        mask[..., first:].masked_fill_(seen, 0.0)
-        self.mask = mask.repeat_interleave(guided, 0).to(DEVICE, dtype)
-        self.slots = torch.arange(first, slots, device=DEVICE)
-        self.cache = random(2, self.images * guided, self.heads, slots, self.width, dtype=dtype, seed=3)
-        self.lengths: Tensor | None = None
-        if self.prefix == 2:
-            self.cache[0, :, :, : self.prefix] = 0.0
-            self.cache[1, :, :, 1] = self.cache[1, :, :, 0]
-
-    def plan(self, rows: int) -> kernels.Plan:
-        sizes = {"images": self.images, "guided": self.guided, "rows": rows}
-        plan = kernels.Plan(**sizes, tokens=self.tokens, device=DEVICE, block=self.block)
-        plan.update(self.positions, self.mask, self.slots, conditioning=self.conditioning, prefix=self.prefix)
-        return plan
+    def __init__(
+        self,
+        committed: list[int],
+        *,
+        dtype: torch.dtype,
+        guided: int = 2,
+        lengths: list[int] | None = None,
+        prefix: int = 2,
+    ) -> None:
+        known, shape = torch.tensor(committed, device=DEVICE), TREE.shape(DEVICE)
+        self.sizes = {"images": len(committed), "tokens": TOKENS, "device": DEVICE}
+        self.guided, self.group, self.nodes = guided, 1 if lengths is None else 2, shape.num_nodes
+        sizes: dict[str, Any] = self.sizes | {"heads": HEADS, "head_dim": WIDTH, "stage": self.nodes, "dtype": dtype}
+        self.cache = StaticCache(layers=1, rows=guided, prefix=prefix, **sizes)
+        self.cache.buffer.copy_(random(*self.cache.buffer.shape, dtype=dtype, seed=3))
+        if lengths is None:
+            self.lengths, shown = None, torch.tensor([[1.25, -0.5]], device=DEVICE)
+            self.cache.buffer[0, :, :, :2] = 0.0
+            self.cache.buffer[1, :, :, 1] = self.cache.buffer[1, :, :, 0]
+        else:
+            self.lengths = torch.tensor(lengths, device=DEVICE)[:, None]
+            shown = (torch.arange(prefix, device=DEVICE) >= prefix - self.lengths).view(-1, guided, prefix)
+        self.mask = self.cache.tree_mask(shown, self.nodes).update(known, shape.ancestors)
+        places = (known[:, None] + shape.depths).clamp(max=TOKENS - 1)
+        self.positions = (places + CONDITIONING).repeat_interleave(guided, 0)
 
     def attention(self, qkv: Tensor, rows: int) -> Tensor:
-        heads, prompts = self.heads * self.group, 0 if self.lengths is None else -(-self.prefix // self.block)
-        out = torch.zeros(len(qkv), heads * self.width, dtype=qkv.dtype, device=DEVICE)
-        how: dict[str, int] = {"heads": heads, "width": self.width, "group": self.group, "prompts": prompts}
-        run = kernels.BlockAttention(self.plan(rows), device=DEVICE, **how)
-        run(qkv, self.cache, self.mask, out, prefix=self.prefix, lengths=self.lengths)
-        return out.view(-1, rows, heads, self.width)
-
-
-class Prompted(Scene):
-    """Images whose prompts, of `lengths` tokens per line, have keys and values at the end of `prefix` slots."""
-
-    group = 2
-
-    def __init__(self, parents: list[int], committed: list[int], lengths: list[int], prefix: int, **how: Any) -> None:
-        self.prefix, self.scores = prefix, (0.0,) * prefix
-        super().__init__(parents, committed, **how)
-        self.lengths = torch.tensor(lengths, device=DEVICE)[:, None]
-        padding = torch.arange(prefix, device=DEVICE) < prefix - self.lengths
-        self.mask[..., :prefix].masked_fill_(padding[:, None], -torch.inf)
-
-
-PARENTS = [0, 0, 0, 1, 1, 3, 5, 2]
+        cache, heads = self.cache, HEADS * self.group
+        plan = kernels.Plan(**self.sizes, guided=self.guided, rows=rows, block=BLOCK)  # type: ignore[arg-type]
+        slots = torch.arange(cache.first_stage_slot, cache.slots, device=DEVICE)
+        plan.update(self.positions, self.mask, slots, conditioning=CONDITIONING, prefix=cache.prefix)
+        prompts = 0 if self.lengths is None else -(-cache.prefix // BLOCK)
+        out = torch.zeros(len(qkv), heads * WIDTH, dtype=qkv.dtype, device=DEVICE)
+        how: dict[str, int] = {"heads": heads, "width": WIDTH, "group": self.group, "prompts": prompts}
+        run = kernels.BlockAttention(plan, device=DEVICE, **how)
+        run(qkv, cache.buffer, self.mask, out, prefix=cache.prefix, lengths=self.lengths)
+        return out.view(-1, rows, heads, WIDTH)
 
 
 @pytest.mark.parametrize(
@@ -96,14 +88,12 @@ PARENTS = [0, 0, 0, 1, 1, 3, 5, 2]
 def test_attention_is_that_of_the_mask(
     dtype: torch.dtype, committed: list[int], guided: int, prompts: tuple[list[int], int] | None
 ) -> None:
-    if prompts is None:
-        scene = Scene(PARENTS, committed, dtype=dtype, guided=guided)
-    else:
-        scene = Prompted(PARENTS, committed, *prompts, dtype=dtype)
-    rows, lines, heads = 16, len(committed) * guided, scene.heads * scene.group
-    qkv = random(lines * rows, (heads + 2 * scene.heads) * scene.width, dtype=dtype, seed=4)
-    q = qkv.view(lines, rows, -1, scene.width)[:, : scene.nodes, :heads].transpose(1, 2)
-    k, v = scene.cache.float()
+    given: dict[str, Any] = {} if prompts is None else {"lengths": prompts[0], "prefix": prompts[1]}
+    scene = Scene(committed, dtype=dtype, guided=guided, **given)
+    rows, lines, heads = 16, len(committed) * guided, HEADS * scene.group
+    qkv = random(lines * rows, (heads + 2 * HEADS) * WIDTH, dtype=dtype, seed=4)
+    q = qkv.view(lines, rows, -1, WIDTH)[:, : scene.nodes, :heads].transpose(1, 2)
+    k, v = scene.cache.buffer.float()
     expected = torch.nn.functional.scaled_dot_product_attention(
         q.float(), k, v, attn_mask=scene.mask.float()[:, None], enable_gqa=True
     )
@@ -112,12 +102,12 @@ def test_attention_is_that_of_the_mask(
 
 
 def test_the_bits_of_attention_do_not_depend_on_the_padding_of_prompts() -> None:
-    made, rows, lengths = [], 16, [21, 3]
+    made, rows = [], 16
     for padding in (0, 20):  # two blocks of prompts, and three
-        scene = Prompted(PARENTS, [29], lengths, 21 + padding, dtype=torch.bfloat16)
-        full = random(2, 2, scene.heads, 21 + scene.tokens + scene.nodes, scene.width, dtype=torch.bfloat16, seed=3)
-        scene.cache[:, :, :, padding:] = full
-        qkv = random(2 * rows, 2 * scene.heads * 2 * scene.width, dtype=torch.bfloat16, seed=4)
+        scene = Scene([29], dtype=torch.bfloat16, lengths=[21, 3], prefix=21 + padding)
+        full = random(2, 2, HEADS, 21 + TOKENS + scene.nodes, WIDTH, dtype=torch.bfloat16, seed=3)
+        scene.cache.buffer[:, :, :, padding:] = full
+        qkv = random(2 * rows, 2 * HEADS * 2 * WIDTH, dtype=torch.bfloat16, seed=4)
         made.append(scene.attention(qkv, rows)[:, : scene.nodes])
     assert torch.equal(*made) and made[0].any()
 

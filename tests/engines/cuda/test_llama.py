@@ -86,8 +86,8 @@ def test_a_sequence_longer_than_the_positions_is_refused() -> None:
     ],
 )
 def test_reasons_name_what_the_kernels_lack(family: str, reason: str | None) -> None:
-    (make, words), size = tiny.FAMILY[family], {"emu3": (24, 32), "simplear": (48, 64)}.get(family)
-    target = tiny.assemble(family, make(), words(), size).target
+    size = {"emu3": (24, 32), "simplear": (48, 64)}.get(family)
+    target = tiny.assemble(family, words=tiny.processor(family), size=size).target
     expected = reason and f"the GPU kernels have no {reason}, which this model has"
     assert llama.refusal(target) == expected
 

@@ -36,10 +36,9 @@ def pass_of(target: Any, lengths: list[int]) -> dict[str, Tensor]:
         cache.buffer[0::2, :, :, 0] = 0.0
     else:
         cache.first.copy_(torch.tensor(lengths)[:, None])
-    mask = torch.full((len(lengths), 3, first + 3), -torch.inf, device=DEVICE)
-    for row, length in enumerate(lengths):
-        mask[row, :, prefix - length : prefix + 3] = mask[row, :, first] = 0.0
-    mask[:, 1, first + 1] = mask[:, 2, first + 2] = 0.0
+    shown = torch.arange(prefix, device=DEVICE) >= prefix - torch.tensor(lengths, device=DEVICE)[:, None]
+    ancestors = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], device=DEVICE).bool()
+    mask = cache.tree_mask(shown[None], 3).update(torch.tensor([3], device=DEVICE), ancestors)
     inputs = target.tok_embeddings(torch.tensor([[5, 7, 9]] * len(lengths), device=DEVICE))
     inputs = inputs * torch.linspace(1.0, 0.5, len(lengths), device=DEVICE)[:, None, None]
     positions = torch.tensor([[3, 4, 4]] * len(lengths), device=DEVICE) + config.cls_token_num

@@ -1,8 +1,5 @@
 """The graph engine with targets of transformers: captured rounds of torch's passes, replayed on a CPU."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +8,7 @@ import torch
 from lantern.core.prepared import FixedPasses
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
-from lantern.decoding.loop import State
-from lantern.decoding.rounds import Rounds
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.cuda.graphs import GraphRounds
 from lantern.engines.engine import EAGER, Engine, engine
 from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS
@@ -28,25 +22,16 @@ CASES = [(name, method) for method in ("plain", "sjd-pac", "gumbel-jacobi") for 
 CASES = [pytest.param(*case, marks=() if i in (5, 10) else pytest.mark.slow) for i, case in enumerate(CASES)]
 
 
-@dataclass(frozen=True)
-class Torch(GraphEngine):
-    """The engine without kernels, as it prepares targets on a GPU; a recording of each round is replayed."""
-
-    taken: type[GraphRounds] = Rehearsed
-
-    def why_not(self, target: Any, drafter: Any = None, *, can_wait: bool = True) -> str | None:
-        return None
-
-    def without_kernels(self, target: Any) -> str | None:
-        return "not here"
-
-    def drive(self, states: Sequence[State], earlier: Rounds | None = None) -> Rounds:
-        (state,) = states
-        return self.taken(state)
+@pytest.fixture
+def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the engine prepare targets as on a GPU, without kernels; a recording of each round is replayed."""
+    monkeypatch.setattr(GraphEngine, "why_not", lambda *_, **__: None)
+    monkeypatch.setattr(GraphEngine, "without_kernels", lambda *_: "not here")
+    monkeypatch.setattr(GraphEngine, "drive", lambda _, states: Rehearsed(states[0]))
 
 
 def target_of(name: str) -> Any:
-    return tiny.assemble(name, tiny.FAMILY[name][0](), None, SIZES[name]).target
+    return tiny.assemble(name, size=SIZES[name]).target
 
 
 def decoder_of(method: str, target: Any, engine: Engine) -> Decoder:
@@ -61,13 +46,16 @@ def condition_of(word: int, images: int = 2) -> Condition:
 
 
 @pytest.mark.parametrize(("name", "method"), CASES)
-def test_a_replayed_round_gives_the_tokens_of_the_eager_one_and_waits_for_nothing(name: str, method: str) -> None:
+def test_a_replayed_round_gives_the_tokens_of_the_eager_one_and_waits_for_nothing(
+    name: str, method: str, rehearsed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = [(condition_of(9 + seed), [(seed, 0), (seed, 1)]) for seed in (3, 8)]
     eager = decoder_of(method, target_of(name), EAGER)
     expected = [eager.generate(condition, keys=keys) for condition, keys in given]
     with claimed_cuda() as device:
         target, watched = claim_module(target_of(name)), watching(device)
-        graph = decoder_of(method, target, Torch(taken=watched))
+        monkeypatch.setattr(GraphEngine, "drive", lambda _, states: watched(states[0]))
+        graph = decoder_of(method, target, GraphEngine())
         assert isinstance(graph.target, FixedPasses) == (name in NEWLINES)
         made = [graph.generate(condition, keys=keys) for condition, keys in given]
         assert watched.captured == 1 and watched.replayed > 1 and watched.waits == []
@@ -76,31 +64,22 @@ def test_a_replayed_round_gives_the_tokens_of_the_eager_one_and_waits_for_nothin
         assert torch.equal(held(own.tokens), other.tokens) and torch.equal(held(own.steps), other.steps)
 
 
-def test_a_smaller_model_with_newlines_drafts_in_a_captured_round() -> None:
+def test_a_smaller_model_with_newlines_drafts_in_a_captured_round(rehearsed: None) -> None:
     target = target_of("emu3")
-    small = tiny.assemble("emu3", tiny.tiny_emu3(1), None, SIZES["emu3"]).target
+    small = tiny.assemble("emu3", tiny.make("emu3", 1), size=SIZES["emu3"]).target
     how: dict[str, Any] = {"sampling": Sampling(guidance=3.0), "add_ons": {"small": small}}
-    eager, graph = (build_decoder("self-cascade", target, engine=each, **how) for each in (EAGER, Torch()))
+    eager, graph = (build_decoder("self-cascade", target, engine=each, **how) for each in (EAGER, GraphEngine()))
     before = Rehearsed.captured
     expected, made = (one.generate(condition_of(9, images=1), keys=[(3, 0)]) for one in (eager, graph))
     assert torch.equal(made.tokens, expected.tokens) and Rehearsed.captured == before + 1
 
 
-class OnCuda:
-    """A target of which engines see no more than that it is on a GPU."""
-
-    def __init__(self, target: Any) -> None:
-        self.config = target.config
-        self.tok_embeddings = SimpleNamespace(weight=SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32))
-
-
 def test_a_gpu_takes_targets() -> None:
-    janus: Any = OnCuda(target_of("janus"))
-    emu3: Any = OnCuda(target_of("emu3"))
     graph = GraphEngine()
-    assert graph.why_not(janus) is None
-    assert "passes run through torch" in (graph.remark(janus) or "")
-    assert not graph.keeps_bits(janus, nodes=1, lines=2)
-    assert graph.why_not(emu3) is None
-    assert "quantized weights" in (GraphEngine(weights="int8").why_not(janus) or "")
-    assert "runs LlamaGen's layers" in (engine("wide").why_not(janus) or "")
+    with claimed_cuda():
+        janus, emu3 = (claim_module(target_of(name)) for name in ("janus", "emu3"))
+        assert graph.why_not(janus) is None and graph.why_not(emu3) is None
+        assert "passes run through torch" in (graph.remark(emu3) or "")
+        assert not graph.keeps_bits(emu3, nodes=1, lines=2)
+        assert "quantized weights" in (GraphEngine(weights="int8").why_not(janus) or "")
+        assert "runs LlamaGen's layers" in (engine("wide").why_not(janus) or "")

@@ -1,5 +1,6 @@
 """The walk of a tree by one kernel against the verifier's own, on random trees: the same path, token and cost."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftTree, TreeShape
+from lantern.core.types import DraftTree
 from lantern.decoding.rows import LogitRows
 from lantern.drafters.trees.static import StaticTree, grown, named
 from lantern.verifiers.gumbel import GumbelVerifier
@@ -32,11 +33,10 @@ def drafted(tree: StaticTree, mode: Any, log_q: Tensor, generator: torch.Generat
     tokens = torch.randint(0, q.shape[-1], (len(q), shape.num_nodes), generator=generator)
     for node in range(shape.num_nodes):
         children = [child for child in range(1, shape.num_nodes) if shape.parents[child] == node]
-        for image in range(len(q) if children else 0):
-            if mode == "point":
-                tokens[image, children] = q[image, node].topk(len(children)).indices
-            else:
-                tokens[image, children] = q[image, node].multinomial(len(children), mode == "iid", generator=generator)
+        if mode == "point":
+            tokens[:, children] = q[:, node].topk(len(children)).indices
+        elif children:
+            tokens[:, children] = q[:, node].multinomial(len(children), mode == "iid", generator=generator)
     return DraftTree(tokens, shape, mode, None if mode == "point" else log_q)
 
 
@@ -114,8 +114,9 @@ def test_a_gumbel_match_is_that_of_the_verifier(tree: StaticTree) -> None:
         for node in range(1, tree.max_nodes):  # a quarter of the nodes match
             is_match = (torch.rand(IMAGES, generator=generator) < 1 / 4).to(DEVICE)
             drafted.tokens[:, node] = torch.where(is_match, sampled[:, parents[node]], drafted.tokens[:, node])
-        own = TreeShape(*(part.expand(IMAGES, *part.shape) for part in parts(drafted.shape)), drafted.shape.widths)  # pyright: ignore
-        for shape in (drafted.shape, own):
+        parts: dict[str, Any] = {name: part for name, part in vars(drafted.shape).items() if name != "widths"}
+        own = {name: part.expand(IMAGES, *part.shape) for name, part in parts.items()}
+        for shape in (drafted.shape, replace(drafted.shape, **own)):
             made = DraftTree(drafted.tokens, shape, "point")
             found, expected = walk.match(made, rows), GumbelVerifier().verify(made, rows, rows.noise)
             for name in (*NAMES, "samples"):
@@ -124,18 +125,13 @@ def test_a_gumbel_match_is_that_of_the_verifier(tree: StaticTree) -> None:
     assert len(lengths) > 1
 
 
-def parts(shape: TreeShape) -> tuple[Tensor, ...]:
-    return shape.parents, shape.ranks, shape.depths, shape.ancestors
-
-
 def test_images_may_have_trees_of_their_own_with_gaps() -> None:
     drafted, rows = problem(7, TREES[0], "sampled", Sampling(guidance=2.0, guidance_interval=3))
     parents, ranks = (part.expand(IMAGES, -1).clone() for part in (drafted.shape.parents, drafted.shape.ranks))
     ranks[1] += ranks[1] > 0  # rank 1 has no child
     shape = drafted.shape
-    own = TreeShape(
-        parents, ranks, shape.depths.expand(IMAGES, -1), shape.ancestors, tuple(w + 1 for w in shape.widths)
-    )
+    widths = tuple(width + 1 for width in shape.widths)
+    own = replace(shape, parents=parents, ranks=ranks, depths=shape.depths.expand(IMAGES, -1), widths=widths)
     tree = DraftTree(drafted.tokens, own, "sampled", drafted.log_q)
     check(RejectionVerifier(LanternPP(**table(), k=5)), tree, rows)
 

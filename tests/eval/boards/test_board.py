@@ -193,35 +193,6 @@ def test_quality_is_that_of_eval(
     assert main(*words) == 0 and len(seen) == 8  # measured once
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--methods", "plain"], "always measured"),
-        (["--methods", "eagle9"], "did you mean"),
-        (["--pairs", "eagle1"], "wanted METHOD==METHOD"),
-        (["--metrics", "kidd"], "kidd"),
-        (["--metrics", "kid"], "kid: give its reference with --reference"),
-        (["--metrics", "fid", "--reference", "{file}"], "fid: no weights of inception"),
-        (["--reference", "{file}"], "--metrics, which is missing"),
-        (["--from", "{file}"], "has no fingerprint"),
-    ],
-)
-def test_invalid_input_is_one_line_and_exit_status_2(
-    words: list[str],
-    message: str,
-    board_words: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("LANTERN_CACHE", str(tmp_path))  # without weights
-    (tmp_path / "some.json").write_text("{}\n")
-    given = [word.format(file=tmp_path / "some.json") for word in words]
-    assert main("--model", board_words[1], "--out", tmp_path / "run.jsonl", *given) == 2
-    output = capsys.readouterr().err
-    assert message in output and len(output.splitlines()) == 1
-
-
 @pytest.mark.parametrize("spec", dict.fromkeys([spec for pair in PAIRS for spec in pair] + list(RULES)))
 def test_published_specs_name_known_methods(spec: str) -> None:
     for one in expand(spec):

@@ -62,17 +62,6 @@ def test_few_images_add_kid_and_a_warning_to_fid(tmp_path: Path, weights: dict[s
     assert not found["kid"].warning
 
 
-def test_figures_do_not_depend_on_batches(tmp_path: Path, weights: dict[str, Path]) -> None:
-    paths = save_pictures(tmp_path / "a", 9)
-    save_pictures(tmp_path / "b", 7, seed=1)
-    found = [
-        measure(paths, tmp_path / "b", ["kid", "fid"], weights=weights, options=Options(batch=batch))
-        for batch in (1, 4)
-    ]
-    assert found[0]["fid"].value == pytest.approx(found[1]["fid"].value, rel=1e-4)
-    assert found[0]["fid"].images_sha256 == found[1]["fid"].images_sha256
-
-
 def test_clip_figures_name_protocol_prompts_and_cut_prompts(tmp_path: Path) -> None:
     paths = save_pictures(tmp_path / "a", 4, prompts=True)
     weights = {"clip": save_tiny_clip(tmp_path / "clip")}

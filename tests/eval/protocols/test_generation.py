@@ -27,11 +27,6 @@ def test_invalid_shards_are_rejected(text: str) -> None:
         Shard.parse(text)
 
 
-def test_launchers_set_the_shard() -> None:
-    assert Shard.of_environment({"RANK": "2", "WORLD_SIZE": "8"}) == Shard(3, 8)
-    assert Shard.of_environment({}) is None
-
-
 def test_shards_and_another_number_of_them_match_one_run(decoder: Generator, whole: Path, tmp_path: Path) -> None:
     made = [paint(decoder, tmp_path / "four", 12, shard=Shard(i, 4), batch=3) for i in (4, 2, 1, 3)]
     assert sum(made) == 12 and min(made) >= 2

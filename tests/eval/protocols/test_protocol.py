@@ -93,12 +93,6 @@ def test_emoji_uses_the_embedded_models_sampling() -> None:
 # files
 
 
-def test_a_protocol_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps(values()))
-    assert load_protocol(str(path)) == protocol()
-
-
 def test_a_misspelt_name_gives_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean 'coco2014-30k'"):
         load_protocol("coco2014-3k")

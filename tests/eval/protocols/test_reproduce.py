@@ -1,8 +1,8 @@
 """`lantern reproduce` on a tiny model: a row is made, resumed, sharded, measured and repeated."""
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from lantern.eval.metrics import quality
 from lantern.eval.metrics.quality import Figure, Options
 from lantern.eval.protocols import generation, reproduce
 from lantern.eval.protocols.reproduce import is_prepared, unpack
+from tests.eval.protocols.test_protocol import prompt_set, values
 
 Run = Callable[..., int]
 TEXT = "a red apple\na blue cat\ntwo dog\n"
@@ -24,22 +25,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LANTERN_CACHE", str(tmp_path / "cache"))
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    prompts = {"file": "three.txt", "sha256": hashlib.sha256(TEXT.encode()).hexdigest(), "count": 3, "origin": "us"}
-    values = {
-        "name": "three",
-        "summary": "three prompts",
-        "source": "here",
-        "prompts": prompts,
-        "pictures_each": 2,
-        "sizes": [8],
-        "evaluated_size": 8,
-        "resize": "none",
-        "metrics": ["kid", "fid"],
-        "guidance": 3.0,
-        "top_k": 12,
-    }
-    (tmp_path / "three.json").write_text(json.dumps(values))
-    (tmp_path / "three.txt").write_text(TEXT)
+    prompts = asdict(prompt_set(tmp_path, "three.txt", TEXT, 3))
+    changes: dict[str, Any] = {"pictures_each": 2, "metrics": ["kid", "fid"], "top_k": 12}
+    (tmp_path / "three.json").write_text(json.dumps(values(name="three", prompts=prompts, **changes)))
     return tmp_path
 
 
