@@ -164,6 +164,11 @@ def test_debug_prints_a_traceback(capsys: Capture, monkeypatch: pytest.MonkeyPat
     assert lines[0].startswith("Traceback") and "raise error" in lines[-3] and "KeyError: 'k'" in lines[-1]
 
 
+def test_debug_is_an_option_of_stages_too(capsys: Capture) -> None:
+    assert main(["train", "data", "--config", "nowhere.json", "--out", "out", "--debug"]) == 2
+    assert capsys.readouterr().err.startswith("Traceback")
+
+
 def test_a_signal_while_arguments_are_read_ends_in_one_line(capsys: Capture) -> None:
     late = Command("late", "Late.", lambda parser: signal.raise_signal(signal.SIGTERM), lambda args: 0)
     assert run_command(late, []) == 143
