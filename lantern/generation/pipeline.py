@@ -225,7 +225,8 @@ class LanternPipeline(DiffusionPipeline):
         index, has_own_target = folders.read_index(folder), "transformer" not in parts
         generation = dict(folders.check_generation(index.get("generation") or {}, source=folder / INDEX_NAME))
         if is_there(folder / "text_encoder") and not {"text_encoder", "tokenizer"} <= set(parts):
-            text = folders.load_text_encoder(folder, torch.device("cpu"), torch.float32, by_library=True)
+            dtype = dtypes.get("text_encoder", dtypes["default"])
+            text = folders.load_text_encoder(folder, torch.device("cpu"), dtype, by_library=True)
             parts = {"text_encoder": text.model, "tokenizer": text.tokenizer} | parts
         for part, kind in OWN.items():
             if part not in parts and is_there(folder / part):
@@ -238,7 +239,7 @@ class LanternPipeline(DiffusionPipeline):
         if pipe.drafter is not None:
             own, digest = folder / "drafter", pipe._digest or weights_digest(pipe.transformer.state_dict())
             folders.check_drafter(pipe.drafter.config, pipe.transformer.config, digest, folder=own, model_name=shown)
-        for part in ("transformer", "text_encoder", "drafter"):
+        for part in ("transformer", "drafter"):
             if (module := getattr(pipe, part)) is not None:
                 torch.nn.Module.to(module, dtype=dtypes.get(part, dtypes["default"]))
         pipe._load_from(folder, shown)
