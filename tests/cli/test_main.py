@@ -51,6 +51,7 @@ REFUSED = {
     "train target --data no-such-folder" + TRAIN: "does not exist",
     "train target --records ." + TRAIN: "unknown argument '--records'",
     "doctor nowhere": "nowhere",
+    "doctor --model TOY --size 64x64": "makes images of one size: omit the size",
     "tune --model nowhere": "nowhere",
     "tune --out here": "is a folder",
     "tune --max-tv 2": "0 to 1",

@@ -131,6 +131,7 @@ VALUES: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None, "prompt_embeds": torch.ones(1, 7, 8)}, "has shape [1, 7, 8], wanted [b, 1 to 6, 8]"),
     ({"prompt": None, "prompt_embeds": torch.full((1, 6, 8), torch.nan)}, "prompt_embeds holds NaN"),
     ({"prompt_attention_mask": torch.ones(1, 6)}, "prompt_attention_mask is given without prompt_embeds"),
+    ({"prompt": []}, "got no prompt and no class label"),
     ({"output_type": "jpg"}, "wanted one of pil, pt, np, latent"),
     ({"guidance_scale": float("nan")}, "guidance is nan"),
     ({"temperature": -1.0}, "temperature is -1"),
