@@ -24,6 +24,7 @@ import inspect
 import math
 import os
 import re
+import select
 import sys
 import traceback
 import types
@@ -82,6 +83,10 @@ class Parser(argparse.ArgumentParser):
         """Print the message and exit with code 2."""
         complain(message)
         sys.exit(REFUSED)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help or an error; a failure, which argparse swallows, is that of the command."""
+        print(message, end="", file=file or sys.stderr)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> Namespace:  # type: ignore[override]
         """Parse strictly; the error for an unknown option names the nearest valid one."""
@@ -145,20 +150,23 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
 def contained(run: Callable[[Stopping], int], *, is_debug: bool = False) -> int:
     """Return what `run` returns, once stdout is written; a failure is printed as one line and becomes the exit code.
 
-    Whoever reads stdout may close it: that is no failure.
+    Whoever reads stdout may close it: that is no failure, nor is a stream that was closed from the beginning.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: `print` would write to the other one
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
     try:
         with Stopping() as stopping:
             code = run(stopping)
-            if sys.stdout is not None:  # None: it was closed
-                sys.stdout.flush()  # at exit a failure would become Python's own exit code, 120
+            sys.stdout.flush()  # at exit a failure would become Python's own exit code, 120
             return code
     except KeyboardInterrupt as stopped:
         complain(str(stopped) or "interrupted")
         return stopped.code if isinstance(stopped, Stopped) else INTERRUPTED
     except Exception as error:  # the only place where failures become exit codes
-        has_stdout = _flushed()
-        if isinstance(error, BrokenPipeError) and not has_stdout:
+        is_unread = isinstance(error, BrokenPipeError) and _is_unread()
+        _drop_unwritten()
+        if is_unread:
             return DONE
         if is_debug:
             traceback.print_exc()
@@ -171,16 +179,19 @@ def complain(message: str) -> None:
     print(f"lantern: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
-def _flushed() -> bool:
-    """Return whether stdout can be written; otherwise what is left of it is dropped, so that exiting does not fail."""
-    if sys.stdout is None:  # it was closed
-        return True
+def _is_unread() -> bool:
+    """Return whether stdout is a pipe that nobody reads any more."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)  # errors are reported unasked
+    return bool(poll.poll(0))
+
+
+def _drop_unwritten() -> None:
+    """Write what is left of stdout, or drop it if that fails, so that exiting does not fail."""
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return False
-    return True
 
 
 def explained(error: Exception) -> str:

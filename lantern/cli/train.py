@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add("--recipe", metavar="NAME", help="use a recipe's stages and configs").completer = lambda **_: recipes
         add("--config", help=f"a JSON file, or one of {', '.join(own)}").completer = lambda own=own, **_: own
         add("--out", required=True, type=Path, help="folder to write to; a stopped run is resumed")
+        add("--debug", action="store_true", help="print tracebacks")
         for option in sorted(takers[name]):
             found = options[option]
             how: dict[str, Any] = {"dest": option, "help": found.help}

@@ -113,10 +113,10 @@ def generate(
     """
     if not isinstance(model, Model):
         raise TypeError(f"model is {str(model)[:40]!r}, wanted a model, as load_model returns it")
-    if not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"batch is {batch!r}, wanted a whole number from 1")
     requested = as_requests(requested, seed)
     check_requests(model, requested, with_pixels=with_pixels)
+    if not isinstance(batch, int) or batch < 1:
+        raise ValueError(f"batch is {batch!r}, wanted a whole number from 1")
     requested = with_warnings(model, requested)
     check_init_image(init_image, keep_rows, mask_image)
     if init_image is not None:

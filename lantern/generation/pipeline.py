@@ -89,13 +89,29 @@ class Component(ModelMixin):
 class LanternTransformer(Transformer, Component):
     """The target as a diffusers component.
 
-    `generation` holds the defaults of a call of the model that it was loaded with, for pipelines built of components,
-    and `tokens_per_step` what that model records for the choice of "auto".
+    For pipelines built of components it keeps what belongs to the model that it was loaded with: `folder`, where the
+    add-ons are, None for a transformer without a model; `tokens_per_step`, recorded for the choice of "auto"; and
+    `generation`, the defaults of a call. `digest` is that of the weights as they were stored.
     """
 
     config_class = TransformerConfig
     generation: Mapping[str, Any] | None = None
     tokens_per_step: Mapping[int, float] | None = None
+    folder: Path | None = None
+    digest: str | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *, torch_dtype: torch.dtype | None = None, **others: Any
+    ) -> "LanternTransformer":
+        """Load a component folder; what else belongs to its model is in the folder around it."""
+        target: Any = super().from_pretrained(pretrained_model_name_or_path)
+        folder = Path(pretrained_model_name_or_path).parent
+        target.digest = weights_digest(target.state_dict())
+        if is_there(folder / INDEX_NAME):
+            found, target.folder = folders.read_index(folder).get(folders.WINDOWS_KEY) or {}, folder
+            target.tokens_per_step = folders.check_tokens_per_step(found, source=folder / INDEX_NAME)
+        return target.to(dtype=torch_dtype or torch.float32)
 
 
 class LanternDrafter(Eagle, Component):
@@ -157,7 +173,9 @@ class LanternPipeline(DiffusionPipeline):
         self._interrupt = False
         self._engine_of_calls: Engine | str = "auto"
         self._prompts = PromptCache()
-        self._loaded: Model | None = None  # what `from_pretrained` found beside the components
+        self._loaded: Model | None = None  # what is in the model's folder beside the components
+        if isinstance(transformer, LanternTransformer) and transformer.folder is not None:
+            self._load_from(transformer.folder, transformer.folder.name)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> "LanternPipeline":
@@ -207,7 +225,8 @@ class LanternPipeline(DiffusionPipeline):
         index, has_own_target = folders.read_index(folder), "transformer" not in parts
         generation = dict(folders.check_generation(index.get("generation") or {}, source=folder / INDEX_NAME))
         if is_there(folder / "text_encoder") and not {"text_encoder", "tokenizer"} <= set(parts):
-            text = folders.load_text_encoder(folder, torch.device("cpu"), torch.float32, by_library=True)
+            dtype = dtypes.get("text_encoder", dtypes["default"])
+            text = folders.load_text_encoder(folder, torch.device("cpu"), dtype, by_library=True)
             parts = {"text_encoder": text.model, "tokenizer": text.tokenizer} | parts
         for part, kind in OWN.items():
             if part not in parts and is_there(folder / part):
@@ -216,18 +235,20 @@ class LanternPipeline(DiffusionPipeline):
         if options:
             LOG.warning("options that are not lantern's have no effect: %s", ", ".join(options))
         if has_own_target:
-            found = index.get(folders.WINDOWS_KEY) or {}
             pipe.transformer.generation = dict(pipe.config["generation"])
-            pipe.transformer.tokens_per_step = folders.check_tokens_per_step(found, source=folder / INDEX_NAME)
         if pipe.drafter is not None:
-            own, digest = folder / "drafter", weights_digest(pipe.transformer.state_dict())
+            own, digest = folder / "drafter", pipe._digest or weights_digest(pipe.transformer.state_dict())
             folders.check_drafter(pipe.drafter.config, pipe.transformer.config, digest, folder=own, model_name=shown)
-        for part in ("transformer", "text_encoder", "drafter"):
+        for part in ("transformer", "drafter"):
             if (module := getattr(pipe, part)) is not None:
                 torch.nn.Module.to(module, dtype=dtypes.get(part, dtypes["default"]))
-        add_ons = folders.AddOns(folder, pipe.transformer, model_name=shown)
-        pipe._loaded = Model(name=shown, target=pipe.transformer, folder=folder, add_ons=add_ons)
+        pipe._load_from(folder, shown)
         return pipe
+
+    def _load_from(self, folder: Path, name: str) -> None:
+        """Take add-ons and words from a model's folder."""
+        add_ons = folders.AddOns(folder, self.transformer, model_name=name, digest=self._digest)
+        self._loaded = Model(name=name, target=self.transformer, folder=folder, add_ons=add_ons)
 
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **options: Any) -> "LanternPipeline":
@@ -360,6 +381,10 @@ class LanternPipeline(DiffusionPipeline):
     @property
     def _tokens_per_step(self) -> Mapping[int, float]:
         return getattr(self.transformer, "tokens_per_step", None) or {}
+
+    @property
+    def _digest(self) -> str | None:
+        return getattr(self.transformer, "digest", None)
 
     @torch.no_grad()
     def tune(self, **how: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -362,8 +363,8 @@ def read_prompts(path: str) -> list[str]:
     """
     name, ending = "standard input" if path == "-" else path, Path(path).suffix.lower()
     text = _read(path, name)
-    lines = [(f"line {i}", line.strip()) for i, line in enumerate(text.splitlines(), start=1) if line[:1] != "#"]
-    found: list[tuple[str, Any]] = [(place, line) for place, line in lines if line]
+    lines = enumerate(StringIO(text, newline=None), start=1)  # JSON texts hold what else `splitlines` splits at
+    found: list[tuple[str, Any]] = [(f"line {i}", line) for i, line in lines if line.strip() and line[0] != "#"]
     if ending == ".json":
         values = _parsed(text, name)
         if not isinstance(values, list):
@@ -376,7 +377,9 @@ def read_prompts(path: str) -> list[str]:
         column = next((i for known in COLUMNS for i, cell in enumerate(header) if cell.strip().lower() == known), None)
         if column is None:
             raise ValueError(f"{name} has no column {', '.join(COLUMNS)} in its first line")
-        found = [(place, (row[column:] or [""])[0]) for (place, _), row in zip(found[1:], rows, strict=True)]
+        found = [(place, (row[column:] or [""])[0].strip()) for (place, _), row in zip(found[1:], rows, strict=True)]
+    else:
+        found = [(place, line.strip()) for place, line in found]
     prompts = []
     for place, value in found:
         if isinstance(value, dict):

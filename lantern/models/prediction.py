@@ -114,6 +114,8 @@ def _modules(folder: Path, size: tuple[int, int] | None) -> tuple[Any, nn.Module
     if is_transformers_folder(folder):
         made = shape_of(folder, size)
         return made.target, made.vq
+    if size is not None:
+        raise ValueError(f"model {folder.name} makes images of one size: omit the size")
     if not (folder / "transformer" / CONFIG_NAME).is_file():
         raise ValueError(f"{folder} is not a model: it has neither {CONFIG_NAME} nor transformer/{CONFIG_NAME}")
     config = load_config(TransformerConfig, folder / "transformer" / CONFIG_NAME)

@@ -115,8 +115,8 @@ def test_prompts_come_from_files_in_several_forms(model: str) -> None:
     forms = {
         "p.txt": "# a comment\na red apple\n\n  blue cat \n",
         "p.json": '["a red apple", {"prompt": "blue cat"}]',
-        "p.jsonl": '{"caption": "a red apple"}\n"blue cat"\n',
-        "p.tsv": "Prompt\tCategory\na red apple\tfood\nblue cat\tanimal\n",
+        "p.jsonl": '{"caption": "a red apple", "by": "a\u2028b"}\n"blue cat"\n',
+        "p.tsv": "Category\tPrompt\tNumber\nfood\ta red apple\t1\n\tblue cat\t2\n",
     }
     grids = []
     for name, text in forms.items():

@@ -55,6 +55,7 @@ REFUSED = {
     "doctor nowhere": "nowhere",
     "doctor --model .": "is not a model: it has neither config.json nor transformer/config.json",
     "doctor --size 7by7": "wanted width and height in pixels",
+    "doctor --model TOY --size 64x64": "makes images of one size: omit the size",
     "tune --model nowhere": "nowhere",
     "tune --out here": "is a folder",
     "tune --max-tv 2": "0 to 1",
@@ -178,6 +179,11 @@ def test_debug_prints_a_traceback(capsys: Capture, monkeypatch: pytest.MonkeyPat
     assert lines[0].startswith("Traceback") and "raise error" in lines[-3] and "KeyError: 'k'" in lines[-1]
 
 
+def test_debug_is_an_option_of_stages_too(capsys: Capture) -> None:
+    assert main(["train", "data", "--config", "nowhere.json", "--out", "out", "--debug"]) == 2
+    assert capsys.readouterr().err.startswith("Traceback")
+
+
 def test_a_signal_while_arguments_are_read_ends_in_one_line(capsys: Capture) -> None:
     late = Command("late", "Late.", lambda parser: signal.raise_signal(signal.SIGTERM), lambda args: 0)
     assert run_command(late, []) == 143
@@ -185,7 +191,7 @@ def test_a_signal_while_arguments_are_read_ends_in_one_line(capsys: Capture) -> 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize("words", ["--help", "completion bash", "generate --version"])
+@pytest.mark.parametrize("words", ["--help", "completion bash", "generate --version", "generate --help-all", "methods"])
 def test_output_that_cannot_be_written_is_a_failure(words: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-m", "lantern.cli.main", *words.split()]
@@ -195,6 +201,14 @@ def test_output_that_cannot_be_written_is_a_failure(words: str) -> None:
     line = f"{sys.executable} -m lantern.cli.main {words} | true; exit ${{PIPESTATUS[0]}}"
     found = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, cwd=ROOT)
     assert (found.returncode, found.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("closed", "words", "code"), [(1, "methods", 0), (2, "methods nowhere", 2)])
+def test_a_stream_that_is_closed_takes_nothing_and_stops_nothing(closed: int, words: str, code: int) -> None:
+    line = "from lantern.cli.main import main; import sys; code = main(); sys.stdout.encoding, sys.exit(code)"
+    words = f"{sys.executable} -c '{line}' {words} {closed}>&-"
+    found = subprocess.run(["bash", "-c", words], capture_output=True, text=True, cwd=ROOT)
+    assert (found.returncode, found.stdout, found.stderr) == (code, "", "")
 
 
 @pytest.mark.parametrize("kind", [integer(0, 100), real(0, 100), OneOf(["plain", "lantern"]), existing])

@@ -13,8 +13,8 @@ from lantern.models.folder import INDEX_NAME, load_model
 from tests.tiny_folder import save_tiny_model
 
 
-def tokens(pipe: Any) -> list[int]:
-    made = pipe("a red apple", generator=torch.Generator().manual_seed(3), output_type="latent")
+def tokens(pipe: Any, **how: Any) -> list[int]:
+    made = pipe("a red apple", generator=torch.Generator().manual_seed(3), output_type="latent", **how)
     return made.tokens.flatten().tolist()
 
 
@@ -23,10 +23,12 @@ def test_diffusers_loads_what_was_assembled_and_what_was_saved(folder: Path, tmp
     from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
     pipe = LanternPipeline.from_pretrained(folder)
+    pipe.transformer.tokens_per_step = {2: 1.5}
     pipe.save_pretrained(tmp_path / "saved")
-    for place in (folder, tmp_path / "saved"):
+    for place, known in ((folder, {}), (tmp_path / "saved", {2: 1.5})):
         found = DiffusionPipeline.from_pretrained(place, trust_remote_code=True)
         assert type(found).__name__ == "LanternPipeline" and tokens(found) == tokens(pipe)
+        assert tokens(found, method="sam") == tokens(pipe, method="sam") and found.model.tokens_per_step == known
 
 
 class Hub:

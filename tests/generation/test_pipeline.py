@@ -218,6 +218,13 @@ def test_a_dtype_can_be_given_at_loading(folder: Path, name: Any, caplog: pytest
     assert load_model(folder, dtype=name).dtype == torch.bfloat16 and caplog.records == []
 
 
+def test_a_text_encoder_in_fp16_is_that_of_the_command_line(folder: Path) -> None:
+    pipe, model = LanternPipeline.from_pretrained(folder, dtype="fp16"), load_model(folder, dtype="fp16")
+    expected = {name: weight.dtype for name, weight in model.text.model.named_parameters()}  # type: ignore[union-attr]
+    assert {name: weight.dtype for name, weight in pipe.text_encoder.named_parameters()} == expected
+    assert set(expected.values()) == {torch.float16, torch.float32}  # transformers keeps a part of T5 in fp32
+
+
 def test_a_class_model_takes_labels_and_refuses_words(tmp_path: Path) -> None:
     pipe = LanternPipeline.from_pretrained(save_tiny_model(tmp_path / "c", model_type="c2i", cls_token_num=1))
     assert pipe.text_encoder is None and call(pipe, None, class_labels=[3, 4]).tokens.shape == (2, 4, 4)

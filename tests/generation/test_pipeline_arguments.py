@@ -131,6 +131,7 @@ VALUES: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None, "prompt_embeds": torch.ones(1, 7, 8)}, "has shape [1, 7, 8], wanted [b, 1 to 6, 8]"),
     ({"prompt": None, "prompt_embeds": torch.full((1, 6, 8), torch.nan)}, "prompt_embeds holds NaN"),
     ({"prompt_attention_mask": torch.ones(1, 6)}, "prompt_attention_mask is given without prompt_embeds"),
+    ({"prompt": []}, "got no prompt and no class label"),
     ({"output_type": "jpg"}, "wanted one of pil, pt, np, latent"),
     ({"guidance_scale": float("nan")}, "guidance is nan"),
     ({"temperature": -1.0}, "temperature is -1"),
@@ -286,6 +287,14 @@ def test_rounded_weights_save_to_a_folder_that_loads(folder: Path, tmp_path: Pat
     assert torch.equal(tokens(LanternPipeline.from_pretrained(tmp_path / "saved")), tokens(pipe))
 
 
+def test_add_ons_are_those_of_the_weights_as_they_were_stored(folder: Path, tmp_path: Path) -> None:
+    pipe = LanternPipeline.from_pretrained(folder)
+    pipe.transformer.output.weight.data[0, 0] = 1.00391  # fp16 and bf16 round it apart
+    pipe = LanternPipeline.from_pretrained(_saved(pipe, tmp_path / "saved"), dtype="fp16")
+    for one in (pipe, LanternPipeline(**pipe.components)):
+        assert one.model.add_ons["eagle3"] is not None and one.model.folder == tmp_path / "saved"
+
+
 def test_an_unsigned_drafter_stays_unsigned(folder: Path, tmp_path: Path) -> None:
     path = _saved(LanternPipeline.from_pretrained(folder), tmp_path / "first") / "drafter" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"target": None}))
@@ -303,6 +312,7 @@ def test_tuning_from_python_chooses_for_auto(folder: Path, tmp_path: Path) -> No
     profile = pipe.tune(images=1, methods=["gumbel-jacobi"], prompts=["a cat"], out=tmp_path / "profile.json")
     assert profile["choice"]["method"] in ("plain", "gumbel-jacobi")
     assert json.loads((tmp_path / "profile.json").read_text())["pictures"] == 1
+    pipe.transformer.folder = None  # as that of a transformer that was not loaded with a model
     other = LanternPipeline(**pipe.components)
     with pytest.raises(ValueError, match="has no folder for its profile: give out"):
         other.tune()
