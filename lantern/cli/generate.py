@@ -36,7 +36,7 @@ from lantern.cli.command import (
     size_of,
 )
 from lantern.cli.methods import METHOD
-from lantern.core.config import read_json_object
+from lantern.core.config import is_debugging, read_json_object
 from lantern.core.places import resolve_model
 from lantern.generation import images
 from lantern.methods import METHODS, Method, check_parts
@@ -185,6 +185,7 @@ def generate(
     folder = resolve_model(model)
     chosen = _chosen(method, folder, texts)
     from lantern.core.sampling import Sampling
+    from lantern.engines.engine import engine
     from lantern.generation.choice import choose_method
     from lantern.generation.init_image import with_init_image
     from lantern.generation.requests import (
@@ -207,6 +208,8 @@ def generate(
     }
     parts: Any = [part for part, is_needed in needs.items() if is_needed]
     loaded = load_model(model, parts=parts, verify=not inputs.no_verify, size=inputs.size, processes=processes, **how)
+    if debug or is_debugging():  # only eager layers can be watched
+        loaded = replace(loaded, engine=engine("eager", weights=loaded.engine.weights, reason="--debug"))
     sampling = loaded.sampling(**given)
     notes: list[str] = []
     together = 1 if files.compare else min(batch, num_images * max(len(prompts), len(class_label)))
