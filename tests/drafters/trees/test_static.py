@@ -76,6 +76,9 @@ def test_malformed_trees_raise(choices: tuple[tuple[int, ...], ...]) -> None:
 def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean 'mc_sim_7b_63'"):
         named("mc_sim_7b_36")
+    for name in ("chain_100", "grown_1000_3", "spine_4_1000_2"):
+        with pytest.raises(ValueError, match="S, D and a chain's N up to 99"):
+            named(name)
 
 
 @pytest.mark.parametrize("name", static.NOT_INCLUDED)
