@@ -112,7 +112,7 @@ class State:
         tree, rows = self.drafter.propose(), self.cache.rows
         self.tree = tree if self.forced is None else self.forced.tree(tree, self.known)
         self.watch.lap("propose")
-        self.root = self.known - 1
+        self.root = self.known - 1  # the number of its token
         places = self.places_of(self.tree, self.root)
         embedded = self.target.tok_embeddings(self.tree.tokens).repeat_interleave(rows, 0)
         positions = (places + self.target.config.cls_token_num).repeat_interleave(rows, 0)

@@ -217,7 +217,7 @@ class ViSpecDrafter(EagleDrafter):
     ) -> Float[Tensor, "b r n c"]:
         """Run a pass over pairs after adding the caption's vector to their features."""
         features = features + self.held.globe[:, None]
-        if not at:
+        if not at:  # the committed pairs
             self._read_rows(features[:, 0], tokens)
         return super()._run(features, tokens, ancestors, **at)
 

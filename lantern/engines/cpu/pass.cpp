@@ -847,7 +847,6 @@ template <class Kind> struct Worker {
         const Seen &of = seen[row];
         Lanes sums[NODES][PARTS] = {};
         Unit totals[NODES] = {};
-        const ptrdiff_t next = ptrdiff_t(pass.slots) * head_dim - pass.plane; // from values to the keys of the next head
 #if LANTERN_HALVES
         for (int j = 0, step = NODES > 1 ? SLOTS_AT_ONCE : of.length; j < of.length; j += step) {
             const int end = std::min(j + step, of.length);
@@ -856,6 +855,7 @@ template <class Kind> struct Worker {
                                                   (float *)sums[i], totals[i]);
         }
 #else
+        const ptrdiff_t next = ptrdiff_t(pass.slots) * head_dim - pass.plane; // from values to the keys of the next head
         for (int j = 0; j < of.length; j++) {
             const float *value = values + size_t(of.slots[j]) * head_dim + d;
             fetch_later(value + next, PARTS * WIDTH);
