@@ -30,6 +30,7 @@ from lantern.methods import METHODS, Method, find
 from lantern.methods.parts import ADD_ONS, DRAFTER
 from lantern.models.folder import DTYPES, Model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 
 CAPTION_WORDS = 24
 
@@ -91,7 +92,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
 
 
 def random_model(config: TransformerConfig, drafter: str, device: torch.device, dtype: torch.dtype) -> Model:
-    """Return a target and a one-layer drafter of a size, with their initial random weights.
+    """Return a target, a one-layer drafter and a codebook of a size, with their initial random weights.
 
     ValueError for a method that does not draft static trees by one network.
     """
@@ -103,12 +104,13 @@ def random_model(config: TransformerConfig, drafter: str, device: torch.device, 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         target, draft = Transformer(config), entry.module(entry.config.for_target(config, layers=1))
-    for network in (target, draft):
+        vq = VQVAE(VQConfig(config.vocab_size, encoder_ch_mult=(1,), decoder_ch_mult=(1,), ch=32))
+    for network in (target, draft, vq):
         network.to(device=device, dtype=dtype)
         network.eval().requires_grad_(False)
     if entry.name == DRAFTER:
-        return Model(name="random", target=target, drafter=draft)
-    return Model(name="random", target=target, add_ons={entry.name: draft})
+        return Model(name="random", target=target, vq=vq, drafter=draft)
+    return Model(name="random", target=target, vq=vq, add_ons={entry.name: draft})
 
 
 def random_captions(config: TransformerConfig, images: int, device: torch.device, *, seed: int = 0) -> Condition:

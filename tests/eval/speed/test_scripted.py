@@ -60,7 +60,7 @@ def test_a_script_deeper_than_its_tree_is_rejected() -> None:
         shapes.ShapeBench(ShapeOptions("B", taus=(4.0,), tree="chain_2", changes=TINY), CPU)
 
 
-@pytest.mark.parametrize("drafter", ["eagle1", "parallelspec"])
+@pytest.mark.parametrize("drafter", ["eagle1", "parallelspec", "lantern++"])
 def test_a_size_is_measured_with_scripted_acceptance(drafter: str) -> None:
     options = ShapeOptions(
         shape="B",
