@@ -55,6 +55,8 @@ REFUSED = {
     "doctor nowhere": "nowhere",
     "doctor --model .": "is not a model: it has neither config.json nor transformer/config.json",
     "doctor --size 7by7": "wanted width and height in pixels",
+    "doctor --size 64x64": "--size is an option of --model, which is missing",
+    "doctor --batch 2": "--batch is an option of --model",
     "doctor --model TOY --size 64x64": "makes images of one size: omit the size",
     "tune --model nowhere": "nowhere",
     "tune --out here": "is a folder",

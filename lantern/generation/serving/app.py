@@ -119,9 +119,9 @@ class EditRequest(ImageRequest):
 
     model_config = ConfigDict(extra="forbid", strict=False)
 
-    image: UploadFile | None = None
+    image: list[UploadFile] = []
     images: Annotated[list[UploadFile], Field(alias="image[]")] = []
-    mask: UploadFile | None = None
+    mask: list[UploadFile] = []
     input_fidelity: str | None = None
 
 
@@ -490,12 +490,13 @@ def build_app(service: Service) -> FastAPI:
     @app.post(EDITS)
     async def edits(body: Annotated[EditRequest, Form()], request: Request) -> Response:
         """Make images of a prompt that keep a part of an image: what is opaque in the mask, or in the image itself."""
-        files = [*([] if body.image is None else [body.image]), *body.images]
-        if len(files) != 1:
-            raise RefusedError(400, f"got {len(files)} images, wanted one", param="image")
+        files, masks = [*body.image, *body.images], body.mask
+        if len(files) != 1 or len(masks) > 1:
+            got = f"{len(files)} images and {len(masks)} masks"
+            raise RefusedError(400, f"got {got}, wanted one image and at most one mask", param="image")
         images = {"image": await asyncio.to_thread(read, files[0], "image")}
-        if body.mask is not None:
-            images["mask"] = await asyncio.to_thread(read, body.mask, "mask")
+        if masks:
+            images["mask"] = await asyncio.to_thread(read, masks[0], "mask")
         with refused_for("mask"):
             kept = edited(service.model, **images)
         return await made(body, request, kept)
@@ -529,7 +530,7 @@ def invalid_body(request: Request, fault: dict[str, Any]) -> RefusedError:
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if request.url.path == EDITS and kind != "multipart/form-data":
         return RefusedError(415, f"the Content-Type is {kind[:80] or 'missing'}, wanted multipart/form-data")
-    path = ".".join(str(part) for part in fault["loc"] if part != "body")
+    path = ".".join(part for part in fault["loc"] if isinstance(part, str) and part != "body")
     if fault["type"] == "json_invalid":
         return RefusedError(400, f"the body is no JSON: {fault['ctx']['error']} at character {fault['loc'][-1]}")
     if path:
