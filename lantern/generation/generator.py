@@ -152,7 +152,7 @@ def _table(codebook: bytes, width: int, columns: int) -> Int[Tensor, "v k"]:
 class Decoder:
     """A method built for a target. It decodes one batch at a time and is not for several threads.
 
-    Plain decoding has no drafter and no verifier, nor has a method with a driver of its own. `prompts` keeps prompts
+    Plain decoding has no drafter and no verifier, nor has a method of row fronts. `prompts` keeps prompts
     between calls.
     """
 
@@ -199,8 +199,8 @@ class Decoder:
         """Return the state of a generation; an engine that keeps it has one for all."""
         if self._kept is not None:
             return self._kept
-        if (driver := self.method.made.driver) is not None:
-            made: State = RowFront(self.target, self.sampling, **driver.named)
+        if (front := self.method.made.front) is not None:
+            made: State = RowFront(self.target, self.sampling, **front)
         elif self.drafter is not None and self.verifier is not None:
             made = State(self.target, self.sampling, self.drafter, self.verifier)
         elif is_joined:

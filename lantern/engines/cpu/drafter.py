@@ -37,7 +37,7 @@ class PackedDrafterLayer(DraftLayer):
         super().__init__()
         self.__dict__.update(of.__dict__)
         self._original = (of,)  # in a tuple, so that its weights are not registered twice
-        self._packed = PackedLayer.of(of, arena).tensors
+        self._packed = PackedLayer.of(of, arena)
 
     def forward(
         self,

@@ -277,6 +277,8 @@ class KernelTarget(PreparedTarget):
         try:
             is_match = isinstance(verifier, GumbelVerifier)
             return walk.match(tree, rows) if is_match else walk.walk(verifier, tree, rows)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise
