@@ -407,7 +407,6 @@ def train(
     target: Path,
     text_encoder: Path | None = None,
     tokenizer: Path | None = None,
-    kind: str | None = None,
     init: Path | None = None,
     cache: Path | None = None,
     size: tuple[int, int] | None = None,
@@ -419,10 +418,8 @@ def train(
 
     `init` is a trained drafter of the same kind to start from, LANTERN's released ones included; it keeps its sizes.
     Features of captions and images are cached in `cache`, by default `out`; runs may share them. ValueError for
-    another `kind` than the config's, and for a component without `text_encoder`.
+    a component without `text_encoder`.
     """
-    if kind is not None and kind != config.kind:
-        raise ValueError(f"the config trains kind {config.kind}, got --kind {kind}: give a config of that kind")
     prepared, cache, device = Prepared.open(data), cache or out, training_device()
     texts = [record.captions[0][0] for record in prepared.records if record.split == "train"]
     seed, sampling = config.loop.seed, config.sampling
