@@ -60,13 +60,6 @@ class Int8Weight(Tensor):
     def __repr__(self, **_: Any) -> str:
         return f"Int8Weight({list(self.shape)}, {self.dtype}, {self.device})"
 
-    def __tensor_flatten__(self) -> tuple[list[str], torch.dtype]:
-        return ["qdata", "scale"], self.dtype
-
-    @classmethod
-    def __tensor_unflatten__(cls, inner: dict[str, Tensor], dtype: torch.dtype, *_: Any) -> Self:
-        return cls(inner["qdata"], inner["scale"], dtype)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         memo[id(self)] = made = cast(Self, nn.Parameter(self.clone(), requires_grad=False))
         return made

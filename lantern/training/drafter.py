@@ -337,7 +337,7 @@ class DrafterTask(Task):
         return self.target.head(features.to(self.target.tok_embeddings.weight.dtype))
 
     def _loss(self, draft: Draft, examples: Examples) -> Tensor:
-        """Return one value per entry, with the drafter's weights."""
+        """Return one value per entry."""
         objective, predicted = self.config.objective, draft.predicted
         loss = objective.of_distributions(draft.p, draft.log_q)
         if objective.regression and predicted.features is not None:
@@ -346,7 +346,7 @@ class DrafterTask(Task):
         if objective.regression and predicted.rows is not None:
             apart = feature_regression(predicted.rows, examples.rows[:, :, predicted.places])
             loss = loss + objective.regression * apart.mean(1)
-        return loss if predicted.weights is None else loss * predicted.weights
+        return loss
 
     def forward(self, examples: Examples) -> dict[str, Tensor]:
         """Return the sum of the depths' losses, faded by depth, and the acceptance at the first and the last depth."""

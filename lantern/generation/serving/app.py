@@ -289,7 +289,7 @@ class Service:
     def warm_up(self) -> None:
         """Make one image; its error is raised."""
         answers = queue.SimpleQueue[Any]()
-        (one,) = as_requests([0 if self.model.text is None else "a"])
+        (one,) = as_requests(["a"])
         self.worker.submit([Job(one, None, self.model.sampling(), lambda kind, value, index: answers.put(value))])
         if isinstance(found := answers.get(), Exception):
             raise found
@@ -360,10 +360,15 @@ class Setup:
     limits: Limits
 
     def start(self) -> Service:
-        """Load the model, start its thread, and make a first image; the error of that, or ValueError without pixels."""
+        """Load the model, start its thread, and make a first image; the error of that.
+
+        ValueError for a model without pixels, or of classes.
+        """
         model = load_model(self.model, device=self.device, dtype=self.dtype, engine=self.engine)
         if model.vq is None:
             raise ValueError(f"model {model.name} has no vqvae/ folder: it can make tokens but no images")
+        if not model.takes_prompts:
+            raise ValueError(f"model {model.name} takes class labels, and requests have prompts: serve another")
         service = Service(model, self.limits, batch=self.batch, waiting=self.waiting)
         service.worker.start()
         service.warm_up()
