@@ -3,7 +3,6 @@
 Ours are the distance of fewer images than features, density and coverage, and every bootstrap.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -121,45 +120,30 @@ def _kernel_mean(
 def prdc(
     real: Float[Tensor, "n c"], fake: Float[Tensor, "m c"], *, nearest: int = 5, seed: int = 0
 ) -> dict[str, Estimate]:
-    """Return precision and recall (arXiv:1904.06991) by torch-fidelity, density and coverage (arXiv:2002.09797).
+    """Return precision and recall (arXiv:1904.06991), density and coverage (arXiv:2002.09797).
 
-    All use k nearest neighbours. The intervals are bootstraps over images with fixed neighbourhoods. ValueError for
-    sets of k images or fewer.
+    All use k nearest neighbours, by torch-fidelity's distances. The intervals are bootstraps over images with fixed
+    neighbourhoods. ValueError for sets of k images or fewer.
     """
-    from torch_fidelity.metric_prc import prc_features_to_metric
+    from torch_fidelity.metric_prc import calc_cdist_part
 
     if min(len(real), len(fake)) <= nearest:
         raise ValueError(f"sets of {len(real)} and {len(fake)} features, expected more than {nearest} in each")
-    how = {"prc_neighborhood": nearest, "prc_batch_size": BLOCK, "save_cpu_ram": True, "verbose": False}
-    package = prc_features_to_metric(fake.double(), real.double(), **how)
-    real_radius, fake_radius = (_radii(one, nearest) for one in (real, fake))
-    inside = torch.zeros(len(fake), dtype=torch.float64)
-    is_recalled = torch.zeros(len(real), dtype=torch.bool)
-    is_covered = torch.zeros(len(real), dtype=torch.bool)
-    for i in range(0, len(real), BLOCK):
-        for j in range(0, len(fake), BLOCK):
-            rows, columns = slice(i, i + BLOCK), slice(j, j + BLOCK)
-            apart = torch.cdist(real[rows].double(), fake[columns].double())
-            is_near = apart <= real_radius[rows, None]
-            inside[columns] += is_near.sum(0)
-            is_recalled[rows] |= (apart <= fake_radius[columns]).any(1)
-            is_covered[rows] |= is_near.any(1)
-    means = {"precision": inside > 0, "recall": is_recalled, "density": inside / nearest, "coverage": is_covered}
-    found = {name: mean_estimate(values.double(), seed=seed) for name, values in means.items()}
-    return {name: dataclasses.replace(one, value=package.get(name, one.value)) for name, one in found.items()}
-
-
-def _radii(features: Float[Tensor, "n c"], nearest: int) -> Float[Tensor, " n"]:
-    """Return the distance of each feature to its k-th nearest other one."""
-    found = []
-    for i in range(0, len(features), BLOCK):
-        a = features[i : i + BLOCK].double()
-        best = torch.full((len(a), nearest + 1), torch.inf, dtype=torch.float64)
-        for j in range(0, len(features), BLOCK):
-            apart = torch.cdist(a, features[j : j + BLOCK].double())
-            best = torch.cat([best, apart], 1).topk(nearest + 1, largest=False).values
-        found.append(best[:, -1])  # the nearest one is the feature itself
-    return torch.cat(found)
+    real, fake = real.double(), fake.double()
+    radii = []  # of each feature to its k-th nearest other one; the nearest one is the feature itself
+    for one in (real, fake):
+        ranked = [calc_cdist_part(part, one, BLOCK).kthvalue(nearest + 1).values for part in one.split(BLOCK)]
+        radii.append(torch.cat(ranked))
+    inside, is_recalled, is_covered = torch.zeros(len(fake), dtype=torch.float64), list[Tensor](), list[Tensor]()
+    for part, radius in zip(real.split(BLOCK), radii[0].split(BLOCK), strict=True):
+        apart = calc_cdist_part(part, fake, BLOCK)
+        is_near = apart <= radius[:, None]
+        inside += is_near.sum(0)
+        is_recalled.append((apart <= radii[1]).any(1))
+        is_covered.append(is_near.any(1))
+    means = {"precision": inside > 0, "recall": torch.cat(is_recalled)}
+    means |= {"density": inside / nearest, "coverage": torch.cat(is_covered)}
+    return {name: mean_estimate(values.double(), seed=seed) for name, values in means.items()}
 
 
 def inception_score(logits: Float[Tensor, "n k"], *, seed: int, draws: int = 100) -> Estimate:
