@@ -40,7 +40,7 @@ from lantern.engines.cuda.engine import PRODUCTS, GraphEngine
 from lantern.engines.engine import EAGER, Engine
 from lantern.eval.speed.contenders import PROMPTS, condition_of
 from lantern.eval.speed.race import copy_bandwidth, pass_bytes, rounded
-from lantern.eval.speed.shapes import DoneError, ScriptedVerifier, deepest, random_captions, script
+from lantern.eval.speed.shapes import DoneError, random_captions, script, scripted
 from lantern.eval.speed.surroundings import surroundings
 from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS
@@ -374,14 +374,11 @@ class Bench:
     def _scripted(self, name: str, engine: Engine, tree: str) -> Figures:
         made, found = self.decoder(name, engine, tree=tree), Figures()
         drafter: Any = made.drafter
-        assert made.verifier is not None
         for tau in self.sizes.taus:
             if tau <= drafter.depth + 1:
-                counts = tuple(script(tau, made.target.config.block_size - 1))
-                path = tuple(deepest(drafter.tree.shape()))
-                how = (counts, path, made.target.config.block_size, made.target.walk)
-                scripted = dataclasses.replace(made, verifier=ScriptedVerifier(made.verifier, *how))
-                found[f"{tau:g}"] = self._at(tau, self.steps(scripted, most=self.sizes.steps))
+                counts = script(tau, made.target.config.block_size - 1)
+                one = scripted(made, counts, drafter.tree.shape())
+                found[f"{tau:g}"] = self._at(tau, self.steps(one, most=self.sizes.steps))
         return found
 
     def _of_window(self, make: Callable[[], Decoder], window: int) -> Figures:

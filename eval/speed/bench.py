@@ -14,7 +14,7 @@ from lantern.eval.json_lines import Line
 from lantern.eval.speed import contenders
 from lantern.eval.speed import race as racing
 from lantern.eval.speed.contenders import PLAIN, PROMPTS, Build, Contender, RoundImages, Variant
-from lantern.eval.speed.race import STEADY, Spread, copy_bandwidth, race, reporter, roofline, rounded
+from lantern.eval.speed.race import STEADY, copy_bandwidth, race, reporter, roofline, rounded, spread
 from lantern.eval.speed.surroundings import about, load_average, short_commit
 from lantern.generation.choice import choose_method
 from lantern.models.folder import Model, load_model
@@ -155,17 +155,17 @@ def contender_figures(one: Contender, lines: Sequence[Line], batch: int, copy_gb
     `rows` are the rows of a step for each node.
     """
     of_rounds, images = racing.rounds_of(lines, one.name), racing.images_of(lines, one.name)
-    spread, tokens = Spread.of(racing.seconds_of(lines, one.name)), one.parts.target.config.block_size
+    seconds, tokens = racing.seconds_of(lines, one.name), one.parts.target.config.block_size
     # a batch takes as many steps as its images take on average
     steps = median(fmean(image["steps"] for image in line["images"]) for line in of_rounds.values())
-    bound = roofline(one, rows=rows, copy_gbps=copy_gbps, step_seconds=spread.median / max(steps, 1.0))
+    bound = roofline(one, rows=rows, copy_gbps=copy_gbps, step_seconds=median(seconds) / max(steps, 1.0))
     return {
         "method": one.label,
         "variant": one.variant.kind,
         "dtype": one.variant.dtype,
         "exact": one.method.exact,
-        "seconds": spread.as_dict(),
-        "images_per_second": rounded(batch / spread.median),
+        "seconds": spread(seconds),
+        "images_per_second": rounded(batch / median(seconds)),
         "tokens_per_step": rounded(tokens / fmean(image["steps"] for image in images)),
         "total_variation": rounded(fmean(image["total_variation"] for image in images) / tokens),
         "relaxed_share": rounded(fmean(image["relaxed"] for image in images) / tokens),
