@@ -25,7 +25,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -40,12 +39,12 @@ from lantern.engines.cuda.engine import PRODUCTS, GraphEngine
 from lantern.engines.engine import EAGER, Engine
 from lantern.eval.speed.contenders import PROMPTS, condition_of
 from lantern.eval.speed.race import copy_bandwidth, pass_bytes, rounded
-from lantern.eval.speed.shapes import DoneError, random_captions, script, scripted
+from lantern.eval.speed.shapes import DoneError, random_captions, random_model, randomise, script, scripted
 from lantern.eval.speed.surroundings import surroundings
 from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS
 from lantern.models.folder import pick_device
-from lantern.models.llamagen.transformer import Transformer, TransformerConfig, rope_table
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
 Figures = dict[str, Any]
 SKIPPED_STEPS = 8  # at the begin of an image: those before the graph, and a few behind
@@ -111,34 +110,6 @@ TOY = Sizes(
 )
 
 
-def randomise(module: Any, device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> Any:
-    """Give a module of the meta device random weights on a device: norms ones, matrices scaled by their inputs."""
-    generator = torch.Generator(device).manual_seed(seed)
-    module.to(dtype).to_empty(device=device).eval().requires_grad_(False)
-    for name, weight in (*module.named_parameters(), *module.named_buffers()):
-        if not weight.is_floating_point():
-            weight.data.zero_()
-        elif weight.ndim < 2:
-            weight.data.fill_(1.0 if "norm" in name else 0.0)
-        else:
-            weight.data.normal_(0.0, 0.7 / weight[0].numel() ** 0.5, generator=generator)
-    return module
-
-
-def random_model(config: TransformerConfig, device: torch.device) -> tuple[Transformer, Any]:
-    """Return a target and an EAGLE-1 drafter of random weights."""
-    from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-
-    with torch.device("meta"):
-        target, drafter = Transformer(config), Eagle(EagleConfig.for_target(config))
-    for module, prefix in ((target, config.cls_token_num), (drafter, drafter.config.cls_token_num)):
-        randomise(module, device, torch.bfloat16)
-        module.rotary.table = rope_table(config.grid, prefix, config.head_dim, config.rope_base).to(device)
-    target.tok_embeddings.weight.data.mul_(config.dim**0.5)
-    target.output.weight.data.mul_(3)
-    return target, drafter
-
-
 def random_janus(width: int, inner: int, layers: int, heads: int, device: torch.device) -> Any:
     """Return a Janus-Pro's target of random weights, with a short vocabulary: only its tokens are decoded."""
     import transformers
@@ -155,8 +126,8 @@ def random_janus(width: int, inner: int, layers: int, heads: int, device: torch.
         vq_config=transformers.JanusVQVAEConfig(projection_dim=width, image_token_embed_dim=width),
     )
     with torch.device("meta"):
-        model: Any = transformers.JanusForConditionalGeneration(config)
-    randomise(model, device, torch.bfloat16)
+        model: Any = transformers.JanusForConditionalGeneration(config).to(torch.bfloat16)
+    randomise(model.to_empty(device=device))
     body = model.model.language_model
     with device:  # its buffers are not weights
         body.rotary_emb = type(body.rotary_emb)(body.config)
@@ -228,7 +199,8 @@ class Bench:
             if self.is_cuda:
                 torch.cuda.empty_cache()
             changes = {"model_type": "t2i", "cls_token_num": 120, "block_size": key[1], **self.sizes.changes}
-            self._models[key] = random_model(TransformerConfig.named(shape, **changes), self.device)
+            made = random_model(TransformerConfig.named(shape, **changes), "eagle1", self.device, torch.bfloat16)
+            self._models[key] = made.target, made.drafter
         return self._models[key]
 
     def condition(self, config: Any, images: int) -> Condition:
@@ -631,78 +603,54 @@ class Bench:
         ]
 
 
-def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm, as `RMSNorm`."""
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+@dataclass(frozen=True)
+class LayerCache:
+    """The keys and values of one layer, which stay in their place: `held` is (2 r h s d)."""
 
+    held: Tensor
 
-def turned(x: Float[Tensor, "r h d"], factors: Float[Tensor, "half 2"]) -> Tensor:
-    """Rotate neighbouring pairs."""
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = factors.unbind(-1)
-    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2).to(x.dtype)
-
-
-def layer(
-    x: Float[Tensor, "r c"],
-    slot: Tensor,
-    factors: Float[Tensor, "half 2"],
-    mask: Float[Tensor, "1 s"],
-    keys: Float[Tensor, "r h s d"],
-    values: Float[Tensor, "r h s d"],
-    weights: tuple[Tensor, ...],
-    eps: float,
-) -> Tensor:
-    """One decoder layer for one token per row."""
-    first, wqkv, wo, second, w13, w2 = weights
-    q, k, v = F.linear(norm(x, first, eps), wqkv).unflatten(-1, (3, keys.shape[1], -1)).unbind(1)
-    q, k = turned(q, factors), turned(k, factors)
-    keys.index_copy_(2, slot, k[:, :, None])
-    values.index_copy_(2, slot, v[:, :, None])
-    y = F.scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=mask)
-    x = x + F.linear(y[:, :, 0].flatten(1), wo)
-    gate, up = F.linear(norm(x, second, eps), w13).chunk(2, -1)
-    return x + F.linear(F.silu(gate) * up, w2)
+    def write(self, layer: int, slots: Tensor, fresh: Float[Tensor, "r 1 2 h d"]) -> tuple[Tensor, Tensor]:
+        """Enter those of one token, and return all."""
+        self.held.index_copy_(3, slots, fresh.permute(2, 0, 3, 1, 4).to(self.held.dtype))
+        return self.held[0], self.held[1]
 
 
 class CompiledPlain:
     """Plain decoding of one image with guidance as gpt-fast does it, step by step; the prompt is one slot of zeros.
 
     A static cache, layers by torch.compile, one CUDA graph a step (https://github.com/pytorch-labs/gpt-fast). One
-    program serves all layers, since weights and caches are its arguments.
+    program serves all layers, since a layer and its cache are its arguments.
     """
 
     def __init__(self, target: Transformer, *, guidance: float, top_k: int, compiles: bool = True) -> None:
         config, weight = target.config, target.output.weight
         self.target, self.guidance, self.top_k, self.rows = target, guidance, top_k, 2
-        size = (self.rows, config.n_head, config.block_size + 1, config.head_dim)
-        made = [torch.zeros(2, *size, dtype=weight.dtype, device=weight.device) for _ in target.layers]
-        self.caches = [both.unbind() for both in made]
+        size = (2, self.rows, config.n_head, config.block_size + 1, config.head_dim)
+        made = [torch.zeros(size, dtype=weight.dtype, device=weight.device) for _ in target.layers]
+        self.caches = [LayerCache(one) for one in made]
         self.place = torch.zeros(1, dtype=torch.long, device=weight.device)
         self.token = torch.zeros(1, dtype=torch.long, device=weight.device)
-        self.slots = torch.arange(size[2], device=weight.device)
-        names = ("attention_norm", "attention.wqkv", "attention.wo", "ffn_norm", "feed_forward.w13", "feed_forward.w2")
-        self.weights: list[Any] = [tuple(block.get_submodule(name).weight for name in names) for block in target.layers]
-        self.layer, self.ends = layer, self._sample
-        if compiles:
-            self.layer = torch.compile(layer, dynamic=False, fullgraph=True)
-            self.ends = torch.compile(self._sample, dynamic=False, fullgraph=True)
+        self.slots = torch.arange(size[3], device=weight.device)
+        compiled = partial(torch.compile, dynamic=False, fullgraph=True, disable=not compiles)
+        self.layer, self.ends = compiled(self._layer), compiled(self._sample)
 
     def __call__(self) -> None:
         """Decode the token at `place`, and count."""
-        config, eps = self.target.config, self.target.config.norm_eps
-        x = self.target.tok_embeddings(self.token).expand(self.rows, -1)
-        factors = self.target.rotary.table.index_select(0, self.place + config.cls_token_num)[0]
-        mask = torch.where(self.slots <= self.place + 1, 0.0, -torch.inf)[None].to(x.dtype)
-        for (keys, values), weights in zip(self.caches, self.weights, strict=True):
-            x = self.layer(x, self.place + 1, factors, mask, keys, values, weights, eps)
+        target, config = self.target, self.target.config
+        x = target.tok_embeddings(self.token).repeat(self.rows, 1, 1)
+        factors = target.rotary((self.place + config.cls_token_num).expand(self.rows, 1))
+        mask = torch.where(self.slots <= self.place + 1, 0.0, -torch.inf).expand(self.rows, 1, -1).to(x.dtype)
+        for block, cache in zip(target.layers, self.caches, strict=True):
+            x = self.layer(block, x, factors, mask, cache, self.place + 1)
         self.token.copy_(self.ends(x))
         self.place.add_(1).clamp_(max=config.block_size - 1)
 
-    def _sample(self, x: Float[Tensor, "r c"]) -> Tensor:
-        logits = F.linear(norm(x, self.target.norm.weight, self.target.config.norm_eps), self.target.output.weight)
-        wide = logits.float()
+    @staticmethod
+    def _layer(block: Any, x: Tensor, factors: Tensor, mask: Tensor, cache: LayerCache, slot: Tensor) -> Tensor:
+        return block(x, factors, mask, layer=0, cache=cache, slots=slot)
+
+    def _sample(self, x: Float[Tensor, "r 1 c"]) -> Tensor:
+        wide = self.target.head(self.target.norm(x))[:, 0]
         guided = wide[1] + (wide[0] - wide[1]) * self.guidance
         least = guided.topk(self.top_k).values[-1]
         noise = -torch.empty_like(guided).exponential_().log()

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from lantern.core.io import NoInitialisation
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, DraftTree, Rows, Step, TreeShape, Verdict, Verifier
@@ -155,7 +156,7 @@ def seconds_per_token(contender: Contender, images: RoundImages, counts: Sequenc
 
 
 def random_model(config: TransformerConfig, drafter: str, device: torch.device, dtype: torch.dtype) -> Model:
-    """Return a target and a one-layer drafter of a size, with their initial random weights.
+    """Return a target and a one-layer drafter of a size, with random weights that are made on the device.
 
     ValueError for a method that does not draft static trees by one network.
     """
@@ -164,15 +165,25 @@ def random_model(config: TransformerConfig, drafter: str, device: torch.device, 
     if method.tree is None or len(found) != 1 or "layers" not in {entry.name for entry in fields(found[0].config)}:
         raise ValueError(f'drafter is "{drafter}", wanted a method with a tree and layers of its own, such as "eagle1"')
     entry = found[0]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with device, NoInitialisation():
         target, draft = Transformer(config), entry.module(entry.config.for_target(config, layers=1))
     for network in (target, draft):
-        network.to(device=device, dtype=dtype)
-        network.eval().requires_grad_(False)
-    if entry.name == DRAFTER:
-        return Model(name="random", target=target, drafter=draft)
-    return Model(name="random", target=target, add_ons={entry.name: draft})
+        randomise(network.to(dtype))
+    target.tok_embeddings.weight.data.mul_(config.dim**0.5)
+    target.output.weight.data.mul_(3)
+    parts = {"drafter": draft} if entry.name == DRAFTER else {"add_ons": {entry.name: draft}}
+    return Model(name="random", target=target, **parts)
+
+
+def randomise(module: nn.Module) -> None:
+    """Give a module random weights for decoding: norms ones, matrices scaled by their inputs."""
+    weights = dict(module.eval().requires_grad_(False).named_parameters())
+    generator = torch.Generator(next(iter(weights.values())).device).manual_seed(0)
+    for name, weight in weights.items():
+        if weight.ndim < 2:
+            weight.data.fill_(1.0 if "norm" in name else 0.0)
+        else:
+            weight.data.normal_(0.0, 0.7 / weight[0].numel() ** 0.5, generator=generator)
 
 
 def random_captions(config: TransformerConfig, images: int, device: torch.device, *, seed: int = 0) -> Condition:
