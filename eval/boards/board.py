@@ -37,63 +37,6 @@ VERSUS = "=="  # between the methods of a pair on the command line
 SEPARATOR = "/"  # between the values of a setting: "lantern:delta=0.1/0.2" is two methods
 # fields of the surroundings that must be equal when a run resumes
 SAME = ("lantern", "python", "torch", "torchao", "cpu", "cores", "threads", "device", "gpu")
-# what the papers compare with, at the same tree or window
-PAIRS = (
-    ("eagle2-paper", "eagle1-paper"),
-    ("eagle2-paper:tree=eagle2_25_8_5", "eagle1-paper"),  # as many nodes
-    ("eagle3-paper", "eagle2-paper:tree=eagle2_59_10_8"),
-    ("poss-paper", "eagle2-paper:tree=eagle2_59_10_7"),
-    ("vispec-paper", "eagle2-paper:tree=eagle2_29_8_4"),
-    ("fr-spec-paper", "eagle2-paper"),
-    ("ddd-paper", "eagle2-paper:tree=eagle2_59_10_11"),
-    ("c2t-paper", "eagle2-paper"),
-    ("radar-paper", "eagle2-paper:tree=eagle2_59_10_8"),
-    ("adt-tree-paper", "eagle2-paper"),
-    ("parallelspec-paper", "eagle1-paper"),
-    ("medusa-paper", "medusa:tree=grown_63_4"),
-    ("vertical", "medusa"),
-    ("vadusa", "medusa"),
-    ("self-cascade", "eagle1:tree=chain_4"),
-    ("svip-paper", "eagle1:tree=chain_12"),
-    ("svip-released", "eagle1:tree=chain_12"),
-    ("sam-eagle1", "eagle1:tree=grown_12_2"),
-    ("scd:window=16", "sjd:window=16"),
-    ("scd:window=64", "sjd:window=64"),
-    ("sjd++:window=16", "sjd:window=16"),
-    ("gumbel-jacobi:window=16", "scd:window=16"),
-    ("sjd-pac", "gumbel-jacobi:window=26"),  # as many nodes
-    ("gsd", "sjd-paper"),
-    ("specmquant-paper", "specmquant"),
-    ("lantern-paper", "eagle2-paper:tree=eagle2_58_10_5"),
-    ("lantern-released", "eagle2-paper:tree=eagle2_58_10_5"),
-    ("lantern++-paper", "eagle1-rejection:tree=naive_extend_57"),
-    ("lantern++-paper", "lantern++-paper:tree=eagle2_57_10_5"),
-    ("cool-paper", "eagle1-rejection:tree=chain_5"),
-    ("bounded-window:window=16", "gumbel-jacobi:window=16"),
-    ("bounded-scd", "scd"),
-    ("eagle1", "eagle1-rejection"),
-    ("eagle1-traversal", "eagle1-rejection"),
-    ("eagle1-traversal:tree=chain_8", "eagle1-rejection:tree=chain_8"),
-    ("eagle2", "eagle2-paper"),
-)
-# one curve per relaxed rule, on the same tree or window, and the exact methods that they start from
-RULES = (
-    "eagle1-rejection",
-    "gumbel-jacobi:window=16/32/64",
-    "lantern:delta=0.02/0.05/0.1/0.2",
-    "lantern++:lambda_=1.5/2/5/20",
-    "grouped:group=2/10/24/50",
-    "tolerance:samples=2/3/5/10",
-    "vadusa:samples=2/3/5/10",
-    "cool:omega=1.1/1.5/2/4",
-    "vvs:skip=1,tree=spine_1_8_2",
-    "vvs:skip=2,tree=spine_2_8_2",
-    "vvs:skip=3,tree=spine_3_8_2",
-    "bounded:delta=0.05/0.1/0.2/0.4",
-    "bounded-window:window=16,delta=0.05/0.1/0.15/0.2/0.4",
-    "bounded-window:window=64,delta=0.1/0.4",
-    "bounded-scd:cap=1.3/2/4",
-)
 
 
 @dataclass(frozen=True)
@@ -286,6 +229,12 @@ def expand(spec: str) -> Iterator[str]:
     for values in itertools.product(*(value.split(SEPARATOR) for _, _, value in settings)):
         pairs = [f"{setting}{sign}{value}" for (setting, sign, _), value in zip(settings, values, strict=True)]
         yield ":".join([name, ",".join(pairs)]) if pairs else name
+
+
+def shipped(name: str) -> list[str]:
+    """Return the entries of a list beside this file: "pairs" of the papers, or "rules" at several strengths."""
+    lines = Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if not line.startswith("#")]
 
 
 def parse_pair(text: str) -> tuple[str, str]:
