@@ -18,16 +18,17 @@ Line = dict[str, Any]
 class JsonLines:
     """A file of JSON lines, open for appending; a context manager.
 
-    ValueError for a file of another fingerprint. BlockingIOError if another process writes the file.
+    `lines` are those that it had when it was opened. ValueError for a file of another fingerprint. BlockingIOError if
+    another process writes the file.
     """
 
     def __init__(self, path: Path, fingerprint: Mapping[str, Any]) -> None:
         self.path = path
-        read_lines(path, fingerprint)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open until close()
         try:
             _lock(self._file, path)
+            self.lines = read_lines(path, fingerprint)[1]
             self._file.seek(0)
             self._size = self._file.read().rfind(b"\n") + 1  # without an incomplete last line
             self._file.truncate(self._size)

@@ -23,7 +23,7 @@ from typing import Any
 from lantern.core.config import one_line
 from lantern.core.io import trained_steps
 from lantern.core.sampling import Sampling
-from lantern.eval.json_lines import JsonLines, Line, read_lines
+from lantern.eval.json_lines import JsonLines, Line
 from lantern.eval.speed import contenders
 from lantern.eval.speed.contenders import AUTO, PLAIN, Contender, RoundImages, Variant, name_of
 from lantern.eval.speed.race import first_passes, images_of, race, reporter, take, unpack, warm
@@ -137,8 +137,7 @@ class Board:
         entries = [(PLAIN, one) for one in self.plain_variants] + [(spec, self.variant) for spec in self.specs]
         report = reporter(self.options.is_quiet)
         with JsonLines(self.options.out, self.fingerprint) as file:
-            _, lines = read_lines(self.options.out)
-            done = {(line["contender"], line["temperature"], line["round"]) for line in lines if "round" in line}
+            done = {(line["contender"], line["temperature"], line["round"]) for line in file.lines if "round" in line}
             field, failed = list[Contender](), set[tuple[str, float]]()
             for (spec, variant), sampling in itertools.product(entries, self.samplings):
                 key = name_of(spec, variant), sampling.temperature
@@ -153,7 +152,7 @@ class Board:
                     field.append(contenders.entered(self.stable, spec, variant, contenders.built(sampling), run))
                 except Exception as error:  # the reason is shown in the method's row
                     line = self._absent(key, error)
-                    if line not in lines:
+                    if line not in file.lines:
                         file.append(line)
 
             def wants(one: Contender, number: int) -> bool:
@@ -188,12 +187,11 @@ class Board:
         if self.model.vq is None:
             raise ValueError(f"model {self.model.name} has no vqvae/ folder, which quality figures need")
         with JsonLines(self.options.out, self.fingerprint) as file:
-            _, lines = read_lines(self.options.out)
-            known = {(line["quality"], line["temperature"], line["images"]) for line in lines if "quality" in line}
+            known = {(line["quality"], line["temperature"], line["images"]) for line in file.lines if "quality" in line}
             relaxed = [spec for spec in self.specs if self.fingerprint["methods"][spec]["promise"] == "relaxed"]
             names = [name_of(spec, self.variant) for spec in (PLAIN, *relaxed)]
             for name, sampling in itertools.product(names, self.samplings):
-                images = images_of(at_temperature(lines, sampling.temperature), name)[: self.options.images]
+                images = images_of(at_temperature(file.lines, sampling.temperature), name)[: self.options.images]
                 line = {"quality": name, "temperature": sampling.temperature, "images": len(images)}
                 if images and tuple(line.values()) not in known:
                     reporter(self.options.is_quiet)(f"metrics of {name}")
@@ -209,17 +207,14 @@ class Board:
             for path, image in zip(paths, images, strict=True):
                 tokens = unpack([image["tokens"]]).to(self.model.device)
                 save_image(to_image(self.model.pictures(tokens)[0]), path, {})
-            prompts = [self.prompt(number) for number in range(len(images))]
+            subjects = self.options.prompts  # used in order and repeated, as are classes
+            if not self.model.takes_prompts:
+                subjects = [f"class {number}" for number in range(self.model.target.config.num_classes)]
+            prompts = [subjects[number % len(subjects)] for number in range(len(images))]
             how = {"seed": self.options.seed, "options": Options(device=self.model.device)}
             found = measure(paths, reference, metrics, prompts=prompts, weights=weights, **how)
         ends = {name: one.interval or (None, None) for name, one in found.items()}
         return {name: {"value": one.value, "low": ends[name][0], "high": ends[name][1]} for name, one in found.items()}
-
-    def prompt(self, number: int) -> str:
-        """Return the prompt of an image, or "class N" for a model of classes; both are used in order, repeated."""
-        if not self.model.takes_prompts:
-            return f"class {number % self.model.target.config.num_classes}"
-        return self.options.prompts[number % len(self.options.prompts)]
 
 
 def expand(spec: str) -> Iterator[str]:

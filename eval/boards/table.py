@@ -268,11 +268,6 @@ def rendered(text: str, found: Mapping[str, Any]) -> str:
     return ROWS.sub(filled, text)
 
 
-def write(page: Path, found: Mapping[str, Any]) -> None:
-    """Write the rows into a document."""
-    page.write_text(rendered(page.read_text(encoding="utf-8"), found), encoding="utf-8")
-
-
 def markdown(found: Mapping[str, Any]) -> str:
     """Return the tables of each temperature, with a line that states what was measured with, and those of pairs."""
     lines = [line for board in found["boards"] for line in board_lines(found, board)]

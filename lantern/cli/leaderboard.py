@@ -59,7 +59,7 @@ def leaderboard(
 ) -> int:
     """Measure methods in one run, as JSON lines and a table."""
     from lantern.eval.boards.board import Board, BoardOptions, parse_pair, shipped
-    from lantern.eval.boards.table import figures_of, markdown, write
+    from lantern.eval.boards.table import figures_of, markdown, rendered
     from lantern.eval.metrics.quality import in_order, obstacle
     from lantern.eval.speed.contenders import Variant
 
@@ -97,7 +97,7 @@ def leaderboard(
             board.judge(metrics, reference, dict(weights))
     found = figures_of(results or out)
     if docs is not None:
-        write(docs, found)
+        docs.write_text(rendered(docs.read_text(encoding="utf-8"), found), encoding="utf-8")
     if json or docs is None:
         print(dumps(found, ensure_ascii=False) if json else markdown(found))
     for failure in found["failures"]:
