@@ -7,7 +7,7 @@ readers and removed when the next writer opens the file.
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -71,7 +71,15 @@ def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tupl
     """
     if not path.is_file():
         return {}, []
-    lines = list(_whole_lines(path))
+    lines = list[Line]()
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}, line {number} is damaged: delete that line")
+        lines.append(value)
     if not lines:
         return {}, []
     there = lines[0].get("fingerprint")
@@ -85,20 +93,6 @@ def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tupl
                 "use another --out or the same settings"
             )
     return there, lines[1:]
-
-
-def _whole_lines(path: Path) -> Iterator[Line]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                value = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number} is damaged: delete that line") from error
-            if not isinstance(value, dict):
-                raise ValueError(f"{path}, line {number} is not a JSON object: delete that line")
-            yield value
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -48,7 +48,8 @@ class PromptSet:
     def __post_init__(self) -> None:
         if Path(self.file).name != self.file or not self.file:
             raise ValueError(f"prompt file is {self.file!r}, expected a name without a folder")
-        _check_sha256(self.sha256)
+        if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
+            raise ValueError(f"sha256 is {self.sha256[:80]!r}, expected 64 hexadecimal digits")
         if self.count < 1:
             raise ValueError(f"{self.file}: count is {self.count}, expected at least 1")
 
@@ -64,10 +65,6 @@ class RealImages:
     images: int
     origin: str
     sha256: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.sha256 is not None:
-            _check_sha256(self.sha256)
 
 
 @dataclass(frozen=True)
@@ -171,13 +168,8 @@ class Protocol:
         ]
 
     def _sampling(self, guidance: float) -> Sampling:
-        return Sampling(
-            guidance=guidance,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            guidance_interval=self.guidance_interval,
-        )
+        shared = ("temperature", "top_k", "top_p", "guidance_interval")
+        return Sampling(guidance=guidance, **{name: getattr(self, name) for name in shared})
 
 
 def known_protocols() -> list[str]:
@@ -233,11 +225,6 @@ def size_name(model: Model) -> str | None:
     config = model.target.config
     shape = {"dim": config.dim, "n_layer": config.n_layer, "n_head": config.n_head}
     return next((name for name, size in SIZES.items() if size == shape), None)
-
-
-def _check_sha256(digest: str) -> None:
-    if not re.fullmatch(r"[0-9a-f]{64}", digest):
-        raise ValueError(f"sha256 is {digest[:80]!r}, expected 64 hexadecimal digits")
 
 
 def resizing(name: str, size: int) -> Callable[[np.ndarray], np.ndarray] | None:
