@@ -675,30 +675,17 @@ def exact_methods(parts: Container[str]) -> list[str]:
     return [m.name for m in exact if all(part in parts for part in m.made.parts)]
 
 
-def graph_ms(run: Callable[[], object], replays: int = 20, rounds: int = 5) -> float:
-    """Return the milliseconds of one run, on a GPU as a replayed CUDA graph."""
+def graph_ms(run: Callable[[], object]) -> float:
+    """Return the milliseconds of one run, on a GPU in a replayed CUDA graph of several."""
+    if torch.cuda.is_available():
+        from triton.testing import do_bench_cudagraph
+
+        torch.cuda.synchronize()  # it runs in a stream of its own
+        return do_bench_cudagraph(run, return_mode="median")
     run()
-    if not torch.cuda.is_available():
-        begun = time.perf_counter()
-        run()
-        return 1e3 * (time.perf_counter() - begun)
-    for _ in range(2):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    spent = []
-    for _ in range(rounds):
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        graph.replay()
-        events[0].record()
-        for _ in range(replays):
-            graph.replay()
-        events[1].record()
-        torch.cuda.synchronize()
-        spent.append(events[0].elapsed_time(events[1]) / replays)
-    return median(spent)
+    begun = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - begun)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

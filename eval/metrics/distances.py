@@ -3,10 +3,10 @@
 Ours are the distance of fewer images than features, density and coverage, and every bootstrap.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from lantern.eval.intervals import DRAWS, Estimate, ends, mean_estimate
@@ -36,35 +36,30 @@ def frechet_distance(x: Float[Tensor, "n c"], y: Features, *, seed: int, draws: 
     Resampling raises the distance itself, so the draws are shifted to the value. The interval describes the variation
     over images at these numbers of images, not the distance at larger numbers. A Gaussian is not resampled.
     """
-    generator = torch.Generator().manual_seed(seed)
-    held = "" if isinstance(y, Tensor) else "reference fixed, "
-    return _centred(_frechet_of(x, y), [_frechet_of(x, y, generator) for _ in range(draws)], held)
-
-
-def _frechet_of(x: Float[Tensor, "n c"], y: Features, generator: torch.Generator | None = None) -> float:
-    """Return the distance of two sets, or, with a generator, of one resample of them."""
     sets = [one for one in (x, y) if isinstance(one, Tensor)]
     if min(map(len, sets)) < 2:
         raise ValueError(f"sets of {' and '.join(str(len(one)) for one in sets)} features, expected at least 2 in each")
-    picks = [_resample(len(one), generator) if generator else None for one in sets]
-    if not isinstance(y, Tensor) or max(map(len, sets)) >= x.shape[1]:
-        known = [moments_of(one, pick).gaussian for one, pick in zip(sets, picks, strict=True)]
-        return frechet(known[0], known[1] if isinstance(y, Tensor) else y)
+    if isinstance(y, Tensor):
+        return _centred(_frechet_of, sets, seed=seed, draws=draws)
+    return _centred(lambda some: _frechet_of(some, y), sets, seed=seed, draws=draws, held="reference fixed, ")
+
+
+def _frechet_of(x: Float[Tensor, "n c"], y: Features) -> float:
+    if not isinstance(y, Tensor) or max(len(x), len(y)) >= x.shape[1]:
+        return frechet(moments_of(x).gaussian, moments_of(y).gaussian if isinstance(y, Tensor) else y)
     # Fewer pictures than values: tr (A B)^(1/2) is the sum of singular values of the centred Xc Yc^T
-    a, b = (one.double() if pick is None else one[pick].double() for one, pick in zip(sets, picks, strict=True))
+    a, b = x.double(), y.double()
     apart = (a.mean(0) - b.mean(0)).square().sum()
     a, b = ((one - one.mean(0)) / (len(one) - 1) ** 0.5 for one in (a, b))
     shared = torch.linalg.svdvals(a @ b.T).sum()
     return float(apart + a.square().sum() + b.square().sum() - 2 * shared)
 
 
-def moments_of(
-    features: Float[Tensor, "n c"], picks: Int[Tensor, " m"] | None = None, *, made_with: str = ""
-) -> Moments:
-    """Return the moments of features, or of the rows `picks`, computed in blocks."""
+def moments_of(features: Float[Tensor, "n c"], *, made_with: str = "") -> Moments:
+    """Return the moments of features, computed in blocks."""
     moments = Moments(features.shape[1], made_with=made_with)
-    for i in range(0, len(features), BLOCK):
-        moments.add(features[i : i + BLOCK] if picks is None else features[picks[i : i + BLOCK]])
+    for part in features.split(BLOCK):
+        moments.add(part)
     return moments
 
 
@@ -86,7 +81,12 @@ def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: i
     value = kid_features_to_metric(x.double(), y.double(), **how)[KEY_METRIC_KID_MEAN]
     if not draws:
         return Estimate(value)
-    x, y = (_at_most(one, generator) for one in (x, y))
+    x, y = (
+        one[torch.randperm(len(one), generator=generator)[:MOST_KERNEL].sort().values]
+        if len(one) > MOST_KERNEL
+        else one
+        for one in (x, y)
+    )
     weights = [_weights(len(one), draws, generator) for one in (x, y)]
     within = [_kernel_mean(one, one, w, w, is_same=True) for one, w in zip((x, y), weights, strict=True)]
     found = within[0] + within[1] - 2 * _kernel_mean(x, y, *weights, is_same=False)
@@ -153,9 +153,7 @@ def inception_score(logits: Float[Tensor, "n k"], *, seed: int, draws: int = 100
     def score(part: Float[Tensor, "n k"]) -> float:
         return isc_features_to_metric(part, splits=1, shuffle=False)[KEY_METRIC_ISC_MEAN]
 
-    generator = torch.Generator().manual_seed(seed)
-    sampled = [score(logits[_resample(len(logits), generator)]) for _ in range(draws)]
-    return _centred(score(logits), sampled)
+    return _centred(score, [logits], seed=seed, draws=draws)
 
 
 def _weights(count: int, draws: int, generator: torch.Generator) -> Float[Tensor, "n d"]:
@@ -166,21 +164,19 @@ def _weights(count: int, draws: int, generator: torch.Generator) -> Float[Tensor
     return torch.cat([torch.ones(1, count, dtype=torch.float64), counts]).T
 
 
-def _resample(count: int, generator: torch.Generator) -> Int[Tensor, " n"]:
-    """Return the rows of one resample, sorted."""
-    return torch.randint(0, count, (count,), generator=generator).sort().values
+def _centred(
+    statistic: Callable[..., float], sets: Sequence[Tensor], *, seed: int, draws: int, held: str = ""
+) -> Estimate:
+    """Return a statistic that is not negative, and the interval of resampled sets shifted to its value.
 
-
-def _at_most(features: Float[Tensor, "n c"], generator: torch.Generator) -> Float[Tensor, "m c"]:
-    if len(features) <= MOST_KERNEL:
-        return features
-    return features[torch.randperm(len(features), generator=generator)[:MOST_KERNEL].sort().values]
-
-
-def _centred(value: float, sampled: Sequence[float], held: str = "") -> Estimate:
-    """Return a value that is not negative with the interval of resamples shifted to it; `held` says what is fixed."""
-    if not sampled:
+    `held` says what is fixed.
+    """
+    value, sampled, generator = statistic(*sets), list[float](), torch.Generator().manual_seed(seed)
+    if not draws:
         return Estimate(value)
+    for _ in range(draws):
+        picks = [torch.randint(0, len(one), (len(one),), generator=generator).sort().values for one in sets]
+        sampled.append(statistic(*(one[pick] for one, pick in zip(sets, picks, strict=True))))
     found = torch.tensor(sampled, dtype=torch.float64)
     low, high = ends(found - found.mean() + value)
-    return Estimate(value, max(low, 0.0), high, f"95 % bootstrap, {len(sampled)} draws, {held}centred on the value")
+    return Estimate(value, max(low, 0.0), high, f"95 % bootstrap, {draws} draws, {held}centred on the value")
