@@ -8,16 +8,15 @@ rehearses all of it (with TRITON_INTERPRET=1 the kernels too).
 """
 
 import argparse
-import dataclasses
 import json
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -66,48 +65,41 @@ SECTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How much is measured. `janus` has width, inner width, layers and heads."""
-
-    tokens: int = 1024
-    repeats: int = 2
-    steps: int = 160
-    nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-    windows: tuple[int, ...] = (4, 16, 32)
-    trees: tuple[str, ...] = ("chain_4", "grown_7_4", "grown_15_4")
-    taus: tuple[float, ...] = (1.5, 2.5, 3.5)  # scripted tokens a step
-    others: tuple[tuple[str, int], ...] = (("B", 256), ("L", 256), ("XL", 256), ("XXL", 576), ("3B", 576))
-    janus: tuple[int, ...] = (2048, 5632, 24, 16)
-    batches: tuple[int, ...] = (1, 8, 16, 64)
-    exact: tuple[int, int] = (2, 2)  # images of a batch, and seeds
-    seeds: int = 4
-    served: int = 32
-    training_batch: int = 384
-    changes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-
 SHAPE = "XL"
-TOY = Sizes(
-    tokens=4,
-    repeats=1,
-    steps=2,
-    nodes=(1, 2),
-    windows=(2,),
-    trees=("chain_2",),
-    taus=(2.5,),
-    others=(("B", 4),),
-    janus=(16, 24, 1, 1),
-    batches=(1,),
-    exact=(1, 1),
-    seeds=1,
-    served=1,
-    training_batch=2,
-    changes={
-        **{"dim": 16, "multiple_of": 16, "n_layer": 1, "n_head": 1},
-        **{"vocab_size": 32, "caption_dim": 8, "cls_token_num": 2},
-    },
-)
+# how much is measured, and how much of it a rehearsal takes
+SIZES: dict[str, tuple[Any, Any]] = {
+    "tokens": (1024, 4),
+    "repeats": (2, 1),
+    "steps": (160, 2),
+    "nodes": ((1, 2, 4, 8, 16, 24, 32, 48, 64), (1, 2)),
+    "windows": ((4, 16, 32), (2,)),
+    "trees": (("chain_4", "grown_7_4", "grown_15_4"), ("chain_2",)),
+    "scripted": (("eagle1", "eagle1-rejection", "lantern", "lantern++"), ("eagle1", "lantern++")),
+    "taus": ((1.5, 2.5, 3.5), (2.5,)),  # scripted tokens a step
+    "others": ((("B", 256), ("L", 256), ("XL", 256), ("XXL", 576), ("3B", 576)), (("B", 4),)),
+    "janus": ((2048, 5632, 24, 16), (16, 24, 1, 1)),  # width, inner width, layers, heads
+    "undrafted": (("plain", "gumbel-jacobi"), ("plain",)),
+    "batches": ((1, 8, 16, 64), (1,)),
+    "exact": ((2, 2), (1, 1)),  # images of a batch, and seeds
+    "seeds": (4, 1),
+    "embedded": ((1, 8), (1,)),  # images of a batch
+    "guidance": ((3.0, 7.5), (3.0,)),
+    "served": (32, 1),
+    "training": (((False, 384), (True, 384)), ((False, 2),)),  # whether it is compiled, and images of a batch
+    "training_steps": (40, 2),
+    "changes": (
+        {},
+        {
+            "dim": 16,
+            "multiple_of": 16,
+            "n_layer": 1,
+            "n_head": 1,
+            "vocab_size": 32,
+            "caption_dim": 8,
+            "cls_token_num": 2,
+        },
+    ),
+}
 
 
 def random_janus(width: int, inner: int, layers: int, heads: int, device: torch.device) -> Any:
@@ -162,9 +154,9 @@ class Clock:
 class Bench:
     """All sections, each a method of the same name. Figures go to `found`, which `save` writes."""
 
-    def __init__(self, device: torch.device, sizes: Sizes, found: Figures, save: Callable[[], None]) -> None:
-        self.device, self.sizes, self.found, self.save = device, sizes, found, save
-        self.is_toy, self.is_cuda = bool(sizes.changes), device.type == "cuda"
+    def __init__(self, device: torch.device, is_toy: bool, found: Figures, save: Callable[[], None]) -> None:
+        self.device, self.is_toy, self.found, self.save = device, is_toy, found, save
+        self.sizes, self.is_cuda = SimpleNamespace(**{k: v[is_toy] for k, v in SIZES.items()}), device.type == "cuda"
         self.sampling = Sampling(guidance=7.5, top_k=20 if self.is_toy else 1000)
         self.until = float("inf")
         self._models: dict[tuple[str, int], tuple[Transformer, Any]] = {}
@@ -333,7 +325,7 @@ class Bench:
         steps over the tokens that the script would commit.
         """
         engine = GraphEngine(products=self.products())
-        for name in ("eagle1", "eagle1-rejection", "lantern", "lantern++")[:: 3 if self.is_toy else 1]:
+        for name in self.sizes.scripted:
             for tree in self.sizes.trees:
                 self.measure("drafted", f"{name} {tree}", partial(self._scripted, name, engine, tree))
         for window in self.sizes.windows:
@@ -424,9 +416,9 @@ class Bench:
         model = self._embedded()
         relaxed = ("lantern", "lantern++", "bounded", "bounded-window", "sjd")
         main = ("gumbel-jacobi", "eagle1", "eagle1-rejection", *relaxed)
-        for images in (1, 8) if not self.is_toy else (1,):
+        for images in self.sizes.embedded:
             condition = condition_of(model, PROMPTS, range(images))
-            for guidance in (3.0, 7.5) if not self.is_toy else (3.0,):
+            for guidance in self.sizes.guidance:
                 sampling = model.sampling(guidance=guidance, temperature=1.0, top_k=0, top_p=1.0)
 
                 def make(name: str, sampling: Sampling = sampling) -> Decoder:
@@ -478,7 +470,7 @@ class Bench:
         for shape, tokens in self.sizes.others:
             for name, settings in methods[: 1 if self.is_toy else 2]:
                 self.measure("shapes", f"{shape} {tokens} {name}", partial(of, shape, tokens, name, settings))
-        for name in ("plain", "gumbel-jacobi")[: 1 if self.is_toy else 2]:
+        for name in self.sizes.undrafted:
             self.measure("shapes", f"Janus {name}", partial(self._of_janus, name))
 
     def _of_janus(self, name: str) -> Figures:
@@ -490,7 +482,7 @@ class Bench:
     def server(self) -> None:
         """Images a second of the server's worker, with all requests queued at once."""
         model = self._embedded()
-        for name in ("plain", "gumbel-jacobi")[: 1 if self.is_toy else 2]:
+        for name in self.sizes.undrafted:
             self.measure("server", name, partial(self._served, model, name))
 
     def _served(self, model: Any, name: str) -> Figures:
@@ -525,16 +517,16 @@ class Bench:
     def training(self) -> None:
         """Images a second of training the embedded target anew, on random tokens and captions."""
         model = self._embedded()
-        for is_compiled in (False, True)[: 1 if self.is_toy else 2]:
-            self.measure("training", "compiled" if is_compiled else "torch", partial(self._trained, model, is_compiled))
+        for is_compiled, batch in self.sizes.training:
+            trained = partial(self._trained, model, is_compiled, batch)
+            self.measure("training", "compiled" if is_compiled else "torch", trained)
 
-    def _trained(self, model: Any, is_compiled: bool) -> Figures:
+    def _trained(self, model: Any, is_compiled: bool, batch: int) -> Figures:
         from lantern.training.loop import LoopConfig
         from lantern.training.target import TargetConfig, TargetTask
 
-        own, batch, steps = model.target.config, self.sizes.training_batch, 2 if self.is_toy else 40
-        if self.is_toy:
-            own = dataclasses.replace(own, n_layer=1)
+        own, steps = model.target.config, self.sizes.training_steps
+        own = replace(own, n_layer=1) if self.is_toy else own
         loop = LoopConfig(steps=steps, warmup=1, decay=1)
         config = TargetConfig(own, loop, batch=batch, slots=own.cls_token_num, compile=is_compiled)
         generator, texts = torch.Generator().manual_seed(0), [f"caption {number}" for number in range(64)]
@@ -563,7 +555,7 @@ class Bench:
         """The tests marked gpu, in a process of their own; none in a wheel."""
         folder = Path(__file__).resolve().parents[1] / "tests"
         files = [path for path in sorted(folder.rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
-        words = ("-q", "-p", "no:cacheprovider", "-m", "gpu", *map(str, files[: 1 if self.is_toy else None]))
+        words = ("-q", "-p", "no:cacheprovider", "-m", "gpu", *map(str, files))
 
         def run() -> Figures:
             left = max(self.until - time.monotonic(), 1)
@@ -745,7 +737,7 @@ def work(args: argparse.Namespace, path: Path) -> None:
     found, device = read(path), torch.device(args.device)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
-    bench = Bench(device, TOY if args.toy else Sizes(), found, lambda: write_json(path, found))
+    bench = Bench(device, args.toy, found, lambda: write_json(path, found))
     ending = time.monotonic() + 60 * args.minutes
     for name in args.sections:
         if name in found["finished"]:

@@ -23,7 +23,7 @@ from lantern.core.places import shipped_folder
 from lantern.core.sampling import Sampling
 from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import cache_folder
-from lantern.generation.requests import Request, check_prompt, read_prompts
+from lantern.generation.requests import Request, read_prompts
 from lantern.models.folder import Model
 from lantern.models.llamagen.transformer import SIZES
 
@@ -206,15 +206,7 @@ def find_prompts(expected: PromptSet, folder: Path | None = None) -> list[str]:
         raise ValueError(
             f"{path} has sha256 {found[:12]}..., expected {expected.sha256[:12]}...: get it from {expected.origin}"
         )
-    if expected.form == "table":
-        header, *rows = (line.split("\t") for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
-        names = [cell.strip().lower() for cell in header]
-        column = next((names.index(known) for known in ("prompt", "caption", "text") if known in names), None)
-        if column is None:
-            raise ValueError(f"{path} has no column prompt, caption or text in its first line: add a header")
-        prompts = [check_prompt(row[column]) for row in rows]
-    else:
-        prompts = read_prompts(str(path))
+    prompts = read_prompts(str(path), ending={"lines": ".txt", "table": ".tsv", "json": ".json"}[expected.form])
     if len(prompts) != expected.count:
         raise ValueError(f"{path} has {len(prompts)} prompts, expected {expected.count}: correct the protocol's count")
     return prompts

@@ -83,7 +83,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
             "contenders": [contender_figures(one, lines, batch, copy_gbps, rows) for one in field],
             "results": racing.results(field, lines, batch),
             "identity": list(identities(field, lines, batch)),
-            "phases": [] if stop else [phases(one, jobs[0]) for one in racing.best_of_labels(field, lines)],
+            "phases": [] if stop else list(phases(racing.best_of_labels(field, lines), jobs[0])),
         }
         races.append(of_race)
         if stop is not None:
@@ -163,7 +163,7 @@ def contender_figures(one: Contender, lines: Sequence[Line], batch: int, copy_gb
         "method": one.label,
         "variant": one.variant.kind,
         "dtype": one.variant.dtype,
-        "exact": one.method.exact,
+        "exact": one.parts.method.exact,
         "seconds": spread(seconds),
         "images_per_second": rounded(batch / median(seconds)),
         "tokens_per_step": rounded(tokens / fmean(image["steps"] for image in images)),
@@ -181,7 +181,7 @@ def identities(field: Sequence[Contender], lines: Sequence[Line], batch: int) ->
     """
     plain = {one.variant: one.name for one in field if one.is_plain}
     for one in field:
-        if one.method.is_identical and one.variant in plain:
+        if one.parts.method.is_identical and one.variant in plain:
             yield {
                 "method": one.label,
                 "variant": str(one.variant),
@@ -191,12 +191,13 @@ def identities(field: Sequence[Contender], lines: Sequence[Line], batch: int) ->
             }
 
 
-def phases(contender: Contender, job: RoundImages) -> dict[str, Any]:
-    """Return the shares of a method's time by phase without prefill, measured in a run of its own."""
-    made = contender.decode(job, is_timed=True)
-    seconds = {name: value for name, value in made.seconds.items() if name != "prefill"}
-    shares = {name: rounded(value / sum(seconds.values())) for name, value in seconds.items()}
-    return {"method": contender.label, "variant": str(contender.variant), "shares": shares}
+def phases(best: Sequence[Contender], job: RoundImages) -> Iterator[dict[str, Any]]:
+    """Yield the shares of each method's time by phase without prefill, measured in a run of its own."""
+    for one in best:
+        seconds = one.decode(job, is_timed=True).seconds
+        whole = sum(seconds.values()) - seconds.get("prefill", 0.0)
+        shares = {name: rounded(value / whole) for name, value in seconds.items() if name != "prefill"}
+        yield {"method": one.label, "variant": str(one.variant), "shares": shares}
 
 
 def broken_promises(races: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -29,7 +29,7 @@ from lantern.eval.speed.contenders import PLAIN, Contender, RoundImages, Stable,
 from lantern.eval.speed.race import reporter, rounded, seconds_of, spread
 from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.generation.generator import Decoder, Generator
-from lantern.methods import METHODS, Method, find
+from lantern.methods import METHODS, find
 from lantern.methods.parts import ADD_ONS, DRAFTER
 from lantern.models.folder import DTYPES, Model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
@@ -87,11 +87,11 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
     scripts = {f"tau {tau:g}": script(tau, tokens) for tau in options.taus}
     counts = {PLAIN: [1] * tokens} | scripts  # tokens that each step commits
 
-    def build(label: str, model: Model) -> tuple[Method, Decoder]:
+    def build(label: str, model: Model) -> Decoder:
         if label == PLAIN:
-            return METHODS[PLAIN], Generator(model, METHODS[PLAIN], sampling).parts
+            return Generator(model, METHODS[PLAIN], sampling).parts
         method = METHODS[options.drafter].with_options(tree=options.tree)
-        return method, scripted(Generator(model, method, sampling).parts, counts[label], tree.shape())
+        return scripted(Generator(model, method, sampling).parts, counts[label], tree.shape())
 
     def spent(one: Contender) -> float:
         return seconds_per_token(one, images, counts[one.label])
