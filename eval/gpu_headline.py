@@ -66,40 +66,6 @@ SECTIONS = {
 
 
 SHAPE = "XL"
-# how much is measured, and how much of it a rehearsal takes
-SIZES: dict[str, tuple[Any, Any]] = {
-    "tokens": (1024, 4),
-    "repeats": (2, 1),
-    "steps": (160, 2),
-    "nodes": ((1, 2, 4, 8, 16, 24, 32, 48, 64), (1, 2)),
-    "windows": ((4, 16, 32), (2,)),
-    "trees": (("chain_4", "grown_7_4", "grown_15_4"), ("chain_2",)),
-    "scripted": (("eagle1", "eagle1-rejection", "lantern", "lantern++"), ("eagle1", "lantern++")),
-    "taus": ((1.5, 2.5, 3.5), (2.5,)),  # scripted tokens a step
-    "others": ((("B", 256), ("L", 256), ("XL", 256), ("XXL", 576), ("3B", 576)), (("B", 4),)),
-    "janus": ((2048, 5632, 24, 16), (16, 24, 1, 1)),  # width, inner width, layers, heads
-    "undrafted": (("plain", "gumbel-jacobi"), ("plain",)),
-    "batches": ((1, 8, 16, 64), (1,)),
-    "exact": ((2, 2), (1, 1)),  # images of a batch, and seeds
-    "seeds": (4, 1),
-    "embedded": ((1, 8), (1,)),  # images of a batch
-    "guidance": ((3.0, 7.5), (3.0,)),
-    "served": (32, 1),
-    "training": (((False, 384), (True, 384)), ((False, 2),)),  # whether it is compiled, and images of a batch
-    "training_steps": (40, 2),
-    "changes": (
-        {},
-        {
-            "dim": 16,
-            "multiple_of": 16,
-            "n_layer": 1,
-            "n_head": 1,
-            "vocab_size": 32,
-            "caption_dim": 8,
-            "cls_token_num": 2,
-        },
-    ),
-}
 
 
 def random_janus(width: int, inner: int, layers: int, heads: int, device: torch.device) -> Any:
@@ -152,11 +118,17 @@ class Clock:
 
 
 class Bench:
-    """All sections, each a method of the same name. Figures go to `found`, which `save` writes."""
+    """All sections, each a method of the same name. Figures go to `found`, which `save` writes.
+
+    How much is measured, and how much of it a rehearsal takes, is in gpu_headline.json: `taus` are scripted tokens a
+    step, `janus` has width, inner width, layers and heads, `exact` images of a batch and seeds, `embedded` images of a
+    batch, `training` whether it is compiled and images of a batch.
+    """
 
     def __init__(self, device: torch.device, is_toy: bool, found: Figures, save: Callable[[], None]) -> None:
         self.device, self.is_toy, self.found, self.save = device, is_toy, found, save
-        self.sizes, self.is_cuda = SimpleNamespace(**{k: v[is_toy] for k, v in SIZES.items()}), device.type == "cuda"
+        sizes = read_json_object(Path(__file__).with_suffix(".json"))["toy" if is_toy else "full"]
+        self.sizes, self.is_cuda = SimpleNamespace(**sizes), device.type == "cuda"
         self.sampling = Sampling(guidance=7.5, top_k=20 if self.is_toy else 1000)
         self.until = float("inf")
         self._models: dict[tuple[str, int], tuple[Transformer, Any]] = {}

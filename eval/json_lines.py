@@ -8,14 +8,15 @@ import errno
 import json
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 LOCKED_BYTE = 1 << 40  # far beyond the end of the file: on some systems a locked byte cannot be read
 Line = dict[str, Any]
 
 
-class JsonLines:
+class JsonLines(AbstractContextManager["JsonLines"]):
     """A file of JSON lines, open for appending; a context manager.
 
     `lines` are those that it had when it was opened. ValueError for a file of another fingerprint. BlockingIOError if
@@ -38,9 +39,6 @@ class JsonLines:
         except BaseException:
             self._file.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

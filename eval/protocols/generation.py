@@ -119,7 +119,7 @@ def batches_of(requested: Sequence[Request], size: int) -> list[Sequence[Request
     return [requested[first : first + size] for first in range(0, len(requested), size)]
 
 
-class ImageWriter:
+class ImageWriter(AbstractContextManager["ImageWriter"]):
     """Writes batches of images to a folder and records each in a manifest; a context manager.
 
     `name` is the name of its manifest, which no other process may write; `done` are the numbers of finished images.
@@ -157,9 +157,6 @@ class ImageWriter:
             return 0
         made = make_batches(self.decoder, batch, with_pixels=True, callback=self.callback)
         return sum(self._keep(picture) for picture in made)
-
-    def __enter__(self) -> "ImageWriter":
-        return self
 
     def __exit__(self, *_: object) -> None:
         clear_staging(self.folder, self._staging.name)

@@ -50,21 +50,16 @@ def commit(folder: Path) -> str:
     """Return the commit of a checkout, with "+changes" if its code differs; outside a checkout the package version."""
     if not (folder / "pyproject.toml").is_file():
         return lantern.__version__
-    found = git(folder, "rev-parse", "HEAD")
-    if found is None:
-        return lantern.__version__
-    return found + (
-        "+changes" if git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".", *NO_CODE) else ""
-    )
-
-
-def git(folder: Path, *words: str) -> str | None:
-    """Return the output of git, or None without git or a repository."""
-    try:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    status = ("status", "--porcelain", "--untracked-files=no", "--", ".", *NO_CODE)
+    found = []
+    for words in (("rev-parse", "HEAD"), status):
+        try:
+            done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=30)
+            found.append(done.stdout.strip() if done.returncode == 0 else "")
+        except (OSError, subprocess.TimeoutExpired):  # without git
+            found.append("")
+    head, changes = found
+    return head + "+changes" * bool(changes) if head else lantern.__version__
 
 
 def load_average() -> list[float] | None:
