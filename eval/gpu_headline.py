@@ -15,7 +15,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Container, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +37,7 @@ from lantern.engines.cuda.engine import PRODUCTS, GraphEngine
 from lantern.engines.engine import EAGER, Engine
 from lantern.eval.speed.contenders import PROMPTS, condition_of
 from lantern.eval.speed.race import copy_bandwidth, pass_bytes, rounded
-from lantern.eval.speed.shapes import DoneError, random_captions, random_model, randomise, script, scripted
+from lantern.eval.speed.shapes import random_captions, random_model, randomise, script, scripted
 from lantern.eval.speed.surroundings import surroundings
 from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS
@@ -203,14 +202,12 @@ class Bench:
         """Decode at most so many steps; return their times and the tokens of all images."""
         clock, counts = Clock(self.device), list[Tensor]()
 
-        def watch(step: Step) -> None:
+        def watch(step: Step) -> bool:
             clock(step)
             counts.append(step.counts.clone())
-            if most is not None and len(clock.marks) > most:
-                raise DoneError(0.0)
+            return most is not None and len(clock.marks) > most
 
-        with suppress(DoneError):
-            decoder.generate(condition, keys=[(0, number) for number in range(condition.batch)], callback=watch, **how)
+        decoder.generate(condition, keys=[(0, number) for number in range(condition.batch)], callback=watch, **how)
         return clock, int(torch.stack(counts).sum())
 
     def with_share(self, figures: Figures, target: Any, images: int = 1) -> Figures:
@@ -549,17 +546,17 @@ class Bench:
 
         recorder = profile(activities=[ProfilerActivity.CUDA])
 
-        def watch(step: Step) -> None:
+        def watch(step: Step) -> bool:
             if step.index == SKIPPED_STEPS:
                 torch.cuda.synchronize()
                 recorder.start()
-            if step.index == SKIPPED_STEPS + steps:
+            is_last = step.index == SKIPPED_STEPS + steps
+            if is_last:
                 torch.cuda.synchronize()
                 recorder.stop()
-                raise DoneError(0.0)
+            return is_last
 
-        with suppress(DoneError):
-            decoder.generate(self.condition(decoder.target.config, 1), keys=[(0, 0)], callback=watch)
+        decoder.generate(self.condition(decoder.target.config, 1), keys=[(0, 0)], callback=watch)
         spent = sorted(recorder.key_averages(), key=lambda one: -one.self_device_time_total)
         return [
             {"kernel": one.key[:90], "launches": one.count / steps, "us": rounded(one.self_device_time_total / steps)}

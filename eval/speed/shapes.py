@@ -39,7 +39,10 @@ CAPTION_WORDS = 24
 
 @dataclass(frozen=True)
 class ShapeOptions:
-    """Options of a size: each round decodes `tokens` tokens, with caches of the full length."""
+    """Options of a size: text-conditional, with 256 tokens of a codebook of 16,384, and `changes` of its config.
+
+    Each round decodes `tokens` tokens, with caches of the full length.
+    """
 
     shape: str = "L"
     taus: Sequence[float] = (2.0, 3.0, 3.5, 4.0)
@@ -55,22 +58,15 @@ class ShapeOptions:
     device: str = "auto"
     is_quiet: bool = False
 
-    @property
-    def config(self) -> TransformerConfig:
-        """The text-conditional transformer of this size: 256 tokens, codebook of 16,384, with `changes`."""
-        return TransformerConfig.named(self.shape, **({"model_type": "t2i", "cls_token_num": 120} | dict(self.changes)))
-
-
-class DoneError(Exception):
-    """Ends a generation early; carries the measured seconds."""
-
 
 def measure(options: ShapeOptions) -> dict[str, Any]:
     """Return all figures of one size for JSON: plain decoding and one scripted method per tau, each in its variants.
 
     ValueError for a tree that is too shallow for the scripted acceptance.
     """
-    before, device, config, tree = load_average(), pick_device(options.device), options.config, named(options.tree)
+    before, device, tree = load_average(), pick_device(options.device), named(options.tree)
+    changes: dict[str, Any] = {"model_type": "t2i", "cls_token_num": 120} | dict(options.changes)
+    config = TransformerConfig.named(options.shape, **changes)
     tokens, deep, report = (
         min(options.tokens, config.block_size - 1),
         math.ceil(max(options.taus)) - 1,
@@ -139,20 +135,18 @@ def seconds_per_token(contender: Contender, images: RoundImages, counts: Sequenc
 
     RuntimeError if the image is finished before.
     """
-    begin = 0.0
+    times = list[float]()
 
-    def watch(step: Step) -> None:
-        nonlocal begin
-        if step.index == 0:
-            begin = now(contender.device)
-        if step.index == len(counts):
-            raise DoneError(now(contender.device) - begin)
+    def watch(step: Step) -> bool:
+        is_last = step.index == len(counts)
+        if step.index == 0 or is_last:
+            times.append(now(contender.device))
+        return is_last
 
-    try:
-        contender.decode(images, callback=watch)
-    except DoneError as done:
-        return done.args[0] / sum(counts)
-    raise RuntimeError("the image was finished before the measurement: give fewer tokens")
+    contender.decode(images, callback=watch)
+    if len(times) < 2:
+        raise RuntimeError("the image was finished before the measurement: give fewer tokens")
+    return (times[1] - times[0]) / sum(counts)
 
 
 def random_model(config: TransformerConfig, drafter: str, device: torch.device, dtype: torch.dtype) -> Model:
