@@ -24,7 +24,6 @@ from lantern.eval.metrics.inception import read_tensors
 from lantern.eval.metrics.weights import Found
 
 LENGTH = 77  # tokens with beginning and end
-LANTERN_PREFIX = "A photo depicts "
 RESIZE = "Pillow bicubic, shorter side, centre crop (open_clip)"
 
 

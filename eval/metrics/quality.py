@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from torch import Tensor
 import lantern
 from lantern.core.config import hint_for, install_hint, one_line
 from lantern.eval.intervals import DRAWS, Estimate, mean_estimate
-from lantern.eval.metrics import clip_score, distances, inception
-from lantern.eval.metrics.judges import Judge, Seen, extract, load_judges, load_pairs, weights_of
+from lantern.eval.metrics import clip_score, distances
+from lantern.eval.metrics.judges import NETWORKS, Judge, Seen, extract, load_judges, load_pairs, weights_of
 from lantern.eval.metrics.moments import Moments, Reference, open_reference
 from lantern.eval.metrics.pictures import Change
 from lantern.eval.metrics.weights import Found, find_weights
@@ -59,97 +59,69 @@ class Material:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: its network, inputs, computation, and description in results.
-
-    packages: the Python packages whose versions its value depends on.
-    """
+    """One metric: its network, a function of inputs and network, its description in results, and its needs."""
 
     judge: str
-    needs: frozenset[str]
-    take: Callable[[Material], Estimate]
-    resize: str
-    packages: tuple[str, ...]
+    take: Callable[[Material, str], Estimate]
     protocol: str
+    needs: tuple[str, ...] = (REFERENCE,)
 
 
-def _of_inception(judge: str, take: Callable[[Material], Estimate], protocol: str, *needs: str) -> Metric:
-    resize, package = inception.RESIZES[judge.partition(":")[2]]
-    return Metric(judge, frozenset(needs), take, resize, (package,), protocol)
+def _frechet(given: Material, judge: str) -> Estimate:
+    """Return the FID to images, or to statistics, which the bootstrap holds fixed."""
+    fixed, expected = given.reference, made_with(judge, given.judges[judge])
+    if fixed.made_with not in ("", expected):
+        raise ValueError(f"reference statistics made with {fixed.made_with!r}, expected {expected!r}")
+    ours, theirs = given.ours.features[judge], fixed.gaussian or given.theirs.features[judge]
+    most = 100 if isinstance(theirs, Tensor) and len(ours) + len(theirs) <= MANY else 20
+    return distances.frechet_distance(ours, theirs, seed=given.seed, draws=min(given.draws, most))
 
 
-def _frechet(resize: str) -> Metric:
-    judge = f"inception:{resize}"
-
-    def take(material: Material) -> Estimate:
-        """Return the FID to images, or to statistics, which the bootstrap holds fixed."""
-        fixed, expected = material.reference, made_with(judge, material.judges[judge])
-        if fixed.made_with not in ("", expected):
-            raise ValueError(f"reference statistics made with {fixed.made_with!r}, expected {expected!r}")
-        ours = material.ours.features[judge]
-        theirs = fixed.gaussian or material.theirs.features[judge]
-        most = 100 if isinstance(theirs, Tensor) and len(ours) + len(theirs) <= MANY else 20
-        return distances.frechet_distance(ours, theirs, seed=material.seed, draws=min(material.draws, most))
-
-    return _of_inception(judge, take, "Frechet distance of Inception's 2048 features", REFERENCE)
+def _kernel(given: Material, _: str) -> Estimate:
+    return distances.kernel_distance(*given.sets, seed=given.seed, draws=given.draws)
 
 
-def _neighbourhood(name: str) -> Metric:
-    protocol = "5 nearest neighbours in Inception's features"
-    return _of_inception("inception:clean", lambda material: material.neighbourhoods[name], protocol, REFERENCE)
+def _score(given: Material, judge: str) -> Estimate:
+    return distances.inception_score(given.ours.features[judge], seed=given.seed, draws=min(given.draws, 100))
 
 
-def _aligned(judge: str, protocol: str, *, prefix: str = "", is_positive: bool = False) -> Metric:
-    def take(material: Material) -> Estimate:
-        """Return the mean of 100 x the cosine of each image and its prompt."""
-        clip: Any = material.judges[judge]
-        prompts = clip.embed_prompts([prefix + prompt for prompt in material.prompts])
-        found = material.mean(clip_score.clip_scores(material.ours.features[judge], prompts))
-        if not is_positive:
-            return found
-        cut = {name: max(getattr(found, name), 0.0) for name in ("value", "low", "high")}
-        return dataclasses.replace(found, **cut)
-
-    packages = ("transformers", "open_clip_torch")
-    return Metric(judge, frozenset({PROMPTS}), take, clip_score.RESIZE, packages, protocol)
+def _aligned(given: Material, judge: str, *, prefix: str = "", least: float = -math.inf) -> Estimate:
+    """Return the mean of 100 x the cosine of each image and its prompt, not below `least`."""
+    clip: Any = given.judges[judge]
+    prompts = clip.embed_prompts([prefix + prompt for prompt in given.prompts])
+    found = given.mean(clip_score.clip_scores(given.ours.features[judge], prompts))
+    return dataclasses.replace(found, **{name: max(getattr(found, name), least) for name in ("value", "low", "high")})
 
 
-def _pairwise(name: str, packages: tuple[str, ...], protocol: str) -> Metric:
-    def take(material: Material) -> Estimate:
-        values = material.pairs[name]
-        if name == "psnr":
-            values = values[values.isfinite()]
-            if not len(values):
-                raise ValueError("every image is equal to its reference, so PSNR is infinite: leave psnr out")
-        return material.mean(values)
-
-    return Metric(name, frozenset({REFERENCE, PAIRS}), take, "none", packages, protocol)
+def _pairwise(given: Material, judge: str) -> Estimate:
+    values = given.pairs[judge]
+    if judge == "psnr":
+        values = values[values.isfinite()]
+        if not len(values):
+            raise ValueError("every image is equal to its reference, so PSNR is infinite: leave psnr out")
+    return given.mean(values)
 
 
+FRECHET, NEIGHBOURS = "Frechet distance of Inception's 2048 features", "5 nearest neighbours in Inception's features"
+KERNEL = "unbiased squared MMD x 1, kernel (x.y / 2048 + 1)^3, of all pairs"
+CLIP = "torchmetrics' CLIPScore: 100 x cosine, the mean not below 0"
+CLIP_LANTERN = "LANTERN's: 100 x cosine, 'A photo depicts' before the prompt"
+PICKSCORE = "PickScore: 100 x cosine of the fine-tuned ViT-H/14, without logit scale"
 METRICS: dict[str, Metric] = {
-    "kid": _of_inception(
-        "inception:clean",
-        lambda given: distances.kernel_distance(*given.sets, seed=given.seed, draws=given.draws),
-        "unbiased squared MMD x 1, kernel (x.y / 2048 + 1)^3, of all pairs",
-        REFERENCE,
-    ),
-    "fid": _frechet("clean"),
-    "fid-legacy": _frechet("legacy"),
-    **{name: _neighbourhood(name) for name in ("precision", "recall", "density", "coverage")},
-    "is": _of_inception(
-        "logits:legacy",
-        lambda given: distances.inception_score(
-            given.ours.features["logits:legacy"], seed=given.seed, draws=min(given.draws, 100)
-        ),
-        "exp of the mean KL, one split",
-    ),
-    "clip": _aligned("clip", "torchmetrics' CLIPScore: 100 x cosine, the mean not below 0", is_positive=True),
-    "clip-lantern": _aligned(
-        "clip", "LANTERN's: 100 x cosine, 'A photo depicts' before the prompt", prefix=clip_score.LANTERN_PREFIX
-    ),
-    "hps": _aligned("hps", "HPSv2.1: 100 x cosine of the fine-tuned ViT-H/14"),
-    "pickscore": _aligned("pickscore", "PickScore: 100 x cosine of the fine-tuned ViT-H/14, without logit scale"),
-    "lpips": _pairwise("lpips", ("torchmetrics", "torchvision"), "AlexNet, version 0.1"),
-    "psnr": _pairwise("psnr", ("torchmetrics",), "decibels, mean of images"),
+    "kid": Metric("inception:clean", _kernel, KERNEL),
+    "fid": Metric("inception:clean", _frechet, FRECHET),
+    "fid-legacy": Metric("inception:legacy", _frechet, FRECHET),
+    **{
+        name: Metric("inception:clean", lambda given, _, name=name: given.neighbourhoods[name], NEIGHBOURS)
+        for name in ("precision", "recall", "density", "coverage")
+    },
+    "is": Metric("logits:legacy", _score, "exp of the mean KL, one split", ()),
+    "clip": Metric("clip", partial(_aligned, least=0.0), CLIP, (PROMPTS,)),
+    "clip-lantern": Metric("clip", partial(_aligned, prefix="A photo depicts "), CLIP_LANTERN, (PROMPTS,)),
+    "hps": Metric("hps", _aligned, "HPSv2.1: 100 x cosine of the fine-tuned ViT-H/14", (PROMPTS,)),
+    "pickscore": Metric("pickscore", _aligned, PICKSCORE, (PROMPTS,)),
+    "lpips": Metric("lpips", _pairwise, "AlexNet, version 0.1", (REFERENCE, PAIRS)),
+    "psnr": Metric("psnr", _pairwise, "decibels, mean of images", (REFERENCE, PAIRS)),
 }
 
 
@@ -287,13 +259,13 @@ def obstacle(name: str, reference: Path | None, weights: Mapping[str, Path], ori
             find_weights(network, weights)
     except (FileNotFoundError, ConnectionError) as error:
         return one_line(error)
-    lacking = [package for package in metric.packages if installed(package) is None]
+    lacking = [package for package in NETWORKS[metric.judge][1] if installed(package) is None]
     return f"{lacking[0]} is not installed; {install_hint('eval')}" if lacking else ""
 
 
 def _figure(name: str, material: Material, weights: Found | None, options: Options) -> Figure:
     metric, ours, reference = METRICS[name], material.ours, material.reference
-    estimate, uses_reference = metric.take(material), REFERENCE in metric.needs
+    estimate, uses_reference = metric.take(material, metric.judge), REFERENCE in metric.needs
     real = material.theirs if reference.gaussian is None else reference
     prompts = ""
     if PROMPTS in metric.needs:
@@ -306,7 +278,7 @@ def _figure(name: str, material: Material, weights: Found | None, options: Optio
         interval_means=estimate.means,
         protocol=metric.protocol,
         library=library_of(metric),
-        resize=(options.resized and f"{options.resized}, then ") + metric.resize,
+        resize=(options.resized and f"{options.resized}, then ") + NETWORKS[metric.judge][0],
         weights=weights.path.name if weights else "",
         weights_sha256=weights.sha256 if weights else "",
         images=ours.count,
@@ -332,7 +304,9 @@ def _keep(judges: Mapping[str, Judge], seen: Sequence[Seen], folder: Path) -> No
 
 def library_of(metric: Metric) -> str:
     """Return the packages, with versions, that a metric's value depends on."""
-    return ", ".join([f"lantern {lantern.__version__}", *(f"{name} {installed(name)}" for name in metric.packages)])
+    return ", ".join(
+        [f"lantern {lantern.__version__}", *(f"{name} {installed(name)}" for name in NETWORKS[metric.judge][1])]
+    )
 
 
 def few_warning(images: int) -> str:
@@ -378,7 +352,7 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> F
         value=distances.frechet(ours.gaussian, theirs.gaussian),
         protocol=metric.protocol,
         library=library_of(metric),
-        resize=metric.resize,
+        resize=NETWORKS[metric.judge][0],
         weights="inception",
         weights_sha256=network.partition(" ")[2],
         images=ours.count,
