@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +218,12 @@ def measure(
             reads_prompts=prompts is None and any(PROMPTS in one.needs for one in chosen.values()),
             is_quiet=options.is_quiet,
         )
-        if options.moments is not None:
-            _keep(ours, seen, options.moments)
+        kept = [name for name in ours if name.startswith("inception:")] if options.moments else []
+        for name, (role, one) in product(kept, zip(("pictures", "reference"), seen, strict=True)):
+            if name in one.features:
+                moments = distances.moments_of(one.features[name], made_with=made_with(name, ours[name]))
+                moments.sets = (one.sha256,)
+                moments.save(Path(options.moments or "", f"{role}-{name.replace(':', '-')}.safetensors"))
         texts = [str(prompt) for prompt in (seen[0].prompts if prompts is None else prompts)]
         material = Material(*seen, values, known, ours, texts, seed, options.draws)
         return {name: _figure(name, material, found.get(METRICS[name].judge), options) for name in names}
@@ -290,16 +295,6 @@ def _figure(name: str, material: Material, weights: Found | None, options: Optio
         seed=material.seed,
         warning=_warning(name, material),
     )
-
-
-def _keep(judges: Mapping[str, Judge], seen: Sequence[Seen], folder: Path) -> None:
-    """Write Inception's moments of both sets to a folder."""
-    for name, judge in judges.items():
-        for role, one in zip(("pictures", "reference"), seen, strict=True):
-            if name.startswith("inception:") and name in one.features:
-                moments = distances.moments_of(one.features[name], made_with=made_with(name, judge))
-                moments.sets = (one.sha256,)
-                moments.save(folder / f"{role}-{name.replace(':', '-')}.safetensors")
 
 
 def library_of(metric: Metric) -> str:

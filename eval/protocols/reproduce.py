@@ -253,6 +253,8 @@ def conclude(task: ResolvedRow, entries: Mapping[int, Entry]) -> dict[str, Any]:
         "not_measured": missing,
         "surroundings": surroundings(torch.device(recipe.device)),
     }
+    for temporary in (task.row.out / "pictures").rglob(".*.png"):  # what kills left
+        temporary.unlink()
     write_json(task.row.out / ROW_NAME, found)
     return found
 
