@@ -291,17 +291,16 @@ def copy_bandwidth(device: torch.device, *, size: int | None = None) -> float:
     return 2 * count / median(seconds[1:]) / 1e9
 
 
-def pass_bytes(target: nn.Module, *, rows: int, nodes: int = 1, cached: int | None = None) -> int:
-    """Return the bytes that a pass reads: weights without embedding tables, and keys and values of `cached` token
-    slots.
+def pass_bytes(target: nn.Module, *, rows: int, cached: int, nodes: int = 1) -> int:
+    """Return the bytes that a pass reads: weights without embedding tables, and keys and values of `cached` slots.
 
-    `cached` is by default all slots of an image. The cache of a CPU is in fp32 for every dtype.
+    The cache of a CPU is in fp32 for every dtype.
     """
     config: Any = target.config
     weights = sum(stored_bytes(value) for name, value in target.named_parameters() if not name.startswith(TABLES))
-    norm, slots = target.get_parameter("norm.weight"), config.block_size if cached is None else cached
+    norm = target.get_parameter("norm.weight")
     width = 4 if norm.device.type == "cpu" else norm.dtype.itemsize
-    return weights + 2 * config.n_layer * rows * (slots + nodes) * config.dim * width
+    return weights + 2 * config.n_layer * rows * (cached + nodes) * config.dim * width
 
 
 def stored_bytes(tensor: Tensor) -> int:
