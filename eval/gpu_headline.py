@@ -83,8 +83,8 @@ def random_janus(width: int, inner: int, layers: int, heads: int, device: torch.
         vq_config=transformers.JanusVQVAEConfig(projection_dim=width, image_token_embed_dim=width),
     )
     with torch.device("meta"):
-        model: Any = transformers.JanusForConditionalGeneration(config).to(torch.bfloat16)
-    randomise(model.to_empty(device=device))
+        model: Any = transformers.JanusForConditionalGeneration(config)
+    randomise(model.to(torch.bfloat16).to_empty(device=device))
     body = model.model.language_model
     with device:  # its buffers are not weights
         body.rotary_emb = type(body.rotary_emb)(body.config)
@@ -162,7 +162,7 @@ class Bench:
             if self.is_cuda:
                 torch.cuda.empty_cache()
             changes = {"model_type": "t2i", "cls_token_num": 120, "block_size": key[1], **self.sizes.changes}
-            made = random_model(TransformerConfig.named(shape, **changes), "eagle1", self.device, torch.bfloat16)
+            made: Any = random_model(TransformerConfig.named(shape, **changes), "eagle1", self.device, torch.bfloat16)
             self._models[key] = made.target, made.drafter
         return self._models[key]
 
@@ -642,7 +642,8 @@ def graph_ms(run: Callable[[], object]) -> float:
         from triton.testing import do_bench_cudagraph
 
         torch.cuda.synchronize()  # it runs in a stream of its own
-        return do_bench_cudagraph(run, return_mode="median")
+        spent: Any = do_bench_cudagraph(run, return_mode="median")
+        return spent
     run()
     begun = time.perf_counter()
     run()

@@ -225,7 +225,7 @@ def measure(
                 moments.sets = (one.sha256,)
                 moments.save(Path(options.moments or "", f"{role}-{name.replace(':', '-')}.safetensors"))
         texts = [str(prompt) for prompt in (seen[0].prompts if prompts is None else prompts)]
-        material = Material(*seen, values, known, ours, texts, seed, options.draws)
+        material = Material(seen[0], seen[1], values, known, ours, texts, seed, options.draws)
         return {name: _figure(name, material, found.get(METRICS[name].judge), options) for name in names}
 
 

@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,7 @@ def batches_of(requested: Sequence[Request], size: int) -> list[Sequence[Request
     return [requested[first : first + size] for first in range(0, len(requested), size)]
 
 
+@dataclass
 class ImageWriter(AbstractContextManager["ImageWriter"]):
     """Writes batches of images to a folder and records each in a manifest; a context manager.
 
@@ -126,20 +127,17 @@ class ImageWriter(AbstractContextManager["ImageWriter"]):
     another fingerprint.
     """
 
-    def __init__(
-        self,
-        decoder: Generator,
-        folder: Path,
-        fingerprint: Mapping[str, Any],
-        *,
-        name: str,
-        shield: Shield = nullcontext,
-        callback: Callback | None = None,
-    ) -> None:
-        self.decoder, self.folder, self.fingerprint = decoder, folder, fingerprint
-        self.shield, self.callback = shield, callback
-        self.done = set(finished(folder, fingerprint))
-        self.manifest = JsonLines(folder / f"manifest-{name}.jsonl", fingerprint)
+    decoder: Generator
+    folder: Path
+    fingerprint: Mapping[str, Any]
+    _: KW_ONLY
+    name: str
+    shield: Shield = nullcontext
+    callback: Callback | None = None
+
+    def __post_init__(self) -> None:
+        self.done = set(finished(self.folder, self.fingerprint))
+        self.manifest = JsonLines(self.folder / f"manifest-{self.name}.jsonl", self.fingerprint)
 
     def make(self, batch: Sequence[Request]) -> int:
         """Write the missing images of a batch; return their number.

@@ -165,8 +165,8 @@ def random_model(config: TransformerConfig, drafter: str, device: torch.device, 
         randomise(network.to(dtype))
     target.tok_embeddings.weight.data.mul_(config.dim**0.5)
     target.output.weight.data.mul_(3)
-    parts = {"drafter": draft} if entry.name == DRAFTER else {"add_ons": {entry.name: draft}}
-    return Model(name="random", target=target, **parts)
+    add_ons = {entry.name: draft} if entry.name != DRAFTER else {}
+    return Model(name="random", target=target, drafter=None if add_ons else draft, add_ons=add_ons)
 
 
 def randomise(module: nn.Module) -> None:
