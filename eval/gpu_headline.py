@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.cli.command import DONE, FAILED, Command, real, run_command
+from lantern.cli.command import DONE, FAILED, OneOf, command, opt, run_command
 from lantern.core.config import read_json_object
 from lantern.core.io import write_json
 from lantern.core.prepared import original
@@ -650,34 +650,33 @@ def graph_ms(run: Callable[[], object]) -> float:
     return 1e3 * (time.perf_counter() - begun)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    add = parser.add_argument
-    add("--minutes", type=real(0.1, 10**4), required=True, metavar="M", help="time for everything, in minutes")
-    add("--out", type=Path, required=True, metavar="DIR", help="folder of headline.json; a stopped run continues")
-    add("--device", default="cuda", help="cuda (default), cuda:N or cpu")
-    add("--toy", action="store_true", help="rehearse with toy sizes")
-    add("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="(default: all)")
-    add("--worker", action="store_true", help=argparse.SUPPRESS)
+def headline(
+    minutes: float = opt(None, "time for everything, in minutes", 0.1, 10**4, required=True, metavar="M"),
+    out: Path = opt(None, "folder of headline.json; a stopped run continues", required=True, metavar="DIR"),
+    device: str = opt("cuda", "cuda (default), cuda:N or cpu"),
+    toy: bool = opt(False, "rehearse with toy sizes"),
+    sections: list[str] = opt(list(SECTIONS), "(default: all)", type=OneOf(list(SECTIONS))),
+    worker: bool = opt(False, argparse.SUPPRESS),
+) -> int:
+    """Measure the headline table of a GPU within ten minutes.
 
-
-def run(args: argparse.Namespace) -> int:
-    """Measure what is missing; return 1 if a section is."""
-    path, begun = args.out.resolve() / "headline.json", time.monotonic()
-    args.out.mkdir(parents=True, exist_ok=True)
-    if args.worker:
-        work(args, path)
+    What the file has stays. Returns 1 if a section is missing at the end.
+    """
+    path, begun = out.resolve() / "headline.json", time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    if worker:
+        work(path, sections, ending=begun + 60 * minutes, device=torch.device(device), is_toy=toy)
         return DONE
-    pick_device(args.device)  # refuses a GPU that is not there
+    pick_device(device)  # refuses a GPU that is not there
 
     def left() -> list[str]:
-        return [name for name in args.sections if name not in read(path)["finished"]]
+        return [name for name in sections if name not in read(path)["finished"]]
 
-    while left() and (seconds := begun + 60 * args.minutes - time.monotonic()) > 10:
-        how = ["--minutes", str(seconds / 60), "--out", str(args.out), "--device", args.device]
-        command = [*how, *(["--toy"] if args.toy else []), "--sections", *args.sections, "--worker"]
+    while left() and (seconds := begun + 60 * minutes - time.monotonic()) > 10:
+        how = ["--minutes", str(seconds / 60), "--out", str(out), "--device", device]
+        words = [*how, *(["--toy"] if toy else []), "--sections", *sections, "--worker"]
         try:
-            done = subprocess.run([sys.executable, "-m", "lantern.eval.gpu_headline", *command], timeout=seconds)
+            done = subprocess.run([sys.executable, "-m", "lantern.eval.gpu_headline", *words], timeout=seconds)
         except subprocess.TimeoutExpired:
             break
         if done.returncode and not skip(path, left()):
@@ -702,18 +701,17 @@ def read(path: Path) -> Figures:
     return {"finished": [], "seconds": {}, "sections": {}} | found
 
 
-def work(args: argparse.Namespace, path: Path) -> None:
-    """Measure the sections that are missing, in this process."""
-    found, device = read(path), torch.device(args.device)
+def work(path: Path, sections: Sequence[str], *, ending: float, device: torch.device, is_toy: bool) -> None:
+    """Measure the sections that are missing, in this process, until the clock reads `ending`."""
+    found = read(path)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
-    bench = Bench(device, args.toy, found, lambda: write_json(path, found))
-    ending = time.monotonic() + 60 * args.minutes
-    for name in args.sections:
+    bench = Bench(device, is_toy, found, lambda: write_json(path, found))
+    for name in sections:
         if name in found["finished"]:
             continue
         found["under_way"], begun = name, time.monotonic()
-        bench.until = ending if args.toy else min(begun + SECTIONS[name], ending)
+        bench.until = ending if is_toy else min(begun + SECTIONS[name], ending)
         bench.save()
         bench.measure("errors", name, getattr(bench, name))
         found["finished"].append(name)
@@ -723,8 +721,7 @@ def work(args: argparse.Namespace, path: Path) -> None:
         print(json.dumps({name: found["sections"].get(name)})[:1500], flush=True)
 
 
-COMMAND = Command("gpu_headline", "Measure the headline table of a GPU within ten minutes.", add_arguments, run)
-main = partial(run_command, COMMAND, prog="python -m lantern.eval.gpu_headline")
+main = partial(run_command, command(headline), prog="python -m lantern.eval.gpu_headline")
 
 
 if __name__ == "__main__":

@@ -218,12 +218,12 @@ def measure(
             reads_prompts=prompts is None and any(PROMPTS in one.needs for one in chosen.values()),
             is_quiet=options.is_quiet,
         )
-        kept = [name for name in ours if name.startswith("inception:")] if options.moments else []
-        for name, (role, one) in product(kept, zip(("pictures", "reference"), seen, strict=True)):
-            if name in one.features:
-                moments = distances.moments_of(one.features[name], made_with=made_with(name, ours[name]))
-                moments.sets = (one.sha256,)
-                moments.save(Path(options.moments or "", f"{role}-{name.replace(':', '-')}.safetensors"))
+        if options.moments is not None:
+            for name, (role, one) in product(ours, zip(("pictures", "reference"), seen, strict=True)):
+                if name.startswith("inception:") and name in one.features:
+                    moments = distances.moments_of(one.features[name], made_with=made_with(name, ours[name]))
+                    moments.sets = (one.sha256,)
+                    moments.save(options.moments / f"{role}-{name.replace(':', '-')}.safetensors")
         texts = [str(prompt) for prompt in (seen[0].prompts if prompts is None else prompts)]
         material = Material(seen[0], seen[1], values, known, ours, texts, seed, options.draws)
         return {name: _figure(name, material, found.get(METRICS[name].judge), options) for name in names}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import lantern
+from lantern.engines.cpu.compiler import facts
 from lantern.models.folder import Model
 
 HERE = Path(lantern.__file__).resolve().parents[1]
@@ -18,16 +19,13 @@ HERE = Path(lantern.__file__).resolve().parents[1]
 
 def surroundings(device: torch.device) -> dict[str, Any]:
     """Return what is needed to repeat a measurement; no names of persons or hosts."""
-    known = Path("/proc/cpuinfo")
-    lines = known.read_text(encoding="utf-8", errors="replace").splitlines() if known.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
         "lantern": lantern.__version__,
         "commit": commit(HERE),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torchao": installed("torchao"),
-        "cpu": next(names, platform.processor() or platform.machine()),
+        "cpu": facts().get("model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": device.type,
