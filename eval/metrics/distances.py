@@ -81,12 +81,7 @@ def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: i
     value = kid_features_to_metric(x.double(), y.double(), **how)[KEY_METRIC_KID_MEAN]
     if not draws:
         return Estimate(value)
-    x, y = (
-        one[torch.randperm(len(one), generator=generator)[:MOST_KERNEL].sort().values]
-        if len(one) > MOST_KERNEL
-        else one
-        for one in (x, y)
-    )
+    x, y = (_at_most(one, generator) for one in (x, y))
     weights = [_weights(len(one), draws, generator) for one in (x, y)]
     within = [_kernel_mean(one, one, w, w, is_same=True) for one, w in zip((x, y), weights, strict=True)]
     found = within[0] + within[1] - 2 * _kernel_mean(x, y, *weights, is_same=False)
@@ -162,6 +157,12 @@ def _weights(count: int, draws: int, generator: torch.Generator) -> Float[Tensor
     counts = torch.zeros(draws, count, dtype=torch.float64)
     counts.scatter_add_(1, picks, torch.ones_like(counts))
     return torch.cat([torch.ones(1, count, dtype=torch.float64), counts]).T
+
+
+def _at_most(features: Float[Tensor, "n c"], generator: torch.Generator) -> Float[Tensor, "m c"]:
+    if len(features) <= MOST_KERNEL:
+        return features
+    return features[torch.randperm(len(features), generator=generator)[:MOST_KERNEL].sort().values]
 
 
 def _centred(
