@@ -17,7 +17,7 @@ import torch
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation
-from lantern.engines.engine import EAGER, AutoEngine, Engine, Weights
+from lantern.engines.engine import EAGER, VARIANTS, AutoEngine, Engine, Weights
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.choice import choose_method
 from lantern.generation.generator import Decoder, Generator
@@ -29,8 +29,6 @@ PROMPTS = (
     *("a red apple", "a banana", "a cat", "a house", "a blue car"),
     *("a smiling face", "a tree", "a birthday cake", "a sunflower", "a rocket"),
 )
-# engines with their weights
-VARIANTS = ("eager", "cpu", "cpu+int8", "graph", "graph+int8", "eager+int8")
 
 
 def kinds_of(device: torch.device) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from lantern.core.prepared import original
 from lantern.core.types import SampleWindow, Step
+from lantern.core.weights import Int8Weight
 from lantern.decoding.statistics import now
 from lantern.eval.intervals import bootstrap
 from lantern.eval.json_lines import Line
@@ -304,11 +305,8 @@ def pass_bytes(target: nn.Module, *, rows: int, cached: int, nodes: int = 1) -> 
 
 
 def stored_bytes(tensor: Tensor) -> int:
-    """Return the bytes that a tensor occupies; for a quantised tensor, those of its inner tensors."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None:
-        return tensor.nbytes
-    return sum(stored_bytes(getattr(tensor, name)) for name in flatten()[0])
+    """Return the bytes that a tensor occupies; for one in 8 bits, those of its integers and scales."""
+    return tensor.qdata.nbytes + tensor.scale.nbytes if isinstance(tensor, Int8Weight) else tensor.nbytes
 
 
 def roofline(contender: Contender, *, rows: int, copy_gbps: float, step_seconds: float) -> dict[str, float]:

@@ -33,6 +33,7 @@ from lantern.methods import METHODS, find
 from lantern.methods.parts import ADD_ONS, DRAFTER
 from lantern.models.folder import DTYPES, Model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 
 CAPTION_WORDS = 24
 
@@ -150,7 +151,7 @@ def seconds_per_token(contender: Contender, images: RoundImages, counts: Sequenc
 
 
 def random_model(config: TransformerConfig, drafter: str, device: torch.device, dtype: torch.dtype) -> Model:
-    """Return a target and a one-layer drafter of a size, with random weights that are made on the device.
+    """Return a target, a one-layer drafter and a codebook of a size, with random weights that are made on the device.
 
     ValueError for a method that does not draft static trees by one network.
     """
@@ -161,12 +162,13 @@ def random_model(config: TransformerConfig, drafter: str, device: torch.device, 
     entry = found[0]
     with device, NoInitialisation():
         target, draft = Transformer(config), entry.module(entry.config.for_target(config, layers=1))
-    for network in (target, draft):
+        vq = VQVAE(VQConfig(config.vocab_size, encoder_ch_mult=(1,), decoder_ch_mult=(1,), ch=32))
+    for network in (target, draft, vq):
         randomise(network.to(dtype))
     target.tok_embeddings.weight.data.mul_(config.dim**0.5)
     target.output.weight.data.mul_(3)
     add_ons = {entry.name: draft} if entry.name != DRAFTER else {}
-    return Model(name="random", target=target, drafter=None if add_ons else draft, add_ons=add_ons)
+    return Model(name="random", target=target, vq=vq, drafter=None if add_ons else draft, add_ons=add_ons)
 
 
 def randomise(module: nn.Module) -> None:

@@ -48,7 +48,7 @@ from typing import (
 from lantern import __version__
 from lantern.core.config import install_hint, is_debugging, nearest, one_line
 from lantern.core.signals import Stopped, Stopping
-from lantern.engines.engine import ENGINES, WEIGHTS, Engine, engine
+from lantern.engines.engine import ENGINES, VARIANTS, WEIGHTS, Engine, engine
 
 if TYPE_CHECKING:
     from lantern.models.folder import Model
@@ -407,7 +407,7 @@ def named(
     return parse
 
 
-VARIANT = OneOf([f"{name}{weights}" for name in ENGINES if name != "auto" for weights in ("", "+int8")])
+VARIANT = OneOf(VARIANTS)
 ENGINE_HELP = (
     "how steps are run: eager (by torch), wide (attention in fp64: rounds the same in any tree), graph (one CUDA "
     "graph per step), cpu (C++, built by pip install or at first use by g++: several times as fast as eager, and "

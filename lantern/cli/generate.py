@@ -174,6 +174,8 @@ def generate(
     rank, processes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1 and (method in (None, "auto") or files.compare):
         raise ValueError(f"{processes} processes share a model and need one method: give --method, and no --compare")
+    if files.compare and batch > 1:
+        raise ValueError(f"--compare makes one image at a time, --batch is {batch}: leave one of them out")
     if rank > 0:  # the process of rank 0 writes and prints
         files = Files(quiet=True)
     place = files.place(out, inputs, method) if rank == 0 else None

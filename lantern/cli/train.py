@@ -115,6 +115,8 @@ def run_stage(name: str, config: str, out: Path, given: dict[str, Any], recipe: 
         keep_freed_memory()
     function = stage.load()
     loaded = read_config(get_type_hints(function)["config"], path)
+    if (kind := given.pop("kind", None)) not in (None, vars(loaded).get("kind")):
+        raise ValueError(f"{path.name} is a config of kind {loaded.kind}, got --kind {kind}: give one of that kind")
     if stage.is_training:
         length = {option: given.pop(option) for option in LENGTH if option in given}
         loaded = replace(loaded, loop=loaded.loop.with_length(**length))

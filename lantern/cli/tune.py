@@ -15,15 +15,12 @@ from lantern.cli.command import (
     Placement,
     check_file,
     command,
-    existing,
     opt,
     say,
 )
-from lantern.core.config import read_json_object
 
 SHOWN = 12  # candidates in the table
 MAX_TV_HELP = "admit relaxed methods up to this mean total variation per token (default: only exact ones)"
-QUALITY_HELP = 'KID losses by method and setting: {"lantern++": {"2.0": 0.0004}}'
 WRITE_HELP = "also write the tokens per step of windows into the model's folder; `auto` reads them on every machine"
 
 
@@ -33,9 +30,7 @@ def tune(
     images: int = opt(4, "images of the race of the fastest candidates", 1, 10_000),
     batch: int = opt(1, "images at a time", 1, 4096),
     seed: int = opt(0, "seed of these images (default 0)", 0, MAX_SEED),
-    max_tv: float | None = opt(None, MAX_TV_HELP, 0, 1),
-    max_kid: float | None = opt(None, "admit relaxed methods up to this loss in KID", 0, 10),
-    quality: Path | None = opt(None, QUALITY_HELP, type=existing, metavar="FILE"),
+    max_tv: float = opt(0.0, MAX_TV_HELP, 0, 1),
     max_nodes: int = opt(32, "most nodes of a step, root included", 2, 256),
     max_depth: int = opt(8, "greatest depth of a tree", 1, 16),
     methods: list[str] = opt([], "measure only these, and plain decoding"),
@@ -53,8 +48,7 @@ def tune(
     from lantern.generation.requests import read_prompts
     from lantern.models.folder import load_model
 
-    bounds = tuning.Bounds(max_tv, max_kid, read_json_object(quality) if quality else {})
-    parts: set[Any] = {"text", "drafter", "codebook"} | ({"vq"} if bounds.admits_relaxed else set())
+    parts: set[Any] = {"text", "drafter", "codebook"} | ({"vq"} if max_tv else set())
     loaded = load_model(model, parts=parts, **where.options())
     if prompts_file is not None and not loaded.takes_prompts:
         raise ValueError(f"model {loaded.name} takes class labels, not prompts: leave --prompts-file out")
@@ -65,7 +59,7 @@ def tune(
         images=images,
         batch=batch,
         seed=seed,
-        bounds=bounds,
+        max_tv=max_tv,
         methods=methods,
         max_nodes=max_nodes,
         max_depth=max_depth,

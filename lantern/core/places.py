@@ -3,6 +3,7 @@
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from lantern.core.config import hint_for, one_line
 
@@ -11,12 +12,12 @@ EMBEDDED_MODEL = "lantern-emoji"
 HUB_PATTERNS = ("SHA256SUMS", "*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.md")
 
 
-def resolve_model(name: str | Path) -> Path:
+def resolve_model(name: str | Path, **hub: Any) -> Path:
     """Find the folder of a model given by name, folder or hub id.
 
     "lantern-emoji" is the embedded model; an existing folder is returned as it is; "owner/name" is
-    downloaded from the hub into its cache. ValueError for any other name, TypeError for what is no
-    name, ConnectionError if the download fails.
+    downloaded from the hub into its cache, with the options `hub` of `snapshot_download`. ValueError for
+    any other name, TypeError for what is no name, ConnectionError if the download fails.
     """
     if not isinstance(name, str | os.PathLike):
         raise TypeError(f"model is {str(name)[:40]}, wanted a name such as {EMBEDDED_MODEL!r}, a folder or a hub id")
@@ -28,7 +29,7 @@ def resolve_model(name: str | Path) -> Path:
     except OSError as error:
         raise ValueError(f"model {str(name)[:80]!r}: {error.strerror}") from error
     if re.fullmatch(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", str(name)):
-        return _download(str(name))
+        return _download(str(name), hub)
     hint = hint_for(str(name), [EMBEDDED_MODEL])
     raise ValueError(f"model {str(name)[:80]!r} is neither a folder nor a hub id owner/name; {hint}")
 
@@ -48,12 +49,12 @@ def shipped_folder(*parts: str) -> Path:
     return inside if inside.is_dir() else package.parent.joinpath(*parts)
 
 
-def _download(repository: str) -> Path:
+def _download(repository: str, options: dict[str, Any]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        return Path(snapshot_download(repository, allow_patterns=list(HUB_PATTERNS)))
+        return Path(snapshot_download(repository, allow_patterns=list(HUB_PATTERNS), **options))
     except HFValidationError as error:
         raise ValueError(f"model {repository!r}: {one_line(error)}") from error
     except (HfHubHTTPError, OSError) as error:

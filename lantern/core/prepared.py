@@ -58,6 +58,17 @@ class WeightCache(Generic[T]):
         return made
 
 
+class DraftLayer(nn.Module):
+    """Base class of the decoder layers of drafters; the C++ engine packs those that are `is_packable`."""
+
+    is_packable = False
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Dtype of keys and values."""
+        return next(self.parameters()).dtype
+
+
 class PreparedTarget(Target):
     """A target whose passes an engine runs; everything else is that of the original `module`.
 

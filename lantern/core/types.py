@@ -4,8 +4,6 @@ Every tensor has a leading image axis b. With guidance one image has r = 2 rows,
 only the target and drafters that read guidance rows see this inner axis. p is the target's distribution and q the
 draft's, both after guidance and filters. Row i of either is the distribution of what FOLLOWS node i, so siblings share
 a row.
-
-Imported by all of `lantern`. Imports noise and sampling only.
 """
 
 from abc import ABC, abstractmethod

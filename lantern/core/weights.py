@@ -1,10 +1,10 @@
 """Weights in 8 or 4 bits: an option of loading, for the linears of LlamaGen's layers and, in 8 bits, its head.
 
-Decoding is exact with respect to the quantized target. Only weights are quantized. In 4 bits, by torchao, integers are
-in groups of 32 with one scale each. On a GPU (bf16) torchao's packed kernels read a quarter of the bytes; on a CPU
-weights are unpacked in every pass, which saves memory and no time. In 8 bits there is one scale per output, and the cpu
-engine reads the integers as they are; they are those of torchao, whose import takes seconds and 160 MiB. Embeddings,
-norms and the caption projection are unchanged.
+Decoding is exact with respect to the quantized target. In 4 bits, by torchao, integers are in groups of 32 with one
+scale each. On a GPU (bf16) torchao's packed kernels read a quarter of the bytes; on a CPU weights are unpacked in every
+pass, which saves memory and no time. In 8 bits there is one scale per output; the cpu engine reads the integers as they
+are, and rounds the inputs of its products to 8 bits too. They are those of torchao, whose import takes seconds and 160
+MiB. Embeddings, norms and the caption projection are unchanged.
 """
 
 import logging
@@ -59,13 +59,6 @@ class Int8Weight(Tensor):
 
     def __repr__(self, **_: Any) -> str:
         return f"Int8Weight({list(self.shape)}, {self.dtype}, {self.device})"
-
-    def __tensor_flatten__(self) -> tuple[list[str], torch.dtype]:
-        return ["qdata", "scale"], self.dtype
-
-    @classmethod
-    def __tensor_unflatten__(cls, inner: dict[str, Tensor], dtype: torch.dtype, *_: Any) -> Self:
-        return cls(inner["qdata"], inner["scale"], dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         memo[id(self)] = made = cast(Self, nn.Parameter(self.clone(), requires_grad=False))

@@ -56,7 +56,7 @@ class Prediction:
 
     Depth 1 is the first draft. Set one of: `features`, estimates of F*, which the target's head maps to logits;
     `rows`, the same for both guidance rows; `logits` of the module's own head, -inf for tokens that it never drafts
-    (with `features` as well if they are regressed too). `weights` multiply the loss of the entries.
+    (with `features` as well if they are regressed too).
     """
 
     depth: int
@@ -64,7 +64,6 @@ class Prediction:
     features: Float[Tensor, "b m c"] | None = None
     rows: Float[Tensor, "b 2 m c"] | None = None
     logits: Float[Tensor, "b m v"] | None = None
-    weights: Float[Tensor, "b m"] | None = None
 
 
 class Trainee(nn.Module, ABC):

@@ -2,8 +2,8 @@
 
 "auto" is what the profile of `lantern tune` recommends; without one it is chosen by T(n), the times of passes. The
 profile is `profile.json` in the model's folder or, where that is read-only or part of the installed package, a file in
-the user's cache named by the model's fingerprint. It is valid for one machine, dtype, set of weights and similar
-sampling.
+the user's cache named by the digest of the target's weights. It is valid for one machine, dtype, set of weights and
+similar sampling.
 """
 
 import dataclasses
@@ -178,7 +178,7 @@ def place_of(model: Model) -> Path:
         raise ValueError(
             f"{cache_folder()}: {error.strerror}: give the profile's file (out), or a cache folder"
         ) from error
-    return cache_folder() / f"{model.fingerprint}.json"
+    return cache_folder() / f"{model.weights_digest}.json"
 
 
 def _of_profile(model: Model, sampling: Sampling, report: Callable[[str], None]) -> Method | None:
@@ -189,7 +189,7 @@ def _of_profile(model: Model, sampling: Sampling, report: Callable[[str], None])
     if model.folder is None or not may_have_profile(model.folder):
         return None
     why = ""
-    for path in (model.folder / PROFILE_NAME, cache_folder() / f"{model.fingerprint}.json"):
+    for path in (model.folder / PROFILE_NAME, cache_folder() / f"{model.weights_digest}.json"):
         if not path.is_file():
             continue
         try:
@@ -227,7 +227,7 @@ def unfit(profile: Mapping[str, Any], model: Model, sampling: Sampling) -> str:
     fields = [entry.name for entry in dataclasses.fields(Sampling)]
     measured = Sampling(**{name: value for name, value in profile["sampling"].items() if name in fields})
     far = too_far(measured, sampling, model.target.config.vocab_size)
-    is_same = profile["model"].get("fingerprint") == model.fingerprint
+    is_same = profile["model"].get("weights") == model.weights_digest
     return far or ("" if is_same else "it was measured with other weights")
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jaxtyping import Float, Int, Int32, UInt8
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook
 
 from lantern.core.config import is_debugging, one_line
 from lantern.core.prepared import on_device
@@ -152,7 +152,7 @@ def _table(codebook: bytes, width: int, columns: int) -> Int[Tensor, "v k"]:
 class Decoder:
     """A method built for a target. It decodes one batch at a time and is not for several threads.
 
-    Plain decoding has no drafter and no verifier, nor has a method with a driver of its own. `prompts` keeps prompts
+    Plain decoding has no drafter and no verifier, nor has a method of row fronts. `prompts` keeps prompts
     between calls.
     """
 
@@ -199,8 +199,8 @@ class Decoder:
         """Return the state of a generation; an engine that keeps it has one for all."""
         if self._kept is not None:
             return self._kept
-        if (driver := self.method.made.driver) is not None:
-            made: State = RowFront(self.target, self.sampling, **driver.named)
+        if (front := self.method.made.front) is not None:
+            made: State = RowFront(self.target, self.sampling, **front)
         elif self.drafter is not None and self.verifier is not None:
             made = State(self.target, self.sampling, self.drafter, self.verifier)
         elif is_joined:
@@ -274,37 +274,16 @@ def watched_layers(target: Any, drafter: nn.Module | None = None) -> Iterator[No
 
     Every check waits for the device, so this is for debugging only.
     """
-    rotary, prompt, tokens = (f"transformer.{part}" for part in ("rotary", "cls_embedding", "tok_embeddings"))
-    positions: Int[Tensor, "rows n"] | None = None  # of a pass over tokens, None for the prompt
-    owners: dict[str, Any] = {"drafter": drafter, "transformer": target}
-    modules = [
-        (owner, part) for owner, module in owners.items() if module is not None for part in module.named_modules()
-    ]
-    names = {part: f"{owner}.{name}" for owner, (name, part) in modules if name}
-
-    def begin(module: nn.Module, inputs: tuple[Tensor]) -> None:
-        """Reading the prompt begins with its embedding, a pass over tokens with the look-up of rotary factors."""
-        nonlocal positions
-        if names.get(module) in (prompt, rotary):
-            positions = inputs[0] if names[module] == rotary else None
-
-    def place(output: Tensor) -> str:
-        """Return where the first NaN is, if the output has one row per input position."""
-        if positions is not None and (output.ndim < 3 or output.shape[:2] != positions.shape):
-            return ""
-        first = -1 if positions is None else int(positions[~output.isfinite().flatten(2).all(-1)].min())
-        token = first - target.config.cls_token_num
-        return f" at token {token}" if token >= 0 else " at the prompt"
+    names: dict[nn.Module, str] = {}
+    for owner, module in (("drafter", drafter), ("transformer", target)):
+        named = () if module is None else module.named_modules(prefix=owner)
+        names |= {part: name for name, part in named if name != owner}
 
     def check(module: nn.Module, inputs: Any, output: Any) -> None:
-        name = names.get(module, "")
-        if name and isinstance(output, Tensor) and not bool(output.isfinite().all()):  # sync
-            what = "NaN" if bool(output.isnan().any()) else "infinity"
-            has_place = name.startswith("transformer.") and name != tokens
-            raise NotFiniteError(f"{name} gave {what}{place(output) if has_place else ''}")
+        if module in names and isinstance(output, Tensor) and not bool(output.isfinite().all()):  # sync
+            raise NotFiniteError(f"{names[module]} gave {'NaN' if bool(output.isnan().any()) else 'infinity'}")
 
-    eager = torch.compiler.set_stance("force_eager")  # on a GPU layers are compiled one by one
-    with register_module_forward_pre_hook(begin), register_module_forward_hook(check), eager:
+    with register_module_forward_hook(check):
         yield
 
 

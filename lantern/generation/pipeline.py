@@ -8,7 +8,6 @@ pipe("a red apple", generator=torch.Generator().manual_seed(7)).images[0].save("
 import inspect
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from lantern.core.io import (
     weights_digest,
     write_json,
 )
-from lantern.core.places import EMBEDDED_MODEL, HUB_PATTERNS, resolve_model
+from lantern.core.places import resolve_model
 from lantern.core.types import Step
 from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
@@ -48,14 +47,13 @@ from lantern.generation.requests import (
     with_conditions,
     with_noise,
 )
-from lantern.methods import PROMISES, find
+from lantern.methods import find
 from lantern.models import folder as folders
 from lantern.models.folder import COMPONENTS, INDEX_NAME, Model
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.names import NAMES_NAME, RECOGNISED_NAME, WORDS_NAME
-from lantern.models.trial import KINDS, try_component
 
 LOG = logging.getLogger("lantern")
 INSTEAD = {"variant": "omit it, and give torch_dtype", "device_map": "omit it, and call pipe.to(device)"}
@@ -193,19 +191,15 @@ class LanternPipeline(DiffusionPipeline):
         make_engine(engine)  # refused before anything is loaded
         name = pretrained_model_name_or_path
         hub = {option: options.pop(option) for option in HUB_OPTIONS if option in options}
-        if hub and str(name) != EMBEDDED_MODEL and not Path(name).is_dir():
-            from huggingface_hub import snapshot_download
-
-            folder = Path(snapshot_download(str(name), allow_patterns=list(HUB_PATTERNS), **hub))
-        else:
-            folder = resolve_model(name)
+        folder = resolve_model(name, **hub)
         requested = options.pop("torch_dtype", None) or options.pop("dtype", None) or torch.float32
         given = requested if isinstance(requested, Mapping) else {"default": requested}
         dtypes = {part: folders.pick_dtype(dtype, torch.device("cpu")) for part, dtype in given.items()}
         dtypes.setdefault("default", torch.float32)
         shown = folders.shown_name(name, folder)
         if folders.is_transformers_folder(folder):
-            model = folders.load_model(name, device="cpu", dtype=dtypes["default"], size=options.pop("size", None))
+            size = options.pop("size", None)
+            model = folders.load_model(folder if hub else name, device="cpu", dtype=dtypes["default"], size=size)
             pipe = cls(model.target, model.vq, model.text, generation=dict(model.generation))  # type: ignore[arg-type]
             pipe._loaded = model
         else:
@@ -265,9 +259,8 @@ class LanternPipeline(DiffusionPipeline):
         weights were rounded. With `push_to_hub`, `repo_id` and options of `push_to_hub` it is uploaded as well.
         ValueError for a model of transformers, which is saved by its own class.
         """
-        names = inspect.signature(self.push_to_hub).parameters
-        hub: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
-        is_pushed = options.pop("push_to_hub", False)
+        is_pushed, names = options.pop("push_to_hub", False), inspect.signature(self.push_to_hub).parameters
+        hub: dict[str, Any] = {name: options[name] for name in names if name in options}
         if self.transformer.config.family != "llamagen":
             raise ValueError(
                 f"{self.config['_name_or_path']} is a model of transformers: copy its folder, or save it by its class"
@@ -281,38 +274,7 @@ class LanternPipeline(DiffusionPipeline):
             folders.record_tokens_per_step(folder, self._tokens_per_step)
         if is_pushed:
             hub.setdefault("repo_id", folder.resolve().name)
-            self.push_to_hub(**hub)
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        license: str = "unknown",
-        base_model: str | None = None,
-        private: bool | None = None,
-        token: str | None = None,
-        commit_message: str = "Upload LanternPipeline",
-        create_pr: bool = False,
-    ) -> str:
-        """Upload the pipeline to a repository of the hub, which is made if there is none; return the commit's address.
-
-        README.md is the model card, with `license` and `base_model`, identifiers of the hub. Every component is tried
-        on the meta device before anything is uploaded: ValueError for one that does not run.
-        """
-        from huggingface_hub import HfApi
-
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            self.save_pretrained(folder)
-            for part in KINDS:
-                if (folder / part).is_dir():
-                    try_component(folder / part, part)
-            hub = HfApi(token=token)
-            repository = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
-            card = model_card(self.model, repository, method=self._method, license=license, base_model=base_model)
-            (folder / "README.md").write_text(card, encoding="utf-8")
-            how: dict[str, Any] = {"commit_message": commit_message, "create_pr": create_pr}
-            return str(hub.upload_folder(repo_id=repository, folder_path=folder, **how))
+            self.push_to_hub(**hub)  # it saves all again, beside its model card
 
     def _save_add_ons(self, folder: Path) -> None:
         """Copy add-ons and words; write the digest of the saved transformer into the configs that name that of ours."""
@@ -600,56 +562,3 @@ class LanternPipeline(DiffusionPipeline):
             raise ValueError(f"tokens have shape {list(tokens.shape)}, wanted [b, {raster.rows}, {raster.columns}]")
         pixels = self.model.pictures(tokens.flatten(1).to(self.vqvae.device))
         return convert(enlarge(pixels, scale, resample), output_type)
-
-
-def model_card(model: Model, repository: str, *, method: str, license: str, base_model: str | None) -> str:
-    """Return the text of README.md for a model whose components ran: its use, its method, what was checked.
-
-    `method` is the default one. `license` and `base_model` are identifiers of the hub; `base_model` is the model whose
-    weights these are made from.
-    """
-    from huggingface_hub import ModelCardData
-
-    prompted, config = model.takes_prompts, model.target.config
-    data = ModelCardData(
-        license=license,
-        library_name="diffusers",
-        pipeline_tag="text-to-image" if prompted else "unconditional-image-generation",
-        tags=["lantern", "llamagen", "autoregressive", "speculative-decoding", "diffusers:LanternPipeline"],
-        base_model=base_model,
-    )
-    python, shell = ('"a red apple"', '--prompt "a red apple"') if prompted else ("class_labels=0", "--class-label 0")
-    found = find(method)
-    promise = f" It gives {PROMISES[found.promise]}." if method != "auto" else ""
-    parameters = sum(weight.numel() for weight in model.target.parameters())
-    return f"""---
-{data.to_yaml()}
----
-
-# {repository.split("/")[-1]}
-
-An autoregressive image model of {parameters / 1e6:,.4g} million parameters. An image is {config.raster.rows} rows of
-{config.raster.columns} tokens out of {config.vocab_size:,}, made from {"a prompt" if prompted else "a class label"}.
-
-## How to use
-
-```python
-from lantern import LanternPipeline
-
-pipe = LanternPipeline.from_pretrained("{repository}")
-pipe({python}).images[0].save("image.png")
-```
-
-On a command line: `lantern-generate --model {repository} {shell}`. With lantern installed,
-`DiffusionPipeline.from_pretrained("{repository}", trust_remote_code=True)` loads the same pipeline.
-
-## Method
-
-Tokens are decoded speculatively, by default with `{method}`: {found.summary}.{promise}
-
-## What was checked
-
-- All components were loaded and run over one token on the meta device (without values), and their sizes fit.
-- `SHA256SUMS` beside weights lists their checksums, which are verified when they are loaded.
-- The quality of the images was not measured when this card was written.
-"""

@@ -1,12 +1,12 @@
 """One tuning run: every candidate makes a batch, the best ones race plain decoding, and a profile holds the winner.
 
-Candidates are methods at settings, within bounds on their cost in quality.
+Candidates are methods at settings, within a bound on their total variation.
 """
 
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -47,73 +47,32 @@ PROMPTS = (
 Batch = Sequence[Request]
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Bounds on the cost in quality of relaxed methods: mean total variation per token, or loss in KID.
-
-    `quality` holds the KID losses of an evaluation, {method: {value of its knob: loss}}; `max_kid` excludes everything
-    that is not in it. Without a bound only exact methods are candidates. ValueError for `max_kid` without `quality`.
-    """
-
-    max_tv: float | None = None
-    max_kid: float | None = None
-    quality: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.max_kid is not None and not self.quality:
-            raise ValueError(
-                "a bound on KID needs the figures of an evaluation: give them with --quality FILE,"
-                ' {"lantern++": {"2.0": 0.0004}}, or bound the total variation with --max-tv'
-            )
-        for name, drops in self.quality.items():
-            if name not in METHODS or not isinstance(drops, Mapping):
-                raise ValueError(f"quality figures name {name!r}, wanted a method with {{knob: KID drop}}")
-            for knob, drop in drops.items():
-                if not _is_number(knob) or not isinstance(drop, int | float) or isinstance(drop, bool):
-                    raise ValueError(f"quality figures of {name} hold {knob!r}: {drop!r}, wanted a knob and a KID drop")
-
-    @property
-    def admits_relaxed(self) -> bool:
-        """Whether any bound is given, which admits relaxed methods."""
-        return self.max_tv is not None or self.max_kid is not None
-
-    def admits_variation(self, total_variation: float) -> bool:
-        """Return whether `max_tv` admits this mean total variation per token."""
-        return self.max_tv is None or total_variation <= self.max_tv
-
-    def knobs(self, method: Method) -> list[dict[str, Any]]:
-        """Return the admitted settings of the option of a relaxed method that trades quality for speed."""
-        name, values = swept(method)
-        if self.max_kid is not None:
-            drops = {float(value): drop for value, drop in self.quality.get(method.name, {}).items()}
-            values = tuple(value for value in sorted(drops) if drops[value] <= self.max_kid)
-        return [{name: value} for value in values]
-
-
-def swept(method: Method) -> tuple[str, tuple[float, ...]]:
-    """Return the setting of a relaxed method that trades quality for speed, and the values that are tried of it."""
-    return next((option.name, option.sweep) for option in method.options.values() if option.sweep)
+def swept(method: Method) -> list[dict[str, Any]]:
+    """Return the values that are tried of the setting of a relaxed method that trades quality for speed."""
+    option = next(option for option in method.options.values() if option.sweep)
+    return [{option.name: value} for value in option.sweep]
 
 
 def candidates(
-    model: Model, bounds: Bounds, *, max_nodes: int = 32, max_depth: int = 8, names: Sequence[str] = ()
+    model: Model, max_tv: float = 0.0, *, max_nodes: int = 32, max_depth: int = 8, names: Sequence[str] = ()
 ) -> list[Method]:
-    """Return the methods with the settings to measure, exact ones first; `names` restricts them.
+    """Return the methods with the settings to measure, exact ones first, relaxed ones if `max_tv` is above 0.
 
     Methods with dynamic trees, or without tree and window, have nothing to tune and are left out, as are methods whose
-    networks or codebook the model lacks. ValueError for an unknown name and for one that the bounds exclude.
+    networks or codebook the model lacks. `names` restricts them. ValueError for an unknown name, and for a relaxed
+    method without a bound.
     """
     for name in names:
         if name not in METHODS or name == "auto":
             known = ", ".join(known for known in METHODS if known != "auto")
             raise ValueError(f"method {name!r} cannot be tuned, wanted some of {known}")
-        if not METHODS[name].exact and not bounds.admits_relaxed:
+        if not METHODS[name].exact and not max_tv:
             raise ValueError(f'method "{name}" is relaxed: give a bound on its cost with --max-tv')
-    found, has_table = [], bounds.admits_relaxed and model.codebook is not None
+    found, has_table = list[Method](), max_tv > 0 and model.codebook is not None
     for method in METHODS.values():
-        is_admitted = method.exact or (bounds.admits_relaxed and (has_table or "k" not in method.options))
+        is_admitted = method.exact or (max_tv > 0 and (has_table or "k" not in method.options))
         if is_admitted and has_parts(model, method) and (not names or method.name in names):
-            knobs = [{}] if method.exact else bounds.knobs(method)
+            knobs: list[dict[str, Any]] = [{}] if method.exact else swept(method)
             shapes = list(shapes_of(method, model, max_nodes, max_depth))
             # the codebook may have fewer neighbours than the default; a method may read one more than it uses
             most = model.target.config.vocab_size - 2
@@ -134,14 +93,6 @@ def shapes_of(method: Method, model: Model, max_nodes: int, max_depth: int) -> I
         likely = [[chance * (1 - chance) ** rank for rank in ranks] for chance in CHANCES]
         trees = dict.fromkeys(grown(nodes - 1, depth, rates) for nodes in sizes for rates in likely)
         yield from ({"tree": tree.spelling} for tree in trees)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -190,20 +141,20 @@ def interval(values: Sequence[float]) -> list[float]:
     return [round(float(end), 4) for end in np.quantile(np.median(drawn, axis=1), (0.025, 0.975))]
 
 
-def finalists(screened: Sequence[Mapping[str, Any]], bounds: Bounds) -> list[int]:
-    """Return the numbers of the candidates that race: the fastest within the bounds, few of each method."""
+def finalists(screened: Sequence[Mapping[str, Any]], max_tv: float) -> list[int]:
+    """Return the numbers of the candidates that race: the fastest within the bound, few of each method."""
     taken: list[int] = []
     for number in sorted(range(len(screened)), key=lambda number: -screened[number]["speedup"]):
         one = screened[number]
         alike = sum(screened[other]["method"] == one["method"] for other in taken)
-        is_good = one["speedup"] > HOPEFUL and bounds.admits_variation(one["total_variation"])
+        is_good = one["speedup"] > HOPEFUL and one["total_variation"] <= max_tv
         if is_good and alike < OF_A_METHOD and len(taken) < FINALISTS:
             taken.append(number)
     return taken
 
 
-def choose(plain: Mapping[str, Any], raced: Sequence[Mapping[str, Any]], bounds: Bounds) -> Mapping[str, Any]:
-    """Return the fastest of those that raced within the bounds, if it beats plain decoding by MARGIN in its interval
+def choose(plain: Mapping[str, Any], raced: Sequence[Mapping[str, Any]], max_tv: float) -> Mapping[str, Any]:
+    """Return the fastest of those that raced within the bound, if it beats plain decoding by MARGIN in its interval
     and its median; else plain decoding.
     """
     good = [
@@ -212,7 +163,7 @@ def choose(plain: Mapping[str, Any], raced: Sequence[Mapping[str, Any]], bounds:
         if one["interval_95"] is not None
         and one["interval_95"][0] > 1
         and one["speedup"] >= MARGIN
-        and bounds.admits_variation(one["total_variation"])
+        and one["total_variation"] <= max_tv
     ]
     return max(good, key=lambda one: one["speedup"], default=plain)
 
@@ -225,7 +176,7 @@ def tune(
     images: int = 4,
     batch: int = 1,
     seed: int = 0,
-    bounds: Bounds = Bounds(),
+    max_tv: float = 0.0,
     methods: Sequence[str] = (),
     max_nodes: int = 32,
     max_depth: int = 8,
@@ -236,16 +187,17 @@ def tune(
     """Measure the methods of a model on this machine, and write the fastest one to a profile that "auto" reads.
 
     Each candidate makes one batch; the fastest then race plain decoding on at least `images` images of `prompts`
-    (default: PROMPTS) or of evenly spread classes, `batch` at a time. `methods` restricts what is measured. Return the
-    profile and its file: `out`, or the place where "auto" finds it. With `writes_model` the tokens per step of windows,
-    which do not depend on the machine, are written into the model's folder. ValueError, before anything is measured, if
+    (default: PROMPTS) or of evenly spread classes, `batch` at a time. Relaxed methods are admitted up to a mean total
+    variation of `max_tv` per token. `methods` restricts what is measured. Return the profile and its file: `out`, or
+    the place where "auto" finds it. With `writes_model` the tokens per step of windows, which do not depend on the
+    machine, are written into the model's folder. ValueError, before anything is measured, if
     there is no such place.
     """
     path = out or place_of(model)
     sampled = sampling or model.sampling()
     if writes_model and (model.folder is None or sampled != model.sampling()):
         raise ValueError("tokens per step are written into a model's folder for its default sampling: leave others out")
-    entered = candidates(model, bounds, max_nodes=max_nodes, max_depth=max_depth, names=methods)
+    entered = candidates(model, max_tv, max_nodes=max_nodes, max_depth=max_depth, names=methods)
     windows = [number for number, one in enumerate(entered) if writes_model and one.name == "gumbel-jacobi"]
     if writes_model and not windows:
         raise ValueError('tokens per step of windows were not measured: leave "gumbel-jacobi" in --methods')
@@ -261,7 +213,7 @@ def tune(
         report(f"{number + 1} of {len(entered)}: {label(method.name, method.chosen)}")
         [runs] = race(model, [method], sampled, batches[:1])
         found.append(figures(method, runs, baseline))
-    racing = list(dict.fromkeys([*finalists(found, bounds), *windows]))
+    racing = list(dict.fromkeys([*finalists(found, max_tv), *windows]))
     report(f"race: plain and {len(racing)} more")
     rounds = batches * -(-ROUNDS // count)
     baseline, *raced = race(model, [plain, *(entered[number] for number in racing)], sampled, rounds)
@@ -269,19 +221,19 @@ def tune(
         found[number] = figures(entered[number], runs, baseline)
 
     first = figures(plain, baseline, baseline)
-    admitted = [one for one in found if bounds.admits_variation(one["total_variation"])]
+    admitted = [one for one in found if one["total_variation"] <= max_tv]
     profile = {
         "version": VERSION,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(model),
-        "model": {"name": model.name, "fingerprint": model.fingerprint},
+        "model": {"name": model.name, "weights": model.weights_digest},
         "sampling": dataclasses.asdict(sampled),
         "batch": batch,
         "pictures": len(requested),
-        "bounds": {"max_tv": bounds.max_tv, "max_kid": bounds.max_kid},
+        "max_tv": max_tv,
         "plain": first,
         "candidates": sorted(admitted, key=lambda one: (one["interval_95"] is None, -one["speedup"])),
-        "choice": choose(first, admitted, bounds),
+        "choice": choose(first, admitted, max_tv),
     }
     if writes_model:
         assert model.folder is not None

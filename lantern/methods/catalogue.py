@@ -37,7 +37,6 @@ Coupling = lazy("lantern.verifiers.coupling", "CouplingVerifier")
 Traversal = lazy("lantern.verifiers.traversal", "TraversalVerifier")
 Greedy = lazy("lantern.verifiers.greedy", "GreedyVerifier")
 Relaxed = lazy("lantern.verifiers.relaxed", "RelaxedVerifier")
-RowFront = lazy("lantern.decoding.row_front", "RowFront")
 Lantern = lazy("lantern.verifiers.relaxations.lantern", "Lantern")
 LanternPP = lazy("lantern.verifiers.relaxations.lantern_pp", "LanternPP")
 Bounded = lazy("lantern.verifiers.relaxations.bounded", "Bounded")
@@ -608,7 +607,7 @@ def vvs(m: Parts, tree: str = tree_of("spine_1_8_2"), skip: int = SKIP):
 @method(paper="2412.04062")
 def zipar(m: Parts, lead: int = opt(4, 1, None, LEAD, sweep=(8, 4)), measured: bool = MEASURED):
     """ZipAR: no drafter: a row begins when the row above has `lead` tokens; all rows add a token per step"""
-    return Made(driver=RowFront(lead=lead, measured=measured))
+    return Made(front=dict(lead=lead, measured=measured))
 
 
 @method(paper="2606.05703")
@@ -619,4 +618,4 @@ def pjd(
     measured: bool = MEASURED,
 ):
     """PJD (reconstructed): as zipar, and each row also drafts by Jacobi iteration of its own samples"""
-    return Made(driver=RowFront(lead=lead, drafts=drafts, measured=measured))
+    return Made(front=dict(lead=lead, drafts=drafts, measured=measured))

@@ -187,15 +187,15 @@ class Parts:
 
 @dataclass(frozen=True)
 class Made:
-    """The description of a method with chosen options: drafter and verifier, or a driver of its own; none is plain."""
+    """What a method with chosen options is made of: drafter and verifier, or settings of a `RowFront`; plain: none."""
 
     drafter: Deferred | None = None
     verifier: Deferred | None = None
-    driver: Deferred | None = None
+    front: Mapping[str, Any] | None = None
 
     def all(self) -> Iterator[Any]:
         """Yield all calls and their arguments."""
-        for call in (self.drafter, self.verifier, self.driver):
+        for call in (self.drafter, self.verifier):
             yield from call.walk() if call else ()
 
     def asks(self, what: str) -> list[Any]:
@@ -210,7 +210,7 @@ class Made:
     def promise(self) -> Promise:
         """What its images have in common with those of plain decoding; see PROMISES."""
         inside = [one.path for one in self.verifier.walk() if isinstance(one, Deferred)] if self.verifier else []
-        if self.driver or any(".relaxations." in path for path in inside):
+        if self.front is not None or any(".relaxations." in path for path in inside):
             return "relaxed"
         return "tokens" if all(path.endswith(":GumbelVerifier") for path in inside) else "distribution"
 
@@ -218,7 +218,7 @@ class Made:
     def family(self) -> str:
         """What drafts are made from: the folder of its drafter in lantern/drafters."""
         if self.drafter is None:
-            return "plain" if self.driver is None else "windows"
+            return "plain" if self.front is None else "windows"
         return self.drafter.path.split(".")[2] if self.drafter.path.startswith("lantern.") else "other"
 
     @property

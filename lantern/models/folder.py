@@ -21,7 +21,7 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -257,7 +257,7 @@ def load_model(
     *,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
-    parts: Collection[Part] | Callable[[str], Collection[Part]] = ALL_PARTS,
+    parts: Collection[Part] = ALL_PARTS,
     engine: str | Engine = "auto",
     verify: bool = True,
     size: tuple[int, int] | None = None,
@@ -265,9 +265,8 @@ def load_model(
 ) -> Model:
     """Load a model given by name, folder or hub id, ready for decoding.
 
-    `parts` restricts the components to read beside the target, and may be a function of the name of the model's default
-    method; those that the model lacks are None. Device "auto" is a GPU if there is one; dtype "auto" is fp32 on a CPU,
-    where exact methods guarantee equal tokens, and bf16 on a GPU.
+    `parts` restricts the components to read beside the target; those that the model lacks are None. Device "auto" is a
+    GPU if there is one; dtype "auto" is fp32 on a CPU, where exact methods guarantee equal tokens, and bf16 on a GPU.
     `engine` is how passes are run: an engine or its name; "auto" is the fastest one that is ready. `verify` compares
     weight files with their SHA-256 where the folder lists it, which reads every file once more. `size` is (height,
     width) in pixels, for models of transformers that make images of several sizes. With
@@ -280,11 +279,10 @@ def load_model(
     if is_transformers_folder(folder):
         from lantern.models.transformers.loading import load as load_transformers
 
-        read = parts("auto") if callable(parts) else parts
         if processes > 1 and where.type == "cuda":  # the GPU with the number of this process
             where = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        found = load_transformers(folder, where, kind, parts=read, size=size, verify=verify, processes=processes)
-        drafter = load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in read else None
+        found = load_transformers(folder, where, kind, parts=parts, size=size, verify=verify, processes=processes)
+        drafter = load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in parts else None
         parts_of = AddOns(folder, found.target, model_name=shown, verify=verify, size=size)
         own: dict[str, Any] = {"name": shown, "folder": folder, "drafter": drafter, "add_ons": parts_of}
         return Model(**vars(found), engine=make_engine(engine), **own)
@@ -298,8 +296,7 @@ def load_model(
     chosen, digest = make_engine(engine), WeightsDigest()
     target = load_target(folder / "transformer", where, kind, weights=chosen.weights, verify=verify, digest=digest)
     generation = check_generation(index.get("generation") or {}, source=folder / INDEX_NAME)
-    read = parts(str(generation.get("method", "auto"))) if callable(parts) else parts
-    if "drafter" in read and is_there(folder / "drafter"):  # checked before its weights are read
+    if "drafter" in parts and is_there(folder / "drafter"):  # checked before its weights are read
         config: Any = load_config(ADD_ONS[DRAFTER].config, folder / "drafter" / CONFIG_NAME)
         check_drafter(config, target.config, digest.hexdigest(), folder=folder / "drafter", model_name=shown)
     has_vq, has_text = (is_there(folder / name) for name in ("vqvae", "text_encoder"))
@@ -308,10 +305,10 @@ def load_model(
         target=target,
         # the VQ decoder stays in fp32, as in the reference
         vq=load_component(VQVAE, VQConfig, folder / "vqvae", verify=verify, device=where)
-        if has_vq and "vq" in read
+        if has_vq and "vq" in parts
         else None,
-        text=load_text_encoder(folder, where, kind, verify=verify) if has_text and "text" in read else None,
-        drafter=load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in read else None,
+        text=load_text_encoder(folder, where, kind, verify=verify) if has_text and "text" in parts else None,
+        drafter=load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in parts else None,
         generation=generation,
         folder=folder,
         engine=chosen,

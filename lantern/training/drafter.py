@@ -337,7 +337,7 @@ class DrafterTask(Task):
         return self.target.head(features.to(self.target.tok_embeddings.weight.dtype))
 
     def _loss(self, draft: Draft, examples: Examples) -> Tensor:
-        """Return one value per entry, with the drafter's weights."""
+        """Return one value per entry."""
         objective, predicted = self.config.objective, draft.predicted
         loss = objective.of_distributions(draft.p, draft.log_q)
         if objective.regression and predicted.features is not None:
@@ -346,7 +346,7 @@ class DrafterTask(Task):
         if objective.regression and predicted.rows is not None:
             apart = feature_regression(predicted.rows, examples.rows[:, :, predicted.places])
             loss = loss + objective.regression * apart.mean(1)
-        return loss if predicted.weights is None else loss * predicted.weights
+        return loss
 
     def forward(self, examples: Examples) -> dict[str, Tensor]:
         """Return the sum of the depths' losses, faded by depth, and the acceptance at the first and the last depth."""
@@ -407,7 +407,6 @@ def train(
     target: Path,
     text_encoder: Path | None = None,
     tokenizer: Path | None = None,
-    kind: str | None = None,
     init: Path | None = None,
     cache: Path | None = None,
     size: tuple[int, int] | None = None,
@@ -419,10 +418,8 @@ def train(
 
     `init` is a trained drafter of the same kind to start from, LANTERN's released ones included; it keeps its sizes.
     Features of captions and images are cached in `cache`, by default `out`; runs may share them. ValueError for
-    another `kind` than the config's, and for a component without `text_encoder`.
+    a component without `text_encoder`.
     """
-    if kind is not None and kind != config.kind:
-        raise ValueError(f"the config trains kind {config.kind}, got --kind {kind}: give a config of that kind")
     prepared, cache, device = Prepared.open(data), cache or out, training_device()
     texts = [record.captions[0][0] for record in prepared.records if record.split == "train"]
     seed, sampling = config.loop.seed, config.sampling

@@ -5,10 +5,9 @@ A record holds, for every drafted node, its traits and whether the target accept
 of a model's folder.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +18,6 @@ from lantern.core.io import save_component
 from lantern.drafters.policies.policy import TRAITS
 from lantern.drafters.policies.radar import SIDE_INPUTS, side_inputs
 from lantern.drafters.policies.records import Records, load_records
-from lantern.drafters.trees.static import named
-from lantern.generation.choice import read_profile
 from lantern.methods.parts import resolved
 from lantern.training.drafter import find_kind
 from lantern.training.loop import LoopConfig, Task, step_generator
@@ -35,7 +32,9 @@ class PolicyConfig:
     """Settings of a policy: `model` changes fields of the network's config, `batch` counts nodes or drafts.
 
     For RADAR `nodes` is the number of nodes scored in a pass, root included, and `curiosity` weighs the entropy of its
-    decisions in the loss. ValueError for an unknown kind and for values out of range.
+    decisions in the loss. A step takes `node_cost` plain steps for each node behind the root and `level_cost` for each
+    draft pass, as measured with the embedded model on two cores. ValueError for an unknown kind and for values out of
+    range.
     """
 
     loop: LoopConfig
@@ -46,38 +45,13 @@ class PolicyConfig:
     weight_decay: float = 1e-4
     nodes: int = 16
     curiosity: float = 0.01
+    node_cost: float = 0.15
+    level_cost: float = 0.35
 
     def __post_init__(self) -> None:
         find_kind(self.kind, "policy")
         if self.batch < 1 or self.lr <= 0 or self.nodes < 2:
             raise ValueError(f"batch {self.batch}, lr {self.lr}, nodes {self.nodes}: wanted at least 1, above 0, 2")
-
-
-class StepCosts(NamedTuple):
-    """Time of a step in units of a plain step: `node` for each further node of the pass, `level` for each draft pass.
-
-    The defaults were measured with the embedded model on two slow cores; `lantern tune` measures other machines.
-    """
-
-    node: float = 0.15
-    level: float = 0.35
-
-    @classmethod
-    def of_profile(cls, profile: Mapping[str, Any]) -> "StepCosts":
-        """Return the least-squares fit, none below 0, to the trees of EAGLE-1 or else of the first method with trees.
-
-        ValueError for a profile without trees.
-        """
-        from scipy.optimize import nnls
-
-        drafted = [one for one in profile.get("candidates", ()) if "tree" in one["settings"]]
-        if not drafted:
-            raise ValueError("the profile has no trees: tune with a method that drafts trees")
-        method = min((one["method"] for one in drafted), key=lambda name: name != "eagle1")
-        mine = [one for one in drafted if one["method"] == method]
-        trees = [named(one["settings"]["tree"]) for one in mine]
-        sizes = [(tree.max_nodes - 1, tree.depth) for tree in trees]
-        return cls(*nnls(sizes, [one["tokens_per_step"] / one["speedup"] - 1 for one in mine])[0].tolist())
 
 
 def held_out(records: Records) -> Bool[Tensor, " s"]:
@@ -89,13 +63,13 @@ def held_out(records: Records) -> Bool[Tensor, " s"]:
 
 
 class PolicyTask(Task):
-    """What trainings of policies share: `part` is the network of the config's kind, `costs` the times of steps."""
+    """What trainings of policies share: `part` is the network of the config's kind."""
 
     betas = (0.9, 0.999)
 
-    def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
+    def __init__(self, config: PolicyConfig, records: Records) -> None:
         super().__init__()
-        self.config, self.costs, kind = config, costs, find_kind(config.kind, "policy")
+        self.config, kind = config, find_kind(config.kind, "policy")
         self.part: Any = kind.module(kind.config(**{"target": records.about.get("target"), **config.model}))
         self.part.init_weights(torch.Generator().manual_seed(config.loop.seed))
 
@@ -110,8 +84,8 @@ class C2TTask(PolicyTask):
     Held-out figures are reported beside those of the path's own probabilities, the baseline.
     """
 
-    def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
-        super().__init__(config, records, costs)
+    def __init__(self, config: PolicyConfig, records: Records) -> None:
+        super().__init__(config, records)
         assert records.traits is not None
         is_held = held_out(records)[:, None]
         tested = [records.is_tested & rows for rows in (~is_held, is_held)]
@@ -156,14 +130,14 @@ class RadarTask(PolicyTask):
     a mean above 0 is faster than that. ValueError for records with fewer beams than the network reads.
     """
 
-    def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
-        super().__init__(config, records, costs)
+    def __init__(self, config: PolicyConfig, records: Records) -> None:
+        super().__init__(config, records)
         assert records.beams is not None
         self._beams, self._sides = records.beams[..., : self.part.config.beam], sides(records)
         if self._beams.shape[2] < self.part.config.beam:
             raise ValueError(f"the records' beams are {self._beams.shape[2]} wide, wanted {self.part.config.beam}")
         depths = torch.arange(1, self._beams.shape[1] + 2)
-        self._times = 1 + costs.node * (config.nodes - 1) + costs.level * depths
+        self._times = 1 + config.node_cost * (config.nodes - 1) + config.level_cost * depths
         self._tokens = torch.minimum(records.length[:, None], depths) + 1.0
         self._is_held = held_out(records)
         self.rate = float((self._tokens[~self._is_held].mean(0) / self._times).max())
@@ -237,15 +211,11 @@ def sides(records: Records) -> Float[Tensor, "s d 3"]:
     return torch.stack(found, 1)
 
 
-def train(
-    config: PolicyConfig, *, out: Path, records: Path, kind: str | None = None, profile: Path | None = None
-) -> None:
+def train(config: PolicyConfig, *, out: Path, records: Path) -> None:
     """Train a policy on a file of records, or on all in a folder; resume what `out` holds.
 
-    `profile` is the output of `lantern tune`, whose times of steps are the cost in RADAR's reward. ValueError for
-    records without traits, which only dynamic trees have.
+    ValueError for records without traits, which only dynamic trees have.
     """
-    config = replace(config, kind=kind or config.kind)
     paths = sorted(records.glob("*.safetensors")) if records.is_dir() else [records]
     if not paths:
         raise ValueError(f"{records} holds no *.safetensors: write some with lantern-generate --record FILE")
@@ -255,7 +225,6 @@ def train(
             f"{records}: the method {found.about.get('method')} records no traits of nodes: use one with dynamic "
             "trees, such as eagle2"
         )
-    costs = StepCosts() if profile is None else StepCosts.of_profile(read_profile(profile))
     torch.manual_seed(config.loop.seed)
     task: type[PolicyTask] = resolved(find_kind(config.kind, "policy").task)
-    run_loop(task(config, found, costs), config.loop, out=out)
+    run_loop(task(config, found), config.loop, out=out)

@@ -75,7 +75,7 @@ STAGES = {
     "drafter": Stage(
         f"{HOME}.drafter:train", "train a drafter for a target", "data target", f"{TEXT} size kind init cache"
     ),
-    "policy": Stage(f"{HOME}.policy:train", "train a tree policy on recorded drafts", "records", "kind profile"),
+    "policy": Stage(f"{HOME}.policy:train", "train a tree policy on recorded drafts", "records", "kind"),
     "tables": Stage(f"{HOME}.tables:make", "count tokens that a model samples", "prompts", "kind model", False),
 }
 # stage "all" runs the others and is no stage of its own
@@ -94,7 +94,6 @@ OPTIONS = {
     "only": StageOption("run this step alone", "text"),
     "packages": StageOption("folder of registry packages; a recipe fetches missing ones into it", "path"),
     "path": StageOption("images to read, instead of the config's path"),
-    "profile": StageOption("output of `lantern tune`: the times of steps"),
     "prompts": StageOption("file of prompts, one a line"),
     "records": StageOption("file written by lantern-generate --record, or a folder of such files"),
     "size": StageOption(

@@ -5,17 +5,15 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
+from tqdm import tqdm
 
 from lantern.core.io import save_component, weights_digest
 from lantern.core.places import embedded_model
-from lantern.decoding.plain import generate
 from lantern.drafters.eagle.fr_spec import FrequencyTable
 from lantern.drafters.lookup.tables import SamTables
-from lantern.eval.speed.contenders import condition_of
-from lantern.generation.requests import read_prompts
-from lantern.models.folder import Model, load_model
+from lantern.generation.generator import generate
+from lantern.generation.requests import Request, read_prompts
+from lantern.models.folder import load_model
 
 
 @dataclass(frozen=True)
@@ -36,30 +34,19 @@ class TablesConfig:
             raise ValueError(f"limit {self.limit}, groups {self.groups}, batch {self.batch}: wanted at least 1")
 
 
-def sampled_tokens(model: Model, prompts: list[str], *, seed: int, batch: int) -> Int[Tensor, "n tokens"]:
-    """Sample one image per prompt by plain decoding."""
-    from tqdm import tqdm
-
-    found = []
-    for numbers in tqdm(torch.arange(len(prompts)).split(batch), desc="images", disable=None):
-        condition, keys = condition_of(model, prompts, numbers.tolist()), [(seed, n) for n in numbers.tolist()]
-        found.append(generate(model.target, condition, sampling=model.sampling(), keys=keys).tokens.cpu())
-    return torch.cat(found)
-
-
-def make(config: TablesConfig, *, out: Path, prompts: Path, model: Path | None = None, kind: str | None = None) -> None:
+def make(config: TablesConfig, *, out: Path, prompts: Path, model: Path | None = None) -> None:
     """Sample images of prompts and write the add-on to `out/KIND`, which belongs into the model's folder `parts`.
 
-    `prompts` is a file with one prompt a line, `model` by default the embedded one. ValueError for another `kind` than
-    the config's, and for SAM's table of a model without a codebook.
+    `prompts` is a file with one prompt a line, `model` by default the embedded one. ValueError for SAM's table of a
+    model without a codebook.
     """
-    if kind is not None and kind != config.kind:
-        raise ValueError(f"the config makes kind {config.kind}, got --kind {kind}: give a config of that kind")
     loaded = load_model(model or embedded_model(), parts=("vq", "text"))
     if config.kind == "sam" and loaded.codebook is None:
         raise ValueError(f"model {loaded.name} has no vqvae/ folder, without which there are no super-tokens")
     chosen, digest = read_prompts(str(prompts))[: config.limit], weights_digest(loaded.target.state_dict())
-    tokens = sampled_tokens(loaded, chosen, seed=config.seed, batch=config.batch)
+    requested = [Request(prompt=prompt, seed=config.seed, number=number) for number, prompt in enumerate(chosen)]
+    made = generate(loaded, requested, method="plain", batch=config.batch, with_pixels=False)
+    tokens = torch.stack([picture.tokens for picture in tqdm(made, "images", len(chosen), disable=None)])
     if config.kind == "fr-spec":
         table = FrequencyTable.of_tokens(tokens, loaded.target.config.vocab_size, digest)
     else:

@@ -1,5 +1,1 @@
-"""Verifiers: they decide how much of a draft tree is kept. `relaxations/` holds the rules that relax them.
-
-Imported by `methods`, `engines` and the evaluation.
-Imports `core` only.
-"""
+"""Verifiers: they decide how much of a draft tree is kept. `relaxations/` holds the rules that relax them."""

@@ -79,9 +79,9 @@ def test_json_is_one_object_with_all_figures(model: str, capsys: Capture) -> Non
     assert found["latency"] == found["pictures"][0]["latency"]
 
 
-# one method of each combination of trained parts, promise and driver; tests/cli/test_methods.py lists all settings
+# one method of each combination of trained parts, promise and front; tests/cli/test_methods.py lists all settings
 DISTINCT = {
-    (one.made.needs, one.promise, one.made.driver is None): name
+    (one.made.needs, one.promise, one.made.front is None): name
     for name, one in reversed(METHODS.items())
     if not one.is_plain
 }

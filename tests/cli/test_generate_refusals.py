@@ -61,6 +61,7 @@ REFUSED = {
     "--scale 0": "whole number from 1 to 16",
     "--grid 1 -n 200 --scale 16": "give --grid COLUMNS or --scale 1",
     "--grid --compare": "leave one of them out",
+    "--batch 2 --compare": "--batch is 2: leave one of them out",
     "--tokens t.json --grid": "--grid is an option of image files",
     "--tokens - --json": "both write to standard output",
     "--tokens a/b.json": "the folder a does not exist",

@@ -65,6 +65,17 @@ def test_a_model_that_makes_no_image_is_refused(tmp_path: Path) -> None:
     assert line.startswith("lantern: error: ") and "became NaN" in line and "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("kind", "left_out", "message"), [("c2i", "drafter", "class labels"), ("t2i", "vqvae", "no vqvae/")]
+)
+def test_a_model_without_prompts_or_pixels_is_refused(
+    tmp_path: Path, kind: str, lacks: str, message: str, capsys: Capture
+) -> None:
+    shutil.rmtree(save_tiny_model(tmp_path / "toy", model_type=kind) / lacks)
+    assert main(["serve", str(tmp_path / "toy"), "--port", "0"]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_port_in_use_is_refused_before_the_model_is_loaded(capsys: Capture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         assert main(["serve", "/nowhere/model", "--port", str(used.getsockname()[1])]) == 1

@@ -7,8 +7,6 @@ import pytest
 
 from lantern.cli.main import main
 from lantern.training import stages
-from lantern.training.drafter import DrafterConfig
-from lantern.training.drafter import train as train_drafter
 from lantern.training.stages import (
     CONFIGS,
     LENGTH,
@@ -50,8 +48,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any, dict[str, Any
 @pytest.mark.parametrize(("name", "stage"), EVERY_STAGE)
 def test_options_of_a_stage_are_the_keywords_of_its_function(name: str, stage: Stage) -> None:
     _, *keywords = inspect.signature(stage.load()).parameters.values()
-    names = {keyword.name for keyword in keywords}
-    assert names | set(LENGTH) == {"out", *stage.options, *LENGTH}
+    names = {keyword.name for keyword in keywords}  # of its config are the length of a training and the kind
+    assert names == {"out", *stage.options} - {*LENGTH, "kind"}
     required = {keyword.name for keyword in keywords if keyword.default is inspect.Parameter.empty}
     assert required == {"out", *stage.required.split()}
     assert set(stage.options) <= {*OPTIONS}.union(*(recipe.options for recipe in RECIPES))
@@ -106,16 +104,17 @@ def test_without_recipes_a_stage_of_one_is_refused_in_one_line(
     assert "come with a clone of lantern" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_kind_names_its_config_and_fits_it(calls: list[Any], tmp_path: Path) -> None:
+def test_a_kind_names_its_config_and_fits_it(calls: list[Any], tmp_path: Path, capsys: Capture) -> None:
     folder = str(tmp_path)
     given = ["train", "drafter", "--out", folder, "--data", folder, "--target", folder, "--text-encoder", folder]
     assert main([*given, "--kind", "eagle3"]) == 0
-    assert calls[0][1].kind == calls[0][2]["kind"] == "eagle3"
+    assert calls[0][1].kind == "eagle3" and "kind" not in calls[0][2]
     assert main([*given, "--kind", "eagle9"]) == 2
     assert main(given) == 2
-    config = read_config(DrafterConfig, find_config("drafter-eagle1"))
-    with pytest.raises(ValueError, match="trains kind eagle1, got --kind medusa"):
-        train_drafter(config, out=tmp_path, data=tmp_path, target=tmp_path, text_encoder=tmp_path, kind="medusa")
+    for stage, needed, other in (("drafter", given[4:], "medusa"), ("policy", ["--records", folder], "c2t")):
+        config = "drafter-eagle1" if stage == "drafter" else "policy-radar"
+        assert main(["train", stage, "--config", config, "--out", folder, *needed, "--kind", other]) == 2
+        assert f"got --kind {other}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("stage", ["all", "policy"])

@@ -114,18 +114,17 @@ def test_debug_mode_names_the_layer(
     for method in ("plain", "eagle1"):
         with pytest.raises(NotFiniteError) as refused:
             make(model, method=method, debug=True)
-        assert str(refused.value) == f"transformer.{name} gave {word} at the prompt"
+        assert str(refused.value) == f"transformer.{name} gave {word}"
     monkeypatch.setenv("LANTERN_DEBUG", "1")
     with pytest.raises(NotFiniteError, match=f"{name} gave {word}"):
         make(model)
 
 
-def test_debug_mode_names_the_token(model: Model) -> None:
+def test_debug_mode_names_a_layer_that_fails_in_a_later_pass(model: Model) -> None:
     spoil_fifth_token(model.target)
-    with pytest.raises(NotFiniteError, match=r"^transformer\.rotary gave NaN at token 5$"):
-        make(model, debug=True)
-    with pytest.raises(NotFiniteError, match=r"^transformer\.rotary gave NaN at token [1-5]$"):
-        make(model, method="eagle1", debug=True)  # a pass over a tree that reaches so far
+    for method in ("plain", "eagle1"):
+        with pytest.raises(NotFiniteError, match=r"^transformer\.rotary gave NaN$"):
+            make(model, method=method, debug=True)
     with pytest.raises(NotFiniteError, match="'a red apple', seed 0, image 0: .* NaN or infinite"):
         make(model)  # layers are no longer watched
 
@@ -146,7 +145,7 @@ def test_the_command_s_debug_mode_names_the_layer_behind_a_traceback(
     load_spoilt(lambda model: spoil_fifth_token(model.target), monkeypatch)
     code, _, error = run("--tokens", tmp_path / "t.json", "--method", "plain", "--debug")
     lines = error.splitlines()
-    assert (code, lines[-1]) == (1, "lantern: error: transformer.rotary gave NaN at token 5")
+    assert (code, lines[-1]) == (1, "lantern: error: transformer.rotary gave NaN")
     assert lines[0].startswith("Traceback")
     assert not (tmp_path / "t.json").exists()
 

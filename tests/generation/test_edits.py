@@ -98,7 +98,7 @@ def test_an_edit_is_streamed_with_its_partial_images(served: Served, model: Mode
 @pytest.mark.parametrize(
     ("fields", "files", "param", "message"),
     [
-        ({}, {}, "image", "got 0 images, wanted one"),
+        ({}, {}, "image", "got 0 images and 0 masks, wanted one image"),
         ({}, {"image": png(alpha=False)}, "mask", "the image has no transparent pixel, wanted some where it is to be"),
         ({}, {"image": png(BELOW), "mask": png()}, "mask", "the mask has no transparent pixel"),
         ({}, {"image": b"nonsense"}, "image", "cannot read the image: wanted a PNG"),
@@ -128,7 +128,10 @@ def test_bodies_of_other_kinds_and_sizes_are_refused(served: Served) -> None:
     url = f"{served.url}/v1/images/edits"
     answer = httpx.post(url, json={"prompt": PROMPT})
     assert answer.status_code == 415 and "wanted multipart/form-data" in answer.json()["error"]["message"]
-    assert "got 0 images" in httpx.post(url, data={"prompt": PROMPT}).json()["error"]["message"]
+    for images, masks in ((0, 0), (2, 0), (1, 2)):
+        files = [*[("image", png(BELOW))] * images, *[("mask", png(ONE))] * masks]
+        answer = httpx.post(url, data={"prompt": PROMPT}, files=files)
+        assert f"got {images} images and {masks} masks" in answer.json()["error"]["message"]
     assert httpx.post(url, content=b"x", headers={"Content-Type": "multipart/form-data"}).status_code == 400
     assert httpx.post(url, data={"prompt": PROMPT}, files={"image": b"x" * 100_000}).status_code == 413
     half = Image.new("RGBA", (8, 6))

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -116,14 +115,3 @@ def test_a_tokenizer_of_another_model_is_refused(copied: Path) -> None:
 def test_a_missing_device_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="device"):
         pick_device(name)
-
-
-def test_parts_may_depend_on_the_default_method(folder: Path) -> None:
-    seen = list[str]()
-
-    def parts(default: str) -> set[Any]:
-        seen.append(default)
-        return {"vq"}
-
-    model = load_model(folder, parts=parts)
-    assert seen == ["auto"] and model.vq is not None and model.drafter is None and model.text is None

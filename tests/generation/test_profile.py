@@ -27,7 +27,7 @@ def write(model: Model, /, **changes: Any) -> Path:
     found: dict[str, Any] = {
         "version": VERSION,
         "machine": describe_machine(model),
-        "model": {"name": model.name, "fingerprint": model.fingerprint},
+        "model": {"name": model.name, "weights": model.weights_digest},
         "sampling": {"guidance": 3.0, "temperature": 1.0, "top_k": 12, "top_p": 1.0, "guidance_interval": -1},
         "choice": {"method": "eagle1", "settings": {"tree": "0 1 0.0"}},
     }
@@ -62,7 +62,9 @@ def test_the_profile_of_a_folder_that_is_not_to_be_written_is_in_the_cache(
         monkeypatch.setattr("lantern.generation.choice.PACKAGE", model.folder.resolve().parent)
     else:
         monkeypatch.setattr("os.access", lambda path, mode: path != model.folder)
-    assert write(model) == cache_folder() / f"{model.fingerprint}.json" and not (model.folder / PROFILE_NAME).exists()
+    assert (
+        write(model) == cache_folder() / f"{model.weights_digest}.json" and not (model.folder / PROFILE_NAME).exists()
+    )
     assert reported(model) == ("eagle1 0 1 0.0", [])
     write_json(model.folder / PROFILE_NAME, {"version": 99})  # one that does not fit, which the folder came with
     assert reported(model) == ("eagle1 0 1 0.0", [])
@@ -88,7 +90,7 @@ def test_a_profile_does_not_change_the_fingerprint(model: Model) -> None:
         ({"sampling": {"temperature": 0.5}}, "measured at temperature 0.5"),
         ({"sampling": {"top_p": 0.5}}, "measured at top_p 0.5"),
         ({"sampling": {"top_k": 2}}, "measured at top_k 2"),
-        ({"model": {"fingerprint": "0" * 64}}, "other weights"),
+        ({"model": {"weights": "0" * 64}}, "other weights"),
         ({"choice": {"method": "eagel9"}}, 'method "eagel9" is unknown'),
         ({"choice": {"method": None}}, 'method "None" is unknown'),
         ({"choice": {"method": "eagle1", "settings": {"delta": 1}}}, "no setting delta"),

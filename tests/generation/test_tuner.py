@@ -11,16 +11,14 @@ import pytest
 from lantern.core.sampling import Sampling
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.generation.requests import Request
-from lantern.generation.tuning import FINALISTS, OF_A_METHOD, Bounds, Timing, candidates, interval, race, swept, tune
+from lantern.generation.tuning import FINALISTS, OF_A_METHOD, Timing, candidates, interval, race, swept, tune
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
 from tests.tiny_parts import tiny_part
 
-KID = Bounds(max_kid=0.001, quality={"lantern++": {"2.0": 0.0004, "5": 0.02}})
 
-
-def names(model: Model, bounds: Bounds | None = None, **how: Any) -> set[str]:
-    return {method.name for method in candidates(model, bounds or Bounds(), **how)}
+def names(model: Model, **how: Any) -> set[str]:
+    return {method.name for method in candidates(model, **how)}
 
 
 def test_without_a_bound_only_exact_methods_are_candidates(model: Model) -> None:
@@ -29,36 +27,17 @@ def test_without_a_bound_only_exact_methods_are_candidates(model: Model) -> None
 
 
 def test_a_bound_on_total_variation_admits_relaxed_methods_at_several_settings(model: Model) -> None:
-    found = candidates(model, Bounds(max_tv=0.1))
-    assert {one.settings["lambda_"] for one in found if one.name == "lantern++"} == set(swept(METHODS["lantern++"])[1])
+    found = candidates(model, 0.1)
+    values = {one.settings["lambda_"] for one in found if one.name == "lantern++"}
+    assert values == {one["lambda_"] for one in swept(METHODS["lantern++"])}
     assert {"lantern", "bounded", "bounded-window"} <= {one.name for one in found}
     exact = [one.exact for one in found]
     assert exact == sorted(exact, reverse=True)
 
 
-def test_kid_figures_admit_only_the_listed_settings(model: Model) -> None:
-    relaxed = [one for one in candidates(model, KID) if not one.exact]
-    assert {(one.name, one.settings["lambda_"]) for one in relaxed} == {("lantern++", 2.0)}
-
-
-@pytest.mark.parametrize(
-    ("quality", "message"),
-    [
-        ({}, "a bound on KID needs the figures of an evaluation"),
-        ({"eagle9": {}}, "quality figures name 'eagle9'"),
-        ({"lantern++": 3}, "quality figures name"),
-        ({"lantern++": {"x": 0.1}}, "quality figures of"),
-        ({"lantern++": {"2": None}}, "quality figures of"),
-    ],
-)
-def test_a_bound_on_kid_without_its_figures_is_refused(quality: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Bounds(max_kid=0.01, quality=quality)
-
-
 def test_methods_are_candidates_if_the_model_has_their_networks(model: Model) -> None:
     bare = replace(model, drafter=None, add_ons={})
-    found = candidates(bare, Bounds(max_tv=0.5))
+    found = candidates(bare, 0.5)
     assert found and all("window" in one.options for one in found)
     parts = {"parallelspec": tiny_part("parallelspec", cast(Any, model.target))}
     drafted = names(replace(bare, add_ons=parts)) - names(bare)
@@ -68,7 +47,7 @@ def test_methods_are_candidates_if_the_model_has_their_networks(model: Model) ->
 
 def test_trees_and_windows_keep_to_the_sizes_allowed_and_those_of_the_model(model: Model) -> None:
     deep = tiny_part("medusa", cast(Any, model.target), depths=2)
-    found = candidates(replace(model, add_ons={"medusa": deep}), Bounds(max_tv=0.5), max_nodes=12, max_depth=5)
+    found = candidates(replace(model, add_ons={"medusa": deep}), 0.5, max_nodes=12, max_depth=5)
     trees = defaultdict[str, set[StaticTree]](set)
     for one in found:
         if one.tree is not None:
@@ -86,7 +65,7 @@ def test_names_restrict_the_candidates(model: Model) -> None:
     assert names(model, names=["eagle1"]) == {"eagle1"}
     for name, message in (("eagle9", "cannot be tuned"), ("lantern++", "--max-tv")):
         with pytest.raises(ValueError, match=message):
-            candidates(model, Bounds(), names=[name])
+            candidates(model, names=[name])
 
 
 Scripted = Callable[[Method, int], Timing]
@@ -171,7 +150,7 @@ def test_a_run_that_breaks_the_bound_is_not_chosen(
     def script(method: Method, batch: int) -> Timing:
         return Timing(0.5 if method.tree else 1.0, 2.0, in_race if batch and method.tree else 0.0)
 
-    profile, _ = decide(monkeypatch, model, tmp_path, script, methods=["lantern++"], bounds=Bounds(max_tv=0.07))
+    profile, _ = decide(monkeypatch, model, tmp_path, script, methods=["lantern++"], max_tv=0.07)
     assert profile["choice"]["method"] == chosen
     assert all(one["total_variation"] <= 0.07 for one in profile["candidates"])
 

@@ -129,7 +129,7 @@ def test_every_method_keeps_its_promise(name: str, case: str) -> None:
     if given.forced:
         forced = FORCED[given.forced]
         assert torch.equal(made.tokens[forced >= 0], forced[forced >= 0])
-    if given.forced == "all" and method.made.driver is None:
+    if given.forced == "all" and method.made.front is None:
         assert torch.equal(made.accepted, made.reached)
     if given.forced == "kept":  # read at once: the prompt, two passes, and at most one for each of the other tokens
         assert made.history[0].counts.tolist() == [9, 9, 9] and (made.steps <= 1 + 2 + 7).all()
@@ -166,7 +166,7 @@ def check_account(method: Method, case: Case, made: Generation) -> None:
                 path = step.verdict.path[image, : min(int(step.verdict.length[image]), count)]
                 assert torch.equal(step.tree.tokens[image, path], step.tokens[image, : len(path)])
     assert torch.equal(written, made.tokens)
-    if case.forced != "kept" and method.made.driver is None:  # a path may end one token past the image
+    if case.forced != "kept" and method.made.front is None:  # a path may end one token past the image
         total = made.steps + made.accepted.sum(1)
         assert (total >= tokens).all() and (total <= tokens + 1).all()
     if method.exact:
@@ -175,7 +175,7 @@ def check_account(method: Method, case: Case, made: Generation) -> None:
     assert made.total_variation_max is not None and (made.total_variation_max <= 1 + 1e-6).all()
     assert (made.total_variation <= tokens * made.total_variation_max + 1e-6).all()
     assert (made.relaxed >= 0).all() and (made.relaxed <= made.accepted.sum(1) + 1e-6).all()
-    if case.forced == "all" and method.made.driver is None:  # nothing is relaxed at given tokens
+    if case.forced == "all" and method.made.front is None:  # nothing is relaxed at given tokens
         assert made.total_variation.abs().max() < 1e-6 and made.relaxed.abs().max() < 1e-6
 
 

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from lantern.training.loop import LoopConfig
 from lantern.training.policy import (
     PolicyConfig,
     RadarTask,
-    StepCosts,
     train,
 )
 
@@ -88,10 +86,10 @@ def test_radar_learns_to_stop_from_the_beam(tmp_path: Path) -> None:
 
 
 def test_best_depth_falls_with_the_cost_of_a_pass(tmp_path: Path) -> None:
-    config = PolicyConfig(LOOP, kind="radar", model={"beam": 4, "hidden": 8}, nodes=4)
-    steps = []
+    config, steps = PolicyConfig(LOOP, kind="radar", model={"beam": 4, "hidden": 8}, nodes=4), []
     for level in (0.0, 3.0):
-        task = RadarTask(config, records(), StepCosts(node=0.0, level=level))
+        task = RadarTask(replace(config, node_cost=0.5, level_cost=level), records())
+        assert task._times.tolist() == [2.5 + level * depth for depth in (1, 2, 3)]
         steps.append(task.evaluate()["steps_of_best_depth"])
     assert steps == [3, 1]
 
@@ -108,26 +106,3 @@ def test_command_trains_and_refuses_unusable_records(tmp_path: Path, capsys: pyt
     assert "eagle1 records no traits of nodes" in capsys.readouterr().err
     with pytest.raises(ValueError, match="policy kind is 'c3t'"):
         PolicyConfig(LOOP, kind="c3t")
-
-
-def test_rewards_use_the_times_of_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lantern.generation.choice import VERSION
-    from lantern.training import policy
-
-    def tuned(method: str, tree: str, seconds: float) -> dict[str, Any]:
-        return {"method": method, "settings": {"tree": tree}, "tokens_per_step": 2.0, "speedup": 2.0 / seconds}
-
-    steps = {"0": 4.5, "0 1": 5.0, "0 0.0": 8.0}  # 1 + 0.5 a node + 3 a level
-    candidates = [tuned("eagle1", tree, seconds) for tree, seconds in steps.items()] + [tuned("medusa", "0", 99.0)]
-    profile: dict[str, Any] = {"version": VERSION, "machine": {}, "model": {}, "sampling": {}, "choice": {}}
-    (tmp_path / "profile.json").write_text(json.dumps(profile | {"candidates": candidates}))
-    (tmp_path / "none.json").write_text(json.dumps(profile))
-    records(60).save(tmp_path / "r.safetensors")
-    seen: list[RadarTask] = []
-    monkeypatch.setattr(policy, "run_loop", lambda task, loop, out: seen.append(task))
-    config = PolicyConfig(LOOP, kind="radar", model={"beam": 4, "hidden": 8}, nodes=4)
-    given: dict[str, Any] = {"out": tmp_path, "records": tmp_path / "r.safetensors"}
-    train(config, profile=tmp_path / "profile.json", **given)
-    assert seen[0]._times.tolist() == pytest.approx([5.5, 8.5, 11.5], rel=1e-4)
-    with pytest.raises(ValueError, match="the profile has no trees"):
-        train(config, profile=tmp_path / "none.json", **given)

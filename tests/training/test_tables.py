@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from lantern.cli.main import main
+from lantern.decoding.plain import generate
 from lantern.drafters.eagle.fr_spec import FrequencyTable
 from lantern.drafters.lookup.tables import SamTables
 from lantern.models.folder import load_model
-from lantern.training.tables import sampled_tokens
+from lantern.models.llamagen.text import TextEncoder
 
 
 def test_tables_are_those_of_the_tokens_that_the_model_samples(copied: Path, tmp_path: Path) -> None:
@@ -22,7 +23,10 @@ def test_tables_are_those_of_the_tokens_that_the_model_samples(copied: Path, tmp
     model = load_model(folder)
     frequent, sam = model.add_ons["fr-spec"], model.add_ons["sam"]
     assert isinstance(frequent, FrequencyTable) and isinstance(sam, SamTables)
-    tokens = sampled_tokens(model, ["a red apple", "a cat", "two dog"], seed=1000, batch=2)
+    assert isinstance(model.text, TextEncoder)
+    condition = model.text.condition(["a red apple", "a cat", "two dog"], slots=model.target.config.cls_token_num)
+    keys = [(1000, number) for number in range(3)]
+    tokens = generate(model.target, condition, sampling=model.sampling(), keys=keys).tokens
     assert torch.equal(frequent.counts.long(), tokens.flatten().bincount(minlength=len(frequent.counts)))
     assert torch.equal(sam.corpus.long(), tokens[:2].long()) and int(sam.group_of.max()) < 5
 

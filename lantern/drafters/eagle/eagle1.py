@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lantern.core.prepared import DraftLayer
 from lantern.decoding.cache import StaticCache
 from lantern.drafters.base import target_logits, token_embeddings
 from lantern.drafters.eagle.unroll import Unroll
@@ -93,17 +94,6 @@ class EagleConfig:
         fields = {"n_head": config.query_heads, **{name: getattr(config, name) for name in same}}
         fields["cls_token_num"] = max(config.cls_token_num - 1, 0) if changes.get("form") == "rows" else 0
         return cls(**(fields | changes))
-
-
-class DraftLayer(nn.Module):
-    """Base class of the decoder layers of drafters; the C++ engine packs those that are `is_packable`."""
-
-    is_packable = False
-
-    @property
-    def cache_dtype(self) -> torch.dtype:
-        """Dtype of keys and values."""
-        return next(self.parameters()).dtype
 
 
 class EagleLayer(DraftLayer):

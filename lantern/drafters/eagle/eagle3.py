@@ -15,8 +15,9 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lantern.core.prepared import DraftLayer
 from lantern.drafters.base import token_embeddings
-from lantern.drafters.eagle.eagle1 import DraftLayer, Eagle, EagleConfig, EagleLayer
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig, EagleLayer
 from lantern.drafters.examples import Examples, Prediction, fused_layers
 from lantern.models.llamagen.transformer import Attention, FeedForward, RMSNorm, TransformerConfig
 

@@ -1,5 +1,1 @@
-"""Shapes of draft trees: static trees by name, and dynamic trees grown from candidates.
-
-Imported by all drafters.
-Imports `core` only.
-"""
+"""Shapes of draft trees: static trees by name, and dynamic trees grown from candidates."""

@@ -1,5 +1,1 @@
-"""The C++ engine for CPUs. Its library is built on the user's machine.
-
-Imported by: engines, cli.
-Imports: core, decoding and engines.
-"""
+"""The C++ engine for CPUs. Its library is built on the user's machine."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ABI = 8  # as `lantern_abi` of steps.cpp
+ABI = 9  # as `lantern_abi` of steps.cpp
 # the first includes the others
 SOURCES = [
     Path(__file__).with_name(name)

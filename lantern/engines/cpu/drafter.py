@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.prepared import WeightCache, quantized
+from lantern.core.prepared import DraftLayer, WeightCache, quantized
 from lantern.engines.cpu.kernels import LANES, PANEL, Arena, PackedLayer, check_weights, layer, linear
 
 
@@ -25,10 +25,8 @@ class PackedLinear(nn.Linear):
         return linear(x, self._panels, self._wide_bias, self.out_features).to(x.dtype)
 
 
-class PackedDrafterLayer(nn.Module):
+class PackedDrafterLayer(DraftLayer):
     """A layer as one call if its cache is in fp32; otherwise the original layer."""
-
-    is_packable = False
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -39,7 +37,7 @@ class PackedDrafterLayer(nn.Module):
         super().__init__()
         self.__dict__.update(of.__dict__)
         self._original = (of,)  # in a tuple, so that its weights are not registered twice
-        self._packed = PackedLayer.of(of, arena).tensors
+        self._packed = PackedLayer.of(of, arena)
 
     def forward(
         self,
@@ -70,10 +68,10 @@ def packed_drafter(module: Module, *, int8: bool = False) -> Module:
     weights have changed. Modules of other kinds and widths are returned as they are. ValueError for weights that are
     not on a CPU, and for dtypes other than fp32 and bf16.
     """
-    layers = getattr(module, "layers", ())
-    if not any(hasattr(layer, "is_packable") for layer in layers) or not _fits(module.config):
+    drafter: Any = module
+    if not any(isinstance(child, DraftLayer) for child in module.modules()) or not _fits(drafter.config):
         return module
-    drafter: Any = quantized(module, "int8", ("layers", "fc")) if int8 else module
+    drafter = quantized(module, "int8", ("layers", "fc")) if int8 else module
     return cast(Module, _PACKED.get(drafter))
 
 

@@ -43,7 +43,6 @@ from lantern.engines.cpu.kernels import (
     ModelArgs,
     PackedLayer,
     PassArgs,
-    arguments,
     check_weights,
     kind_of,
     linear,
@@ -58,23 +57,19 @@ from lantern.verifiers.relaxed import RelaxedVerifier
 
 
 class PackedPass:
-    """A target's packed weights, and the call that runs a pass over them.
-
-    If `spent` is a float64 tensor (threads, PARTS), passes add the seconds that each thread spent on each part.
-    """
+    """A target's packed weights, and the call that runs a pass over them."""
 
     def __init__(self, target: Any) -> None:
         config, self.dtype = target.config, target.tok_embeddings.weight.dtype
         check(target)
         self.call = build.library().lantern_pass
         self.dim, self.vocab = config.dim, config.vocab_size
-        self.spent: Tensor | None = None
         arena = Arena.for_module(target)
         # the tensors whose addresses pass.cpp holds
         self._layers = [PackedLayer.of(block, arena) for block in target.layers]
         self._norm, self._head = arena.wide(target.norm.weight), arena.panels(target.output.weight)
         self._rope = target.rotary.table.clone()
-        layers = (LayerArgs * config.n_layer)(*(arguments(layer.tensors) for layer in self._layers))
+        layers = (LayerArgs * config.n_layer)(*(layer.addresses for layer in self._layers))
         hidden = target.layers[0].feed_forward.w2.weight.shape[1]
         kind = kind_of(self._head, *(panels for layer in self._layers for panels in layer.linears))
         shape = (config.dim, config.n_head, config.n_layer, hidden, config.vocab_size, kind)
@@ -136,8 +131,7 @@ class PackedPass:
         features = torch.empty(rows, nodes, self.dim)
         fused = torch.empty(rows, nodes, len(taps) * self.dim) if taps else None
         tapped = (ctypes.c_int32 * len(taps))(*taps)
-        made = (fused, features, logits, self.spent)
-        run = PassArgs.of((inputs, positions, places, mask), memory, made, tapped)
+        run = PassArgs.of((inputs, positions, places, mask), memory, (fused, features, logits), tapped)
         self.call(ctypes.byref(model), ctypes.byref(run))
         return features.to(self.dtype), None if fused is None else fused.to(self.dtype)
 

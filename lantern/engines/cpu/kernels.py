@@ -1,14 +1,12 @@
-"""The C++ library seen from torch: packed weights, argument structures, and its functions as operations of torch.
-
-Weights are in the order in which `pass.cpp` reads them. torch.compile leaves the operations as they are.
+"""The C++ library seen from torch: packed weights in the order in which `pass.cpp` reads them, argument structures, and
+functions of tensors.
 """
 
 import contextlib
 import ctypes
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int
@@ -25,16 +23,6 @@ PANEL, LANES = 32, 16
 LINE = 64  # bytes of a cache line, at which every tensor begins
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}  # of weights; in int8 they are bytes
 HEAD, GROUP = 8 * PANEL, 64  # int8: bytes before a panel; its inputs are padded to a multiple of GROUP
-_OPERATIONS = torch.library.Library("lantern", "DEF")
-_OPERATIONS.define("linear(Tensor x, Tensor panels, Tensor? bias, int outputs) -> Tensor")
-_OPERATIONS.define(
-    "layer(Tensor x, Tensor factors, Tensor mask, Tensor(a!) cache, Tensor places, Tensor?[] weights, float eps)"
-    " -> Tensor"
-)
-_OPERATIONS.define(
-    "sample(Tensor logits, Tensor places, Tensor? noise, float guidance, float temperature, int top_k, int interval,"
-    " int width) -> Tensor"
-)
 
 
 class LayerArgs(ctypes.Structure):
@@ -54,10 +42,6 @@ class ModelArgs(ctypes.Structure):
     ]
 
 
-# parts of the time of a pass, in the order of pass.cpp; wait: for the other threads
-PARTS = ("norm", "qkv", "attention", "out", "gate", "down", "head", "wait")
-
-
 class PassArgs(ctypes.Structure):
     """`PassArgs` of pass.cpp."""
 
@@ -67,7 +51,7 @@ class PassArgs(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("mask_row", "mask_node")),
         ("cache", ctypes.c_void_p),
         ("plane", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("tapped", "fused", "features", "logits", "spent")),
+        *((name, ctypes.c_void_p) for name in ("tapped", "fused", "features", "logits")),
     ]
 
     @classmethod
@@ -170,9 +154,8 @@ def size_of(panels: Tensor, inputs: int) -> int:
     return HEAD + PANEL * (inputs + -inputs % GROUP) if panels.dtype == torch.uint8 else PANEL * inputs
 
 
-@dataclass(frozen=True)
-class PackedLayer:
-    """The packed weights of a decoder layer; norms that it lacks are None."""
+class PackedLayer(NamedTuple):
+    """The packed weights of a decoder layer, in the order of `LayerArgs`; norms that it lacks are None."""
 
     attention_norm: Tensor | None
     ffn_norm: Tensor
@@ -197,18 +180,13 @@ class PackedLayer:
 
     @property
     def linears(self) -> tuple[Tensor, ...]:
-        """Return the weights of its linears."""
+        """The weights of its linears."""
         return (self.wqkv, self.wo, self.w13, self.w2)
 
     @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """Return all weights in the order of `LayerArgs`."""
-        return (self.attention_norm, self.ffn_norm, *self.linears)
-
-
-def arguments(tensors: tuple[Tensor | None, ...]) -> LayerArgs:
-    """Return the addresses of the weights of a layer."""
-    return LayerArgs(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
+    def addresses(self) -> LayerArgs:
+        """The addresses of the weights."""
+        return LayerArgs(*(None if tensor is None else tensor.data_ptr() for tensor in self))
 
 
 def check_weights(module: nn.Module) -> None:
@@ -233,23 +211,6 @@ def linear(
 
     Inputs are rounded to bf16 for a bf16 weight, and to 8-bit integers, one scale per row, for an int8 weight.
     """
-    return torch.ops.lantern.linear(x, panels, bias, outputs)
-
-
-def layer(
-    x: Float[Tensor, "b n c"],
-    factors: Float[Tensor, "b n 3 1 half 2"],
-    mask: Float[Tensor, "b n s"],
-    cache: Float[Tensor, "2 b h s d"],
-    places: Int[Tensor, " n"],
-    weights: tuple[Tensor | None, ...],
-    eps: float,
-) -> Float[Tensor, "b n c"]:
-    """Run a decoder layer; its keys and values are written to slots `places` of an fp32 cache. The result is fp32."""
-    return torch.ops.lantern.layer(x, factors, mask, cache, places, weights, eps)
-
-
-def _linear(x: Tensor, panels: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
     assert panels.shape[0] * PANEL == outputs and panels[0].numel() == size_of(panels, x.shape[-1]), (
         "inputs are not as wide as the weight"
     )
@@ -260,40 +221,30 @@ def _linear(x: Tensor, panels: Tensor, bias: Tensor | None, outputs: int) -> Ten
     return out
 
 
-def _layer(
-    x: Tensor, factors: Tensor, mask: Tensor, cache: Tensor, places: Tensor, weights: list[Tensor | None], eps: float
-) -> Tensor:
+def layer(
+    x: Float[Tensor, "b n c"],
+    factors: Float[Tensor, "b n 3 1 half 2"],
+    mask: Float[Tensor, "b n s"],
+    cache: Float[Tensor, "2 b h s d"],
+    places: Int[Tensor, " n"],
+    weights: PackedLayer,
+    eps: float,
+) -> Float[Tensor, "b n c"]:
+    """Run a decoder layer; its keys and values are written to slots `places` of an fp32 cache. The result is fp32."""
     rows, nodes, dim = x.shape
     heads = cache.shape[2]
-    linears = [weight for weight in weights[2:] if weight is not None]
     assert cache.is_contiguous()
     inputs, factors, places = x.float().contiguous(), factors.contiguous(), places.expand(rows, -1).contiguous()
     mask = mask if mask.stride(-1) == 1 else mask.contiguous()
     # each node has three rotary factors: of query, key and value
     positions = torch.arange(0, 3 * rows * nodes, 3)
     out = torch.empty(rows, nodes, dim)
-    only = (LayerArgs * 1)(arguments(tuple(weights)))
-    shape = (dim, heads, 1, len(linears[2]) * PANEL // 2, 0, kind_of(*linears))
+    only = (LayerArgs * 1)(weights.addresses)
+    shape = (dim, heads, 1, len(weights.w13) * PANEL // 2, 0, kind_of(*weights.linears))
     model = ModelArgs(*shape, eps, only, None, None, factors.data_ptr())
     run = PassArgs.of((inputs, positions, places, mask), cache, (None, out, None))
     library().lantern_pass(ctypes.byref(model), ctypes.byref(run))
     return out
-
-
-_OPERATIONS.impl("linear", _linear, "CPU")
-_OPERATIONS.impl("layer", _layer, "CPU")
-
-
-@torch.library.register_fake("lantern::linear")
-def _(x: Tensor, panels: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
-    return x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32)
-
-
-@torch.library.register_fake("lantern::layer")
-def _(
-    x: Tensor, factors: Tensor, mask: Tensor, cache: Tensor, places: Tensor, weights: list[Tensor | None], eps: float
-) -> Tensor:
-    return x.new_empty(x.shape, dtype=torch.float32)
 
 
 def sampler_of(sampling: Sampling, noise: Any) -> Sampler | None:
@@ -301,13 +252,25 @@ def sampler_of(sampling: Sampling, noise: Any) -> Sampler | None:
     if sampling.top_p < 1:
         return None
     last = 1 << 30  # interval and top-k are 32-bit integers in C++
-    settings = (float(sampling.guidance), float(sampling.temperature))
     counts = (min(sampling.top_k, last), min(sampling.guidance_interval, last))
+    scales = (float(sampling.guidance), float(sampling.temperature))
 
     def best(
         logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"], *, width: int = 1, purpose: int = Purpose.TARGET
     ) -> Int[Tensor, "b n k"]:
-        return torch.ops.lantern.sample(logits, places, noise.gumbel_table(purpose), *settings, *counts, width)
+        images, rows, nodes, vocab = logits.shape
+        logits, places, table = logits.float().contiguous(), places.contiguous(), noise.gumbel_table(purpose)
+        assert vocab % LANES == 0, f"{vocab} tokens, expected a multiple of {LANES}"
+        tokens = 0
+        if table is not None:
+            assert table.is_contiguous() and table.shape[::2] == (images, vocab), "noise of other images or tokens"
+            tokens = table.shape[1]
+            places = places.clamp(0, tokens - 1)
+        sampled = places.new_empty(images, nodes, width)
+        sizes = (images, rows, nodes, vocab, tokens, *counts, width, torch.get_num_threads())
+        addresses = (None if one is None else one.data_ptr() for one in (logits, places, table, sampled))
+        library().lantern_sample(ctypes.byref(SampleArgs(*sizes, *scales, *addresses)))
+        return sampled
 
     return best
 
@@ -322,37 +285,3 @@ def uniforms(
     places = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (*given, out))
     library().lantern_uniforms(*map(ctypes.c_int32, sizes), *places)
     return out
-
-
-def _sample(
-    logits: Tensor,
-    places: Tensor,
-    noise: Tensor | None,
-    guidance: float,
-    temperature: float,
-    top_k: int,
-    interval: int,
-    width: int,
-) -> Tensor:
-    images, rows, nodes, vocab = logits.shape
-    logits, places = logits.float().contiguous(), places.contiguous()
-    assert vocab % LANES == 0, f"{vocab} tokens, expected a multiple of {LANES}"
-    tokens = 0
-    if noise is not None:
-        assert noise.is_contiguous() and noise.shape[::2] == (images, vocab), "noise of other images or tokens"
-        tokens = noise.shape[1]
-        places = places.clamp(0, tokens - 1)
-    sampled = places.new_empty(images, nodes, width)
-    sizes = (images, rows, nodes, vocab, tokens, top_k, interval, width, torch.get_num_threads())
-    tensors = (logits, places, noise, sampled)
-    arguments = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
-    library().lantern_sample(ctypes.byref(SampleArgs(*sizes, guidance, temperature, *arguments)))
-    return sampled
-
-
-_OPERATIONS.impl("sample", _sample, "CPU")
-
-
-@torch.library.register_fake("lantern::sample")
-def _(logits: Tensor, places: Tensor, noise: Any, guidance: Any, temperature: Any, *settings: Any) -> Tensor:
-    return places.new_empty(*places.shape, settings[-1])

@@ -543,7 +543,6 @@ struct PassArgs {
     float *fused;          // (rows, nodes, taps, dim)
     float *features;       // (rows, nodes, dim)
     float *logits;         // (rows, nodes, vocab)
-    double *spent;         // (threads, PARTS): seconds of each part are added; null: not measured
 };
 
 struct LinearArgs {
@@ -556,9 +555,6 @@ struct LinearArgs {
 }
 
 namespace {
-
-// Parts of a thread's time.
-enum Part { NORM, QKV, ATTENTION, OUT, GATE, DOWN, HEAD, WAIT, PARTS };
 
 // The slots that any node of a row sees, and the mask values of each node there.
 struct Seen {
@@ -650,7 +646,6 @@ template <class Kind> struct Worker {
     uint32_t waits = 0;
     typename Kind::Inputs operand; // the inputs of the next product
     Lined<Number> normed;
-    double last = 0; // time at which the last part ended
     std::vector<size_t> cache_offset; // offset of an input's keys and values in the cache, from slot 0 of row 0
     std::vector<float> scores;
 
@@ -916,39 +911,28 @@ template <class Kind> struct Worker {
                                 sizeof(float) * model.dim);
     }
 
-    void lap(Part part) {
-        if (!pass.spent) return;
-        const double now = omp_get_wtime();
-        pass.spent[omp_get_thread_num() * PARTS + part] += now - last;
-        last = now;
-    }
-
-    void wait() {
-        barrier.wait(omp_get_thread_num(), omp_get_num_threads(), waits);
-        lap(WAIT);
-    }
+    void wait() { barrier.wait(omp_get_thread_num(), omp_get_num_threads(), waits); }
 
     void run() {
         const typename Kind::Units units(count);
-        if (pass.spent) last = omp_get_wtime();
         for (int number = 0; number < model.layers; number++) {
             const Layer &layer = model.layer[number];
             if (omp_get_thread_num() == 0) tap(number);
-            norm(layer.attention_norm), lap(NORM);
-            project(layer, number), lap(QKV);
+            norm(layer.attention_norm);
+            project(layer, number);
             wait();
-            attend(number), lap(ATTENTION);
+            attend(number);
             wait();
-            add(attended, model.dim, layer.wo), lap(OUT);
+            add(attended, model.dim, layer.wo);
             wait();
-            norm(layer.ffn_norm), lap(NORM);
-            gate(layer), lap(GATE);
+            norm(layer.ffn_norm);
+            gate(layer);
             wait();
-            add(gated, model.hidden, layer.w2), lap(DOWN);
+            add(gated, model.hidden, layer.w2);
             wait();
         }
-        norm(model.norm, omp_get_thread_num() == 0 ? pass.features : nullptr), lap(NORM);
-        if (model.head) score(), lap(HEAD);
+        norm(model.norm, omp_get_thread_num() == 0 ? pass.features : nullptr);
+        if (model.head) score();
     }
 };
 

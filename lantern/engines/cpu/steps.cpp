@@ -6,8 +6,8 @@
 
 extern "C" {
 
-// ABI number of this library. Increase it together with `ABI` of build.py when a structure or function changes.
-int32_t lantern_abi() { return 8; }
+// ABI number of this library. Increase it together with `ABI` of compiler.py when a structure or function changes.
+int32_t lantern_abi() { return 9; }
 
 // What a relaxation cost at a node: the probability that the draft behind it was accepted because of the relaxation, and
 // the total variation.

@@ -1,4 +1,4 @@
-// AMX products in bf16: blocks of up to 16 rows times a panel, 32 inputs per instruction.
+// AMX products in bf16 and int8: blocks of up to 16 rows times a panel, 32 inputs per instruction.
 //
 // The bits of a row depend on that row only: whatever the number of rows of a block, an instruction adds the products of
 // even inputs one after the other, then those of odd inputs, then both to the sum.

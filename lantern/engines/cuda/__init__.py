@@ -1,5 +1,1 @@
-"""Engines for CUDA: one captured graph per step.
-
-Imported by: engines.
-Imports: core, decoding, engines, verifiers, and the targets of models.
-"""
+"""Engines for CUDA: one captured graph per step."""

@@ -48,7 +48,7 @@ class GraphEngine(Engine):
         if drafter is not None and drafter.needs_host:
             return (
                 f"the trees of {type(drafter).__name__} change size from step to step, which a CUDA graph cannot "
-                "replay: set adaptive to False, or use --engine eager"
+                "replay: use --engine eager, or set adaptive to False where there is that setting"
             )
         if target.config.family != "llamagen" and target.config.processes > 1:
             return "the graph engine runs models in one process, this one is shared: use --engine eager"
@@ -108,10 +108,14 @@ class GraphEngine(Engine):
         return FixedPasses(module) if has_newlines else module
 
     def drive(self, states: "Sequence[State]", earlier: "Rounds | None" = None) -> "Rounds":
-        """Return what replays the rounds of one generation; without a GPU they run one operation at a time."""
+        """Return what replays the rounds of one generation. Without a GPU, and of row fronts, which the host counts,
+        they run one operation at a time.
+        """
         import torch
 
-        if len(states) == 1 and torch.cuda.is_available():
+        from lantern.decoding.row_front import RowFront
+
+        if len(states) == 1 and torch.cuda.is_available() and not isinstance(states[0], RowFront):
             from lantern.engines.cuda.graphs import GraphRounds
 
             return GraphRounds(states[0])

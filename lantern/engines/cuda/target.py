@@ -277,6 +277,8 @@ class KernelTarget(PreparedTarget):
         try:
             is_match = isinstance(verifier, GumbelVerifier)
             return walk.match(tree, rows) if is_match else walk.walk(verifier, tree, rows)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise
@@ -299,9 +301,7 @@ class KernelTarget(PreparedTarget):
         ) -> Int[Tensor, "b n k"]:
             return sample(logits, places, noise.gumbel_table(purpose), width=width)
 
-        # compiled verification leaves the kernel as it is
-        sampler: Any = torch.compiler.disable(best)
-        return sampler
+        return best
 
     def ranker(self, sampling: Sampling, noise: Any) -> Ranker | None:
         """Return the sampling kernel that writes log q too, None for top-p and at temperature 0."""
@@ -316,5 +316,4 @@ class KernelTarget(PreparedTarget):
             table = None if purpose is None else noise.gumbel_table(purpose)
             return sample(logits, places, table, width=width, log_q=log_q), log_q
 
-        ranker: Any = torch.compiler.disable(ranked)
-        return ranker
+        return ranked

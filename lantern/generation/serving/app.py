@@ -119,9 +119,9 @@ class EditRequest(ImageRequest):
 
     model_config = ConfigDict(extra="forbid", strict=False)
 
-    image: UploadFile | None = None
+    image: list[UploadFile] = []
     images: Annotated[list[UploadFile], Field(alias="image[]")] = []
-    mask: UploadFile | None = None
+    mask: list[UploadFile] = []
     input_fidelity: str | None = None
 
 
@@ -289,7 +289,7 @@ class Service:
     def warm_up(self) -> None:
         """Make one image; its error is raised."""
         answers = queue.SimpleQueue[Any]()
-        (one,) = as_requests([0 if self.model.text is None else "a"])
+        (one,) = as_requests(["a"])
         self.worker.submit([Job(one, None, self.model.sampling(), lambda kind, value, index: answers.put(value))])
         if isinstance(found := answers.get(), Exception):
             raise found
@@ -360,10 +360,15 @@ class Setup:
     limits: Limits
 
     def start(self) -> Service:
-        """Load the model, start its thread, and make a first image; the error of that, or ValueError without pixels."""
+        """Load the model, start its thread, and make a first image; the error of that.
+
+        ValueError for a model without pixels, or of classes.
+        """
         model = load_model(self.model, device=self.device, dtype=self.dtype, engine=self.engine)
         if model.vq is None:
             raise ValueError(f"model {model.name} has no vqvae/ folder: it can make tokens but no images")
+        if not model.takes_prompts:
+            raise ValueError(f"model {model.name} takes class labels, and requests have prompts: serve another")
         service = Service(model, self.limits, batch=self.batch, waiting=self.waiting)
         service.worker.start()
         service.warm_up()
@@ -490,12 +495,13 @@ def build_app(service: Service) -> FastAPI:
     @app.post(EDITS)
     async def edits(body: Annotated[EditRequest, Form()], request: Request) -> Response:
         """Make images of a prompt that keep a part of an image: what is opaque in the mask, or in the image itself."""
-        files = [*([] if body.image is None else [body.image]), *body.images]
-        if len(files) != 1:
-            raise RefusedError(400, f"got {len(files)} images, wanted one", param="image")
+        files, masks = [*body.image, *body.images], body.mask
+        if len(files) != 1 or len(masks) > 1:
+            got = f"{len(files)} images and {len(masks)} masks"
+            raise RefusedError(400, f"got {got}, wanted one image and at most one mask", param="image")
         images = {"image": await asyncio.to_thread(read, files[0], "image")}
-        if body.mask is not None:
-            images["mask"] = await asyncio.to_thread(read, body.mask, "mask")
+        if masks:
+            images["mask"] = await asyncio.to_thread(read, masks[0], "mask")
         with refused_for("mask"):
             kept = edited(service.model, **images)
         return await made(body, request, kept)
@@ -529,7 +535,7 @@ def invalid_body(request: Request, fault: dict[str, Any]) -> RefusedError:
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if request.url.path == EDITS and kind != "multipart/form-data":
         return RefusedError(415, f"the Content-Type is {kind[:80] or 'missing'}, wanted multipart/form-data")
-    path = ".".join(str(part) for part in fault["loc"] if part != "body")
+    path = ".".join(part for part in fault["loc"] if isinstance(part, str) and part != "body")
     if fault["type"] == "json_invalid":
         return RefusedError(400, f"the body is no JSON: {fault['ctx']['error']} at character {fault['loc'][-1]}")
     if path:

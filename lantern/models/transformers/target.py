@@ -217,7 +217,7 @@ class TransformersTarget(nn.Module, Target):
 
         Returns features, and the inputs of tapped layers side by side. The pass has `newlines`, at least as many as
         rows that end in it; those that follow no row are never read. None: as many as needed, which the host reads
-        back from the device; in a compiled pass, which has one size, one per node.
+        back from the device.
         ValueError without a cache, its mask and slots.
         """
         if cache is None or mask is None or slots is None:
@@ -230,7 +230,7 @@ class TransformersTarget(nn.Module, Target):
         behind = cache.newline_mask(mask, slots, is_end)
         own = behind.masked_fill(cache.is_own_newline(slots), -torch.inf)
         if newlines is None:
-            newlines = is_end.shape[1] if torch.compiler.is_compiling() else int(is_end.sum(1).max())  # sync
+            newlines = int(is_end.sum(1).max())  # sync
         if newlines == 0:
             return joined(*self._run(inputs, places, torch.cat([mask, own], 2), Writes(cache, slots), taps))
         # newlines come behind all nodes, in the order of those that they follow

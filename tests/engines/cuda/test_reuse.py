@@ -10,6 +10,7 @@ from lantern.core.prepared import on_device
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.engines.cuda import graphs
+from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EAGER
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
@@ -140,3 +141,10 @@ def test_kernels_and_graphs_run_on_the_gpu_of_the_target(monkeypatch: pytest.Mon
         with on_device(torch.device(device)):
             pass
     assert taken == [torch.device("cuda", 1), torch.device("cuda", 0)]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("plain", "GraphRounds"), ("zipar", "TorchRounds"), ("pjd", "TorchRounds")])
+def test_row_fronts_are_not_captured(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = tiny_decoder(small_method(name), tiny_target(block_size=16)).begin(tiny_condition((4,)), keys=[(9, 0)])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert type(GraphEngine().drive([state])).__name__ == kind

@@ -60,7 +60,7 @@ def test_a_script_deeper_than_its_tree_is_rejected() -> None:
         shapes.measure(ShapeOptions("B", taus=(4.0,), tree="chain_2", changes=TINY, device="cpu"))
 
 
-@pytest.mark.parametrize("drafter", ["eagle1", "parallelspec"])
+@pytest.mark.parametrize("drafter", ["eagle1", "parallelspec", "lantern++"])
 def test_a_size_is_measured_with_scripted_acceptance(drafter: str) -> None:
     options = ShapeOptions(
         shape="B",
