@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -564,54 +565,78 @@ class Bench:
         ]
 
 
-@dataclass(frozen=True)
-class LayerCache:
-    """The keys and values of one layer, which stay in their place: `held` is (2 r h s d)."""
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm, as `RMSNorm`."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
-    held: Tensor
 
-    def write(self, layer: int, slots: Tensor, fresh: Float[Tensor, "r 1 2 h d"]) -> tuple[Tensor, Tensor]:
-        """Enter those of one token, and return all."""
-        self.held.index_copy_(3, slots, fresh.permute(2, 0, 3, 1, 4).to(self.held.dtype))
-        return self.held[0], self.held[1]
+def turned(x: Float[Tensor, "r h d"], factors: Float[Tensor, "half 2"]) -> Tensor:
+    """Rotate neighbouring pairs."""
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = factors.unbind(-1)
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2).to(x.dtype)
+
+
+def layer(
+    x: Float[Tensor, "r c"],
+    slot: Tensor,
+    factors: Float[Tensor, "half 2"],
+    mask: Float[Tensor, "1 s"],
+    keys: Float[Tensor, "r h s d"],
+    values: Float[Tensor, "r h s d"],
+    weights: tuple[Tensor, ...],
+    eps: float,
+) -> Tensor:
+    """One decoder layer for one token per row."""
+    first, wqkv, wo, second, w13, w2 = weights
+    q, k, v = F.linear(norm(x, first, eps), wqkv).unflatten(-1, (3, keys.shape[1], -1)).unbind(1)
+    q, k = turned(q, factors), turned(k, factors)
+    keys.index_copy_(2, slot, k[:, :, None])
+    values.index_copy_(2, slot, v[:, :, None])
+    y = F.scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=mask)
+    x = x + F.linear(y[:, :, 0].flatten(1), wo)
+    gate, up = F.linear(norm(x, second, eps), w13).chunk(2, -1)
+    return x + F.linear(F.silu(gate) * up, w2)
 
 
 class CompiledPlain:
     """Plain decoding of one image with guidance as gpt-fast does it, step by step; the prompt is one slot of zeros.
 
     A static cache, layers by torch.compile, one CUDA graph a step (https://github.com/pytorch-labs/gpt-fast). One
-    program serves all layers, since a layer and its cache are its arguments.
+    program serves all layers, since weights and caches are its arguments.
     """
 
     def __init__(self, target: Transformer, *, guidance: float, top_k: int, compiles: bool = True) -> None:
         config, weight = target.config, target.output.weight
         self.target, self.guidance, self.top_k, self.rows = target, guidance, top_k, 2
-        size = (2, self.rows, config.n_head, config.block_size + 1, config.head_dim)
-        made = [torch.zeros(size, dtype=weight.dtype, device=weight.device) for _ in target.layers]
-        self.caches = [LayerCache(one) for one in made]
+        size = (self.rows, config.n_head, config.block_size + 1, config.head_dim)
+        made = [torch.zeros(2, *size, dtype=weight.dtype, device=weight.device) for _ in target.layers]
+        self.caches = [both.unbind() for both in made]
         self.place = torch.zeros(1, dtype=torch.long, device=weight.device)
         self.token = torch.zeros(1, dtype=torch.long, device=weight.device)
-        self.slots = torch.arange(size[3], device=weight.device)
-        compiled = partial(torch.compile, dynamic=False, fullgraph=True, disable=not compiles)
-        self.layer, self.ends = compiled(self._layer), compiled(self._sample)
+        self.slots = torch.arange(size[2], device=weight.device)
+        names = ("attention_norm", "attention.wqkv", "attention.wo", "ffn_norm", "feed_forward.w13", "feed_forward.w2")
+        self.weights: list[Any] = [tuple(block.get_submodule(name).weight for name in names) for block in target.layers]
+        self.layer, self.ends = layer, self._sample
+        if compiles:
+            self.layer = torch.compile(layer, dynamic=False, fullgraph=True)
+            self.ends = torch.compile(self._sample, dynamic=False, fullgraph=True)
 
     def __call__(self) -> None:
         """Decode the token at `place`, and count."""
-        target, config = self.target, self.target.config
-        x = target.tok_embeddings(self.token).repeat(self.rows, 1, 1)
-        factors = target.rotary((self.place + config.cls_token_num).expand(self.rows, 1))
-        mask = torch.where(self.slots <= self.place + 1, 0.0, -torch.inf).expand(self.rows, 1, -1).to(x.dtype)
-        for block, cache in zip(target.layers, self.caches, strict=True):
-            x = self.layer(block, x, factors, mask, cache, self.place + 1)
+        config, eps = self.target.config, self.target.config.norm_eps
+        x = self.target.tok_embeddings(self.token).expand(self.rows, -1)
+        factors = self.target.rotary.table.index_select(0, self.place + config.cls_token_num)[0]
+        mask = torch.where(self.slots <= self.place + 1, 0.0, -torch.inf)[None].to(x.dtype)
+        for (keys, values), weights in zip(self.caches, self.weights, strict=True):
+            x = self.layer(x, self.place + 1, factors, mask, keys, values, weights, eps)
         self.token.copy_(self.ends(x))
         self.place.add_(1).clamp_(max=config.block_size - 1)
 
-    @staticmethod
-    def _layer(block: Any, x: Tensor, factors: Tensor, mask: Tensor, cache: LayerCache, slot: Tensor) -> Tensor:
-        return block(x, factors, mask, layer=0, cache=cache, slots=slot)
-
-    def _sample(self, x: Float[Tensor, "r 1 c"]) -> Tensor:
-        wide = self.target.head(self.target.norm(x))[:, 0]
+    def _sample(self, x: Float[Tensor, "r c"]) -> Tensor:
+        logits = F.linear(norm(x, self.target.norm.weight, self.target.config.norm_eps), self.target.output.weight)
+        wide = logits.float()
         guided = wide[1] + (wide[0] - wide[1]) * self.guidance
         least = guided.topk(self.top_k).values[-1]
         noise = -torch.empty_like(guided).exponential_().log()
@@ -636,18 +661,30 @@ def exact_methods(parts: Container[str]) -> list[str]:
     return [m.name for m in exact if all(part in parts for part in m.made.parts)]
 
 
-def graph_ms(run: Callable[[], object]) -> float:
-    """Return the milliseconds of one run, on a GPU in a replayed CUDA graph of several."""
-    if torch.cuda.is_available():
-        from triton.testing import do_bench_cudagraph
-
-        torch.cuda.synchronize()  # it runs in a stream of its own
-        spent: Any = do_bench_cudagraph(run, return_mode="median")
-        return spent
+def graph_ms(run: Callable[[], object], replays: int = 20, rounds: int = 5) -> float:
+    """Return the milliseconds of one run, on a GPU as a replayed CUDA graph."""
     run()
-    begun = time.perf_counter()
-    run()
-    return 1e3 * (time.perf_counter() - begun)
+    if not torch.cuda.is_available():
+        begun = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - begun)
+    for _ in range(2):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    spent = []
+    for _ in range(rounds):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        graph.replay()
+        events[0].record()
+        for _ in range(replays):
+            graph.replay()
+        events[1].record()
+        torch.cuda.synchronize()
+        spent.append(events[0].elapsed_time(events[1]) / replays)
+    return median(spent)
 
 
 def headline(
