@@ -8,16 +8,14 @@ rehearses all of it (with TRITON_INTERPRET=1 the kernels too).
 """
 
 import argparse
-import dataclasses
 import json
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -29,7 +27,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.cli.command import DONE, FAILED, Command, real, run_command
+from lantern.cli.command import DONE, FAILED, OneOf, command, opt, run_command
 from lantern.core.config import read_json_object
 from lantern.core.io import write_json
 from lantern.core.prepared import original
@@ -40,12 +38,12 @@ from lantern.engines.cuda.engine import PRODUCTS, GraphEngine
 from lantern.engines.engine import EAGER, Engine
 from lantern.eval.speed.contenders import PROMPTS, condition_of
 from lantern.eval.speed.race import copy_bandwidth, pass_bytes, rounded
-from lantern.eval.speed.shapes import DoneError, ScriptedVerifier, deepest, random_captions, script
+from lantern.eval.speed.shapes import random_captions, random_model, randomise, script, scripted
 from lantern.eval.speed.surroundings import surroundings
 from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS
 from lantern.models.folder import pick_device
-from lantern.models.llamagen.transformer import Transformer, TransformerConfig, rope_table
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
 Figures = dict[str, Any]
 SKIPPED_STEPS = 8  # at the begin of an image: those before the graph, and a few behind
@@ -67,76 +65,7 @@ SECTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How much is measured. `janus` has width, inner width, layers and heads."""
-
-    tokens: int = 1024
-    repeats: int = 2
-    steps: int = 160
-    nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-    windows: tuple[int, ...] = (4, 16, 32)
-    trees: tuple[str, ...] = ("chain_4", "grown_7_4", "grown_15_4")
-    taus: tuple[float, ...] = (1.5, 2.5, 3.5)  # scripted tokens a step
-    others: tuple[tuple[str, int], ...] = (("B", 256), ("L", 256), ("XL", 256), ("XXL", 576), ("3B", 576))
-    janus: tuple[int, ...] = (2048, 5632, 24, 16)
-    batches: tuple[int, ...] = (1, 8, 16, 64)
-    exact: tuple[int, int] = (2, 2)  # images of a batch, and seeds
-    seeds: int = 4
-    served: int = 32
-    training_batch: int = 384
-    changes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-
 SHAPE = "XL"
-TOY = Sizes(
-    tokens=4,
-    repeats=1,
-    steps=2,
-    nodes=(1, 2),
-    windows=(2,),
-    trees=("chain_2",),
-    taus=(2.5,),
-    others=(("B", 4),),
-    janus=(16, 24, 1, 1),
-    batches=(1,),
-    exact=(1, 1),
-    seeds=1,
-    served=1,
-    training_batch=2,
-    changes={
-        **{"dim": 16, "multiple_of": 16, "n_layer": 1, "n_head": 1},
-        **{"vocab_size": 32, "caption_dim": 8, "cls_token_num": 2},
-    },
-)
-
-
-def randomise(module: Any, device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> Any:
-    """Give a module of the meta device random weights on a device: norms ones, matrices scaled by their inputs."""
-    generator = torch.Generator(device).manual_seed(seed)
-    module.to(dtype).to_empty(device=device).eval().requires_grad_(False)
-    for name, weight in (*module.named_parameters(), *module.named_buffers()):
-        if not weight.is_floating_point():
-            weight.data.zero_()
-        elif weight.ndim < 2:
-            weight.data.fill_(1.0 if "norm" in name else 0.0)
-        else:
-            weight.data.normal_(0.0, 0.7 / weight[0].numel() ** 0.5, generator=generator)
-    return module
-
-
-def random_model(config: TransformerConfig, device: torch.device) -> tuple[Transformer, Any]:
-    """Return a target and an EAGLE-1 drafter of random weights."""
-    from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-
-    with torch.device("meta"):
-        target, drafter = Transformer(config), Eagle(EagleConfig.for_target(config))
-    for module, prefix in ((target, config.cls_token_num), (drafter, drafter.config.cls_token_num)):
-        randomise(module, device, torch.bfloat16)
-        module.rotary.table = rope_table(config.grid, prefix, config.head_dim, config.rope_base).to(device)
-    target.tok_embeddings.weight.data.mul_(config.dim**0.5)
-    target.output.weight.data.mul_(3)
-    return target, drafter
 
 
 def random_janus(width: int, inner: int, layers: int, heads: int, device: torch.device) -> Any:
@@ -156,7 +85,7 @@ def random_janus(width: int, inner: int, layers: int, heads: int, device: torch.
     )
     with torch.device("meta"):
         model: Any = transformers.JanusForConditionalGeneration(config)
-    randomise(model, device, torch.bfloat16)
+    randomise(model.to(torch.bfloat16).to_empty(device=device))
     body = model.model.language_model
     with device:  # its buffers are not weights
         body.rotary_emb = type(body.rotary_emb)(body.config)
@@ -189,11 +118,17 @@ class Clock:
 
 
 class Bench:
-    """All sections, each a method of the same name. Figures go to `found`, which `save` writes."""
+    """All sections, each a method of the same name. Figures go to `found`, which `save` writes.
 
-    def __init__(self, device: torch.device, sizes: Sizes, found: Figures, save: Callable[[], None]) -> None:
-        self.device, self.sizes, self.found, self.save = device, sizes, found, save
-        self.is_toy, self.is_cuda = bool(sizes.changes), device.type == "cuda"
+    How much is measured, and how much of it a rehearsal takes, is in gpu_headline.json: `taus` are scripted tokens a
+    step, `janus` has width, inner width, layers and heads, `exact` images of a batch and seeds, `embedded` images of a
+    batch, `training` whether it is compiled and images of a batch.
+    """
+
+    def __init__(self, device: torch.device, is_toy: bool, found: Figures, save: Callable[[], None]) -> None:
+        self.device, self.is_toy, self.found, self.save = device, is_toy, found, save
+        sizes = read_json_object(Path(__file__).with_suffix(".json"))["toy" if is_toy else "full"]
+        self.sizes, self.is_cuda = SimpleNamespace(**sizes), device.type == "cuda"
         self.sampling = Sampling(guidance=7.5, top_k=20 if self.is_toy else 1000)
         self.until = float("inf")
         self._models: dict[tuple[str, int], tuple[Transformer, Any]] = {}
@@ -228,7 +163,8 @@ class Bench:
             if self.is_cuda:
                 torch.cuda.empty_cache()
             changes = {"model_type": "t2i", "cls_token_num": 120, "block_size": key[1], **self.sizes.changes}
-            self._models[key] = random_model(TransformerConfig.named(shape, **changes), self.device)
+            made: Any = random_model(TransformerConfig.named(shape, **changes), "eagle1", self.device, torch.bfloat16)
+            self._models[key] = made.target, made.drafter
         return self._models[key]
 
     def condition(self, config: Any, images: int) -> Condition:
@@ -267,14 +203,12 @@ class Bench:
         """Decode at most so many steps; return their times and the tokens of all images."""
         clock, counts = Clock(self.device), list[Tensor]()
 
-        def watch(step: Step) -> None:
+        def watch(step: Step) -> bool:
             clock(step)
             counts.append(step.counts.clone())
-            if most is not None and len(clock.marks) > most:
-                raise DoneError(0.0)
+            return most is not None and len(clock.marks) > most
 
-        with suppress(DoneError):
-            decoder.generate(condition, keys=[(0, number) for number in range(condition.batch)], callback=watch, **how)
+        decoder.generate(condition, keys=[(0, number) for number in range(condition.batch)], callback=watch, **how)
         return clock, int(torch.stack(counts).sum())
 
     def with_share(self, figures: Figures, target: Any, images: int = 1) -> Figures:
@@ -361,7 +295,7 @@ class Bench:
         steps over the tokens that the script would commit.
         """
         engine = GraphEngine(products=self.products())
-        for name in ("eagle1", "eagle1-rejection", "lantern", "lantern++")[:: 3 if self.is_toy else 1]:
+        for name in self.sizes.scripted:
             for tree in self.sizes.trees:
                 self.measure("drafted", f"{name} {tree}", partial(self._scripted, name, engine, tree))
         for window in self.sizes.windows:
@@ -374,14 +308,11 @@ class Bench:
     def _scripted(self, name: str, engine: Engine, tree: str) -> Figures:
         made, found = self.decoder(name, engine, tree=tree), Figures()
         drafter: Any = made.drafter
-        assert made.verifier is not None
         for tau in self.sizes.taus:
             if tau <= drafter.depth + 1:
-                counts = tuple(script(tau, made.target.config.block_size - 1))
-                path = tuple(deepest(drafter.tree.shape()))
-                how = (counts, path, made.target.config.block_size, made.target.walk)
-                scripted = dataclasses.replace(made, verifier=ScriptedVerifier(made.verifier, *how))
-                found[f"{tau:g}"] = self._at(tau, self.steps(scripted, most=self.sizes.steps))
+                counts = script(tau, made.target.config.block_size - 1)
+                one = scripted(made, counts, drafter.tree.shape())
+                found[f"{tau:g}"] = self._at(tau, self.steps(one, most=self.sizes.steps))
         return found
 
     def _of_window(self, make: Callable[[], Decoder], window: int) -> Figures:
@@ -455,9 +386,9 @@ class Bench:
         model = self._embedded()
         relaxed = ("lantern", "lantern++", "bounded", "bounded-window", "sjd")
         main = ("gumbel-jacobi", "eagle1", "eagle1-rejection", *relaxed)
-        for images in (1, 8) if not self.is_toy else (1,):
+        for images in self.sizes.embedded:
             condition = condition_of(model, PROMPTS, range(images))
-            for guidance in (3.0, 7.5) if not self.is_toy else (3.0,):
+            for guidance in self.sizes.guidance:
                 sampling = model.sampling(guidance=guidance, temperature=1.0, top_k=0, top_p=1.0)
 
                 def make(name: str, sampling: Sampling = sampling) -> Decoder:
@@ -509,7 +440,7 @@ class Bench:
         for shape, tokens in self.sizes.others:
             for name, settings in methods[: 1 if self.is_toy else 2]:
                 self.measure("shapes", f"{shape} {tokens} {name}", partial(of, shape, tokens, name, settings))
-        for name in ("plain", "gumbel-jacobi")[: 1 if self.is_toy else 2]:
+        for name in self.sizes.undrafted:
             self.measure("shapes", f"Janus {name}", partial(self._of_janus, name))
 
     def _of_janus(self, name: str) -> Figures:
@@ -521,7 +452,7 @@ class Bench:
     def server(self) -> None:
         """Images a second of the server's worker, with all requests queued at once."""
         model = self._embedded()
-        for name in ("plain", "gumbel-jacobi")[: 1 if self.is_toy else 2]:
+        for name in self.sizes.undrafted:
             self.measure("server", name, partial(self._served, model, name))
 
     def _served(self, model: Any, name: str) -> Figures:
@@ -556,16 +487,16 @@ class Bench:
     def training(self) -> None:
         """Images a second of training the embedded target anew, on random tokens and captions."""
         model = self._embedded()
-        for is_compiled in (False, True)[: 1 if self.is_toy else 2]:
-            self.measure("training", "compiled" if is_compiled else "torch", partial(self._trained, model, is_compiled))
+        for is_compiled, batch in self.sizes.training:
+            trained = partial(self._trained, model, is_compiled, batch)
+            self.measure("training", "compiled" if is_compiled else "torch", trained)
 
-    def _trained(self, model: Any, is_compiled: bool) -> Figures:
+    def _trained(self, model: Any, is_compiled: bool, batch: int) -> Figures:
         from lantern.training.loop import LoopConfig
         from lantern.training.target import TargetConfig, TargetTask
 
-        own, batch, steps = model.target.config, self.sizes.training_batch, 2 if self.is_toy else 40
-        if self.is_toy:
-            own = dataclasses.replace(own, n_layer=1)
+        own, steps = model.target.config, self.sizes.training_steps
+        own = replace(own, n_layer=1) if self.is_toy else own
         loop = LoopConfig(steps=steps, warmup=1, decay=1)
         config = TargetConfig(own, loop, batch=batch, slots=own.cls_token_num, compile=is_compiled)
         generator, texts = torch.Generator().manual_seed(0), [f"caption {number}" for number in range(64)]
@@ -594,7 +525,7 @@ class Bench:
         """The tests marked gpu, in a process of their own; none in a wheel."""
         folder = Path(__file__).resolve().parents[1] / "tests"
         files = [path for path in sorted(folder.rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
-        words = ("-q", "-p", "no:cacheprovider", "-m", "gpu", *map(str, files[: 1 if self.is_toy else None]))
+        words = ("-q", "-p", "no:cacheprovider", "-m", "gpu", *map(str, files))
 
         def run() -> Figures:
             left = max(self.until - time.monotonic(), 1)
@@ -616,17 +547,17 @@ class Bench:
 
         recorder = profile(activities=[ProfilerActivity.CUDA])
 
-        def watch(step: Step) -> None:
+        def watch(step: Step) -> bool:
             if step.index == SKIPPED_STEPS:
                 torch.cuda.synchronize()
                 recorder.start()
-            if step.index == SKIPPED_STEPS + steps:
+            is_last = step.index == SKIPPED_STEPS + steps
+            if is_last:
                 torch.cuda.synchronize()
                 recorder.stop()
-                raise DoneError(0.0)
+            return is_last
 
-        with suppress(DoneError):
-            decoder.generate(self.condition(decoder.target.config, 1), keys=[(0, 0)], callback=watch)
+        decoder.generate(self.condition(decoder.target.config, 1), keys=[(0, 0)], callback=watch)
         spent = sorted(recorder.key_averages(), key=lambda one: -one.self_device_time_total)
         return [
             {"kernel": one.key[:90], "launches": one.count / steps, "us": rounded(one.self_device_time_total / steps)}
@@ -756,34 +687,33 @@ def graph_ms(run: Callable[[], object], replays: int = 20, rounds: int = 5) -> f
     return median(spent)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    add = parser.add_argument
-    add("--minutes", type=real(0.1, 10**4), required=True, metavar="M", help="time for everything, in minutes")
-    add("--out", type=Path, required=True, metavar="DIR", help="folder of headline.json; a stopped run continues")
-    add("--device", default="cuda", help="cuda (default), cuda:N or cpu")
-    add("--toy", action="store_true", help="rehearse with toy sizes")
-    add("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="(default: all)")
-    add("--worker", action="store_true", help=argparse.SUPPRESS)
+def headline(
+    minutes: float = opt(None, "time for everything, in minutes", 0.1, 10**4, required=True, metavar="M"),
+    out: Path = opt(None, "folder of headline.json; a stopped run continues", required=True, metavar="DIR"),
+    device: str = opt("cuda", "cuda (default), cuda:N or cpu"),
+    toy: bool = opt(False, "rehearse with toy sizes"),
+    sections: list[str] = opt(list(SECTIONS), "(default: all)", type=OneOf(list(SECTIONS))),
+    worker: bool = opt(False, argparse.SUPPRESS),
+) -> int:
+    """Measure the headline table of a GPU within ten minutes.
 
-
-def run(args: argparse.Namespace) -> int:
-    """Measure what is missing; return 1 if a section is."""
-    path, begun = args.out.resolve() / "headline.json", time.monotonic()
-    args.out.mkdir(parents=True, exist_ok=True)
-    if args.worker:
-        work(args, path)
+    What the file has stays. Returns 1 if a section is missing at the end.
+    """
+    path, begun = out.resolve() / "headline.json", time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    if worker:
+        work(path, sections, ending=begun + 60 * minutes, device=torch.device(device), is_toy=toy)
         return DONE
-    pick_device(args.device)  # refuses a GPU that is not there
+    pick_device(device)  # refuses a GPU that is not there
 
     def left() -> list[str]:
-        return [name for name in args.sections if name not in read(path)["finished"]]
+        return [name for name in sections if name not in read(path)["finished"]]
 
-    while left() and (seconds := begun + 60 * args.minutes - time.monotonic()) > 10:
-        how = ["--minutes", str(seconds / 60), "--out", str(args.out), "--device", args.device]
-        command = [*how, *(["--toy"] if args.toy else []), "--sections", *args.sections, "--worker"]
+    while left() and (seconds := begun + 60 * minutes - time.monotonic()) > 10:
+        how = ["--minutes", str(seconds / 60), "--out", str(out), "--device", device]
+        words = [*how, *(["--toy"] if toy else []), "--sections", *sections, "--worker"]
         try:
-            done = subprocess.run([sys.executable, "-m", "lantern.eval.gpu_headline", *command], timeout=seconds)
+            done = subprocess.run([sys.executable, "-m", "lantern.eval.gpu_headline", *words], timeout=seconds)
         except subprocess.TimeoutExpired:
             break
         if done.returncode and not skip(path, left()):
@@ -808,18 +738,17 @@ def read(path: Path) -> Figures:
     return {"finished": [], "seconds": {}, "sections": {}} | found
 
 
-def work(args: argparse.Namespace, path: Path) -> None:
-    """Measure the sections that are missing, in this process."""
-    found, device = read(path), torch.device(args.device)
+def work(path: Path, sections: Sequence[str], *, ending: float, device: torch.device, is_toy: bool) -> None:
+    """Measure the sections that are missing, in this process, until the clock reads `ending`."""
+    found = read(path)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
-    bench = Bench(device, TOY if args.toy else Sizes(), found, lambda: write_json(path, found))
-    ending = time.monotonic() + 60 * args.minutes
-    for name in args.sections:
+    bench = Bench(device, is_toy, found, lambda: write_json(path, found))
+    for name in sections:
         if name in found["finished"]:
             continue
         found["under_way"], begun = name, time.monotonic()
-        bench.until = ending if args.toy else min(begun + SECTIONS[name], ending)
+        bench.until = ending if is_toy else min(begun + SECTIONS[name], ending)
         bench.save()
         bench.measure("errors", name, getattr(bench, name))
         found["finished"].append(name)
@@ -829,8 +758,7 @@ def work(args: argparse.Namespace, path: Path) -> None:
         print(json.dumps({name: found["sections"].get(name)})[:1500], flush=True)
 
 
-COMMAND = Command("gpu_headline", "Measure the headline table of a GPU within ten minutes.", add_arguments, run)
-main = partial(run_command, COMMAND, prog="python -m lantern.eval.gpu_headline")
+main = partial(run_command, command(headline), prog="python -m lantern.eval.gpu_headline")
 
 
 if __name__ == "__main__":

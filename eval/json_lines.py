@@ -7,27 +7,29 @@ readers and removed when the next writer opens the file.
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 LOCKED_BYTE = 1 << 40  # far beyond the end of the file: on some systems a locked byte cannot be read
 Line = dict[str, Any]
 
 
-class JsonLines:
+class JsonLines(AbstractContextManager["JsonLines"]):
     """A file of JSON lines, open for appending; a context manager.
 
-    ValueError for a file of another fingerprint. BlockingIOError if another process writes the file.
+    `lines` are those that it had when it was opened. ValueError for a file of another fingerprint. BlockingIOError if
+    another process writes the file.
     """
 
     def __init__(self, path: Path, fingerprint: Mapping[str, Any]) -> None:
         self.path = path
-        read_lines(path, fingerprint)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open until close()
         try:
             _lock(self._file, path)
+            self.lines = read_lines(path, fingerprint)[1]
             self._file.seek(0)
             self._size = self._file.read().rfind(b"\n") + 1  # without an incomplete last line
             self._file.truncate(self._size)
@@ -37,9 +39,6 @@ class JsonLines:
         except BaseException:
             self._file.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -70,7 +69,15 @@ def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tupl
     """
     if not path.is_file():
         return {}, []
-    lines = list(_whole_lines(path))
+    lines = list[Line]()
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}, line {number} is damaged: delete that line")
+        lines.append(value)
     if not lines:
         return {}, []
     there = lines[0].get("fingerprint")
@@ -84,20 +91,6 @@ def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tupl
                 "use another --out or the same settings"
             )
     return there, lines[1:]
-
-
-def _whole_lines(path: Path) -> Iterator[Line]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                value = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number} is damaged: delete that line") from error
-            if not isinstance(value, dict):
-                raise ValueError(f"{path}, line {number} is not a JSON object: delete that line")
-            yield value
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

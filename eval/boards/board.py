@@ -23,7 +23,7 @@ from typing import Any
 from lantern.core.config import one_line
 from lantern.core.io import trained_steps
 from lantern.core.sampling import Sampling
-from lantern.eval.json_lines import JsonLines, Line, read_lines
+from lantern.eval.json_lines import JsonLines, Line
 from lantern.eval.speed import contenders
 from lantern.eval.speed.contenders import AUTO, PLAIN, Contender, RoundImages, Variant, name_of
 from lantern.eval.speed.race import first_passes, images_of, race, reporter, take, unpack, warm
@@ -37,63 +37,6 @@ VERSUS = "=="  # between the methods of a pair on the command line
 SEPARATOR = "/"  # between the values of a setting: "lantern:delta=0.1/0.2" is two methods
 # fields of the surroundings that must be equal when a run resumes
 SAME = ("lantern", "python", "torch", "torchao", "cpu", "cores", "threads", "device", "gpu")
-# what the papers compare with, at the same tree or window
-PAIRS = (
-    ("eagle2-paper", "eagle1-paper"),
-    ("eagle2-paper:tree=eagle2_25_8_5", "eagle1-paper"),  # as many nodes
-    ("eagle3-paper", "eagle2-paper:tree=eagle2_59_10_8"),
-    ("poss-paper", "eagle2-paper:tree=eagle2_59_10_7"),
-    ("vispec-paper", "eagle2-paper:tree=eagle2_29_8_4"),
-    ("fr-spec-paper", "eagle2-paper"),
-    ("ddd-paper", "eagle2-paper:tree=eagle2_59_10_11"),
-    ("c2t-paper", "eagle2-paper"),
-    ("radar-paper", "eagle2-paper:tree=eagle2_59_10_8"),
-    ("adt-tree-paper", "eagle2-paper"),
-    ("parallelspec-paper", "eagle1-paper"),
-    ("medusa-paper", "medusa:tree=grown_63_4"),
-    ("vertical", "medusa"),
-    ("vadusa", "medusa"),
-    ("self-cascade", "eagle1:tree=chain_4"),
-    ("svip-paper", "eagle1:tree=chain_12"),
-    ("svip-released", "eagle1:tree=chain_12"),
-    ("sam-eagle1", "eagle1:tree=grown_12_2"),
-    ("scd:window=16", "sjd:window=16"),
-    ("scd:window=64", "sjd:window=64"),
-    ("sjd++:window=16", "sjd:window=16"),
-    ("gumbel-jacobi:window=16", "scd:window=16"),
-    ("sjd-pac", "gumbel-jacobi:window=26"),  # as many nodes
-    ("gsd", "sjd-paper"),
-    ("specmquant-paper", "specmquant"),
-    ("lantern-paper", "eagle2-paper:tree=eagle2_58_10_5"),
-    ("lantern-released", "eagle2-paper:tree=eagle2_58_10_5"),
-    ("lantern++-paper", "eagle1-rejection:tree=naive_extend_57"),
-    ("lantern++-paper", "lantern++-paper:tree=eagle2_57_10_5"),
-    ("cool-paper", "eagle1-rejection:tree=chain_5"),
-    ("bounded-window:window=16", "gumbel-jacobi:window=16"),
-    ("bounded-scd", "scd"),
-    ("eagle1", "eagle1-rejection"),
-    ("eagle1-traversal", "eagle1-rejection"),
-    ("eagle1-traversal:tree=chain_8", "eagle1-rejection:tree=chain_8"),
-    ("eagle2", "eagle2-paper"),
-)
-# one curve per relaxed rule, on the same tree or window, and the exact methods that they start from
-RULES = (
-    "eagle1-rejection",
-    "gumbel-jacobi:window=16/32/64",
-    "lantern:delta=0.02/0.05/0.1/0.2",
-    "lantern++:lambda_=1.5/2/5/20",
-    "grouped:group=2/10/24/50",
-    "tolerance:samples=2/3/5/10",
-    "vadusa:samples=2/3/5/10",
-    "cool:omega=1.1/1.5/2/4",
-    "vvs:skip=1,tree=spine_1_8_2",
-    "vvs:skip=2,tree=spine_2_8_2",
-    "vvs:skip=3,tree=spine_3_8_2",
-    "bounded:delta=0.05/0.1/0.2/0.4",
-    "bounded-window:window=16,delta=0.05/0.1/0.15/0.2/0.4",
-    "bounded-window:window=64,delta=0.1/0.4",
-    "bounded-scd:cap=1.3/2/4",
-)
 
 
 @dataclass(frozen=True)
@@ -194,8 +137,7 @@ class Board:
         entries = [(PLAIN, one) for one in self.plain_variants] + [(spec, self.variant) for spec in self.specs]
         report = reporter(self.options.is_quiet)
         with JsonLines(self.options.out, self.fingerprint) as file:
-            _, lines = read_lines(self.options.out)
-            done = {(line["contender"], line["temperature"], line["round"]) for line in lines if "round" in line}
+            done = {(line["contender"], line["temperature"], line["round"]) for line in file.lines if "round" in line}
             field, failed = list[Contender](), set[tuple[str, float]]()
             for (spec, variant), sampling in itertools.product(entries, self.samplings):
                 key = name_of(spec, variant), sampling.temperature
@@ -210,7 +152,7 @@ class Board:
                     field.append(contenders.entered(self.stable, spec, variant, contenders.built(sampling), run))
                 except Exception as error:  # the reason is shown in the method's row
                     line = self._absent(key, error)
-                    if line not in lines:
+                    if line not in file.lines:
                         file.append(line)
 
             def wants(one: Contender, number: int) -> bool:
@@ -245,12 +187,11 @@ class Board:
         if self.model.vq is None:
             raise ValueError(f"model {self.model.name} has no vqvae/ folder, which quality figures need")
         with JsonLines(self.options.out, self.fingerprint) as file:
-            _, lines = read_lines(self.options.out)
-            known = {(line["quality"], line["temperature"], line["images"]) for line in lines if "quality" in line}
+            known = {(line["quality"], line["temperature"], line["images"]) for line in file.lines if "quality" in line}
             relaxed = [spec for spec in self.specs if self.fingerprint["methods"][spec]["promise"] == "relaxed"]
             names = [name_of(spec, self.variant) for spec in (PLAIN, *relaxed)]
             for name, sampling in itertools.product(names, self.samplings):
-                images = images_of(at_temperature(lines, sampling.temperature), name)[: self.options.images]
+                images = images_of(at_temperature(file.lines, sampling.temperature), name)[: self.options.images]
                 line = {"quality": name, "temperature": sampling.temperature, "images": len(images)}
                 if images and tuple(line.values()) not in known:
                     reporter(self.options.is_quiet)(f"metrics of {name}")
@@ -266,17 +207,14 @@ class Board:
             for path, image in zip(paths, images, strict=True):
                 tokens = unpack([image["tokens"]]).to(self.model.device)
                 save_image(to_image(self.model.pictures(tokens)[0]), path, {})
-            prompts = [self.prompt(number) for number in range(len(images))]
+            subjects = self.options.prompts  # used in order and repeated, as are classes
+            if not self.model.takes_prompts:
+                subjects = [f"class {number}" for number in range(self.model.target.config.num_classes)]
+            prompts = [subjects[number % len(subjects)] for number in range(len(images))]
             how = {"seed": self.options.seed, "options": Options(device=self.model.device)}
             found = measure(paths, reference, metrics, prompts=prompts, weights=weights, **how)
         ends = {name: one.interval or (None, None) for name, one in found.items()}
         return {name: {"value": one.value, "low": ends[name][0], "high": ends[name][1]} for name, one in found.items()}
-
-    def prompt(self, number: int) -> str:
-        """Return the prompt of an image, or "class N" for a model of classes; both are used in order, repeated."""
-        if not self.model.takes_prompts:
-            return f"class {number % self.model.target.config.num_classes}"
-        return self.options.prompts[number % len(self.options.prompts)]
 
 
 def expand(spec: str) -> Iterator[str]:
@@ -286,6 +224,12 @@ def expand(spec: str) -> Iterator[str]:
     for values in itertools.product(*(value.split(SEPARATOR) for _, _, value in settings)):
         pairs = [f"{setting}{sign}{value}" for (setting, sign, _), value in zip(settings, values, strict=True)]
         yield ":".join([name, ",".join(pairs)]) if pairs else name
+
+
+def shipped(name: str) -> list[str]:
+    """Return the entries of a list beside this file: "pairs" of the papers, or "rules" at several strengths."""
+    lines = Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if not line.startswith("#")]
 
 
 def parse_pair(text: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from lantern.eval.boards.board import at_temperature
 from lantern.eval.intervals import Estimate, bootstrap, mean_estimate
 from lantern.eval.json_lines import Line, read_lines
 from lantern.eval.speed.contenders import PLAIN, name_of
-from lantern.eval.speed.race import Spread, compare, identity, images_of, paired, rounded, rounds_of, seconds_of, unpack
+from lantern.eval.speed.race import compare, identity, images_of, paired, rounded, rounds_of, seconds_of, spread, unpack
 from lantern.eval.speed.surroundings import short_commit
 from lantern.methods import METHODS
 
@@ -75,12 +76,12 @@ def board_of(header: Line, lines: Sequence[Line], temperature: float, background
     measured = [name for name in header["plain"] if seconds[name]]
     if plain not in measured:
         raise ValueError("the file has no rounds of plain decoding: let the run reach its first round")
-    baseline = min(measured, key=lambda name: Spread.of(seconds[name]).median)
+    baseline = min(measured, key=lambda name: median(seconds[name]))
     return {
         "temperature": temperature,
         "images": len(images_of(lines, plain)),
         "baseline": baseline,
-        "plain": {name: Spread.of(seconds[name]).as_dict() for name in measured},
+        "plain": {name: spread(seconds[name]) for name in measured},
         "tokens_per_step": estimate(ratio([(header["tokens"], image["steps"]) for image in images_of(lines, plain)])),
         "load": [line["load"][0] for line in rounds_of(lines, plain).values() if line["load"]],
         "quality_of_plain": quality_of(lines, plain),
@@ -265,11 +266,6 @@ def rendered(text: str, found: Mapping[str, Any]) -> str:
         return place[1] + "\n".join([*rows, place[3]]) if len(rows) > 2 else place[0]
 
     return ROWS.sub(filled, text)
-
-
-def write(page: Path, found: Mapping[str, Any]) -> None:
-    """Write the rows into a document."""
-    page.write_text(rendered(page.read_text(encoding="utf-8"), found), encoding="utf-8")
 
 
 def markdown(found: Mapping[str, Any]) -> str:

@@ -24,7 +24,6 @@ from lantern.eval.metrics.inception import read_tensors
 from lantern.eval.metrics.weights import Found
 
 LENGTH = 77  # tokens with beginning and end
-LANTERN_PREFIX = "A photo depicts "
 RESIZE = "Pillow bicubic, shorter side, centre crop (open_clip)"
 
 
@@ -97,22 +96,20 @@ def _unit(features: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
     return torch.nn.functional.normalize(features.float(), dim=-1).cpu()
 
 
-def load_preference(found: Found, *, device: torch.device | str = "cpu") -> Clip:
-    """Load a preference network from a folder of transformers or a file of open_clip's ViT-H/14."""
-    from open_clip import get_model_config
+def load_preference(
+    found: Found, config: Mapping[str, Any] | None = None, *, device: torch.device | str = "cpu"
+) -> Clip:
+    """Load a preference network from a folder of transformers or a file of open_clip's tensors.
+
+    `config` are open_clip's sizes, by default those of ViT-H/14. ValueError for a network of another shape.
+    """
+    from open_clip import get_model_config, image_transform
+    from open_clip.model import CLIP
 
     if found.path.is_dir():
         return load_clip(found, device=device)
-    config = get_model_config("ViT-H-14")
+    config = config or get_model_config("ViT-H-14")
     assert config is not None
-    return load_open_clip(found, config, device=device)
-
-
-def load_open_clip(found: Found, config: Mapping[str, Any], *, device: torch.device | str = "cpu") -> Clip:
-    """Load a file of open_clip tensors; `config` are open_clip's sizes. ValueError for another shape."""
-    from open_clip import image_transform
-    from open_clip.model import CLIP
-
     state = {name.removeprefix("module."): tensor for name, tensor in read_tensors(found.path).items()}
     with torch.device("meta"):
         network = CLIP(**config)

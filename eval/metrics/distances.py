@@ -3,11 +3,10 @@
 Ours are the distance of fewer images than features, density and coverage, and every bootstrap.
 """
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from lantern.eval.intervals import DRAWS, Estimate, ends, mean_estimate
@@ -37,35 +36,30 @@ def frechet_distance(x: Float[Tensor, "n c"], y: Features, *, seed: int, draws: 
     Resampling raises the distance itself, so the draws are shifted to the value. The interval describes the variation
     over images at these numbers of images, not the distance at larger numbers. A Gaussian is not resampled.
     """
-    generator = torch.Generator().manual_seed(seed)
-    held = "" if isinstance(y, Tensor) else "reference fixed, "
-    return _centred(_frechet_of(x, y), [_frechet_of(x, y, generator) for _ in range(draws)], held)
-
-
-def _frechet_of(x: Float[Tensor, "n c"], y: Features, generator: torch.Generator | None = None) -> float:
-    """Return the distance of two sets, or, with a generator, of one resample of them."""
     sets = [one for one in (x, y) if isinstance(one, Tensor)]
     if min(map(len, sets)) < 2:
         raise ValueError(f"sets of {' and '.join(str(len(one)) for one in sets)} features, expected at least 2 in each")
-    picks = [_resample(len(one), generator) if generator else None for one in sets]
-    if not isinstance(y, Tensor) or max(map(len, sets)) >= x.shape[1]:
-        known = [moments_of(one, pick).gaussian for one, pick in zip(sets, picks, strict=True)]
-        return frechet(known[0], known[1] if isinstance(y, Tensor) else y)
+    if isinstance(y, Tensor):
+        return _centred(_frechet_of, sets, seed=seed, draws=draws)
+    return _centred(lambda some: _frechet_of(some, y), sets, seed=seed, draws=draws, held="reference fixed, ")
+
+
+def _frechet_of(x: Float[Tensor, "n c"], y: Features) -> float:
+    if not isinstance(y, Tensor) or max(len(x), len(y)) >= x.shape[1]:
+        return frechet(moments_of(x).gaussian, moments_of(y).gaussian if isinstance(y, Tensor) else y)
     # Fewer pictures than values: tr (A B)^(1/2) is the sum of singular values of the centred Xc Yc^T
-    a, b = (one.double() if pick is None else one[pick].double() for one, pick in zip(sets, picks, strict=True))
+    a, b = x.double(), y.double()
     apart = (a.mean(0) - b.mean(0)).square().sum()
     a, b = ((one - one.mean(0)) / (len(one) - 1) ** 0.5 for one in (a, b))
     shared = torch.linalg.svdvals(a @ b.T).sum()
     return float(apart + a.square().sum() + b.square().sum() - 2 * shared)
 
 
-def moments_of(
-    features: Float[Tensor, "n c"], picks: Int[Tensor, " m"] | None = None, *, made_with: str = ""
-) -> Moments:
-    """Return the moments of features, or of the rows `picks`, computed in blocks."""
+def moments_of(features: Float[Tensor, "n c"], *, made_with: str = "") -> Moments:
+    """Return the moments of features, computed in blocks."""
     moments = Moments(features.shape[1], made_with=made_with)
-    for i in range(0, len(features), BLOCK):
-        moments.add(features[i : i + BLOCK] if picks is None else features[picks[i : i + BLOCK]])
+    for part in features.split(BLOCK):
+        moments.add(part)
     return moments
 
 
@@ -121,45 +115,30 @@ def _kernel_mean(
 def prdc(
     real: Float[Tensor, "n c"], fake: Float[Tensor, "m c"], *, nearest: int = 5, seed: int = 0
 ) -> dict[str, Estimate]:
-    """Return precision and recall (arXiv:1904.06991) by torch-fidelity, density and coverage (arXiv:2002.09797).
+    """Return precision and recall (arXiv:1904.06991), density and coverage (arXiv:2002.09797).
 
-    All use k nearest neighbours. The intervals are bootstraps over images with fixed neighbourhoods. ValueError for
-    sets of k images or fewer.
+    All use k nearest neighbours, by torch-fidelity's distances. The intervals are bootstraps over images with fixed
+    neighbourhoods. ValueError for sets of k images or fewer.
     """
-    from torch_fidelity.metric_prc import prc_features_to_metric
+    from torch_fidelity.metric_prc import calc_cdist_part
 
     if min(len(real), len(fake)) <= nearest:
         raise ValueError(f"sets of {len(real)} and {len(fake)} features, expected more than {nearest} in each")
-    how = {"prc_neighborhood": nearest, "prc_batch_size": BLOCK, "save_cpu_ram": True, "verbose": False}
-    package = prc_features_to_metric(fake.double(), real.double(), **how)
-    real_radius, fake_radius = (_radii(one, nearest) for one in (real, fake))
-    inside = torch.zeros(len(fake), dtype=torch.float64)
-    is_recalled = torch.zeros(len(real), dtype=torch.bool)
-    is_covered = torch.zeros(len(real), dtype=torch.bool)
-    for i in range(0, len(real), BLOCK):
-        for j in range(0, len(fake), BLOCK):
-            rows, columns = slice(i, i + BLOCK), slice(j, j + BLOCK)
-            apart = torch.cdist(real[rows].double(), fake[columns].double())
-            is_near = apart <= real_radius[rows, None]
-            inside[columns] += is_near.sum(0)
-            is_recalled[rows] |= (apart <= fake_radius[columns]).any(1)
-            is_covered[rows] |= is_near.any(1)
-    means = {"precision": inside > 0, "recall": is_recalled, "density": inside / nearest, "coverage": is_covered}
-    found = {name: mean_estimate(values.double(), seed=seed) for name, values in means.items()}
-    return {name: dataclasses.replace(one, value=package.get(name, one.value)) for name, one in found.items()}
-
-
-def _radii(features: Float[Tensor, "n c"], nearest: int) -> Float[Tensor, " n"]:
-    """Return the distance of each feature to its k-th nearest other one."""
-    found = []
-    for i in range(0, len(features), BLOCK):
-        a = features[i : i + BLOCK].double()
-        best = torch.full((len(a), nearest + 1), torch.inf, dtype=torch.float64)
-        for j in range(0, len(features), BLOCK):
-            apart = torch.cdist(a, features[j : j + BLOCK].double())
-            best = torch.cat([best, apart], 1).topk(nearest + 1, largest=False).values
-        found.append(best[:, -1])  # the nearest one is the feature itself
-    return torch.cat(found)
+    real, fake = real.double(), fake.double()
+    radii = []  # of each feature to its k-th nearest other one; the nearest one is the feature itself
+    for one in (real, fake):
+        ranked = [calc_cdist_part(part, one, BLOCK).kthvalue(nearest + 1).values for part in one.split(BLOCK)]
+        radii.append(torch.cat(ranked))
+    inside, is_recalled, is_covered = torch.zeros(len(fake), dtype=torch.float64), list[Tensor](), list[Tensor]()
+    for part, radius in zip(real.split(BLOCK), radii[0].split(BLOCK), strict=True):
+        apart = calc_cdist_part(part, fake, BLOCK)
+        is_near = apart <= radius[:, None]
+        inside += is_near.sum(0)
+        is_recalled.append((apart <= radii[1]).any(1))
+        is_covered.append(is_near.any(1))
+    means = {"precision": inside > 0, "recall": torch.cat(is_recalled)}
+    means |= {"density": inside / nearest, "coverage": torch.cat(is_covered)}
+    return {name: mean_estimate(values.double(), seed=seed) for name, values in means.items()}
 
 
 def inception_score(logits: Float[Tensor, "n k"], *, seed: int, draws: int = 100) -> Estimate:
@@ -169,9 +148,7 @@ def inception_score(logits: Float[Tensor, "n k"], *, seed: int, draws: int = 100
     def score(part: Float[Tensor, "n k"]) -> float:
         return isc_features_to_metric(part, splits=1, shuffle=False)[KEY_METRIC_ISC_MEAN]
 
-    generator = torch.Generator().manual_seed(seed)
-    sampled = [score(logits[_resample(len(logits), generator)]) for _ in range(draws)]
-    return _centred(score(logits), sampled)
+    return _centred(score, [logits], seed=seed, draws=draws)
 
 
 def _weights(count: int, draws: int, generator: torch.Generator) -> Float[Tensor, "n d"]:
@@ -182,21 +159,25 @@ def _weights(count: int, draws: int, generator: torch.Generator) -> Float[Tensor
     return torch.cat([torch.ones(1, count, dtype=torch.float64), counts]).T
 
 
-def _resample(count: int, generator: torch.Generator) -> Int[Tensor, " n"]:
-    """Return the rows of one resample, sorted."""
-    return torch.randint(0, count, (count,), generator=generator).sort().values
-
-
 def _at_most(features: Float[Tensor, "n c"], generator: torch.Generator) -> Float[Tensor, "m c"]:
     if len(features) <= MOST_KERNEL:
         return features
     return features[torch.randperm(len(features), generator=generator)[:MOST_KERNEL].sort().values]
 
 
-def _centred(value: float, sampled: Sequence[float], held: str = "") -> Estimate:
-    """Return a value that is not negative with the interval of resamples shifted to it; `held` says what is fixed."""
-    if not sampled:
+def _centred(
+    statistic: Callable[..., float], sets: Sequence[Tensor], *, seed: int, draws: int, held: str = ""
+) -> Estimate:
+    """Return a statistic that is not negative, and the interval of resampled sets shifted to its value.
+
+    `held` says what is fixed.
+    """
+    value, sampled, generator = statistic(*sets), list[float](), torch.Generator().manual_seed(seed)
+    if not draws:
         return Estimate(value)
+    for _ in range(draws):
+        picks = [torch.randint(0, len(one), (len(one),), generator=generator).sort().values for one in sets]
+        sampled.append(statistic(*(one[pick] for one, pick in zip(sets, picks, strict=True))))
     found = torch.tensor(sampled, dtype=torch.float64)
     low, high = ends(found - found.mean() + value)
-    return Estimate(value, max(low, 0.0), high, f"95 % bootstrap, {len(sampled)} draws, {held}centred on the value")
+    return Estimate(value, max(low, 0.0), high, f"95 % bootstrap, {draws} draws, {held}centred on the value")

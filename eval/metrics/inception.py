@@ -23,10 +23,6 @@ from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import Found
 
 SIDE = 299
-RESIZES = {  # what results say of them, and the package that has them
-    "clean": ("Pillow bicubic in floats, not rounded (clean-fid, mode clean)", "clean-fid"),
-    "legacy": ("TensorFlow 1's bilinear, not antialiased (clean-fid, mode legacy_tensorflow)", "torch-fidelity"),
-}
 
 
 @dataclass(frozen=True)

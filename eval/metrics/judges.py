@@ -5,10 +5,12 @@ features are written to disk in a stream.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +19,22 @@ from torch import Tensor
 
 from lantern.core.config import one_line
 from lantern.eval.metrics import clip_score, inception
-from lantern.eval.metrics.pictures import Batch, Stream, raw
+from lantern.eval.metrics.pictures import Batch, Change, raw, stream
 from lantern.eval.metrics.weights import Found, find_weights
 
 # both have `prepare`, from an image (uint8, h w 3) to input, in reader threads, and `embed`, to features on the CPU
 Judge = clip_score.Clip | inception.Inception
 Pair = Callable[[UInt8[Tensor, "b 3 h w"], UInt8[Tensor, "b 3 h w"]], Float[Tensor, " b"]]
 RAW = "raw"
+LEGACY = "TensorFlow 1's bilinear, not antialiased (clean-fid, mode legacy_tensorflow)", ("torch-fidelity",)
+# by network: how it resizes images, and the packages that its figures depend on
+NETWORKS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "inception:clean": ("Pillow bicubic in floats, not rounded (clean-fid, mode clean)", ("clean-fid",)),
+    **dict.fromkeys(("inception:legacy", "logits:legacy"), LEGACY),
+    **dict.fromkeys(("clip", "hps", "pickscore"), (clip_score.RESIZE, ("transformers", "open_clip_torch"))),
+    "lpips": ("none", ("torchmetrics", "torchvision")),
+    "psnr": ("none", ("torchmetrics",)),
+}
 
 
 def weights_of(judge: str, given: Mapping[str, Path]) -> str:
@@ -34,33 +45,32 @@ def weights_of(judge: str, given: Mapping[str, Path]) -> str:
     return "" if kind == "psnr" else kind
 
 
-@dataclass
-class Judges:
-    """Loads networks by name. weights: files given by the user. cache: folder of the others."""
+def load_judges(
+    names: Iterable[str], given: Mapping[str, Path], *, cache: Path | None, device: torch.device
+) -> dict[str, Judge]:
+    """Return networks by name, each file loaded once; `given` are the user's files, `cache` the folder of the others.
 
-    weights: Mapping[str, Path]
-    cache: Path | None
-    device: torch.device
-    _inceptions: dict[str, inception.Inception] = field(default_factory=dict)
+    FileNotFoundError for missing weights.
+    """
+    files, judges = dict[str, Judge](), dict[str, Judge]()
+    for name in names:
+        stored, (kind, _, resize) = weights_of(name, given), name.partition(":")
+        if stored not in files:
+            clip = clip_score.load_clip if kind == "clip" else clip_score.load_preference
+            load: Any = inception.load_inception if stored.startswith("inception") else clip
+            files[stored] = load(find_weights(stored, given, cache=cache), device=device)
+        one = judges[name] = files[stored]
+        if isinstance(one, inception.Inception):
+            judges[name] = dataclasses.replace(one, resize=resize, gives_logits=kind == "logits")
+    return judges
 
-    def load(self, name: str) -> Judge:
-        """Return a network; FileNotFoundError for missing weights."""
-        kind, _, resize = name.partition(":")
-        if kind not in ("inception", "logits"):
-            load = clip_score.load_clip if name == "clip" else clip_score.load_preference
-            return load(find_weights(name, self.weights, cache=self.cache), device=self.device)
-        stored = weights_of(name, self.weights)
-        if stored not in self._inceptions:
-            found = find_weights(stored, self.weights, cache=self.cache)
-            self._inceptions[stored] = inception.load_inception(found, resize=resize, device=self.device)
-        return dataclasses.replace(self._inceptions[stored], resize=resize, gives_logits=kind == "logits")
 
-    def pair(self, name: str) -> tuple[Pair, Found | None]:
-        """Return a measure of pairs and its weights."""
-        if name == "psnr":
-            return psnr, None
-        found = find_weights(name, self.weights, cache=self.cache)
-        return load_lpips(found, device=self.device), found
+def load_pairs(
+    names: Iterable[str], given: Mapping[str, Path], *, cache: Path | None, device: torch.device
+) -> dict[str, tuple[Pair, Found | None]]:
+    """Return measures of pairs, psnr or lpips, and their weights, as `load_judges`."""
+    found = {name: find_weights(name, given, cache=cache) if weights_of(name, given) else None for name in names}
+    return {name: (load_lpips(one, device=device) if one else psnr, one) for name, one in found.items()}
 
 
 def psnr(a: UInt8[Tensor, "b 3 h w"], b: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, " b"]:
@@ -99,17 +109,26 @@ def load_lpips(found: Found, *, device: torch.device | str = "cpu") -> Pair:
 
 @dataclass
 class Seen:
-    """The features of a set of `count` images, by network; the tensors are files in `folder`, mapped to memory."""
+    """The features of a set of `count` images, by network; the tensors are files in `folder`, mapped to memory.
+
+    `sha256` is the digest of the digests of all files.
+    """
 
     count: int
     folder: Path
     features: dict[str, Float[Tensor, "n c"]] = field(default_factory=dict)
     prompts: list[str | None] = field(default_factory=list)
-    sha256: str = ""
+    _digest: "hashlib._Hash" = field(default_factory=hashlib.sha256, repr=False)
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the digests of all files, in order."""
+        return self._digest.hexdigest()
 
     def enter(self, batch: Batch, judges: Mapping[str, Judge]) -> None:
         """Write the features of a batch."""
         self.prompts += batch.prompts
+        self._digest.update(b"".join(batch.digests))
         for name, judge in judges.items():
             features = judge.embed(batch.inputs[name])
             if name not in self.features:
@@ -119,26 +138,17 @@ class Seen:
             self.features[name][batch.first : batch.first + len(features)] = features
 
 
-@dataclass(frozen=True)
-class Extracted:
-    """The features of both sets, and the measures of pairs."""
-
-    ours: Seen
-    theirs: Seen
-    pairs: Mapping[str, Float[Tensor, " n"]]
-
-
 def extract(
     folder: Path,
     sets: Sequence[tuple[Sequence[Path], Mapping[str, Judge]]],
     pairs: Mapping[str, Pair],
     *,
     batch: int = 32,
-    before: Callable[[np.ndarray], np.ndarray] | None = None,
+    before: Change | None = None,
     reads_prompts: bool = False,
     is_quiet: bool = False,
-) -> Extracted:
-    """Extract features of two sets, images and reference with their networks, and measures of pairs by position.
+) -> tuple[list[Seen], dict[str, Float[Tensor, " n"]]]:
+    """Return the features of two sets, images and reference with their networks, and measures of pairs by position.
 
     folder: where features are written. batch: images at a time. before: a function applied to every image first.
     reads_prompts: each image must contain its prompt. ValueError for sets that do not pair up.
@@ -153,14 +163,14 @@ def extract(
         for one, other in zip(ours, theirs, strict=True):
             if one.stem != other.stem:
                 raise ValueError(f"{names}: {one.name} is paired with {other.name}, expected pairs of the same name")
-    seen, streams = [], []
-    for place, (paths, judges) in enumerate(sets):
-        seen.append(Seen(len(paths), folder / str(place)))
-        prepare = {name: judge.prepare for name, judge in judges.items()} | ({RAW: raw} if pairs else {})
-        streams.append(Stream(paths, prepare, batch, before))
+    seen = [Seen(len(paths), folder / str(place)) for place, (paths, _) in enumerate(sets)]
+    own = [{name: judge.prepare for name, judge in judges.items()} for _, judges in sets]
+    prepare = [one | ({RAW: raw} if pairs else {}) for one in own]
+    streams = [stream(paths, one, batch=batch, before=before) for (paths, _), one in zip(sets, prepare, strict=True)]
     values: dict[str, list[Tensor]] = {name: [] for name in pairs}
-    total = sum(one.count for one in seen)
-    with tqdm(total=total, unit=" images", disable=True if is_quiet else None, leave=False) as bar:
+    with tqdm(
+        total=sum(one.count for one in seen), unit=" images", disable=True if is_quiet else None, leave=False
+    ) as bar:
         for batches in zip_longest(*streams):
             first = batches[0]
             if reads_prompts and first is not None and None in first.prompts:
@@ -172,6 +182,4 @@ def extract(
                     bar.update(len(some.names))
             for name, measure in pairs.items():
                 values[name].append(measure(*(some.inputs[RAW] for some in batches)))
-    for one, stream in zip(seen, streams, strict=True):
-        one.sha256 = stream.sha256
-    return Extracted(*seen, pairs={name: torch.cat(found) for name, found in values.items()})
+    return seen, {name: torch.cat(found) for name, found in values.items()}

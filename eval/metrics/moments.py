@@ -69,26 +69,13 @@ class Moments:
         self.sets = tuple(sorted((*self.sets, *other.sets)))
 
     @property
-    def mean(self) -> Float[Tensor, " c"]:
-        """The mean feature; ValueError without features."""
-        if not self.count:
-            raise ValueError("moments of 0 features have no mean: add features first")
-        return self._sum / self.count
-
-    @property
-    def covariance(self) -> Float[Tensor, "c c"]:
-        """The unbiased covariance, divided by n - 1; ValueError for fewer than two features."""
+    def gaussian(self) -> Gaussian:
+        """The mean, and the covariance divided by n - 1; ValueError for fewer than two features."""
         if self.count < 2:
             raise ValueError(f"moments of {self.count} features have no covariance, expected at least 2")
         high, mixed, low = self._products
-        products = high + ((mixed + mixed.T) + low)
-        mean = self.mean
-        return (products - self.count * torch.outer(mean, mean)) / (self.count - 1)
-
-    @property
-    def gaussian(self) -> Gaussian:
-        """Mean and covariance."""
-        return self.mean, self.covariance
+        mean, products = self._sum / self.count, high + ((mixed + mixed.T) + low)
+        return mean, (products - self.count * torch.outer(mean, mean)) / (self.count - 1)
 
     def save(self, path: str | Path) -> None:
         """Write the moments to a safetensors file, atomically."""

@@ -2,11 +2,11 @@
 
 import hashlib
 import io
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,94 +19,82 @@ from lantern.generation.images import read_facts
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 AHEAD = 2  # batches that are prepared while the network processes one
-Prepare = Callable[[np.ndarray], Tensor]
+Change = Callable[[np.ndarray], np.ndarray]
+Prepare = Mapping[str, Callable[[np.ndarray], Tensor]]
 Read = tuple[bytes, str | None, dict[str, Tensor]]  # of one file: sha256, prompt, inputs by network
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch in the order of files: inputs by network, and the prompt in each file, if any."""
+    """A batch in the order of files: inputs by network, the prompt in each file, if any, and each file's sha256."""
 
     first: int
     inputs: Mapping[str, Shaped[Tensor, "b ..."]]
     prompts: tuple[str | None, ...]
     names: tuple[str, ...]
+    digests: tuple[bytes, ...]
 
 
-@dataclass
-class Stream:
-    """Batches of images. After iteration, `sha256` is the digest of all files in order.
+def stream(
+    paths: Sequence[Path], prepare: Prepare, *, batch: int = 32, before: Change | None = None
+) -> Iterator[Batch]:
+    """Yield batches of images.
 
     before: a function applied to every image (uint8, h w 3). prepare: by network, a function from an image to a
     tensor. Both run in threads (Pillow and numpy release the GIL). ValueError for a file that is no image.
     """
-
-    paths: Sequence[Path]
-    prepare: Mapping[str, Prepare]
-    batch: int = 32
-    before: Callable[[np.ndarray], np.ndarray] | None = None
-    _digest: "hashlib._Hash" = field(default_factory=hashlib.sha256, repr=False)
-
-    @property
-    def sha256(self) -> str:
-        """Digest of the digests of all files read so far."""
-        return self._digest.hexdigest()
-
-    def __iter__(self) -> Iterator[Batch]:
-        self._digest = hashlib.sha256()
-        waiting = deque[tuple[int, Iterator[Read]]]()
-        with ThreadPoolExecutor() as pool:
-            try:
-                for first in range(0, len(self.paths), self.batch):
-                    waiting.append((first, pool.map(self._read, self.paths[first : first + self.batch])))
-                    if len(waiting) > AHEAD:
-                        yield self._gather(*waiting.popleft())
-                while waiting:
-                    yield self._gather(*waiting.popleft())
-            finally:
-                pool.shutdown(cancel_futures=True)
-
-    def _gather(self, first: int, tasks: Iterator[Read]) -> Batch:
-        digests, prompts, read = zip(*tasks, strict=True)
-        names, inputs = tuple(path.name for path in self.paths[first : first + len(read)]), {}
-        for digest in digests:
-            self._digest.update(digest)
-        for judge in self.prepare:
-            tensors = [one[judge] for one in read]
-            for name, tensor in zip(names, tensors, strict=True):
-                if tensor.shape != tensors[0].shape:
-                    got, expected = list(tensor.shape), list(tensors[0].shape)
-                    raise ValueError(f"{name} is {got}, {names[0]} is {expected}: expected images of the same size")
-            inputs[judge] = torch.stack(tensors)
-        return Batch(first, inputs, prompts, names)
-
-    def _read(self, path: Path) -> Read:
-        from PIL import Image, UnidentifiedImageError
-
+    waiting = deque[tuple[int, Iterator[Read]]]()
+    with ThreadPoolExecutor() as pool:
         try:
-            content = path.read_bytes()
-            with Image.open(io.BytesIO(content)) as picture:
-                facts, is_lossless = read_facts(picture), picture.format == "PNG"
-                pixels = np.array(picture.convert("RGB"))
-        except UnidentifiedImageError as error:  # its message has the address of a buffer
-            raise ValueError(f"{path} is not a complete image: its format is not recognised") from error
-        except (Image.DecompressionBombError, SyntaxError, ValueError) as error:
-            raise ValueError(f"{path} is not a complete image: {one_line(error)}") from error
-        except OSError as error:
-            if error.errno is not None:
-                raise
-            raise ValueError(f"{path} is not a complete image: {one_line(error)}") from error
-        scale = facts.get("scale", "1")
-        if facts.get("Software", "").startswith("lantern") and scale.isdecimal() and scale != "1":
-            # `lantern-generate --scale` enlarged it: metrics need the pixels of the model
-            if not is_lossless or facts.get("resample") != "nearest":
-                why = "metrics need the pixels of the model: make images for metrics with --scale 1"
-                raise ValueError(f"{path} was enlarged {scale} times and {why}")
-            step = max(int(scale), 1)
-            pixels = pixels[::step, ::step]
-        pixels = self.before(pixels) if self.before else pixels
-        inputs = {judge: one(pixels) for judge, one in self.prepare.items()}
-        return hashlib.sha256(content).digest(), facts.get("prompt"), inputs
+            for first in range(0, len(paths), batch):
+                read = pool.map(partial(_read, prepare=prepare, before=before), paths[first : first + batch])
+                waiting.append((first, read))
+                if len(waiting) > AHEAD:
+                    yield _gather(paths, *waiting.popleft())
+            while waiting:
+                yield _gather(paths, *waiting.popleft())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _gather(paths: Sequence[Path], first: int, tasks: Iterator[Read]) -> Batch:
+    digests, prompts, read = zip(*tasks, strict=True)
+    names, inputs = tuple(path.name for path in paths[first : first + len(read)]), {}
+    for judge in read[0]:
+        tensors = [one[judge] for one in read]
+        for name, tensor in zip(names, tensors, strict=True):
+            if tensor.shape != tensors[0].shape:
+                got, expected = list(tensor.shape), list(tensors[0].shape)
+                raise ValueError(f"{name} is {got}, {names[0]} is {expected}: expected images of the same size")
+        inputs[judge] = torch.stack(tensors)
+    return Batch(first, inputs, prompts, names, digests)
+
+
+def _read(path: Path, *, prepare: Prepare, before: Change | None) -> Read:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        content = path.read_bytes()
+        with Image.open(io.BytesIO(content)) as picture:
+            facts, is_lossless = read_facts(picture), picture.format == "PNG"
+            pixels = np.array(picture.convert("RGB"))
+    except (Image.DecompressionBombError, SyntaxError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        is_unknown = isinstance(error, UnidentifiedImageError)  # whose message has the address of a buffer
+        why = "its format is not recognised" if is_unknown else one_line(error)
+        raise ValueError(f"{path} is not a complete image: {why}") from error
+    scale = facts.get("scale", "1")
+    if facts.get("Software", "").startswith("lantern") and scale.isdecimal() and scale != "1":
+        # `lantern-generate --scale` enlarged it: metrics need the pixels of the model
+        if not is_lossless or facts.get("resample") != "nearest":
+            why = "metrics need the pixels of the model: make images for metrics with --scale 1"
+            raise ValueError(f"{path} was enlarged {scale} times and {why}")
+        step = max(int(scale), 1)
+        pixels = pixels[::step, ::step]
+    pixels = before(pixels) if before else pixels
+    inputs = {judge: one(pixels) for judge, one in prepare.items()}
+    return hashlib.sha256(content).digest(), facts.get("prompt"), inputs
 
 
 def raw(pixels: np.ndarray) -> Tensor:
@@ -116,12 +104,8 @@ def raw(pixels: np.ndarray) -> Tensor:
 
 def find_pictures(folder: Path) -> list[Path]:
     """Return the images of a folder and its subfolders, sorted by path; ValueError if there are none."""
-    found = sorted(
-        os.path.join(place, name)
-        for place, _, names in os.walk(folder)
-        for name in names
-        if not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
-    )
+    named = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
+    found = sorted((path for path in named if not path.is_dir()), key=str)
     if not found:
         raise ValueError(f"{folder} has no images, expected files with suffix {', '.join(sorted(SUFFIXES))}")
-    return [Path(path) for path in found]
+    return found

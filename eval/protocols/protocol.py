@@ -23,7 +23,7 @@ from lantern.core.places import shipped_folder
 from lantern.core.sampling import Sampling
 from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import cache_folder
-from lantern.generation.requests import Request, check_prompt, read_prompts
+from lantern.generation.requests import Request, read_prompts
 from lantern.models.folder import Model
 from lantern.models.llamagen.transformer import SIZES
 
@@ -48,7 +48,8 @@ class PromptSet:
     def __post_init__(self) -> None:
         if Path(self.file).name != self.file or not self.file:
             raise ValueError(f"prompt file is {self.file!r}, expected a name without a folder")
-        _check_sha256(self.sha256)
+        if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
+            raise ValueError(f"sha256 is {self.sha256[:80]!r}, expected 64 hexadecimal digits")
         if self.count < 1:
             raise ValueError(f"{self.file}: count is {self.count}, expected at least 1")
 
@@ -64,10 +65,6 @@ class RealImages:
     images: int
     origin: str
     sha256: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.sha256 is not None:
-            _check_sha256(self.sha256)
 
 
 @dataclass(frozen=True)
@@ -171,13 +168,8 @@ class Protocol:
         ]
 
     def _sampling(self, guidance: float) -> Sampling:
-        return Sampling(
-            guidance=guidance,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            guidance_interval=self.guidance_interval,
-        )
+        shared = ("temperature", "top_k", "top_p", "guidance_interval")
+        return Sampling(guidance=guidance, **{name: getattr(self, name) for name in shared})
 
 
 def known_protocols() -> list[str]:
@@ -214,15 +206,7 @@ def find_prompts(expected: PromptSet, folder: Path | None = None) -> list[str]:
         raise ValueError(
             f"{path} has sha256 {found[:12]}..., expected {expected.sha256[:12]}...: get it from {expected.origin}"
         )
-    if expected.form == "table":
-        header, *rows = (line.split("\t") for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
-        names = [cell.strip().lower() for cell in header]
-        column = next((names.index(known) for known in ("prompt", "caption", "text") if known in names), None)
-        if column is None:
-            raise ValueError(f"{path} has no column prompt, caption or text in its first line: add a header")
-        prompts = [check_prompt(row[column]) for row in rows]
-    else:
-        prompts = read_prompts(str(path))
+    prompts = read_prompts(str(path), ending={"lines": ".txt", "table": ".tsv", "json": ".json"}[expected.form])
     if len(prompts) != expected.count:
         raise ValueError(f"{path} has {len(prompts)} prompts, expected {expected.count}: correct the protocol's count")
     return prompts
@@ -233,11 +217,6 @@ def size_name(model: Model) -> str | None:
     config = model.target.config
     shape = {"dim": config.dim, "n_layer": config.n_layer, "n_head": config.n_head}
     return next((name for name, size in SIZES.items() if size == shape), None)
-
-
-def _check_sha256(digest: str) -> None:
-    if not re.fullmatch(r"[0-9a-f]{64}", digest):
-        raise ValueError(f"sha256 is {digest[:80]!r}, expected 64 hexadecimal digits")
 
 
 def resizing(name: str, size: int) -> Callable[[np.ndarray], np.ndarray] | None:

@@ -17,7 +17,7 @@ from lantern.core.config import one_line
 from lantern.core.ray_cluster import cluster, machines
 from lantern.core.sampling import Sampling
 from lantern.engines.engine import Engine
-from lantern.eval.protocols.generation import ImageWriter, batches_of, clear_staging, finished, images_bar
+from lantern.eval.protocols.generation import ImageWriter, batches_of, finished, images_bar
 from lantern.generation.requests import Request
 from lantern.methods import Method
 
@@ -151,7 +151,6 @@ def produce_on_ray(
             raise RuntimeError(f"the Ray job failed: {one_line(error)}") from error
         finally:
             context.enable_progress_bars = before
-            clear_staging(recipe.folder, f"{job}-*")  # what killed actors left
     return count
 
 

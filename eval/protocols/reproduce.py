@@ -68,23 +68,14 @@ class TableRow:
 
 @dataclass(frozen=True)
 class ResolvedRow:
-    """A row with everything resolved: protocol, requests, recipe, and the row to repeat, if any."""
+    """A row with everything resolved: protocol, metrics, requests, recipe, and the row to repeat, if any."""
 
     row: TableRow
     protocol: Protocol
+    metrics: list[str]
     requested: list[Request]
     recipe: RayJob
     before: Mapping[str, Any] | None
-
-    @property
-    def folder(self) -> Path:
-        """Output folder."""
-        return self.row.out
-
-    @property
-    def metrics(self) -> list[str]:
-        """Metrics to compute."""
-        return list(self.protocol.metrics if self.row.metrics is None else self.row.metrics)
 
 
 def fingerprint_of(
@@ -134,8 +125,8 @@ def measured(task: ResolvedRow) -> tuple[dict[str, Any], dict[str, str]]:
     )
     reference: Path | Sequence[Path] | None = row.reference
     if row.reference is not None and is_prepared(row.reference):
-        reference = unpack(row.reference, task.folder / "reference")
-    paths = [picture_path(task.folder, request.number) for request in task.requested]
+        reference = unpack(row.reference, task.row.out / "reference")
+    paths = [picture_path(task.row.out, request.number) for request in task.requested]
     prompts = [request.prompt for request in task.requested if request.prompt is not None] or None
     found = measure(paths, reference, can, prompts=prompts, weights=row.weights, seed=protocol.seed, options=options)
     return {name: asdict(figure) for name, figure in found.items()}, missing
@@ -168,7 +159,7 @@ def prepare(row: TableRow) -> ResolvedRow:
     protocol, before = _protocol(row.protocol)
     row = _repeated(row, before) if before else row
     name = row.model or EMBEDDED_MODEL
-    if metrics := protocol.metrics if row.metrics is None else row.metrics:
+    if metrics := list(protocol.metrics if row.metrics is None else row.metrics):
         from lantern.eval.metrics.quality import in_order
 
         in_order(metrics, images=1)  # rejects unknown ones
@@ -198,7 +189,7 @@ def prepare(row: TableRow) -> ResolvedRow:
         fingerprint=fingerprint_of(model, method, protocol, batch=row.batch, device=device, dtype=dtype),
         threads=torch.get_num_threads(),
     )
-    return ResolvedRow(row, protocol, requested, recipe, before)
+    return ResolvedRow(row, protocol, metrics, requested, recipe, before)
 
 
 def make(
@@ -222,7 +213,7 @@ def make(
 
 def complete(task: ResolvedRow) -> dict[int, Entry] | None:
     """Return the entries of all images by number, or None if some are missing."""
-    done = finished(task.folder, task.recipe.fingerprint)
+    done = finished(task.row.out, task.recipe.fingerprint)
     expected = {request.number: done[request.number] for request in task.requested if request.number in done}
     return expected if len(expected) == len(task.requested) else None
 
@@ -231,6 +222,12 @@ def conclude(task: ResolvedRow, entries: Mapping[int, Entry]) -> dict[str, Any]:
     """Compute the metrics, write row.json, return its content; `speed` is over all images."""
     figures, missing = measured(task)
     speed, row, recipe = totals([entry.figures() for entry in entries.values()]), task.row, task.recipe
+
+    def digest(name: str) -> str:
+        """Return one digest of those of all images, in order."""
+        digests = [getattr(entry, name) for _, entry in sorted(entries.items())]
+        return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
     changed = ",".join(f"{name}={value}" for name, value in recipe.method.changed().items())
     choices = {
         "model": recipe.model if not Path(recipe.model).is_dir() else Path(recipe.model).name,
@@ -249,20 +246,17 @@ def conclude(task: ResolvedRow, entries: Mapping[int, Entry]) -> dict[str, Any]:
         "fingerprint": recipe.fingerprint,
         "pictures": len(entries),
         "pictures_of_protocol": task.protocol.pictures,
-        "pictures_sha256": digest(entry.sha256 for _, entry in sorted(entries.items())),
-        "tokens_sha256": digest(entry.tokens_sha256 for _, entry in sorted(entries.items())),
+        "pictures_sha256": digest("sha256"),
+        "tokens_sha256": digest("tokens_sha256"),
         "speed": speed | {"seconds_per_picture": round(sum(speed["seconds"].values()) / len(entries), 4)},
         "metrics": figures,
         "not_measured": missing,
         "surroundings": surroundings(torch.device(recipe.device)),
     }
-    write_json(task.folder / ROW_NAME, found)
+    for temporary in (task.row.out / "pictures").rglob(".*.png"):  # what kills left
+        temporary.unlink()
+    write_json(task.row.out / ROW_NAME, found)
     return found
-
-
-def digest(digests: Any) -> str:
-    """Return one digest of many digests, in order."""
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def is_repeated(task: ResolvedRow, row: Mapping[str, Any]) -> bool | None:
@@ -274,9 +268,7 @@ def is_repeated(task: ResolvedRow, row: Mapping[str, Any]) -> bool | None:
 
 def _protocol(name: str) -> tuple[Protocol, Mapping[str, Any] | None]:
     """Return the protocol, and the row to repeat if `name` is a row.json."""
-    if not name.endswith(".json"):
-        return load_protocol(name), None
-    values = read_json_object(name)
+    values = read_json_object(name) if name.endswith(".json") else {}
     if "choices" not in values:
         return load_protocol(name), None
     if not isinstance(values["choices"], dict) or not isinstance(values.get("protocol"), dict):

@@ -1,5 +1,1 @@
-"""Speed: benchmarks, shapes, contenders and the comparison of tokens with plain decoding.
-
-Imported by `cli` and by the other folders of `lantern.eval`.
-Imports all of `lantern`.
-"""
+"""Speed: benchmarks, shapes, contenders and the comparison of tokens with plain decoding."""

@@ -14,7 +14,7 @@ from lantern.eval.json_lines import Line
 from lantern.eval.speed import contenders
 from lantern.eval.speed import race as racing
 from lantern.eval.speed.contenders import PLAIN, PROMPTS, Build, Contender, RoundImages, Variant
-from lantern.eval.speed.race import STEADY, Spread, copy_bandwidth, race, reporter, roofline, rounded
+from lantern.eval.speed.race import STEADY, copy_bandwidth, race, reporter, roofline, rounded, spread
 from lantern.eval.speed.surroundings import about, load_average, short_commit
 from lantern.generation.choice import choose_method
 from lantern.models.folder import Model, load_model
@@ -83,7 +83,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
             "contenders": [contender_figures(one, lines, batch, copy_gbps, rows) for one in field],
             "results": racing.results(field, lines, batch),
             "identity": list(identities(field, lines, batch)),
-            "phases": [] if stop else [phases(one, jobs[0]) for one in racing.best_of_labels(field, lines)],
+            "phases": [] if stop else list(phases(racing.best_of_labels(field, lines), jobs[0])),
         }
         races.append(of_race)
         if stop is not None:
@@ -155,17 +155,17 @@ def contender_figures(one: Contender, lines: Sequence[Line], batch: int, copy_gb
     `rows` are the rows of a step for each node.
     """
     of_rounds, images = racing.rounds_of(lines, one.name), racing.images_of(lines, one.name)
-    spread, tokens = Spread.of(racing.seconds_of(lines, one.name)), one.parts.target.config.block_size
+    seconds, tokens = racing.seconds_of(lines, one.name), one.parts.target.config.block_size
     # a batch takes as many steps as its images take on average
     steps = median(fmean(image["steps"] for image in line["images"]) for line in of_rounds.values())
-    bound = roofline(one, rows=rows, copy_gbps=copy_gbps, step_seconds=spread.median / max(steps, 1.0))
+    bound = roofline(one, rows=rows, copy_gbps=copy_gbps, step_seconds=median(seconds) / max(steps, 1.0))
     return {
         "method": one.label,
         "variant": one.variant.kind,
         "dtype": one.variant.dtype,
-        "exact": one.method.exact,
-        "seconds": spread.as_dict(),
-        "images_per_second": rounded(batch / spread.median),
+        "exact": one.parts.method.exact,
+        "seconds": spread(seconds),
+        "images_per_second": rounded(batch / median(seconds)),
         "tokens_per_step": rounded(tokens / fmean(image["steps"] for image in images)),
         "total_variation": rounded(fmean(image["total_variation"] for image in images) / tokens),
         "relaxed_share": rounded(fmean(image["relaxed"] for image in images) / tokens),
@@ -181,7 +181,7 @@ def identities(field: Sequence[Contender], lines: Sequence[Line], batch: int) ->
     """
     plain = {one.variant: one.name for one in field if one.is_plain}
     for one in field:
-        if one.method.is_identical and one.variant in plain:
+        if one.parts.method.is_identical and one.variant in plain:
             yield {
                 "method": one.label,
                 "variant": str(one.variant),
@@ -191,12 +191,13 @@ def identities(field: Sequence[Contender], lines: Sequence[Line], batch: int) ->
             }
 
 
-def phases(contender: Contender, job: RoundImages) -> dict[str, Any]:
-    """Return the shares of a method's time by phase without prefill, measured in a run of its own."""
-    made = contender.decode(job, is_timed=True)
-    seconds = {name: value for name, value in made.seconds.items() if name != "prefill"}
-    shares = {name: rounded(value / sum(seconds.values())) for name, value in seconds.items()}
-    return {"method": contender.label, "variant": str(contender.variant), "shares": shares}
+def phases(best: Sequence[Contender], job: RoundImages) -> Iterator[dict[str, Any]]:
+    """Yield the shares of each method's time by phase without prefill, measured in a run of its own."""
+    for one in best:
+        seconds = one.decode(job, is_timed=True).seconds
+        whole = sum(seconds.values()) - seconds.get("prefill", 0.0)
+        shares = {name: rounded(value / whole) for name, value in seconds.items() if name != "prefill"}
+        yield {"method": one.label, "variant": str(one.variant), "shares": shares}
 
 
 def broken_promises(races: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -21,7 +21,7 @@ from lantern.engines.engine import EAGER, VARIANTS, AutoEngine, Engine, Weights
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.choice import choose_method
 from lantern.generation.generator import Decoder, Generator
-from lantern.methods import METHODS, Method
+from lantern.methods import METHODS
 from lantern.models.folder import DTYPES, AddOns, Model
 
 PLAIN, AUTO = "plain", "auto"
@@ -77,32 +77,34 @@ class Stable:
 
     def model(self, variant: Variant) -> Model:
         """Return the model in a variant. Components other than target and drafter are shared."""
-        if variant not in self._made:
-            self._made[variant] = self._make(variant)
-        return self._made[variant]
-
-    def _make(self, variant: Variant) -> Model:
-        if variant.kind != "eager":
-            base = self.model(dataclasses.replace(variant, kind="eager"))
-            engine = variant.engine()
+        if variant in self._made:
+            return self._made[variant]
+        if variant.kind == "eager":
+            made = self._copy(DTYPES[variant.dtype])
+        else:
+            base, engine = self.model(dataclasses.replace(variant, kind="eager")), variant.engine()
             with warnings.catch_warnings():  # compilers and quantisers warn of parts of torch
                 warnings.simplefilter("ignore")
                 engine.prepare(base.target)  # cached per target; raises here if this machine cannot run the variant
-            return dataclasses.replace(base, engine=engine)
-        dtype = DTYPES[variant.dtype]
-        if dtype == self._model.dtype:
-            return self._model
+            made = dataclasses.replace(base, engine=engine)
+        self._made[variant] = made
+        return made
+
+    def _copy(self, dtype: torch.dtype) -> Model:
+        """Return the model with networks in a dtype."""
+        model = self._model
+        if dtype == model.dtype:
+            return model
 
         def copied(module: Any) -> Any:
-            return copy.deepcopy(module).to(device=self.device, dtype=dtype)
+            return None if module is None else copy.deepcopy(module).to(device=self.device, dtype=dtype)
 
-        target, drafter, add_ons = copied(self._model.target), self._model.drafter, self._model.add_ons
+        target, add_ons = copied(model.target), model.add_ons
         if isinstance(add_ons, AddOns):
-            add_ons = AddOns(add_ons.folder, target, model_name=self._model.name)
+            add_ons = AddOns(add_ons.folder, target, model_name=model.name)
         else:
             add_ons = {name: copied(module) for name, module in add_ons.items()}
-        drafter = None if drafter is None else copied(drafter)
-        return dataclasses.replace(self._model, target=target, drafter=drafter, add_ons=add_ons)
+        return dataclasses.replace(model, target=target, drafter=copied(model.drafter), add_ons=add_ons)
 
 
 def name_of(label: str, variant: Variant) -> str:
@@ -116,7 +118,6 @@ class Contender:
 
     label: str
     variant: Variant
-    method: Method
     parts: Decoder
 
     @property
@@ -137,7 +138,7 @@ class Contender:
     @property
     def is_plain(self) -> bool:
         """Whether it is plain decoding, and thus a possible baseline."""
-        return self.method.is_plain
+        return self.parts.method.is_plain
 
     def decode(self, job: "RoundImages", **watching: Any) -> Generation:
         """Decode the images of a job, prefill included; `watching` is passed to `Decoder.generate`."""
@@ -152,15 +153,15 @@ class RoundImages:
     keys: list[tuple[int, int]]
 
 
-Build = Callable[[str, Model], tuple[Method, Decoder]]  # of a label and a model in its variant
+Build = Callable[[str, Model], Decoder]  # of a label and a model in its variant
 
 
 def built(sampling: Sampling, batch: int = 1) -> Build:
     """Return the function that builds the method of a spec for `entered`."""
 
-    def build(spec: str, model: Model) -> tuple[Method, Decoder]:
+    def build(spec: str, model: Model) -> Decoder:
         method = METHODS[PLAIN] if spec == PLAIN else choose_method(model, spec, sampling=sampling, batch=batch)
-        return method, Generator(model, method, sampling).parts
+        return Generator(model, method, sampling).parts
 
     return build
 
@@ -181,7 +182,7 @@ def entered(
     # compilers print warnings about their attempts
     with warnings.catch_warnings(), redirect_stderr(StringIO()):
         warnings.simplefilter("ignore")
-        contender = Contender(label, variant, *build(label, stable.model(variant)))
+        contender = Contender(label, variant, build(label, stable.model(variant)))
         run(contender)
     return contender
 

@@ -11,7 +11,6 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from lantern.core.prepared import original
 from lantern.core.types import SampleWindow, Step
+from lantern.core.weights import Int8Weight
 from lantern.decoding.statistics import now
 from lantern.eval.intervals import bootstrap
 from lantern.eval.json_lines import Line
@@ -215,28 +215,10 @@ ENOUGH_IMAGES = 10
 STEADY = 1.5  # largest p90 / p10 of a valid claim; above it the machine was too busy
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Median, tenth and ninetieth percentile of the seconds of several runs."""
-
-    median: float
-    p10: float
-    p90: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> "Spread":
-        """Return the spread of one or more runs, in seconds."""
-        p10, p90 = np.quantile(seconds, (0.1, 0.9))
-        return cls(median(seconds), float(p10), float(p90))
-
-    @property
-    def width(self) -> float:
-        """p90 / p10: 1 on a quiet machine."""
-        return self.p90 / max(self.p10, 1e-12)
-
-    def as_dict(self) -> dict[str, float]:
-        """The figures as JSON has them."""
-        return {"median": rounded(self.median), "p10": rounded(self.p10), "p90": rounded(self.p90)}
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Return median, tenth and ninetieth percentile of one or more runs, for JSON."""
+    found = zip(("median", "p10", "p90"), np.quantile(seconds, (0.5, 0.1, 0.9)), strict=True)
+    return {name: rounded(value) for name, value in found}
 
 
 def compare(baseline: Sequence[float], other: Sequence[float], *, images: int | None = None) -> dict[str, Any]:
@@ -246,11 +228,11 @@ def compare(baseline: Sequence[float], other: Sequence[float], *, images: int | 
     bootstrap interval. `refusal` is the reason why no claim is made, or None; `claim` is then None.
     """
     ratios = [before / max(after, 1e-12) for before, after in zip(baseline, other, strict=True)]
-    sides = Spread.of(baseline), Spread.of(other)
+    widths = [one["p90"] / max(one["p10"], 1e-12) for one in map(spread, (baseline, other))]  # 1 on a quiet machine
     found = bootstrap(torch.tensor(ratios, dtype=torch.float64), lambda sampled: sampled.quantile(0.5, -1), seed=0)
-    of_medians = rounded(sides[0].median / max(sides[1].median, 1e-12))
+    of_medians = rounded(median(baseline) / max(median(other), 1e-12))
     images, why = len(ratios) if images is None else images, None
-    worst, name = max((sides[0].width, "the baseline"), (sides[1].width, "the method"))
+    worst, name = max(zip(widths, ("the baseline", "the method"), strict=True))
     if images < ENOUGH_IMAGES:
         why = f"no claim: {images} images each, expected at least {ENOUGH_IMAGES}"
     elif worst > STEADY:
@@ -310,25 +292,21 @@ def copy_bandwidth(device: torch.device, *, size: int | None = None) -> float:
     return 2 * count / median(seconds[1:]) / 1e9
 
 
-def pass_bytes(target: nn.Module, *, rows: int, nodes: int = 1, cached: int | None = None) -> int:
-    """Return the bytes that a pass reads: weights without embedding tables, and keys and values of `cached` token
-    slots.
+def pass_bytes(target: nn.Module, *, rows: int, cached: int, nodes: int = 1) -> int:
+    """Return the bytes that a pass reads: weights without embedding tables, and keys and values of `cached` slots.
 
-    `cached` is by default all slots of an image. The cache of a CPU is in fp32 for every dtype.
+    The cache of a CPU is in fp32 for every dtype.
     """
     config: Any = target.config
     weights = sum(stored_bytes(value) for name, value in target.named_parameters() if not name.startswith(TABLES))
-    norm, slots = target.get_parameter("norm.weight"), config.block_size if cached is None else cached
+    norm = target.get_parameter("norm.weight")
     width = 4 if norm.device.type == "cpu" else norm.dtype.itemsize
-    return weights + 2 * config.n_layer * rows * (slots + nodes) * config.dim * width
+    return weights + 2 * config.n_layer * rows * (cached + nodes) * config.dim * width
 
 
 def stored_bytes(tensor: Tensor) -> int:
-    """Return the bytes that a tensor occupies; for a quantised tensor, those of its inner tensors."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None:
-        return tensor.nbytes
-    return sum(stored_bytes(getattr(tensor, name)) for name in flatten()[0])
+    """Return the bytes that a tensor occupies; for one in 8 bits, those of its integers and scales."""
+    return tensor.qdata.nbytes + tensor.scale.nbytes if isinstance(tensor, Int8Weight) else tensor.nbytes
 
 
 def roofline(contender: Contender, *, rows: int, copy_gbps: float, step_seconds: float) -> dict[str, float]:

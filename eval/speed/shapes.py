@@ -8,25 +8,28 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
+from statistics import median
 from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from lantern.core.io import NoInitialisation
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, DraftTree, Rows, Step, TreeShape, Verdict, Verifier
 from lantern.decoding.statistics import now
-from lantern.drafters.trees.static import StaticTree, named
+from lantern.drafters.trees.static import named
 from lantern.eval.json_lines import Line
 from lantern.eval.speed import race as racing
 from lantern.eval.speed.bench import ended
 from lantern.eval.speed.contenders import PLAIN, Contender, RoundImages, Stable, entries_of, kinds_of, line_up
-from lantern.eval.speed.race import Spread, reporter, rounded, seconds_of
+from lantern.eval.speed.race import reporter, rounded, seconds_of, spread
 from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.generation.generator import Decoder, Generator
-from lantern.methods import METHODS, Method, find
+from lantern.methods import METHODS, find
 from lantern.methods.parts import ADD_ONS, DRAFTER
 from lantern.models.folder import DTYPES, Model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
@@ -37,7 +40,10 @@ CAPTION_WORDS = 24
 
 @dataclass(frozen=True)
 class ShapeOptions:
-    """Options of a size: each round decodes `tokens` tokens, with caches of the full length."""
+    """Options of a size: text-conditional, with 256 tokens of a codebook of 16,384, and `changes` of its config.
+
+    Each round decodes `tokens` tokens, with caches of the full length.
+    """
 
     shape: str = "L"
     taus: Sequence[float] = (2.0, 3.0, 3.5, 4.0)
@@ -53,46 +59,99 @@ class ShapeOptions:
     device: str = "auto"
     is_quiet: bool = False
 
-    @property
-    def config(self) -> TransformerConfig:
-        """The text-conditional transformer of this size: 256 tokens, codebook of 16,384, with `changes`."""
-        return TransformerConfig.named(self.shape, **({"model_type": "t2i", "cls_token_num": 120} | dict(self.changes)))
-
-
-class DoneError(Exception):
-    """Ends a generation early; carries the measured seconds."""
-
 
 def measure(options: ShapeOptions) -> dict[str, Any]:
-    """Return all figures of one size for JSON."""
-    before, device = load_average(), pick_device(options.device)
-    bench = ShapeBench(options, device)
-    copy_gbps = racing.copy_bandwidth(device)
-    field, failed = bench.field()
+    """Return all figures of one size for JSON: plain decoding and one scripted method per tau, each in its variants.
+
+    ValueError for a tree that is too shallow for the scripted acceptance.
+    """
+    before, device, tree = load_average(), pick_device(options.device), named(options.tree)
+    changes: dict[str, Any] = {"model_type": "t2i", "cls_token_num": 120} | dict(options.changes)
+    config = TransformerConfig.named(options.shape, **changes)
+    tokens, deep, report = (
+        min(options.tokens, config.block_size - 1),
+        math.ceil(max(options.taus)) - 1,
+        reporter(options.is_quiet),
+    )
+    if deep > tree.depth:
+        raise ValueError(
+            f"tau {max(options.taus):g} needs {deep} accepted tokens in a step, tree {options.tree} has depth "
+            f"{tree.depth}: choose a deeper --tree"
+        )
+    sampling = Sampling(guidance=7.5, top_k=1000 if config.vocab_size > 1000 else 0)
+    stable = Stable(random_model(config, options.drafter, device, DTYPES[options.dtypes[0]]))
+    images = RoundImages(random_captions(config, options.batch, device), [(0, n) for n in range(options.batch)])
+    scripts = {f"tau {tau:g}": script(tau, tokens) for tau in options.taus}
+    counts = {PLAIN: [1] * tokens} | scripts  # tokens that each step commits
+
+    def build(label: str, model: Model) -> Decoder:
+        if label == PLAIN:
+            return Generator(model, METHODS[PLAIN], sampling).parts
+        method = METHODS[options.drafter].with_options(tree=options.tree)
+        return scripted(Generator(model, method, sampling).parts, counts[label], tree.shape())
+
+    def spent(one: Contender) -> float:
+        return seconds_per_token(one, images, counts[one.label])
 
     def take(one: Contender, number: int, _: RoundImages) -> Line:
-        return {"round": number, "contender": one.name, "seconds": bench.seconds_per_token(one)}
+        return {"round": number, "contender": one.name, "seconds": spent(one)}
 
-    rounds = racing.race(field, [bench.job] * options.images, take, report=reporter(options.is_quiet))
+    def figures_of(one: Contender) -> dict[str, Any]:
+        """Return milliseconds per token of a contender, and its roofline."""
+        seconds, steps, rows = seconds_of(lines, one.name), counts[one.label], options.batch * sampling.rows
+        step = median(seconds) * sum(steps) / len(steps)
+        return {
+            "method": one.label,
+            "variant": one.variant.kind,
+            "dtype": one.variant.dtype,
+            "ms_per_token": spread([1e3 * value for value in seconds]),
+            "tokens_per_second": rounded(options.batch / median(seconds)),
+            **racing.roofline(one, rows=rows, copy_gbps=copy_gbps, step_seconds=step),
+        }
+
+    copy_gbps, kinds, failed = racing.copy_bandwidth(device), options.kinds or kinds_of(device), list[dict[str, str]]()
+    entries = entries_of([PLAIN], {*kinds, *options.baselines}, options.dtypes)
+    entries += entries_of(list(scripts), kinds, options.dtypes)
+    field = line_up(stable, entries, build, spent, failed, report=lambda line: report(f"{options.shape}: {line}"))
+    rounds = racing.race(field, [images] * options.images, take, report=report)
     lines, stop = racing.collect(rounds, len(field))
     figures = {
         "what": "shape",
         "shape": options.shape,
-        "tree": {"name": options.tree, "nodes": bench.tree.max_nodes, "depth": bench.tree.depth},
+        "tree": {"name": options.tree, "nodes": tree.max_nodes, "depth": tree.depth},
         "batch": options.batch,
         "drafter": options.drafter,
         "tokens": options.tokens,
         "surroundings": surroundings(device),
         "copy_gbps": rounded(copy_gbps),
-        "contenders": [bench.figures(one, lines, copy_gbps) for one in field],
+        "contenders": [figures_of(one) for one in field],
         "results": racing.results(field, lines, options.batch),
         "failed": failed,
     }
     return ended(figures, before, stop)
 
 
+def seconds_per_token(contender: Contender, images: RoundImages, counts: Sequence[int]) -> float:
+    """Return the seconds of the steps that commit the tokens after the first, divided by their number.
+
+    RuntimeError if the image is finished before.
+    """
+    times = list[float]()
+
+    def watch(step: Step) -> bool:
+        is_last = step.index == len(counts)
+        if step.index == 0 or is_last:
+            times.append(now(contender.device))
+        return is_last
+
+    contender.decode(images, callback=watch)
+    if len(times) < 2:
+        raise RuntimeError("the image was finished before the measurement: give fewer tokens")
+    return (times[1] - times[0]) / sum(counts)
+
+
 def random_model(config: TransformerConfig, drafter: str, device: torch.device, dtype: torch.dtype) -> Model:
-    """Return a target, a one-layer drafter and a codebook of a size, with their initial random weights.
+    """Return a target, a one-layer drafter and a codebook of a size, with random weights that are made on the device.
 
     ValueError for a method that does not draft static trees by one network.
     """
@@ -101,16 +160,26 @@ def random_model(config: TransformerConfig, drafter: str, device: torch.device, 
     if method.tree is None or len(found) != 1 or "layers" not in {entry.name for entry in fields(found[0].config)}:
         raise ValueError(f'drafter is "{drafter}", wanted a method with a tree and layers of its own, such as "eagle1"')
     entry = found[0]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with device, NoInitialisation():
         target, draft = Transformer(config), entry.module(entry.config.for_target(config, layers=1))
         vq = VQVAE(VQConfig(config.vocab_size, encoder_ch_mult=(1,), decoder_ch_mult=(1,), ch=32))
     for network in (target, draft, vq):
-        network.to(device=device, dtype=dtype)
-        network.eval().requires_grad_(False)
-    if entry.name == DRAFTER:
-        return Model(name="random", target=target, vq=vq, drafter=draft)
-    return Model(name="random", target=target, vq=vq, add_ons={entry.name: draft})
+        randomise(network.to(dtype))
+    target.tok_embeddings.weight.data.mul_(config.dim**0.5)
+    target.output.weight.data.mul_(3)
+    add_ons = {entry.name: draft} if entry.name != DRAFTER else {}
+    return Model(name="random", target=target, vq=vq, drafter=None if add_ons else draft, add_ons=add_ons)
+
+
+def randomise(module: nn.Module) -> None:
+    """Give a module random weights for decoding: norms ones, matrices scaled by their inputs."""
+    weights = dict(module.eval().requires_grad_(False).named_parameters())
+    generator = torch.Generator(next(iter(weights.values())).device).manual_seed(0)
+    for name, weight in weights.items():
+        if weight.ndim < 2:
+            weight.data.fill_(1.0 if "norm" in name else 0.0)
+        else:
+            weight.data.normal_(0.0, 0.7 / weight[0].numel() ** 0.5, generator=generator)
 
 
 def random_captions(config: TransformerConfig, images: int, device: torch.device, *, seed: int = 0) -> Condition:
@@ -160,7 +229,6 @@ class ScriptedVerifier:
     positions: int
     walk: Callable[[Verifier, DraftTree, Rows], Verdict | None] = lambda *_: None
     is_exact: bool = False
-    _made: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if max(self.counts) - 1 > len(self.path):
@@ -175,103 +243,32 @@ class ScriptedVerifier:
     def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Return the scripted path with the bonus token of the inner verifier."""
         verdict = self.walk(self.inner, tree, rows) or self.inner.verify(tree, rows, noise)
-        accepted, path = self._script(tree.tokens.device)
+        accepted, path = _script(self.counts, self.path, self.positions, tree.tokens.device)
         lengths = accepted[rows.places[:, 0]]
         steps = torch.arange(len(path), device=path.device)
         nodes = torch.where(steps < lengths[:, None], path, 0)
         return Verdict(nodes, lengths, verdict.next_token)
 
-    def _script(self, device: torch.device) -> tuple[Int[Tensor, " p"], Int[Tensor, " d"]]:
-        """Return the accepted drafted tokens of a step, by the position of its first new token, and the path.
 
-        Past the script no token is accepted.
-        """
-        if device not in self._made:
-            table, place = [0] * self.positions, 1
-            for count in self.counts:
-                if place < self.positions:
-                    table[place] = count - 1
-                place += count
-            self._made[device] = torch.tensor(table, device=device), torch.tensor(self.path, device=device)
-        return self._made[device]
+@cache
+def _script(
+    counts: tuple[int, ...], path: tuple[int, ...], positions: int, device: torch.device
+) -> tuple[Int[Tensor, " p"], Int[Tensor, " d"]]:
+    """Return the accepted drafted tokens of a step, by the position of its first new token, and the path.
 
-
-class ShapeBench:
-    """The measurements of one size: plain decoding and one scripted method per tau.
-
-    ValueError for a tree that is too shallow for the scripted acceptance.
+    Past the script no token is accepted.
     """
+    table, place = [0] * positions, 1
+    for count in counts:
+        if place < positions:
+            table[place] = count - 1
+        place += count
+    return torch.tensor(table, device=device), torch.tensor(path, device=device)
 
-    def __init__(self, options: ShapeOptions, device: torch.device) -> None:
-        self.options, self.device = options, device
-        self.sampling = Sampling(guidance=7.5, top_k=1000 if options.config.vocab_size > 1000 else 0)
-        self.tree: StaticTree = named(options.tree)
-        self.tokens = min(options.tokens, options.config.block_size - 1)
-        deep = math.ceil(max(options.taus)) - 1
-        if deep > self.tree.depth:
-            raise ValueError(
-                f"tau {max(options.taus):g} needs {deep} accepted tokens in a step, tree {options.tree} has depth "
-                f"{self.tree.depth}: choose a deeper --tree"
-            )
-        self.stable = Stable(random_model(options.config, options.drafter, device, DTYPES[options.dtypes[0]]))
-        keys = [(0, number) for number in range(options.batch)]
-        self.job = RoundImages(random_captions(options.config, options.batch, device), keys)
-        # tokens that each step commits, by label
-        self.counts = {PLAIN: [1] * self.tokens} | {f"tau {tau:g}": script(tau, self.tokens) for tau in options.taus}
 
-    def field(self) -> tuple[list[Contender], list[dict[str, str]]]:
-        """Return plain decoding and the scripted methods, each in its variants, warmed up, and those that fail."""
-        options, report, failed = self.options, reporter(self.options.is_quiet), list[dict[str, str]]()
-        kinds, labels = options.kinds or kinds_of(self.device), [label for label in self.counts if label != PLAIN]
-        entries = entries_of([PLAIN], {*kinds, *options.baselines}, options.dtypes)
-        entries += entries_of(labels, kinds, options.dtypes)
-        field = line_up(
-            self.stable, entries, self._parts, self.seconds_per_token, failed,
-            report=lambda line: report(f"{options.shape}: {line}"),
-        )  # fmt: skip
-        return field, failed
-
-    def seconds_per_token(self, contender: Contender) -> float:
-        """Return the seconds of the steps that commit the tokens after the first, divided by their number.
-
-        RuntimeError if the image is finished before.
-        """
-        counts, begin = self.counts[contender.label], 0.0
-
-        def watch(step: Step) -> None:
-            nonlocal begin
-            if step.index == 0:
-                begin = now(self.device)
-            if step.index == len(counts):
-                raise DoneError(now(self.device) - begin)
-
-        try:
-            contender.decode(self.job, callback=watch)
-        except DoneError as done:
-            return done.args[0] / sum(counts)
-        raise RuntimeError("the image was finished before the measurement: give fewer tokens")
-
-    def figures(self, contender: Contender, lines: Sequence[Line], copy_gbps: float) -> dict[str, Any]:
-        """Return milliseconds per token of a contender, and its roofline."""
-        counts = self.counts[contender.label]
-        spread = Spread.of([1e3 * value for value in seconds_of(lines, contender.name)])
-        step = spread.median / 1e3 * sum(counts) / len(counts)
-        rows = self.options.batch * self.sampling.rows
-        return {
-            "method": contender.label,
-            "variant": contender.variant.kind,
-            "dtype": contender.variant.dtype,
-            "ms_per_token": spread.as_dict(),
-            "tokens_per_second": rounded(1e3 * self.options.batch / spread.median),
-            **racing.roofline(contender, rows=rows, copy_gbps=copy_gbps, step_seconds=step),
-        }
-
-    def _parts(self, label: str, model: Model) -> tuple[Method, Decoder]:
-        if label == PLAIN:
-            return METHODS[PLAIN], Generator(model, METHODS[PLAIN], self.sampling).parts
-        method = METHODS[self.options.drafter].with_options(tree=self.options.tree)
-        parts = Generator(model, method, self.sampling).parts
-        assert parts.verifier is not None
-        path, tokens = deepest(self.tree.shape()), self.options.config.block_size
-        verifier = ScriptedVerifier(parts.verifier, tuple(self.counts[label]), tuple(path), tokens)
-        return method, dataclasses.replace(parts, verifier=verifier)
+def scripted(decoder: Decoder, counts: Sequence[int], shape: TreeShape) -> Decoder:
+    """Return a decoder that commits so many tokens in each step, along the deepest path of its tree."""
+    target, verifier = decoder.target, decoder.verifier
+    assert verifier is not None
+    how = (tuple(counts), tuple(deepest(shape)), target.config.block_size, target.walk)
+    return dataclasses.replace(decoder, verifier=ScriptedVerifier(verifier, *how))

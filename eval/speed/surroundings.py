@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import lantern
+from lantern.engines.cpu.compiler import facts
 from lantern.models.folder import Model
 
 HERE = Path(lantern.__file__).resolve().parents[1]
@@ -18,16 +19,13 @@ HERE = Path(lantern.__file__).resolve().parents[1]
 
 def surroundings(device: torch.device) -> dict[str, Any]:
     """Return what is needed to repeat a measurement; no names of persons or hosts."""
-    known = Path("/proc/cpuinfo")
-    lines = known.read_text(encoding="utf-8", errors="replace").splitlines() if known.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
         "lantern": lantern.__version__,
         "commit": commit(HERE),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torchao": installed("torchao"),
-        "cpu": next(names, platform.processor() or platform.machine()),
+        "cpu": facts().get("model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": device.type,
@@ -50,21 +48,16 @@ def commit(folder: Path) -> str:
     """Return the commit of a checkout, with "+changes" if its code differs; outside a checkout the package version."""
     if not (folder / "pyproject.toml").is_file():
         return lantern.__version__
-    found = git(folder, "rev-parse", "HEAD")
-    if found is None:
-        return lantern.__version__
-    return found + (
-        "+changes" if git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".", *NO_CODE) else ""
-    )
-
-
-def git(folder: Path, *words: str) -> str | None:
-    """Return the output of git, or None without git or a repository."""
-    try:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    status = ("status", "--porcelain", "--untracked-files=no", "--", ".", *NO_CODE)
+    found = []
+    for words in (("rev-parse", "HEAD"), status):
+        try:
+            done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=30)
+            found.append(done.stdout.strip() if done.returncode == 0 else "")
+        except (OSError, subprocess.TimeoutExpired):  # without git
+            found.append("")
+    head, changes = found
+    return head + "+changes" * bool(changes) if head else lantern.__version__
 
 
 def load_average() -> list[float] | None:

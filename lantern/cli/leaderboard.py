@@ -58,8 +58,8 @@ def leaderboard(
     machine: Machine,
 ) -> int:
     """Measure methods in one run, as JSON lines and a table."""
-    from lantern.eval.boards.board import PAIRS, RULES, Board, BoardOptions, parse_pair
-    from lantern.eval.boards.table import figures_of, markdown, write
+    from lantern.eval.boards.board import Board, BoardOptions, parse_pair, shipped
+    from lantern.eval.boards.table import figures_of, markdown, rendered
     from lantern.eval.metrics.quality import in_order, obstacle
     from lantern.eval.speed.contenders import Variant
 
@@ -72,8 +72,8 @@ def leaderboard(
         options = BoardOptions(
             out=out,
             prompts=shuffled_prompts(prompts_file, seed),
-            methods=(*(methods or ()), *(RULES if rules else ())),
-            pairs=() if pairs is None else tuple(map(parse_pair, pairs)) or PAIRS,
+            methods=(*(methods or ()), *(shipped("rules") if rules else ())),
+            pairs=() if pairs is None else tuple(map(parse_pair, pairs or shipped("pairs"))),
             images=images,
             batch=batch,
             model=model,
@@ -97,7 +97,7 @@ def leaderboard(
             board.judge(metrics, reference, dict(weights))
     found = figures_of(results or out)
     if docs is not None:
-        write(docs, found)
+        docs.write_text(rendered(docs.read_text(encoding="utf-8"), found), encoding="utf-8")
     if json or docs is None:
         print(dumps(found, ensure_ascii=False) if json else markdown(found))
     for failure in found["failures"]:

@@ -108,7 +108,7 @@ def _report(task: "ResolvedRow", row: dict[str, Any]) -> int:
         low_high = figure.get("interval")
         interval = f" [{low_high[0]:.4f}, {low_high[1]:.4f}]" if low_high else ""
         print(f"  {name} {figure['value']:.4f}{interval}{'; ' if figure['warning'] else ''}{figure['warning']}")
-    print(f"  {task.folder / ROW_NAME}")
+    print(f"  {task.row.out / ROW_NAME}")
     repeated = is_repeated(task, row)
     if repeated is not None:
         print("  all images equal the repeated row's" if repeated else "  images differ from the repeated row's")

@@ -355,13 +355,14 @@ def _level_of_caller() -> int:
     return level
 
 
-def read_prompts(path: str) -> list[str]:
+def read_prompts(path: str, *, ending: str = "") -> list[str]:
     """Read a prompt file, or standard input for "-"; blank lines and comments (#) are skipped, prompts are checked.
 
     .json holds a list, .jsonl one value per line: texts, or objects with "prompt", "caption" or "text". .tsv has a
-    header with such a column. Any other file holds one prompt per line. ValueError names the file and the line.
+    header with such a column. Any other file holds one prompt per line. `ending` is that of the form, by default the
+    file's own. ValueError names the file and the line.
     """
-    name, ending = "standard input" if path == "-" else path, Path(path).suffix.lower()
+    name, ending = "standard input" if path == "-" else path, ending or Path(path).suffix.lower()
     text = _read(path, name)
     lines = enumerate(StringIO(text, newline=None), start=1)  # JSON texts hold what else `splitlines` splits at
     found: list[tuple[str, Any]] = [(f"line {i}", line) for i, line in lines if line.strip() and line[0] != "#"]

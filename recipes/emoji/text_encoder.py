@@ -27,7 +27,7 @@ from recipes.emoji.captions import plural
 from recipes.emoji.lexicon import Lexicon, Named, build_lexicon, everyday_words, read_emojis, read_nouns
 from recipes.emoji.meaning import MeaningConfig, Meanings, build_meanings, mean_over
 from recipes.emoji.packages import read_concepts
-from recipes.emoji.phrases import ATTRIBUTES, FRAMES, Caption, Composer
+from recipes.emoji.phrases import FRAMES, Caption, Composer, attributes
 
 SPECIAL = ("<pad>", "</s>", "<unk>")
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -66,7 +66,7 @@ def whole_words(lexicon: Lexicon) -> list[str]:
 
     The most common near nouns that are not everyday words come before the rarer half of the everyday words.
     """
-    spellings = [way for values in ATTRIBUTES.values() for ways in values.values() for way in ways]
+    spellings = [way for values in attributes().values() for ways in values.values() for way in ways]
     near = [lexicon.concepts[i] for i in lexicon.near]
     known = set(lexicon.words)
     phrases = [
@@ -134,7 +134,7 @@ class TextTask(Task):
         self.composer = Composer(lexicon, seed=config.loop.seed)
         self.encoder: Any = new_encoder(config, tokenizer, lexicon, meanings)
         self.heads = nn.ParameterDict(
-            {kind: torch.randn(1 + len(values), config.meaning.width) * 0.05 for kind, values in ATTRIBUTES.items()}
+            {kind: torch.randn(1 + len(values), config.meaning.width) * 0.05 for kind, values in attributes().items()}
         )
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -175,7 +175,7 @@ class TextTask(Task):
         unit = F.normalize(self.means(ids, mask).float(), dim=-1)
         named = [
             F.cross_entropy(16 * unit @ F.normalize(self.heads[kind], dim=-1).T, labels[:, k], ignore_index=-100)
-            for k, kind in enumerate(ATTRIBUTES)
+            for k, kind in enumerate(attributes())
         ]
         near = (unit[rivals[:, 0]] * unit[rivals[:, 1]]).sum(-1)
         figures = distances(unit, meaning, self.config.temperature) | {
@@ -225,11 +225,11 @@ def distances(unit: Float[Tensor, "b c"], meaning: Float[Tensor, "b c"], tempera
 
 def labels_and_rivals(captions: list[Caption]) -> tuple[Int[Tensor, "b k"], Int[Tensor, "r 2"]]:
     """Return each attribute's value (0 for none, -100 for captions of several things) and the pairs to separate."""
-    labels = torch.full((len(captions), len(ATTRIBUTES)), -100)
+    labels = torch.full((len(captions), len(attributes())), -100)
     for row, caption in enumerate(captions):
         if len(caption.parts) == 1:
             present = dict(caption.parts[0].values)
-            for k, (kind, values) in enumerate(ATTRIBUTES.items()):
+            for k, (kind, values) in enumerate(attributes().items()):
                 labels[row, k] = 1 + list(values).index(present[kind]) if kind in present else 0
     rivals = [(row, c.rival) for row, c in enumerate(captions) if c.rival >= 0]
     return labels, torch.tensor(rivals, dtype=torch.long).view(-1, 2)

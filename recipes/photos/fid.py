@@ -5,16 +5,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import UInt8
 from torch import Tensor
 
 from lantern.core.config import read_json_object
 from lantern.core.io import atomic_write, load_component, write_json
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition
-from lantern.decoding.plain import generate
 from lantern.eval.metrics.quality import Options, measure
 from lantern.eval.speed.surroundings import surroundings
+from lantern.generation.generator import generate
+from lantern.generation.requests import Request
+from lantern.models.folder import Model
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.training.data import Prepared, encode_png
@@ -54,14 +55,16 @@ def measure_fid(
     Weights of Inception are searched as by `lantern eval` unless given; FileNotFoundError names the missing file.
     ValueError without training images.
     """
+    from tqdm import tqdm
+
     from lantern.eval.metrics.weights import find_weights
 
     weights = {} if inception is None else {"inception": inception}
     find_weights("inception", weights)  # before images are made
     prepared, device = Prepared.open(data), training_device()
     names = read_json_object(target / CLASSES_NAME)["classes"]
-    model = load_component(Transformer, TransformerConfig, target).to(device).eval()
-    pictures = load_component(VQVAE, VQConfig, vq).to(device).eval()
+    pictures = load_component(VQVAE, VQConfig, vq).to(device)
+    model = Model("photos", load_component(Transformer, TransformerConfig, target).to(device), pictures)
     used = [r for r in prepared.records if r.split == "train" and r.variant == "original"]
     if not used:
         raise ValueError(f"{data} holds no training image: prepare it with a smaller held_out")
@@ -71,7 +74,11 @@ def measure_fid(
     save_pictures(decode(pictures, tokens, batch=config.batch), out / "reconstructed")
     of_used = torch.tensor([names.index(record.concepts[0]) for record in used])
     labels = of_used[torch.arange(config.pictures) % len(of_used)]
-    made = sample(model, pictures, labels, config)
+    requests = [Request(label=label, seed=config.seed, number=i) for i, label in enumerate(labels.tolist())]
+    sampling = Sampling(config.guidance, config.temperature, config.top_k, config.top_p)
+    images = generate(model, requests, method="plain", sampling=sampling, batch=config.batch)
+    bar = tqdm(images, total=len(requests), desc="images", disable=None)
+    made = torch.stack([torch.as_tensor(one.pixels).cpu() for one in bar]).permute(0, 3, 1, 2)
     save_pictures(made, out / "generated")
     rows = [(labels == number).nonzero()[:SHOWN, 0] for number in range(len(names))]
     shown = torch.cat([row[torch.arange(SHOWN) % len(row)] for row in rows if len(row)])
@@ -85,20 +92,6 @@ def measure_fid(
     write_json(out / "fid.json", {"classes": names, "figures": figures, "surroundings": surroundings(device)})
     texts = (f"{n}: " + ", ".join(f"{x.name} {x.value:.4g}" for x in one.values()) for n, one in found.items())
     return "; ".join(texts)
-
-
-def sample(model: Transformer, vq: VQVAE, labels: Int[Tensor, " n"], config: FidConfig) -> UInt8[Tensor, "n 3 h w"]:
-    """Return one picture per class number by plain decoding; picture i depends on seed, i and its class."""
-    from tqdm import tqdm
-
-    sampling = Sampling(config.guidance, config.temperature, config.top_k, config.top_p)
-    device, found = model.tok_embeddings.weight.device, []
-    for numbers in tqdm(torch.arange(len(labels)).split(config.batch), desc="batches", disable=None):
-        condition = Condition(labels=labels[numbers].to(device))
-        keys = [(config.seed, number) for number in numbers.tolist()]
-        tokens = generate(model, condition, sampling=sampling, keys=keys).tokens
-        found.append(decode(vq, tokens))
-    return torch.cat(found)
 
 
 def save_pictures(pictures: Sequence[Tensor] | UInt8[Tensor, "n 3 h w"], folder: Path) -> None:

@@ -14,7 +14,7 @@ from lantern.cli.generate import main
 from lantern.cli.main import main as lantern
 from lantern.core.io import read_config
 from lantern.core.places import embedded_model
-from lantern.eval.metrics.pictures import Stream, raw
+from lantern.eval.metrics.pictures import raw, stream
 from lantern.generation.images import FIELDS, compact, destination, read_facts, save_image, slug, to_image
 from lantern.models.folder import read_index
 from tests.cli.calls import Capture, made, refusal
@@ -144,7 +144,7 @@ def test_the_embedded_model_writes_256_pixels() -> None:
 @pytest.mark.parametrize("ending", ["png", "jpg", "webp"])
 def test_metrics_read_prompts_and_the_pixels_of_the_model(model: str, ending: str) -> None:
     def batch() -> Any:
-        return next(iter(Stream([Path(f"x.{ending}")], {"x": raw})))
+        return next(iter(stream([Path(f"x.{ending}")], {"x": raw})))
 
     assert made(model, "--scale", "1", "--out", f"x.{ending}") == 0
     own = batch()

@@ -36,8 +36,8 @@ def paint(decoder: Generator, out: Path, pictures: int, *, shard: Shard | None =
 
 
 def contents(out: Path) -> dict[str, bytes]:
-    """Return every file below the images' folder."""
-    places = (path for path in (out / "pictures").rglob("*") if path.is_file())
+    """Return every image below the images' folder, without temporary files that kills left."""
+    places = (path for path in (out / "pictures").rglob("*") if path.is_file() and path.name[0] != ".")
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in places}
 
 

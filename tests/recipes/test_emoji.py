@@ -58,9 +58,10 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ]).encode()},
         "keywords": {"package/dist/emoji-en-US.json": json.dumps({"A": ["healthy"]}).encode()},
     }  # fmt: skip
-    for name, package in emoji.PACKAGES.items():
+    for name in files:
+        package = emoji.archives()[name]
         digest = archive(folder / package.file_name, files[name])
-        monkeypatch.setitem(emoji.PACKAGES, name, replace(package, sha256=digest))
+        monkeypatch.setitem(emoji.archives(), name, replace(package, sha256=digest))
     return folder
 
 
@@ -101,7 +102,7 @@ def test_wrong_and_missing_archives_are_refused_in_one_line(
     monkeypatch.setattr(emoji.shutil, "which", lambda _: None)
     wrong = {"noto": "is missing and npm is not installed", "3d": ": sha256 is .* wanted .*delete the file"}
     for name, message in wrong.items():
-        path = packages / emoji.PACKAGES[name].file_name
+        path = packages / emoji.archives()[name].file_name
         content = path.read_bytes()
         path.unlink() if name == "noto" else path.write_bytes(b"not this")
         with pytest.raises(ValueError, match=f"{path}{'' if name == '3d' else ' '}{message}") as caught:

@@ -19,8 +19,8 @@ from lantern.training.stages import read_config
 from recipes.emoji import lexicon as lexicon_module
 from recipes.emoji.lexicon import Lexicon, Named, Nouns, build_lexicon, everyday_words, read_emojis, read_nouns
 from recipes.emoji.meaning import MeaningConfig, Meanings, retrofit
-from recipes.emoji.packages import PACKAGES, Package
-from recipes.emoji.phrases import ATTRIBUTES, Caption, Composer, Part, spell
+from recipes.emoji.packages import Package, archives
+from recipes.emoji.phrases import Caption, Composer, Part, attributes, spell
 from recipes.emoji.text_encoder import (
     TextConfig,
     TextTask,
@@ -68,13 +68,13 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Archives of the true names with toy content, and the hashes to match."""
     folder = tmp_path / "packages"
     folder.mkdir()
-    labels = archive(PACKAGES["labels"], {"en/data.json": json.dumps(EMOJIS)}, folder)
-    keywords = archive(PACKAGES["keywords"], {"dist/emoji-en-US.json": '{"C": ["cat", "mouser"]}'}, folder)
+    labels = archive(archives()["labels"], {"en/data.json": json.dumps(EMOJIS)}, folder)
+    keywords = archive(archives()["keywords"], {"dist/emoji-en-US.json": '{"C": ["cat", "mouser"]}'}, folder)
     files = {"dict/data.noun": DATA_NOUN, "dict/index.noun": INDEX_NOUN}
     files |= {f"dict/index.{part}": "" for part in ("verb", "adj", "adv")}
-    monkeypatch.setitem(PACKAGES, "labels", labels)
-    monkeypatch.setitem(PACKAGES, "keywords", keywords)
-    monkeypatch.setattr(lexicon_module, "WORDNET", archive(lexicon_module.WORDNET, files, folder))
+    monkeypatch.setitem(archives(), "labels", labels)
+    monkeypatch.setitem(archives(), "keywords", keywords)
+    monkeypatch.setitem(archives(), "wordnet", archive(archives()["wordnet"], files, folder))
     return folder
 
 
@@ -150,7 +150,7 @@ def test_spelled_caption_names_its_thing_once(values: dict[str, str], start: str
 
 
 def test_every_attribute_value_has_its_own_phrases() -> None:
-    for kind, options in ATTRIBUTES.items():
+    for kind, options in attributes().items():
         texts = {spell("cat", {kind: value}, np.random.default_rng(3)) for value in options}
         assert len(texts) == len(options)
 
@@ -237,7 +237,7 @@ def test_missing_and_altered_files_are_named(packages: Path, teacher: Path, tmp_
     (teacher / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
         prepare(tiny_config(1), tmp_path, packages, teacher)
-    path = packages / PACKAGES["labels"].file_name
+    path = packages / archives()["labels"].file_name
     path.write_bytes(path.read_bytes() + b"x")
     with pytest.raises(ValueError, match="sha256"):
         read_emojis(packages)
@@ -259,7 +259,7 @@ def text() -> TextTask:
 
 def random_meanings(lexicon: Lexicon) -> Meanings:
     torch.manual_seed(0)
-    values = {(kind, v): 0.3 * torch.randn(16) / 4 for kind, options in ATTRIBUTES.items() for v in options}
+    values = {(kind, v): 0.3 * torch.randn(16) / 4 for kind, options in attributes().items() for v in options}
     return Meanings(F.normalize(torch.randn(len(lexicon.concepts), 16), dim=-1), values)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from PIL import Image
 from lantern.cli.command import run_command
 from lantern.cli.leaderboard import COMMAND, shuffled_prompts
 from lantern.eval.boards import board
-from lantern.eval.boards.board import PAIRS, RULES, expand
+from lantern.eval.boards.board import expand, parse_pair, shipped
 from lantern.eval.boards.table import figures_of
 from lantern.eval.json_lines import read_lines
 from lantern.eval.metrics import quality
@@ -193,7 +194,7 @@ def test_quality_is_that_of_eval(
     assert main(*words) == 0 and len(seen) == 8  # measured once
 
 
-@pytest.mark.parametrize("spec", dict.fromkeys([spec for pair in PAIRS for spec in pair] + list(RULES)))
+@pytest.mark.parametrize("spec", dict.fromkeys([*chain(*map(parse_pair, shipped("pairs"))), *shipped("rules")]))
 def test_published_specs_name_known_methods(spec: str) -> None:
     for one in expand(spec):
         name, _, rest = one.partition(":")

@@ -10,7 +10,7 @@ import torch
 from open_clip import tokenize as tokens
 from PIL import Image
 
-from lantern.eval.metrics.clip_score import Clip, clip_scores, cut_prompts, load_clip, load_open_clip, load_preference
+from lantern.eval.metrics.clip_score import Clip, clip_scores, cut_prompts, load_clip, load_preference
 from lantern.eval.metrics.inception import SIDE, load_inception
 from lantern.eval.metrics.judges import Pair, load_lpips, psnr
 from lantern.eval.metrics.pictures import raw
@@ -61,7 +61,7 @@ def test_long_prompts_are_counted_and_truncated(clip: Clip) -> None:
 def test_open_clip_file_gives_open_clip_features(tmp_path: Path) -> None:
     theirs = tiny_open_clip()
     torch.save({"state_dict": theirs.state_dict()}, tmp_path / "hps.pt")
-    ours = load_open_clip(find_weights("hps", {"hps": tmp_path / "hps.pt"}), TINY_OPEN_CLIP)
+    ours = load_preference(find_weights("hps", {"hps": tmp_path / "hps.pt"}), TINY_OPEN_CLIP)
     pictures = torch.randn(3, 3, 32, 32)
     prompts = ["a red apple", "an owl"]
     with torch.inference_mode():

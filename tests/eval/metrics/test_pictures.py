@@ -7,14 +7,15 @@ import pytest
 import torch
 from PIL import Image
 
-from lantern.eval.metrics.pictures import AHEAD, Stream, find_pictures, raw
+from lantern.eval.metrics.judges import extract
+from lantern.eval.metrics.pictures import AHEAD, find_pictures, raw, stream
 from tests.eval.tiny_metrics import save_pictures
 
 
 def test_batches_keep_the_order(tmp_path: Path) -> None:
     paths = save_pictures(tmp_path, 11, prompts=True)
     for _ in range(2):
-        batches = list(Stream(paths, {"raw": raw}, batch=4))
+        batches = list(stream(paths, {"raw": raw}, batch=4))
         assert [len(one.names) for one in batches] == [4, 4, 3]
         assert [one.first for one in batches] == [0, 4, 8]
         assert [name for one in batches for name in one.names] == [path.name for path in paths]
@@ -34,17 +35,17 @@ def test_only_a_few_batches_are_in_memory(tmp_path: Path) -> None:
             prepared += 1
         return raw(pixels)
 
-    for number, _ in enumerate(Stream(paths, {"raw": prepare}, batch=2), start=1):
+    for number, _ in enumerate(stream(paths, {"raw": prepare}, batch=2), start=1):
         assert prepared <= 2 * (number + AHEAD)
     assert prepared == 40
 
 
 def test_digest_is_of_the_contents_in_order(tmp_path: Path) -> None:
     paths = save_pictures(tmp_path, 3)
-    stream = Stream(paths, {}, batch=2)
-    list(stream)
-    parts = b"".join(hashlib.sha256(path.read_bytes()).digest() for path in paths)
-    assert stream.sha256 == hashlib.sha256(parts).hexdigest()
+    found = [digest for one in stream(paths, {}, batch=2) for digest in one.digests]
+    assert found == [hashlib.sha256(path.read_bytes()).digest() for path in paths]
+    seen, _ = extract(tmp_path / "features", ((paths, {}), ((), {})), {}, batch=2, is_quiet=True)
+    assert seen[0].sha256 == hashlib.sha256(b"".join(found)).hexdigest()
 
 
 TORN = b"\x89PNG\r\n\x1a\n" + b"\0" * 40
@@ -60,13 +61,13 @@ def test_a_file_that_is_no_whole_picture_is_named(tmp_path: Path, content: bytes
     Image.fromarray(noise).save(path)
     path.write_bytes(path.read_bytes()[:2000] if content is None else content)
     with pytest.raises(ValueError, match=rf"bad.png is not a complete image: {reason}"):
-        list(Stream([path], {"raw": raw}))
+        list(stream([path], {"raw": raw}))
 
 
 def test_pictures_of_two_sizes_are_rejected_without_a_resize(tmp_path: Path) -> None:
     paths = [*save_pictures(tmp_path / "a", 1, side=32), *save_pictures(tmp_path / "b", 1, side=16)]
     with pytest.raises(ValueError, match="expected images of the same size"):
-        list(Stream(paths, {"raw": raw}))
+        list(stream(paths, {"raw": raw}))
 
 
 def test_pictures_are_found_in_subfolders_by_name(tmp_path: Path) -> None:

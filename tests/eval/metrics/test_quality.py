@@ -9,7 +9,7 @@ from lantern.cli import eval as command
 from lantern.cli.main import main
 from lantern.eval.metrics.moments import Moments
 from lantern.eval.metrics.quality import METRICS, Figure, Options, fid_of_shards, measure
-from lantern.eval.metrics.weights import SOURCES
+from lantern.eval.metrics.weights import sources
 from tests.eval.tiny_metrics import FEATURES, save_pictures, save_tiny_clip, save_tiny_inception
 
 
@@ -20,7 +20,7 @@ def weights(tmp_path: Path) -> dict[str, Path]:
 
 def test_command_lists_all_metrics_and_weights() -> None:
     assert tuple(METRICS) == command.METRICS
-    assert tuple(SOURCES) == command.WEIGHTS
+    assert tuple(sources()) == command.WEIGHTS
 
 
 def test_every_figure_records_how_it_was_computed(tmp_path: Path, weights: dict[str, Path]) -> None:

@@ -143,7 +143,6 @@ def test_every_picture_exists_once_after_random_kills(folder: Path, tmp_path: Pa
     assert lines(out) == list(range(PICTURES))
     again = len(begun(out)) - PICTURES
     assert set(begun(out)) == set(range(PICTURES)) and again <= killed * batch
-    assert not (out / "staging").exists()
     print(f"{killed} kills, {again} images begun again")
 
 

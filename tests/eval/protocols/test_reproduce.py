@@ -63,6 +63,8 @@ def test_a_row_records_how_it_was_made(place: Path, run: Run, capsys: pytest.Cap
 
 def test_a_limit_makes_the_first_pictures(place: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("--metrics", "--limit", "2") == 0
+    (place / "out" / "pictures" / "000" / ".0123.png").touch()  # as a kill leaves it
+    assert run("--metrics", "--limit", "2") == 0
     first = pictures(place)
     assert sorted(first) == ["000000.png", "000001.png"] and row(place)["pictures"] == 2
     assert run("--metrics") == 0

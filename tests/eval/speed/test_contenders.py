@@ -117,12 +117,12 @@ def test_a_pass_reads_all_weights_except_embedding_tables() -> None:
     target = tiny_target()
     layer = 4 * 32 * 32 + 3 * 32 * target.config.ffn_dim + 2 * 32
     cache = 2 * 2 * 2 * (16 + 3) * 32
-    assert pass_bytes(target, rows=2, nodes=3) == 4 * (2 * layer + 32 + 24 * 32 + cache)
+    assert pass_bytes(target, rows=2, nodes=3, cached=16) == 4 * (2 * layer + 32 + 24 * 32 + cache)
 
 
 def test_a_cpu_caches_in_fp32_for_every_dtype() -> None:
     target = tiny_target()
-    wide, narrow = (2 * 2 * 2 * (8 + 1) * 32 * 4, pass_bytes(target, rows=0))
+    wide, narrow = (2 * 2 * 2 * (8 + 1) * 32 * 4, pass_bytes(target, rows=0, cached=0))
     half = target.bfloat16()
     assert pass_bytes(half, rows=2, nodes=1, cached=8) == wide + narrow // 2
 

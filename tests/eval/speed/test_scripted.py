@@ -57,7 +57,7 @@ def test_a_script_deeper_than_its_tree_is_rejected() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         script(0.5, 10)
     with pytest.raises(ValueError, match="choose a deeper --tree"):
-        shapes.ShapeBench(ShapeOptions("B", taus=(4.0,), tree="chain_2", changes=TINY), CPU)
+        shapes.measure(ShapeOptions("B", taus=(4.0,), tree="chain_2", changes=TINY, device="cpu"))
 
 
 @pytest.mark.parametrize("drafter", ["eagle1", "parallelspec", "lantern++"])
