@@ -3,6 +3,7 @@
 Ours are the distance of fewer images than features, density and coverage, and every bootstrap.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
@@ -115,12 +116,12 @@ def _kernel_mean(
 def prdc(
     real: Float[Tensor, "n c"], fake: Float[Tensor, "m c"], *, nearest: int = 5, seed: int = 0
 ) -> dict[str, Estimate]:
-    """Return precision and recall (arXiv:1904.06991), density and coverage (arXiv:2002.09797).
+    """Return precision and recall (arXiv:1904.06991) by torch-fidelity, density and coverage (arXiv:2002.09797).
 
-    All use k nearest neighbours, by torch-fidelity's distances. The intervals are bootstraps over images with fixed
-    neighbourhoods. ValueError for sets of k images or fewer.
+    All use k nearest neighbours. The intervals are bootstraps over images with fixed neighbourhoods. ValueError for
+    sets of k images or fewer.
     """
-    from torch_fidelity.metric_prc import calc_cdist_part
+    from torch_fidelity.metric_prc import calc_cdist_part, prc_features_to_metric
 
     if min(len(real), len(fake)) <= nearest:
         raise ValueError(f"sets of {len(real)} and {len(fake)} features, expected more than {nearest} in each")
@@ -138,7 +139,10 @@ def prdc(
         is_covered.append(is_near.any(1))
     means = {"precision": inside > 0, "recall": torch.cat(is_recalled)}
     means |= {"density": inside / nearest, "coverage": torch.cat(is_covered)}
-    return {name: mean_estimate(values.double(), seed=seed) for name, values in means.items()}
+    found = {name: mean_estimate(values.double(), seed=seed) for name, values in means.items()}
+    how = {"prc_neighborhood": nearest, "prc_batch_size": BLOCK, "save_cpu_ram": True, "verbose": False}
+    package = prc_features_to_metric(fake, real, **how)
+    return {name: dataclasses.replace(one, value=package.get(name, one.value)) for name, one in found.items()}
 
 
 def inception_score(logits: Float[Tensor, "n k"], *, seed: int, draws: int = 100) -> Estimate:

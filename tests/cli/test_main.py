@@ -86,7 +86,7 @@ REFUSED = {
     "leaderboard --model TOY --methods eagle9": "did you mean",
     "leaderboard --model TOY --pairs eagle1": "wanted METHOD==METHOD",
     "leaderboard --model TOY --metrics kidd": "kidd",
-    "leaderboard --model TOY --metrics kid": "kid: give its reference with --reference",
+    "leaderboard --model TOY --metrics kid": "kid: it compares with real images: give them with --reference",
     "leaderboard --model TOY --metrics fid --reference here/config.json": "fid: no weights of inception",
     "leaderboard --model TOY --reference here/config.json": "--metrics, which is missing",
     "completion tcsh": "wanted one of bash",
