@@ -424,8 +424,7 @@ def train(
     if kind is not None and kind != config.kind:
         raise ValueError(f"the config trains kind {config.kind}, got --kind {kind}: give a config of that kind")
     prepared, cache, device = Prepared.open(data), cache or out, training_device()
-    texts = [record.captions[0][0] for record in prepared.records if record.split == "train"]
-    seed, sampling = config.loop.seed, config.sampling
+    records, seed, sampling = prepared.records, config.loop.seed, config.sampling
     if read_config(target).get("model_type") in LLAMAGEN:
         if text_encoder is None:
             raise ValueError(f"{target} is a target of LlamaGen, got no text encoder: give --text-encoder")
@@ -437,13 +436,15 @@ def train(
         module = load_kind(config.kind, init, model)
     else:
         module = new_module(config.kind, model, config.model, seed=seed)
-    if text is not None:
-        condition, read = text.condition, hashlib.sha256(repr(texts).encode()).hexdigest()
-    else:
+    if text is None:
         assert text_encoder is not None
         model.to(device)
         encoder, read = TextEncoder.from_pretrained(text_encoder, tokenizer), captions_name(text_encoder, prepared)
-        condition = encode_captions(encoder, prepared, cache / read, slots=config.slots).of
+        captions = encode_captions(encoder, prepared, cache / read, slots=config.slots)
+        condition, records = captions.of, captions.readable(records)
+    texts = [record.captions[0][0] for record in records if record.split == "train"]
+    if text is not None:
+        condition, read = text.condition, hashlib.sha256(repr(texts).encode()).hexdigest()
     teacher = Teacher(model, condition, texts, sampling=sampling, seed=seed, reads=module.reads)
     source: Source = teacher
     if config.source == "offline":

@@ -132,7 +132,7 @@ class TargetTask(Task):
         self.batch_tokens = config.batch * tokens.shape[1]
         columns = min(config.corruption_neighbours, config.model.vocab_size - 1)
         self._near = proximity_table(vq.quantize.tokens().detach(), columns).long()
-        records = prepared.records
+        records = captions.readable(prepared.records)
         pools = [[i for i, r in enumerate(records) if r.kind == kind and r.split == "train"] for kind in config.kinds]
         if empty := [kind for kind, pool in zip(config.kinds, pools, strict=True) if not pool]:
             raise ValueError(f'no prepared images of kind "{empty[0]}": prepare them or leave it out of "kinds"')
