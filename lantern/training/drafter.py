@@ -9,7 +9,7 @@ import hashlib
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -58,15 +58,25 @@ def find_kind(name: str, stage: str = "drafter") -> AddOn:
     return known[name]
 
 
+def check_fields(entry: AddOn, values: dict[str, Any]) -> None:
+    """Raise ValueError for a field of `model` in a training's config that networks of this kind do not have."""
+    known = [each.name for each in fields(entry.config)]
+    if unknown := [name for name in values if name not in known]:
+        raise ValueError(
+            f'the config\'s "model" has {unknown[0]!r}, no field of this kind; {hint_for(unknown[0], known)}'
+        )
+
+
 def digest_of(target: Any) -> str | None:
     """Return the digest of a target's weights; None for one of transformers, whose weights are read in any dtype."""
     return weights_digest(target.state_dict()) if target.config.family == "llamagen" else None
 
 
-def new_module(kind: str, target: Any, fields: dict[str, Any], *, seed: int) -> Trainee:
-    """Return a new module for a target; `fields` change its config."""
+def new_module(kind: str, target: Any, changes: dict[str, Any], *, seed: int) -> Trainee:
+    """Return a new module for a target; `changes` are fields of its config, ValueError for unknown ones."""
     entry = find_kind(kind)
-    module: Trainee = entry.module(entry.config.for_target(target.config, target=digest_of(target), **fields))
+    check_fields(entry, changes)
+    module: Trainee = entry.module(entry.config.for_target(target.config, target=digest_of(target), **changes))
     module.init_for(target, torch.Generator().manual_seed(seed))
     return module
 
