@@ -19,6 +19,7 @@ from lantern.decoding.plain import generate
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.names import CLASSES_NAME
 from lantern.training.data import Prepared
 from lantern.training.features import (
     Conditions,
@@ -33,7 +34,6 @@ from lantern.training.loop import train as run_loop
 from lantern.verifiers.relaxations.neighbours import proximity_table
 
 SHORT = 512  # positions up to which training on a CPU computes attention as plain products
-CLASSES_NAME = "classes.json"  # names of the classes of a class-conditional target, in the order of their numbers
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from lantern.core.sampling import Sampling
 from lantern.decoding.plain import generate
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE
+from lantern.models.names import CLASSES_NAME
 from lantern.training.data import Prepared, Record
 from lantern.training.features import Conditions, background_patches, background_token, number_classes
 from lantern.training.loop import LoopConfig, train
-from lantern.training.target import CLASSES_NAME, TargetConfig, TargetTask, grow, prefix_mask
+from lantern.training.target import TargetConfig, TargetTask, grow, prefix_mask
 from tests.tiny import tiny_config, tiny_target
 from tests.tiny_folder import VQ
 
