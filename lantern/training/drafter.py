@@ -438,6 +438,8 @@ def train(
     if read_config(target).get("model_type") in LLAMAGEN:
         if text_encoder is None:
             raise ValueError(f"{target} is a target of LlamaGen, got no text encoder: give --text-encoder")
+        if size is not None:
+            raise ValueError(f"{target} makes images of one size: omit --size")
         model, text = load_component(Transformer, TransformerConfig, target), None
     else:
         found = load_transformers(target, device, pick_dtype("auto", device), parts=("text",), size=size)
@@ -450,6 +452,9 @@ def train(
         assert text_encoder is not None
         model.to(device)
         encoder, read = TextEncoder.from_pretrained(text_encoder, tokenizer), captions_name(text_encoder, prepared)
+        if encoder.width != model.config.caption_dim:
+            wanted = f"wanted that of width {model.config.caption_dim} with which {target} was trained"
+            raise ValueError(f"{text_encoder} has embeddings of width {encoder.width}, {wanted}")
         captions = encode_captions(encoder, prepared, cache / read, slots=config.slots)
         condition, records = captions.of, captions.readable(records)
     texts = [record.captions[0][0] for record in records if record.split == "train"]

@@ -88,7 +88,8 @@ def picture_tokens(
 def captions_name(text_encoder: Path, prepared: Prepared) -> str:
     """Return the name of the file of caption features, which depends on the encoder's weights and on the captions."""
     digest = hashlib.sha256()
-    for path in (text_encoder / "model.safetensors", prepared.folder / RECORDS):
+    weights = sorted(path for path in text_encoder.rglob("*") if path.suffix in (".safetensors", ".bin"))
+    for path in (*weights, prepared.folder / RECORDS):  # weights may be in several files
         with path.open("rb") as file:  # in blocks, since an encoder may have gigabytes
             hashlib.file_digest(file, lambda: digest)
     return f"captions-{digest.hexdigest()[:16]}.safetensors"
