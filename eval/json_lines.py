@@ -84,12 +84,13 @@ def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tupl
     if not isinstance(there, dict):
         raise ValueError(f"{path}, line 1 has no fingerprint: the file is of another kind, choose another one")
     was, now = _flat(there), _flat(there if fingerprint is None else json.loads(json.dumps(fingerprint)))
-    for name in sorted(was.keys() | now.keys()):
-        if was.get(name) != now.get(name):
-            raise ValueError(
-                f"{path} was begun with {name} {_short(was.get(name))}, now it is {_short(now.get(name))}: "
-                "use another --out or the same settings"
-            )
+    if differ := [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]:
+        shown = {name: (_short(was.get(name)), _short(now.get(name))) for name in differ}
+        name = next((name for name, (first, second) in shown.items() if first != second), differ[0])
+        first, second = shown[name]
+        raise ValueError(
+            f"{path} was begun with {name} {first}, now it is {second}: use another --out or the same settings"
+        )
     return there, lines[1:]
 
 

@@ -112,6 +112,15 @@ class BriefHelp(argparse.Action):
         parser.exit()
 
 
+class Several(argparse.Action):
+    """An option of several values that may be repeated: the values of all occurrences, in place of the default."""
+
+    def __call__(self, parser: Any, namespace: Namespace, values: Any, *_: Any) -> None:
+        """Add the values of one occurrence."""
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, values if before is self.default else [*before, *values])
+
+
 def parser_of(command: Command, prog: str) -> Parser:
     """Return the parser of a command, with the options that all commands have."""
     usage = f"{prog} [OPTIONS]" if command.is_brief else None
@@ -242,7 +251,8 @@ class Argument:
     """What a command takes, beside its name and type: an option (`opt`), or a place (`arg`).
 
     low, high: inclusive bounds of numbers. flag: spellings, where it is not the name. how: what argparse is told
-    beside, such as the `type` of one value; the values of a list follow its option, or repeat it (`action="append"`).
+    beside, such as the `type` of one value; the values of a list follow its option, which may be repeated, or each
+    repeats it (`action="append"`).
     """
 
     default: Any
@@ -331,7 +341,7 @@ def add_option(parser: Any, name: str, kind: Any, option: Argument) -> None:
         if option.is_positional and (is_optional or option.default is not None):
             how["nargs"] = "?"
         elif is_many and "action" not in option.how:
-            how["nargs"] = "+"
+            how |= {"nargs": "+", "action": Several}
     how |= option.how if option.is_positional else {"dest": name, **option.how}
     added = parser.add_argument(*[name] if option.is_positional else (option.flag or flag(name)).split(), **how)
     if isinstance(choice := how.get("type"), OneOf):

@@ -261,6 +261,8 @@ def run_all(path: Path, out: Path, given: Mapping[str, Any], recipe: Recipe | No
     """Run the steps of a config into `out` and assemble the model if all are done."""
     from lantern.core.places import embedded_model
 
+    if "steps" in given and "minutes" in given:
+        raise ValueError("got --steps and --minutes: give one of them")
     embedded = embedded_model()
     inputs: dict[str, Any] = {"model": embedded, **given}
     if "text_encoder" in given:

@@ -53,7 +53,7 @@ from lantern.models.folder import COMPONENTS, INDEX_NAME, Model
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.models.names import NAMES_NAME, RECOGNISED_NAME, WORDS_NAME
+from lantern.models.names import CLASSES_NAME, NAMES_NAME, RECOGNISED_NAME, WORDS_NAME
 
 LOG = logging.getLogger("lantern")
 INSTEAD = {"variant": "omit it, and give torch_dtype", "device_map": "omit it, and call pipe.to(device)"}
@@ -284,7 +284,7 @@ class LanternPipeline(DiffusionPipeline):
         if source.resolve() != folder.resolve():
             for name in add_ons:
                 shutil.copytree(source / folders.FOLDER / name, folder / folders.FOLDER / name, dirs_exist_ok=True)
-            for name in (WORDS_NAME, NAMES_NAME, RECOGNISED_NAME):
+            for name in (WORDS_NAME, NAMES_NAME, RECOGNISED_NAME, f"transformer/{CLASSES_NAME}"):
                 if (source / name).is_file():
                     shutil.copyfile(source / name, folder / name)
         digest = weights_digest(self.transformer.state_dict())
@@ -466,7 +466,7 @@ class LanternPipeline(DiffusionPipeline):
             method=method or self._method,
             settings={**settings, **options} if isinstance(settings, Mapping) else settings or options,
             sampling=sampling,
-            batch=batch_size or len(requested),
+            batch=int(batch_size or len(requested)),
             with_pixels=output_type != "latent",
             callback=watch,
             interval=0.0 if callback else INTERVAL,

@@ -250,7 +250,7 @@ def check_call(output_type: str, callback: Any, names: Sequence[str], images: in
         known = ", ".join(CALLBACK_TENSORS)
         raise ValueError(f"callback_on_step_end_tensor_inputs has {unknown[0]!r}, wanted some of {known}")
     counts = [images] if batch_size is None else [images, batch_size]
-    if any(not isinstance(count, int) or isinstance(count, bool) or count < 1 for count in counts):
+    if any(not hasattr(count, "__index__") or isinstance(count, bool) or count < 1 for count in counts):
         raise ValueError(f"got {images} images per prompt and batch_size {batch_size}, wanted whole numbers from 1")
 
 

@@ -17,6 +17,7 @@ from lantern.core.io import write_text
 from lantern.models.llamagen.text import TextEncoder
 
 WORDS_NAME, NAMES_NAME, RECOGNISED_NAME = "words.txt", "names.txt", "recognised.txt"
+CLASSES_NAME = "classes.json"  # names of the classes of a class-conditional target, in the order of their numbers
 WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 SHORT = 2  # words of so many letters or fewer ("a", "of", "3d") mean nothing by themselves
 LEAST_COSINE = 0.45  # chosen on the synonyms of assets/prompts

@@ -8,10 +8,12 @@ and left out. Recipes have sources of their own.
 
 import hashlib
 import json
+import lzma
 import os
 import re
 import shutil
 import tarfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -196,6 +198,7 @@ def write_prepared(
     """
     from tqdm import tqdm
 
+    out = out.resolve()  # a link to another disk stays a link
     if out.exists() and not (
         out.is_dir() and {path.name for path in out.iterdir()} <= {PICTURES, RECORDS, SUMMARY, CACHE}
     ):
@@ -309,7 +312,7 @@ def make(sample: Sample, config: DataConfig, variant: str) -> Made | str:
     The name of a sample alone decides whether it is kept from training.
     """
     if not sample.captions:
-        return f"{sample.name}: no caption"
+        return f"{sample.name}: no caption in UTF-8"
     picture = read_square(sample.data, config.size)
     if picture is None:
         return f"{sample.name}: not an image that can be read"
@@ -331,7 +334,10 @@ def read_square(data: bytes, size: int) -> UInt8[np.ndarray, "h w 3"] | None:
 
     try:
         with Image.open(BytesIO(data)) as file:
-            image = ImageOps.exif_transpose(file).convert("RGBA")
+            image = ImageOps.exif_transpose(file)
+        if image.mode.startswith("I"):  # grey in 16 bits, of which `convert` makes white
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        image = image.convert("RGBA")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
     image = ImageOps.fit(image, (size, size), Image.Resampling.LANCZOS)
@@ -344,8 +350,8 @@ def read_folder(path: Path) -> Iterator[Sample]:
     """Yield images at any depth; `NAME.txt` beside an image holds its captions, one per line."""
     for file in list_pictures(path):
         text = file.with_suffix(".txt")
-        captions = text.read_text(encoding="utf-8", errors="replace") if text.is_file() else ""
-        yield Sample(file.relative_to(path).as_posix(), file.read_bytes(), clean_lines(captions))
+        captions = clean_lines(utf8_text(text.read_bytes())) if text.is_file() else ()
+        yield Sample(file.relative_to(path).as_posix(), file.read_bytes(), captions)
 
 
 def read_classes(path: Path) -> Iterator[Sample]:
@@ -389,10 +395,10 @@ def read_shards(path: Path) -> Iterator[Sample]:
                     parts = {f".{suffix}": file.read() for suffix, file in files if file is not None}
                     picture = next((data for suffix, data in parts.items() if suffix in SUFFIXES), None)
                     if picture is not None:
-                        captions = clean_lines(parts.get(".txt", b"").decode("utf-8", errors="replace"))
+                        captions = clean_lines(utf8_text(parts.get(".txt", b"")))
                         captions = captions or json_captions(parts.get(".json", b"{}"))
                         yield Sample(f"{shard.name}/{stem}", picture, captions)
-        except tarfile.TarError as error:
+        except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:  # of a compressed file as well
             raise ValueError(f"{shard}: not a complete tar file ({error}): fetch it again") from error
 
 
@@ -406,6 +412,14 @@ def json_captions(data: bytes) -> tuple[str, ...]:
     found = next((field for field in fields if isinstance(field, str | list)), "")
     texts = [found] if isinstance(found, str) else [text for text in found if isinstance(text, str)]
     return clean_lines("\n".join(texts))
+
+
+def utf8_text(data: bytes) -> str:
+    """Return UTF-8 text without a byte order mark; an empty one for bytes that are none, such as UTF-16."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return ""
 
 
 def clean_lines(text: str) -> tuple[str, ...]:

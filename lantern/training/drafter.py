@@ -9,7 +9,7 @@ import hashlib
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -58,15 +58,25 @@ def find_kind(name: str, stage: str = "drafter") -> AddOn:
     return known[name]
 
 
+def check_fields(entry: AddOn, values: dict[str, Any]) -> None:
+    """Raise ValueError for a field of `model` in a training's config that networks of this kind do not have."""
+    known = [each.name for each in fields(entry.config)]
+    if unknown := [name for name in values if name not in known]:
+        raise ValueError(
+            f'the config\'s "model" has {unknown[0]!r}, no field of this kind; {hint_for(unknown[0], known)}'
+        )
+
+
 def digest_of(target: Any) -> str | None:
     """Return the digest of a target's weights; None for one of transformers, whose weights are read in any dtype."""
     return weights_digest(target.state_dict()) if target.config.family == "llamagen" else None
 
 
-def new_module(kind: str, target: Any, fields: dict[str, Any], *, seed: int) -> Trainee:
-    """Return a new module for a target; `fields` change its config."""
+def new_module(kind: str, target: Any, changes: dict[str, Any], *, seed: int) -> Trainee:
+    """Return a new module for a target; `changes` are fields of its config, ValueError for unknown ones."""
     entry = find_kind(kind)
-    module: Trainee = entry.module(entry.config.for_target(target.config, target=digest_of(target), **fields))
+    check_fields(entry, changes)
+    module: Trainee = entry.module(entry.config.for_target(target.config, target=digest_of(target), **changes))
     module.init_for(target, torch.Generator().manual_seed(seed))
     return module
 
@@ -421,11 +431,12 @@ def train(
     a component without `text_encoder`.
     """
     prepared, cache, device = Prepared.open(data), cache or out, training_device()
-    texts = [record.captions[0][0] for record in prepared.records if record.split == "train"]
-    seed, sampling = config.loop.seed, config.sampling
+    records, seed, sampling = prepared.records, config.loop.seed, config.sampling
     if read_config(target).get("model_type") in LLAMAGEN:
         if text_encoder is None:
             raise ValueError(f"{target} is a target of LlamaGen, got no text encoder: give --text-encoder")
+        if size is not None:
+            raise ValueError(f"{target} makes images of one size: omit --size")
         model, text = load_component(Transformer, TransformerConfig, target), None
     else:
         found = load_transformers(target, device, pick_dtype("auto", device), parts=("text",), size=size)
@@ -434,13 +445,18 @@ def train(
         module = load_kind(config.kind, init, model)
     else:
         module = new_module(config.kind, model, config.model, seed=seed)
-    if text is not None:
-        condition, read = text.condition, hashlib.sha256(repr(texts).encode()).hexdigest()
-    else:
+    if text is None:
         assert text_encoder is not None
         model.to(device)
         encoder, read = TextEncoder.from_pretrained(text_encoder, tokenizer), captions_name(text_encoder, prepared)
-        condition = encode_captions(encoder, prepared, cache / read, slots=config.slots).of
+        if encoder.width != model.config.caption_dim:
+            wanted = f"wanted that of width {model.config.caption_dim} with which {target} was trained"
+            raise ValueError(f"{text_encoder} has embeddings of width {encoder.width}, {wanted}")
+        captions = encode_captions(encoder, prepared, cache / read, slots=config.slots)
+        condition, records = captions.of, captions.readable(records)
+    texts = [record.captions[0][0] for record in records if record.split == "train"]
+    if text is not None:
+        condition, read = text.condition, hashlib.sha256(repr(texts).encode()).hexdigest()
     teacher = Teacher(model, condition, texts, sampling=sampling, seed=seed, reads=module.reads)
     source: Source = teacher
     if config.source == "offline":

@@ -8,8 +8,9 @@ most often.
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from lantern.core.io import atomic_write, load_tensors, sha256_of
 from lantern.core.types import Condition
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.vqvae import VQVAE, to_pixels, to_uint8
-from lantern.training.data import RECORDS, Prepared
+from lantern.training.data import RECORDS, Prepared, Record
 
 WHITE = 250  # darkest byte that counts as background
 MARGIN = 1  # pixels around a patch that must be background too
@@ -87,7 +88,8 @@ def picture_tokens(
 def captions_name(text_encoder: Path, prepared: Prepared) -> str:
     """Return the name of the file of caption features, which depends on the encoder's weights and on the captions."""
     digest = hashlib.sha256()
-    for path in (text_encoder / "model.safetensors", prepared.folder / RECORDS):
+    weights = sorted(path for path in text_encoder.rglob("*") if path.suffix in (".safetensors", ".bin"))
+    for path in (*weights, prepared.folder / RECORDS):  # weights may be in several files
         with path.open("rb") as file:  # in blocks, since an encoder may have gigabytes
             hashlib.file_digest(file, lambda: digest)
     return f"captions-{digest.hexdigest()[:16]}.safetensors"
@@ -105,6 +107,11 @@ class Conditions:
     features: Float[Tensor, "m t c"] | Int[Tensor, " m"]
     mask: Bool[Tensor, "m t"]
     names: tuple[str, ...] = ()
+
+    def readable(self, records: Sequence[Record]) -> list[Record]:
+        """Return the records with those of their captions that have features; records without one are left out."""
+        kept = [replace(one, captions=tuple(each for each in one.captions if each[0] in self.index)) for one in records]
+        return [one for one in kept if one.captions]
 
     def of(self, texts: Sequence[str]) -> Condition:
         """Return the condition of captions."""
@@ -131,20 +138,33 @@ def number_classes(prepared: Prepared) -> Conditions:
 def encode_captions(
     encoder: TextEncoder, prepared: Prepared, path: Path, *, slots: int, batch: int = 256
 ) -> Conditions:
-    """Encode every distinct caption once on the training device, cached in a file; cut at `slots` tokens."""
+    """Encode every distinct caption once on the training device, cached in a file; cut at `slots` tokens.
+
+    Captions of which cleaning leaves nothing, such as names of files, have no features: a warning counts them.
+    ValueError if no other is left.
+    """
     texts = sorted({text for record in prepared.records for text, _ in record.captions})
 
     def compute() -> dict[str, Tensor]:
         encoder.to(training_device())
-        blocks = [texts[i : i + batch] for i in range(0, len(texts), batch)]
+        is_blank = torch.tensor([encoder.is_blank(text) for text in texts])
+        given = ["a" if blank else text for text, blank in zip(texts, is_blank.tolist(), strict=True)]
+        blocks = [given[i : i + batch] for i in range(0, len(given), batch)]
         parts = [encoder.encode(block, slots=slots, batch_size=batch) for block in blocks]
         return {
             "features": torch.cat([embeddings.bfloat16().cpu() for embeddings, _ in parts]),
-            "mask": torch.cat([mask.cpu() for _, mask in parts]),
+            "mask": torch.cat([mask.cpu() for _, mask in parts]) & ~is_blank[:, None],
         }
 
     tensors = cached(path, compute)
-    return Conditions({text: i for i, text in enumerate(texts)}, tensors["features"], tensors["mask"].bool())
+    mask = tensors["mask"].bool()
+    index = {text: i for i, (text, is_read) in enumerate(zip(texts, mask.any(1).tolist(), strict=True)) if is_read}
+    if blank := [text for text in texts if text not in index]:
+        line = f"{len(blank)} of {len(texts)} captions are empty once cleaned, such as {blank[0][:40]!r}"
+        if not index:
+            raise ValueError(f"{prepared.folder}: {line}: wanted words that the text encoder reads")
+        print(f"warning: {line}: images without another one are left out", file=sys.stderr)
+    return Conditions(index, tensors["features"], mask)
 
 
 def background_patches(pictures: UInt8[Tensor, "b 3 h w"], patch: int) -> Bool[Tensor, "b n"]:

@@ -67,6 +67,8 @@ class LoopConfig:
                 f"steps {self.steps}, warmup {self.warmup}, decay {self.decay}: wanted at least 1, at least 0, and "
                 "from 0 to the number of steps"
             )
+        if self.log_every < 1 or self.evaluate_every < 1:
+            raise ValueError(f"log_every {self.log_every}, evaluate_every {self.evaluate_every}: wanted at least 1")
         if self.accumulate < 1 or not 0 <= self.ema < 1:
             raise ValueError(f"accumulate {self.accumulate}, ema {self.ema}: wanted at least 1, and from 0 to below 1")
         if self.minutes < 0:

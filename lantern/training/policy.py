@@ -19,7 +19,7 @@ from lantern.drafters.policies.policy import TRAITS
 from lantern.drafters.policies.radar import SIDE_INPUTS, side_inputs
 from lantern.drafters.policies.records import Records, load_records
 from lantern.methods.parts import resolved
-from lantern.training.drafter import find_kind
+from lantern.training.drafter import check_fields, find_kind
 from lantern.training.loop import LoopConfig, Task, step_generator
 from lantern.training.loop import train as run_loop
 
@@ -70,6 +70,7 @@ class PolicyTask(Task):
     def __init__(self, config: PolicyConfig, records: Records) -> None:
         super().__init__()
         self.config, kind = config, find_kind(config.kind, "policy")
+        check_fields(kind, config.model)
         self.part: Any = kind.module(kind.config(**{"target": records.about.get("target"), **config.model}))
         self.part.init_weights(torch.Generator().manual_seed(config.loop.seed))
 

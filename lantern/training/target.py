@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 
-from lantern.core.io import load_component, load_state, save_component, write_json
+from lantern.core.io import check_state, load_component, load_state, save_component, write_json
 from lantern.core.sampling import Sampling
 from lantern.decoding.plain import generate
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.names import CLASSES_NAME
 from lantern.training.data import Prepared
 from lantern.training.features import (
     Conditions,
@@ -33,7 +34,6 @@ from lantern.training.loop import train as run_loop
 from lantern.verifiers.relaxations.neighbours import proximity_table
 
 SHORT = 512  # positions up to which training on a CPU computes attention as plain products
-CLASSES_NAME = "classes.json"  # names of the classes of a class-conditional target, in the order of their numbers
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def grow(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
     Layers keep their order; between them stand copies whose output projections are zero. ValueError for fewer layers
     than the model has.
     """
-    depth = 1 + max(int(name.split(".")[1]) for name in state if name.startswith("layers."))
+    depth = 1 + max((int(name.split(".")[1]) for name in state if name.startswith("layers.")), default=0)
     if layers < depth:
         raise ValueError(f"the model given as init has {depth} layers, wanted at most {layers}")
     grown = {name: tensor for name, tensor in state.items() if not name.startswith("layers.")}
@@ -111,10 +111,24 @@ def grow(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
     return grown
 
 
+def check_sizes(config: TransformerConfig, tokens: Int[Tensor, "n tokens"], captions: Conditions, vq: VQVAE) -> None:
+    """Raise ValueError for a config of other sizes than the tokenizer, the images and the text encoder have."""
+    sizes = {"vocab_size": vq.config.codebook_size, "block_size": tokens.shape[1]}
+    if not captions.names:
+        sizes["caption_dim"] = captions.features.shape[-1]
+    for name, size in sizes.items():
+        if (got := getattr(config, name)) != size:
+            raise ValueError(
+                f"{name} of the model is {got}, wanted {size} for this tokenizer, these images and captions"
+            )
+    if (slots := captions.mask.shape[1]) > config.cls_token_num:
+        raise ValueError(f"slots is {slots}, wanted at most the model's cls_token_num, {config.cls_token_num}")
+
+
 class TargetTask(Task):
     """Next-token cross-entropy; `class_dropout_prob` of the conditions are replaced by the unconditional one.
 
-    ValueError for a kind without prepared images.
+    ValueError for sizes that do not fit together, and for a kind without prepared images.
     """
 
     def __init__(
@@ -122,6 +136,7 @@ class TargetTask(Task):
     ) -> None:
         super().__init__()
         self.config = config
+        check_sizes(config.model, tokens, captions, vq)
         torch.manual_seed(config.loop.seed)  # the unconditional caption is random and is not trained
         self.target = Transformer(config.model)
         self.target.init_weights(torch.Generator().manual_seed(config.loop.seed))
@@ -132,7 +147,7 @@ class TargetTask(Task):
         self.batch_tokens = config.batch * tokens.shape[1]
         columns = min(config.corruption_neighbours, config.model.vocab_size - 1)
         self._near = proximity_table(vq.quantize.tokens().detach(), columns).long()
-        records = prepared.records
+        records = captions.readable(prepared.records)
         pools = [[i for i, r in enumerate(records) if r.kind == kind and r.split == "train"] for kind in config.kinds]
         if empty := [kind for kind, pool in zip(config.kinds, pools, strict=True) if not pool]:
             raise ValueError(f'no prepared images of kind "{empty[0]}": prepare them or leave it out of "kinds"')
@@ -278,5 +293,7 @@ def train(
     tokens = picture_tokens(pictures, prepared, vq_folder=vq, cache=out, unify=config.unify_background)
     task = TargetTask(config, prepared, tokens, captions, pictures)
     if init is not None:
-        task.target.load_state_dict(grow(load_state(init), config.model.n_layer))
+        grown = grow(load_state(init), config.model.n_layer)
+        check_state(grown, task.target.state_dict(), source=init)
+        task.target.load_state_dict(grown)
     run_loop(task, config.loop, out=out, init=init)

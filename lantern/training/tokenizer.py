@@ -126,6 +126,8 @@ class TokenizerTask(Task):
         self.register_buffer("sums", F.normalize(torch.randn(size, width), dim=-1))
         self.vq.quantize.requires_grad_(False)
         images, train = prepared.images(), [r for r in prepared.records if r.split == "train"]
+        if (side := images.shape[-1]) % (factor := config.model.downsample):
+            raise ValueError(f"the prepared images are {side} pixels wide, wanted a multiple of {factor}")
         plain = [r.image for r in train if r.kind == "plain"]
         others = [r.image for r in train if r.kind != "plain"]
         held = [r.image for r in prepared.records if r.split == "heldout"]

@@ -18,10 +18,10 @@ from lantern.generation.requests import Request
 from lantern.models.folder import Model
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.names import CLASSES_NAME
 from lantern.training.data import Prepared, encode_png
 from lantern.training.features import decode, encode, training_device
 from lantern.training.loop import save_sheet
-from lantern.training.target import CLASSES_NAME
 
 SHOWN = 8  # pictures of a class on the sheet
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lantern.cli.command import Command, OneOf, existing, integer, real, run_command
+from lantern.cli.command import Command, OneOf, existing, integer, parser_of, real, run_command
+from lantern.cli.eval import COMMAND as EVAL
 from lantern.cli.main import SUMMARIES, main
 from lantern.core import signals
 from tests.cli.calls import Capture, one_line
@@ -50,6 +51,7 @@ REFUSED = {
     "train target --minutes 0" + TRAIN: "--minutes: '0', wanted a number from 0.001",
     "train target --data no-such-folder" + TRAIN: "does not exist",
     "train target --records ." + TRAIN: "unknown argument '--records'",
+    "train all --steps 3 --minutes 1" + TRAIN: "got --steps and --minutes: give one of them",
     "train policy --kind c2t --records here --out out": "holds no *.safetensors",
     "train tables --config tables-sam --kind fr-spec --prompts . --out out": "a config of kind sam, got --kind fr-spec",
     "doctor nowhere": "nowhere",
@@ -115,6 +117,13 @@ def test_bad_input_is_refused_in_one_line(words: str, model: str, capsys: Captur
     assert main(words.replace("TOY", model).split()) == 2
     assert REFUSED[words] in one_line(capsys) and not (Path(model) / "profile.json").exists()
     assert sorted(map(str, Path().rglob("*"))) == ["here", "here/board.jsonl", "here/config.json"]
+
+
+def test_values_of_a_repeated_option_are_all_taken_in_place_of_the_default() -> None:
+    parser = parser_of(EVAL, "lantern eval")
+    assert parser.parse_args(["."]).metrics == ["kid", "fid"]
+    for words in (["--metrics", "psnr", "is"], ["--metrics", "psnr", "--metrics", "is"]):
+        assert parser.parse_args([".", *words]).metrics == ["psnr", "is"]
 
 
 def test_every_command_has_help_a_version_and_refusals(capsys: Capture) -> None:

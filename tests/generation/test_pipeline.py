@@ -14,7 +14,7 @@ from lantern.core.io import read_checksums
 from lantern.generation.pipeline import LanternDrafter, LanternOutput, LanternTransformer, LanternVQ
 from lantern.models.folder import load_model, record_tokens_per_step
 from lantern.models.llamagen.transformer import Transformer
-from lantern.models.names import read_words, write_words
+from lantern.models.names import CLASSES_NAME, read_words, write_words
 from tests.tiny_folder import save_tiny_model
 
 
@@ -113,6 +113,13 @@ def test_a_saved_pipeline_has_the_words_of_the_training_captions(copied: Path, t
     for place in (tmp_path / "saved", copied):
         pipe.save_pretrained(place)
         assert read_words(place) == ["a", "apple", "red"]
+
+
+def test_a_saved_pipeline_has_the_names_of_the_classes(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "c", model_type="c2i", cls_token_num=1)
+    (folder / "transformer" / CLASSES_NAME).write_text('{"classes": ["cat", "dog"]}')
+    LanternPipeline.from_pretrained(folder).save_pretrained(tmp_path / "saved")
+    assert (tmp_path / "saved" / "transformer" / CLASSES_NAME).read_text() == '{"classes": ["cat", "dog"]}'
 
 
 def test_tokens_per_pass_of_windows_are_those_of_the_folder(folder: Path, copied: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -50,7 +51,9 @@ def tokens(pipe: LanternPipeline, prompt: Any = "a red apple", **options: Any) -
 def test_embeddings_take_the_place_of_a_prompt(pipe: LanternPipeline) -> None:
     embeddings, mask = pipe.encode_prompt(["a red apple", "blue cat"])
     given = {"prompt_embeds": embeddings, "prompt_attention_mask": mask}
-    expected = tokens(pipe, ["a red apple", "blue cat"], num_images_per_prompt=2)
+    expected = tokens(
+        pipe, ["a red apple", "blue cat"], num_images_per_prompt=numpy.int64(2), batch_size=numpy.int64(4)
+    )
     assert torch.equal(tokens(pipe, None, **given, num_images_per_prompt=2), expected)
     words = int(mask[0].sum())  # without its padding a prompt needs no mask
     assert torch.equal(tokens(pipe, None, prompt_embeds=embeddings[:1, -words:]), expected[:1])

@@ -17,11 +17,13 @@ from lantern.drafters.windows.jacobi import JacobiDrafter
 from lantern.generation.generator import build_decoder
 from lantern.generation.tuning import swept
 from lantern.methods import METHODS, find
-from lantern.methods.method import Parts, lazy, method, opt, preset
+from lantern.methods.method import Made, Parts, lazy, method, opt, preset
 from lantern.methods.parts import ADD_ONS, add_on
 from lantern.models.folder import AddOns
 from lantern.training.drafter import kinds
+from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.relaxations.neighbours import proximity_table
+from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 from tests.methods import test_contracts as contracts
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_decoder import made_of
@@ -203,6 +205,26 @@ def test_a_trained_method_is_added_with_its_network(tmp_path: Path) -> None:
     assert decoder.drafter is not None and decoder.drafter.max_nodes == 5
     with pytest.raises(ValueError, match='needs the trained part "made-up-trained"'):
         build_decoder("made-up-trained", TARGET, sampling=Sampling())
+
+
+class Half(Relaxation):
+    """Moves p halfway to q."""
+
+    def relax(self, log_p: Any, log_q: Any, *, depths: Any, levels: int) -> Relaxed:
+        """Return the mean of both."""
+        r = (log_p.exp() + log_q.exp()) / 2
+        return Relaxed(r.log(), (r - log_p.exp()).abs().sum(-1) / 2)
+
+
+class OwnMatch(GumbelVerifier):
+    """A verifier of another package."""
+
+
+def test_a_verifier_of_another_package_is_exact_only_if_it_says_so() -> None:
+    relaxed, match = lazy("lantern.verifiers.relaxed", "RelaxedVerifier"), lazy(__name__, "OwnMatch")
+    own, exact = lazy(__name__, "Half"), lazy("lantern.verifiers.gumbel", "GumbelVerifier")
+    assert Made(verifier=relaxed(own(), exact())).promise == "relaxed"
+    assert Made(verifier=match()).promise == "distribution"
 
 
 @pytest.mark.usefixtures("_made_up")

@@ -11,7 +11,9 @@ from PIL import Image
 
 from lantern.core.config import build_config
 from lantern.training.data import DataConfig, Prepared, Record, prepare, write_prepared
+from lantern.training.features import Conditions, encode_captions
 from lantern.training.stages import read_config
+from tests.tiny_folder import tiny_text_encoder
 from tests.training.drawings import archive, encoded
 
 
@@ -44,6 +46,68 @@ def test_folder_source_lists_what_it_leaves_out(tmp_path: Path) -> None:
     assert [text for text, _ in prepared.records[2].captions] == ["picture 2", "number 2"]
 
 
+def test_captions_have_no_byte_order_mark_and_other_encodings_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    files = {
+        "a.txt": "a fox".encode("utf-8-sig"),
+        "b.txt": "a fox".encode("utf-16"),
+        "c.txt": "a café".encode("latin-1"),
+    }
+    files |= {f"{name}.png": encoded(np.full((8, 8, 3), 7, np.uint8)) for name in "abc"}
+    for name, data in files.items():
+        (tmp_path / "in" / name).write_bytes(data)
+    archive(tmp_path / "shard.tar", dict(sorted(files.items())))
+    for source, path in (("folder", tmp_path / "in"), ("webdataset", tmp_path / "shard.tar")):
+        config = build_config(DataConfig, {"source": source, "size": 8}, source="x")
+        summary = prepare(config, path=path, out=tmp_path / source)
+        assert Prepared.open(tmp_path / source).records[0].captions == (("a fox", 1.0),)
+        assert [text.split(": ")[1] for text in summary.skipped] == ["no caption in UTF-8"] * 2
+
+
+def test_grey_of_16_bits_stays_grey(tmp_path: Path) -> None:
+    (tmp_path / "in" / "grey").mkdir(parents=True)
+    Image.fromarray(np.full((8, 8), 128 << 8, np.uint16)).save(tmp_path / "in" / "grey" / "0.png")
+    prepare(DataConfig(source="classes", path=tmp_path / "in", size=8), out=tmp_path / "out")
+    assert bool((Prepared.open(tmp_path / "out").images() == 128).all())
+
+
+def test_a_link_stays_a_link_to_the_prepared_data(tmp_path: Path) -> None:
+    (tmp_path / "in" / "owl").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "in" / "owl" / "0.png")
+    (tmp_path / "large").mkdir()
+    (tmp_path / "out").symlink_to("large")
+    prepare(DataConfig(source="classes", path=tmp_path / "in", size=8), out=tmp_path / "out")
+    assert (tmp_path / "out").is_symlink() and len(Prepared.open(tmp_path / "large").records) == 1
+
+
+def test_a_compressed_shard_that_ends_early_is_refused_by_name(tmp_path: Path) -> None:
+    archive(tmp_path / "s.tgz", {"a.png": np.random.default_rng(0).bytes(1 << 12), "a.txt": b"first"})
+    (tmp_path / "s.tgz").write_bytes((tmp_path / "s.tgz").read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"s\.tgz: not a complete tar file"):
+        prepare(DataConfig(source="webdataset", path=tmp_path / "s.tgz", size=8), out=tmp_path / "out")
+
+
+def test_captions_that_cleaning_empties_are_left_out_of_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [("a red apple", "download.jpg"), ("download.jpg",), ("a cat",)]
+    captions = [tuple((text, 1 / len(some)) for text in some) for some in texts]
+    records = [Record(i, some, "plain", (), "", "train") for i, some in enumerate(captions)]
+
+    def conditions(some: list[Record], name: str) -> Conditions:
+        return encode_captions(tiny_text_encoder(), Prepared(tmp_path, some, {}), tmp_path / name, slots=6)
+
+    for _ in range(2):  # encoded, and read from the cache
+        kept = conditions(records, "all.safetensors").readable(records)
+        assert [(one.image, [text for text, _ in one.captions]) for one in kept] == [
+            (0, ["a red apple"]),
+            (2, ["a cat"]),
+        ]
+        assert "warning: 1 of 3 captions are empty once cleaned, such as 'download.jpg'" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="1 of 1 captions are empty once cleaned"):
+        conditions(records[1:2], "none.safetensors")
+
+
 def test_class_folders_are_captions(tmp_path: Path) -> None:
     for label in ("red_fox", "owl"):
         (tmp_path / "in" / label).mkdir(parents=True)
@@ -74,7 +138,7 @@ def test_webdataset_shards_take_text_and_json(tmp_path: Path) -> None:
     summary = prepare(config, out=tmp_path / "out")
     texts = [r.captions[0][0] for r in Prepared.open(tmp_path / "out").records]
     assert texts == ["first", "second", "third"]
-    assert summary.skipped == ("0.tar/c: no caption",)
+    assert summary.skipped == ("0.tar/c: no caption in UTF-8",)
 
 
 def test_no_usable_picture_or_path_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:

@@ -203,6 +203,8 @@ def test_a_drafter_for_another_target_or_kind_is_refused(tmp_path: Path) -> None
         load_kind("eagle1", other, tiny_target())
     with pytest.raises(ValueError, match="did you mean 'eagle1'"):
         find_kind("eagle-1")
+    with pytest.raises(ValueError, match="has 'dims', no field of this kind; did you mean 'dim'"):
+        new_module("eagle1", tiny_target(), {"dims": 8}, seed=0)
 
 
 def test_as_many_pictures_as_are_held_out_are_refused() -> None:

@@ -210,7 +210,11 @@ def test_log_and_events_hold_losses_figures_and_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"precision": "fp8"}, {"steps": 0}, {"decay": 99}, {"accumulate": 0}, {"ema": 1.0}, {"ema": -0.1}]
+    "changes",
+    [
+        *({"precision": "fp8"}, {"steps": 0}, {"decay": 99}, {"accumulate": 0}, {"ema": 1.0}, {"ema": -0.1}),
+        *({"log_every": 0}, {"evaluate_every": 0}),
+    ],
 )
 def test_bad_schedules_are_refused(changes: dict) -> None:
     with pytest.raises(ValueError, match="wanted"):

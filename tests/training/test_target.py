@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from lantern.core.sampling import Sampling
 from lantern.decoding.plain import generate
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE
+from lantern.models.names import CLASSES_NAME
 from lantern.training.data import Prepared, Record
 from lantern.training.features import Conditions, background_patches, background_token, number_classes
 from lantern.training.loop import LoopConfig, train
-from lantern.training.target import CLASSES_NAME, TargetConfig, TargetTask, grow, prefix_mask
+from lantern.training.target import TargetConfig, TargetTask, grow, prefix_mask
 from tests.tiny import tiny_config, tiny_target
 from tests.tiny_folder import VQ
 
@@ -31,9 +33,9 @@ def records_of() -> list[Record]:
     ]
 
 
-def task_of(tmp_path: Path, steps: int, *, has_classes: bool = False) -> TargetTask:
+def task_of(tmp_path: Path, steps: int, *, has_classes: bool = False, **changes: Any) -> TargetTask:
     """Three captions or classes, each with its own constant image of tokens; the last record is held out."""
-    prepared, model = Prepared(tmp_path, records_of(), {}), MODEL
+    prepared, model = Prepared(tmp_path, records_of(), {}), replace(MODEL, **changes)
     mask = torch.tensor([[False, True, True, True], [True] * 4, [False, False, True, True]])
     features = torch.randn(3, SLOTS, MODEL.caption_dim, generator=torch.Generator().manual_seed(0)) * mask[..., None]
     captions = Conditions({f"c{i}": i for i in range(3)}, features, mask)
@@ -56,6 +58,22 @@ def test_trained_target_generates_the_pictures_of_its_conditions(tmp_path: Path,
     assert len(list((tmp_path / "samples").glob("*.png"))) == 1
     if guidance > 1:
         assert read_json_object(tmp_path / "transformer" / CLASSES_NAME) == {"classes": ["c0", "c1", "c2"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 32}, "vocab_size of the model is 32, wanted 24"),
+        ({"block_size": 4}, "block_size of the model is 4, wanted 16"),
+        ({"caption_dim": 16}, "caption_dim of the model is 16, wanted 8"),
+        ({"cls_token_num": 2}, "slots is 4, wanted at most the model's cls_token_num, 2"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_before_training(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        task_of(tmp_path, 2, **changes)
 
 
 def test_batch_is_a_function_of_step_and_rank_without_held_out_pictures(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from lantern.core.io import load_state, save_component
 from lantern.models.llamagen.vqvae import VQVAE
 from lantern.training.data import Prepared
 from lantern.training.features import picture_tokens
+from lantern.training.loop import LoopConfig
+from lantern.training.tokenizer import TokenizerConfig, TokenizerTask
 from tests.tiny import tiny_config
 from tests.tiny_folder import VQ, tiny_text_encoder
 
@@ -76,3 +78,44 @@ def test_a_target_trains_from_tokens_without_images(place: Path, capsys: pytest.
     assert "copy has no pictures.tar, and no tokens of its images by this tokenizer" in capsys.readouterr().err
     assert main(command("target", "--data", "data", "--vq", "vqvae", "--out", "run")) == 2
     assert "give --text-encoder" in capsys.readouterr().err
+
+
+def test_parts_of_other_sizes_are_refused_in_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = ["--data", "data", "--vq", "vqvae", "--out"]
+    assert main(command("target", *target, "whole", *TEXT)) == 0
+    tiny_text_encoder(16).save_pretrained("wide", "words")
+    drafter = [
+        "train",
+        "drafter",
+        "--kind",
+        "eagle1",
+        "--data",
+        "data",
+        "--target",
+        "whole/transformer",
+        "--out",
+        "run",
+    ]
+    wide = ["--text-encoder", "wide", "--tokenizer", "words"]
+    for words, message in (
+        (command("target", *target, "run", *TEXT, "--init", "vqvae"), "vqvae: tensor 'cls_embedding"),
+        ([*drafter, *wide], "wide has embeddings of width 16, wanted that of width 8"),
+        ([*drafter, *TEXT, "--size", "8x8"], "whole/transformer makes images of one size: omit --size"),
+    ):
+        capsys.readouterr()
+        assert main(words) == 2
+        assert message in capsys.readouterr().err
+    Path("data.json").write_text('{"source": "folder", "size": 9}')
+    assert main(["train", "data", "--config", "data.json", "--path", "photos", "--out", "odd"]) == 0
+    with pytest.raises(ValueError, match="images are 9 pixels wide, wanted a multiple of 2"):
+        TokenizerTask(TokenizerConfig(VQ, LoopConfig(1)), Prepared.open("odd"), None)
+
+
+def test_weights_of_a_text_encoder_may_be_in_several_files(place: Path) -> None:
+    given = ["--data", "data", "--vq", "vqvae", "--tokenizer", "words"]
+    tiny_text_encoder().model.save_pretrained("sharded", max_shard_size="1KB")
+    assert len(list(Path("sharded").glob("*.safetensors"))) > 1
+    for text in ("text", "sharded"):
+        assert main(command("target", *given, "--text-encoder", text, "--out", f"by-{text}")) == 0
+    whole, sharded = load_state("by-text/transformer"), load_state("by-sharded/transformer")
+    assert all(torch.equal(whole[name], sharded[name]) for name in whole)

@@ -51,7 +51,9 @@ class JacobiDrafter(SampleWindow):
         self.max_nodes = self.nodes = max(min(window, self.count), 2)
         self.depth = self.max_nodes - 1
         self.mode: DraftMode = "jacobi" if keeps_distributions else "gumbel"
-        self.is_alone, self.fills_randomly = not keeps_distributions, init == "random"
+        self.may_be_shifted = type(self) is JacobiDrafter  # by an engine; a subclass may observe otherwise
+        self.is_alone = self.may_be_shifted and not keeps_distributions
+        self.fills_randomly = init == "random"
         self.needs_host = least > 0  # it decides after the trial if windows go on
         self.held = Buffers()
 
@@ -63,7 +65,7 @@ class JacobiDrafter(SampleWindow):
     @property
     def log_q(self) -> Float[Tensor, "b n v"] | None:
         """The distributions of the drafts in fixed memory, the last row for none; None where they are not kept."""
-        return self.held.log_q if self.keeps_distributions else None
+        return self.held.log_q if self.keeps_distributions and self.may_be_shifted else None
 
     @property
     def random(self) -> Int[Tensor, "b c"]:

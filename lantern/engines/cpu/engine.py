@@ -240,12 +240,13 @@ def is_fused(state: State) -> bool:
     """Return whether the rounds of a generation are one C++ program: plain decoding and windows of samples, which
     `Mixture` may relax.
 
-    Not with top-p, with given tokens, and for targets whose passes do not run in C++.
+    Not with top-p, with given tokens, for targets whose passes do not run in C++, and for subclasses of a verifier or
+    relaxation, which may decide otherwise.
     """
     is_plain = isinstance(state, Plain)
     drafter = state.drafter
     is_window = isinstance(drafter, SampleWindow) and (
-        isinstance(state.verifier, GumbelVerifier) if drafter.is_alone else rule_of(state) is not None
+        type(state.verifier) is GumbelVerifier if drafter.is_alone else rule_of(state) is not None
     )
     has_all = state.sampling.top_p == 1 and state.forced is None and isinstance(state.target, CpuTarget)
     return has_all and (is_plain or is_window)
@@ -254,11 +255,11 @@ def is_fused(state: State) -> bool:
 def rule_of(state: State) -> Mixture | None:
     """Return the relaxation of a window's distributions that `lantern_steps` computes, None where there is none."""
     drafter, verifier = state.drafter, state.verifier
-    if not isinstance(verifier, RelaxedVerifier) or not isinstance(verifier.inner, GumbelVerifier):
+    if type(verifier) is not RelaxedVerifier or type(verifier.inner) is not GumbelVerifier:
         return None
     has_q = isinstance(drafter, SampleWindow) and not drafter.is_alone and drafter.log_q is not None
     rule = verifier.relaxation
-    return rule if has_q and isinstance(rule, Mixture) and not state.sampling.is_greedy else None
+    return rule if has_q and type(rule) is Mixture and not state.sampling.is_greedy else None
 
 
 class FusedImages:

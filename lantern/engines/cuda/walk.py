@@ -34,6 +34,8 @@ from lantern.decoding.rows import LogitRows
 from lantern.engines.cuda.kernels import is_interpreted, least_of, ordered, scores_of
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.lantern import Lantern
+from lantern.verifiers.relaxations.lantern_pp import LanternPP
 from lantern.verifiers.relaxations.neighbours import ClaimingRule
 
 SMALLEST_LOG, SMALLEST = tl.constexpr(-87.0), tl.constexpr(1.7e-38)  # of lantern.core.sampling
@@ -440,7 +442,7 @@ def refusal(verifier: Any, tree: DraftTree, rows: Any) -> str | None:
     if type(verifier) is GumbelVerifier:
         return None
     rule = verifier.relaxation if type(verifier) is RejectionVerifier else verifier
-    if rule is not None and (not isinstance(rule, ClaimingRule) or rule.residual == "cool"):
+    if rule is not None and (type(rule) not in (Lantern, LanternPP) or rule.residual == "cool"):
         return "neither Gumbel match nor rejection, exact or by LANTERN or LANTERN++ with a published residual"
     if not isinstance(rows, LogitRows) or not isinstance(rows.noise, Noise):
         return "rows that are not logits, or noise without tables"

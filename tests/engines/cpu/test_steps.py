@@ -11,12 +11,16 @@ from torch import Tensor
 from lantern.core.noise import Purpose, random_uniforms
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation, Step
+from lantern.decoding.loop import State, begin
 from lantern.decoding.rounds import TorchRounds
-from lantern.drafters.windows.jacobi import TRIAL
+from lantern.drafters.windows.jacobi import TRIAL, JacobiDrafter
 from lantern.engines.cpu.engine import CpuEngine, is_fused
 from lantern.engines.cpu.kernels import uniforms
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
+from lantern.verifiers.gumbel import GumbelVerifier
+from lantern.verifiers.relaxations.mixture import Mixture
+from lantern.verifiers.relaxed import RelaxedVerifier
 from tests.tiny import tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 
@@ -193,3 +197,19 @@ def test_unsupported_parts_are_decoded_by_the_loop() -> None:
     assert not fits("plain", Sampling(top_p=0.9)) and not fits("gumbel-jacobi", Sampling(top_p=0.9))
     assert not fits("eagle1") and not fits("sjd")
     assert not is_fused(tiny_decoder("plain", target).begin(CONDITION, keys=KEYS))
+
+
+def test_subclasses_which_may_decide_otherwise_are_run_by_the_loop() -> None:
+    target = CpuEngine().prepare(tiny_target(**SHAPE))
+
+    def fits(window: type[JacobiDrafter], match: type[GumbelVerifier], rule: type[Mixture] | None = None) -> bool:
+        drafter = window(target, window=4, keeps_distributions=rule is not None)
+        verifier = match() if rule is None else RelaxedVerifier(rule(), match())
+        return is_fused(begin(State(target, DISTRIBUTIONS[0], drafter, verifier), CONDITION, keys=KEYS))
+
+    own: list[Any] = [type("Own", (kind,), {}) for kind in (JacobiDrafter, GumbelVerifier, Mixture)]
+    window, match, rule = own
+    assert fits(JacobiDrafter, GumbelVerifier) and fits(JacobiDrafter, GumbelVerifier, Mixture)
+    assert not fits(window, GumbelVerifier) and not fits(JacobiDrafter, match)
+    assert not fits(window, GumbelVerifier, Mixture) and not fits(JacobiDrafter, match, Mixture)
+    assert not fits(JacobiDrafter, GumbelVerifier, rule)

@@ -162,3 +162,5 @@ def test_other_verifiers_and_settings_are_left_to_torch() -> None:
         for residual in ("paper", "released", "cool"):
             relaxed = RejectionVerifier(rule(**table(), k=5, residual=residual, **setting))
             assert (walk.refusal(relaxed, tree, rows) is None) == (residual != "cool")
+        own = type("Own", (rule,), {})  # a subclass may judge otherwise
+        assert walk.refusal(RejectionVerifier(own(**table(), k=5, **setting)), tree, rows) is not None

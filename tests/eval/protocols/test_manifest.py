@@ -106,3 +106,12 @@ def test_a_failed_write_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: p
         assert path.read_bytes() == before
         manifest.append(asdict(entry(1)))
     assert set(read_entries(tmp_path)) == {0, 1}
+
+
+def test_the_difference_that_is_named_shows_in_the_message(tmp_path: Path) -> None:
+    long = "x" * 60
+    was, now = ({"drafter": long + name, "name": name} for name in ("sjd", "scd"))
+    with JsonLines(tmp_path / "lines", was):
+        pass
+    with pytest.raises(ValueError, match="was begun with name sjd, now it is scd"):
+        JsonLines(tmp_path / "lines", now)
