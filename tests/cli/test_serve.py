@@ -66,7 +66,7 @@ def test_a_model_that_makes_no_image_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "left_out", "message"), [("c2i", "drafter", "class labels"), ("t2i", "vqvae", "no vqvae/")]
+    ("kind", "lacks", "message"), [("c2i", "drafter", "class labels"), ("t2i", "vqvae", "no vqvae/")]
 )
 def test_a_model_without_prompts_or_pixels_is_refused(
     tmp_path: Path, kind: str, lacks: str, message: str, capsys: Capture
