@@ -100,8 +100,8 @@ def test_command_trains_and_refuses_unusable_records(tmp_path: Path, capsys: pyt
     given = ["train", "policy", "--records", str(file), "--out", out, "--kind"]
     assert main([*given, "c2t", "--steps", "3", "--decay", "0"]) == 0
     assert (tmp_path / "out" / "c2t" / "model.safetensors").is_file()
-    assert main([*given, "c2t", "--config", "policy-radar"]) == 2
-    assert "the config's \"model\" has 'beam', no field of this kind" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="the config's \"model\" has 'beam', no field of this kind"):
+        train(PolicyConfig(LOOP, model={"beam": 4}), out=tmp_path / "other", records=file)
     replace(records(60), traits=None, beams=None, about={"method": "eagle1"}).save(file)
     capsys.readouterr()
     assert main([*given, "c2t"]) == 2
