@@ -136,8 +136,8 @@ decoding/statistics.py: methods
 + is_accepted = (is_inside & (steps <= length))
 
 decoding/statistics.py: decoding/test_finite.py
-- sums = logits.sum((1, 3))
-+ sums = logits[:, :1].sum((1, 3))
+- sums = logits.sum((1, 2, 3))
++ sums = logits[:, :1].sum((1, 2, 3))
 
 verifiers/coupling.py: proof/test_exact.py
 - threshold = uniforms[:, :-1, 0]
@@ -236,8 +236,8 @@ drafters/base.py: drafters/test_dynamic.py
 + "sampled": Purpose.TARGET
 
 drafters/combined/sam_eagle.py: drafters/test_sam.py
-- tokens[:, self.held.order]
-+ tokens
+- self.order = self.held.order
++ self.order = self.held.order.sort().values
 
 drafters/combined/self_cascade.py: drafters/test_small_models.py
 - level.first, depth)
@@ -286,8 +286,8 @@ drafters/eagle/unroll.py: drafters/test_drafts_match_training.py
 drafters/eagle/vispec.py: drafters/test_drafts_match_training.py
 - seen = (held >= 0) & (held // grid >= oldest)
 + seen = (held >= 0) & (held // grid > oldest)
-- slots = (start[:, None] + steps) % self.tokens
-+ slots = (start[:, None] + steps + 1) % self.tokens
+- (start[:, None] + steps) % self.tokens
++ (start[:, None] + steps + 1) % self.tokens
 
 drafters/examples.py: drafters/test_drafts_match_training.py
 - rows[:, 1] + scales * (rows[:, 0] - rows[:, 1])
