@@ -25,6 +25,14 @@ WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 Config = TypeVar("Config")
 
 
+def check_number(name: str, value: Any, low: float, high: float = math.inf, *, kind: type = float) -> None:
+    """Raise ValueError unless a setting is a finite number from `low` to `high`, and a whole one if `kind` is int."""
+    is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not low <= value <= high:
+        noun, most = "whole number" if kind is int else "number", f"to {high:g}" if high < math.inf else "on"
+        raise ValueError(f"{name} is {value!r}, wanted a {noun} from {low:g} {most}")
+
+
 def load_config(kind: type[Config], path: str | Path) -> Config:
     """Read a JSON file as the config dataclass `kind`; see `build_config` for what ValueError reports."""
     return build_config(kind, read_json_object(path), source=path)

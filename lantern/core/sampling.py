@@ -1,13 +1,14 @@
 """Logits to probabilities: guidance, temperature, top-k and top-p, for plain decoding, drafters and verifiers."""
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
+
+from lantern.core.config import check_number
 
 MAX_GUIDANCE = 1000.0
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 100.0
@@ -33,15 +34,15 @@ class Sampling:
     guidance_interval: int = -1
 
     def __post_init__(self) -> None:
-        _check_number("guidance", self.guidance, 0.0, MAX_GUIDANCE)
-        _check_number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        check_number("guidance", self.guidance, 0.0, MAX_GUIDANCE)
+        check_number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         if 0 < self.temperature < MIN_TEMPERATURE:
             raise ValueError(f"temperature is {self.temperature}, wanted 0 (greedy) or at least {MIN_TEMPERATURE}")
-        _check_number("top_p", self.top_p, 0.0, 1.0)
+        check_number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0:
             raise ValueError("top_p is 0, wanted above 0 and at most 1 (1 keeps all tokens)")
-        _check_count("top_k", self.top_k, 0)
-        _check_count("guidance_interval", self.guidance_interval, -1)
+        check_number("top_k", self.top_k, 0, kind=int)
+        check_number("guidance_interval", self.guidance_interval, -1, kind=int)
 
     @property
     def rows(self) -> int:
@@ -189,14 +190,3 @@ def pick(distribution: Float[Tensor, "*n v"], uniforms: Float64[Tensor, "*n"]) -
     found = torch.searchsorted(sums, uniforms[..., None] * sums[..., -1:], right=True)[..., 0]
     # NaN gives an index past the last token, which on a GPU would abort the process without an error message.
     return found.clamp(max=distribution.shape[-1] - 1)
-
-
-def _check_number(name: str, value: object, low: float, high: float) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[operator]
-        raise ValueError(f"{name} is {value!r}, wanted a number from {low:g} to {high:g}")
-
-
-def _check_count(name: str, value: object, low: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{name} is {value!r}, wanted a whole number, {low} or more")

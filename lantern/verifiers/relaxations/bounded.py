@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
+from lantern.core.config import check_number
 from lantern.core.sampling import COARSE, UNITS, rounded_exp, rounded_log, whole_units
 from lantern.verifiers.relaxations.neighbours import Neighbourhood
-from lantern.verifiers.relaxations.rule import Relaxation, Relaxed, check_number
+from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.core.config import check_number
 from lantern.core.sampling import logs
 from lantern.verifiers.relaxations import neighbours
-from lantern.verifiers.relaxations.rule import Relaxation, Relaxed, check_number
+from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 
 
 @dataclass(frozen=True, eq=False)

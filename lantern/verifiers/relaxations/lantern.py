@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from lantern.core.config import check_number
 from lantern.verifiers.relaxations.neighbours import ClaimingRule
-from lantern.verifiers.relaxations.rule import check_number
 
 
 @dataclass(frozen=True, eq=False)

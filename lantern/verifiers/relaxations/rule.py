@@ -1,6 +1,5 @@
 """What a relaxation is: a distribution that replaces p, or a relaxed test of single tokens."""
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,14 +7,6 @@ from typing import ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
-
-
-def check_number(name: str, value: float, low: float, high: float = math.inf, *, kind: type = float) -> None:
-    """Raise ValueError unless a setting is a finite number from `low` to `high`, and a whole one if `kind` is int."""
-    is_number = isinstance(value, int | kind) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high:
-        noun, most = "whole number" if kind is int else "number", f"to {high:g}" if high < math.inf else "on"
-        raise ValueError(f"{name} is {value}, wanted a {noun} from {low:g} {most}")
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lantern.core.config import check_number
 from lantern.verifiers.relaxations import neighbours
-from lantern.verifiers.relaxations.rule import Acceptance, Ruling, UnderTest, check_number
+from lantern.verifiers.relaxations.rule import Acceptance, Ruling, UnderTest
 
 
 @dataclass(frozen=True, eq=False)

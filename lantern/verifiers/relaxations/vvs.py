@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.core.config import check_number
 from lantern.verifiers.relaxations import neighbours
-from lantern.verifiers.relaxations.rule import Relaxation, Relaxed, check_number
+from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 
 MAX_SKIP = 32  # tokens
 
