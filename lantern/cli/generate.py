@@ -356,8 +356,9 @@ class ImageRun:
         try:
             with bar.bar:
                 for one in made:
-                    with self.stopping.shield():
+                    with self.stopping.shield(raises=False):  # the images of a batch are saved together
                         done.append(save(one))  # type: ignore[arg-type]
+                self.stopping.check()
         except (Exception, KeyboardInterrupt) as error:
             if done:
                 self._report(done, explained(error) if isinstance(error, Exception) else str(error))

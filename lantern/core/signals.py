@@ -49,14 +49,15 @@ class Stopping:
         return bool(self._pending)
 
     @contextmanager
-    def shield(self) -> Iterator[None]:
-        """Delay a signal until the block is done."""
+    def shield(self, *, raises: bool = True) -> Iterator[None]:
+        """Delay a signal until the block is done; unless it `raises` then, until the next `check`."""
         self._shields += 1
         try:
             yield
         finally:
             self._shields -= 1
-        self.check()
+        if raises:
+            self.check()
 
     def check(self) -> None:
         """Raise Stopped if a signal was delayed, or if foreign code swallowed its exception."""
