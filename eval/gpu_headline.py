@@ -492,6 +492,8 @@ class Bench:
             self.measure("training", "compiled" if is_compiled else "torch", trained)
 
     def _trained(self, model: Any, is_compiled: bool, batch: int) -> Figures:
+        from lantern.training.data import Record
+        from lantern.training.features import Conditions
         from lantern.training.loop import LoopConfig
         from lantern.training.target import TargetConfig, TargetTask
 
@@ -500,10 +502,10 @@ class Bench:
         loop = LoopConfig(steps=steps, warmup=1, decay=1)
         config = TargetConfig(own, loop, batch=batch, slots=own.cls_token_num, compile=is_compiled)
         generator, texts = torch.Generator().manual_seed(0), [f"caption {number}" for number in range(64)]
-        record = partial(SimpleNamespace, kind="plain", split="train")
+        record = partial(Record, kind="plain", concepts=(), style="", split="train")
         records = [record(image=number, captions=((text, 1.0),)) for number, text in enumerate(texts)]
         tokens = torch.randint(own.vocab_size, (64, own.block_size), generator=generator)
-        captions: Any = SimpleNamespace(
+        captions = Conditions(
             index={text: number for number, text in enumerate(texts)},
             features=torch.randn(64, config.slots, own.caption_dim, generator=generator),
             mask=torch.ones(64, config.slots, dtype=torch.bool),
