@@ -17,6 +17,7 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 BLOCK = 1 << 21  # numbers made at a time: bounds temporaries, about 30 bytes per number
+CACHED = 1 << 17  # those of Gumbel noise of an engine's own uniforms, which stay in a processor's cache
 
 
 class Purpose(IntEnum):
@@ -69,7 +70,13 @@ def random_words(
     iterations: Int[Tensor, " b"] | None = None,
 ) -> Int[Tensor, "b n count"]:
     """Return the first `count` 32-bit words of each image's stream at each token number, shared or per image."""
-    key = purpose_key(seeds, purpose, iterations)
+    return words_of(purpose_key(seeds, purpose, iterations), images, positions, count)
+
+
+def words_of(
+    key: Key, images: Int[Tensor, " b"], positions: Int[Tensor, "*b n"], count: int
+) -> Int[Tensor, "b n count"]:
+    """Return the words of `random_words` for the keys of images."""
     streams = Key(key.low[:, None, None], key.high[:, None, None])
     blocks = torch.arange(-(-count // 4), device=positions.device)[None, None]
     where, picture = positions.long()[..., None], images[:, None, None]
@@ -82,24 +89,25 @@ def to_uniform(words: Int[Tensor, "*n"]) -> Float64[Tensor, "*n"]:
     return (words.double() + 0.5) * 2.0**-32
 
 
-def to_gumbel(uniforms: Float64[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """Return -log(-log u), computed in fp64 and rounded to fp32; overwrites `uniforms`."""
-    return uniforms.log_().neg_().log_().neg_().float()
+def to_gumbel(uniforms: Float64[Tensor, "*n"], out: Float[Tensor, "*n"] | None = None) -> Float[Tensor, "*n"]:
+    """Return -log(-log u), computed in fp64 and rounded to fp32, in `out` if it is given; overwrites `uniforms`."""
+    noise = uniforms.log_().neg_().log_().neg_()
+    return noise.float() if out is None else out.copy_(noise)
 
 
 def random_uniforms(
-    seeds: Int[Tensor, " b"], images: Int[Tensor, " b"], purpose: Purpose, positions: Int[Tensor, " n"], count: int
-) -> Float64[Tensor, "b n count"]:
-    """Return the words of `random_words` as uniforms."""
-    return to_uniform(random_words(seeds, images, purpose, positions, count))
+    key: Key, images: Int[Tensor, " b"], positions: Int[Tensor, " n"], out: Float64[Tensor, "b n count"]
+) -> None:
+    """Write the words of `words_of` to `out` as uniforms."""
+    out.copy_(to_uniform(words_of(key, images, positions, out.shape[-1])))
 
 
 class Noise:
     """The noise of a batch of images: one (seed, image number) each, whatever their place in the batch.
 
     Gumbel noise is a table `(b positions v)` per purpose, made at first use in blocks of positions. With `is_silent`
-    (greedy decoding) Gumbel noise is 0 and no table is made. `make_uniforms` is a faster function with the numbers of
-    `random_uniforms`. ValueError for a key out of range.
+    (greedy decoding) Gumbel noise is 0 and no table is made. `make_uniforms` is a faster `random_uniforms` of the same
+    numbers. ValueError for a key out of range.
     """
 
     def __init__(
@@ -110,7 +118,7 @@ class Noise:
         vocab_size: int,
         device: torch.device | str = "cpu",
         is_silent: bool = False,
-        make_uniforms: Callable[..., Float64[Tensor, "b n count"]] | None = None,
+        make_uniforms: Callable[..., None] | None = None,
     ) -> None:
         for name, values in zip(("seed", "image number"), zip(*keys, strict=True), strict=False):
             for value in values:
@@ -216,12 +224,16 @@ class Noise:
     def _make_table(self, purpose: Purpose) -> Float[Tensor, "b p v"]:
         table = torch.empty(len(self._keys), self.positions, self.vocab_size, device=self.device)
         # Blocks of positions for large codebooks, of pictures for small ones.
-        pictures = max(BLOCK // (self.vocab_size * self.positions), 1)
-        rows = max(BLOCK // self.vocab_size, 1)
+        block = BLOCK if self.make_uniforms is random_uniforms else min(BLOCK, CACHED)
+        pictures, rows = max(block // table[0].numel(), 1), min(max(block // self.vocab_size, 1), self.positions)
+        memory = table.new_empty(pictures * rows * self.vocab_size, dtype=torch.float64)
         for first in range(0, len(self._keys), pictures):
             seeds, images = self._keys[first : first + pictures].unbind(1)
+            key = purpose_key(seeds, purpose)
             for start in range(0, self.positions, rows):
-                where = torch.arange(start, min(start + rows, self.positions), device=self.device)
-                uniforms = self.make_uniforms(seeds, images, purpose, where, self.vocab_size)
-                table[first : first + pictures, start : start + rows] = to_gumbel(uniforms)
+                part = table[first : first + pictures, start : start + rows]
+                where = torch.arange(start, start + part.shape[1], device=self.device)
+                uniforms = memory[: part.numel()].view(part.shape)
+                self.make_uniforms(key, images, where, uniforms)
+                to_gumbel(uniforms, out=part)
         return table

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from lantern.core.noise import Purpose, purpose_key
+from lantern.core.noise import Key, Purpose
 from lantern.core.sampling import Sampling
 from lantern.core.types import Sampler
 from lantern.core.weights import Int8Weight, is_quantized
@@ -276,12 +276,10 @@ def sampler_of(sampling: Sampling, noise: Any) -> Sampler | None:
 
 
 def uniforms(
-    seeds: Int[Tensor, " b"], images: Int[Tensor, " b"], purpose: Purpose, positions: Int[Tensor, " n"], count: int
-) -> Float64[Tensor, "b n count"]:
-    """Return the numbers of `noise.random_uniforms`."""
-    key, out = purpose_key(seeds, purpose), torch.empty(len(seeds), len(positions), count, dtype=torch.float64)
+    key: Key, images: Int[Tensor, " b"], positions: Int[Tensor, " n"], out: Float64[Tensor, "b n count"]
+) -> None:
+    """Write the numbers of `noise.random_uniforms`."""
+    assert out.is_contiguous()
     given = [tensor.contiguous() for tensor in (key.low, key.high, images, positions)]
-    sizes = (len(seeds), len(positions), count, torch.get_num_threads())
     places = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (*given, out))
-    library().lantern_uniforms(*map(ctypes.c_int32, sizes), *places)
-    return out
+    library().lantern_uniforms(*map(ctypes.c_int32, (*out.shape, torch.get_num_threads())), *places)

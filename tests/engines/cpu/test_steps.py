@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.noise import Purpose, random_uniforms
+from lantern.core.noise import Purpose, purpose_key, random_uniforms, random_words, to_uniform
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation, Step
 from lantern.decoding.loop import State, begin
@@ -168,9 +168,13 @@ def test_nan_logits_are_reported_per_picture(options: dict[str, Any] | None, mon
 @pytest.mark.parametrize("purpose", list(Purpose))
 def test_uniforms_equal_torch(purpose: Purpose) -> None:
     seeds, images = torch.tensor([0, 7, 2**63 - 1]), torch.tensor([3, 2**40 + 5, 0])
-    for positions, count in ((torch.arange(5), 32), (torch.tensor([255, 3]), 13)):
-        found = uniforms(seeds, images, purpose, positions, count)
-        assert torch.equal(found, random_uniforms(seeds, images, purpose, positions, count))
+    key = purpose_key(seeds, purpose)
+    for positions, count in ((torch.arange(5), 32), (torch.tensor([255, 3]), 13), (torch.tensor([1, 8]), 150)):
+        found, expected = torch.empty(2, 3, len(positions), count, dtype=torch.float64).unbind()
+        uniforms(key, images, positions, found)
+        random_uniforms(key, images, positions, expected)
+        words = random_words(seeds, images, purpose, positions, count)
+        assert torch.equal(found, expected) and torch.equal(expected, to_uniform(words))
 
 
 def test_picture_of_one_token_needs_no_step() -> None:
