@@ -266,7 +266,7 @@ class Target:
     output: Any
     training: Any  # whether dropout is on
     follows_masks: bool = True
-    make_uniforms: Callable[..., Tensor] | None = None
+    make_uniforms: Callable[..., None] | None = None
 
     def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
         """Read the first `rows` guidance rows of prompts.
