@@ -47,8 +47,9 @@ def doctor(
 ) -> int:
     """Print versions and devices, and commands to repair faults."""
     given = {"--size": size, "--batch": batch > 1, "--device": device != "auto", "--dtype": dtype != "auto"}
-    if model is None and (name := next((name for name, is_given in given.items() if is_given), None)) is not None:
-        raise ValueError(f"{name} is an option of --model, which is missing")
+    for name, is_given in given.items():
+        if is_given and model is None:
+            raise ValueError(f"{name} is an option of --model, which is missing")
     if build:
         from lantern.engines.cpu.build import library
 

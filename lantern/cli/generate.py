@@ -187,8 +187,8 @@ def generate(
     folder = resolve_model(model)
     chosen = _chosen(method, folder, texts)
     from lantern.core.sampling import Sampling
-    from lantern.engines.engine import engine
     from lantern.generation.choice import choose_method
+    from lantern.generation.generator import watchable
     from lantern.generation.init_image import with_init_image
     from lantern.generation.requests import (
         check_init_image,
@@ -210,8 +210,8 @@ def generate(
     }
     parts: Any = [part for part, is_needed in needs.items() if is_needed]
     loaded = load_model(model, parts=parts, verify=not inputs.no_verify, size=inputs.size, processes=processes, **how)
-    if debug or is_debugging():  # only eager layers can be watched
-        loaded = replace(loaded, engine=engine("eager", weights=loaded.engine.weights, reason="--debug"))
+    if debug or is_debugging():  # before the report names the engine
+        loaded = watchable(loaded)
     sampling = loaded.sampling(**given)
     notes: list[str] = []
     together = 1 if files.compare else min(batch, num_images * max(len(prompts), len(class_label)))

@@ -17,7 +17,7 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 BLOCK = 1 << 21  # numbers made at a time: bounds temporaries, about 30 bytes per number
-CACHED = 1 << 17  # those of Gumbel noise of an engine's own uniforms, which stay in a processor's cache
+CACHED = 1 << 17  # numbers made at a time by an engine's `make_uniforms`: so many stay in the processor's cache
 
 
 class Purpose(IntEnum):

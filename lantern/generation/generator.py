@@ -268,6 +268,11 @@ def build_decoder(
         engine = make_engine("eager", weights=engine.weights, reason=reason)
 
 
+def watchable(model: Model) -> Model:
+    """Return a model with the engine `eager`: only its layers can be watched."""
+    return replace(model, engine=make_engine("eager", weights=model.engine.weights, reason="--debug"))
+
+
 @contextmanager
 def watched_layers(target: Any, drafter: nn.Module | None = None) -> Iterator[None]:
     """Check the output of every module within the context; NotFiniteError names the first that gives NaN, by its path.
@@ -308,6 +313,7 @@ class Generator:
     def __post_init__(self) -> None:
         self.is_stopped, self._too_many = False, 0
         self.debug = is_debugging() if self.debug is None else self.debug
+        self.model = watchable(self.model) if self.debug else self.model
         self.interval = self.interval if self.record is None else 0.0
         self.assemble()
 
@@ -325,8 +331,7 @@ class Generator:
             neighbours=neighbours_for(model, columns) if columns else None,
             codebook=None if codebook is None else codebook.to(model.device),
             prompts=model.prompts,
-            # only eager layers can be watched
-            engine=make_engine("eager", weights=model.engine.weights) if self.debug else model.engine,
+            engine=model.engine,
         )
         if self.record is not None:
             self.record.watch(self.parts.drafter)

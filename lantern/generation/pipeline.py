@@ -241,8 +241,9 @@ class LanternPipeline(DiffusionPipeline):
 
     def _load_from(self, folder: Path, name: str) -> None:
         """Take add-ons and words from a model's folder."""
-        add_ons = folders.AddOns(folder, self.transformer, model_name=name, digest=self._digest)
-        self._loaded = Model(name=name, target=self.transformer, folder=folder, add_ons=add_ons)
+        digest, target = self._digest, self.transformer
+        add_ons = folders.AddOns(folder, target, model_name=name, digest=digest)
+        self._loaded = Model(name=name, target=target, folder=folder, add_ons=add_ons, stored_digest=digest or "")
 
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **options: Any) -> "LanternPipeline":

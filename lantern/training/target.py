@@ -111,7 +111,7 @@ def grow(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
     return grown
 
 
-def check_sizes(config: TransformerConfig, tokens: Int[Tensor, "n tokens"], captions: Conditions, vq: VQVAE) -> None:
+def check_fit(config: TransformerConfig, tokens: Int[Tensor, "n tokens"], captions: Conditions, vq: VQVAE) -> None:
     """Raise ValueError for a config of other sizes than the tokenizer, the images and the text encoder have."""
     sizes = {"vocab_size": vq.config.codebook_size, "block_size": tokens.shape[1]}
     if not captions.names:
@@ -136,7 +136,7 @@ class TargetTask(Task):
     ) -> None:
         super().__init__()
         self.config = config
-        check_sizes(config.model, tokens, captions, vq)
+        check_fit(config.model, tokens, captions, vq)
         torch.manual_seed(config.loop.seed)  # the unconditional caption is random and is not trained
         self.target = Transformer(config.model)
         self.target.init_weights(torch.Generator().manual_seed(config.loop.seed))

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from lantern import LanternPipeline
 from lantern.core.io import write_json
 from lantern.core.sampling import Sampling
 from lantern.engines.cpu.engine import CpuEngine
@@ -68,6 +70,12 @@ def test_the_profile_of_a_folder_that_is_not_to_be_written_is_in_the_cache(
     assert reported(model) == ("eagle1 0 1 0.0", [])
     write_json(model.folder / PROFILE_NAME, {"version": 99})  # one that does not fit, which the folder came with
     assert reported(model) == ("eagle1 0 1 0.0", [])
+
+
+def test_a_profile_is_of_the_weights_as_they_are_stored(model: Model) -> None:
+    assert model.folder is not None
+    pipe = LanternPipeline.from_pretrained(model.folder, torch_dtype=torch.float16)
+    assert pipe.model.weights_digest == model.weights_digest == load_model(model.folder, dtype="fp16").weights_digest
 
 
 def test_a_profile_does_not_change_the_fingerprint(model: Model) -> None:

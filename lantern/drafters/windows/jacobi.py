@@ -51,7 +51,8 @@ class JacobiDrafter(SampleWindow):
         self.max_nodes = self.nodes = max(min(window, self.count), 2)
         self.depth = self.max_nodes - 1
         self.mode: DraftMode = "jacobi" if keeps_distributions else "gumbel"
-        self.may_be_shifted = type(self) is JacobiDrafter  # by an engine; a subclass may observe otherwise
+        # whether an engine may shift the window itself: not that of a subclass, which may observe otherwise
+        self.may_be_shifted = type(self) is JacobiDrafter
         self.is_alone = self.may_be_shifted and not keeps_distributions
         self.fills_randomly = init == "random"
         self.needs_host = least > 0  # it decides after the trial if windows go on
