@@ -321,9 +321,7 @@ VALUES = ("--config", "--kind", "--steps", "--decay", "--minutes", "--recipe", "
 
 
 @pytest.mark.parametrize("path", [*PAGES, CARD], ids=shown)
-def test_training_commands_name_stages_options_and_configs(
-    path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_commands_name_what_there_is(path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lantern.cli import train
     from lantern.training.stages import Stage
 

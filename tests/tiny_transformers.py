@@ -163,10 +163,7 @@ def glm_image_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
     inputs = processor.apply_chat_template([message], tokenize=True, **how)
     assert inputs["image_grid_thw"].tolist() == [[1, 2, 3], [1, 13, 19]]
     found = model.generate(
-        **inputs,
-        max_new_tokens=13 * 19 + 2 * 3,
-        do_sample=False,
-        prefix_allowed_tokens_fn=lambda *_: list(range(24)),
+        **inputs, max_new_tokens=13 * 19 + 2 * 3, do_sample=False, prefix_allowed_tokens_fn=lambda *_: list(range(24))
     )
     return found[0, inputs["input_ids"].shape[1] :]
 

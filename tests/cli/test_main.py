@@ -174,7 +174,7 @@ def failing(error: BaseException | signal.Signals) -> Command:
         (signal.SIGHUP, 129, signals.WORDS[signal.SIGHUP]),
     ],
 )
-def test_a_failure_is_one_line_and_an_exit_code(
+def test_a_failure_is_a_line_and_code(
     capsys: Capture, error: BaseException | signal.Signals, code: int, text: str
 ) -> None:
     assert run_command(failing(error), []) == code

@@ -68,7 +68,7 @@ def test_a_model_that_makes_no_image_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "lacks", "message"), [("c2i", "drafter", "class labels"), ("t2i", "vqvae", "no vqvae/")]
 )
-def test_a_model_without_prompts_or_pixels_is_refused(
+def test_no_prompts_or_no_pixels_is_refused(
     tmp_path: Path, kind: str, lacks: str, message: str, capsys: Capture
 ) -> None:
     shutil.rmtree(save_tiny_model(tmp_path / "toy", model_type=kind) / lacks)

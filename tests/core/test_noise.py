@@ -21,9 +21,7 @@ def stream(seed: int, image: int, purpose: Purpose, where: torch.Tensor, count: 
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), ANSWERS)
-def test_philox_matches_published_vectors(
-    counter: tuple[int, ...], key: tuple[int, int], answer: tuple[int, ...]
-) -> None:
+def test_philox_is_the_published_one(counter: tuple[int, ...], key: tuple[int, int], answer: tuple[int, ...]) -> None:
     words = philox([torch.tensor(word) for word in counter], Key(torch.tensor(key[0]), torch.tensor(key[1])))
     assert tuple(int(word) for word in words) == answer
 

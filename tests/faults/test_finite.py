@@ -82,9 +82,7 @@ def load_spoilt(spoil: Callable[[Model], None], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(model_folder, "load_model", load)
 
 
-def test_the_command_keeps_earlier_pictures_and_writes_none_of_nan(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_writes_no_picture_of_nan(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_spoilt(spoil_third_picture, monkeypatch)
     out, tokens = tmp_path / "out", tmp_path / "t.json"
     words = ("-n", 3, "--batch", 3, "--method", "plain", "--json")
@@ -139,9 +137,7 @@ def test_debug_mode_names_a_layer_of_the_drafter_without_which_exact_pictures_st
         make(model, method="eagle1", debug=True)
 
 
-def test_the_command_s_debug_mode_names_the_layer_behind_a_traceback(
-    run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_debug_of_the_command_names_the_layer(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     load_spoilt(lambda model: spoil_fifth_token(model.target), monkeypatch)
     code, _, error = run("--tokens", tmp_path / "t.json", "--method", "plain", "--debug")
     lines = error.splitlines()

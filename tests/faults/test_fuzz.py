@@ -245,7 +245,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("folders", [60, pytest.param(2000, marks=pytest.mark.slow)])
-def test_damaged_folders_are_refused_in_one_line(
+def test_damaged_folders_are_refused(
     places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: int
 ) -> None:
     monkeypatch.chdir(tmp_path)

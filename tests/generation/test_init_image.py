@@ -49,9 +49,7 @@ def test_kept_rows_are_those_of_the_picture(model: Model, files: dict[str, Path]
     assert other.tokens[12:].tolist() != found.tokens[12:].tolist() and "forced_tokens" not in other.as_dict()
 
 
-def test_kept_rows_are_read_in_few_passes(
-    model: Model, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_kept_in_few_passes(model: Model, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """With the tokens of steps of one token each; steps report every token once."""
     steps = list[Step]()
     for options in ({"batch": 2}, {"batch": 2, "sampling": Sampling(guidance=1.0)}):

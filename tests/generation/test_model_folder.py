@@ -37,7 +37,7 @@ def test_auto_needs_no_drafter(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("slope", "suits"), [(0.0, 16), (0.1, 4), (1.0, 2)])
-def test_a_window_that_nobody_chose_suits_the_engine(
+def test_a_default_window_suits_the_engine(
     folder: Path, slope: float, suits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = {n: 1.0 + slope * (n - 1) for n in NODES}
@@ -72,9 +72,7 @@ def test_a_window_that_nobody_chose_suits_the_engine(
     ],
     ids=str,
 )
-def test_entries_of_the_index_that_do_not_fit_are_refused_by_file(
-    copied: Path, entry: dict[str, object], printed: str
-) -> None:
+def test_unfit_entries_of_the_index_are_refused_by_file(copied: Path, entry: dict[str, object], printed: str) -> None:
     index = json.loads((copied / "model_index.json").read_text())
     (copied / "model_index.json").write_text(json.dumps(index | entry))
     with pytest.raises(ValueError, match=printed) as refused:

@@ -182,7 +182,7 @@ def test_arguments_that_do_not_fit_are_refused_by_name(
     ("name", "option", "value"),
     [("eagle1", "tree", "chain_2"), ("repeat-left", "length", 2), ("specmquant", "width", 1)],
 )
-def test_options_of_a_method_are_settings_or_keywords_or_follow_its_name(
+def test_options_are_settings_or_keywords_or_in_the_name(
     pipe: LanternPipeline, name: str, option: str, value: Any
 ) -> None:
     def accepted(**form: Any) -> list[float | None]:

@@ -56,7 +56,7 @@ def test_auto_is_the_method_of_the_profile(model: Model) -> None:
 
 
 @pytest.mark.parametrize("is_packaged", [False, True])
-def test_the_profile_of_a_folder_that_is_not_to_be_written_is_in_the_cache(
+def test_without_write_access_it_is_in_the_cache(
     model: Model, monkeypatch: pytest.MonkeyPatch, is_packaged: bool
 ) -> None:
     assert model.folder is not None

@@ -16,6 +16,7 @@ from lantern.models.folder import Model, load_model
 from lantern.models.transformers import loading
 from lantern.models.transformers.components import Components
 from tests import tiny_transformers as tiny
+from tests.cli.calls import Capture
 
 # of tiny models: configs as they are released, and the words that have other names there
 RELEASES = json.loads((tiny.DATA / "tiny_releases.json").read_text())
@@ -132,7 +133,7 @@ def assert_same(family: str, model: Any, out: Path) -> Components:
 
 
 @torch.no_grad()
-def test_janus_becomes_the_same_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_janus_becomes_the_same_model(tmp_path: Path, capsys: Capture) -> None:
     model = janus()
     out = convert(released_janus(model, tmp_path / "released"), tmp_path / "out", "--kind", "janus")
     assert "janus, " in capsys.readouterr().out
@@ -158,7 +159,7 @@ def test_chameleon_becomes_the_same_model(tmp_path: Path) -> None:
     assert made.text.rows("a red apple") == ([1, 9, 10, 12, 19, 17], [1, 17])
 
 
-def test_a_vqgan_becomes_the_decoder_of_lumina(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vqgan_becomes_the_decoder_of_lumina(tmp_path: Path, capsys: Capture) -> None:
     folder = tiny.save("lumina", tmp_path / "lumina")
     expected = tokens_and_pixels(load_model(folder, size=(4, 8)))
     (folder / "vqgan.ckpt").rename(tmp_path / "vqgan.ckpt")
@@ -177,9 +178,7 @@ def test_a_vqgan_becomes_the_decoder_of_lumina(tmp_path: Path, capsys: pytest.Ca
         assert message in capsys.readouterr().err
 
 
-def test_unknown_and_missing_tensors_are_named_with_their_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_and_missing_tensors_are_named_with_their_file(tmp_path: Path, capsys: Capture) -> None:
     model = chameleon()
     source = released_chameleon(model, tiny.vq_decoder(model), tmp_path / "released")
     path = source / "models" / "7b" / "consolidated.pth"
@@ -202,7 +201,7 @@ def test_unknown_and_missing_tensors_are_named_with_their_file(
     assert "vqgan.yaml is no config of a VQGAN" in capsys.readouterr().err
 
 
-def test_an_incomplete_janus_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_incomplete_janus_is_refused(tmp_path: Path, capsys: Capture) -> None:
     source = released_janus(janus(), tmp_path / "released")
     path = source / "pytorch_model-00002-of-00002.bin"
     state = torch.load(path)

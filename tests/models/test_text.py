@@ -94,7 +94,7 @@ def test_encoder_of_a_whole_t5_loads(encoder: TextEncoder, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("projection", ["gated-gelu", "relu"])
-def test_own_encoder_gives_the_bits_of_transformers(
+def test_own_encoder_equals_transformers(
     encoder: TextEncoder, tmp_path: Path, projection: str, dtype: torch.dtype
 ) -> None:
     from transformers import T5Config, T5EncoderModel

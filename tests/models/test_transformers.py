@@ -31,6 +31,7 @@ from lantern.models.transformers.simplear import fsq_vectors
 from lantern.models.transformers.target import causal_target
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests import tiny_transformers as tiny
+from tests.cli.calls import Capture
 from tests.tiny_decoder import GivenTrees
 
 PROMPTS = ["a red apple", "the sky"]
@@ -222,9 +223,7 @@ def test_pixels_undo_the_normalisation_of_the_processor(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAINTED)
-def test_a_folder_in_the_released_layout_makes_pictures(
-    name: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_in_the_released_layout_makes_pictures(name: str, root: Path, tmp_path: Path, capsys: Capture) -> None:
     size = CASES[name].size
     arguments = ["--model", str(folder(name, root)), "--prompt", PROMPTS[0], "--method", "gumbel-jacobi"]
     arguments += ["--out", str(tmp_path / "a.png"), "--json", "--quiet"]
@@ -403,7 +402,7 @@ def test_pictures_are_continued_from_their_first_rows(name: str, monkeypatch: py
     ("name", "shape", "why"), [("simplear", (3, 4), "TorchScript"), ("glm_image", (1, 253), "diffu")]
 )
 def test_tokens_of_a_model_without_pixels_are_written(
-    name: str, shape: tuple[int, int], why: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, shape: tuple[int, int], why: str, root: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     size = "{1}x{0}".format(*CASES[name].size or ())
     call = ["--model", str(folder(name, root)), "--prompt", PROMPTS[0], "--size", size, "--quiet"]

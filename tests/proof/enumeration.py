@@ -234,10 +234,7 @@ def walk_to_each(
 
 
 def walk(
-    world: World,
-    verifier: RejectionVerifier | TraversalVerifier,
-    draft: DraftTree,
-    uniforms: Float64[Tensor, "b n w"],
+    world: World, verifier: RejectionVerifier | TraversalVerifier, draft: DraftTree, uniforms: Float64[Tensor, "b n w"]
 ) -> Walked:
     """Run the real verifier and record the distribution that it samples from."""
     read: list[Tensor] = []

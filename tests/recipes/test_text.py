@@ -216,9 +216,7 @@ def test_resumed_run_ends_with_the_same_weights(packages: Path, teacher: Path, t
     assert weights[0] == weights[1]
 
 
-def test_training_lowers_the_loss_and_gives_a_text_encoder_of_unit_size(
-    packages: Path, teacher: Path, tmp_path: Path
-) -> None:
+def test_training_lowers_the_loss_and_gives_unit_embeddings(packages: Path, teacher: Path, tmp_path: Path) -> None:
     train(tiny_config(40), out=tmp_path, packages=packages, teacher=teacher)
     losses = [json.loads(line).get("loss") for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     found = [loss for loss in losses if loss is not None]

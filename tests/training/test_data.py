@@ -13,6 +13,7 @@ from lantern.core.config import build_config
 from lantern.training.data import DataConfig, Prepared, Record, prepare, write_prepared
 from lantern.training.features import Conditions, encode_captions
 from lantern.training.stages import read_config
+from tests.cli.calls import Capture
 from tests.tiny_folder import tiny_text_encoder
 from tests.training.drawings import archive, encoded
 
@@ -87,9 +88,7 @@ def test_a_compressed_shard_that_ends_early_is_refused_by_name(tmp_path: Path) -
         prepare(DataConfig(source="webdataset", path=tmp_path / "s.tgz", size=8), out=tmp_path / "out")
 
 
-def test_captions_that_cleaning_empties_are_left_out_of_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_captions_that_cleaning_empties_are_left_out_of_training(tmp_path: Path, capsys: Capture) -> None:
     texts = [("a red apple", "download.jpg"), ("download.jpg",), ("a cat",)]
     captions = [tuple((text, 1 / len(some)) for text in some) for some in texts]
     records = [Record(i, some, "plain", (), "", "train") for i, some in enumerate(captions)]

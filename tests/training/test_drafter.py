@@ -255,9 +255,7 @@ def test_files_are_as_large_as_announced(tmp_path: Path, capsys: pytest.CaptureF
     assert found and 0 <= held - 1000 * float(found[1]) < 1024 * 3 + 1000
 
 
-def test_a_disk_with_too_little_space_is_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_with_too_little_space_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
     with pytest.raises(ValueError, match=r"do not fit on a disk with 1.05MB left.*online"):
         filled(tmp_path / "cache", tiny_teacher(tiny_target()))

@@ -22,6 +22,7 @@ from lantern.core.io import trained_steps
 from lantern.core.signals import Stopped
 from lantern.training import loop
 from lantern.training.loop import LoopConfig, Task, train
+from tests.cli.calls import Capture
 
 
 class Line(Task):
@@ -228,12 +229,7 @@ class Timed(Line):
     """Takes `pace` seconds a step, 0.4 from step `slow_from` on, and 0.5 for an evaluation, by a clock of its own."""
 
     def __init__(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        *,
-        pace: float = 0.25,
-        slow_from: int = 10**9,
-        kill_at: int | None = None,
+        self, monkeypatch: pytest.MonkeyPatch, *, pace: float = 0.25, slow_from: int = 10**9, kill_at: int | None = None
     ) -> None:
         super().__init__(kill_at)
         self.now, self.pace, self.slow_from, self.rates = 100.0, pace, slow_from, list[float]()
@@ -259,7 +255,7 @@ def result(folder: Path) -> tuple[dict[str, Any], float]:
 
 @pytest.mark.parametrize("slow_from", [10**9, 100])
 def test_a_timed_training_fills_its_time_and_its_rates_follow_the_clock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], slow_from: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, slow_from: int
 ) -> None:
     task = Timed(monkeypatch, slow_from=slow_from)
     train(task, TIMED, out=tmp_path)
@@ -272,9 +268,7 @@ def test_a_timed_training_fills_its_time_and_its_rates_follow_the_clock(
     assert "warning" not in capsys.readouterr().err
 
 
-def test_a_timed_training_of_few_steps_warns_and_the_least_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_short_timed_training_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     for minutes, steps in ((0.3, 72), (0.001, 1)):
         train(Timed(monkeypatch), replace(TIMED, minutes=minutes), out=tmp_path / str(steps))
         assert result(tmp_path / str(steps))[0]["steps"] == pytest.approx(steps, abs=3)
@@ -314,9 +308,7 @@ def test_a_component_that_was_trained_twice_has_the_steps_of_both(tmp_path: Path
     assert "steps" not in json.loads((tmp_path / "unknown" / "training.json").read_text())
 
 
-def test_a_log_has_a_line_a_minute_with_loss_rates_and_remaining_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_has_a_line_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     task = Timed(monkeypatch, pace=2.5)
     task.batch_tokens = 50
     train(task, replace(TIMED, minutes=0.0, steps=60, decay=20, evaluate_every=10, log_every=1), out=tmp_path)
@@ -327,7 +319,7 @@ def test_a_log_has_a_line_a_minute_with_loss_rates_and_remaining_time(
     assert lines[-1].startswith("step 60 of 60: loss ") and len(lines) == 3
 
 
-def test_fewer_steps_than_the_decay_shorten_it_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fewer_steps_than_the_decay_shorten_it_with_a_line(capsys: Capture) -> None:
     config = LoopConfig(steps=4000, decay=2000).with_length(steps=50)
     assert (config.steps, config.decay) == (50, 50)
     assert "decay is 2000 steps, more than the 50 of" in capsys.readouterr().err

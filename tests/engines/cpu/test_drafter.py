@@ -40,7 +40,7 @@ EAGLES = [
 @pytest.mark.parametrize(
     ("method", "shape"), [*EAGLES, *((name, None) for name in ("parallelspec", "vispec", "eagle3", "poss"))], ids=str
 )
-def test_fused_drafters_propose_the_trees_of_eager_ones(
+def test_fused_drafters_draft_as_eager(
     method: str, shape: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tiny_target(**SHAPE)

@@ -259,7 +259,7 @@ def test_unused_add_ons_are_not_read() -> None:
         ),
     ],
 )
-def test_unsupported_targets_are_refused_and_left_to_eager_by_auto(
+def test_unsupported_targets_are_left_to_eager(
     target: Callable[[], Transformer], weights: Weights, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -57,9 +57,7 @@ def test_deleted_or_truncated_pictures_are_made_again(decoder: Generator, tmp_pa
     assert contents(tmp_path) == before
 
 
-def test_incomplete_batches_are_decoded_whole(
-    decoder: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfinished_batches_are_made_whole(decoder: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paint(decoder, tmp_path, 6, batch=3)
     before = contents(tmp_path)
     picture_path(tmp_path, 4).unlink()
@@ -75,7 +73,7 @@ def test_incomplete_batches_are_decoded_whole(
     assert begun == [[3, 4, 5]] and contents(tmp_path) == before
 
 
-def test_pictures_recorded_meanwhile_are_skipped(
+def test_pictures_made_meanwhile_are_skipped(
     decoder: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ImageWriter(decoder, tmp_path, FINGERPRINT, name="early") as early:
