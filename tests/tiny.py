@@ -81,7 +81,6 @@ def select(condition: Condition, images: list[int]) -> Condition:
     """The condition of some of the images, in this order."""
     if condition.labels is not None:
         return Condition(labels=condition.labels[images])
-    assert condition.embeddings is not None and condition.mask is not None
     return Condition(embeddings=condition.embeddings[images], mask=condition.mask[images])
 
 
@@ -115,7 +114,6 @@ def tiny_teacher(target: Transformer, reads: Collection[str] = (), seed: int = 0
     from lantern.training.features import Conditions
 
     condition = tiny_condition((4, 2, 3, 1, 4))
-    assert condition.embeddings is not None and condition.mask is not None
     texts = ["a", "b", "c", "d", "e"]
     index = {text: i for i, text in enumerate(texts)}
     captions = Conditions(index, condition.embeddings[:, 2:].bfloat16(), condition.mask[:, 2:])

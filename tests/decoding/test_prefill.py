@@ -92,7 +92,6 @@ def test_reproducible_prefill_does_not_depend_on_batch(monkeypatch: pytest.Monke
     monkeypatch.setattr(target, "head", lambda features: read.append(len(features)) or head(features))
     together, cache = prefill(target, CONDITION, 2, stage=1, reproducible=True)
     # each prompt in both guidance rows, as long as it is; and each head in a product of its own
-    assert CONDITION.mask is not None
     assert read == [entry for words in CONDITION.mask.sum(1) for entry in ((2, int(words)), 1)]
     for image in range(4):
         alone, own = prefill(target, select(CONDITION, [image]), 2, stage=1, reproducible=True)

@@ -28,7 +28,7 @@ DEEP = tiny_target(n_layer=5)
 WARM = Sampling(guidance=3, temperature=0.9)
 
 
-def random_examples() -> Examples:
+def random_examples() -> Any:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(24, (2, 16), generator=generator)
     rows, layers = (torch.randn(2, 2, *more, 16, 32, generator=generator) for more in ((), (3,)))
@@ -97,7 +97,6 @@ def test_a_fresh_drafter_says_what_the_target_says_of_the_last_tapped_layer() ->
 
 def test_guided_layers_are_put_side_by_side_and_fewer_are_the_last_ones() -> None:
     given, target = random_examples(), tiny_target(n_layer=16)
-    assert given.layers is not None
     c, u = given.layers.unbind(1)
     torch.testing.assert_close(tiny_part("eagle3", DEEP).inputs(given)[1, 0, :, 64:], u[1, 2] + 3 * (c[1, 2] - u[1, 2]))
     module = new_module("eagle3", target, {"fused": [13]}, seed=0)
@@ -118,7 +117,6 @@ def test_specialists_cover_their_depths_and_learn_from_them_only(per_layer: int,
     assert len(module.layers) == max(of) + 1 and [module.specialist_at(depth) for depth in range(8)] == of
     module = tiny_part("poss", TARGET, depths=4, per_layer=per_layer).requires_grad_(True)
     for depth, made in enumerate(module.training_predictions(random_examples(), 4)):
-        assert made.features is not None
         module.zero_grad()
         made.features.square().mean().backward(retain_graph=True)
         learns = [any(p.grad is not None and bool(p.grad.any()) for p in layer.parameters()) for layer in module.layers]
@@ -171,7 +169,6 @@ def test_old_rows_are_seen_only_through_their_tokens() -> None:
     swapped[1], swapped[2] = 2, 1
     other = replace(given, tokens=tokens[:, swapped], rows=given.rows[:, :, swapped])
     old, new = (module.training_predictions(e, 1)[0].features for e in (given, other))
-    assert old is not None and new is not None
     differs = (old - new).abs().amax((0, 2)) > 1e-4
     assert differs[2:12].any()  # rows 0 and 1 see the pairs of row 0
     assert not differs[12:].any()  # rows from 2 on do not
@@ -189,5 +186,4 @@ def test_untrained_module_equals_eagle_without_compression() -> None:
     tokens = torch.randint(0, 24, (3, 36), generator=torch.Generator().manual_seed(0))
     given = whole_pictures(WIDER, CONDITION, tokens)
     for ours, theirs in zip(module.training_predictions(given, 3), plain.training_predictions(given, 3), strict=True):
-        assert ours.features is not None and theirs.features is not None
         torch.testing.assert_close(ours.features, theirs.features, atol=1e-4, rtol=1e-4)

@@ -24,7 +24,6 @@ def test_untrained_heads_repeat_the_feature() -> None:
     features, tokens = torch.randn(2, 5, 32), torch.zeros(2, 5, dtype=torch.long)
     output = module.heads(features, tokens, torch.full((2, 5), 3.0))
     assert torch.equal(output, features[:, :, None].expand(-1, -1, 4, -1))
-    assert module.heads.embed_tokens is not None
     assert torch.equal(module.heads.embed_tokens.weight, TARGET.tok_embeddings.weight)
 
 

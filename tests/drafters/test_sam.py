@@ -52,7 +52,6 @@ def test_suffix_lengths_match_brute_force(is_super: bool) -> None:
             output = symbols[tokens[image, :count]].tolist()
             ending = output if node is None else [*output, int(symbols[drafted[image, node]])]
             found = context if node is None else deeper
-            assert found.lengths is not None
             for place in range(count):
                 length = 0
                 while length < min(6, place) and output[place - 1 - length] == ending[-1 - length]:
@@ -71,7 +70,6 @@ def test_committed_tokens_advance_the_automaton() -> None:
     matcher.read(tokens, torch.tensor(counts))
     context = matcher.root(past_of(torch.nn.functional.pad(tokens, (0, 12)), counts))
     ((found, weights),) = matcher.evidence(context)[1]
-    assert context.matched is not None
     for image, count in enumerate(counts):
         length, end = longest_suffix(output, groups[tokens[image, :count]].tolist())
         assert int(context.matched[image, 0]) == length

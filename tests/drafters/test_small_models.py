@@ -93,7 +93,6 @@ def test_first_tokens_after_as_many_rounds_equal_the_small_models_own(rounds: in
 
 def test_tokens_are_the_best_of_log_q_plus_noise() -> None:
     tree, _ = first_tree(5, 2, torch.tensor([3, 1, 8]))
-    assert tree.log_q is not None
     torch.testing.assert_close(tree.log_q.exp().sum(-1), torch.ones(3, 16))
     best = (tree.log_q + noise_of(WARM).gumbel((1 + tree.shape.depths).expand(3, -1))).topk(3).indices
     for node in range(1, tree.tokens.shape[1]):

@@ -44,7 +44,6 @@ def parts(name: str, is_small: bool = False) -> Components:
 @cache
 def condition(name: str) -> Condition:
     text = parts(name).text
-    assert text is not None
     return text.condition(PROMPTS)
 
 
@@ -87,7 +86,6 @@ def test_drafts_of_the_target_itself_are_all_accepted(name: str, sampling: Sampl
     Of many images some would notice newlines of earlier passes that are not read.
     """
     tokens, text = parts(name).target.config.block_size, parts(name).text
-    assert text is not None
     made = built(name, "self-cascade", sampling, add_ons={"small": parts(name).target})
     steps = made.generate(text.condition(PROMPTS * 8), keys=[(3, i) for i in range(16)]).steps
     assert steps.tolist() == [1 + -(-(tokens - 1) // 5)] * 16

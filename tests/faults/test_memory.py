@@ -114,7 +114,6 @@ def test_a_failed_attempt_leaves_no_references(model: Model) -> None:
 
 def test_tokens_are_kept_if_only_their_pixels_do_not_fit(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = make(model, 4, 2)
-    assert model.vq is not None
     decode, reported, sizes = model.vq.decode, [], []
 
     def tight(tokens: torch.Tensor) -> torch.Tensor:

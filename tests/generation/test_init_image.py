@@ -33,7 +33,6 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 
 def tokens_of(model: Model, path: Path) -> list[int]:
-    assert model.vq is not None
     with torch.no_grad(), Image.open(path) as picture:
         return model.vq.encode(to_pixels(torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]))[0].tolist()
 

@@ -93,7 +93,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def condition_of(name: str, prompts: list[str] = PROMPTS) -> Condition:
     text = parts(name).text
-    assert text is not None
     return text.condition(prompts)
 
 
@@ -146,7 +145,6 @@ def test_a_profile_does_not_change_the_fingerprint(root: Path) -> None:
 def sequential(name: str, condition: Condition, image: int, row: int, tokens: list[int]) -> torch.Tensor:
     """Logits of what follows each of these tokens, by the decoder without a cache, mask or tree."""
     target, raster = parts(name).target, parts(name).target.config.raster
-    assert condition.tokens is not None and condition.mask is not None
     inputs = [*target.words(condition.tokens[image, row][condition.mask[image, row]])]
     ends = []  # the input before what follows a token: the token itself or the newline after it
     for place, token in enumerate(tokens):
@@ -233,7 +231,6 @@ def test_a_folder_in_the_released_layout_makes_pictures(name: str, root: Path, t
     loaded = load_model(folder(name, root), size=size)
     (expected,) = generate(loaded, PROMPTS[:1], method="plain")
     assert reported["tokens_sha256"] == [expected.tokens_sha256]
-    assert expected.pixels is not None
     raster, side = loaded.target.config.raster, loaded.vq.config.downsample  # type: ignore[union-attr]
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.size == (raster.columns * side, raster.rows * side)

@@ -128,7 +128,6 @@ def launch_children(lines: int) -> None:
 def report(made: Any) -> dict[str, int]:
     """Return registers, spilled bytes and shared memory of a kernel. CalledProcessError if ptxas refuses it."""
     found = re.search(r"^\.target (\w+)", made.asm["ptx"], re.MULTILINE)
-    assert found is not None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(made.asm["ptx"])
