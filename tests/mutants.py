@@ -556,8 +556,6 @@ engines/cuda/walk.py: engines/cuda/test_walk.py
 
 
 class Mutant(NamedTuple):
-    """A fault."""
-
     path: str
     old: str
     new: str

@@ -45,7 +45,6 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 def commands(path: Path) -> list[str]:
-    """Every shell command of a page, with continued lines joined."""
     found = []
     for block in blocks(path, "sh"):
         lines = re.sub(r"\\\n\s*", "", block).splitlines()
@@ -78,7 +77,6 @@ def prompts_file(folder: Path) -> None:
 
 
 def images(folder: Path) -> None:
-    """Two folders of PNG files with the same names, and a tiny network in the file of Inception's."""
     from tests.eval.tiny_metrics import save_pictures, save_tiny_inception
 
     save_pictures(folder / "images", 12, prompts=True)
@@ -87,7 +85,6 @@ def images(folder: Path) -> None:
 
 
 def trained(folder: Path) -> None:
-    """Folders as training leaves them, at toy size."""
     import shutil
 
     from tests.tiny_folder import save_tiny_model
@@ -99,7 +96,6 @@ def trained(folder: Path) -> None:
 
 
 def trained_on_classes(folder: Path) -> None:
-    """The folder of a class-conditional model, at toy size."""
     from tests.tiny_folder import save_tiny_model
 
     save_tiny_model(folder / "my-classes" / "model", model_type="c2i", cls_token_num=1)
@@ -115,7 +111,6 @@ def mask(folder: Path) -> None:
 
 
 def models_of_transformers(folder: Path) -> None:
-    """Folders as released for transformers, at toy size."""
     from tests import tiny_transformers as tiny
 
     tiny.save("janus", folder / "Janus-Pro-1B")
@@ -246,7 +241,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder, and no judging networks but those put into it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LANTERN_CACHE", str(tmp_path / "cache"))
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
@@ -268,7 +262,6 @@ def is_request(command: str) -> bool:
 
 
 def run(words: list[str]) -> int:
-    """Run a command in this process and return its exit code."""
     program, *arguments = words
     program = program.removeprefix(".venv/bin/")
     if program == "python":
@@ -348,8 +341,6 @@ def test_training_commands_name_what_there_is(path: Path, place: Path, monkeypat
 
 
 def recorded(function: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
-    """A function of the same signature that records its calls."""
-
     @wraps(function)
     def record(config: Any, **options: Any) -> None:
         calls.append((config, options))

@@ -55,8 +55,7 @@ SLOW = [pytest.param(guidance, EXACT, marks=pytest.mark.slow) for guidance in (1
 FEW = 16  # tokens, a row of the grid
 
 
-class Enough(Exception):
-    """All images have the tokens to compare."""
+class Enough(Exception): ...
 
 
 def first_tokens(model: Model, method: str, guidance: float, batch: int) -> Tensor:

@@ -89,7 +89,6 @@ def empty_environment(built: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def _environment(folder: Path) -> Path:
-    """Make an empty environment in which the packages of this one can be imported."""
     _run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
     # "z": path files are read in order, so packages installed here take precedence
     (_site(folder) / "z_parent.pth").write_text(sysconfig.get_path("purelib") + "\n")

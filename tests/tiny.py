@@ -78,14 +78,12 @@ def tiny_prompt(features: torch.Tensor, condition: Condition) -> Prompt:
 
 
 def select(condition: Condition, images: list[int]) -> Condition:
-    """The condition of some of the images, in this order."""
     if condition.labels is not None:
         return Condition(labels=condition.labels[images])
     return Condition(embeddings=condition.embeddings[images], mask=condition.mask[images])
 
 
 def tiny_eagle(target: Transformer, seed: int = 1, **changes: object) -> Eagle:
-    """A drafter of random weights for a target."""
     module = Eagle(EagleConfig.for_target(target.config, **changes)).eval()
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():

@@ -49,7 +49,6 @@ def tokenizer(words: list[str], **special: str) -> Any:
 
 
 def word_ids(family: str) -> dict[str, int]:
-    """The vocabulary of a tiny model, in which Emu3 and Chameleon have image tokens in another order."""
     return {word: i for i, word in enumerate(MODELS[family]["words"])}
 
 
@@ -236,7 +235,6 @@ def save(family: str, folder: Path, model: Any = None) -> Path:
 
 
 def vq_decoder(model: Any) -> VQDecoder:
-    """A decoder with random weights for a tiny Chameleon."""
     torch.manual_seed(1)
     return VQDecoder(model.config.vq_config).eval()
 

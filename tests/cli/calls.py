@@ -16,7 +16,6 @@ def made(model: str, *arguments: str) -> int:
 
 
 def grid(model: str, *arguments: str) -> list[list[int]]:
-    """Return the written tokens of a red apple."""
     assert made(model, "--tokens", "grid.json", *arguments) == 0
     return json.loads(Path("grid.json").read_text())
 
@@ -29,7 +28,6 @@ def refusal(capsys: Capture, code: int, expected: int = 2) -> str:
 
 
 def one_line(capsys: Capture) -> str:
-    """Return the one line on stderr, an error."""
     return error_line(capsys.readouterr().err)
 
 

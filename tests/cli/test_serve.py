@@ -91,7 +91,6 @@ PICTURES, CLIENTS = 256, 64
 
 
 def replicas() -> list[int]:
-    """The processes of replicas on this machine."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

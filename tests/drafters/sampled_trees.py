@@ -32,7 +32,6 @@ def begin_after(drafter: Drafter, first: Tensor, features: Tensor, noise: Noise)
 
 
 def stepped(decoder: Decoder, images: list[int] | None = None, **how: Any) -> tuple[Generation, list[Any]]:
-    """Generate some of the images; return also the steps in which something was drafted."""
     images, steps = [0, 1, 2] if images is None else images, list[Step]()
     keys = [KEYS[i] for i in images]
     made = decoder.generate(select(CONDITION, images), keys=keys, callback=steps.append, **how)

@@ -61,8 +61,6 @@ def test_adaptive_sizes_change_no_token(name: str) -> None:
 
 @dataclass(frozen=True)
 class Constant(Policy):
-    """Probabilities by rank alone."""
-
     rates: tuple[float, ...]
     is_predictable: ClassVar[bool] = True
 
@@ -118,7 +116,6 @@ def test_policies_that_read_samples_raise_with_rejection() -> None:
 
 
 def recording() -> Deferred:
-    """Return the drafter of eagle2, with log q."""
     drafter: Any = METHODS["eagle2"].made.drafter
     return replace(drafter, named={**drafter.named, "records_log_q": True})
 

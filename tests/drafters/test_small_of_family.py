@@ -28,7 +28,6 @@ def family(name: str) -> str:
 
 
 def smaller(name: str) -> Any:
-    """A model of other weights and one layer."""
     made = tiny.make(family(name), 1)
     body = made.model.language_model if family(name) == "janus" else made.model.text_model
     body.layers, body.config.num_hidden_layers = body.layers[:1], 1

@@ -72,8 +72,6 @@ def test_nan_or_infinity_in_one_pass_rejects_only_its_picture(model: Model, meth
 
 
 def load_spoilt(spoil: Callable[[Model], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the command load models that are spoilt."""
-
     def load(*args: Any, **options: Any) -> Model:
         model = load_model(*args, **options)
         spoil(model)

@@ -49,7 +49,6 @@ def load(folder: Path) -> torch.nn.Module:
 
 
 def change(path: Path, **values: Any) -> None:
-    """Change values of a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 

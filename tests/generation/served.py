@@ -15,8 +15,6 @@ KEY = "secret"
 
 
 class Served:
-    """A server of a model on a free port, with OpenAI's client for it."""
-
     def __init__(self, model: Model, limits: Limits, **options: Any) -> None:
         self.service = Service(model, limits, **options)
         self.worker = self.service.worker

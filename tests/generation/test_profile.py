@@ -25,7 +25,6 @@ def model(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mode
 
 
 def write(model: Model, /, **changes: Any) -> Path:
-    """Write a profile of the model where it belongs; return its path."""
     found: dict[str, Any] = {
         "version": VERSION,
         "machine": describe_machine(model),

@@ -135,8 +135,6 @@ def test_changed_options_are_those_that_differ() -> None:
 
 
 class Size(nn.Module):
-    """A made-up network whose only weight is unused."""
-
     def __init__(self, config: "SizeConfig") -> None:
         super().__init__()
         self.config, self.weight = config, nn.Parameter(torch.zeros(1))
@@ -144,8 +142,6 @@ class Size(nn.Module):
 
 @dataclass(frozen=True)
 class SizeConfig:
-    """Its config."""
-
     size: int = 4
     kind: str = "made-up-trained"
     target: str | None = None
@@ -208,16 +204,12 @@ def test_a_trained_method_is_added_with_its_network(tmp_path: Path) -> None:
 
 
 class Half(Relaxation):
-    """Moves p halfway to q."""
-
     def relax(self, log_p: Any, log_q: Any, *, depths: Any, levels: int) -> Relaxed:
-        """Return the mean of both."""
         r = (log_p.exp() + log_q.exp()) / 2
         return Relaxed(r.log(), (r - log_p.exp()).abs().sum(-1) / 2)
 
 
-class OwnMatch(GumbelVerifier):
-    """A verifier of another package."""
+class OwnMatch(GumbelVerifier): ...
 
 
 def test_a_verifier_of_another_package_is_exact_only_if_it_says_so() -> None:

@@ -215,7 +215,6 @@ def _layer(prefix: str, dim: int, hidden: int) -> dict[str, Tensor]:
 
 
 def _target() -> dict[str, Tensor]:
-    """The tensors of `table("gpt_t2i")` under the names of LANTERN's releases."""
     state = table("gpt_t2i")
     for name in [name for name in state if "wqkv" in name]:
         parts = state.pop(name).chunk(3)

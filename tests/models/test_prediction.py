@@ -89,7 +89,6 @@ def test_a_shape_of_seven_billion_parameters_needs_its_config_only(tmp_path: Pat
 
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_shapes_have_the_released_sizes(name: str, tmp_path: Path) -> None:
-    """Predicted from the configs alone."""
     found = predict(save(name, tmp_path), torch.bfloat16)
     config = found.target.config
     sizes = round(found.parameters / 1e9, 1), config.raster.rows, config.vocab_size

@@ -100,7 +100,6 @@ def vqgan(model: Any, decoder: Any) -> dict[str, Any]:
 
 
 def vocabulary(family: str) -> dict[str, Any]:
-    """The file of a tokenizer of whole words."""
     made = tiny.tokenizer([RELEASES[family]["words"].get(word, word) for word in tiny.word_ids(family)])
     return json.loads(made.backend_tokenizer.to_str())
 

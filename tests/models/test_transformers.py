@@ -262,7 +262,6 @@ def assembled(name: str, size: tuple[int, int] | None = None, words: Any = None)
 
 
 def windowed() -> Components:
-    """A language model with layers that are not reproduced."""
     changed = tiny.make("simplear")
     changed.config.layer_types = ["full_attention", "sliding_attention"]
     return tiny.assemble("simplear", changed, processor("simplear"))

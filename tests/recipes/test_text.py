@@ -80,7 +80,6 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def teacher(tmp_path: Path) -> Path:
-    """A BERT of random weights with its tokenizer."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import BertConfig, BertModel
 

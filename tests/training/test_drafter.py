@@ -45,8 +45,6 @@ LEARNERS: dict[str, tuple[dict[str, Any], int]] = {
 
 
 class Kept:
-    """Pictures of a teacher in memory."""
-
     def __init__(self, teacher: Teacher, pictures: int) -> None:
         self.tensors = teacher.read(list(range(pictures)))
 

@@ -289,8 +289,6 @@ def test_a_resumed_timed_training_keeps_its_time(tmp_path: Path, monkeypatch: py
 
 
 class Exporting(Line):
-    """Writes a component with a config."""
-
     def export(self, folder: Path) -> None:
         (folder / "part").mkdir()
         (folder / "part" / "config.json").write_text("{}")

@@ -39,7 +39,6 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def copied(library: Path, folder: Path) -> Path:
-    """Copy a library and its record to a new private folder."""
     folder.mkdir(mode=0o700, parents=True)
     for part in (library, building.record_of(library)):
         shutil.copy2(part, folder / part.name)
@@ -54,7 +53,6 @@ def cached(fresh: Path, original: Path) -> Path:
 
 @pytest.fixture
 def packaged(fresh: Path, original: Path) -> Path:
-    """A library that was installed with the package."""
     return copied(original, building.PACKAGED)
 
 

@@ -39,7 +39,6 @@ def target_in(dtype: torch.dtype, seed: int = 0, **changes: Any) -> Transformer:
 
 
 def target_of(kind: str, **changes: Any) -> Any:
-    """A target in fp32 or bf16, or with its weights in 8 bits."""
     target = target_in(torch.float32 if kind == "fp32" else torch.bfloat16, **changes)
     return quantized(target, "int8") if kind == "int8" else target
 
@@ -74,7 +73,6 @@ class Passes:
 
 
 def by_single_passes(target: Target, tokens: list[int]) -> list[Tensor]:
-    """The logits of tokens that are fed one by one, each committed before the next."""
     passes, found = Passes(target), list[Tensor]()
     for known, token in enumerate(tokens, KNOWN):
         found.append(passes.score([token], (-1,), known).logits[:, 0])

@@ -100,7 +100,6 @@ KILLS = int(os.environ.get("LANTERN_KILLS", "4"))
 
 
 def begun(out: Path) -> list[int]:
-    """Return the images that workers have started, in order, with repetitions."""
     log = Path(f"{out}.log")
     return list(map(int, log.read_text().split())) if log.exists() else []
 

@@ -82,7 +82,6 @@ def test_actors_that_keep_ending_stop_the_job(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def ray_here() -> Iterator[None]:
-    """A Ray of our own, once for all tests."""
     with cluster():
         yield
 
@@ -95,7 +94,6 @@ class Killer(threading.Thread):
         self.out, self.killed = out, 0
 
     def run(self) -> None:
-        """Wait, then kill."""
         until = time.monotonic() + 600
         while not self.killed and time.monotonic() < until:
             if len(lines(self.out)) >= 2:
