@@ -52,9 +52,6 @@ def commands(path: Path) -> list[str]:
     return found
 
 
-# Commands
-
-
 @dataclass(frozen=True)
 class Exercise:
     """How a command is run: words to append and to replace, and what is put into the working folder before.
@@ -348,9 +345,6 @@ def recorded(function: Callable[..., Any], calls: list[Any]) -> Callable[..., An
     return record
 
 
-# Python
-
-
 @pytest.mark.parametrize(
     ("path", "block"),
     [(path, block) for path in PAGES for block in blocks(path, "python")],
@@ -379,16 +373,10 @@ def address(path: Path, model: Path) -> Iterator[str]:
         yield server.url
 
 
-# Quoted code
-
-
 def test_the_loop_in_the_architecture_is_that_of_the_token() -> None:
     quoted = "".join(blocks(ARCHITECTURE, "python"))
     for method in (State.round, State.draft, State.finish):
         assert dedent(inspect.getsource(method)) in quoted, f"copy State.{method.__name__} to ARCHITECTURE.md"
-
-
-# Links and paths
 
 
 def headings(path: Path) -> set[str]:

@@ -1,5 +1,3 @@
-"""Calls of `lantern-generate` in the process of the test."""
-
 import json
 from pathlib import Path
 

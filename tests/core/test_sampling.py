@@ -1,5 +1,3 @@
-"""Logits to distributions."""
-
 import math
 
 import pytest

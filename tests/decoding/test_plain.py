@@ -1,5 +1,3 @@
-"""Plain decoding."""
-
 import pytest
 import torch
 

@@ -62,9 +62,6 @@ def test_fresh_samples_are_never_ranked_by_an_engine(monkeypatch: pytest.MonkeyP
         tiny_decoder("eagle1-rejection", tree="chain_2").generate(CONDITION, keys=KEYS)
 
 
-# -- EAGLE-3 ----------------------------------------------------------------------------------------------------------
-
-
 def test_taps_give_what_enters_layers() -> None:
     target, seen = tiny_target(n_layer=5), list[Tensor]()
     for layer in (1, 3):
@@ -106,9 +103,6 @@ def test_guided_layers_are_put_side_by_side_and_fewer_are_the_last_ones() -> Non
         new_module("eagle3", target, {"fused": [8]}, seed=0)
 
 
-# -- PosS -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("per_layer", "of"), [(1, [0, 1, 2, 3, 4, 5, 5, 5]), (2, [0, 0, 1, 1, 2, 2, 2, 2]), (3, [0, 0, 0, 1, 1, 1, 1, 1])]
 )
@@ -121,9 +115,6 @@ def test_specialists_cover_their_depths_and_learn_from_them_only(per_layer: int,
         made.features.square().mean().backward(retain_graph=True)
         learns = [any(p.grad is not None and bool(p.grad.any()) for p in layer.parameters()) for layer in module.layers]
         assert learns == [i == of[depth] for i in range(len(module.layers))]
-
-
-# -- FR-Spec ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["guided", "rows"])
@@ -143,9 +134,6 @@ def test_ranking_is_by_count_then_by_number(tmp_path: Any) -> None:
     save_component(table.state_dict(), table.config, tmp_path / "fr-spec")
     again = load_component(FrequencyTable, type(table.config), tmp_path / "fr-spec")
     assert torch.equal(again.counts, table.counts) and again.config == table.config
-
-
-# -- ViSpec -----------------------------------------------------------------------------------------------------------
 
 
 WIDER = tiny_target(block_size=36)

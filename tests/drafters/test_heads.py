@@ -27,9 +27,6 @@ def test_untrained_heads_repeat_the_feature() -> None:
     assert torch.equal(module.heads.embed_tokens.weight, TARGET.tok_embeddings.weight)
 
 
-# -- ParallelSpec -----------------------------------------------------------------------------------------------------
-
-
 def test_a_group_of_masks_sees_the_pairs_up_to_its_anchor_and_itself() -> None:
     pairs, masks = ["1000000", "1100000", "1110000"], ["1001000", "1001100", "1100010", "1100011"]
     expected = [[mark == "1" for mark in line] for line in pairs + masks]
@@ -41,9 +38,6 @@ def test_each_step_runs_one_drafter_pass(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(ParallelSpec, "guess", lambda self, *of, **how: calls.append(1) or guess(self, *of, **how))
     made = tiny_decoder("parallelspec").generate(select(CONDITION, [0]), keys=KEYS[:1])
     assert len(calls) == int(made.steps) - 1
-
-
-# -- vertical heads ---------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

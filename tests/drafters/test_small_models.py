@@ -66,9 +66,6 @@ def test_small_models_of_other_sizes_raise() -> None:
             SmallModel(tiny_target(**{name: value}), TARGET, sampling=Sampling(), stage=2)
 
 
-# -- drafter, small model, target -------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def first_tree(length: int, rounds: int, first: Tensor, sampling: Sampling = WARM) -> tuple[DraftTree, Tensor]:
     """Return the first tree of a cascade behind these first tokens, and the tokens of its chain."""
@@ -98,9 +95,6 @@ def test_tokens_are_the_best_of_log_q_plus_noise() -> None:
     for node in range(1, tree.tokens.shape[1]):
         parent, rank = int(tree.shape.parents[node]), int(tree.shape.ranks[node])
         assert torch.equal(tree.tokens[:, node], best[:, parent, rank])
-
-
-# -- 4-bit weights ----------------------------------------------------------------------------------------------------
 
 
 @needs_torchao

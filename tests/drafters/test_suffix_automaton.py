@@ -1,5 +1,3 @@
-"""Suffix automata against brute force."""
-
 from collections.abc import Sequence
 
 import torch

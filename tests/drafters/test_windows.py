@@ -30,9 +30,6 @@ def test_windows_with_distributions_need_coupling() -> None:
     assert torch.equal(generate(JacobiDrafter(TARGET), GumbelVerifier()).tokens, plain_tokens())
 
 
-# -- SJD-PAC ----------------------------------------------------------------------------------------------------------
-
-
 def decode(images: list[int] | None = None, **settings: Any) -> tuple[Any, list[Any]]:
     return stepped(tiny_decoder("sjd-pac", **settings), images)
 

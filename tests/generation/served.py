@@ -1,5 +1,3 @@
-"""A server in threads of the test's process."""
-
 import threading
 import time
 from typing import Any

@@ -1,5 +1,3 @@
-"""Our folders in the loaders of diffusers."""
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,5 +1,3 @@
-"""Loading a model folder without diffusers."""
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Tree policies learn from synthetic records."""
-
 import json
 from dataclasses import replace
 from pathlib import Path

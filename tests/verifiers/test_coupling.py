@@ -1,5 +1,3 @@
-"""Jacobi coupling: one walk over a window, place by place."""
-
 from dataclasses import replace
 from typing import Any
 

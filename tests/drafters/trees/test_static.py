@@ -1,5 +1,3 @@
-"""Static trees."""
-
 import pytest
 import torch
 

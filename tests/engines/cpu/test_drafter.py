@@ -1,5 +1,3 @@
-"""Fused drafters: the same drafts as eager ones."""
-
 import copy
 from typing import Any
 

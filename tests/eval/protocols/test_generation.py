@@ -44,9 +44,6 @@ def test_a_second_process_on_the_same_shard_is_reported(decoder: Generator, tmp_
         ImageWriter(decoder, tmp_path, FINGERPRINT, name="1-of-1")
 
 
-# again
-
-
 def test_deleted_or_truncated_pictures_are_made_again(decoder: Generator, tmp_path: Path) -> None:
     paint(decoder, tmp_path, 4)
     before = contents(tmp_path)
@@ -92,8 +89,6 @@ def test_picture_metadata_has_no_time(whole: Path) -> None:
     assert not [name for name in map(str, output) if any(word in name.lower() for word in ("time", "date", "second"))]
     assert read_entries(whole)[1].tokens_sha256 == output["tokens_sha256"]
 
-
-# kills and full disks
 
 PICTURES = 40
 KILLS = int(os.environ.get("LANTERN_KILLS", "4"))

@@ -45,9 +45,6 @@ def protocol(**changes: Any) -> Protocol:
     return build_config(Protocol, values(**changes), source="mine.json")
 
 
-# what is shipped
-
-
 @pytest.mark.parametrize("name", known_protocols())
 def test_a_shipped_protocol_is_complete(name: str) -> None:
     found = load_protocol(name)
@@ -89,9 +86,6 @@ def test_emoji_uses_the_embedded_models_sampling() -> None:
     assert [request.prompt for request in requested[478:956]] == prompts and requested[478].number == 478
 
 
-# files
-
-
 def test_a_misspelt_name_gives_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean 'coco2014-30k'"):
         load_protocol("coco2014-3k")
@@ -120,9 +114,6 @@ def test_a_fault_is_named_with_its_file(changes: dict[str, Any], message: str) -
     with pytest.raises(ValueError, match="mine.json") as raised:
         protocol(**changes)
     assert message in str(raised.value) and "\n" not in str(raised.value)
-
-
-# prompts
 
 
 def prompt_set(folder: Path, name: str, text: str, count: int, **how: Any) -> PromptSet:
@@ -156,9 +147,6 @@ def test_other_and_missing_prompts_are_rejected(tmp_path: Path, monkeypatch: pyt
     assert str(tmp_path / "prompts") in str(raised.value)
 
 
-# models
-
-
 def test_a_model_that_does_not_fit_is_rejected(model: Model) -> None:
     protocol().check_model(model)
     few = Model("few", tiny_target(model_type="c2i", num_classes=3, cls_token_num=1))
@@ -180,9 +168,6 @@ def test_guidance_depends_on_the_model_size(model: Model, monkeypatch: pytest.Mo
     config = model.target.config
     monkeypatch.setitem(SIZES, "XL", {"dim": config.dim, "n_layer": config.n_layer, "n_head": config.n_head})
     assert size_name(model) == "XL" and by_size.sampling(model).guidance == 1.75
-
-
-# sizes at which pictures are judged
 
 
 def test_crop_lanczos_matches_pillow_on_the_central_square() -> None:

@@ -43,9 +43,6 @@ def recipe(folder: Path, out: Path) -> RayJob:
     return Noted(str(folder), "cpu", "fp32", method, sampling, EAGER, out, FINGERPRINT, torch.get_num_threads())
 
 
-# what actors ask for
-
-
 @pytest.mark.parametrize(("cpus", "actors"), [(2, 2), (1, 1), (1, 2), (64, 2), (3, 50)])
 def test_actors_leave_cpus_for_rays_own_tasks(cpus: float, actors: int) -> None:
     requested = shares({"CPU": cpus}, actors)
@@ -75,9 +72,6 @@ def test_actors_that_keep_ending_stop_the_job(tmp_path: Path) -> None:
     nothing = RayJob("none", "cpu", "fp32", METHODS["plain"], Sampling(), EAGER, tmp_path, FINGERPRINT, 1)
     answer = Actor(nothing, [expected(1)], "job", 4)({"number": [0]})
     assert answer["made"][0] == 0 and "4 actors ended" in str(received(answer["failure"][0]))
-
-
-# on Ray
 
 
 @pytest.fixture(scope="module")

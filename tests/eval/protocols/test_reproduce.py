@@ -113,9 +113,6 @@ def test_pictures_of_another_method_are_not_mixed_in(place: Path, run: Run, caps
     assert "begun with config.method." in line and "use another --out" in line
 
 
-# metrics
-
-
 def figure(name: str) -> Figure:
     return Figure(name, 0.5, "", "lib 1", "none", "w", "s", 6, "i", "r", "s", 3, 0, (0.4, 0.6), "draws", warning="few")
 
@@ -173,9 +170,6 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
     names = [path.relative_to(tmp_path / "out").as_posix() for path in pictures]
     assert names == ["000000.png", "000003.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
-
-
-# refusals
 
 
 @pytest.mark.parametrize(

@@ -132,8 +132,6 @@ def test_greedy_relaxation() -> None:
     assert verdict.cost.total_variation[0].tolist() == pytest.approx([0.1, 0, 0])
 
 
-# -- GSD and typical acceptance ---------------------------------------------------------------------------------------
-
 ORDERED = torch.tensor([[0.05, 0.3, 0.1, 0.35, 0.2]])  # in order: 3 1 4 2 0
 DRAFTED = torch.tensor([[0.1, 0.1, 0.2, 0.2, 0.4]])
 
@@ -164,9 +162,6 @@ def test_typical_drafts_are_accepted_above_the_lower_of_both_thresholds(epsilon:
             UnderTest(P, one_hot(ZERO + token, 5).float(), ZERO + token, True)
         )
         assert ruling.mass.item() == float(P[0, token] > bar) and torch.equal(ruling.left, P)
-
-
-# -- COOL-SD and VVS --------------------------------------------------------------------------------------------------
 
 
 def random_pair(seed: int) -> tuple[Tensor, Tensor]:
