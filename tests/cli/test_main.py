@@ -78,6 +78,7 @@ REFUSED = {
     "bench --images 0": "wanted a whole number from 1",
     "bench --model TOY --methods eagel1": "did you mean 'eagle1'",
     "reproduce emoji --actors 2": "--actors is an option of --ray",
+    "reproduce coco2014-3k": "did you mean 'coco2014-30k'",
     "reproduce nowhere": "nowhere",
     "reproduce nowhere/row.json": "nowhere",
     "leaderboard --from nowhere.json": "does not exist",

@@ -105,11 +105,6 @@ def test_steps_have_different_uniforms() -> None:
     assert len(torch.cat(seen).unique()) == 32
 
 
-def test_silent_noise_is_zero() -> None:
-    noise = Noise([(1, 0)], positions=4, vocab_size=5, is_silent=True)
-    assert (noise.gumbel(torch.arange(4)[None]) == 0).all()
-
-
 @pytest.mark.parametrize("seed", [-1, 2**63])
 def test_a_seed_out_of_range_is_refused(seed: int) -> None:
     with pytest.raises(ValueError, match="seed is"):

@@ -39,12 +39,6 @@ def test_guidance_ends_after_its_interval() -> None:
     assert sampling.scales(torch.arange(5)).tolist() == [3, 3, 3, 1, 1]
 
 
-def test_guided_features_have_guided_logits() -> None:
-    sampling, head = Sampling(guidance=7.5, guidance_interval=1), torch.nn.Linear(8, 11, bias=False)
-    features, where = torch.randn(2, 2, 4, 8), torch.arange(4).expand(2, -1)
-    assert torch.allclose(head(sampling.guide(features, where)), sampling.guide(head(features), where), atol=1e-5)
-
-
 def test_temperature_zero_takes_the_lowest_of_equal_tokens() -> None:
     assert distribution(Sampling(guidance=1, temperature=0), torch.tensor([0.0, 3.0, 3.0])).tolist() == [0, 1, 0]
 

@@ -14,14 +14,12 @@ from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from lantern.drafters.eagle.fr_spec import FrequencyTable
 from lantern.drafters.eagle.poss import Poss, PossConfig
-from lantern.drafters.eagle.vispec import ViSpec, ViSpecConfig, ViSpecDrafter
+from lantern.drafters.eagle.vispec import ViSpec, ViSpecConfig
 from lantern.drafters.examples import Examples, fused_layers
-from lantern.drafters.trees.static import named
 from lantern.training.drafter import new_module
-from tests.drafters.sampled_trees import drafted, stepped
-from tests.drafters.whole import whole_pictures
+from tests.drafters.sampled_trees import stepped, whole_pictures
 from tests.tiny import tiny_condition, tiny_target
-from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, TARGET, tiny_decoder
 from tests.tiny_parts import tiny_part, tiny_table
 
 DEEP = tiny_target(n_layer=5)
@@ -137,14 +135,6 @@ def test_ranking_is_by_count_then_by_number(tmp_path: Any) -> None:
 
 
 WIDER = tiny_target(block_size=36)
-
-
-def test_context_has_the_reported_length() -> None:
-    module = tiny_part("vispec", WIDER, recent=1, summaries=2)
-    drafter = ViSpecDrafter(module, WIDER, tree=named("grown_8_3"), mode="gumbel", sampling=SAMPLING)
-    drafted(drafter, WIDER)
-    # two for the caption, six rows, two whole rows of six, four staged and room for what they may overwrite
-    assert drafter.cache.slots == 2 + 6 + 12 + 4 + 4
 
 
 @torch.no_grad()

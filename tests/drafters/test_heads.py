@@ -10,8 +10,7 @@ from lantern.drafters.heads.medusa import Medusa, MedusaConfig
 from lantern.drafters.heads.parallelspec import ParallelSpec, group_mask
 from lantern.drafters.heads.vertical import Vertical, VerticalConfig, VerticalDrafter
 from lantern.drafters.trees.static import named
-from tests.drafters.sampled_trees import drafted
-from tests.drafters.whole import whole_pictures
+from tests.drafters.sampled_trees import drafted, whole_pictures
 from tests.tiny import loose_target, select
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, tiny_decoder
 from tests.tiny_parts import tiny_part

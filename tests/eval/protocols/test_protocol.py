@@ -86,11 +86,6 @@ def test_emoji_uses_the_embedded_models_sampling() -> None:
     assert [request.prompt for request in requested[478:956]] == prompts and requested[478].number == 478
 
 
-def test_a_misspelt_name_gives_the_nearest() -> None:
-    with pytest.raises(ValueError, match="did you mean 'coco2014-30k'"):
-        load_protocol("coco2014-3k")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
