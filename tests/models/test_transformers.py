@@ -32,6 +32,7 @@ from lantern.models.transformers.target import causal_target
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests import tiny_transformers as tiny
 from tests.cli.calls import Capture
+from tests.refusals import refused
 from tests.tiny_decoder import GivenTrees
 
 PROMPTS = ["a red apple", "the sky"]
@@ -216,8 +217,7 @@ def test_pixels_undo_the_normalisation_of_the_processor(name: str) -> None:
     torch.testing.assert_close(vq.decode(tokens)[0], 2 * torch.stack(expected) - 1)
     with pytest.raises(ValueError, match=f"got 3 tokens an image, wanted {vq.raster.rows} rows"):
         vq.decode(tokens[:, :3])
-    with pytest.raises(ValueError, match="tokens are from 1 to 1000, wanted 0 to"):
-        vq.decode(torch.where(tokens == 0, 1000, tokens))
+    assert "tokens are from 1 to 1000, wanted 0 to" in refused(vq.decode, torch.where(tokens == 0, 1000, tokens))
 
 
 @pytest.mark.parametrize("name", PAINTED)
@@ -242,19 +242,15 @@ def test_a_folder_in_the_released_layout_makes_pictures(name: str, root: Path, t
 
 def test_unknown_kinds_and_damaged_folders_are_refused(root: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ValueError, match="model_type is 'bert', wanted one of janus"):
-        load_model(tmp_path)
+    assert "model_type is 'bert', wanted one of janus" in refused(load_model, tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "multi_modality"}')
-    with pytest.raises(ValueError, match="has the released layout 'multi_modality': convert it first"):
-        load_model(tmp_path)
+    assert "has the released layout 'multi_modality': convert it first" in refused(load_model, tmp_path)
     (tmp_path / "config.json").write_text((folder("janus", root) / "config.json").read_text())
-    with pytest.raises(ValueError, match="no JanusForConditionalGeneration that loads"):
-        load_model(tmp_path)
+    assert "no JanusForConditionalGeneration that loads" in refused(load_model, tmp_path)
     state = load_file(folder("janus", root) / "model.safetensors")
     del state["model.generation_head.vision_head.weight"]
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="tensor 'model.generation_head.vision_head.weight' is missing"):
-        load_model(tmp_path, parts=())
+    assert "tensor 'model.generation_head.vision_head.weight' is missing" in refused(load_model, tmp_path, parts=())
 
 
 def assembled(name: str, size: tuple[int, int] | None = None, words: Any = None) -> Components:
@@ -330,18 +326,15 @@ def test_decoders_of_chameleon_are_found_and_checked(tmp_path: Path) -> None:
         found = read_decoder(tmp_path, config).state_dict()
         assert all(torch.equal(found[name], own[name]) for name in own)
     torch.save({"state_dict": state | {"decoder.conv_in.bias": torch.zeros(3)}}, tmp_path / "vqgan.ckpt")
-    with pytest.raises(ValueError, match=r"'decoder.conv_in.bias' has shape \[3\], wanted \[64\]"):
-        read_decoder(tmp_path, config)
+    assert "'decoder.conv_in.bias' has shape [3], wanted [64]" in refused(read_decoder, tmp_path, config)
     (tmp_path / "vqgan.ckpt").write_bytes(b"no checkpoint")
-    with pytest.raises(ValueError, match=r"vqgan\.ckpt is no whole checkpoint of plain tensors"):
-        read_decoder(tmp_path, config)
+    assert "vqgan.ckpt is no whole checkpoint of plain tensors" in refused(read_decoder, tmp_path, config)
 
 
 def test_folders_without_templates_and_vocabularies_are_refused(root: Path, tmp_path: Path) -> None:
     shutil.copytree(folder("janus", root), tmp_path / "janus")
     (tmp_path / "janus" / "chat_template.jinja").unlink()
-    with pytest.raises(ValueError, match="the processor has no chat template"):
-        load_model(tmp_path / "janus")
+    assert "the processor has no chat template" in refused(load_model, tmp_path / "janus")
     config = json.loads((folder("emu3", root) / "config.json").read_text())
     del config["vocabulary_map"]["<|extra_200|>"]
     shutil.copytree(folder("emu3", root), tmp_path / "emu3")
@@ -431,17 +424,14 @@ def test_a_causal_model_is_known_by_its_tokenizer_and_checked(root: Path, tmp_pa
     target: Any = load_model(made, parts=()).target
     assert target.config.family == "liquid"
     (made / "vqgan.ckpt").unlink()
-    with pytest.raises(ValueError, match=r"holds no VQ tokenizer: put vqgan\.ckpt of Chameleon's release into it"):
-        load_model(made)
+    assert "holds no VQ tokenizer: put vqgan.ckpt of Chameleon's release into it" in refused(load_model, made)
     without = load_model(made, parts=("text",))
-    with pytest.raises(ValueError, match="loaded without its VQ"):
-        next(generate(without, PROMPTS[:1], method="plain"))
+    assert "loaded without its VQ" in refused(next, generate(without, PROMPTS[:1], method="plain"))
     with pytest.raises(ValueError, match="the vocabulary has 53 tokens, wanted 40 of the tokenizer and 24 tokens"):
         causal_target(model("liquid"), range(40), 24, family="liquid", raster=parts("liquid").target.config.raster)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (made / name).unlink()
-    with pytest.raises(ValueError, match="model_type is 'gemma', wanted one of janus"):
-        load_model(made)
+    assert "model_type is 'gemma', wanted one of janus" in refused(load_model, made)
 
 
 def test_another_causal_model_takes_the_place_of_a_familys_own(tmp_path: Path) -> None:

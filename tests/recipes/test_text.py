@@ -33,6 +33,7 @@ from recipes.emoji.text_encoder import (
     train,
     train_tokenizer,
 )
+from tests.refusals import refused
 from tests.training import drawings
 
 EMOJIS = [
@@ -229,15 +230,12 @@ def test_training_lowers_the_loss_and_gives_unit_embeddings(packages: Path, teac
 
 def test_missing_and_altered_files_are_named(packages: Path, teacher: Path, tmp_path: Path) -> None:
     config = replace(tiny_config(1), concepts=(tmp_path / "no.txt",))
-    with pytest.raises(ValueError, match=r"no\.txt is missing; it is named under concepts"):
-        prepare(config, tmp_path, packages, teacher)
+    assert "no.txt is missing; it is named under concepts" in refused(prepare, config, tmp_path, packages, teacher)
     (teacher / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match=r"tokenizer\.json"):
-        prepare(tiny_config(1), tmp_path, packages, teacher)
+    assert "tokenizer.json" in refused(prepare, tiny_config(1), tmp_path, packages, teacher)
     path = packages / archives()["labels"].file_name
     path.write_bytes(path.read_bytes() + b"x")
-    with pytest.raises(ValueError, match="sha256"):
-        read_emojis(packages)
+    assert "sha256" in refused(read_emojis, packages)
 
 
 @pytest.fixture

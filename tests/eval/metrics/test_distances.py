@@ -8,6 +8,7 @@ import torch
 from lantern.eval.intervals import mean_estimate
 from lantern.eval.metrics.distances import frechet, frechet_distance, inception_score, kernel_distance, moments_of, prdc
 from lantern.eval.metrics.moments import Moments
+from tests.refusals import refused
 
 
 def features(count: int, width: int = 8, *, seed: int = 0, shift: float = 0.0) -> torch.Tensor:
@@ -118,10 +119,8 @@ def test_mean_interval_matches_the_normal_one() -> None:
 def test_too_small_sets_are_rejected(count: int) -> None:
     x, y = features(count), features(5)
     for distance in (frechet_distance, kernel_distance):
-        with pytest.raises(ValueError, match="at least 2"):
-            distance(x, y, seed=0)
-    with pytest.raises(ValueError, match="more than 5"):
-        prdc(y, y)
+        assert "at least 2" in refused(distance, x, y, seed=0)
+    assert "more than 5" in refused(prdc, y, y)
 
 
 @pytest.mark.parametrize("cuts", [[100], [1, 99], [33, 33, 34], [7] * 14 + [2], [1] * 100])
@@ -157,16 +156,14 @@ def test_saved_moments_are_loaded_to_the_bit(tmp_path: Path) -> None:
 def test_moments_of_two_networks_are_not_merged() -> None:
     with pytest.raises(ValueError, match="made with 'b', expected 3 made with 'a'"):
         Moments(3, made_with="a").merge(Moments(3, made_with="b"))
-    with pytest.raises(ValueError, match="of 4 values made with"):
-        Moments(3).merge(Moments(4))
+    assert "of 4 values made with" in refused(Moments(3).merge, Moments(4))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 32.0, -40.0])
 def test_values_beyond_the_limit_are_rejected(bad: float) -> None:
     x = features(3)
     x[1, 2] = bad
-    with pytest.raises(ValueError, match="expected below 32"):
-        Moments(8).add(x)
+    assert "expected below 32" in refused(Moments(8).add, x)
 
 
 def test_too_few_features_have_no_covariance() -> None:
@@ -179,5 +176,4 @@ def test_damaged_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "torn.safetensors"
     moments_of(features(5)).save(path)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"torn.safetensors is not a file of moments"):
-        Moments.load(path)
+    assert "torn.safetensors is not a file of moments" in refused(Moments.load, path)
