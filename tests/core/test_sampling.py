@@ -1,9 +1,12 @@
 import math
+from dataclasses import astuple
 
+import numpy as np
 import pytest
 import torch
 
 from lantern.core.sampling import Sampling, keep_largest, pick
+from lantern.methods import METHODS
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, 1.0, -1.0])
 
@@ -61,6 +64,13 @@ def test_top_p_keeps_the_first_token_that_exceeds_it() -> None:
 def test_top_p_comes_after_top_k() -> None:
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     assert (distribution(Sampling(guidance=1, top_k=2, top_p=0.55), logits) > 0).tolist() == [True, False, False, False]
+
+
+def test_scalars_of_numpy_and_torch_become_numbers() -> None:
+    made = Sampling(np.float32(2), np.float64(0.5), np.int64(7), torch.tensor(0.25), np.int32(3))  # type: ignore[arg-type]
+    assert made == Sampling(2.0, 0.5, 7, 0.25, 3)
+    assert [type(value) for value in astuple(made)] == [float, float, int, float, int]
+    assert METHODS["gumbel-jacobi"].with_options(window=np.int64(4)) == METHODS["gumbel-jacobi"].with_options(window=4)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 1e30, "3"])
