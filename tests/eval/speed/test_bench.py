@@ -17,7 +17,7 @@ from lantern.eval.speed.race import pack, pass_seconds, results
 from lantern.eval.speed.surroundings import commit, surroundings
 from lantern.generation import choice
 from lantern.models.folder import Model
-from tests.eval.variants import CPU, eager
+from tests.eval.workers import CPU, eager
 from tests.tiny import tiny_target
 
 
