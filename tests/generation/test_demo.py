@@ -17,17 +17,7 @@ from lantern.core.types import Callback
 from lantern.generation import demo
 from lantern.generation.choice import choose_method
 from lantern.generation.comparison import Comparison
-from lantern.generation.demo import (
-    GROUPS,
-    MARK,
-    SHADES,
-    Side,
-    SideBySide,
-    draw_map,
-    image_html,
-    map_html,
-    relaxed_places,
-)
+from lantern.generation.demo import GROUPS, SHADES, Side, SideBySide, draw_map, map_html
 from lantern.generation.generator import generate, make_batch
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, load_model
@@ -71,7 +61,7 @@ def test_only_accepted_drafts_are_relaxed(
     cost = SimpleNamespace(relaxed=torch.tensor([chances]))
     verdict = None if length is None else SimpleNamespace(length=torch.tensor([length]), cost=cost)
     step = SimpleNamespace(start=torch.tensor([start]), counts=torch.tensor([counts]), verdict=verdict)
-    assert relaxed_places(step) == expected  # type: ignore[arg-type]
+    assert demo.relaxed_places(step) == expected  # type: ignore[arg-type]
 
 
 def test_marks_hold_the_relaxed_tokens(sides: SideBySide) -> None:
@@ -166,7 +156,7 @@ def test_every_token_is_shaded_by_its_run() -> None:
     assert paths[SHADES[2].colour].startswith("M30 0h10v10h-10zM0 10h10")
     assert paths[SHADES[3].colour].count("M") == 8
     assert [(dot.get("cx"), dot.get("cy")) for dot in root.iter("circle")] == [("15", "5")]
-    assert root.find("title") is not None and root.find("g").get("fill") == MARK  # type: ignore[union-attr]
+    assert root.find("title") is not None and root.find("g").get("fill") == demo.MARK  # type: ignore[union-attr]
 
 
 def test_shades_are_those_of_their_legend() -> None:
@@ -179,8 +169,8 @@ def test_shades_are_those_of_their_legend() -> None:
 def test_an_image_can_be_saved(sides: SideBySide) -> None:
     made = side(sides, "plain")
     mark, pixels = made.at(made.times()[0])
-    assert "0.0" in (text := image_html("<b>", mark, pixels)) and "<b>" not in text and "download" not in text
-    assert 'download="one.png" href="data:image/png' in image_html("plain", mark, pixels, "one.png")
+    assert "0.0" in (text := demo.image_html("<b>", mark, pixels)) and "<b>" not in text and "download" not in text
+    assert 'download="one.png" href="data:image/png' in demo.image_html("plain", mark, pixels, "one.png")
 
 
 def test_examples_are_recognised_names(model: Model, tmp_path: Path) -> None:

@@ -18,25 +18,14 @@ from lantern.models.llamagen.text import TextEncoder
 from lantern.training.loop import LoopConfig
 from lantern.training.loop import train as run_loop
 from lantern.training.stages import read_config
-from recipes.emoji import card
+from recipes.emoji import card, text_encoder
 from recipes.emoji import lexicon as lexicon_module
 from recipes.emoji.card import copies, nats
 from recipes.emoji.lexicon import Lexicon, Named, Nouns, build_lexicon, everyday_words, read_emojis, read_nouns
 from recipes.emoji.meaning import MeaningConfig, Meanings, retrofit
 from recipes.emoji.packages import Package, archives
 from recipes.emoji.phrases import Caption, Composer, Part, attributes, spell
-from recipes.emoji.text_encoder import (
-    TextConfig,
-    TextTask,
-    WordsConfig,
-    WordsTask,
-    exchange,
-    labels_and_rivals,
-    prepare,
-    renamed,
-    train,
-    train_tokenizer,
-)
+from recipes.emoji.text_encoder import TextConfig, TextTask, WordsConfig, exchange, prepare, train, train_tokenizer
 from tests.refusals import refused
 from tests.tiny import tiny_condition, tiny_target
 from tests.training import drawings
@@ -193,7 +182,7 @@ def test_retrofitting_moves_a_synonym_and_leaves_the_rest() -> None:
 def test_labels_name_the_value_and_skip_captions_of_two_things() -> None:
     single = Caption("red cat", (Part(0, (("colour", "red"),)),))
     double = Caption("cat and dog", (Part(0), Part(1)), rival=0)
-    labels, rivals = labels_and_rivals([single, double])
+    labels, rivals = text_encoder.labels_and_rivals([single, double])
     assert labels[0].tolist() == [1, 0, 0, 0, 0, 0] and labels[1].eq(-100).all()
     assert rivals.tolist() == [[1, 0]]
 
@@ -281,7 +270,7 @@ def test_kept_words_are_not_added() -> None:
 
 
 def test_renamed_tokenizer_gives_the_old_id_to_the_new_word(text: TextTask) -> None:
-    tokenizer = renamed(text.tokenizer, {"hamster": "refuse"})
+    tokenizer = text_encoder.renamed(text.tokenizer, {"hamster": "refuse"})
     row = text.tokenizer.get_vocab()["refuse"]
     assert tokenizer("hamster")["input_ids"] == [row, 1]
     assert tokenizer("two cats")["input_ids"] == text.tokenizer("two cats")["input_ids"]
@@ -295,7 +284,7 @@ def test_new_word_gets_its_meaning_and_other_captions_are_unchanged(text: TextTa
     want = text.meanings.concepts[text.lexicon.concepts.index("hamster")]
     before_training = likeness(encoder, "hamster", want)
     config = WordsConfig(loop, batch=8, learning_rate=0.1)
-    run_loop(WordsTask(config, encoder, text, {"hamster": "refuse"}), loop, out=tmp_path)
+    run_loop(text_encoder.WordsTask(config, encoder, text, {"hamster": "refuse"}), loop, out=tmp_path)
     trained = TextEncoder.from_pretrained(tmp_path / "encoder", tmp_path / "tokenizer")
     after = trained.encode(["two red cats", "kitty"], slots=8)
     assert torch.equal(before[0], after[0])

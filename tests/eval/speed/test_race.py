@@ -8,17 +8,7 @@ import torch
 
 from lantern.engines.engine import AutoEngine, engine
 from lantern.eval.speed import contenders
-from lantern.eval.speed.contenders import (
-    VARIANTS,
-    Contender,
-    RoundImages,
-    Stable,
-    Variant,
-    built,
-    condition_of,
-    entries_of,
-    line_up,
-)
+from lantern.eval.speed.contenders import Contender, RoundImages, Stable, Variant, built, entries_of, line_up
 from lantern.eval.speed.race import collect, compare, copy_bandwidth, pass_bytes, race, roofline, spread, stored_bytes
 from lantern.models.folder import Model
 from tests.eval.workers import CPU, EAGER, eager
@@ -96,7 +86,7 @@ def test_unsure_ratios_are_not_claimed(
 # variants
 
 
-@pytest.mark.parametrize("kind", VARIANTS)
+@pytest.mark.parametrize("kind", contenders.VARIANTS)
 def test_the_variant_of_an_engine_has_that_engine(kind: str) -> None:
     variant = Variant(kind, "bf16")
     assert Variant.of(variant.engine(), "bf16") == variant
@@ -141,7 +131,7 @@ def test_what_fails_when_run_is_listed_unless_it_is_eager(model: Model) -> None:
 
 
 def test_methods_do_not_run_on_int8_weights_eagerly() -> None:
-    plain, methods = (entries_of([label], VARIANTS, ("fp32", "bf16")) for label in ("plain", "eagle1"))
+    plain, methods = (entries_of([label], contenders.VARIANTS, ("fp32", "bf16")) for label in ("plain", "eagle1"))
     missing = {variant for _, variant in plain} - {variant for _, variant in methods}
     assert {variant.kind for variant in missing} == {"eager+int8"} and len(plain) == len(methods) + 2
 
@@ -170,13 +160,13 @@ def test_graphs_are_for_gpus() -> None:
 def test_every_picture_includes_its_prefill(model: Model) -> None:
     contender = eager(model)[0]
     before = len(model.prompts)
-    contender.decode(RoundImages(condition_of(model, ["two cats"], [0]), [(0, 0)]))
+    contender.decode(RoundImages(contenders.condition_of(model, ["two cats"], [0]), [(0, 0)]))
     assert len(model.prompts) == before
 
 
 def test_class_conditional_models_get_classes_in_order() -> None:
     bare = Model(name="classes", target=tiny_target(model_type="c2i", cls_token_num=1, num_classes=3))
-    labels = condition_of(bare, [], [2, 3, 4]).labels
+    labels = contenders.condition_of(bare, [], [2, 3, 4]).labels
     assert labels is not None and labels.tolist() == [2, 0, 1]
 
 
