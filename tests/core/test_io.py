@@ -49,14 +49,11 @@ def test_a_component_is_built_from_its_own_config(tmp_path: Path) -> None:
     assert torch.equal(found.weight, module.weight) and not found.training
 
 
-def test_views_of_one_storage_are_saved_apart(tmp_path: Path) -> None:
+def test_views_are_saved_apart_and_integers_as_they_are(tmp_path: Path) -> None:
     whole = torch.arange(12.0).view(4, 3)
     save_component({"a": whole[:2], "b": whole[2:], "c": whole.T}, {}, tmp_path)
     state = load_state(tmp_path)
     assert torch.equal(state["b"], whole[2:]) and torch.equal(state["c"], whole.T)
-
-
-def test_bf16_halves_floats_and_leaves_integers(tmp_path: Path) -> None:
     save_component({"w": torch.randn(3, 3), "table": torch.arange(3)}, {}, tmp_path, dtype=torch.bfloat16)
     state = load_state(tmp_path)
     assert state["w"].dtype == torch.bfloat16 and state["table"].dtype == torch.int64

@@ -109,11 +109,8 @@ def test_known_tokens_per_pass_give_the_window_of_most_tokens_per_second(slope: 
     assert f"a step over {shown} tokens" in method.reason and f"commits {TOKENS[shown]:.2f} tokens" in method.reason
 
 
-def test_windows_without_known_tokens_per_pass_must_be_nearly_free() -> None:
+def test_windows_must_be_nearly_free_and_times_of_a_busy_machine_are_not_trusted() -> None:
     assert choose({n: 0.01 * (1 + 0.1 * (n - 1)) for n in NODES}, {32: 6.0}).settings["window"] == 2
-
-
-def test_times_of_a_busy_machine_are_not_trusted() -> None:
     for times in ({1: 17.4, 2: 2.0, 4: 1.4}, {1: 1.1, 2: 489.0, 4: 499.0}):
         method = choose(times)
         assert method.is_plain and "other programs" in method.reason
@@ -198,12 +195,9 @@ def test_without_write_access_it_is_in_the_cache(
     assert reported(model) == ("eagle1 0 1 0.0", [])
 
 
-def test_a_profile_is_of_the_weights_as_they_are_stored(model: Any) -> None:
+def test_a_profile_is_of_stored_weights_and_not_of_the_fingerprint(model: Any) -> None:
     pipe = LanternPipeline.from_pretrained(model.folder, torch_dtype=torch.float16)
     assert pipe.model.weights_digest == model.weights_digest == load_model(model.folder, dtype="fp16").weights_digest
-
-
-def test_a_profile_does_not_change_the_fingerprint(model: Any) -> None:
     before = model.fingerprint
     write(model)
     assert load_model(model.folder, parts=()).fingerprint == before

@@ -147,7 +147,7 @@ def test_methods_stand_in_groups_with_a_line_each(sides: SideBySide) -> None:
     assert "medusa" not in [name for _, name in bare.choices()]  # a method whose part it lacks is not offered
 
 
-def test_every_token_is_shaded_by_its_run() -> None:
+def test_every_token_has_the_shade_of_its_run() -> None:
     root = ET.fromstring(draw_map((1, 2, 4, 1, 8), [1], 4, "data:,", title='a "cat" & more'))
     paths = {path.get("fill"): path.get("d", "") for path in root.iter("path")}
     assert set(paths) == {shade.colour for shade in SHADES[1:]}
@@ -157,9 +157,6 @@ def test_every_token_is_shaded_by_its_run() -> None:
     assert paths[SHADES[3].colour].count("M") == 8
     assert [(dot.get("cx"), dot.get("cy")) for dot in root.iter("circle")] == [("15", "5")]
     assert root.find("title") is not None and root.find("g").get("fill") == demo.MARK  # type: ignore[union-attr]
-
-
-def test_shades_are_those_of_their_legend() -> None:
     for run, shade in ((2, 1), (3, 1), (4, 2), (7, 2), (8, 3), (64, 3)):
         (path,) = ET.fromstring(draw_map([run], [], 64, "data:,", title="a")).iter("path")
         assert path.get("fill") == SHADES[shade].colour

@@ -34,12 +34,9 @@ def test_unknown_words_become_the_nearest_name_and_other_prompts_stay(embedded: 
     assert embedded.names is not None and embedded.names.reading(prompt) == read
 
 
-def test_every_name_stays_and_is_known(embedded: Model) -> None:
+def test_every_name_is_known_and_most_synonyms_are_read_as_their_concept(embedded: Model) -> None:
     assert all(embedded.names.reading(name) == name for name in embedded.names.names)
     assert set(" ".join(embedded.names.names).split()) - {"of", "with"} <= embedded.names.words
-
-
-def test_most_synonyms_are_read_as_their_concept(embedded: Model) -> None:
     assets = Path(__file__).parents[2] / "assets"
     pairs = json.loads((assets / "prompts" / "synonyms.json").read_text())
     right = sum(embedded.read(pair["prompt"]) == pair["concept"] for pair in pairs)
@@ -91,13 +88,15 @@ def test_assemble_takes_names(copied: Path, tmp_path: Path, capsys: pytest.Captu
         assert f"{names} {reason}, wanted a name on each line" in capsys.readouterr().err
 
 
-def test_emoji_become_their_names_where_the_tokenizer_lacks_them() -> None:
+def test_emoji_and_plurals_are_known_by_their_names() -> None:
     assert named_emoji("two \U0001f34e\ufe0f", lambda c: True).split() == ["two", "red", "apple"]
     assert named_emoji("\U0001f44d\U0001f3fd", lambda c: True).strip() == "thumbs up sign"
     assert named_emoji("\U0001f34e", lambda c: False) == "\U0001f34e"
     encoder = tiny_text_encoder()
     named, plain = (encoder.encode([text], slots=6)[0] for text in ("a \U0001f34e", "a red apple"))
     assert torch.equal(named, plain)
+    text = tiny_text_encoder()
+    assert [text.knows(prompt) for prompt in ("apple", "apples", "zzz", "zzzs")] == [True, True, False, False]
 
 
 UNKNOWN = ["\u0633\u064a\u0628 \u0623\u062d\u0645\u0631", "xyzzy qwrtp"]
@@ -170,8 +169,3 @@ def test_requests_of_a_wrong_type_are_refused(model: Model) -> None:
     for given in ("a red apple", 3, ["a", 4.5], [None], [True]):
         with pytest.raises(TypeError, match="of type"):
             generate(model, given)  # type: ignore[arg-type]
-
-
-def test_plurals_are_known_by_their_singular() -> None:
-    text = tiny_text_encoder()
-    assert [text.knows(prompt) for prompt in ("apple", "apples", "zzz", "zzzs")] == [True, True, False, False]

@@ -143,14 +143,11 @@ def test_a_reserved_word_in_a_name_is_an_error() -> None:
         captions.check_reserved(["kitty toy"], frozenset({"kitty"}))
 
 
-def test_plurals() -> None:
+def test_plurals_and_articles() -> None:
     many = {"red apple": "red apples", "cup of coffee": "cups of coffee", "face with mask": "faces with mask"}
     many |= {"mouse": "mice", "computer mouse": "computer mice", "sheep": "sheep", "cherry": "cherries", "key": "keys"}
     many |= {"fox": "foxes", "knife": "knives", "snowman": "snowmen"}
     assert {one: captions.plural(one) for one in many} == many
-
-
-def test_articles_depend_on_the_sound() -> None:
     names = ("apple", "unicorn", "hourglass", "urn", "house", "umbrella")
     assert [captions.article(n).split()[0] for n in names] == ["an", "a", "an", "an", "a", "an"]
 
@@ -164,9 +161,6 @@ def test_captions_are_phrases_that_a_person_types() -> None:
     assert "three flat blue apples" in dict(captions.count_captions(apple, "flat", 3, colour="blue"))
     assert "a red apple and a cat" in dict(captions.pair_captions(apple, cat, "noto"))
     assert captions.base_name("red apple") == "apple" and captions.base_name("orange") == "orange"
-
-
-def test_a_marked_synonym_changes_its_article() -> None:
     coffee = Concept("1", "cup of coffee", ("~coffee",))
     assert {"coffee", "3d coffee"} <= (found := set(dict(captions.plain_captions(coffee, "3d", (), colour=None))))
     assert "a coffee" not in found

@@ -106,13 +106,10 @@ def toy_lexicon() -> Lexicon:
     return build_lexicon(named, lexicon_module.Nouns({}, {}, {}, frozenset()), ["a", "cat", "ship"])
 
 
-def test_emojis_carry_the_keywords_of_both_packages_and_no_flags(packages: Path) -> None:
+def test_emojis_have_the_keywords_of_both_packages_and_nouns_their_first_senses(packages: Path) -> None:
     found = read_emojis(packages)
     assert [n.label for n in found] == ["cat", "dog", "woman's hat"]
     assert found[0].tags == ("kitty", "pet", "mouser")
-
-
-def test_nouns_keep_concrete_first_senses_in_lower_case(packages: Path) -> None:
     nouns = read_nouns(packages)
     assert nouns.synsets["00000001"].lemmas == ("cat", "true cat")
     assert nouns.synsets["00000003"].lemmas == ()
@@ -166,13 +163,10 @@ def test_rivals_use_the_same_words_in_another_order() -> None:
     assert seen
 
 
-def test_meaning_of_a_caption_is_the_unit_sum_of_its_parts() -> None:
+def test_meanings_are_sums_and_synonyms_move_to_their_concepts() -> None:
     meanings = Meanings(torch.eye(4)[:2], {("colour", "red"): torch.eye(4)[2], ("style", "3d"): torch.eye(4)[3]})
     caption = Caption("3d red cat", (Part(0, (("colour", "red"), ("style", "3d"))),))
     torch.testing.assert_close(meanings.of([caption])[0], F.normalize(torch.tensor([1.0, 0, 1, 1]), dim=0))
-
-
-def test_retrofitting_moves_a_synonym_and_leaves_the_rest() -> None:
     vectors = F.normalize(torch.tensor([[1.0, 0, 0], [0.8, 0.6, 0], [0, 0, 1]]), dim=-1)
     moved = retrofit(vectors, ((1, 0, 1.0),), 1.0)
     assert moved[1] @ moved[0] > 0.94 > vectors[1] @ vectors[0]
@@ -258,14 +252,11 @@ def likeness(encoder: TextEncoder, caption: str, want: Float[Tensor, " c"]) -> f
     return float(F.cosine_similarity(mean[0], want, dim=0))
 
 
-def test_most_needed_missing_words_replace_the_least_needed_ones() -> None:
+def test_most_needed_words_replace_the_least_needed_ones() -> None:
     vocab = {w: i for i, w in enumerate(["</s>", "##s", "horse", "ox", "edict", "treaty", "kept_word"])}
     needed = ["horse", "zebra", "yak", "ox", "edict", "treaty", "kept_word"]
     assert exchange(vocab, needed, required=3, count=9, keep={"kept_word"}) == {"zebra": "treaty", "yak": "edict"}
     assert exchange(vocab, needed, required=3, count=1, keep=set()) == {"zebra": "kept_word"}
-
-
-def test_kept_words_are_not_added() -> None:
     assert exchange({"treaty": 0}, ["zebra", "yak", "treaty"], required=2, count=9, keep={"zebra"}) == {"yak": "treaty"}
 
 

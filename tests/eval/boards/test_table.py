@@ -15,9 +15,11 @@ from lantern.eval.json_lines import read_lines
 from lantern.eval.speed.race import pack
 
 
-def test_both_methods_are_resampled_together() -> None:
+def test_both_methods_are_resampled_together_and_equal_images_are_no_test() -> None:
     found = table.ratio([(20, 10), (40, 20), (120, 60)])
     assert (found.low, found.value, found.high) == (2.0, 2.0, 2.0)
+    assert table.p_value(np.zeros(20)) is None
+    assert table.p_value(np.arange(1.0, 17.0)) == pytest.approx(2 ** (1 - 16), rel=1e-4)
 
 
 def test_verdicts_are_those_that_holm_leaves() -> None:
@@ -34,19 +36,11 @@ def test_verdicts_are_those_that_holm_leaves() -> None:
     assert [pair["verdict"] for pair in pairs] == ["none", words[1], "none", "none", "none"]
 
 
-def test_equal_images_are_no_test() -> None:
-    assert table.p_value(np.zeros(20)) is None
-    assert table.p_value(np.arange(1.0, 17.0)) == pytest.approx(2 ** (1 - 16), rel=1e-4)
-
-
-def test_tokens_of_the_foreground_carry_their_share_of_steps() -> None:
+def test_the_foreground_has_its_share_of_steps_and_the_background_the_most_frequent_token() -> None:
     # runs of 1, 3 and 2 tokens; foreground are the first, one of the second run and the last two
     image = {"tokens": pack(torch.tensor([5, 7, 7, 5, 5, 5])), "runs": "1 3 2"}
     found = table.foreground([image, image], 7)
     assert found.value == pytest.approx(4 / (1 + 1 / 3 + 1 / 2 + 1 / 2)) and found.low == found.high == found.value
-
-
-def test_the_background_is_the_most_frequent_token() -> None:
     tokens = torch.arange(40)
     assert table.background_of([{"tokens": pack(tokens)}]) is None
     assert table.background_of([{"tokens": pack(torch.where(tokens < 8, 3, tokens))}]) == 3

@@ -150,13 +150,10 @@ def pictures(seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 256, (2, 3, 64, 64), generator=generator, dtype=torch.uint8)
 
 
-def test_psnr_matches_its_formula() -> None:
+def test_psnr_is_its_formula_and_lpips_of_equal_pictures_zero(lpips: Pair) -> None:
     a = torch.full((1, 3, 4, 4), 100, dtype=torch.uint8)
     assert float(psnr(a, a + 10)[0]) == pytest.approx(28.1308, abs=1e-4)
     assert psnr(a, a).isinf().all()
-
-
-def test_lpips_of_equal_pictures_is_zero(lpips: Pair) -> None:
     assert float(lpips(pictures(), pictures()).abs().max()) == 0
 
 

@@ -24,14 +24,11 @@ def records(wants: Any = lambda one, number: True) -> Iterator[dict[str, Any]]:
     return race(field, jobs, take, wants=wants)
 
 
-def test_contenders_run_in_rotated_order() -> None:
+def test_contenders_run_in_rotated_order_in_rounds_that_want_them() -> None:
     found = list(records())
     assert "".join(one["contender"] for one in found) == "abcbcacababc"
     assert [one["round"] for one in found] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert "".join(one["job"] for one in found) == "wwwxxxyyyzzz"
-
-
-def test_contenders_that_a_round_does_not_want_are_left_out() -> None:
     found = list(records(lambda one, number: number != 1 and (one, number) != ("a", 0)))
     assert "".join(one["contender"] for one in found) == "bccababc"
 
@@ -49,12 +46,9 @@ def test_a_signal_leaves_whole_rounds(number: int, left: int) -> None:
         collect(stopped(2), 3)
 
 
-def test_spread_interpolates_percentiles() -> None:
+def test_ratios_are_of_medians_and_percentiles_interpolated() -> None:
     assert spread([0.0, 10.0]) == {"median": 5.0, "p10": 1.0, "p90": 9.0}
     assert spread([7.0]) == {"median": 7.0, "p10": 7.0, "p90": 7.0}
-
-
-def test_ratio_of_medians_differs_from_median_of_ratios() -> None:
     found = compare([1.0, 2.0, 3.0] * 4, [1.0, 1.0, 2.0] * 4)
     low, high = found["interval_95"]
     assert (found["ratio_of_medians"], found["median_of_ratios"]) == (2.0, 1.5) and 1.0 <= low <= 1.5 <= high <= 2.0
@@ -99,9 +93,14 @@ def test_auto_stands_for_the_engine_of_this_machine(model: Model, monkeypatch: p
     assert Variant("eager", "fp32").resolved(Stable(model)) == Variant("eager", "fp32")
 
 
-def test_4_bit_weights_are_refused() -> None:
+def test_variants_have_the_weights_and_devices_that_run() -> None:
     with pytest.raises(ValueError, match="give another engine"):
         Variant.of(engine("eager", weights="int4"), "fp32")
+    plain, methods = (entries_of([label], contenders.VARIANTS, ("fp32", "bf16")) for label in ("plain", "eagle1"))
+    missing = {variant for _, variant in plain} - {variant for _, variant in methods}
+    assert {variant.kind for variant in missing} == {"eager+int8"} and len(plain) == len(methods) + 2
+    assert not any("graph" in kind for kind in contenders.kinds_of(CPU))
+    assert {"graph", "graph+int8"} <= set(contenders.kinds_of(torch.device("cuda")))
 
 
 def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,12 +129,6 @@ def test_what_fails_when_run_is_listed_unless_it_is_eager(model: Model) -> None:
         line_up(stable, [("eagle1", EAGER)], built(model.sampling()), run, failed)
 
 
-def test_methods_do_not_run_on_int8_weights_eagerly() -> None:
-    plain, methods = (entries_of([label], contenders.VARIANTS, ("fp32", "bf16")) for label in ("plain", "eagle1"))
-    missing = {variant for _, variant in plain} - {variant for _, variant in methods}
-    assert {variant.kind for variant in missing} == {"eager+int8"} and len(plain) == len(methods) + 2
-
-
 def test_a_dtype_is_a_copy_of_the_model(model: Model) -> None:
     stable = Stable(model)
     half = stable.model(Variant("eager", "bf16"))
@@ -152,11 +145,6 @@ def test_int8_weights_are_less_than_a_third_of_the_bytes() -> None:
     assert stored_bytes(small.get_parameter(name)) < stored_bytes(target.get_parameter(name)) / 3
 
 
-def test_graphs_are_for_gpus() -> None:
-    assert not any("graph" in kind for kind in contenders.kinds_of(CPU))
-    assert {"graph", "graph+int8"} <= set(contenders.kinds_of(torch.device("cuda")))
-
-
 def test_every_picture_includes_its_prefill(model: Model) -> None:
     contender = eager(model)[0]
     before = len(model.prompts)
@@ -170,14 +158,11 @@ def test_class_conditional_models_get_classes_in_order() -> None:
     assert labels is not None and labels.tolist() == [2, 0, 1]
 
 
-def test_a_pass_reads_all_weights_except_embedding_tables() -> None:
+def test_a_pass_reads_weights_but_tables_and_a_cache_in_fp32() -> None:
     target = tiny_target()
     layer = 4 * 32 * 32 + 3 * 32 * target.config.ffn_dim + 2 * 32
     cache = 2 * 2 * 2 * (16 + 3) * 32
     assert pass_bytes(target, rows=2, nodes=3, cached=16) == 4 * (2 * layer + 32 + 24 * 32 + cache)
-
-
-def test_a_cpu_caches_in_fp32_for_every_dtype() -> None:
     target = tiny_target()
     wide, narrow = (2 * 2 * 2 * (8 + 1) * 32 * 4, pass_bytes(target, rows=0, cached=0))
     half = target.bfloat16()

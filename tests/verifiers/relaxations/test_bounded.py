@@ -150,12 +150,9 @@ def test_the_greedy_budget_is_capped_both_ways() -> None:
     assert Bounded(table, k=3, delta=0.2, cap=4).budget(own).tolist() == pytest.approx([0.03, 0.15, 0.2])
 
 
-def test_neighbours_are_nearest_first_without_the_token_itself() -> None:
+def test_neighbours_are_nearest_first_and_the_lowest_among_equals() -> None:
     codebook = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 3.0], [1.5, 0.0]])
     assert neighbours.proximity_table(codebook, 3).tolist() == [[1, 3, 2], [3, 0, 2], [0, 1, 3], [1, 0, 2]]
-
-
-def test_the_lowest_index_wins_among_equals() -> None:
     codebook = torch.tensor([[0.0], [1.0], [-1.0], [1.0], [1.0]])
     assert neighbours.proximity_table(codebook, 3)[0].tolist() == [1, 2, 3]
     assert neighbours.proximity_table(codebook, 4)[3].tolist() == [1, 4, 0, 2]
