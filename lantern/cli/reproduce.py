@@ -62,7 +62,7 @@ def reproduce(
         ray=ray,
         actors=actors,
         is_quiet=quiet,
-        **where.options(default="eager"),
+        **where.options(),
     )
     check_folder(row.out)
     task = protocols.prepare(row)
