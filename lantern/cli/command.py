@@ -288,6 +288,12 @@ class Group:
         cls.OPTIONS = cls.OPTIONS | own
         dataclass(frozen=True)(cls)
 
+    @classmethod
+    def declared(cls) -> dict[str, tuple[Any, Argument]]:
+        """Return the type and the declaration of each option by its name."""
+        hints = get_type_hints(cls)
+        return {name: (hints[name], option) for name, option in cls.OPTIONS.items()}
+
 
 def command(
     function: Callable[..., int],
@@ -307,9 +313,9 @@ def command(
             if isinstance(one.default, Argument):
                 add_option(parser, name, one.annotation, one.default)
         for kind in groups.values():
-            group, hints = parser.add_argument_group((kind.__doc__ or "").rstrip(".")), get_type_hints(kind)
-            for name, option in kind.OPTIONS.items():
-                add_option(group, name, hints[name], option)
+            group = parser.add_argument_group((kind.__doc__ or "").rstrip("."))
+            for name, declaration in kind.declared().items():
+                add_option(group, name, *declaration)
         if more is not None:
             more(parser)
 

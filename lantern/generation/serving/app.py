@@ -189,7 +189,10 @@ class Call:
         finally:
             self.timer.cancel()
             self.drop()
-            self.service.metrics.answered(reason, time.monotonic() - self.begun, len(self.body.prompt.split()))
+            metrics = self.service.metrics
+            metrics.add("request_success", 1, reason)
+            metrics.add("prompt_tokens", len(self.body.prompt.split()))
+            metrics.see("e2e_request_latency_seconds", time.monotonic() - self.begun)
 
     def image(self, pixels: UInt8[Tensor, "h w 3"]) -> str:
         """The image in the requested size and format, in base64."""
@@ -240,40 +243,24 @@ class Metrics:
         self._metrics["num_requests_running"].labels(model_name).set_function(lambda: worker.running)
         self._metrics["num_requests_waiting"].labels(model_name).set_function(lambda: worker.queued)
 
-    def waited(self, seconds: float) -> None:
-        """Record how long an image waited."""
-        self._see("request_queue_time_seconds", seconds)
-
     def made(self, statistics: Statistics) -> None:
         """Count a finished image."""
-        self._add("generation_tokens", statistics.tokens)
-        self._add("iteration", statistics.steps)
-        self._add("spec_decode_num_accepted_tokens", sum(statistics.accepted))
-        self._add("spec_decode_num_drafts", statistics.reached[0] if statistics.reached else 0)
-        self._add("relaxed_tokens", statistics.relaxed * statistics.tokens)
-        self._add("total_variation_sum", statistics.total_variation * statistics.tokens)
+        self.add("generation_tokens", statistics.tokens)
+        self.add("iteration", statistics.steps)
+        self.add("spec_decode_num_accepted_tokens", sum(statistics.accepted))
+        self.add("spec_decode_num_drafts", statistics.reached[0] if statistics.reached else 0)
+        self.add("relaxed_tokens", statistics.relaxed * statistics.tokens)
+        self.add("total_variation_sum", statistics.total_variation * statistics.tokens)
         for depth, count in enumerate(statistics.accepted):
-            self._add("spec_decode_num_accepted_tokens_per_pos", count, depth)
-        self._see("request_decode_time_seconds", statistics.seconds.get("decode", 0.0))
+            self.add("spec_decode_num_accepted_tokens_per_pos", count, depth)
+        self.see("request_decode_time_seconds", statistics.seconds.get("decode", 0.0))
 
-    def refused(self, status: int) -> None:
-        """Count a request that was answered with an HTTP status from 400."""
-        self._add("request_refused", 1, status)
-
-    def answered(self, reason: str, seconds: float, words: int) -> None:
-        """Count a finished request; `reason` is stop, abort or error."""
-        self._add("request_success", 1, reason)
-        self._add("prompt_tokens", words)
-        self._see("e2e_request_latency_seconds", seconds)
-
-    def text(self) -> bytes:
-        """The metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
-
-    def _add(self, name: str, amount: float, *labels: object) -> None:
+    def add(self, name: str, amount: float, *labels: object) -> None:
+        """Add to a counter."""
         self._metrics[name].labels(self._name, *labels).inc(amount)
 
-    def _see(self, name: str, seconds: float) -> None:
+    def see(self, name: str, seconds: float) -> None:
+        """Add a value to a histogram."""
         self._metrics[name].labels(self._name).observe(seconds)
 
 
@@ -284,7 +271,7 @@ class Service:
         self.model, self.limits, self.created = model, limits, int(time.time())
         self.worker = Worker(model, **how)
         self.metrics = Metrics(model.name, self.worker)
-        self.worker.observe = self.metrics.waited
+        self.worker.observe = partial(self.metrics.see, "request_queue_time_seconds")
 
     def warm_up(self) -> None:
         """Make one image; its error is raised."""
@@ -418,7 +405,7 @@ class Guard:
             if path not in PROBES:
                 LOG.info("%s %s %.80r %d %.3f s", name, request.method, path, status, seconds)
             if status >= 400:
-                self._metrics.refused(status)
+                self._metrics.add("request_refused", 1, status)
 
     def _fault(self, request: Request) -> RefusedError | None:
         limits, headers = self._limits, request.headers
@@ -465,7 +452,7 @@ def build_app(service: Service) -> FastAPI:
     @app.get("/metrics")
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(service.metrics.registry), media_type="text/plain; version=0.0.4")
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
