@@ -38,7 +38,7 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 @pytest.fixture(scope="module")
 def served(model: Model) -> Iterator[Served]:
-    with Served(model, Limits(prompt=50, body=4000, api_key=KEY), batch=3) as server:
+    with Served(model, Limits(prompt=50, body=4000, api_key=KEY, batch=3)) as server:
         yield server
 
 
@@ -234,7 +234,7 @@ def finish(worker: Worker) -> None:
 
 
 def test_a_full_queue_answers_429(model: Model) -> None:
-    with Served(model, Limits(), batch=1, waiting=1) as server, ThreadPoolExecutor(6) as pool:
+    with Served(model, Limits(batch=1, waiting=1)) as server, ThreadPoolExecutor(6) as pool:
         never = server.post({"prompt": PROMPT, "n": 2})
         assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
 
@@ -374,7 +374,7 @@ def test_an_error_of_the_device_ends_the_server_and_answers_every_request(
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(Joint, "take", broken)
-    with Served(model, Limits(), batch=1) as server, ThreadPoolExecutor(2) as pool:
+    with Served(model, Limits(batch=1)) as server, ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(server.post, {"prompt": PROMPT, "seed": seed}) for seed in range(2)]
         while server.worker.running + server.worker.queued < 2:
             time.sleep(0.01)

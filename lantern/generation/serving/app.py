@@ -34,7 +34,6 @@ from torch import Tensor
 from lantern import __version__
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
-from lantern.engines.engine import Engine
 from lantern.generation.images import Statistics, enlarge, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import (
@@ -62,7 +61,7 @@ Event = tuple[str, int, Any, int | None]
 class Limits:
     """Limits of a server: characters of a prompt, seconds of a request, bytes of a body and seconds for its arrival.
 
-    `upload` is `body` where images are sent.
+    `upload` is `body` where images are sent. `batch` images are made at once, and at most `waiting` wait.
     `api_key` None is open; `origins` are those of web pages that may send requests, "*" for all.
     """
 
@@ -73,6 +72,8 @@ class Limits:
     arrival: float = 30.0
     api_key: str | None = None
     origins: tuple[str, ...] = ()
+    batch: int = 4
+    waiting: int = 64
 
 
 class ImageRequest(BaseModel):
@@ -265,11 +266,11 @@ class Metrics:
 
 
 class Service:
-    """What the routes share: the model, its worker with `how` it works, metrics and limits."""
+    """What the routes share: the model, its worker, metrics and limits."""
 
-    def __init__(self, model: Model, limits: Limits, **how: int) -> None:
+    def __init__(self, model: Model, limits: Limits) -> None:
         self.model, self.limits, self.created = model, limits, int(time.time())
-        self.worker = Worker(model, **how)
+        self.worker = Worker(model, batch=limits.batch, waiting=limits.waiting)
         self.metrics = Metrics(model.name, self.worker)
         self.worker.observe = partial(self.metrics.see, "request_queue_time_seconds")
 
@@ -331,35 +332,20 @@ class Service:
         return requested, sizes[requested]
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What a server is started with, as plain values that can be sent to another machine.
+def start(model: str, limits: Limits, **how: Any) -> Service:
+    """Load a model, start its thread, and make a first image; the error of that. `how` are arguments of `load_model`.
 
-    `model`, `device`, `dtype` and `engine` are those of `load_model`; `batch` and `waiting` those of `Worker`.
+    ValueError for a model without pixels, or of classes.
     """
-
-    model: str
-    device: str
-    dtype: str
-    engine: Engine
-    batch: int
-    waiting: int
-    limits: Limits
-
-    def start(self) -> Service:
-        """Load the model, start its thread, and make a first image; the error of that.
-
-        ValueError for a model without pixels, or of classes.
-        """
-        model = load_model(self.model, device=self.device, dtype=self.dtype, engine=self.engine)
-        if model.vq is None:
-            raise ValueError(f"model {model.name} has no vqvae/ folder: it can make tokens but no images")
-        if not model.takes_prompts:
-            raise ValueError(f"model {model.name} takes class labels, and requests have prompts: serve another")
-        service = Service(model, self.limits, batch=self.batch, waiting=self.waiting)
-        service.worker.start()
-        service.warm_up()
-        return service
+    loaded = load_model(model, **how)
+    if loaded.vq is None:
+        raise ValueError(f"model {loaded.name} has no vqvae/ folder: it can make tokens but no images")
+    if not loaded.takes_prompts:
+        raise ValueError(f"model {loaded.name} takes class labels, and requests have prompts: serve another")
+    service = Service(loaded, limits)
+    service.worker.start()
+    service.warm_up()
+    return service
 
 
 class Guard:
