@@ -6,7 +6,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-from lantern.cli.command import MODEL, MODEL_HELP, Placement, arg, command, opt, say
+from lantern.cli.command import arg, command, opt, say
+from lantern.cli.options import MODEL, MODEL_HELP, Placement
 from lantern.core.config import install_hint, one_line
 from lantern.core.places import resolve_model
 

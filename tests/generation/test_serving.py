@@ -25,7 +25,7 @@ from lantern import __version__
 from lantern.core.sampling import Sampling
 from lantern.decoding.rounds import Joint
 from lantern.generation.generator import generate
-from lantern.generation.requests import Request, with_conditions
+from lantern.generation.requests import Request, requests_of_call
 from lantern.generation.serving.app import Limits
 from lantern.generation.serving.worker import Job, RefusedError, Worker
 from lantern.models.folder import Model
@@ -91,8 +91,8 @@ def test_a_stream_of_several_pictures_names_and_finishes_each(served: Served, mo
 def test_a_negative_prompt_takes_the_place_of_the_unconditional_caption(served: Served, model: Model) -> None:
     body = {"seed": 5, "negative_prompt": "a blue car"}
     answer = served.client.images.generate(prompt=PROMPT, size=SIZE, extra_body=body)  # type: ignore[arg-type]
-    given = [Request(prompt=PROMPT, seed=5)]
-    (picture,) = generate(model, with_conditions(model, given, model.sampling(), negative_prompt="a blue car"))
+    given: dict[str, Any] = {"prompt": PROMPT, "negative_prompt": "a blue car", "generator": 5}
+    (picture,) = generate(model, requests_of_call(model, model.sampling(), **given))
     assert answer.data is not None and picture.pixels is not None
     found = image(answer.data[0].b64_json)
     assert np.array_equal(found, picture.pixels.numpy()) and not np.array_equal(found, expected(model, 5))
