@@ -15,7 +15,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.generation.images import read_facts
+from lantern.generation.images import in_8_bits, read_facts
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 AHEAD = 2  # batches that are prepared while the network processes one
@@ -77,7 +77,7 @@ def _read(path: Path, *, prepare: Prepare, before: Change | None) -> Read:
         content = path.read_bytes()
         with Image.open(io.BytesIO(content)) as picture:
             facts, is_lossless = read_facts(picture), picture.format == "PNG"
-            pixels = np.array(picture.convert("RGB"))
+            pixels = np.array(in_8_bits(picture).convert("RGB"))
     except (Image.DecompressionBombError, SyntaxError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise

@@ -146,7 +146,7 @@ def generate(
     seed: int = opt(0, "seed of the noise (default 0)", 0, MAX_SEED),
     model: str = opt(MODEL, MODEL_HELP),
     method: str | None = opt(None, "how tokens are decoded (default: the model's)", type=METHOD),
-    out: Path | None = opt(None, f"a file ({', '.join(images.FORMATS)}) or a folder (default: here)"),
+    out: Path | None = opt(None, f"a file ({', '.join(images.FORMATS)}) or a folder (default: here)", flag="-o --out"),
     batch: int = opt(1, "images at a time; halved if memory runs out, with the same images", 1, 4096),
     *,
     settings: list[tuple[str, str]] = opt(

@@ -33,6 +33,11 @@ def check_number(name: str, value: Any, low: float, high: float = math.inf, *, k
         raise ValueError(f"{name} is {value!r}, wanted a {noun} from {low:g} {most}")
 
 
+def plain(value: Any) -> Any:
+    """Return a scalar of NumPy or torch as Python's number; other values as they are."""
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
 def load_config(kind: type[Config], path: str | Path) -> Config:
     """Read a JSON file as the config dataclass `kind`; see `build_config` for what ValueError reports."""
     return build_config(kind, read_json_object(path), source=path)

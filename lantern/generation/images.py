@@ -241,6 +241,16 @@ def check_scale(scale: Any, resample: str = RESAMPLINGS[0]) -> None:
         raise ValueError(f"resample is {str(resample)[:40]!r}, wanted {' or '.join(RESAMPLINGS)}")
 
 
+def in_8_bits(image: "Image") -> "Image":
+    """Return an image of at most 8 bits a channel: grey in 16 bits is divided by 256, `Image.convert` would clip it."""
+    if not image.mode.startswith("I"):
+        return image
+    import numpy as np
+    from PIL import Image
+
+    return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+
+
 def convert(pixels: "UInt8[Tensor, 'b h w 3']", form: str) -> Any:
     """Return pixels in one of diffusers' forms: "pil", "pt" (b 3 h w, in [0, 1]) or "np" (b h w 3, in [0, 1])."""
     if form == "pil":

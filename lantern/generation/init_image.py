@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from lantern.core.config import one_line
+from lantern.generation.images import in_8_bits
 from lantern.generation.requests import Request
 from lantern.models.llamagen.vqvae import to_pixels
 
@@ -93,7 +94,7 @@ def received(model: "Model", file: bytes, name: str) -> "Image":
         with Image.open(BytesIO(file), formats=FORMATS) as opened:
             if max(opened.size) > MAX_SIDE:
                 raise ValueError(f"it has {opened.width}x{opened.height} pixels, wanted at most {MAX_SIDE} a side")
-            found = ImageOps.exif_transpose(opened).convert("RGBA")
+            found = in_8_bits(ImageOps.exif_transpose(opened)).convert("RGBA")
     except Image.UnidentifiedImageError as error:
         raise ValueError(f"cannot read the {name}: wanted a PNG, WebP or JPEG file") from error
     except Exception as error:  # Pillow raises of every kind for damaged files
@@ -139,7 +140,7 @@ def _read(source: "str | Path | Image", mode: str, size: tuple[int, int], name: 
     if isinstance(source, str | Path):
         try:
             with Image.open(source) as file:
-                image = ImageOps.exif_transpose(file).convert(mode)
+                image = ImageOps.exif_transpose(file)
         except Exception as error:  # Pillow raises of every kind for damaged files
             raise ValueError(f"cannot read the {name} {source}: {one_line(error)}") from error
     if not isinstance(image, Image.Image):
@@ -148,4 +149,4 @@ def _read(source: "str | Path | Image", mode: str, size: tuple[int, int], name: 
         of = f" {source}" if isinstance(source, str | Path) else ""
         got, wanted = ("x".join(map(str, sides)) for sides in (image.size, size))
         raise ValueError(f"the {name}{of} has {got} pixels, wanted {wanted}, the model's raw size (--scale 1)")
-    return torch.from_numpy(np.array(image.convert(mode)))
+    return torch.from_numpy(np.array(in_8_bits(image).convert(mode)))

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from lantern.core.config import one_line
 from lantern.core.io import atomic_write, sha256_of, write_json
+from lantern.generation.images import in_8_bits
 
 CACHE = "pictures.npy"  # all pictures decoded, written when they are first read
 PICTURES, RECORDS, SUMMARY = "pictures.tar", "records.jsonl", "summary.json"
@@ -334,10 +335,7 @@ def read_square(data: bytes, size: int) -> UInt8[np.ndarray, "h w 3"] | None:
 
     try:
         with Image.open(BytesIO(data)) as file:
-            image = ImageOps.exif_transpose(file)
-        if image.mode.startswith("I"):  # grey in 16 bits, of which `convert` makes white
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        image = image.convert("RGBA")
+            image = in_8_bits(ImageOps.exif_transpose(file)).convert("RGBA")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
     image = ImageOps.fit(image, (size, size), Image.Resampling.LANCZOS)

@@ -88,7 +88,7 @@ def test_a_recipe_is_found_by_name_by_its_config_and_by_the_source_of_a_data_con
     )
 
 
-def test_without_recipes_a_stage_of_one_is_refused_in_one_line(
+def test_a_stage_of_a_missing_recipe_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
 ) -> None:
     monkeypatch.setattr(stages, "RECIPES", tmp_path / "recipes")
@@ -118,7 +118,7 @@ def test_a_kind_names_its_config_and_fits_it(calls: list[Any], tmp_path: Path, c
 
 
 @pytest.mark.parametrize("stage", ["all", "policy"])
-def test_a_missing_package_is_reported_before_anything_is_written(
+def test_a_missing_package_is_reported(
     stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("lantern.training.loop.find_spec", lambda name: None)

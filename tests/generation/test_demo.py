@@ -133,7 +133,7 @@ def test_marks_start_again_with_the_first_step(sides: SideBySide, monkeypatch: p
 
 
 @pytest.mark.parametrize(("chosen", "expected"), [("medusa", "medusa"), ("plain", "gumbel-jacobi")])
-def test_the_default_is_the_fastest_exact_method(
+def test_the_default_is_fast_and_exact(
     sides: SideBySide, monkeypatch: pytest.MonkeyPatch, chosen: str, expected: str
 ) -> None:
     def choose(model: Model, name: str, **how: Any) -> Method:

@@ -41,7 +41,6 @@ def test_unknown_words_become_the_nearest_name_and_other_prompts_stay(model: Mod
 
 
 def test_every_name_stays_and_is_known(model: Model) -> None:
-    assert model.names is not None
     assert all(model.names.reading(name) == name for name in model.names.names)
     assert set(" ".join(model.names.names).split()) - {"of", "with"} <= model.names.words
 

@@ -25,6 +25,13 @@ def test_batches_keep_the_order(tmp_path: Path) -> None:
         assert torch.equal(pixels, expected)
 
 
+def test_grey_of_16_bits_is_not_clipped(tmp_path: Path) -> None:
+    grey = np.array([[0, 300], [40_000, 65_535]], dtype=np.uint16)
+    Image.fromarray(grey).save(tmp_path / "grey.png")
+    (batch,) = stream([tmp_path / "grey.png"], {"raw": raw}, batch=1)
+    assert torch.equal(batch.inputs["raw"][0], torch.tensor(grey >> 8).to(torch.uint8).expand(3, 2, 2))
+
+
 def test_only_a_few_batches_are_in_memory(tmp_path: Path) -> None:
     paths = save_pictures(tmp_path, 40)
     lock, prepared = threading.Lock(), 0
