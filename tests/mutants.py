@@ -103,7 +103,7 @@ decoding/plain.py: decoding/test_plain.py
 - place, self.noise, self.sampler).sample()
 + place - 1, self.noise, self.sampler).sample()
 
-decoding/prompt.py: methods/test_contracts.py decoding/test_forced.py
+decoding/prompt.py: methods/test_contracts.py decoding/test_loop.py
 - numbers <= block[:, None]
 + numbers < block[:, None]
 
@@ -319,7 +319,7 @@ drafters/lookup/sam.py: drafters/test_sam.py
 - self.held.known[:, None] + steps, step.tokens)
 + self.held.known[:, None] + steps - 1, step.tokens)
 
-drafters/lookup/suffix_automaton.py: drafters/test_suffix_automaton.py
+drafters/lookup/suffix_automaton.py: drafters/test_sam.py
 - AutomatonState(length, old.link, old.end, dict(old.next))
 + AutomatonState(length, old.link, end, dict(old.next))
 
@@ -556,8 +556,6 @@ engines/cuda/walk.py: engines/cuda/test_walk.py
 
 
 class Mutant(NamedTuple):
-    """A fault."""
-
     path: str
     old: str
     new: str

@@ -45,15 +45,11 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 def commands(path: Path) -> list[str]:
-    """Every shell command of a page, with continued lines joined."""
     found = []
     for block in blocks(path, "sh"):
         lines = re.sub(r"\\\n\s*", "", block).splitlines()
         found += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     return found
-
-
-# Commands
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,6 @@ def prompts_file(folder: Path) -> None:
 
 
 def images(folder: Path) -> None:
-    """Two folders of PNG files with the same names, and a tiny network in the file of Inception's."""
     from tests.eval.tiny_metrics import save_pictures, save_tiny_inception
 
     save_pictures(folder / "images", 12, prompts=True)
@@ -87,7 +82,6 @@ def images(folder: Path) -> None:
 
 
 def trained(folder: Path) -> None:
-    """Folders as training leaves them, at toy size."""
     import shutil
 
     from tests.tiny_folder import save_tiny_model
@@ -99,7 +93,6 @@ def trained(folder: Path) -> None:
 
 
 def trained_on_classes(folder: Path) -> None:
-    """The folder of a class-conditional model, at toy size."""
     from tests.tiny_folder import save_tiny_model
 
     save_tiny_model(folder / "my-classes" / "model", model_type="c2i", cls_token_num=1)
@@ -115,7 +108,6 @@ def mask(folder: Path) -> None:
 
 
 def models_of_transformers(folder: Path) -> None:
-    """Folders as released for transformers, at toy size."""
     from tests import tiny_transformers as tiny
 
     tiny.save("janus", folder / "Janus-Pro-1B")
@@ -246,7 +238,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder, and no judging networks but those put into it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LANTERN_CACHE", str(tmp_path / "cache"))
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
@@ -268,7 +259,6 @@ def is_request(command: str) -> bool:
 
 
 def run(words: list[str]) -> int:
-    """Run a command in this process and return its exit code."""
     program, *arguments = words
     program = program.removeprefix(".venv/bin/")
     if program == "python":
@@ -321,9 +311,7 @@ VALUES = ("--config", "--kind", "--steps", "--decay", "--minutes", "--recipe", "
 
 
 @pytest.mark.parametrize("path", [*PAGES, CARD], ids=shown)
-def test_training_commands_name_stages_options_and_configs(
-    path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_commands_name_what_there_is(path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lantern.cli import train
     from lantern.training.stages import Stage
 
@@ -350,16 +338,11 @@ def test_training_commands_name_stages_options_and_configs(
 
 
 def recorded(function: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
-    """A function of the same signature that records its calls."""
-
     @wraps(function)
     def record(config: Any, **options: Any) -> None:
         calls.append((config, options))
 
     return record
-
-
-# Python
 
 
 @pytest.mark.parametrize(
@@ -390,16 +373,10 @@ def address(path: Path, model: Path) -> Iterator[str]:
         yield server.url
 
 
-# Quoted code
-
-
 def test_the_loop_in_the_architecture_is_that_of_the_token() -> None:
     quoted = "".join(blocks(ARCHITECTURE, "python"))
     for method in (State.round, State.draft, State.finish):
         assert dedent(inspect.getsource(method)) in quoted, f"copy State.{method.__name__} to ARCHITECTURE.md"
-
-
-# Links and paths
 
 
 def headings(path: Path) -> set[str]:

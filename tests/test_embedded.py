@@ -55,8 +55,7 @@ SLOW = [pytest.param(guidance, EXACT, marks=pytest.mark.slow) for guidance in (1
 FEW = 16  # tokens, a row of the grid
 
 
-class Enough(Exception):
-    """All images have the tokens to compare."""
+class Enough(Exception): ...
 
 
 def first_tokens(model: Model, method: str, guidance: float, batch: int) -> Tensor:
@@ -79,9 +78,7 @@ def first_tokens(model: Model, method: str, guidance: float, batch: int) -> Tens
 
 
 @pytest.mark.parametrize(("guidance", "names"), [(3.0, CATALOGUE), *SLOW])
-def test_exact_methods_in_a_batch_begin_as_plain_decoding_alone(
-    model: Model, guidance: float, names: list[str]
-) -> None:
+def test_exact_methods_in_batches_begin_as_plain_decoding(model: Model, guidance: float, names: list[str]) -> None:
     expected = first_tokens(model, "plain", guidance, 1)
     for name in names:
         assert torch.equal(first_tokens(model, name, guidance, 2), expected), name

@@ -23,7 +23,6 @@ OUTSIDE_THE_WHEEL = ("recipes", "tests", "integrations")
 
 
 def _sources() -> dict[str, Path]:
-    """Return the file of every module that the wheel holds, by module name."""
     found: dict[str, Path] = {}
     for package, folder in PLACES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -68,7 +67,6 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 
 @cache
 def _tree(path: Path) -> ast.Module:
-    """Return the syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
@@ -95,7 +93,6 @@ def _is_below(name: str, prefix: str) -> bool:
 
 
 def _module_of(name: str) -> str:
-    """Return the module of the package that an imported name belongs to, or "" for a name from elsewhere."""
     while name and name not in SOURCES:
         name = name.rpartition(".")[0]
     return name
@@ -103,12 +100,10 @@ def _module_of(name: str) -> str:
 
 @cache
 def _graph() -> dict[str, set[str]]:
-    """Return the modules that each module imports."""
     return {name: {_module_of(found) for found in _imports(path)} - {"", name} for name, path in SOURCES.items()}
 
 
 def _layer(module: str) -> int:
-    """Return the number of a module's layer."""
     fits = {prefix: number for number, layer in enumerate(LAYERS) for prefix in layer if _is_below(module, prefix)}
     return fits[max(fits, key=len)]
 

@@ -78,15 +78,12 @@ def tiny_prompt(features: torch.Tensor, condition: Condition) -> Prompt:
 
 
 def select(condition: Condition, images: list[int]) -> Condition:
-    """The condition of some of the images, in this order."""
     if condition.labels is not None:
         return Condition(labels=condition.labels[images])
-    assert condition.embeddings is not None and condition.mask is not None
     return Condition(embeddings=condition.embeddings[images], mask=condition.mask[images])
 
 
 def tiny_eagle(target: Transformer, seed: int = 1, **changes: object) -> Eagle:
-    """A drafter of random weights for a target."""
     module = Eagle(EagleConfig.for_target(target.config, **changes)).eval()
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
@@ -115,7 +112,6 @@ def tiny_teacher(target: Transformer, reads: Collection[str] = (), seed: int = 0
     from lantern.training.features import Conditions
 
     condition = tiny_condition((4, 2, 3, 1, 4))
-    assert condition.embeddings is not None and condition.mask is not None
     texts = ["a", "b", "c", "d", "e"]
     index = {text: i for i, text in enumerate(texts)}
     captions = Conditions(index, condition.embeddings[:, 2:].bfloat16(), condition.mask[:, 2:])

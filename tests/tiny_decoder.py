@@ -38,8 +38,6 @@ BLIND = Blind()
 
 
 class GivenTrees(NoDrafts):
-    """Drafts the trees that it is given."""
-
     tree: DraftTree
 
     def __init__(self, nodes: int, depth: int = 0) -> None:
@@ -75,7 +73,6 @@ def tiny_codebook(tokens: int = 24) -> Tensor:
 
 @cache
 def tiny_neighbours(tokens: int = 24) -> Tensor:
-    """Return the proximity table of `tiny_codebook` with all other tokens."""
     return proximity_table(tiny_codebook(tokens), tokens - 1)
 
 
@@ -115,7 +112,6 @@ def tiny_decoder(
 
 
 def made_of(name: str, drafter: Deferred | None, verifier: Deferred | None) -> Method:
-    """Return a method of this drafter and verifier, under the name of another."""
     return Method(name, lambda parts: Made(drafter, verifier), {}, "")
 
 

@@ -37,7 +37,6 @@ def tiny_part(name: str, target: Transformer, **changes: Any) -> Any:
 
 
 def tiny_tokens(target: Transformer, pictures: int = 3) -> Tensor:
-    """Return images of random tokens."""
     generator = torch.Generator().manual_seed(3)
     size = (pictures, target.config.block_size)
     return torch.randint(0, target.config.vocab_size, size, generator=generator)
@@ -51,7 +50,6 @@ def tiny_sam(target: Transformer) -> SamTables:
 
 
 def tiny_table(target: Transformer) -> FrequencyTable:
-    """Return counts of random tokens."""
     return FrequencyTable.of_tokens(tiny_tokens(target), target.config.vocab_size)
 
 
@@ -67,5 +65,4 @@ MAKERS: dict[str, Callable[[Transformer], nn.Module]] = {"sam": tiny_sam, "fr-sp
 
 
 def tiny_parts(target: Transformer) -> Mapping[str, nn.Module]:
-    """Return all parts for a target."""
     return {name: tiny_part(name, target) for name in ADD_ONS if name != "eagle1"}

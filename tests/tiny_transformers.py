@@ -49,7 +49,6 @@ def tokenizer(words: list[str], **special: str) -> Any:
 
 
 def word_ids(family: str) -> dict[str, int]:
-    """The vocabulary of a tiny model, in which Emu3 and Chameleon have image tokens in another order."""
     return {word: i for i, word in enumerate(MODELS[family]["words"])}
 
 
@@ -163,10 +162,7 @@ def glm_image_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
     inputs = processor.apply_chat_template([message], tokenize=True, **how)
     assert inputs["image_grid_thw"].tolist() == [[1, 2, 3], [1, 13, 19]]
     found = model.generate(
-        **inputs,
-        max_new_tokens=13 * 19 + 2 * 3,
-        do_sample=False,
-        prefix_allowed_tokens_fn=lambda *_: list(range(24)),
+        **inputs, max_new_tokens=13 * 19 + 2 * 3, do_sample=False, prefix_allowed_tokens_fn=lambda *_: list(range(24))
     )
     return found[0, inputs["input_ids"].shape[1] :]
 
@@ -239,7 +235,6 @@ def save(family: str, folder: Path, model: Any = None) -> Path:
 
 
 def vq_decoder(model: Any) -> VQDecoder:
-    """A decoder with random weights for a tiny Chameleon."""
     torch.manual_seed(1)
     return VQDecoder(model.config.vq_config).eval()
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, FAILED, Apart, arg, check_folder, command, complain, existing, named, opt, say
+from lantern.cli.command import DONE, FAILED, arg, check_folder, command, complain, existing, named, opt, say
+from lantern.cli.options import Apart
 
 if TYPE_CHECKING:
     from lantern.core.signals import Stopping

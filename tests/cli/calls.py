@@ -1,5 +1,3 @@
-"""Calls of `lantern-generate` in the process of the test."""
-
 import json
 from pathlib import Path
 
@@ -16,7 +14,6 @@ def made(model: str, *arguments: str) -> int:
 
 
 def grid(model: str, *arguments: str) -> list[list[int]]:
-    """Return the written tokens of a red apple."""
     assert made(model, "--tokens", "grid.json", *arguments) == 0
     return json.loads(Path("grid.json").read_text())
 
@@ -29,7 +26,6 @@ def refusal(capsys: Capture, code: int, expected: int = 2) -> str:
 
 
 def one_line(capsys: Capture) -> str:
-    """Return the one line on stderr, an error."""
     return error_line(capsys.readouterr().err)
 
 

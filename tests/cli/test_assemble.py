@@ -30,9 +30,7 @@ def options(components: dict[str, Path]) -> list[str]:
     return [text for name, path in components.items() for text in (f"--{name}", str(path))]
 
 
-def test_a_folder_loads_with_defaults_and_later_calls_replace_single_components(
-    tmp_path: Path, components: dict[str, Path]
-) -> None:
+def test_a_folder_loads_and_later_calls_replace_single_components(tmp_path: Path, components: dict[str, Path]) -> None:
     out = tmp_path / "model"
     assert main(["assemble", str(out), *options(components), "--guidance", "2.5", "--method", "lantern++"]) == 0
     model: Any = load_model(out, device="cpu")
@@ -50,9 +48,7 @@ def test_a_folder_loads_with_defaults_and_later_calls_replace_single_components(
     assert set(read_checksums(out / "vqvae")) == {"model.safetensors"}
 
 
-def test_assembling_signs_the_drafter_and_then_refuses_another_target(
-    tmp_path: Path, components: dict[str, Path], capsys: Capture
-) -> None:
+def test_a_signed_drafter_refuses_another_target(tmp_path: Path, components: dict[str, Path], capsys: Capture) -> None:
     out = tmp_path / "model"
     assert main(["assemble", str(out), *options(components)]) == 0
     assert read_config(out / "drafter")["target"] == weights_digest(load_state(out / "transformer"))

@@ -23,9 +23,7 @@ def test_options_list_all_choices() -> None:
     assert set(DTYPES) == set(KNOWN_DTYPES) and set(SHAPES) == set(SIZES)
 
 
-def test_json_is_one_line_with_the_table_on_stderr_and_otherwise_only_the_table_is_printed(
-    model: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_json_is_one_line_and_then_the_table_is_on_stderr(model: str, tmp_path: Path, capsys: Capture) -> None:
     out, before = tmp_path / "bench.json", torch.get_num_threads()
     try:
         assert main(["bench", "--model", model, *QUICK, "--json", "--out", str(out), "--threads", "1"]) == 0
@@ -42,9 +40,7 @@ def test_json_is_one_line_with_the_table_on_stderr_and_otherwise_only_the_table_
     assert "plain" in output.out and "{" not in output.out and output.err == ""
 
 
-def test_tokens_that_differ_from_plain_give_exit_token_1(
-    model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_unlike_plain_give_exit_code_1(model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = race.Contender.decode
 
     def altered(*given: Any, **watching: Any) -> Generation:
@@ -58,7 +54,7 @@ def test_tokens_that_differ_from_plain_give_exit_token_1(
     assert line.startswith("lantern: error: eagle1 (eager fp32, batch 1) differs from plain decoding in 1 of 1")
 
 
-def test_a_stopped_bench_prints_the_rounds_that_are_done(
+def test_a_stopped_bench_prints_its_rounds(
     model: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, made = race.pack, []

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from lantern.cli.command import Placement, advice, command, run_command
+from lantern.cli.command import command, run_command
 from lantern.cli.generate import main
+from lantern.cli.options import Placement, advice
 from lantern.engines.cpu import build
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
@@ -60,7 +61,7 @@ def test_bf16_weights_are_the_dtype() -> None:
         parsed("--weights", "bf16", "--dtype", "fp32").options()
 
 
-def test_advice_is_given_only_where_auto_would_choose_an_unbuilt_library(
+def test_advice_is_given_only_where_auto_wants_an_unbuilt_library(
     unbuilt: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitting = tiny_target(**FITTING)
@@ -77,9 +78,7 @@ def test_advice_is_given_only_where_auto_would_choose_an_unbuilt_library(
 
 
 @pytest.mark.parametrize("is_quiet", [False, True])
-def test_the_advice_is_the_last_line_unless_quiet(
-    is_quiet: bool, unbuilt: None, tmp_path: Path, capsys: Capture
-) -> None:
+def test_advice_is_the_last_line_unless_quiet(is_quiet: bool, unbuilt: None, tmp_path: Path, capsys: Capture) -> None:
     model, quiet = str(save_tiny_model(tmp_path / "toy", **FITTING)), ["--quiet"] * is_quiet
     assert main(["--model", model, "--prompt", "a cat", "--tokens", str(tmp_path / "grid.json"), *quiet]) == 0
     lines = capsys.readouterr().err.splitlines()

@@ -43,9 +43,7 @@ def test_seed_method_and_options_determine_the_tokens_and_exact_methods_give_tho
         assert grid(model, "--method", "plain", *other) != plain
 
 
-def test_tokens_need_no_vq_and_can_go_beside_pictures_or_to_standard_output(
-    model: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_tokens_need_no_vq_and_go_beside_pictures_or_to_stdout(model: str, tmp_path: Path, capsys: Capture) -> None:
     copy = shutil.copytree(model, tmp_path / "copy")
     shutil.rmtree(copy / "vqvae")
     tokens = grid(str(copy))
@@ -166,7 +164,7 @@ def test_engine_and_weights_are_reported(model: str, capsys: Capture) -> None:
             assert json.loads(image.info["engine"]) == engine
 
 
-def test_the_window_of_the_machine_is_reported_unless_one_is_given(
+def test_the_window_is_reported_unless_it_is_given(
     model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lantern.generation.choice.suited", lambda _, method: method.with_options(window=3))

@@ -151,9 +151,7 @@ def test_no_prompt_writes_outside_of_the_folder(model: str, tmp_path: Path) -> N
     assert all(len(path.name) < 130 and path.name.isascii() for path in paths)
 
 
-def test_labels_are_for_models_of_classes_and_prompts_for_the_others(
-    model: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_labels_are_for_models_of_classes_prompts_for_others(model: str, tmp_path: Path, capsys: Capture) -> None:
     classes = str(save_tiny_model(tmp_path / "classes", model_type="c2i", cls_token_num=1))
     labels = ["--class-label", "7", "--class-label", "8"]
     assert main(["--model", classes, *labels, "--out", "c", "--method", "eagle1"]) == 0
@@ -170,9 +168,7 @@ def test_labels_are_for_models_of_classes_and_prompts_for_the_others(
 
 
 @pytest.mark.parametrize("options", ["", "--grid", "--compare --method eagle1"])
-def test_a_model_without_a_vq_decoder_makes_tokens_only(
-    model: str, tmp_path: Path, capsys: Capture, options: str
-) -> None:
+def test_a_model_without_a_vq_makes_tokens_only(model: str, tmp_path: Path, capsys: Capture, options: str) -> None:
     copy = shutil.copytree(model, tmp_path / "copy")
     shutil.rmtree(copy / "vqvae")
     assert f"has no VQ decoder: it can make tokens but no images ({copy}/vqvae is missing)" in refusal(

@@ -78,6 +78,7 @@ REFUSED = {
     "bench --images 0": "wanted a whole number from 1",
     "bench --model TOY --methods eagel1": "did you mean 'eagle1'",
     "reproduce emoji --actors 2": "--actors is an option of --ray",
+    "reproduce coco2014-3k": "did you mean 'coco2014-30k'",
     "reproduce nowhere": "nowhere",
     "reproduce nowhere/row.json": "nowhere",
     "leaderboard --from nowhere.json": "does not exist",
@@ -174,7 +175,7 @@ def failing(error: BaseException | signal.Signals) -> Command:
         (signal.SIGHUP, 129, signals.WORDS[signal.SIGHUP]),
     ],
 )
-def test_a_failure_is_one_line_and_an_exit_code(
+def test_a_failure_is_a_line_and_code(
     capsys: Capture, error: BaseException | signal.Signals, code: int, text: str
 ) -> None:
     assert run_command(failing(error), []) == code

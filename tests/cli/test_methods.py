@@ -1,5 +1,3 @@
-"""`lantern methods`, and the options that `lantern-generate` makes of the methods."""
-
 import json
 import shutil
 from pathlib import Path

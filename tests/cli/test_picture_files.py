@@ -37,9 +37,7 @@ def test_calls_that_differ_write_different_files(model: str) -> None:
         assert f"a-red-apple-{made_of}-fp32-g3-seed0-0.png" in names()
 
 
-def test_only_files_named_by_the_user_are_replaced_unless_requested(
-    model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_files_that_are_named_are_replaced(model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     assert made(model) == 0
     [path] = Path().iterdir()
     for name in (path, "x.png", "t.json", "x-1.png"):

@@ -10,9 +10,9 @@ from lantern.training import stages
 from lantern.training.stages import (
     CONFIGS,
     LENGTH,
-    OPTIONS,
     STAGES,
     Stage,
+    StageOptions,
     find_config,
     find_recipe,
     find_recipes,
@@ -52,7 +52,7 @@ def test_options_of_a_stage_are_the_keywords_of_its_function(name: str, stage: S
     assert names == {"out", *stage.options} - {*LENGTH, "kind"}
     required = {keyword.name for keyword in keywords if keyword.default is inspect.Parameter.empty}
     assert required == {"out", *stage.required.split()}
-    assert set(stage.options) <= {*OPTIONS}.union(*(recipe.options for recipe in RECIPES))
+    assert set(stage.options) <= {*StageOptions.OPTIONS}.union(*(recipe.options.OPTIONS for recipe in RECIPES))
     assert stage.is_training == ("loop" in get_type_hints(get_type_hints(stage.load())["config"])) and stage.summary
 
 
@@ -88,7 +88,7 @@ def test_a_recipe_is_found_by_name_by_its_config_and_by_the_source_of_a_data_con
     )
 
 
-def test_without_recipes_a_stage_of_one_is_refused_in_one_line(
+def test_a_stage_of_a_missing_recipe_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
 ) -> None:
     monkeypatch.setattr(stages, "RECIPES", tmp_path / "recipes")
@@ -118,7 +118,7 @@ def test_a_kind_names_its_config_and_fits_it(calls: list[Any], tmp_path: Path, c
 
 
 @pytest.mark.parametrize("stage", ["all", "policy"])
-def test_a_missing_package_is_reported_before_anything_is_written(
+def test_a_missing_package_is_reported(
     stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("lantern.training.loop.find_spec", lambda name: None)

@@ -21,9 +21,7 @@ def stream(seed: int, image: int, purpose: Purpose, where: torch.Tensor, count: 
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), ANSWERS)
-def test_philox_matches_published_vectors(
-    counter: tuple[int, ...], key: tuple[int, int], answer: tuple[int, ...]
-) -> None:
+def test_philox_is_the_published_one(counter: tuple[int, ...], key: tuple[int, int], answer: tuple[int, ...]) -> None:
     words = philox([torch.tensor(word) for word in counter], Key(torch.tensor(key[0]), torch.tensor(key[1])))
     assert tuple(int(word) for word in words) == answer
 
@@ -105,11 +103,6 @@ def test_steps_have_different_uniforms() -> None:
     seen.append(noise.uniform(where, 2).flatten())
     seen.append(noise.uniform(where, 2, purpose=Purpose.DRAFT).flatten())
     assert len(torch.cat(seen).unique()) == 32
-
-
-def test_silent_noise_is_zero() -> None:
-    noise = Noise([(1, 0)], positions=4, vocab_size=5, is_silent=True)
-    assert (noise.gumbel(torch.arange(4)[None]) == 0).all()
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])

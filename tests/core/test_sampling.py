@@ -1,5 +1,3 @@
-"""Logits to distributions."""
-
 import math
 from dataclasses import astuple
 
@@ -42,12 +40,6 @@ def test_guidance_ends_after_its_interval() -> None:
     assert torch.equal(guided[:, :3], everywhere[:, :3])
     assert torch.equal(guided[:, 3:], rows[:, 0, 3:])
     assert sampling.scales(torch.arange(5)).tolist() == [3, 3, 3, 1, 1]
-
-
-def test_guided_features_have_guided_logits() -> None:
-    sampling, head = Sampling(guidance=7.5, guidance_interval=1), torch.nn.Linear(8, 11, bias=False)
-    features, where = torch.randn(2, 2, 4, 8), torch.arange(4).expand(2, -1)
-    assert torch.allclose(head(sampling.guide(features, where)), sampling.guide(head(features), where), atol=1e-5)
 
 
 def test_temperature_zero_takes_the_lowest_of_equal_tokens() -> None:

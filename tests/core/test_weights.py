@@ -25,7 +25,6 @@ def linear_of(dtype: torch.dtype, *, bias: bool = False) -> nn.Linear:
 
 
 def in_eight_bits(linear: nn.Linear) -> nn.Linear:
-    """Return a copy of a linear with its weight in 8 bits."""
     made = copy.deepcopy(linear)
     quantize("fc", made, "int8")
     return made

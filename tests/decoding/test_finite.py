@@ -62,6 +62,5 @@ def test_only_visited_nodes_count(node: int, at: int) -> None:
 def test_window_checks_the_logits_of_its_drafts(name: str) -> None:
     target = tiny_target()
     parts = tiny_decoder(name, target)
-    assert parts.drafter is not None
     Spoilt(target, parts.drafter.max_nodes - 1, 1)
     assert parts.generate(CONDITION, keys=KEYS).is_finite.tolist() == [False, True, True]

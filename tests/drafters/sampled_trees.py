@@ -8,10 +8,12 @@ from torch import Tensor
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Drafter, Generation, Scores, Step
+from lantern.drafters.examples import Examples, fused_layers
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import select, tiny_prompt
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate
+from tests.uncached import uncached
 
 
 def drafted(
@@ -32,7 +34,6 @@ def begin_after(drafter: Drafter, first: Tensor, features: Tensor, noise: Noise)
 
 
 def stepped(decoder: Decoder, images: list[int] | None = None, **how: Any) -> tuple[Generation, list[Any]]:
-    """Generate some of the images; return also the steps in which something was drafted."""
     images, steps = [0, 1, 2] if images is None else images, list[Step]()
     keys = [KEYS[i] for i in images]
     made = decoder.generate(select(CONDITION, images), keys=keys, callback=steps.append, **how)
@@ -43,3 +44,13 @@ def ways(tree: Any) -> dict[int, list[int]]:
     """Return for the root and each inner node the nodes on the path to it, without the root."""
     inner = sorted({0, *tree.shape.parents[1:].tolist()})
     return {node: [i for i in range(1, node + 1) if tree.shape.ancestors[node, i]] for node in inner}
+
+
+def whole_pictures(target: Transformer, condition: Condition, tokens: Tensor, guidance: float = 3.0) -> Examples:
+    """Examples of finished images: both rows' features that predict each token, the prompt's, and inputs of layers."""
+    features = uncached(target, condition, tokens[:, :-1], "features")
+    prompts, rows = features.split([features.shape[2] - tokens.shape[1], tokens.shape[1]], 2)
+    fused = uncached(target, condition, tokens[:, :-1], "fused", taps=fused_layers(target.config.n_layer))
+    layers = fused[:, :, -tokens.shape[1] :].unflatten(-1, (3, -1)).transpose(2, 3)
+    scales = torch.full((len(tokens),), guidance)
+    return Examples(tokens, rows, scales, condition.embeddings, condition.mask, prompts, layers)

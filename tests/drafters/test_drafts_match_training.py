@@ -13,8 +13,7 @@ from lantern.drafters.eagle.vispec import ViSpecDrafter
 from lantern.drafters.heads.medusa import MedusaDrafter
 from lantern.drafters.heads.parallelspec import ParallelDrafter
 from lantern.drafters.trees.static import named
-from tests.drafters.sampled_trees import drafted, ways
-from tests.drafters.whole import whole_pictures
+from tests.drafters.sampled_trees import drafted, ways, whole_pictures
 from tests.tiny import select, tiny_target
 from tests.tiny_decoder import CONDITION
 from tests.tiny_parts import tiny_part

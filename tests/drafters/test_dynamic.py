@@ -61,8 +61,6 @@ def test_adaptive_sizes_change_no_token(name: str) -> None:
 
 @dataclass(frozen=True)
 class Constant(Policy):
-    """Probabilities by rank alone."""
-
     rates: tuple[float, ...]
     is_predictable: ClassVar[bool] = True
 
@@ -80,7 +78,6 @@ def test_constant_probabilities_grow_the_best_static_tree(nodes: int, depth: int
     drafter = growing(Constant(RATES), Growth(nodes=nodes, width=8, depth=depth))
     run = replace(tiny_decoder("eagle1"), drafter=drafter).generate(CONDITION, keys=KEYS, keep_history=True)
     first = next(drafted(run)).tree
-    assert first is not None
     expected = worth(grown(nodes, depth, RATES).choices)
     for image in range(3):
         choices: list[tuple[int, ...]] = [()]
@@ -119,9 +116,7 @@ def test_policies_that_read_samples_raise_with_rejection() -> None:
 
 
 def recording() -> Deferred:
-    """Return the drafter of eagle2, with log q."""
-    drafter = METHODS["eagle2"].made.drafter
-    assert drafter is not None
+    drafter: Any = METHODS["eagle2"].made.drafter
     return replace(drafter, named={**drafter.named, "records_log_q": True})
 
 
@@ -132,7 +127,6 @@ def test_log_q_of_nodes_gives_their_children(purpose: Purpose) -> None:
     exact = made_of("eagle2", recording(), METHODS["eagle2"].made.verifier)
     run = tiny_decoder(METHODS["eagle2-rejection"] if purpose == Purpose.DRAFT else exact)
     step = next(drafted(run.generate(CONDITION, keys=KEYS, keep_history=True)))
-    assert step.tree is not None and step.tree.log_q is not None
     shape = step.tree.shape
     for image in range(3):
         for node in range(1, shape.num_nodes):

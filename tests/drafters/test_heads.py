@@ -10,8 +10,7 @@ from lantern.drafters.heads.medusa import Medusa, MedusaConfig
 from lantern.drafters.heads.parallelspec import ParallelSpec, group_mask
 from lantern.drafters.heads.vertical import Vertical, VerticalConfig, VerticalDrafter
 from lantern.drafters.trees.static import named
-from tests.drafters.sampled_trees import drafted
-from tests.drafters.whole import whole_pictures
+from tests.drafters.sampled_trees import drafted, whole_pictures
 from tests.tiny import loose_target, select
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, tiny_decoder
 from tests.tiny_parts import tiny_part
@@ -24,11 +23,7 @@ def test_untrained_heads_repeat_the_feature() -> None:
     features, tokens = torch.randn(2, 5, 32), torch.zeros(2, 5, dtype=torch.long)
     output = module.heads(features, tokens, torch.full((2, 5), 3.0))
     assert torch.equal(output, features[:, :, None].expand(-1, -1, 4, -1))
-    assert module.heads.embed_tokens is not None
     assert torch.equal(module.heads.embed_tokens.weight, TARGET.tok_embeddings.weight)
-
-
-# -- ParallelSpec -----------------------------------------------------------------------------------------------------
 
 
 def test_a_group_of_masks_sees_the_pairs_up_to_its_anchor_and_itself() -> None:
@@ -42,9 +37,6 @@ def test_each_step_runs_one_drafter_pass(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(ParallelSpec, "guess", lambda self, *of, **how: calls.append(1) or guess(self, *of, **how))
     made = tiny_decoder("parallelspec").generate(select(CONDITION, [0]), keys=KEYS[:1])
     assert len(calls) == int(made.steps) - 1
-
-
-# -- vertical heads ---------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

@@ -51,11 +51,7 @@ def test_invalid_configs_raise(config: Any, fields: dict[str, Any], message: str
     ("method", "settings", "message"),
     [
         ("fr-spec", {"vocabulary": 2, "tree": "narrow_10"}, "vocabulary has 2 tokens, wanted at least 3 for this tree"),
-        (
-            "fr-spec",
-            {"add_ons": {"fr-spec": tiny_table(OTHER)}},
-            "is of 30 tokens, the model has 24",
-        ),
+        ("fr-spec", {"add_ons": {"fr-spec": tiny_table(OTHER)}}, "is of 30 tokens, the model has 24"),
         ("sam", {"add_ons": {"sam": tiny_sam(OTHER)}}, r"tables are of \(vocab_size, block_size\) \(30, 16\)"),
         ("eagle1", {"module": tiny_eagle(tiny_target(dim=48))}, "use a drafter trained for it"),
         ("eagle1", {"tree": "grown_99_1", "target": tiny_target(vocab_size=5)}, "children at a node, wanted at most"),

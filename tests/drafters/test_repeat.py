@@ -1,5 +1,3 @@
-"""Drafts that repeat their neighbours."""
-
 from typing import Any, Literal
 
 import pytest

@@ -1,15 +1,19 @@
 """SAM: matches equal brute force, and images equal plain decoding for any match."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree
 from lantern.drafters.lookup.matchers import ContextTable, GridMatcher, Past, SuffixMatcher, around
+from lantern.drafters.lookup.suffix_automaton import WalkTable
 from lantern.drafters.lookup.tables import SamTables, super_tokens
 from tests.drafters.sampled_trees import drafted
-from tests.drafters.test_suffix_automaton import longest_suffix
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder
 from tests.tiny_parts import tiny_tokens
 
@@ -52,7 +56,6 @@ def test_suffix_lengths_match_brute_force(is_super: bool) -> None:
             output = symbols[tokens[image, :count]].tolist()
             ending = output if node is None else [*output, int(symbols[drafted[image, node]])]
             found = context if node is None else deeper
-            assert found.lengths is not None
             for place in range(count):
                 length = 0
                 while length < min(6, place) and output[place - 1 - length] == ending[-1 - length]:
@@ -71,7 +74,6 @@ def test_committed_tokens_advance_the_automaton() -> None:
     matcher.read(tokens, torch.tensor(counts))
     context = matcher.root(past_of(torch.nn.functional.pad(tokens, (0, 12)), counts))
     ((found, weights),) = matcher.evidence(context)[1]
-    assert context.matched is not None
     for image, count in enumerate(counts):
         length, end = longest_suffix(output, groups[tokens[image, :count]].tolist())
         assert int(context.matched[image, 0]) == length
@@ -139,3 +141,25 @@ def test_a_joined_tree_has_the_paths_of_both() -> None:
 def paths(tree: DraftTree) -> set[tuple[int, ...]]:
     """Return the tokens from the root to each node in the first image."""
     return {tuple(tree.tokens[0, node].tolist()) for node in tree.shape.ancestors}
+
+
+SYMBOLS = 3
+TEXT = st.lists(st.integers(0, SYMBOLS - 1), max_size=24)
+
+
+def longest_suffix(text: Sequence[int], symbols: Sequence[int]) -> tuple[int, int]:
+    """Return the length of the longest suffix of `symbols` that occurs in a text, and where it first ends, or -1."""
+    for length in range(len(symbols), 0, -1):
+        for end in range(length - 1, len(text)):
+            if list(text[end - length + 1 : end + 1]) == list(symbols[-length:]):
+                return length, end
+    return 0, -1
+
+
+@given(TEXT, st.lists(st.integers(0, SYMBOLS), min_size=1, max_size=12))
+def test_a_walk_finds_the_longest_suffix_at_its_first_place(text: list[int], symbols: list[int]) -> None:
+    table = WalkTable.of(text, SYMBOLS + 1)
+    state = length = torch.zeros(1, dtype=torch.long)
+    for count, symbol in enumerate(symbols, 1):
+        state, length = table.step(state, length, torch.tensor([symbol]))
+        assert (int(length), int(table.ends[state])) == longest_suffix(text, symbols[:count])

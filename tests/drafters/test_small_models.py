@@ -66,9 +66,6 @@ def test_small_models_of_other_sizes_raise() -> None:
             SmallModel(tiny_target(**{name: value}), TARGET, sampling=Sampling(), stage=2)
 
 
-# -- drafter, small model, target -------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def first_tree(length: int, rounds: int, first: Tensor, sampling: Sampling = WARM) -> tuple[DraftTree, Tensor]:
     """Return the first tree of a cascade behind these first tokens, and the tokens of its chain."""
@@ -93,15 +90,11 @@ def test_first_tokens_after_as_many_rounds_equal_the_small_models_own(rounds: in
 
 def test_tokens_are_the_best_of_log_q_plus_noise() -> None:
     tree, _ = first_tree(5, 2, torch.tensor([3, 1, 8]))
-    assert tree.log_q is not None
     torch.testing.assert_close(tree.log_q.exp().sum(-1), torch.ones(3, 16))
     best = (tree.log_q + noise_of(WARM).gumbel((1 + tree.shape.depths).expand(3, -1))).topk(3).indices
     for node in range(1, tree.tokens.shape[1]):
         parent, rank = int(tree.shape.parents[node]), int(tree.shape.ranks[node])
         assert torch.equal(tree.tokens[:, node], best[:, parent, rank])
-
-
-# -- 4-bit weights ----------------------------------------------------------------------------------------------------
 
 
 @needs_torchao

@@ -28,7 +28,6 @@ def family(name: str) -> str:
 
 
 def smaller(name: str) -> Any:
-    """A model of other weights and one layer."""
     made = tiny.make(family(name), 1)
     body = made.model.language_model if family(name) == "janus" else made.model.text_model
     body.layers, body.config.num_hidden_layers = body.layers[:1], 1
@@ -44,7 +43,6 @@ def parts(name: str, is_small: bool = False) -> Components:
 @cache
 def condition(name: str) -> Condition:
     text = parts(name).text
-    assert text is not None
     return text.condition(PROMPTS)
 
 
@@ -87,7 +85,6 @@ def test_drafts_of_the_target_itself_are_all_accepted(name: str, sampling: Sampl
     Of many images some would notice newlines of earlier passes that are not read.
     """
     tokens, text = parts(name).target.config.block_size, parts(name).text
-    assert text is not None
     made = built(name, "self-cascade", sampling, add_ons={"small": parts(name).target})
     steps = made.generate(text.condition(PROMPTS * 8), keys=[(3, i) for i in range(16)]).steps
     assert steps.tolist() == [1 + -(-(tokens - 1) // 5)] * 16

@@ -13,13 +13,7 @@ from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from tests.drafters.sampled_trees import stepped
-from tests.proof.pictures import DISTRIBUTION, SMALL, enumerated, p_value, pictures
 from tests.tiny_decoder import KEYS, SAMPLING, TARGET, generate, plain_tokens, tiny_decoder
-
-
-def test_enumerated_distribution_matches_plain_decoding() -> None:
-    assert enumerated().sum() == pytest.approx(1.0, abs=1e-5)
-    assert p_value(pictures(tiny_decoder("plain", SMALL, DISTRIBUTION), 5000).tokens) > 1e-4
 
 
 def test_windows_with_distributions_need_coupling() -> None:
@@ -28,9 +22,6 @@ def test_windows_with_distributions_need_coupling() -> None:
     with pytest.raises(ValueError, match='mode "jacobi": use one of iid, point, sampled'):
         generate(JacobiDrafter(TARGET), RejectionVerifier())
     assert torch.equal(generate(JacobiDrafter(TARGET), GumbelVerifier()).tokens, plain_tokens())
-
-
-# -- SJD-PAC ----------------------------------------------------------------------------------------------------------
 
 
 def decode(images: list[int] | None = None, **settings: Any) -> tuple[Any, list[Any]]:

@@ -23,9 +23,7 @@ def decoder_of(name: str, engine: Engine, dtype: torch.dtype = torch.bfloat16) -
 @pytest.mark.parametrize(
     ("engine", "expected"), [(EagerEngine(), "distribution"), (WideEngine(), "tokens"), (GraphEngine(), "tokens")]
 )
-def test_a_promise_is_the_least_of_those_of_method_and_engine(
-    engine: Engine, expected: str, dtype: torch.dtype
-) -> None:
+def test_a_promise_is_the_least_of_method_and_engine(engine: Engine, expected: str, dtype: torch.dtype) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     promised = {"plain": "tokens", "eagle1": expected, "eagle1-rejection": "distribution", "cool": "relaxed"}
     assert {name: decoder_of(name, engine, dtype).promise(1) for name in promised} == promised

@@ -32,7 +32,6 @@ def board_file(board_words: list[str], tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def decoder(folder: Path) -> Generator:
-    """The decoder of tiny images."""
     return tiny_decoder(folder)
 
 

@@ -22,12 +22,10 @@ class TinyInception(nn.Module):
         self.last = nn.Linear(48, FEATURES)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features below 32."""
         return torch.tanh(self.last(self.pool(x).flatten(1)) * 4)
 
 
 def save_tiny_inception(path: Path, *, seed: int = 0) -> Path:
-    """A TorchScript file."""
     torch.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -61,7 +59,6 @@ def tiny_clip_config():
 
 
 def save_tiny_clip(folder: Path, *, seed: int = 0) -> Path:
-    """A folder of transformers."""
     from transformers import CLIPModel
 
     torch.manual_seed(seed)
@@ -77,7 +74,6 @@ TINY_OPEN_CLIP: dict[str, Any] = {
 
 
 def tiny_open_clip() -> nn.Module:
-    """A CLIP of open_clip."""
     from open_clip.model import CLIP
 
     torch.manual_seed(0)

@@ -1,5 +1,3 @@
-"""Device and contenders of the speed tests."""
-
 from typing import Any
 
 import torch

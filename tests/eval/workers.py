@@ -18,7 +18,6 @@ PROMPTS = ("a red apple", "a blue cat", "two dog", "a cat and a dog")
 
 
 def expected(pictures: int) -> list[Request]:
-    """Return the requests of images 0 to `pictures` - 1."""
     return [Request(prompt=PROMPTS[i % len(PROMPTS)], seed=7, number=i) for i in range(pictures)]
 
 
@@ -29,7 +28,6 @@ def tiny_decoder(model: str | Path) -> Generator:
 
 
 def paint(decoder: Generator, out: Path, pictures: int, *, shard: Shard | None = None, batch: int = 1) -> int:
-    """Make the missing images of a shard."""
     shard = shard or Shard()
     with ImageWriter(decoder, out, FINGERPRINT, name=shard.name) as worker:
         return produce(worker, expected(pictures), batch=batch, shard=shard, is_quiet=True)

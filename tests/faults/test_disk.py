@@ -13,9 +13,7 @@ from lantern.cli import command as shared
 FOUR = ("-n", "4", "--batch", "2", "--method", "plain")
 
 
-def test_a_full_disk_keeps_and_reports_earlier_pictures(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_earlier_pictures(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 
     save, count = Image.Image.save, [0]
@@ -37,9 +35,7 @@ def test_a_full_disk_keeps_and_reports_earlier_pictures(
     assert len(json.loads(tokens.read_text())) == 2 and found["stopped"].endswith("No space left on device")
 
 
-def test_tokens_that_cannot_be_written_leave_the_pictures(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_tokens_leave_the_pictures(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, text: str, encoding: str) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -50,7 +46,7 @@ def test_tokens_that_cannot_be_written_leave_the_pictures(
 
 
 @pytest.mark.parametrize("option", ["--out", "--tokens"])
-def test_a_read_only_folder_is_refused_before_anything_is_made(
+def test_a_read_only_folder_is_refused_at_once(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     locked = tmp_path / "locked"

@@ -72,8 +72,6 @@ def test_nan_or_infinity_in_one_pass_rejects_only_its_picture(model: Model, meth
 
 
 def load_spoilt(spoil: Callable[[Model], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the command load models that are spoilt."""
-
     def load(*args: Any, **options: Any) -> Model:
         model = load_model(*args, **options)
         spoil(model)
@@ -82,9 +80,7 @@ def load_spoilt(spoil: Callable[[Model], None], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(model_folder, "load_model", load)
 
 
-def test_the_command_keeps_earlier_pictures_and_writes_none_of_nan(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_writes_no_picture_of_nan(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_spoilt(spoil_third_picture, monkeypatch)
     out, tokens = tmp_path / "out", tmp_path / "t.json"
     words = ("-n", 3, "--batch", 3, "--method", "plain", "--json")
@@ -131,7 +127,6 @@ def test_debug_mode_names_a_layer_that_fails_in_a_later_pass(model: Model) -> No
 
 def test_debug_mode_names_a_layer_of_the_drafter_without_which_exact_pictures_stay_the_same(model: Model) -> None:
     expected = [picture.tokens_sha256 for picture in make(model)]
-    assert model.drafter is not None
     model.drafter.fc.weight.data[0, 0] = torch.nan
     assert [picture.tokens_sha256 for picture in make(model, method="eagle1")] == expected
     assert [picture.tokens_sha256 for picture in make(model, debug=True)] == expected
@@ -139,9 +134,7 @@ def test_debug_mode_names_a_layer_of_the_drafter_without_which_exact_pictures_st
         make(model, method="eagle1", debug=True)
 
 
-def test_the_command_s_debug_mode_names_the_layer_behind_a_traceback(
-    run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_debug_of_the_command_names_the_layer(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     load_spoilt(lambda model: spoil_fifth_token(model.target), monkeypatch)
     code, _, error = run("--tokens", tmp_path / "t.json", "--method", "plain", "--debug")
     lines = error.splitlines()

@@ -70,7 +70,6 @@ def replace(path: Path, draw: Draw) -> None:
 
 
 def enlarge(path: Path, draw: Draw) -> None:
-    """Extend the file by zeros to 64 GiB, which occupy no disk."""
     os.truncate(path, HUGE)
 
 
@@ -90,7 +89,6 @@ def remove(path: Path, draw: Draw) -> None:
 
 
 def change_json(path: Path, draw: Draw) -> None:
-    """Change, add or remove a value of a JSON file."""
     values = json.loads(path.read_text(encoding="utf-8"))
     place = values
     while (inner := [v for v in place.values() if v and isinstance(v, dict)]) and draw(st.booleans()):
@@ -128,13 +126,11 @@ def change_header(path: Path, draw: Draw) -> None:
 
 
 def damages(path: Path) -> list[Callable[[Path, Draw], None]]:
-    """Return the ways to damage a file or folder."""
     own = {".json": [change_json] * 3, ".safetensors": [change_header]}.get(path.suffix, [])
     return [remove] if path.is_dir() else [truncate, flip_bits, replace, enlarge, remove, *own]
 
 
 def load_all(folder: Path) -> None:
-    """Load a model folder with all of its components and add-ons, and make an image."""
     model = load_model(folder, device="cpu")
     assert all(model.add_ons[name] is not None for name in model.add_ons)
     assert len(list(generate(model, ["a red apple"], method="eagle1" if model.drafter else "plain"))) == 1
@@ -152,7 +148,6 @@ Places = dict[Path, Callable[[Path], object]]
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
-    """What is damaged, and how it is loaded."""
     root = tmp_path_factory.mktemp("places")
     whole = save_tiny_model(root / "model")
     model: Any = load_model(whole)
@@ -245,7 +240,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("folders", [60, pytest.param(2000, marks=pytest.mark.slow)])
-def test_damaged_folders_are_refused_in_one_line(
+def test_damaged_folders_are_refused(
     places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: int
 ) -> None:
     monkeypatch.chdir(tmp_path)

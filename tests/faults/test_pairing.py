@@ -52,7 +52,7 @@ def test_a_drafter_of_other_sizes_is_refused_by_name(folder: Path, changes: dict
         assert "lantern train drafter" in text and "--method plain" in text and "\n" not in text
 
 
-def test_the_command_refuses_a_wrong_drafter_where_its_method_reads_one(
+def test_the_command_refuses_a_wrong_drafter_that_its_method_reads(
     folder: Path, capsys: Capture, tmp_path: Path
 ) -> None:
     put_drafter(folder, vocab_size=30)

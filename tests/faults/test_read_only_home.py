@@ -87,9 +87,7 @@ def run(home: Path, folder: Path, *commands: str, package: str = "none") -> list
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which the library is built")
-def test_commands_use_a_private_temporary_folder_and_a_profile_needs_a_place(
-    home: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_commands_use_a_private_folder_and_a_profile_needs_a_place(home: Path, folder: Path, tmp_path: Path) -> None:
     building.library()
     built = building.candidates()[0]
     private = tmp_path / "temporary" / f"lantern-{os.getuid()}"

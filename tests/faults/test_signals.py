@@ -73,9 +73,7 @@ def test_a_signal_keeps_and_reports_finished_pictures(
     assert len(found["pictures"]) == len(json.loads(tokens.read_text())) == saved
 
 
-def test_an_interrupted_comparison_reports_finished_pairs(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_comparison_reports_its_pairs(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raise_after(1, signal.SIGINT, monkeypatch)
     code, out, _ = run("-n", 3, "--method", "eagle1", "--compare", "--json", "--out", tmp_path / "out")
     found = json.loads(out)
@@ -123,9 +121,7 @@ sys.exit(run_command(Command("stubborn", "", lambda parser: None, run), []))
 
 
 @pytest.mark.parametrize(("seconds", "signals", "code"), [(1000, 2, -signal.SIGINT), (1, 1, 130)])
-def test_a_shielded_block_ends_first_unless_a_second_interrupt_ends_the_process_at_once(
-    seconds: float, signals: int, code: int
-) -> None:
+def test_a_shielded_block_ends_first_unless_interrupted_twice(seconds: float, signals: int, code: int) -> None:
     command = [sys.executable, "-c", STUBBORN.format(seconds=seconds)]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert running.stdout is not None and running.stdout.readline() == "begun\n"

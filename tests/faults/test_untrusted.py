@@ -32,6 +32,7 @@ from lantern.models.folder import AddOns, load_model
 from lantern.models.llamagen.text import checked_folders
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.trial import try_component
+from tests.cli.calls import Capture
 from tests.tiny import tiny_target
 from tests.tiny_parts import tiny_part
 
@@ -48,7 +49,6 @@ def load(folder: Path) -> torch.nn.Module:
 
 
 def change(path: Path, **values: Any) -> None:
-    """Change values of a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
@@ -92,7 +92,6 @@ def test_checksums_are_those_of_sha256sum_and_are_compared_unless_files_are_not_
 
 def test_the_embedded_model_lists_all_of_its_weights() -> None:
     folder = load_model("lantern-emoji", parts=()).folder
-    assert folder is not None
     for path in folder.rglob("*.safetensors"):
         assert path.name in read_checksums(path.parent), path
 
@@ -115,9 +114,7 @@ def test_the_embedded_model_lists_all_of_its_weights() -> None:
     ],
     ids=str,
 )
-def test_a_config_that_does_not_fit_its_weights_is_refused(
-    component: Path, values: dict[str, Any], message: str
-) -> None:
+def test_a_config_unlike_its_weights_is_refused(component: Path, values: dict[str, Any], message: str) -> None:
     change(component / CONFIG_NAME, **values)
     refused(component, message)
 
@@ -130,7 +127,7 @@ def test_sizes_of_a_text_encoder_are_bounded(tmp_path: Path, field: str, value: 
         checked_folders(tmp_path, None)
 
 
-def test_a_conversion_that_cannot_be_written_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_conversion_that_cannot_be_written_names_the_file(tmp_path: Path, capsys: Capture) -> None:
     arguments = conversion(tmp_path, {"model": tiny_target().state_dict()}, n_head=tiny_target().config.n_head)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
@@ -144,9 +141,7 @@ def test_a_conversion_that_cannot_be_written_names_the_file(tmp_path: Path, caps
 
 
 @pytest.mark.parametrize("kind", ["target", "drafter"])
-def test_a_conversion_is_tried_before_it_is_done(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_conversion_is_tried(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     target = tiny_target()
     made = target if kind == "target" else Eagle(EagleConfig.for_target(target.config, form="rows"))
     own = {"n_head": made.config.n_head} | ({} if kind == "target" else {"cls_token_num": 6})

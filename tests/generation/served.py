@@ -1,5 +1,3 @@
-"""A server in threads of the test's process."""
-
 import threading
 import time
 from typing import Any
@@ -15,10 +13,8 @@ KEY = "secret"
 
 
 class Served:
-    """A server of a model on a free port, with OpenAI's client for it."""
-
-    def __init__(self, model: Model, limits: Limits, **options: Any) -> None:
-        self.service = Service(model, limits, **options)
+    def __init__(self, model: Model, limits: Limits) -> None:
+        self.service = Service(model, limits)
         self.worker = self.service.worker
         self.server, bound = Server(self.service, 10), bind("127.0.0.1", 0)
         self.url = "http://{}:{}".format(*bound.getsockname())

@@ -15,6 +15,7 @@ from lantern.generation import choice
 from lantern.generation.choice import FLAT, GAIN, choose, choose_method
 from lantern.methods.method import find
 from lantern.models.folder import Model
+from tests.cli.calls import Capture
 
 NODES = (1, 2, 4, 8, 16)
 Curve = Callable[[int], float]
@@ -46,9 +47,7 @@ def script(monkeypatch: pytest.MonkeyPatch, seconds: Curve) -> list[int]:
 
 
 @pytest.mark.parametrize(("batch", "window"), [(1, 16), (8, 16), (16, 8), (64, 2)])
-def test_windows_shrink_with_the_batch_where_the_engine_limits_them(
-    model: Model, monkeypatch: pytest.MonkeyPatch, batch: int, window: int
-) -> None:
+def test_windows_shrink_with_the_batch(model: Model, monkeypatch: pytest.MonkeyPatch, batch: int, window: int) -> None:
     script(monkeypatch, flat)
     graphed = replace(model, engine=GraphEngine())
     found = choose_method(graphed, "auto", sampling=Sampling(), batch=batch, report=lambda _: None)
@@ -58,7 +57,7 @@ def test_windows_shrink_with_the_batch_where_the_engine_limits_them(
 @pytest.mark.parametrize(
     ("seconds", "spec"), [(flat, "gumbel-jacobi"), (linear, "plain"), (bent, "gumbel-jacobi:window=4")]
 )
-def test_the_longest_window_that_is_nearly_free_is_chosen(
+def test_the_longest_free_window_is_chosen(
     model: Model, monkeypatch: pytest.MonkeyPatch, seconds: Curve, spec: str
 ) -> None:
     script(monkeypatch, seconds)
@@ -122,8 +121,8 @@ def test_the_log_warns_once(model: Model, monkeypatch: pytest.MonkeyPatch, caplo
     assert caplog.text.count("`lantern tune` measures all methods") == 1
 
 
-def test_the_command_reports_the_choice_with_its_reason(
-    model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_gives_the_reason(
+    model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
 ) -> None:
     script(monkeypatch, linear)
     words = ["--prompt", "a cat", "--tokens", str(tmp_path / "t.json"), "--json", "--method", "auto"]
@@ -133,9 +132,7 @@ def test_the_command_reports_the_choice_with_its_reason(
     assert found["method"] == "plain" and "2.00 times" in found["method_reason"] and "lantern tune" in seen.err
 
 
-def test_doctor_reports_the_choice_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_reports_the_choice_with_its_reason(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     script(monkeypatch, bent)
     main(["doctor"])
     [line] = [line for line in capsys.readouterr().out.splitlines() if "method auto" in line]

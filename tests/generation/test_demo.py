@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -21,11 +20,11 @@ from lantern.generation.demo import (
     GROUPS,
     MARK,
     SHADES,
+    Mark,
     Side,
     SideBySide,
-    draw_map,
+    acceptance_map,
     image_html,
-    map_html,
     relaxed_places,
 )
 from lantern.generation.generator import generate, make_batch
@@ -54,7 +53,8 @@ def test_both_sides_are_the_pictures_of_the_generator(sides: SideBySide, method:
     (picture,) = generate(model, [sides.request(PROMPT, 3)], method=method)
     assert picture.pixels is not None and torch.equal(made.picture.tokens, picture.tokens)
     assert torch.equal(made.at(made.marks[-1].seconds)[1], picture.pixels)
-    assert len(made.marks) == made.picture.statistics.steps and "<svg" in map_html(made)
+    assert len(made.marks) == made.picture.statistics.steps
+    assert acceptance_map(made)[0].size == (picture.pixels.shape[1], picture.pixels.shape[0])
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,8 @@ def test_marks_hold_the_relaxed_tokens(sides: SideBySide) -> None:
     made = side(sides, "tolerance")
     places = [place for mark in made.marks for place in mark.relaxed]
     assert places and len(places) == round(made.picture.statistics.relaxed * 16)
-    assert map_html(made).count("<circle") == len(places)
+    *_, (mask, legend) = acceptance_map(made)[1]
+    assert legend == MARK and (mask.reshape(4, 2, 4, 2).max((1, 3)).ravel().nonzero()[0] == sorted(places)).all()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_marks_start_again_with_the_first_step(sides: SideBySide, monkeypatch: p
 
 
 @pytest.mark.parametrize(("chosen", "expected"), [("medusa", "medusa"), ("plain", "gumbel-jacobi")])
-def test_the_default_is_the_fastest_exact_method(
+def test_the_default_is_fast_and_exact(
     sides: SideBySide, monkeypatch: pytest.MonkeyPatch, chosen: str, expected: str
 ) -> None:
     def choose(model: Model, name: str, **how: Any) -> Method:
@@ -157,23 +158,17 @@ def test_methods_stand_in_groups_with_a_line_each(sides: SideBySide) -> None:
     assert "medusa" not in [name for _, name in bare.choices()]  # a method whose part it lacks is not offered
 
 
-def test_every_token_is_shaded_by_its_run() -> None:
-    root = ET.fromstring(draw_map((1, 2, 4, 1, 8), [1], 4, "data:,", title='a "cat" & more'))
-    paths = {path.get("fill"): path.get("d", "") for path in root.iter("path")}
-    assert set(paths) == {shade.colour for shade in SHADES[1:]}
-    assert paths[SHADES[1].colour] == "M10 0h10v10h-10zM20 0h10v10h-10z"
-    # a run over the end of a row
-    assert paths[SHADES[2].colour].startswith("M30 0h10v10h-10zM0 10h10")
-    assert paths[SHADES[3].colour].count("M") == 8
-    assert [(dot.get("cx"), dot.get("cy")) for dot in root.iter("circle")] == [("15", "5")]
-    assert root.find("title") is not None and root.find("g").get("fill") == MARK  # type: ignore[union-attr]
-
-
-def test_shades_are_those_of_their_legend() -> None:
-    for run, shade in ((2, 1), (3, 1), (4, 2), (7, 2), (8, 3), (64, 3)):
-        (path,) = ET.fromstring(draw_map([run], [], 64, "data:,", title="a")).iter("path")
-        assert path.get("fill") == SHADES[shade].colour
-    assert not list(ET.fromstring(draw_map([1] * 4, [], 2, "data:,", title="a")).iter("path"))
+def test_every_token_is_shaded_by_its_run(sides: SideBySide) -> None:
+    made, known = side(sides, "plain"), (1, 3, 7, 8, 16)  # runs of 1, 2, 4, over the end of a row, 1 and 8
+    marks = [Mark(0.0, end, i, (1,) if end == 3 else ()) for i, end in enumerate(known)]
+    found = {legend: mask for mask, legend in acceptance_map(replace(made, marks=marks))[1]}
+    tokens = {legend: mask.reshape(4, 2, 4, 2).max((1, 3)).ravel() for legend, mask in found.items()}
+    places = {legend: values.nonzero()[0].tolist() for legend, values in tokens.items()}
+    two, four, eight = (shade.legend for shade in SHADES)
+    assert places == {two: [1, 2], four: [3, 4, 5, 6], eight: [*range(8, 16)], MARK: [1]}
+    assert all(tokens[shade.legend].max() == pytest.approx(shade.opacity) for shade in SHADES)
+    marks = [Mark(0.0, end, end) for end in range(1, 17)]
+    assert acceptance_map(replace(made, marks=marks))[1] == []
 
 
 def test_an_image_can_be_saved(sides: SideBySide) -> None:

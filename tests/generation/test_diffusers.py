@@ -1,15 +1,17 @@
-"""Our folders in the loaders of diffusers."""
-
+import inspect
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard
 
 from lantern import LanternPipeline
-from lantern.models.folder import INDEX_NAME
+from lantern.generation.generator import generate
+from lantern.models.folder import INDEX_NAME, load_model
 
 
 def tokens(pipe: Any, **how: Any) -> list[int]:
@@ -46,3 +48,32 @@ def test_a_pushed_folder_is_whole(folder: Path, tmp_path: Path, monkeypatch: pyt
     pipe.save_pretrained(tmp_path / "saved", push_to_hub=True, repo_id="apples", token="t")
     needed = {"README.md", "pipeline.py", INDEX_NAME, "transformer/model.safetensors", "parts/medusa/config.json"}
     assert len(sent) == 2 and all(needed <= files for files in sent)
+
+
+def served(folder: Path, **fields: Any) -> list[Any]:
+    """Load and call the pipeline as vLLM-Omni's adapter for diffusers does."""
+    from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+
+    pipe: Any = DiffusionPipeline.from_pretrained(folder, torch_dtype=torch.float32, trust_remote_code=True)
+    for name in ("_flash_3_hub", "flash"):
+        with suppress(Exception):
+            pipe.transformer.set_attention_backend(name)
+            break
+    else:
+        pipe.transformer.set_attention_backend("native")
+    offered = {"generator": torch.Generator().manual_seed(fields.pop("seed")), "num_inference_steps": 50} | fields
+    known = inspect.signature(pipe.__call__).parameters
+    return pipe(**{name: value for name, value in offered.items() if name in known}).images
+
+
+# the adapter passes it under this name
+@pytest.mark.filterwarnings("ignore:.torch_dtype. is deprecated:FutureWarning")
+def test_pictures_are_those_of_the_seed_and_another_size_is_refused(folder: Path) -> None:
+    images = served(folder, prompt="a red apple", seed=11, num_images_per_prompt=2, guidance_scale=2.0)
+    model = load_model(folder, dtype="fp32")
+    expected = list(generate(model, ["a red apple"] * 2, seed=11, sampling=model.sampling(guidance=2.0), batch=2))
+    for image, picture in zip(images, expected, strict=True):
+        assert picture.pixels is not None and np.array_equal(np.asarray(image), picture.pixels.numpy())
+    assert served(folder, prompt="a red apple", seed=1, height=8, width=8)[0].size == (8, 8)
+    with pytest.raises(ValueError, match="height"):
+        served(folder, prompt="a red apple", seed=1, height=9, width=8)

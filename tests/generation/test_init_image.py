@@ -33,7 +33,6 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 
 def tokens_of(model: Model, path: Path) -> list[int]:
-    assert model.vq is not None
     with torch.no_grad(), Image.open(path) as picture:
         return model.vq.encode(to_pixels(torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]))[0].tolist()
 
@@ -49,9 +48,7 @@ def test_kept_rows_are_those_of_the_picture(model: Model, files: dict[str, Path]
     assert other.tokens[12:].tolist() != found.tokens[12:].tolist() and "forced_tokens" not in other.as_dict()
 
 
-def test_kept_rows_are_read_in_few_passes(
-    model: Model, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_kept_in_few_passes(model: Model, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """With the tokens of steps of one token each; steps report every token once."""
     steps = list[Step]()
     for options in ({"batch": 2}, {"batch": 2, "sampling": Sampling(guidance=1.0)}):

@@ -1,5 +1,3 @@
-"""Loading a model folder without diffusers."""
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from lantern.generation.choice import choose_method
 from lantern.generation.generator import generate
 from lantern.methods import METHODS
 from lantern.models.folder import load_model, pick_device, record_tokens_per_step, write_index
+from tests.refusals import refused
 from tests.tiny import tiny_target
 
 
@@ -37,7 +36,7 @@ def test_auto_needs_no_drafter(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("slope", "suits"), [(0.0, 16), (0.1, 4), (1.0, 2)])
-def test_a_window_that_nobody_chose_suits_the_engine(
+def test_a_default_window_suits_the_engine(
     folder: Path, slope: float, suits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = {n: 1.0 + slope * (n - 1) for n in NODES}
@@ -72,9 +71,7 @@ def test_a_window_that_nobody_chose_suits_the_engine(
     ],
     ids=str,
 )
-def test_entries_of_the_index_that_do_not_fit_are_refused_by_file(
-    copied: Path, entry: dict[str, object], printed: str
-) -> None:
+def test_unfit_entries_of_the_index_are_refused_by_file(copied: Path, entry: dict[str, object], printed: str) -> None:
     index = json.loads((copied / "model_index.json").read_text())
     (copied / "model_index.json").write_text(json.dumps(index | entry))
     with pytest.raises(ValueError, match=printed) as refused:
@@ -87,8 +84,7 @@ def test_a_written_index_names_the_classes_of_diffusers_and_transformers(folder:
     assert index["transformer"] == ["lantern.generation.pipeline", "LanternTransformer"]
     assert index["text_encoder"] == ["transformers", "T5EncoderModel"]
     assert index["generation"] == {"guidance": 3.0, "top_k": 12}
-    with pytest.raises(ValueError, match="unknown key 'steps'"):
-        write_index(folder, generation={"steps": 50})
+    assert "unknown key 'steps'" in refused(write_index, folder, generation={"steps": 50})
 
 
 def test_tokens_per_pass_of_windows_are_kept_in_the_index(copied: Path) -> None:
@@ -107,11 +103,9 @@ def test_tokens_per_pass_of_windows_are_kept_in_the_index(copied: Path) -> None:
 def test_a_tokenizer_of_another_model_is_refused(copied: Path) -> None:
     other = tiny_target(vocab_size=25)
     save_component(other.state_dict(), other.config, copied / "transformer")
-    with pytest.raises(ValueError, match="vqvae has 24 tokens, the transformer 25"):
-        load_model(copied, parts=("vq",))
+    assert "vqvae has 24 tokens, the transformer 25" in refused(load_model, copied, parts=("vq",))
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:512", "cpu:1", "", "CPU"])
 def test_a_missing_device_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="device"):
-        pick_device(name)
+    assert "device" in refused(pick_device, name)

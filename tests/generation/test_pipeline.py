@@ -64,15 +64,6 @@ def test_pipeline_and_command_make_the_same_picture(
     assert json.loads((tmp_path / "t.json").read_text()) == tokens
 
 
-def test_a_relaxed_picture_reports_its_total_variation(pipe: LanternPipeline) -> None:
-    relaxed = {"method": "bounded", "settings": {"k": 4, "delta": 0.3}}
-    stats = call(pipe, ["a red apple"] * 8, generator=list(range(8)), **relaxed).stats
-    for figures in stats:
-        assert not figures["exact"] and 0 < figures["total_variation"] <= figures["total_variation_max"] <= 0.3
-        assert 0 <= figures["relaxed_share"] <= 1 and figures["latent_distance"] > 0
-    assert sum(figures["relaxed_share"] for figures in stats) > 0
-
-
 def test_warming_up_caches_the_prompt_for_later_calls(pipe: LanternPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     read, steps = Transformer.read, list[int]()
 

@@ -1,5 +1,3 @@
-"""The progress of a running generation."""
-
 import io
 import sys
 from typing import Any

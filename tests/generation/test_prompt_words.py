@@ -13,6 +13,7 @@ from lantern.generation.generator import generate
 from lantern.generation.requests import UnknownPromptWarning, as_requests, with_warnings
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import named_emoji
+from tests.cli.calls import Capture
 from tests.tiny_folder import save_tiny_model, tiny_text_encoder
 
 
@@ -44,9 +45,7 @@ def test_prompts_in_words_of_no_training_caption_are_reported(embedded: Model, p
     assert lines == [found.warning] and "was trained on no word of the prompt" in lines[0]
 
 
-def test_the_command_warns_in_one_line_and_in_its_statistics(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_warns_in_one_line_and_in_its_statistics(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     prompt = UNKNOWN[0]
     command = ["--model", str(folder), "--prompt", prompt, "--prompt", "a red apple", "-n", "2"]
     command += ["--method", "plain"]

@@ -25,7 +25,7 @@ from lantern import __version__
 from lantern.core.sampling import Sampling
 from lantern.decoding.rounds import Joint
 from lantern.generation.generator import generate
-from lantern.generation.requests import Request, with_conditions
+from lantern.generation.requests import Request, requests_of_call
 from lantern.generation.serving.app import Limits
 from lantern.generation.serving.worker import Job, RefusedError, Worker
 from lantern.models.folder import Model
@@ -38,18 +38,16 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 @pytest.fixture(scope="module")
 def served(model: Model) -> Iterator[Served]:
-    with Served(model, Limits(prompt=50, body=4000, api_key=KEY), batch=3) as server:
+    with Served(model, Limits(prompt=50, body=4000, api_key=KEY, batch=3)) as server:
         yield server
 
 
-def image(text: str | None) -> np.ndarray:
-    assert text is not None
+def image(text: Any) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
 
 
 def expected(model: Model, seed: int, number: int = 0) -> np.ndarray:
     (picture,) = generate(model, [Request(prompt=PROMPT, seed=seed, number=number)])
-    assert picture.pixels is not None
     return picture.pixels.numpy()
 
 
@@ -57,7 +55,6 @@ def test_pictures_are_those_of_the_generator_whatever_shares_their_batch(served:
     def made(seed: int) -> list[np.ndarray]:
         size: Any = SIZE
         answer = served.client.images.generate(prompt=PROMPT, n=2, size=size, extra_body={"seed": seed})
-        assert answer.data is not None and answer.usage is not None
         assert answer.usage.output_tokens == 2 * model.target.config.block_size
         return [image(one.b64_json) for one in answer.data]
 
@@ -91,18 +88,15 @@ def test_a_stream_of_several_pictures_names_and_finishes_each(served: Served, mo
 def test_a_negative_prompt_takes_the_place_of_the_unconditional_caption(served: Served, model: Model) -> None:
     body = {"seed": 5, "negative_prompt": "a blue car"}
     answer = served.client.images.generate(prompt=PROMPT, size=SIZE, extra_body=body)  # type: ignore[arg-type]
-    given = [Request(prompt=PROMPT, seed=5)]
-    (picture,) = generate(model, with_conditions(model, given, model.sampling(), negative_prompt="a blue car"))
-    assert answer.data is not None and picture.pixels is not None
+    given: dict[str, Any] = {"prompt": PROMPT, "negative_prompt": "a blue car", "generator": 5}
+    (picture,) = generate(model, requests_of_call(model, model.sampling(), **given))
     found = image(answer.data[0].b64_json)
     assert np.array_equal(found, picture.pixels.numpy()) and not np.array_equal(found, expected(model, 5))
 
 
 def test_formats_and_sizes(served: Served) -> None:
     answer = served.client.images.generate(prompt=PROMPT, output_format="webp", output_compression=50)
-    assert answer.data is not None and answer.size is not None
-    text = answer.data[0].b64_json
-    assert text is not None
+    text: Any = answer.data[0].b64_json
     with Image.open(io.BytesIO(base64.b64decode(text))) as found:
         assert found.format == "WEBP" and f"{found.width}x{found.height}" == answer.size
 
@@ -163,18 +157,14 @@ def test_other_refusals(served: Served) -> None:
     ],
     ids=str,
 )
-def test_bodies_that_are_no_request_are_refused(
-    served: Served, content: bytes, kind: str, status: int, message: str
-) -> None:
+def test_bodies_of_no_request_are_refused(served: Served, content: bytes, kind: str, status: int, message: str) -> None:
     answer = served.post(content=content, headers=HEADERS | {"Content-Type": kind})
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["param"]) == (status, "invalid_request_error", None)
     assert message in error["message"]
 
 
-def test_a_method_whose_part_is_missing_is_a_fault_of_the_request(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_without_its_part_is_a_fault_of_the_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lantern.generation.serving.worker.has_parts", lambda *_: False)
     answer = served.post({"prompt": PROMPT, "method": "vadusa"}, headers=HEADERS)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "method"
@@ -234,7 +224,7 @@ def finish(worker: Worker) -> None:
 
 
 def test_a_full_queue_answers_429(model: Model) -> None:
-    with Served(model, Limits(), batch=1, waiting=1) as server, ThreadPoolExecutor(6) as pool:
+    with Served(model, Limits(batch=1, waiting=1)) as server, ThreadPoolExecutor(6) as pool:
         never = server.post({"prompt": PROMPT, "n": 2})
         assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
 
@@ -321,9 +311,7 @@ def test_rows_of_cancelled_pictures_are_free_at_once(model: Model) -> None:
     assert heard == {2: ["done"], 3: ["done"]}
 
 
-def test_where_memory_runs_out_fewer_pictures_are_decoded_at_a_time(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_fewer_pictures_are_decoded_at_a_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     heard, take = dict[int, list[str]](), Joint.take
 
     def limited(self: Joint, states: Any, *how: Any) -> Any:
@@ -364,9 +352,7 @@ def test_a_batch_that_is_cancelled_while_it_decodes_is_given_up(model: Model, me
     assert worker.stop(30) and heard == ["partial"]
 
 
-def test_an_error_of_the_device_ends_the_server_and_answers_every_request(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_error_ends_the_server_and_answers_requests(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     has_both = threading.Event()
 
     def broken(self: Joint, states: Any, *how: Any) -> None:
@@ -374,7 +360,7 @@ def test_an_error_of_the_device_ends_the_server_and_answers_every_request(
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(Joint, "take", broken)
-    with Served(model, Limits(), batch=1) as server, ThreadPoolExecutor(2) as pool:
+    with Served(model, Limits(batch=1)) as server, ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(server.post, {"prompt": PROMPT, "seed": seed}) for seed in range(2)]
         while server.worker.running + server.worker.queued < 2:
             time.sleep(0.01)
@@ -410,7 +396,7 @@ def test_images_that_outlast_the_drain_are_answered(model: Model, monkeypatch: p
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopped")
 
 
-def test_requests_and_errors_are_logged_and_counted(
+def test_requests_are_logged_and_counted(
     model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="lantern.generation.serving")

@@ -35,7 +35,6 @@ ENGINES = {"eager": EagerEngine(), "fused": CpuEngine()}
 
 
 def methods() -> list[str]:
-    """Returns the names of the catalogue, without "auto", which runs one of the others."""
     return [name for name in METHODS if name != "auto"]
 
 
@@ -45,12 +44,10 @@ def embedded_methods() -> list[str]:
 
 
 def has_compiler() -> bool:
-    """Returns whether C++ programs can be built."""
     return shutil.which("g++") is not None
 
 
 def decode(model: str, engine: str, method: str) -> list[dict[str, Any]]:
-    """Decodes the prompts as one batch in fp32 and returns the record of each image."""
     pipe: Any = _pipeline(model)
     pipe.engine = ENGINES[engine]
     settings = {"k": TOY_NEIGHBOURS} if model == TOY and "k" in METHODS[method].settings else {}

@@ -21,8 +21,6 @@ REPEATED += tuple(name for name in adapter.methods() if name.endswith("-paper"))
 
 
 class Case(NamedTuple):
-    """A model, an engine and a method."""
-
     model: str
     engine: str
     method: str
@@ -38,7 +36,6 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """Returns every case, those of the toy model first."""
     toy = [Case(adapter.TOY, "eager", name) for name in adapter.methods()]
     toy += [Case(adapter.TOY, "fused", name) for name in adapter.methods() if name not in REPEATED]
     fused = [Case(adapter.EMBEDDED, "fused", name) for name in FUSED]
@@ -56,7 +53,6 @@ def key() -> str:
 
 
 def read() -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Returns the records by key and case."""
     return json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
 
 

@@ -12,7 +12,6 @@ from tests.golden.cases import cases, key, read, write
 
 
 def main(wanted: list[str]) -> None:
-    """Records the cases and saves the file after each."""
     known = {str(case) for case in cases()}
     records = read()
     mine = {name: entry for name, entry in records.get(key(), {}).items() if name in known}

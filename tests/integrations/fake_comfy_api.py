@@ -10,8 +10,6 @@ from typing import Any
 
 
 class Socket:
-    """An input or output; `io_type` is that of its type."""
-
     io_type = ""
 
 
@@ -84,7 +82,6 @@ def run(node: Any, **given: Any) -> tuple[Any, ...]:
 
 
 def modules() -> dict[str, ModuleType]:
-    """Return the modules for `sys.modules`."""
     io, latest, package = ModuleType("comfy_api.latest.io"), ModuleType("comfy_api.latest"), ModuleType("comfy_api")
     number = ("min", "max", "step", "control_after_generate", "display_mode")
     io.__dict__.update(

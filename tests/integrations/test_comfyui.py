@@ -23,8 +23,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "integrations" / "comfyui"
 def pack(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name, module in fake_comfy_api.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
-    spec = importlib.util.spec_from_file_location("lantern_nodes", FOLDER / "__init__.py")
-    assert spec is not None and spec.loader is not None
+    spec: Any = importlib.util.spec_from_file_location("lantern_nodes", FOLDER / "__init__.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "lantern_nodes", module)
     monkeypatch.delitem(sys.modules, "lantern_nodes.nodes", raising=False)

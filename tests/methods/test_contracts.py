@@ -55,7 +55,6 @@ class Case:
 
     @property
     def target(self) -> Transformer:
-        """The target; the C++ engine needs other widths."""
         return TARGET if (self.side, self.engine) == (4, "eager") else target_of(self.side, self.engine == "cpu")
 
 
@@ -152,7 +151,6 @@ def reported(step: Step) -> Iterator[tuple[str, Tensor]]:
 
 
 def check_account(method: Method, case: Case, made: Generation) -> None:
-    """Check the grid, the reported steps, and the statistics."""
     tokens, config = made.tokens.shape[1], case.target.config
     assert made.tokens.shape == (len(case.images), config.block_size) and made.tokens.dtype == torch.int64
     assert (made.tokens >= 0).all() and (made.tokens < config.vocab_size).all() and made.is_finite.all()

@@ -25,6 +25,7 @@ from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 from tests.methods import test_contracts as contracts
+from tests.refusals import refused
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_decoder import made_of
 from tests.tiny_parts import tiny_part
@@ -57,8 +58,7 @@ def test_listing_and_describing_import_no_torch() -> None:
 
 
 def test_what_a_method_lacks_is_named() -> None:
-    with pytest.raises(ValueError, match="needs a drafter"):
-        build_decoder("eagle1", TARGET, sampling=Sampling())
+    assert "needs a drafter" in refused(build_decoder, "eagle1", TARGET, sampling=Sampling())
     with pytest.raises(ValueError, match="needs the proximity table"):
         build_decoder("lantern", TARGET, sampling=Sampling(), drafter_module=DRAFTER)
     with pytest.raises(ValueError, match="needs the vectors of the tokens"):
@@ -107,10 +107,8 @@ def test_the_error_names_what_is_wanted(options: dict[str, Any], message: str) -
 
 @pytest.mark.parametrize("name", ["eagle2_58_10", "eagle2_0_1_1", "eagle2_a_b_c"])
 def test_a_bad_name_of_a_dynamic_tree_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="wanted eagle2_NODES_WIDTH_DEPTH"):
-        METHODS["eagle1-paper"].with_options(tree=name).describe()
-    with pytest.raises(ValueError, match="k asks for 1025 nearest tokens"):
-        METHODS["lantern-released"].with_options(k=1024).describe()
+    assert "wanted eagle2_NODES_WIDTH_DEPTH" in refused(METHODS["eagle1-paper"].with_options(tree=name).describe)
+    assert "k asks for 1025 nearest tokens" in refused(METHODS["lantern-released"].with_options(k=1024).describe)
 
 
 @pytest.mark.parametrize("name", ["lantern", "lantern++"])
@@ -135,8 +133,6 @@ def test_changed_options_are_those_that_differ() -> None:
 
 
 class Size(nn.Module):
-    """A made-up network whose only weight is unused."""
-
     def __init__(self, config: "SizeConfig") -> None:
         super().__init__()
         self.config, self.weight = config, nn.Parameter(torch.zeros(1))
@@ -144,8 +140,6 @@ class Size(nn.Module):
 
 @dataclass(frozen=True)
 class SizeConfig:
-    """Its config."""
-
     size: int = 4
     kind: str = "made-up-trained"
     target: str | None = None
@@ -183,8 +177,7 @@ def _made_up() -> Iterator[None]:
 def test_an_untrained_method_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     found = find("made-up").with_options(size=3)
     assert found.is_identical and found.summary == "a window under another name"
-    with pytest.raises(ValueError, match="size is 1, wanted a whole number of at least 2"):
-        found.option("size").parse("1")
+    assert "size is 1, wanted a whole number of at least 2" in refused(found.option("size").parse, "1")
     decoder = build_decoder(found, TARGET, sampling=Sampling(guidance=3))
     plain = build_decoder("plain", TARGET, sampling=Sampling(guidance=3))
     tokens = [one.generate(tiny_condition((4, 2)), keys=KEYS).tokens for one in (decoder, plain)]
@@ -208,16 +201,12 @@ def test_a_trained_method_is_added_with_its_network(tmp_path: Path) -> None:
 
 
 class Half(Relaxation):
-    """Moves p halfway to q."""
-
     def relax(self, log_p: Any, log_q: Any, *, depths: Any, levels: int) -> Relaxed:
-        """Return the mean of both."""
         r = (log_p.exp() + log_q.exp()) / 2
         return Relaxed(r.log(), (r - log_p.exp()).abs().sum(-1) / 2)
 
 
-class OwnMatch(GumbelVerifier):
-    """A verifier of another package."""
+class OwnMatch(GumbelVerifier): ...
 
 
 def test_a_verifier_of_another_package_is_exact_only_if_it_says_so() -> None:
@@ -231,13 +220,11 @@ def test_a_verifier_of_another_package_is_exact_only_if_it_says_so() -> None:
 def test_a_preset_changes_values_only() -> None:
     found = find("made-up-paper")
     assert found.settings == {"size": 9} and found.page == "made-up" and found.changed() == {}
-    with pytest.raises(ValueError, match='"made-up" has no setting sise'):
-        preset("made-up-other", "made-up", "another size", sise=9)
+    assert '"made-up" has no setting sise' in refused(preset, "made-up-other", "made-up", "another size", sise=9)
 
 
 def test_a_number_of_neighbours_may_be_a_share_of_the_codebook() -> None:
     k = METHODS["lantern"].option("k")
     assert [k.parse(text) for text in ("0", "125", "0.061", "1")] == [0, 125, 0.061, 1]
     for text in ("1.5", "0.0", "-0.2", "1025", "nan", "0.x"):
-        with pytest.raises(ValueError, match="wanted a whole number from 0 to 1024, or a share between 0 and 1"):
-            k.parse(text)
+        assert "wanted a whole number from 0 to 1024, or a share between 0 and 1" in refused(k.parse, text)

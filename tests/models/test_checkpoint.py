@@ -215,7 +215,6 @@ def _layer(prefix: str, dim: int, hidden: int) -> dict[str, Tensor]:
 
 
 def _target() -> dict[str, Tensor]:
-    """The tensors of `table("gpt_t2i")` under the names of LANTERN's releases."""
     state = table("gpt_t2i")
     for name in [name for name in state if "wqkv" in name]:
         parts = state.pop(name).chunk(3)
@@ -287,9 +286,7 @@ def test_a_drafter_may_have_no_bias(tmp_path: Path) -> None:
         ("lm_head.weight", torch.ones(64), "'output.weight' is not expected"),
     ],
 )
-def test_drafters_with_other_tensors_are_refused(
-    tmp_path: Path, name: str, tensor: Tensor | None, message: str
-) -> None:
+def test_drafters_of_other_tensors_are_refused(tmp_path: Path, name: str, tensor: Tensor | None, message: str) -> None:
     state = {key: value for key, value in (released_drafter() | {name: tensor}).items() if value is not None}
     with pytest.raises(ValueError, match=message):
         read_checkpoint(_folder(tmp_path / "x", state, form="bin", input_type="t2i"))

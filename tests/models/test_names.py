@@ -9,7 +9,7 @@ import torch
 from lantern.cli.assemble import COMMAND as ASSEMBLE
 from lantern.cli.command import run_command
 from lantern.generation.generator import generate
-from lantern.generation.requests import Request, UnknownPromptWarning, as_requests, with_conditions, with_warnings
+from lantern.generation.requests import UnknownPromptWarning, as_requests, requests_of_call, with_warnings
 from lantern.models.folder import Model, load_model
 from lantern.models.names import NAMES_NAME, WORDS_NAME
 
@@ -41,7 +41,6 @@ def test_unknown_words_become_the_nearest_name_and_other_prompts_stay(model: Mod
 
 
 def test_every_name_stays_and_is_known(model: Model) -> None:
-    assert model.names is not None
     assert all(model.names.reading(name) == name for name in model.names.names)
     assert set(" ".join(model.names.names).split()) - {"of", "with"} <= model.names.words
 
@@ -56,7 +55,7 @@ def test_most_synonyms_are_read_as_their_concept(model: Model) -> None:
 def test_a_negative_prompt_does_not_undo_it(model: Model) -> None:
     sampling = model.sampling()
     found = [
-        with_conditions(model, [Request(prompt)], sampling, negative_prompt="a cat")[0].condition
+        requests_of_call(model, sampling, prompt=prompt, negative_prompt="a cat")[0].condition
         for prompt in ("hound", "dog")
     ]
     first, second = (one.embeddings for one in found if one is not None)

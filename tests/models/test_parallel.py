@@ -20,6 +20,7 @@ from lantern.generation.generator import generate
 from lantern.models.folder import load_model
 from lantern.models.transformers import parallel
 from tests import tiny_transformers as tiny
+from tests.cli.calls import Capture
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"emu3": (24, 32), "lumina": (4, 8), "simplear": (48, 64)}
@@ -91,7 +92,7 @@ def test_two_processes_give_the_logits_and_tokens_of_one(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_rank_0_alone_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_0_alone_writes_and_prints(tmp_path: Path, capsys: Capture) -> None:
     folder = tiny.save("janus", tmp_path / "janus")
     what = ["--model", str(folder), "--prompt", "a red apple", "--method", "gumbel-jacobi", "--device", "cpu", "--json"]
     done = torchrun("-m", "lantern.cli.main", "generate", *what, "--out", str(tmp_path / "two.png"))
@@ -104,8 +105,8 @@ def test_rank_0_alone_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFi
     assert {path.name for path in tmp_path.iterdir()} == {"janus", "one.png", "two.png"}
 
 
-def test_what_processes_cannot_share_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_some_models_are_not_shared(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     with pytest.raises(ValueError, match="runs in one process, not by torchrun"):
         load_model(folder, processes=2)

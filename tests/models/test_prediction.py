@@ -19,6 +19,7 @@ from lantern.engines.pass_times import measure
 from lantern.models.folder import load_model
 from lantern.models.prediction import PROMPT, predict
 from tests import tiny_transformers as tiny
+from tests.cli.calls import Capture
 
 # model -> its config, added tokens of its tokenizer by which it is known, and what is expected: billions of parameters,
 # tokens of a row, tokens of the codebook, and GiB in bf16
@@ -70,9 +71,7 @@ def test_the_embedded_model_is_predicted() -> None:
     assert found.seconds(8, 16, bandwidth=1e18, rate=1e9) == pytest.approx(128 * found.products / 1e9)
 
 
-def test_a_shape_of_seven_billion_parameters_needs_its_config_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shape_of_seven_billion_parameters_needs_its_config_only(tmp_path: Path, capsys: Capture) -> None:
     folder = str(save("Janus-Pro-7B", tmp_path))
     assert main(["doctor", "--model", folder, "--dtype", "bf16", "--batch", "2"]) == 0
     out = capsys.readouterr().out
@@ -90,7 +89,6 @@ def test_a_shape_of_seven_billion_parameters_needs_its_config_only(
 
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_shapes_have_the_released_sizes(name: str, tmp_path: Path) -> None:
-    """Predicted from the configs alone."""
     found = predict(save(name, tmp_path), torch.bfloat16)
     config = found.target.config
     sizes = round(found.parameters / 1e9, 1), config.raster.rows, config.vocab_size
@@ -98,7 +96,7 @@ def test_released_shapes_have_the_released_sizes(name: str, tmp_path: Path) -> N
     assert config.raster.columns in (config.raster.rows, 16**2 + 32**2)
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_model_is_refused(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "janus", "text_config": 3}))
     assert main(["doctor", "--model", str(tmp_path)]) == 2
     assert "is no config of JanusForConditionalGeneration" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from lantern.models.folder import Model, load_model
 from lantern.models.transformers import loading
 from lantern.models.transformers.components import Components
 from tests import tiny_transformers as tiny
+from tests.cli.calls import Capture
 
 # of tiny models: configs as they are released, and the words that have other names there
 RELEASES = json.loads((tiny.DATA / "tiny_releases.json").read_text())
@@ -99,7 +100,6 @@ def vqgan(model: Any, decoder: Any) -> dict[str, Any]:
 
 
 def vocabulary(family: str) -> dict[str, Any]:
-    """The file of a tokenizer of whole words."""
     made = tiny.tokenizer([RELEASES[family]["words"].get(word, word) for word in tiny.word_ids(family)])
     return json.loads(made.backend_tokenizer.to_str())
 
@@ -132,14 +132,13 @@ def assert_same(family: str, model: Any, out: Path) -> Components:
 
 
 @torch.no_grad()
-def test_janus_becomes_the_same_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_janus_becomes_the_same_model(tmp_path: Path, capsys: Capture) -> None:
     model = janus()
     out = convert(released_janus(model, tmp_path / "released"), tmp_path / "out", "--kind", "janus")
     assert "janus, " in capsys.readouterr().out
     made = assert_same("janus", model, out)
     tokens = torch.arange(16)[None]
     assert torch.equal(made.vq.decode(tokens), tiny.assemble("janus", model).vq.decode(tokens))
-    assert made.text is not None
     prompt = [tiny.word_ids("janus")[word] for word in ("<bos>", "User:", "a", "red", "apple", "Assistant:", "<boi>")]
     assert made.text.rows("a red apple") == (prompt, [1, *[2] * 5, 4])
 
@@ -154,11 +153,10 @@ def test_chameleon_becomes_the_same_model(tmp_path: Path) -> None:
     tokens = torch.arange(16)[None]
     grid = made.vq.codebook[tokens].unflatten(1, (4, 4)).permute(0, 3, 1, 2)
     assert torch.equal(made.vq.decode(tokens), decoder(grid))
-    assert made.text is not None
     assert made.text.rows("a red apple") == ([1, 9, 10, 12, 19, 17], [1, 17])
 
 
-def test_a_vqgan_becomes_the_decoder_of_lumina(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vqgan_becomes_the_decoder_of_lumina(tmp_path: Path, capsys: Capture) -> None:
     folder = tiny.save("lumina", tmp_path / "lumina")
     expected = tokens_and_pixels(load_model(folder, size=(4, 8)))
     (folder / "vqgan.ckpt").rename(tmp_path / "vqgan.ckpt")
@@ -177,9 +175,7 @@ def test_a_vqgan_becomes_the_decoder_of_lumina(tmp_path: Path, capsys: pytest.Ca
         assert message in capsys.readouterr().err
 
 
-def test_unknown_and_missing_tensors_are_named_with_their_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_and_missing_tensors_are_named_with_their_file(tmp_path: Path, capsys: Capture) -> None:
     model = chameleon()
     source = released_chameleon(model, tiny.vq_decoder(model), tmp_path / "released")
     path = source / "models" / "7b" / "consolidated.pth"
@@ -202,7 +198,7 @@ def test_unknown_and_missing_tensors_are_named_with_their_file(
     assert "vqgan.yaml is no config of a VQGAN" in capsys.readouterr().err
 
 
-def test_an_incomplete_janus_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_incomplete_janus_is_refused(tmp_path: Path, capsys: Capture) -> None:
     source = released_janus(janus(), tmp_path / "released")
     path = source / "pytorch_model-00002-of-00002.bin"
     state = torch.load(path)

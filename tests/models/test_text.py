@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lantern.models.llamagen.text import TextEncoder, _repaired, clean_caption, rotate_to_right, without_markup
+from tests.refusals import refused
 from tests.tiny_folder import WORDS, tiny_text_encoder
 
 
@@ -26,8 +27,7 @@ def test_rotation_moves_valid_slots_right_and_zeros_the_rest() -> None:
     turned, mask = rotate_to_right(embeddings, torch.tensor([[True, True, False, False], [True] * 4]))
     assert turned[..., 0].tolist() == [[0, 0, 1, 2], [5, 6, 7, 8]]
     assert mask.tolist() == [[False, False, True, True], [True] * 4]
-    with pytest.raises(ValueError, match="gaps"):
-        rotate_to_right(torch.zeros(1, 3, 1), torch.tensor([[True, False, True]]))
+    assert "gaps" in refused(rotate_to_right, torch.zeros(1, 3, 1), torch.tensor([[True, False, True]]))
 
 
 def test_valid_embeddings_equal_a_right_padded_run(encoder: TextEncoder) -> None:
@@ -66,8 +66,7 @@ def test_unusual_prompts(encoder: TextEncoder) -> None:
     """A lone surrogate is encoded, a text in place of a list is refused."""
     assert encoder.encode(["red & apple"], slots=8)[1].sum() == 3
     assert encoder.encode(["red \ud83d cat"], slots=8)[0].isfinite().all()
-    with pytest.raises(ValueError, match="wanted a list"):
-        encoder.encode("red apple")
+    assert "wanted a list" in refused(encoder.encode, "red apple")
 
 
 @pytest.mark.parametrize("layout", ["one folder", "two folders", "named", "parent"])
@@ -94,7 +93,7 @@ def test_encoder_of_a_whole_t5_loads(encoder: TextEncoder, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("projection", ["gated-gelu", "relu"])
-def test_own_encoder_gives_the_bits_of_transformers(
+def test_own_encoder_equals_transformers(
     encoder: TextEncoder, tmp_path: Path, projection: str, dtype: torch.dtype
 ) -> None:
     from transformers import T5Config, T5EncoderModel
@@ -130,8 +129,7 @@ def test_missing_files_and_other_kinds_are_refused_by_name(encoder: TextEncoder,
         with pytest.raises(ValueError, match=f"{name} is missing"):
             TextEncoder.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(ValueError, match="bert"):
-        TextEncoder.from_pretrained(tmp_path)
+    assert "bert" in refused(TextEncoder.from_pretrained, tmp_path)
 
 
 TABLE = json.loads((Path(__file__).parents[1] / "data" / "captions_clean.json").read_text(encoding="utf-8"))
@@ -158,8 +156,7 @@ def test_printable_ascii_needs_no_repair(text: str) -> None:
 def test_plain_ascii_is_cleaned_without_ftfy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ftfy", None)
     assert clean_caption("A red apple, on a table!") == "a red apple, on a table!"
-    with pytest.raises(ImportError, match="ftfy"):
-        clean_caption("a café")
+    assert "ftfy" in refused(clean_caption, "a café", error=ImportError)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ from lantern.models.transformers.simplear import fsq_vectors
 from lantern.models.transformers.target import causal_target
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests import tiny_transformers as tiny
+from tests.cli.calls import Capture
+from tests.refusals import refused
 from tests.tiny_decoder import GivenTrees
 
 PROMPTS = ["a red apple", "the sky"]
@@ -92,7 +94,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def condition_of(name: str, prompts: list[str] = PROMPTS) -> Condition:
     text = parts(name).text
-    assert text is not None
     return text.condition(prompts)
 
 
@@ -145,7 +146,6 @@ def test_a_profile_does_not_change_the_fingerprint(root: Path) -> None:
 def sequential(name: str, condition: Condition, image: int, row: int, tokens: list[int]) -> torch.Tensor:
     """Logits of what follows each of these tokens, by the decoder without a cache, mask or tree."""
     target, raster = parts(name).target, parts(name).target.config.raster
-    assert condition.tokens is not None and condition.mask is not None
     inputs = [*target.words(condition.tokens[image, row][condition.mask[image, row]])]
     ends = []  # the input before what follows a token: the token itself or the newline after it
     for place, token in enumerate(tokens):
@@ -217,14 +217,11 @@ def test_pixels_undo_the_normalisation_of_the_processor(name: str) -> None:
     torch.testing.assert_close(vq.decode(tokens)[0], 2 * torch.stack(expected) - 1)
     with pytest.raises(ValueError, match=f"got 3 tokens an image, wanted {vq.raster.rows} rows"):
         vq.decode(tokens[:, :3])
-    with pytest.raises(ValueError, match="tokens are from 1 to 1000, wanted 0 to"):
-        vq.decode(torch.where(tokens == 0, 1000, tokens))
+    assert "tokens are from 1 to 1000, wanted 0 to" in refused(vq.decode, torch.where(tokens == 0, 1000, tokens))
 
 
 @pytest.mark.parametrize("name", PAINTED)
-def test_a_folder_in_the_released_layout_makes_pictures(
-    name: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_in_the_released_layout_makes_pictures(name: str, root: Path, tmp_path: Path, capsys: Capture) -> None:
     size = CASES[name].size
     arguments = ["--model", str(folder(name, root)), "--prompt", PROMPTS[0], "--method", "gumbel-jacobi"]
     arguments += ["--out", str(tmp_path / "a.png"), "--json", "--quiet"]
@@ -234,7 +231,6 @@ def test_a_folder_in_the_released_layout_makes_pictures(
     loaded = load_model(folder(name, root), size=size)
     (expected,) = generate(loaded, PROMPTS[:1], method="plain")
     assert reported["tokens_sha256"] == [expected.tokens_sha256]
-    assert expected.pixels is not None
     raster, side = loaded.target.config.raster, loaded.vq.config.downsample  # type: ignore[union-attr]
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.size == (raster.columns * side, raster.rows * side)
@@ -246,19 +242,15 @@ def test_a_folder_in_the_released_layout_makes_pictures(
 
 def test_unknown_kinds_and_damaged_folders_are_refused(root: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ValueError, match="model_type is 'bert', wanted one of janus"):
-        load_model(tmp_path)
+    assert "model_type is 'bert', wanted one of janus" in refused(load_model, tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "multi_modality"}')
-    with pytest.raises(ValueError, match="has the released layout 'multi_modality': convert it first"):
-        load_model(tmp_path)
+    assert "has the released layout 'multi_modality': convert it first" in refused(load_model, tmp_path)
     (tmp_path / "config.json").write_text((folder("janus", root) / "config.json").read_text())
-    with pytest.raises(ValueError, match="no JanusForConditionalGeneration that loads"):
-        load_model(tmp_path)
+    assert "no JanusForConditionalGeneration that loads" in refused(load_model, tmp_path)
     state = load_file(folder("janus", root) / "model.safetensors")
     del state["model.generation_head.vision_head.weight"]
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="tensor 'model.generation_head.vision_head.weight' is missing"):
-        load_model(tmp_path, parts=())
+    assert "tensor 'model.generation_head.vision_head.weight' is missing" in refused(load_model, tmp_path, parts=())
 
 
 def assembled(name: str, size: tuple[int, int] | None = None, words: Any = None) -> Components:
@@ -266,7 +258,6 @@ def assembled(name: str, size: tuple[int, int] | None = None, words: Any = None)
 
 
 def windowed() -> Components:
-    """A language model with layers that are not reproduced."""
     changed = tiny.make("simplear")
     changed.config.layer_types = ["full_attention", "sliding_attention"]
     return tiny.assemble("simplear", changed, processor("simplear"))
@@ -335,18 +326,15 @@ def test_decoders_of_chameleon_are_found_and_checked(tmp_path: Path) -> None:
         found = read_decoder(tmp_path, config).state_dict()
         assert all(torch.equal(found[name], own[name]) for name in own)
     torch.save({"state_dict": state | {"decoder.conv_in.bias": torch.zeros(3)}}, tmp_path / "vqgan.ckpt")
-    with pytest.raises(ValueError, match=r"'decoder.conv_in.bias' has shape \[3\], wanted \[64\]"):
-        read_decoder(tmp_path, config)
+    assert "'decoder.conv_in.bias' has shape [3], wanted [64]" in refused(read_decoder, tmp_path, config)
     (tmp_path / "vqgan.ckpt").write_bytes(b"no checkpoint")
-    with pytest.raises(ValueError, match=r"vqgan\.ckpt is no whole checkpoint of plain tensors"):
-        read_decoder(tmp_path, config)
+    assert "vqgan.ckpt is no whole checkpoint of plain tensors" in refused(read_decoder, tmp_path, config)
 
 
 def test_folders_without_templates_and_vocabularies_are_refused(root: Path, tmp_path: Path) -> None:
     shutil.copytree(folder("janus", root), tmp_path / "janus")
     (tmp_path / "janus" / "chat_template.jinja").unlink()
-    with pytest.raises(ValueError, match="the processor has no chat template"):
-        load_model(tmp_path / "janus")
+    assert "the processor has no chat template" in refused(load_model, tmp_path / "janus")
     config = json.loads((folder("emu3", root) / "config.json").read_text())
     del config["vocabulary_map"]["<|extra_200|>"]
     shutil.copytree(folder("emu3", root), tmp_path / "emu3")
@@ -403,7 +391,7 @@ def test_pictures_are_continued_from_their_first_rows(name: str, monkeypatch: py
     ("name", "shape", "why"), [("simplear", (3, 4), "TorchScript"), ("glm_image", (1, 253), "diffu")]
 )
 def test_tokens_of_a_model_without_pixels_are_written(
-    name: str, shape: tuple[int, int], why: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, shape: tuple[int, int], why: str, root: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     size = "{1}x{0}".format(*CASES[name].size or ())
     call = ["--model", str(folder(name, root)), "--prompt", PROMPTS[0], "--size", size, "--quiet"]
@@ -436,17 +424,14 @@ def test_a_causal_model_is_known_by_its_tokenizer_and_checked(root: Path, tmp_pa
     target: Any = load_model(made, parts=()).target
     assert target.config.family == "liquid"
     (made / "vqgan.ckpt").unlink()
-    with pytest.raises(ValueError, match=r"holds no VQ tokenizer: put vqgan\.ckpt of Chameleon's release into it"):
-        load_model(made)
+    assert "holds no VQ tokenizer: put vqgan.ckpt of Chameleon's release into it" in refused(load_model, made)
     without = load_model(made, parts=("text",))
-    with pytest.raises(ValueError, match="loaded without its VQ"):
-        next(generate(without, PROMPTS[:1], method="plain"))
+    assert "loaded without its VQ" in refused(next, generate(without, PROMPTS[:1], method="plain"))
     with pytest.raises(ValueError, match="the vocabulary has 53 tokens, wanted 40 of the tokenizer and 24 tokens"):
         causal_target(model("liquid"), range(40), 24, family="liquid", raster=parts("liquid").target.config.raster)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (made / name).unlink()
-    with pytest.raises(ValueError, match="model_type is 'gemma', wanted one of janus"):
-        load_model(made)
+    assert "model_type is 'gemma', wanted one of janus" in refused(load_model, made)
 
 
 def test_another_causal_model_takes_the_place_of_a_familys_own(tmp_path: Path) -> None:

@@ -121,14 +121,12 @@ def draw_windows(world: World, verifier: Verifier, window: int, init: str, runs:
 
 
 def tally(world: World, noise: BulkNoise, strings: Int[Tensor, " b"]) -> Sampled:
-    """Count strings, and those that differ from plain decoding."""
     counts = torch.bincount(strings - world.first_whole, minlength=world.tokens**world.count)
     return Sampled(counts, int((strings != plain(world, noise)).sum()))
 
 
 @lru_cache(maxsize=1)
 def plain(world: World, noise: BulkNoise) -> Int[Tensor, " b"]:
-    """Return the strings that plain decoding samples."""
     strings = torch.zeros(noise.runs, dtype=torch.long)
     for place in range(world.count):
         log_p = world.look_up(world.single.logs.p, strings)
@@ -147,7 +145,6 @@ class Progress:
 
     @property
     def is_done(self) -> bool:
-        """Whether all strings are complete."""
         return bool((self.known >= self.world.count).all())
 
     def verify(self, verifier: Verifier, draft: DraftTree, noise: BulkNoise) -> Verdict:
@@ -168,7 +165,6 @@ class Progress:
 
 
 def committed(draft: DraftTree, verdict: Verdict) -> Int[Tensor, "b m"]:
-    """Return the tokens of the path and the next token."""
     tokens = torch.nn.functional.pad(draft.tokens.gather(1, verdict.path), (0, 1))
     return tokens.scatter(1, verdict.length[:, None], verdict.next_token[:, None])
 
@@ -182,7 +178,6 @@ def decode(
     spoil: Spoil | None = None,
     is_fresh: bool = False,
 ) -> Int[Tensor, " b"]:
-    """Draft, verify and commit until every string is complete. Complete strings leave the batch."""
     made, rows = torch.zeros(noise.runs, dtype=torch.long), torch.arange(noise.runs)
     progress, private = Progress(world, noise.runs), noise.generator(50)
     while len(rows):

@@ -209,7 +209,6 @@ def thresholds(
 
 
 def repeated(draft: DraftTree, times: int) -> DraftTree:
-    """Return all trees, then all of them again."""
     log_q = None if draft.log_q is None else draft.log_q.repeat(times, 1, 1)
     return replace(draft, tokens=draft.tokens.repeat(times, 1), log_q=log_q)
 
@@ -234,10 +233,7 @@ def walk_to_each(
 
 
 def walk(
-    world: World,
-    verifier: RejectionVerifier | TraversalVerifier,
-    draft: DraftTree,
-    uniforms: Float64[Tensor, "b n w"],
+    world: World, verifier: RejectionVerifier | TraversalVerifier, draft: DraftTree, uniforms: Float64[Tensor, "b n w"]
 ) -> Walked:
     """Run the real verifier and record the distribution that it samples from."""
     read: list[Tensor] = []

@@ -49,7 +49,7 @@ def grow(lots: list[int]) -> StaticTree:
     seed=st.integers(0, 10**6),
     tokens=st.sampled_from([4, 5]),
 )
-def test_rejection_matches_target_distribution_on_random_trees(
+def test_rejection_is_exact_on_random_trees(
     lots: list[int], mode: DraftMode, kinds: str, seed: int, tokens: int
 ) -> None:
     made = enumeration.distance(world(kinds, seed, tokens=tokens), RejectionVerifier(), mode, grow(lots))

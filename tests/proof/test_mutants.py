@@ -26,20 +26,17 @@ TOY = world("generic", 7, tokens=5)
 
 def sharpened(draft: DraftTree) -> DraftTree:
     """Record another distribution than the one sampled from."""
-    assert draft.log_q is not None
     return replace(draft, log_q=(draft.log_q * 2).log_softmax(-1))
 
 
 def sorted_again(draft: DraftTree) -> DraftTree:
     """Order siblings by q instead of by the order of sampling."""
-    assert draft.log_q is not None
     best = draft.log_q[:, 0].gather(1, draft.tokens[:, 1:]).sort(dim=-1, descending=True, stable=True).indices
     return replace(draft, tokens=torch.cat([draft.tokens[:, :1], draft.tokens[:, 1:].gather(1, best)], 1))
 
 
 def pruned(draft: DraftTree) -> DraftTree:
     """Remove the sibling of least q after sampling."""
-    assert draft.log_q is not None
     own = draft.log_q[:, 0].gather(1, draft.tokens[:, 1:])
     kept = (torch.arange(3) != own.argmin(-1, keepdim=True)).nonzero()[:, 1].view(-1, 2)
     tokens = torch.cat([draft.tokens[:, :1], draft.tokens[:, 1:].gather(1, kept)], 1)
@@ -48,7 +45,6 @@ def pruned(draft: DraftTree) -> DraftTree:
 
 def two_of_three(draft: DraftTree) -> DraftTree:
     """Remove the last of three siblings, which keeps exactness: it is one sample less."""
-    assert draft.log_q is not None
     return replace(draft, tokens=draft.tokens[:, :3], shape=PAIR.shape(), log_q=draft.log_q[:, :3])
 
 
@@ -171,9 +167,9 @@ class OldDistribution(CouplingVerifier):
 
     def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         verdict = super().verify(tree, rows, noise)
-        assert verdict.samples is not None and verdict.log_q is not None
         if tree.log_q is None:
             return verdict
+        assert verdict.samples is not None and verdict.log_q is not None
         is_kept = torch.nn.functional.pad(verdict.samples[:, :-1] == tree.tokens[:, 1:], (0, 1))
         return replace(verdict, log_q=torch.where(is_kept[..., None], tree.log_q, verdict.log_q))
 

@@ -27,7 +27,6 @@ parents_of_nodes = st.integers(1, 9).flatmap(lambda n: st.tuples(*[st.integers(0
 
 
 def shape_of(trees: list[tuple[int, ...]]) -> TreeShape:
-    """Return the shape of trees of equal size, given their parents: one tree for each image, or one for all."""
     parents, nodes = torch.tensor(trees), len(trees[0])
     ancestors = torch.eye(nodes, dtype=torch.bool).repeat(len(trees), 1, 1)
     depths, ranks = torch.zeros_like(parents), torch.zeros_like(parents)
@@ -53,7 +52,6 @@ def state_with(tokens: Int[Tensor, "b n"], known: Int[Tensor, " b"], sampling: S
 
 
 def score(state: State, tree: DraftTree) -> Float[Tensor, "b r n v"]:
-    """Return the logits of a tree's nodes."""
     assert isinstance(state.drafter, GivenTrees)
     state.drafter.tree = tree
     return state.draft().scores(TARGET).logits.unflatten(0, (len(tree.tokens), -1))
@@ -65,7 +63,6 @@ def oracle(image: int, tokens: Int[Tensor, " n"], sampling: Sampling) -> Float[T
 
 
 def path_to(node: int, parents: tuple[int, ...]) -> list[int]:
-    """Return the nodes on the path to a node, without the root."""
     return [] if node == 0 else [*path_to(parents[node], parents), node]
 
 

@@ -27,19 +27,15 @@ KINDS = ("generic", "zeros", "one-hot", "disjoint", "equal")
 
 @dataclass(frozen=True)
 class GivenRows(Rows):
-    """Rows of log-probabilities that are given, in any precision."""
-
     every: Float[Tensor, "b n v"]
     places: Int[Tensor, "b n"]
     noise: Noise
     may_stop: bool = False
 
     def log_p(self, nodes: Int[Tensor, "b m"] | None = None) -> Float[Tensor, "b m v"]:
-        """Return the rows of these nodes."""
         return self.every if nodes is None else rows_at(self.every, nodes)
 
     def sample(self, nodes: Int[Tensor, "b m"] | None = None) -> Int[Tensor, "b m"]:
-        """Return argmax(log p + g)."""
         places = self.places if nodes is None else self.places.gather(1, nodes)
         return (self.log_p(nodes) + self.noise.gumbel(places)).argmax(-1)
 
@@ -54,35 +50,28 @@ class World:
 
     @property
     def tokens(self) -> int:
-        """The size of the codebook."""
         return self.p.shape[1]
 
     @property
     def first_whole(self) -> int:
-        """The number of the first string that is complete."""
         return len(self.p) - 1
 
     @cached_property
     def single(self) -> "World":
-        """The same world in single precision."""
         return replace(self, p=self.p.float(), q=self.q.float())
 
     @cached_property
     def logs(self) -> "World":
-        """Log-probabilities in place of probabilities."""
         return replace(self, p=self.p.log(), q=self.q.log())
 
     def look_up(self, table: Float[Tensor, "s v"], strings: Int[Tensor, "*n"]) -> Float[Tensor, "*n v"]:
-        """Return the rows of these strings."""
         rows = table.index_select(0, strings.clamp(max=self.first_whole).flatten())
         return rows.view(*strings.shape, self.tokens)
 
     def log_p(self, strings: Int[Tensor, "b n"], shape: TreeShape) -> Float[Tensor, "b n v"]:
-        """Return log-probabilities of the target at each node of a tree."""
         return self.look_up(self.logs.p, strings)
 
     def log_q(self, strings: Int[Tensor, "*n"]) -> Float[Tensor, "*n v"]:
-        """Return log-probabilities of the draft after these strings."""
         return self.look_up(self.logs.q, strings)
 
     def completed(self, mass: Float64[Tensor, " m"]) -> Float64[Tensor, " w"]:
@@ -94,7 +83,6 @@ class World:
         return mass[self.first_whole :]
 
     def distribution(self) -> Float64[Tensor, " w"]:
-        """Return the distribution of whole strings."""
         mass = torch.zeros(self.first_whole + self.tokens**self.count, dtype=torch.float64)
         mass[0] = 1.0
         return self.completed(mass)
@@ -135,7 +123,6 @@ def keep(
 
 
 def normal(distribution: Float64[Tensor, "r v"]) -> Float64[Tensor, "r v"]:
-    """Rows of sum 1."""
     return distribution / distribution.sum(-1, keepdim=True)
 
 
@@ -161,7 +148,6 @@ class RawLeaves(ProcessedWorld):
     """A mutant without guidance, temperature and top-k at the leaves of a tree."""
 
     def log_p(self, strings: Int[Tensor, "b n"], shape: TreeShape) -> Float[Tensor, "b n v"]:
-        """Return processed distributions at inner nodes and raw ones at leaves."""
         is_leaf = ~torch.zeros(shape.num_nodes, dtype=torch.bool).scatter(0, shape.parents[1:], True)
         processed = super().log_p(strings, shape)
         return torch.where(is_leaf[:, None], self.look_up(self.raw.log().to(processed.dtype), strings), processed)

@@ -13,6 +13,7 @@ from lantern.cli import generate
 from lantern.cli.main import main
 from lantern.training.data import DataConfig, Prepared, prepare
 from lantern.training.stages import find_recipe
+from tests.cli.calls import Capture
 from tests.eval.tiny_metrics import save_tiny_inception
 from tests.training.drawings import SMALL_TARGET, SMALL_VQ, small_configs
 
@@ -61,9 +62,7 @@ def test_mirrors_of_training_pictures_are_added(photos: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_class_folders_become_a_model_with_an_fid(
-    photos: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_class_folders_become_a_model_with_an_fid(photos: Path, config: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "model"
     given = ["train", "all", "--recipe", "photos", "--config", str(config), "--path", str(photos), "--out", str(out)]
     inception = save_tiny_inception(tmp_path / "inception.pt")

@@ -29,7 +29,6 @@ def disc(colour: tuple[int, int, int], size: int = 64) -> np.ndarray:
 
 
 def encoded(picture: np.ndarray, kind: str = "PNG") -> bytes:
-    """The bytes of an image file."""
     buffer = io.BytesIO()
     Image.fromarray(picture).save(buffer, kind, **({"lossless": True} if kind == "WEBP" else {}))
     return buffer.getvalue()

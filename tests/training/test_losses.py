@@ -5,13 +5,7 @@ import math
 import pytest
 import torch
 
-from lantern.training.losses import (
-    Objective,
-    acceptance,
-    feature_regression,
-    lk_alpha,
-    soft_cross_entropy,
-)
+from lantern.training.losses import Objective, acceptance, feature_regression, lk_alpha, soft_cross_entropy
 
 P = torch.tensor([0.5, 0.3, 0.2, 0.0])
 Q = torch.tensor([0.25, 0.25, 0.25, 0.25])
@@ -44,12 +38,7 @@ def test_regression_is_linear_far_and_quadratic_near() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"acceptance": 0.0, "cross_entropy": 0.0, "regression": 0.0},
-        {"fade": 0.0},
-        {"regression": -1},
-    ],
+    "changes", [{"acceptance": 0.0, "cross_entropy": 0.0, "regression": 0.0}, {"fade": 0.0}, {"regression": -1}]
 )
 def test_invalid_objectives_are_refused(changes: dict) -> None:
     with pytest.raises(ValueError, match="wanted"):

@@ -14,6 +14,7 @@ from lantern.cli.train import AllConfig, Build, BuildStep
 from lantern.core.config import load_config
 from lantern.training.drafter import DrafterConfig
 from lantern.training.stages import find_config, find_recipe, find_stage
+from tests.cli.calls import Capture
 from tests.training.drawings import SMALL_TARGET, SMALL_VQ, small_configs
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (40, 60, 220)}
@@ -58,9 +59,7 @@ def train_a_drafter(model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_of_captioned_pictures_becomes_a_model(
-    photos: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_captioned_pictures_become_a_model(photos: Path, config: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "my-model"
     given = ["train", "all", "--config", str(config), "--path", str(photos), "--out", str(out), "--steps", "3"]
     assert main([*given, "--only", "data"]) == 0
@@ -83,9 +82,7 @@ def test_a_folder_of_captioned_pictures_becomes_a_model(
 
 
 @pytest.mark.slow
-def test_minutes_are_shared_among_the_steps(
-    photos: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_minutes_are_shared_among_the_steps(photos: Path, config: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "timed"
     given = ["train", "all", "--config", str(config), "--path", str(photos), "--out", str(out), "--minutes", "0.2"]
     for step in ("data", "tokenizer"):

@@ -1,5 +1,3 @@
-"""Tree policies learn from synthetic records."""
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +12,7 @@ from lantern.drafters.policies.policy import TRAITS
 from lantern.drafters.policies.radar import Radar, RadarConfig
 from lantern.drafters.policies.records import Records
 from lantern.training.loop import LoopConfig
-from lantern.training.policy import (
-    PolicyConfig,
-    RadarTask,
-    train,
-)
+from lantern.training.policy import PolicyConfig, RadarTask, train
 
 LOOP = LoopConfig(steps=150, warmup=5, decay=50, precision="fp32", log_every=50, evaluate_every=150)
 

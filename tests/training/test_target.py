@@ -69,9 +69,7 @@ def test_trained_target_generates_the_pictures_of_its_conditions(tmp_path: Path,
         ({"cls_token_num": 2}, "slots is 4, wanted at most the model's cls_token_num, 2"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_before_training(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_unfit_sizes_are_refused_before_training(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         task_of(tmp_path, 2, **changes)
 

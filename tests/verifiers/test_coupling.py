@@ -1,5 +1,3 @@
-"""Jacobi coupling: one walk over a window, place by place."""
-
 from dataclasses import replace
 from typing import Any
 
@@ -57,11 +55,6 @@ def walk(
     return verifier.verify(tree, GivenRows(p.log().expand(runs, -1, -1), positions, noise), noise), noise
 
 
-def sampled(verdict: Verdict) -> Tensor:
-    assert verdict.samples is not None
-    return verdict.samples
-
-
 def distribution_of(tokens: Tensor) -> Tensor:
     return torch.bincount(tokens, minlength=TOKENS) / len(tokens)
 
@@ -72,8 +65,8 @@ def test_samples_follow_p_and_change_with_least_probability() -> None:
     for token in range(TOKENS):
         verdict, _ = walk(p, q, [token, token])
         for place in range(2):
-            marginal[place] += q[place, token] * distribution_of(sampled(verdict)[:, place])
-            stays[place] += q[place, token] * (sampled(verdict)[:, place] == token).float().mean()
+            marginal[place] += q[place, token] * distribution_of(verdict.samples[:, place])
+            stays[place] += q[place, token] * (verdict.samples[:, place] == token).float().mean()
     assert (marginal - p[:2]).abs().max() < 2 / GRID
     assert (stays - torch.minimum(p, q)[:2].sum(1)).abs().max() < 2 / GRID
 
@@ -85,10 +78,10 @@ def test_coupling_keeps_tokens_behind_a_change_and_independent_redraws_do_not() 
     coupled, _ = walk(p, q, [3, 1])
     assert (coupled.length == 0).all() and (coupled.path == 0).all()
     assert (distribution_of(coupled.next_token) - p[0]).abs().max() < 2 / GRID
-    assert (sampled(coupled)[:, 1] == 1).all()
+    assert (coupled.samples[:, 1] == 1).all()
     independent, _ = walk(p, q, [3, 1], "independent")
     assert torch.equal(independent.next_token, coupled.next_token)
-    assert (distribution_of(sampled(independent)[:, 1]) - p[1]).abs().max() < 2 / GRID
+    assert (distribution_of(independent.samples[:, 1]) - p[1]).abs().max() < 2 / GRID
 
 
 def test_windows_without_log_q_raise() -> None:
@@ -115,9 +108,8 @@ def test_a_relaxed_window_follows_its_rule_and_reports_no_less_than_it_moves() -
         assert float((verdict.length > 0).float().mean()) == pytest.approx(chance, abs=2 / GRID)
         expected = (1 - chance) * ruling.left[0] / ruling.left[0].sum()
         expected[token] += chance
-        first = distribution_of(sampled(verdict)[:, 0])
+        first = distribution_of(verdict.samples[:, 0])
         assert torch.allclose(first, expected, atol=3 / GRID)
-        assert verdict.cost is not None
         output += q[0, token] * first
         reported += float(q[0, token] * verdict.cost.total_variation[:, 0].mean())
     moved = float((output - p[0]).abs().sum() / 2)
@@ -136,8 +128,7 @@ def test_reused_tokens_follow_the_distribution_that_is_recorded() -> None:
     emitted = torch.zeros(TOKENS)
     for token in range(TOKENS):
         verdict, _ = walk(p, q, [2, token], "reuse")
-        emitted += float(q[1, token]) * distribution_of(sampled(verdict)[:, 1])
-    assert verdict.log_q is not None
+        emitted += float(q[1, token]) * distribution_of(verdict.samples[:, 1])
     recorded = verdict.log_q[0, 1].exp()
     assert torch.allclose(emitted, recorded, atol=0.01) and abs(float(recorded.sum()) - 1) < 1e-5
     # To record p, as the paper does, is a mistake of this size.

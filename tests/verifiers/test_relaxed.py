@@ -74,7 +74,6 @@ def walk(inner: Verifier, mode: DraftMode) -> tuple[DraftTree, GivenRows, Any]:
 def test_reported_total_variation_is_that_along_the_path(inner: Verifier, mode: DraftMode) -> None:
     tree, rows, verdict = walk(inner, mode)
     cost, visited = verdict.cost, torch.nn.functional.pad(verdict.path, (1, 0))
-    assert cost.latent_distance is not None and tree.log_q is not None
     for i in range(100):
         for j in range(int(verdict.length[i]) + 1):
             node = int(visited[i, j])

@@ -50,7 +50,6 @@ class Emitted:
 
 
 def random_case(seed: int, tokens: int = 10, sharpness: float = 2.0) -> Case:
-    """Return random p, q with noise on the logits, and a random unit codebook."""
     generator = torch.Generator().manual_seed(seed)
     logits = sharpness * torch.randn(tokens, generator=generator, dtype=torch.float64)
     drafted = logits + torch.randn(tokens, generator=generator, dtype=torch.float64)

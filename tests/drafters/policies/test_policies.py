@@ -83,8 +83,7 @@ def test_match_probability_matches_simulated_targets() -> None:
 
 
 def test_traits_have_the_order_of_their_names() -> None:
-    given = layer(2)
-    assert given.match is not None and given.log_q is not None
+    given: Any = layer(2)
     of = {name: traits_of(given)[..., i] for i, name in enumerate(TRAITS)}
     assert torch.equal(of["match"], given.match) and torch.equal(of["log_q"], given.log_q)
     assert torch.equal(of["joint"], given.joint[..., None] + given.match)

@@ -8,7 +8,6 @@ from lantern.drafters.trees.dynamic import Candidates, shape_of
 
 
 def candidates(seed: int, images: int = 2, depth: int = 4, width: int = 3) -> Candidates:
-    """Return candidates whose parents are random candidates of the depth above."""
     generator = torch.Generator().manual_seed(seed)
     found = Candidates.of_root(torch.zeros(images, 1, dtype=torch.long))
     first, above = 0, 1

@@ -38,14 +38,12 @@ def chosen_from(name: str, *of: Any) -> list[Tensor]:
     found = [list[Tensor]() for _ in KEYS]
 
     def collect(step: Step) -> None:
-        assert step.scores is not None
         logits = step.scores.logits
         for image, count in enumerate(step.counts.tolist()):
             path = [] if step.verdict is None else step.verdict.path[image].tolist()
             found[image] += [logits[image, :, node].clone() for node in [0, *path][:count]]
 
     text = generator.model.text
-    assert text is not None
     condition = text.condition(PROMPTS, slots=generator.model.target.config.cls_token_num)
     generator.parts.generate(condition, keys=KEYS, callback=collect)
     return [torch.stack(one) for one in found]

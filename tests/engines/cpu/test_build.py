@@ -39,7 +39,6 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def copied(library: Path, folder: Path) -> Path:
-    """Copy a library and its record to a new private folder."""
     folder.mkdir(mode=0o700, parents=True)
     for part in (library, building.record_of(library)):
         shutil.copy2(part, folder / part.name)
@@ -54,7 +53,6 @@ def cached(fresh: Path, original: Path) -> Path:
 
 @pytest.fixture
 def packaged(fresh: Path, original: Path) -> Path:
-    """A library that was installed with the package."""
     return copied(original, building.PACKAGED)
 
 
@@ -72,7 +70,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["cached", "packaged"])
-def test_a_library_is_loaded_without_a_compiler(
+def test_a_library_needs_no_compiler(
     place: str, no_compiler: None, fresh: Path, request: pytest.FixtureRequest
 ) -> None:
     request.getfixturevalue(place)
@@ -152,9 +150,7 @@ def written(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("is_private", [True, False])
-def test_a_build_writes_the_library_and_its_record_to_a_private_folder(
-    is_private: bool, fresh: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_writes_to_a_private_folder(is_private: bool, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_private:
         fresh.mkdir(parents=True)
         fresh.chmod(0o777)
@@ -167,9 +163,7 @@ def test_a_build_writes_the_library_and_its_record_to_a_private_folder(
     assert {*path.parent.iterdir()} == {path, building.record_of(path)}
 
 
-def test_a_compiler_that_does_not_know_a_processor_builds_for_an_older_one(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_compiler_builds_for_an_older_processor(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "features", lambda: compiling.V4.features)
     monkeypatch.setattr(compiling, "run", written)
     path = building._build("g++")

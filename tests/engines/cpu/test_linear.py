@@ -36,7 +36,6 @@ def weights(kind: str, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
 
 
 def rows(count: int, inputs: int) -> Tensor:
-    """Return rows of different sizes."""
     return torch.randn(count, inputs, generator=torch.Generator().manual_seed(2)) * torch.arange(1, count + 1)[:, None]
 
 

@@ -41,7 +41,6 @@ def by_torch(sampling: Sampling, noise: Any, given: Tensor, purpose: int = Purpo
 @pytest.mark.parametrize("purpose", [Purpose.TARGET, Purpose.DRAFT])
 def test_best_tokens_equal_torch(sampling: Sampling, purpose: int) -> None:
     given, best = logits(sampling), sampler_of(sampling, NOISE)
-    assert best is not None
     expected = by_torch(sampling, NOISE, given, purpose)
     assert torch.equal(best(given, PLACES, purpose=purpose)[..., 0], expected.argmax(-1))
     found = best(given, PLACES, width=6, purpose=purpose)
@@ -69,7 +68,6 @@ def test_infinite_logits_are_not_sampled_and_nan_affects_only_its_row() -> None:
     given[0, 0, 0, 5:] = -torch.inf
     given[1, 0, 1, 7] = torch.nan
     expected = by_torch(DISTRIBUTIONS[3], NOISE, given).argmax(-1)
-    assert best is not None
     found = best(given, PLACES)[..., 0]
     assert found[0, 0] < 5
     expected[1, 1] = found[1, 1]  # reported as not finite

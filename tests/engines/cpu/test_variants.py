@@ -32,9 +32,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     "variant", [one for one in compiler.supported()[1:] if one.name in FILES], ids=lambda variant: variant.name
 )
-def test_libraries_for_older_processors_pass_the_tests_of_the_engine(
-    variant: compiler.ProcessorKind, tmp_path: Path
-) -> None:
+def test_libraries_for_older_processors_pass_these_tests(variant: compiler.ProcessorKind, tmp_path: Path) -> None:
     given = [
         " ".join(sorted(variant.features)),
         f"cpu-{variant.name}-",

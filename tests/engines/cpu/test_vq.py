@@ -25,7 +25,6 @@ ASSETS = Path(__file__).parents[3] / "assets" / "lantern-emoji"
 
 @torch.no_grad()
 def reference(conv: nn.Conv2d, norm: nn.GroupNorm | None, x: Tensor, *, is_doubled: bool) -> Tensor:
-    """Return the convolution in fp64, channels last."""
     y = x.double().permute(0, 3, 1, 2)
     if norm is not None:
         y = F.silu(F.group_norm(y, norm.num_groups, norm.weight.double(), norm.bias.double(), norm.eps))
@@ -85,7 +84,6 @@ def test_bits_depend_neither_on_threads_nor_on_the_batch(monkeypatch: pytest.Mon
 @torch.no_grad()
 def test_pictures_of_the_embedded_model_are_those_of_torch() -> None:
     model = load_model(ASSETS, parts=("vq",), engine="cpu")
-    assert model.vq is not None
     tokens = torch.randint(model.vq.config.codebook_size, (4, 256), generator=torch.Generator().manual_seed(0))
     check(model.pictures(tokens), to_uint8(model.vq.decode(tokens)))
 
@@ -110,7 +108,6 @@ def test_pictures_of_vq16_at_256_pixels_are_those_of_torch() -> None:
 
 
 def check(made: Tensor, expected: Tensor) -> None:
-    """Bytes differ by at most 1, and few do."""
     apart = (made.int() - expected.int()).abs()
     assert expected.float().std() > 20, "no image to compare"
     assert apart.max() <= 1 and (apart > 0).float().mean() < MOST_DIFFERENT[packing.has_amx()]

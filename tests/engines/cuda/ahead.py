@@ -99,7 +99,6 @@ def launch_layer(nodes: int, weights: torch.dtype = torch.bfloat16) -> None:
 
 
 def launch_walk(mode: Any, rule: str, tokens: int) -> None:
-    """Launch the walk of a tree, under guidance and top-k."""
     shape, wide = grown(8, 2).shape(META), torch.float32
     nodes = shape.num_nodes
     noise = Noise([(0, 0)], positions=1024, vocab_size=tokens, device=META)
@@ -128,7 +127,6 @@ def launch_children(lines: int) -> None:
 def report(made: Any) -> dict[str, int]:
     """Return registers, spilled bytes and shared memory of a kernel. CalledProcessError if ptxas refuses it."""
     found = re.search(r"^\.target (\w+)", made.asm["ptx"], re.MULTILINE)
-    assert found is not None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(made.asm["ptx"])
@@ -168,7 +166,6 @@ def divided(made: Any) -> list[str]:
 
 
 def resolved(layout: str, layouts: dict[str, str]) -> str:
-    """Return a layout with the definitions of the names in it."""
     return re.sub(r"#\w+(?![\w.])", lambda name: layouts.get(name[0], name[0]), layout)
 
 

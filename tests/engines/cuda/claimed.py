@@ -45,15 +45,12 @@ class Claimed(Tensor):
         return made
 
     def untyped_storage(self) -> Any:
-        """Return the memory on the CPU."""
         return self.held.untyped_storage()
 
     def data_ptr(self) -> int:
-        """Return the address on the CPU."""
         return self.held.data_ptr()
 
     def tolist(self) -> Any:
-        """Return the numbers, for which the host waits."""
         return self.cpu().tolist()
 
     @classmethod
@@ -164,11 +161,9 @@ def lstm_cell(new: Tensor, old: Tensor, cell: Tensor, *biases: Tensor | None) ->
 class Event:
     """Stands for a CUDA event: everything has happened."""
 
-    def record(self) -> None:
-        """Do nothing."""
+    def record(self) -> None: ...
 
-    def synchronize(self) -> None:
-        """Do nothing."""
+    def synchronize(self) -> None: ...
 
 
 @contextmanager

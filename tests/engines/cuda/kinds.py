@@ -51,7 +51,6 @@ KINDS = {
 
 
 def target_in(dtype: torch.dtype, **changes: int) -> Transformer:
-    """Return a target with LlamaGen's layers."""
     return tiny_target(**({"block_size": TOKENS, "dim": 16, "n_head": 1, "n_layer": 1} | changes)).to(DEVICE, dtype)
 
 
@@ -74,7 +73,6 @@ def llama_in(
 
 
 def target_of(kind: str, dtype: torch.dtype, **changes: Any) -> Any:
-    """Return a target of one layer for passes of a kind."""
     return (llama_in if kind == "llama" else target_in)(dtype, **changes)
 
 
@@ -87,7 +85,6 @@ def decoder_of(
     module: Eagle | None = None,
     **settings: Any,
 ) -> Decoder:
-    """Return a method's decoder, by default of the engine whose passes are of this kind."""
     if module is None and kind != "llama":
         module = tiny_eagle(target).to(DEVICE, target.output.weight.dtype)
     method = METHODS[name].with_options(**(SMALL.get(name, {}) | settings))
@@ -98,7 +95,6 @@ def decoder_of(
 
 
 def generated(kind: str, decoder: Decoder, images: int = 1, **how: Any) -> Generation:
-    """Return what a decoder makes of the prompts of one or two images."""
     condition = KINDS[kind].condition.select(list(range(images)))
     return decoder.generate(condition, keys=KEYS[:images], **how)
 

@@ -30,7 +30,6 @@ class Outside:
         self.is_claimed = isinstance(tensor, Claimed)
 
     def tensor(self) -> Tensor:
-        """Return the tensor."""
         memory = torch.UntypedStorage._new_with_weak_ptr(self.memory.cdata)
         assert memory is not None, f"a replay reads memory that was freed: {self.form}"
         dtype, *place = self.form
@@ -63,7 +62,6 @@ class Recording(TorchDispatchMode):
         return Outside(value) if is_plain and address(value) not in self.own else value
 
     def replay(self) -> None:
-        """Run all operations again; what they made is overwritten."""
         for function, args, kwargs, fresh in self.operations:
             args, kwargs = tree_map(lambda x: x.tensor() if isinstance(x, Outside) else x, (args, kwargs))
             again = tree_flatten(function(*args, **kwargs))[0]
@@ -73,13 +71,10 @@ class Recording(TorchDispatchMode):
 
 
 def address(tensor: Tensor) -> int:
-    """Return where the memory of a tensor begins."""
     return tensor.untyped_storage().data_ptr()
 
 
 class Rehearsed(GraphRounds):
-    """Rounds as replays of a recording, where there is no GPU."""
-
     captured = replayed = 0
 
     def capture(self) -> tuple[Any, Step]:
@@ -93,7 +88,6 @@ class Rehearsed(GraphRounds):
         return recording, step
 
     def held_round(self) -> Step:
-        """Run the round that is captured."""
         return self.state.round()
 
     def replay(self, captured: Captured) -> None:

@@ -25,7 +25,6 @@ UNCAPTURED = ("auto", "zipar", "pjd", "specmquant-paper")
 
 
 def decoder_of(name: str, device: str, engine: Engine = EAGER) -> Decoder:
-    """Return a decoder whose target, drafter, add-ons and tables are on a device."""
     return tiny_decoder(small_method(name), tiny_target(block_size=9).to(device), engine=engine)
 
 

@@ -161,7 +161,6 @@ def test_children_and_log_q_are_those_of_torch(
     noise = Noise([(3, 0), (3, 1)], positions=16, vocab_size=tokens, device=DEVICE, is_silent=sampling.is_greedy)
     target = KernelTarget.__new__(KernelTarget)
     ranker = target.ranker(ranks, noise)
-    assert ranker is not None
     for seed, is_guided in ((0, False), (1, True)):
         logits = 3 * random(2, sampling.rows, nodes, tokens, seed=seed)
         first = torch.tensor([[4], [20]], device=DEVICE)

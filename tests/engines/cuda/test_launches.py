@@ -29,8 +29,6 @@ SLOW = pytest.mark.slow
 
 
 class Launches(TorchDispatchMode):
-    """Counts launches while it is active."""
-
     count = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

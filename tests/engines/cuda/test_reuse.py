@@ -111,8 +111,6 @@ def test_nan_logits_in_a_replay_are_detected(name: str, monkeypatch: pytest.Monk
 
 
 class Refused(Rehearsed):
-    """Rounds whose capture fails at the end."""
-
     tried = 0
 
     def capture(self) -> tuple[Any, Step]:

@@ -58,7 +58,7 @@ def pass_of(target: Any, lengths: list[int]) -> dict[str, Tensor]:
         ("llama", [6, 3], "full", {"kept": 2, "has_tokens": True}),
     ],
 )
-def test_a_pass_gives_logits_features_tapped_layers_and_keys(
+def test_a_pass_gives_what_torch_gives(
     kind: str, lengths: list[int], weights: Weights, changes: dict[str, int]
 ) -> None:
     target: Any = target_of(kind, FP32, n_layer=2, **changes)
@@ -100,9 +100,7 @@ def compare(kind: str, name: str, dtype: torch.dtype, guidance: float = 1.0) -> 
         ),
     ],
 )
-def test_logits_are_bit_for_bit_those_of_plain_decoding(
-    kind: str, name: str, dtype: torch.dtype, guidance: float
-) -> None:
+def test_logits_have_the_bits_of_plain_decoding(kind: str, name: str, dtype: torch.dtype, guidance: float) -> None:
     assert compare(kind, name, dtype, guidance) == (True, 0)
 
 

@@ -89,7 +89,7 @@ SLOW = pytest.param(torch.bfloat16, {"block_size": 25, "n_layer": 2}, marks=pyte
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="replaces a product of Triton's interpreter")
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, {}), SLOW])
-def test_squares_added_in_an_order_that_depends_on_the_rows_are_found(
+def test_squares_in_another_order_are_found(
     dtype: torch.dtype, size: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = fused.single
@@ -134,9 +134,7 @@ def test_a_fault_leads_to_torch_passes_and_lost_bits_to_no_promise(monkeypatch: 
     assert promise_after(Trial("no compiler")) != "tokens"
 
 
-def test_auto_takes_the_graph_after_a_trial_on_the_device(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_auto_takes_the_graph_after_a_trial(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(module, "is_quantized", lambda weight: False)  # claimed weights are of a subclass of Tensor
     auto: Any = engine("auto")
     with claimed_cuda():

@@ -20,6 +20,7 @@ from lantern.eval.metrics import quality
 from lantern.eval.speed import contenders
 from lantern.eval.speed.contenders import Variant, name_of
 from lantern.methods import METHODS
+from tests.cli.calls import Capture
 from tests.eval.tiny_metrics import save_tiny_clip
 
 RELAXED = "bounded-window:window=4,delta=0.4"
@@ -76,11 +77,7 @@ def test_pairs_are_paired_columns(board_file: Path) -> None:
 
 
 def test_a_longer_run_extends_a_shorter_one(
-    board_file: Path,
-    board_words: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    board_file: Path, board_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     path = tmp_path / "board.jsonl"
     shutil.copy(board_file, path)
@@ -109,9 +106,7 @@ def test_batches_make_the_same_images(board_file: Path, board_words: list[str], 
     assert [len(line["images"]) for line in rounds] == [2, 2]
 
 
-def test_the_table_is_printed_without_the_model(
-    board_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_is_printed_without_the_model(board_file: Path, tmp_path: Path, capsys: Capture) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- rows: pairs -->\n<!-- end rows -->\n")
     assert main("--from", board_file, "--docs", page, "--json") == 0
@@ -123,7 +118,7 @@ def test_the_table_is_printed_without_the_model(
 
 
 def test_lacking_and_failing_methods_have_a_row(
-    board_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    board_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     folder = tmp_path / "tiny"
     shutil.copytree(board_words[1], folder)
@@ -148,7 +143,7 @@ def test_lacking_and_failing_methods_have_a_row(
 
 
 def test_a_method_that_fails_in_a_round_ends_alone(
-    board_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    board_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     take, is_broken, path = board.take, True, tmp_path / "b.jsonl"
 

@@ -10,6 +10,7 @@ from lantern.cli.main import main
 from lantern.eval.metrics.moments import Moments
 from lantern.eval.metrics.quality import METRICS, Figure, Options, fid_of_shards, measure
 from lantern.eval.metrics.weights import sources
+from tests.cli.calls import Capture
 from tests.eval.tiny_metrics import FEATURES, save_pictures, save_tiny_clip, save_tiny_inception
 
 
@@ -40,7 +41,7 @@ def test_every_figure_records_how_it_was_computed(tmp_path: Path, weights: dict[
         assert figure.seed == 3
 
 
-def test_networks_are_loaded_and_pictures_read_once_for_all_metrics(
+def test_networks_and_pictures_are_read_once(
     tmp_path: Path, weights: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from lantern.eval.metrics import inception
@@ -123,9 +124,7 @@ def run(*words: object) -> int:
     return main(["eval", *map(str, words)])
 
 
-def test_command_writes_what_it_prints(
-    tmp_path: Path, weights: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_writes_what_it_prints(tmp_path: Path, weights: dict[str, Path], capsys: Capture) -> None:
     save_pictures(tmp_path / "a", 6)
     save_pictures(tmp_path / "b", 6, seed=1)
     out, named = tmp_path / "out.json", f"inception={weights['inception']}"
@@ -157,7 +156,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", list(BAD))
-def test_bad_input_gives_one_line(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_gives_one_line(case: str, tmp_path: Path, capsys: Capture) -> None:
     words, expected = BAD[case]
     save_pictures(tmp_path / "A", 3)
     save_pictures(tmp_path / "OTHER", 2)

@@ -70,9 +70,7 @@ def test_wrong_files_and_folders_are_rejected(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_files_of_other_networks_are_named(
-    load: Callable[[Found], Any], state: Any, message: str, tmp_path: Path
-) -> None:
+def test_other_networks_are_named(load: Callable[[Found], Any], state: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "x.pth"
     path.write_bytes(state) if isinstance(state, bytes) else torch.save(state, path)
     with pytest.raises(ValueError, match=rf"x\.pth {message}"):

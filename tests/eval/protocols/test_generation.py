@@ -44,9 +44,6 @@ def test_a_second_process_on_the_same_shard_is_reported(decoder: Generator, tmp_
         ImageWriter(decoder, tmp_path, FINGERPRINT, name="1-of-1")
 
 
-# again
-
-
 def test_deleted_or_truncated_pictures_are_made_again(decoder: Generator, tmp_path: Path) -> None:
     paint(decoder, tmp_path, 4)
     before = contents(tmp_path)
@@ -57,9 +54,7 @@ def test_deleted_or_truncated_pictures_are_made_again(decoder: Generator, tmp_pa
     assert contents(tmp_path) == before
 
 
-def test_incomplete_batches_are_decoded_whole(
-    decoder: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfinished_batches_are_made_whole(decoder: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paint(decoder, tmp_path, 6, batch=3)
     before = contents(tmp_path)
     picture_path(tmp_path, 4).unlink()
@@ -75,7 +70,7 @@ def test_incomplete_batches_are_decoded_whole(
     assert begun == [[3, 4, 5]] and contents(tmp_path) == before
 
 
-def test_pictures_recorded_meanwhile_are_skipped(
+def test_pictures_made_meanwhile_are_skipped(
     decoder: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ImageWriter(decoder, tmp_path, FINGERPRINT, name="early") as early:
@@ -95,14 +90,11 @@ def test_picture_metadata_has_no_time(whole: Path) -> None:
     assert read_entries(whole)[1].tokens_sha256 == output["tokens_sha256"]
 
 
-# kills and full disks
-
 PICTURES = 40
 KILLS = int(os.environ.get("LANTERN_KILLS", "4"))
 
 
 def begun(out: Path) -> list[int]:
-    """Return the images that workers have started, in order, with repetitions."""
     log = Path(f"{out}.log")
     return list(map(int, log.read_text().split())) if log.exists() else []
 

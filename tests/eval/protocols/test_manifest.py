@@ -73,7 +73,7 @@ def test_an_incomplete_header_is_rewritten(tmp_path: Path) -> None:
         ({"weights": {"model": "a", "policy": "p"}}, r"weights\.policy none, now it is p"),
     ],
 )
-def test_another_fingerprint_is_rejected_naming_the_difference(
+def test_another_fingerprint_is_rejected_by_its_difference(
     tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
     path = recorded(tmp_path, 0)

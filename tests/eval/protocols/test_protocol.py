@@ -22,6 +22,7 @@ from lantern.eval.protocols.protocol import (
 )
 from lantern.models.folder import Model
 from lantern.models.llamagen.transformer import SIZES
+from tests.refusals import refused
 from tests.tiny import tiny_target
 
 
@@ -43,9 +44,6 @@ def values(**changes: Any) -> dict[str, Any]:
 
 def protocol(**changes: Any) -> Protocol:
     return build_config(Protocol, values(**changes), source="mine.json")
-
-
-# what is shipped
 
 
 @pytest.mark.parametrize("name", known_protocols())
@@ -80,22 +78,13 @@ def test_imagenet_has_guidance_by_llamagen_size() -> None:
 
 
 def test_emoji_uses_the_embedded_models_sampling() -> None:
-    found = load_protocol("emoji")
+    found: Any = load_protocol("emoji")
     own = json.loads((embedded_model() / "model_index.json").read_text())["generation"]
     assert (found.guidance, found.temperature) == (own["guidance"], own["temperature"])
-    assert found.prompts is not None
     prompts = find_prompts(found.prompts)
     requested = found.requests(prompts)
     assert len(prompts) == 478 and len(requested) == 2390
     assert [request.prompt for request in requested[478:956]] == prompts and requested[478].number == 478
-
-
-# files
-
-
-def test_a_misspelt_name_gives_the_nearest() -> None:
-    with pytest.raises(ValueError, match="did you mean 'coco2014-30k'"):
-        load_protocol("coco2014-3k")
 
 
 @pytest.mark.parametrize(
@@ -123,9 +112,6 @@ def test_a_fault_is_named_with_its_file(changes: dict[str, Any], message: str) -
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
-# prompts
-
-
 def prompt_set(folder: Path, name: str, text: str, count: int, **how: Any) -> PromptSet:
     folder.mkdir(exist_ok=True)
     (folder / name).write_bytes(text.encode())
@@ -148,16 +134,12 @@ def test_other_and_missing_prompts_are_rejected(tmp_path: Path, monkeypatch: pyt
     message = rf"d\.txt has sha256 .*, expected {expected.sha256[:12]}.*get it from elsewhere"
     with pytest.raises(ValueError, match=message):
         find_prompts(expected, tmp_path)
-    with pytest.raises(ValueError, match="has 1 prompts, expected 2"):
-        find_prompts(prompt_set(tmp_path, "d.txt", "a cat\n", 2), tmp_path)
+    assert "has 1 prompts, expected 2" in refused(find_prompts, prompt_set(tmp_path, "d.txt", "a cat\n", 2), tmp_path)
     monkeypatch.setenv("LANTERN_CACHE", str(tmp_path))
     message = r"none\.txt .*github\.com/them\) is missing: put it into .*/prompts, or give"
     with pytest.raises(ValueError, match=message) as raised:
         find_prompts(PromptSet("none.txt", "0" * 64, 1, "github.com/them"))
     assert str(tmp_path / "prompts") in str(raised.value)
-
-
-# models
 
 
 def test_a_model_that_does_not_fit_is_rejected(model: Model) -> None:
@@ -176,14 +158,10 @@ def test_a_model_that_does_not_fit_is_rejected(model: Model) -> None:
 def test_guidance_depends_on_the_model_size(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     by_size = protocol(guidance="left out", guidance_by_model={"B": 2.0, "XL": 1.75})
     assert protocol().sampling(model).guidance == 3.0
-    with pytest.raises(ValueError, match="B 2, XL 1.75; toy is of another size"):
-        by_size.sampling(model)
+    assert "B 2, XL 1.75; toy is of another size" in refused(by_size.sampling, model)
     config = model.target.config
     monkeypatch.setitem(SIZES, "XL", {"dim": config.dim, "n_layer": config.n_layer, "n_head": config.n_head})
     assert size_name(model) == "XL" and by_size.sampling(model).guidance == 1.75
-
-
-# sizes at which pictures are judged
 
 
 def test_crop_lanczos_matches_pillow_on_the_central_square() -> None:
@@ -191,16 +169,13 @@ def test_crop_lanczos_matches_pillow_on_the_central_square() -> None:
 
     pixels = np.random.default_rng(0).integers(0, 256, (48, 80, 3), dtype=np.uint8)
     resize = resizing("crop-lanczos", 16)
-    assert resize is not None
     expected = Image.fromarray(pixels).crop((16, 0, 64, 48)).resize((16, 16), Image.Resampling.LANCZOS)
     assert (resize(pixels) == np.asarray(expected)).all()
     assert resize(pixels[:16, :16]) is not None and (resize(pixels[:16, :16]) == pixels[:16, :16]).all()
 
 
 def test_bicubic_needs_squares_and_keeps_constant_ones() -> None:
-    resize = resizing("bicubic", 16)
-    assert resize is not None
+    resize: Any = resizing("bicubic", 16)
     flat = np.full((24, 24, 3), 77, dtype=np.uint8)
     assert resize(flat).shape == (16, 16, 3) and (resize(flat) == 77).all()
-    with pytest.raises(ValueError, match="24 x 12, expected a square"):
-        resize(flat[:12])
+    assert "24 x 12, expected a square" in refused(resize, flat[:12])

@@ -43,9 +43,6 @@ def recipe(folder: Path, out: Path) -> RayJob:
     return Noted(str(folder), "cpu", "fp32", method, sampling, EAGER, out, FINGERPRINT, torch.get_num_threads())
 
 
-# what actors ask for
-
-
 @pytest.mark.parametrize(("cpus", "actors"), [(2, 2), (1, 1), (1, 2), (64, 2), (3, 50)])
 def test_actors_leave_cpus_for_rays_own_tasks(cpus: float, actors: int) -> None:
     requested = shares({"CPU": cpus}, actors)
@@ -77,12 +74,8 @@ def test_actors_that_keep_ending_stop_the_job(tmp_path: Path) -> None:
     assert answer["made"][0] == 0 and "4 actors ended" in str(received(answer["failure"][0]))
 
 
-# on Ray
-
-
 @pytest.fixture(scope="module")
 def ray_here() -> Iterator[None]:
-    """A Ray of our own, once for all tests."""
     with cluster():
         yield
 
@@ -95,7 +88,6 @@ class Killer(threading.Thread):
         self.out, self.killed = out, 0
 
     def run(self) -> None:
-        """Wait, then kill."""
         until = time.monotonic() + 600
         while not self.killed and time.monotonic() < until:
             if len(lines(self.out)) >= 2:

@@ -13,6 +13,7 @@ from lantern.eval.metrics import quality
 from lantern.eval.metrics.quality import Figure, Options
 from lantern.eval.protocols import generation, reproduce
 from lantern.eval.protocols.reproduce import is_prepared, unpack
+from tests.cli.calls import Capture
 from tests.eval.protocols.test_protocol import prompt_set, values
 
 Run = Callable[..., int]
@@ -51,7 +52,7 @@ def pictures(place: Path, out: str = "out") -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (place / out / "pictures").rglob("*.png")}
 
 
-def test_a_row_records_how_it_was_made(place: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_records_how_it_was_made(place: Path, run: Run, capsys: Capture) -> None:
     assert run("--metrics") == 0
     found = row(place)
     assert found["pictures"] == found["pictures_of_protocol"] == 6 == len(pictures(place))
@@ -75,9 +76,7 @@ def test_a_limit_makes_the_first_pictures(place: Path, run: Run, monkeypatch: py
     assert run("--metrics") == 0
 
 
-def test_shards_give_the_row_of_one_run(
-    place: Path, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shards_give_the_row_of_a_run(place: Path, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     assert run("--metrics") == 0
     assert run("--metrics", "--shard", "2/2", out="parts") == 0
     assert "other shards are incomplete" in capsys.readouterr().err
@@ -92,7 +91,7 @@ def test_shards_give_the_row_of_one_run(
     assert row(place, "parts")["pictures_sha256"] == row(place)["pictures_sha256"]
 
 
-def test_a_row_is_repeated_byte_for_byte(place: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_is_repeated_byte_for_byte(place: Path, run: Run, capsys: Capture) -> None:
     assert run("--metrics", "--limit", "3", "--batch", "2") == 0
     assert row(place)["choices"]["model"] == "toy"  # no path of this machine
     assert run(out="again", method="", file="out/row.json") == 0
@@ -100,7 +99,7 @@ def test_a_row_is_repeated_byte_for_byte(place: Path, run: Run, capsys: pytest.C
     assert pictures(place, "again") == pictures(place) and len(pictures(place)) == 3
 
 
-def test_a_row_that_differs_is_reported(place: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_that_differs_is_reported(place: Path, run: Run, capsys: Capture) -> None:
     assert run("--metrics", "--limit", "1") == 0
     values = row(place) | {"pictures_sha256": "0" * 64}
     (place / "other.json").write_text(json.dumps(values))
@@ -108,15 +107,12 @@ def test_a_row_that_differs_is_reported(place: Path, run: Run, capsys: pytest.Ca
     assert "the images differ from those" in capsys.readouterr().err
 
 
-def test_pictures_of_another_method_are_not_mixed_in(place: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pictures_of_another_method_are_not_mixed_in(place: Path, run: Run, capsys: Capture) -> None:
     assert run("--metrics", "--limit", "1") == 0
     capsys.readouterr()
     assert run("--metrics", method="plain") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "begun with config.method." in line and "use another --out" in line
-
-
-# metrics
 
 
 def figure(name: str) -> Figure:
@@ -137,8 +133,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     yield requested
 
 
-def test_metrics_get_all_pictures_with_their_prompts(
-    place: Path, run: Run, measured: dict[str, Any], capsys: pytest.CaptureFixture[str]
+def test_metrics_get_pictures_with_their_prompts(
+    place: Path, run: Run, measured: dict[str, Any], capsys: Capture
 ) -> None:
     (place / "real").mkdir()
     assert run("--reference", place / "real", "--weights", "inception=net.pt") == 0
@@ -150,9 +146,7 @@ def test_metrics_get_all_pictures_with_their_prompts(
     assert "kid 0.5000 [0.4000, 0.6000]; few" in capsys.readouterr().out
 
 
-def test_unavailable_metrics_are_reported_before_and_after(
-    place: Path, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unavailable_metrics_are_reported_before_and_after(place: Path, run: Run, capsys: Capture) -> None:
     (place / "real").mkdir()
     words = ["--limit", "1", "--reference", place / "real", "--metrics", "kid", "clip"]
     assert run(*words) == 1
@@ -180,9 +174,6 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
 
 
-# refusals
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -196,12 +187,7 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_input_gives_one_line(
-    place: Path,
-    run: Run,
-    words: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    place: Path, run: Run, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
@@ -210,8 +196,8 @@ def test_invalid_input_gives_one_line(
     assert message in line and not (place / "out" / "pictures").exists()
 
 
-def test_an_unwritable_folder_gives_one_line_and_exit_status_1(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_unwritable_folder_gives_one_line_and_code_1(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)
     assert run("--metrics") == 1
@@ -219,8 +205,8 @@ def test_an_unwritable_folder_gives_one_line_and_exit_status_1(
     assert "cannot be written to" in line
 
 
-def test_without_ray_a_ray_job_names_the_extra_before_a_model_is_loaded(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_without_ray_a_ray_job_names_the_extra_at_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     import sys
 

@@ -1,5 +1,3 @@
-"""The bench: results, checked promises, and figures."""
-
 import dataclasses
 import json
 import os
@@ -54,9 +52,6 @@ def test_differing_tokens_in_fp32_are_a_failure(model: Model) -> None:
     assert (other["differing_images"], other["differing_tokens"]) == (1, 16)
     assert len(speed.broken_promises([{"batch": 1, "identity": [other]}])) == 1
     assert speed.broken_promises([{"batch": 1, "identity": [other | {"must_be_identical": False}]}]) == []
-
-
-# the whole
 
 
 def test_methods_that_are_plain_decoding_here_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,3 @@
-"""Contenders: methods in their variants."""
-
 from typing import Any
 
 import pytest
@@ -108,9 +106,6 @@ def test_class_conditional_models_get_classes_in_order() -> None:
     bare = Model(name="classes", target=tiny_target(model_type="c2i", cls_token_num=1, num_classes=3))
     labels = condition_of(bare, [], [2, 3, 4]).labels
     assert labels is not None and labels.tolist() == [2, 0, 1]
-
-
-# roofline
 
 
 def test_a_pass_reads_all_weights_except_embedding_tables() -> None:

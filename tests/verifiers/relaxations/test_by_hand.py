@@ -91,7 +91,6 @@ def test_the_excess_counts_what_tokens_spend_beyond_delta() -> None:
     for shared in (True, False):
         parts = tiny_decoder("lantern-paper", delta=0.05, residual="paper", shared=shared)
         made = parts.generate(CONDITION, keys=KEYS)
-        assert made.excess is not None
         assert (made.excess <= made.total_variation).all() and (made.total_variation <= made.excess + 16 * 0.05).all()
         excess.append(float(made.excess.sum()))
     assert 0 <= excess[0] < excess[1]
@@ -101,13 +100,6 @@ def decode(verifier: Verifier, sampling: Sampling = SAMPLING, mode: DraftMode = 
     drafter = EagleDrafter(tiny_eagle(TARGET), TARGET, tree=named("mc_sim_7b_63"), mode=mode, sampling=sampling)
     condition, keys = tiny_condition((4, 1, 6, 3, 2, 5)), [(seed, 0) for seed in range(6)]
     return generate(drafter, verifier, condition=condition, sampling=sampling, keys=keys)
-
-
-def test_relaxed_tokens_and_their_cost_are_counted() -> None:
-    exact = decode(RejectionVerifier())
-    relaxed = decode(RejectionVerifier(Lantern(tiny_neighbours(), k=10, delta=0.3)))
-    assert 0 < relaxed.relaxed.sum() <= relaxed.accepted.sum() and (relaxed.total_variation > 0).all()
-    assert relaxed.tokens_per_step.mean() > exact.tokens_per_step.mean()
 
 
 def test_zero_delta_is_greedy_decoding_at_temperature_zero() -> None:
@@ -132,8 +124,6 @@ def test_greedy_relaxation() -> None:
     assert verdict.cost is not None and verdict.cost.relaxed.tolist() == [[True, False]]
     assert verdict.cost.total_variation[0].tolist() == pytest.approx([0.1, 0, 0])
 
-
-# -- GSD and typical acceptance ---------------------------------------------------------------------------------------
 
 ORDERED = torch.tensor([[0.05, 0.3, 0.1, 0.35, 0.2]])  # in order: 3 1 4 2 0
 DRAFTED = torch.tensor([[0.1, 0.1, 0.2, 0.2, 0.4]])
@@ -167,9 +157,6 @@ def test_typical_drafts_are_accepted_above_the_lower_of_both_thresholds(epsilon:
         assert ruling.mass.item() == float(P[0, token] > bar) and torch.equal(ruling.left, P)
 
 
-# -- COOL-SD and VVS --------------------------------------------------------------------------------------------------
-
-
 def random_pair(seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     p = (torch.randn(12, generator=generator, dtype=torch.float64) * 2).softmax(0)
@@ -197,7 +184,6 @@ def test_cool_matches_the_published_test(omega: float) -> None:
         if omega == 2.0:  # the latent distance is an upper bound
             gained, lost = (r - p).clamp(min=0), (p - r).clamp(min=0)
             mean = gained @ torch.cdist(codebook, codebook) @ lost / lost.sum()
-            assert found.latent_distance is not None
             assert mean <= found.latent_distance[0] + 1e-9 <= 1.5 * mean + 2e-9
 
 
