@@ -6,7 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import DONE, Distribution, Group, arg, command, existing, opt
+from lantern.cli.command import DONE, Group, arg, command, existing, opt
+from lantern.cli.options import Distribution
 from lantern.generation.images import MAX_SCALE
 
 if TYPE_CHECKING:

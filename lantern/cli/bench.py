@@ -8,24 +8,8 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import (
-    DONE,
-    DTYPES,
-    FAILED,
-    MAX_SEED,
-    MODEL,
-    MODEL_HELP,
-    VARIANT,
-    Distribution,
-    Group,
-    Machine,
-    OneOf,
-    check_file,
-    command,
-    complain,
-    flag,
-    opt,
-)
+from lantern.cli.command import DONE, FAILED, Group, OneOf, check_file, command, complain, flag, opt
+from lantern.cli.options import DTYPES, MAX_SEED, MODEL, MODEL_HELP, VARIANT, Distribution, Machine
 from lantern.methods import METHODS
 
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")

@@ -1,4 +1,4 @@
-"""Commands: what one is, how a failure becomes one line and an exit code, and the options that several have.
+"""Commands: what one is, and how a failure becomes one line and an exit code.
 
 0: success. 1: a failure of the environment (disk full, hub unreachable, package missing, out of memory).
 2: invalid input (unknown option, bad value, damaged file).
@@ -30,36 +30,18 @@ import traceback
 import types
 from argparse import SUPPRESS, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    NoReturn,
-    TypeVar,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 from lantern import __version__
 from lantern.core.config import install_hint, is_debugging, nearest, one_line
 from lantern.core.signals import Stopped, Stopping
-from lantern.engines.engine import ENGINES, VARIANTS, WEIGHTS, Engine, engine
-
-if TYPE_CHECKING:
-    from lantern.models.folder import Model
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 Kind = TypeVar("Kind")
 METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
-MODEL = "lantern-emoji"
-MODEL_HELP = "name, folder or hub id"
-MAX_SEED = 2**63 - 1
-DTYPES = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -288,6 +270,12 @@ class Group:
         cls.OPTIONS = cls.OPTIONS | own
         dataclass(frozen=True)(cls)
 
+    @classmethod
+    def declared(cls) -> dict[str, tuple[Any, Argument]]:
+        """Return the type and the declaration of each option by its name."""
+        hints = get_type_hints(cls)
+        return {name: (hints[name], option) for name, option in cls.OPTIONS.items()}
+
 
 def command(
     function: Callable[..., int],
@@ -307,9 +295,9 @@ def command(
             if isinstance(one.default, Argument):
                 add_option(parser, name, one.annotation, one.default)
         for kind in groups.values():
-            group, hints = parser.add_argument_group((kind.__doc__ or "").rstrip(".")), get_type_hints(kind)
-            for name, option in kind.OPTIONS.items():
-                add_option(group, name, hints[name], option)
+            group = parser.add_argument_group((kind.__doc__ or "").rstrip("."))
+            for name, declaration in kind.declared().items():
+                add_option(group, name, *declaration)
         if more is not None:
             more(parser)
 
@@ -415,94 +403,3 @@ def named(
         return OneOf(names)(name) if names else name, kind(value)
 
     return parse
-
-
-VARIANT = OneOf(VARIANTS)
-ENGINE_HELP = (
-    "how steps are run: eager (by torch), wide (attention in fp64: rounds the same in any tree), graph (one CUDA "
-    "graph per step), cpu (C++, built by pip install or at first use by g++: several times as fast as eager, and "
-    "exact methods give plain decoding's tokens in bf16 too); auto: the fastest of them that is ready (default auto; "
-    "reproduce: eager)"
-)
-WEIGHTS_HELP = (
-    "weights of the target: full (the model's own, default), bf16, int8 (layers, head and the cpu engine's drafters), "
-    "int4 (layers); exact methods are exact with respect to the quantized target"
-)
-OF_MODEL = "(default: the model's)"
-
-
-class Filters(Group):
-    """The distribution that tokens are sampled from."""
-
-    guidance: float | None = opt(None, f"classifier-free guidance; 1 or less is none {OF_MODEL}", 0, 1000)
-    guidance_interval: int | None = opt(None, f"guide only tokens 0 to N + 1; -1 guides all {OF_MODEL}", -1, 10**6)
-    top_k: int | None = opt(None, f"tokens to choose from; 0 is all {OF_MODEL}", 0, 10**6)
-    top_p: float | None = opt(None, f"probability to choose from; 1 is all {OF_MODEL}", 0, 1)
-
-    def given(self) -> dict[str, Any]:
-        """Return the fields of the sampling that were given."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-
-class Distribution(Filters):
-    """The distribution that tokens are sampled from."""
-
-    temperature: float | None = opt(None, f"0 is greedy {OF_MODEL}", 0, 100)
-
-
-class Runs(Group):
-    """How steps are run."""
-
-    engine: str | None = opt(None, ENGINE_HELP, type=OneOf(list(ENGINES)))
-    target_weights: str | None = opt(None, WEIGHTS_HELP, type=OneOf(["full", "bf16", *WEIGHTS[1:]]))
-
-    def chosen(self, default: str = "auto") -> Engine:
-        """Return the engine that the options describe."""
-        weights = self.target_weights if self.target_weights in WEIGHTS else "full"
-        return engine(self.engine or default, weights=weights)
-
-
-class Apart(Runs):
-    """Where and how the model runs."""
-
-    device: str = opt("auto", "auto, cpu, cuda, cuda:N or mps")
-    dtype: str = opt("auto", "auto (fp32 on a CPU, else bf16), fp32, bf16 or fp16", type=OneOf(["auto", *DTYPES]))
-
-    def options(self, default: str = "auto") -> dict[str, Any]:
-        """Return device, dtype and engine as `load_model` takes them; ValueError if they contradict each other."""
-        dtype = self.dtype
-        if self.target_weights == "bf16":
-            if dtype not in ("auto", "bf16"):
-                raise ValueError(f"--weights bf16 contradicts --dtype {dtype}: give one of them")
-            dtype = "bf16"
-        return {"device": self.device, "dtype": dtype, "engine": self.chosen(default)}
-
-
-class Placement(Apart):
-    """Where and how the model runs."""
-
-    target_weights: str | None = replace(Apart.OPTIONS["target_weights"], flag="--weights")  # type: ignore[assignment]
-
-
-class Machine(Group):
-    """The machine."""
-
-    threads: int | None = opt(None, "CPU threads to compute on", 1, 1024)
-    device: str = opt("auto", "auto, cpu, cuda or cuda:N")
-    quiet: bool = opt(False, "print no progress")
-
-    def set_threads(self) -> None:
-        """Let torch compute on --threads CPU threads, if they were given."""
-        import torch
-
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-
-
-def advice(model: "Model") -> str | None:
-    """Return how to get a faster engine, if `auto` chose eager only because the C++ library is not built."""
-    if model.device.type != "cpu" or model.engine.name != "eager" or not model.engine.reason:
-        return None
-    if engine("cpu", weights=model.engine.weights).why_not(model.target) is not None:
-        return None
-    return "`lantern doctor --build` or `--engine cpu` builds the C++ engine, which is several times as fast here"

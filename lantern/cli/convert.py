@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, DTYPES, OneOf, arg, command, existing, explained, opt
+from lantern.cli.command import DONE, OneOf, arg, command, existing, explained, opt
+from lantern.cli.options import DTYPES
 
 COMPONENTS = ("t2i", "c2i", "vq", "drafter")
 RELEASES = ("janus", "chameleon", "vqgan")

@@ -3,7 +3,8 @@
 import importlib.util
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import DONE, MODEL, MODEL_HELP, Placement, arg, command, opt
+from lantern.cli.command import DONE, arg, command, opt
+from lantern.cli.options import MODEL, MODEL_HELP, Placement
 from lantern.core.config import install_hint
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from lantern import __version__
-from lantern.cli.command import DONE, DTYPES, FAILED, OneOf, command, opt, size_of
+from lantern.cli.command import DONE, FAILED, OneOf, command, opt, size_of
+from lantern.cli.options import DTYPES
 from lantern.core.config import install_hint, one_line
 
 # what lacks without a package that pip installs with lantern, and that decoding runs without

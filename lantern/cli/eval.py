@@ -7,7 +7,8 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import DONE, MAX_SEED, Machine, arg, check_file, command, existing, named, opt
+from lantern.cli.command import DONE, arg, check_file, command, existing, named, opt
+from lantern.cli.options import MAX_SEED, Machine
 
 if TYPE_CHECKING:
     from lantern.eval.metrics.quality import Figure

@@ -17,14 +17,8 @@ from typing import TYPE_CHECKING, Any
 from lantern import __version__
 from lantern.cli.command import (
     DONE,
-    MAX_SEED,
-    MODEL,
-    MODEL_HELP,
-    Distribution,
     Group,
     OneOf,
-    Placement,
-    advice,
     check_file,
     check_folder,
     command,
@@ -36,6 +30,7 @@ from lantern.cli.command import (
     size_of,
 )
 from lantern.cli.methods import METHOD
+from lantern.cli.options import MAX_SEED, MODEL, MODEL_HELP, Distribution, Placement, advice
 from lantern.core.config import is_debugging, read_json_object
 from lantern.core.places import resolve_model
 from lantern.generation import images
@@ -190,14 +185,7 @@ def generate(
     from lantern.generation.choice import choose_method
     from lantern.generation.generator import watchable
     from lantern.generation.init_image import with_init_image
-    from lantern.generation.requests import (
-        check_init_image,
-        check_requests,
-        subjects_of_call,
-        with_conditions,
-        with_noise,
-        with_warnings,
-    )
+    from lantern.generation.requests import check_init_image, check_requests, requests_of_call, with_warnings
     from lantern.models.folder import load_model, may_have_profile
 
     Sampling(**given)
@@ -220,9 +208,9 @@ def generate(
     if chosen is None:
         own = _parsed(decoded_by, texts, is_named=False)
         decoded_by = decoded_by.with_options(**own)
-    subjects = subjects_of_call(prompts or None, class_label or None)
-    subjects = with_conditions(loaded, subjects, sampling, negative_prompt=inputs.negative_prompt or None)
-    requested = with_noise(subjects, num_images, seed)
+    subjects = {"prompt": prompts or None, "class_labels": class_label or None}
+    subjects |= {"negative_prompt": inputs.negative_prompt or None}
+    requested = requests_of_call(loaded, sampling, **subjects, images=num_images, generator=seed)
     check_requests(loaded, requested, with_pixels=place is not None)
     requested = with_warnings(loaded, requested, warn=notes.append)
     if inputs.init_image is not None:

@@ -3,25 +3,8 @@
 from json import dumps
 from pathlib import Path
 
-from lantern.cli.command import (
-    DONE,
-    DTYPES,
-    FAILED,
-    MAX_SEED,
-    MODEL,
-    MODEL_HELP,
-    VARIANT,
-    Filters,
-    Machine,
-    OneOf,
-    Runs,
-    check_file,
-    command,
-    complain,
-    existing,
-    named,
-    opt,
-)
+from lantern.cli.command import DONE, FAILED, OneOf, check_file, command, complain, existing, named, opt
+from lantern.cli.options import DTYPES, MAX_SEED, MODEL, MODEL_HELP, VARIANT, Filters, Machine, Runs
 
 FROM_HELP = "print the table of a file, of lines or of figures (--json); nothing is measured"
 DOCS_HELP = "write the rows into a page, between <!-- rows: leaderboard --> (or pairs) and <!-- end rows -->"

@@ -5,7 +5,8 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, MODEL, MODEL_HELP, OneOf, arg, command, opt
+from lantern.cli.command import DONE, OneOf, arg, command, opt
+from lantern.cli.options import MODEL, MODEL_HELP
 from lantern.core.places import resolve_model
 from lantern.engines.engine import ENGINES
 from lantern.methods import METHODS, PROMISES, Method

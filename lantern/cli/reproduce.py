@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, FAILED, Apart, arg, check_folder, command, complain, existing, named, opt, say
+from lantern.cli.command import DONE, FAILED, arg, check_folder, command, complain, existing, named, opt, say
+from lantern.cli.options import Apart
 
 if TYPE_CHECKING:
     from lantern.core.signals import Stopping
@@ -62,7 +63,7 @@ def reproduce(
         ray=ray,
         actors=actors,
         is_quiet=quiet,
-        **where.options(default="eager"),
+        **where.options(),
     )
     check_folder(row.out)
     task = protocols.prepare(row)

@@ -3,9 +3,11 @@
 import importlib.util
 import os
 import time
+from functools import partial
 from pathlib import Path
 
-from lantern.cli.command import MODEL, MODEL_HELP, Placement, arg, command, opt, say
+from lantern.cli.command import arg, command, opt, say
+from lantern.cli.options import MODEL, MODEL_HELP, Placement
 from lantern.core.config import install_hint, one_line
 from lantern.core.places import resolve_model
 
@@ -37,10 +39,10 @@ def serve(
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"lantern serve needs {package}, which is not installed; {install_hint('serve')}")
     key = _key_of(api_key_file)
-    from lantern.generation.serving.app import Limits, Setup
+    from lantern.generation.serving.app import Limits, start
 
-    limits = Limits(max_prompt, timeout, api_key=key, origins=tuple(allow_origin))
-    setup = Setup(model=model, **where.options(), batch=batch, waiting=queue, limits=limits)
+    limits = Limits(max_prompt, timeout, api_key=key, origins=tuple(allow_origin), batch=batch, waiting=queue)
+    started = partial(start, model, limits, **where.options())
     if key is None and host not in LOCAL:
         say(f"warning: {host} is open to other machines, without an API key")
     if ray is None:
@@ -50,7 +52,7 @@ def serve(
         from lantern.generation.serving.server import serve as serve_here
 
         with bind(host, port) as bound:
-            return serve_here(setup, bound, drain)
+            return serve_here(started, bound, drain)
     resolve_model(model)  # Ray does not report why a replica did not start
     if importlib.util.find_spec("ray") is None:
         raise ImportError(f"--ray needs Ray, which is not installed; {install_hint('ray')}")
@@ -59,7 +61,7 @@ def serve(
 
     with (
         cluster(ray or None) as resources,
-        serving(setup, (host, port), resources, replicas=replicas, drain=drain) as count,
+        serving(started, limits, (host, port), resources, replicas=replicas, drain=drain) as count,
     ):
         say(f"{count} replicas serve at http://{host}:{port}")
         while True:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from lantern.cli.command import DONE, Command, Parser, existing, flag, integer, parser_of, real, size_of
+from lantern.cli.command import DONE, Command, Parser, add_option, flag, parser_of
 from lantern.core.config import load_config, read_json_object
 from lantern.training.stages import (
     ALL,
@@ -20,9 +20,9 @@ from lantern.training.stages import (
     ALL_SUMMARY,
     CLONE,
     LENGTH,
-    OPTIONS,
     STAGES,
     Recipe,
+    StageOptions,
     config_names,
     find_config,
     find_recipe,
@@ -33,24 +33,20 @@ from lantern.training.stages import (
 
 STATE = "state.json"
 MARK = "@"  # before the name of a command-line option
-TYPES = {
-    **{"existing path": existing, "path": Path, "count": integer(0, 10**9), "number": real(0.001, 10**6), "text": str},
-    "size": size_of,
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a parser for each stage, with the options that it takes with one recipe or another."""
     recipes = find_recipes()
-    summaries, options = {ALL: ALL_SUMMARY}, dict(OPTIONS)
+    summaries, options = {ALL: ALL_SUMMARY}, StageOptions.declared()
     takers: dict[str, set[str]] = {ALL: {*ALL_OPTIONS}}
     for stages in (STAGES, *(recipe.stages for recipe in recipes.values())):
         for name, stage in stages.items():
             summaries.setdefault(name, stage.summary)
             takers.setdefault(name, set()).update(stage.options)
     for recipe in recipes.values():
-        options |= recipe.options
-        takers[ALL] |= set(recipe.options)
+        options |= recipe.options.declared()
+        takers[ALL] |= set(recipe.options.OPTIONS)
     parser.epilog = None if recipes else CLONE
     each = parser.add_subparsers(dest="stage", metavar="STAGE", required=True, parser_class=Parser)
     for name, summary in summaries.items():
@@ -62,20 +58,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add("--out", required=True, type=Path, help="folder to write to; a stopped run is resumed")
         add("--debug", action="store_true", help="print tracebacks")
         for option in sorted(takers[name]):
-            found = options[option]
-            how: dict[str, Any] = {"dest": option, "help": found.help}
-            if found.kind == "flag":
-                add(flag(option), action="store_true", default=None, **how)
-            else:
-                add(flag(option), type=TYPES[found.kind], metavar=option.upper(), **how)
+            add_option(one, option, *options[option])
 
 
 def run(args: argparse.Namespace) -> int:
     """Check that the options are the stage's own, read its config and call its function."""
     stage, config, out = args.stage, args.config, args.out
     recipe = find_recipe(args.recipe) if args.recipe else _recipe_of(stage, config)
-    known = {**OPTIONS, **(recipe.options if recipe else {})}
-    given = {name: value for name, value in sorted(vars(args).items()) if name in known and value is not None}
+    known = {*StageOptions.OPTIONS, *(recipe.options.OPTIONS if recipe else ())}
+    stated = {name: value for name, value in sorted(vars(args).items()) if name in known}
+    given = {name: value for name, value in stated.items() if value is not None and value is not False}
     if stage == ALL:
         from lantern.training.loop import check_accelerate
 

@@ -6,18 +6,8 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import (
-    DONE,
-    MAX_SEED,
-    MODEL,
-    MODEL_HELP,
-    Distribution,
-    Placement,
-    check_file,
-    command,
-    opt,
-    say,
-)
+from lantern.cli.command import DONE, check_file, command, opt, say
+from lantern.cli.options import MAX_SEED, MODEL, MODEL_HELP, Distribution, Placement
 
 SHOWN = 12  # candidates in the table
 MAX_TV_HELP = "admit relaxed methods up to this mean total variation per token (default: only exact ones)"

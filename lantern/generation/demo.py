@@ -6,7 +6,7 @@ completed, both after the same seconds.
 
 import time
 from base64 import b64encode
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
@@ -15,9 +15,12 @@ from io import BytesIO
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
+from PIL.Image import Image
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
@@ -36,34 +39,27 @@ LONGEST = 4.0  # seconds in which both images are shown again; shorter decodings
 RELAXED = 0.5  # a token is marked if the probability that only the relaxation accepted it is at least this
 LEAST = 1.2  # chosen, not measured: tokens per step below which a default that nothing recommends goes on plainly
 CSS = """
-.side img, .side svg { width: 100%; max-width: 28rem; display: block; background: #808080; }
+.side img { width: 100%; max-width: 28rem; display: block; background: #808080; }
 #numbers td, #numbers th { white-space: nowrap; }
-.legend { list-style: none; padding: 0; font-size: .9rem; }
-.swatch { display: inline-block; width: 1em; height: 1em; margin-right: .5em; border: 1px solid #888; }
-.swatch.round { border-radius: 50%; }
 """
-
-CELL = 10  # SVG units per token
 
 
 class Shade(NamedTuple):
-    """Colour and legend text of runs of `least` or more tokens."""
+    """Legend, colour and opacity of the tokens of runs of `least` or more tokens."""
 
     least: int
+    legend: str
     colour: str
     opacity: float
-    words: str
 
 
 # Okabe and Ito's palette, from light to dark: the order is visible without distinguishing hues
 SHADES = (
-    Shade(1, "#ffffff", 0.0, "one token in its pass"),
-    Shade(2, "#f0e442", 0.60, "run of 2 or 3 tokens"),
-    Shade(4, "#56b4e9", 0.65, "run of 4 to 7 tokens"),
-    Shade(8, "#0072b2", 0.75, "run of 8 or more tokens"),
+    Shade(2, "run of 2 or 3 tokens", "#f0e442", 0.60),
+    Shade(4, "run of 4 to 7 tokens", "#56b4e9", 0.65),
+    Shade(8, "run of 8 or more tokens", "#0072b2", 0.75),
 )
-MARK = "#d55e00"
-MARK_WORDS = "dot: relaxed, accepted only because of the relaxation"
+MARK, MARK_COLOUR = "relaxed: accepted only because of the relaxation", "#d55e00"
 
 
 class Mark(NamedTuple):
@@ -200,48 +196,30 @@ def image_html(name: str, mark: Mark, pixels: UInt8[Tensor, "h w 3"], file: str 
     return f'<figure class="side">{image}<figcaption>{text}{link}</figcaption></figure>'
 
 
-def draw_map(runs: Sequence[int], relaxed: Collection[int], columns: int, picture: str, *, title: str) -> str:
-    """Return the map over its image as an SVG element; `picture` is the URI of the image.
+def acceptance_map(side: Side) -> tuple[Image, list[tuple[Float[np.ndarray, "h w"], str]]]:
+    """Return an image and what is drawn over it, each with its legend, as `gradio.AnnotatedImage` takes them.
 
-    `runs` are the numbers of tokens of all passes in order, `relaxed` the places of relaxed tokens in raster order.
+    Tokens are shaded by the number of tokens of their step; the middle of a relaxed one is marked.
     """
-    cells, dots = {shade: "" for shade in SHADES}, ""
-    for place, run in enumerate(length for length in runs for _ in range(length)):
-        left, top = place % columns * CELL, place // columns * CELL
-        shade = [shade for shade in SHADES if shade.least <= run][-1]
-        cells[shade] += f"M{left} {top}h{CELL}v{CELL}h-{CELL}z"
-        if place in relaxed:
-            dots += f'<circle cx="{left + CELL / 2:g}" cy="{top + CELL / 2:g}" r="{CELL * 0.28:g}"/>'
-    width, height = columns * CELL, sum(runs) // columns * CELL
-    shades = [
-        f'<path d="{path}" fill="{shade.colour}" fill-opacity="{shade.opacity}"/>'
-        for shade, path in cells.items()
-        if path and shade.opacity
+    pixels, columns = side.picture.pixels, side.picture.columns
+    assert pixels is not None
+    runs = torch.tensor([mark.known for mark in side.marks]).diff(prepend=torch.zeros(1, dtype=torch.long))
+    length = runs.repeat_interleave(runs).view(-1, columns)
+    side_of_token = len(pixels) // len(length)
+    relaxed = torch.zeros(length.numel())
+    relaxed[[place for mark in side.marks for place in mark.relaxed]] = 1.0
+
+    def over(opacity: Float[Tensor, "rows columns"], margin: int = 0) -> Float[np.ndarray, "h w"]:
+        token = torch.ones(side_of_token - 2 * margin, side_of_token - 2 * margin)
+        return torch.kron(opacity, pad(token, [margin] * 4)).numpy()
+
+    ends = [*(shade.least for shade in SHADES[1:]), length.numel() + 1]
+    drawn = [
+        (over(((length >= shade.least) & (length < end)) * shade.opacity), shade.legend)
+        for shade, end in zip(SHADES, ends, strict=True)
     ]
-    return (
-        f'<svg class="map" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
-        f"<title>{escape(title)}</title>"
-        f'<image href="{escape(picture)}" width="{width}" height="{height}" preserveAspectRatio="none"/>'
-        f'{"".join(shades)}<g fill="{MARK}" stroke="#fff" stroke-width=".8">{dots}</g></svg>'
-    )
-
-
-def map_html(side: Side) -> str:
-    """Return the acceptance map of an image over it, with its legend, as HTML."""
-    assert side.picture.pixels is not None
-    known = [0, *(mark.known for mark in side.marks)]
-    runs = [new - old for old, new in pairwise(known)]
-    relaxed = {place for mark in side.marks for place in mark.relaxed}
-    uri = data_uri(side.picture.pixels, "webp", quality=90)
-    title = f"acceptance map of {side.picture.statistics.method}"
-    swatches = [("", f"{shade.colour};opacity:{max(shade.opacity, 0.15):g}", shade.words) for shade in SHADES]
-    swatches.append((" round", MARK, MARK_WORDS))
-    legend = "".join(
-        f'<li><span class="swatch{form}" style="background:{style}"></span>{escape(words)}</li>'
-        for form, style, words in swatches
-    )
-    drawn = draw_map(runs, relaxed, side.picture.columns, uri, title=title)
-    return f'<div class="side">{drawn}</div><ul class="legend">{legend}</ul>'
+    drawn.append((over(relaxed.view_as(length), side_of_token // 4), MARK))
+    return to_image(pixels), [(mask, legend) for mask, legend in drawn if mask.any()]
 
 
 def table(comparison: Comparison) -> str:
@@ -262,21 +240,21 @@ def build_page(sides: SideBySide) -> Any:
             request = sides.request(subject, int(seed))
             sampling = model.sampling(guidance=float(guidance))
             with_warnings(model, [request], warn=gr.Warning)
-            yield "", "", f"decoding by {method}", "", past, past
+            yield "", "", f"decoding by {method}", None, past, past
             other = sides.decode(request, method, sampling)
-            yield "", "", "plain decoding", "", past, past
+            yield "", "", "plain decoding", None, past, past
             plain = sides.decode(request, "plain", sampling)
             *times, end = max(plain, other, key=lambda side: side.marks[-1]).times()
             begin = time.perf_counter()
             for now in times:
                 time.sleep(max(0.0, begin + now * min(1.0, LONGEST / end) - time.perf_counter()))
-                yield image_html("plain", *plain.at(now)), image_html(method, *other.at(now)), "", "", past, past
+                yield image_html("plain", *plain.at(now)), image_html(method, *other.at(now)), "", None, past, past
             numbers = table(Comparison(plain.picture, other.picture))
             label = f"{request.subject}, {other.picture.statistics.method}, seed {request.seed}"
             past = [(to_image(other.at(end)[1]), label), *past][:24]
             left = image_html("plain", *plain.at(end), f"plain-{request.seed}.png")
             right = image_html(method, *other.at(end), f"{method}-{request.seed}.png")
-            yield left, right, numbers, map_html(other), past, past
+            yield left, right, numbers, acceptance_map(other), past, past
         except Exception as error:  # an error of one picture is shown on the page and ends nothing
             raise gr.Error(one_line(error), print_exception=False) from None
 
@@ -298,7 +276,9 @@ def build_page(sides: SideBySide) -> Any:
         with gr.Row():
             plain, other = gr.HTML(label="plain", elem_id="plain"), gr.HTML(label="method", elem_id="other")
         with gr.Row():
-            accepted, numbers = gr.HTML(elem_id="accepted"), gr.Markdown(elem_id="numbers")
+            colours = {shade.legend: shade.colour for shade in SHADES} | {MARK: MARK_COLOUR}
+            accepted = gr.AnnotatedImage(color_map=colours, label="Tokens of a step", elem_id="accepted")
+            numbers = gr.Markdown(elem_id="numbers")
         gallery = gr.Gallery(label="Past images", columns=8, elem_id="gallery", interactive=False)
         given, shown = [subject, method, guidance, seed, past], [plain, other, numbers, accepted, gallery, past]
         options: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "model", "show_progress": "hidden"}

@@ -39,14 +39,7 @@ from lantern.engines.engine import Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.generator import INTERVAL, Canvas, Progress, generate
 from lantern.generation.images import MAX_SCALE, NotFiniteError, Picture, check_scale, convert, enlarge
-from lantern.generation.requests import (
-    CALLBACK_TENSORS,
-    check_call,
-    subjects_of_call,
-    texts_of,
-    with_conditions,
-    with_noise,
-)
+from lantern.generation.requests import CALLBACK_TENSORS, check_call, requests_of_call, texts_of
 from lantern.methods import find
 from lantern.models import folder as folders
 from lantern.models.folder import COMPONENTS, INDEX_NAME, Model
@@ -438,18 +431,19 @@ class LanternPipeline(DiffusionPipeline):
         model = self._model(engine if weights is None else replace(engine, weights=weights))
         filters = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
         sampling = model.sampling(guidance=guidance_scale, guidance_interval=guidance_interval, **filters)
-        is_given = prompt_embeds is not None and prompt is None and class_labels is None
-        subjects = with_conditions(
+        requested = requests_of_call(
             model,
-            [] if is_given else subjects_of_call(prompt, class_labels),
             sampling,
+            prompt=prompt,
+            class_labels=class_labels,
+            images=num_images_per_prompt,
+            generator=generator,
             prompt_embeds=prompt_embeds,
             prompt_attention_mask=prompt_attention_mask,
             negative_prompt=negative_prompt,
             negative_prompt_embeds=negative_prompt_embeds,
             negative_prompt_attention_mask=negative_prompt_attention_mask,
         )
-        requested = with_noise(subjects, num_images_per_prompt, generator)
         tokens_of_image = model.target.config.block_size
         canvas, pictures, self._interrupt = Canvas(tokens_of_image), list[Picture](), False
 

@@ -85,19 +85,68 @@ def as_requests(items: Sequence[Request | str | int], seed: int = 0) -> list[Req
     return found
 
 
-def subjects_of_call(prompt: Any, labels: Any) -> list[Request]:
-    """Return what the prompts or classes of a call in diffusers' form show; TypeError for what is neither.
+def requests_of_call(
+    model: "Model",
+    sampling: "Sampling",
+    *,
+    prompt: Any = None,
+    class_labels: Any = None,
+    images: int = 1,
+    generator: Any = None,
+    prompt_embeds: Any = None,
+    prompt_attention_mask: Any = None,
+    negative_prompt: Any = None,
+    negative_prompt_embeds: Any = None,
+    negative_prompt_attention_mask: Any = None,
+) -> list[Request]:
+    """Return `images` requests for each prompt, class or row of `prompt_embeds`, one after another.
 
-    ValueError for both and for neither.
+    The arguments are those of `LanternPipeline.__call__`. ValueError names an argument that does not fit the model, the
+    other arguments, or guidance, without which a negative prompt has no effect; TypeError one of another type.
     """
-    if (prompt is None) == (labels is None):
+    if prompt_embeds is not None and prompt is None and class_labels is None:
+        subjects = list[Request]()
+    elif (prompt is None) == (class_labels is None):
         raise ValueError("a call takes prompt or class_labels: give one of them")
-    if labels is None:
-        return [Request(prompt=text) for text in texts_of(prompt, "prompt")]
-    try:
-        return [Request(label=index(label)) for label in (labels if isinstance(labels, Iterable) else [labels])]
-    except TypeError:
-        raise TypeError(f"class_labels is {str(labels)[:40]!r}, wanted a whole number or a list of them") from None
+    elif prompt is not None:
+        subjects = [Request(prompt=text) for text in texts_of(prompt, "prompt")]
+    else:
+        labels = class_labels if isinstance(class_labels, Iterable) else [class_labels]
+        try:
+            subjects = [Request(label=index(label)) for label in labels]
+        except TypeError:
+            wanted = "wanted a whole number or a list of them"
+            raise TypeError(f"class_labels is {str(class_labels)[:40]!r}, {wanted}") from None
+    texts = [] if negative_prompt is None else texts_of(negative_prompt, "negative_prompt")
+    found = given_condition(model, prompt_embeds, prompt_attention_mask, name="prompt")
+    negative = given_condition(model, negative_prompt_embeds, negative_prompt_attention_mask, name="negative_prompt")
+    if found is not None and subjects:
+        raise ValueError("a call takes prompt or prompt_embeds: give one of them")
+    if any(texts):
+        check_captions(model, "negative_prompt")
+        if negative is not None:
+            raise ValueError("a call takes negative_prompt or negative_prompt_embeds: give one of them")
+        if not all(texts):
+            raise ValueError("negative_prompt is empty for some prompts: give a text for each, or none")
+        negative = captions(model, [check_prompt(text) for text in texts])
+    else:
+        texts = []
+    if found is None and negative is not None:
+        check_requests(model, subjects)
+        found = captions(model, [model.read(subject.prompt or "") for subject in subjects])
+    if found is not None and negative is not None:
+        check_captions(model, "negative_prompt", sampling)
+        if negative.batch not in (1, found.batch):
+            wanted = "1" if found.batch == 1 else f"1 or {found.batch}"
+            raise ValueError(f"got {negative.batch} negative prompts for {found.batch} images, wanted {wanted}")
+        repeats = found.batch // negative.batch
+        found, texts = replace(found, negative=negative.select([*range(negative.batch)] * repeats)), texts * repeats
+    if found is not None:
+        subjects = [
+            replace(subject, condition=found.select([i]), negative_prompt=texts[i] or None if texts else None)
+            for i, subject in enumerate(subjects or [Request()] * found.batch)
+        ]
+    return with_noise(subjects, images, generator)
 
 
 def with_noise(subjects: Sequence[Request], images: int, generator: Any) -> list[Request]:
@@ -127,55 +176,6 @@ def texts_of(given: Any, name: str) -> list[str]:
         if not isinstance(text, str):
             raise TypeError(f"{name}[{i}] is {type(text).__name__} {str(text)[:40]!r}, wanted a text")
     return list(texts)
-
-
-def with_conditions(
-    model: "Model",
-    subjects: Sequence[Request],
-    sampling: "Sampling",
-    *,
-    prompt_embeds: Any = None,
-    prompt_attention_mask: Any = None,
-    negative_prompt: Any = None,
-    negative_prompt_embeds: Any = None,
-    negative_prompt_attention_mask: Any = None,
-) -> list[Request]:
-    """Return the subjects of a call with their conditions, unless prompts or classes are all there is.
-
-    The arguments are those of `LanternPipeline.__call__`; with `prompt_embeds` each of its rows is a subject.
-    ValueError names an argument that does not fit the model, the other arguments, or guidance, without which a negative
-    prompt has no effect; TypeError one of another type.
-    """
-    texts = [] if negative_prompt is None else texts_of(negative_prompt, "negative_prompt")
-    found = given_condition(model, prompt_embeds, prompt_attention_mask, name="prompt")
-    negative = given_condition(model, negative_prompt_embeds, negative_prompt_attention_mask, name="negative_prompt")
-    if found is not None and subjects:
-        raise ValueError("a call takes prompt or prompt_embeds: give one of them")
-    if any(texts):
-        check_captions(model, "negative_prompt")
-        if negative is not None:
-            raise ValueError("a call takes negative_prompt or negative_prompt_embeds: give one of them")
-        if not all(texts):
-            raise ValueError("negative_prompt is empty for some prompts: give a text for each, or none")
-        negative = captions(model, [check_prompt(text) for text in texts])
-    if found is None and negative is None:
-        return list(subjects)
-    if found is None:
-        check_requests(model, subjects)
-        found = captions(model, [model.read(subject.prompt or "") for subject in subjects])
-    images = found.batch
-    if negative is not None:
-        check_captions(model, "negative_prompt", sampling)
-        if negative.batch not in (1, images):
-            wanted = "1" if images == 1 else f"1 or {images}"
-            raise ValueError(f"got {negative.batch} negative prompts for {images} images, wanted {wanted}")
-        repeats = images // negative.batch
-        found = replace(found, negative=negative.select([*range(negative.batch)] * repeats))
-        texts = texts * repeats
-    return [
-        replace(subject, condition=found.select([i]), negative_prompt=text or None)
-        for i, (subject, text) in enumerate(zip(subjects or [Request()] * images, texts or [""] * images, strict=True))
-    ]
 
 
 def check_captions(model: "Model", name: str, sampling: "Sampling | None" = None) -> None:
@@ -268,7 +268,7 @@ def check_requests(model: "Model", requested: Sequence[Request], *, with_pixels:
     classes = model.target.config.num_classes
     for request in requested:
         if request.condition is not None and request.label is None:
-            continue  # `with_conditions` has checked it
+            continue  # `requests_of_call` has checked it
         if (request.prompt is None) == (request.label is None):
             raise ValueError("a request has a prompt or a class label: give one of them")
         if model.takes_prompts and request.prompt is None:

@@ -20,7 +20,6 @@ from typing import Any, ClassVar, cast
 import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
 from lantern.core.config import install_hint, one_line
@@ -262,6 +261,7 @@ class Run:
         for module in (task, *task.frozen):
             module.to(accelerator.device)
         self.optimizers = task.optimizers()
+        self.peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
         self.trained = nn.ParameterList(p for p in task.parameters() if p.requires_grad)
         self.average = AveragedModel(self.trained, multi_avg_fn=self._move_means) if config.ema else None
         if self.average is not None:
@@ -269,7 +269,6 @@ class Run:
         self.done, seconds = self._load()
         self.began = time.monotonic() - seconds
         self.place = self._place(seconds)
-        self.rates = [LambdaLR(o, lambda _: config.scale(self.place), self.done - 1) for o in self.optimizers]
         self.model = accelerator.prepare_model(task)
         tokens = task.batch_tokens * config.accumulate * accelerator.num_processes
         steps, share = None if config.minutes else config.steps, self.place / config.steps
@@ -305,7 +304,6 @@ class Run:
         ValueError for a damaged file and for a checkpoint of another training.
         """
         path, config, advice = self.out / "checkpoint.pt", self.config, "remove it or use another folder"
-        peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
         if not is_there(path):
             return 0, 0.0
         try:
@@ -325,10 +323,8 @@ class Run:
             self.task.load_state_dict(state["task"])
             if self.average is not None:
                 self.average.load_state_dict(state["average"])
-            for optimizer, saved, rates in zip(self.optimizers, state["optimizers"], peaks, strict=True):
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
-                for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                    group["initial_lr"] = rate  # the config's, which may be another one now
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path} is of another training ({one_line(error)[:160]}): {advice}") from error
         return int(state["step"]), float(state["seconds"])
@@ -340,8 +336,6 @@ class Run:
             figures = self.take_step(self.done)
             self.done += 1
             is_stopped = self._advance(stopping)
-            for rate in self.rates:
-                rate.step()
             is_last, done = self.place >= config.steps, self.done
             share = min(1.0, self.place / config.steps)
             self.log.speak(done, share, figures, is_last=is_last)
@@ -374,7 +368,9 @@ class Run:
         mean = {name: torch.stack([figures[name] for figures in seen]).mean(0) for name in seen[0]}
         if config.clip:
             mean["norm"] = cast(Tensor, accelerator.clip_grad_norm_(task.parameters(), config.clip))
-        for optimizer in self.optimizers:
+        for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * config.scale(self.place)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         task.after_step(step)

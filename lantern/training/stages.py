@@ -6,24 +6,20 @@ clone of the repository, not of the wheel.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from lantern.cli.command import Group, existing, opt, size_of
 from lantern.core.config import hint_for, load_config
 
 CONFIGS = Path(__file__).parent / "configs"
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+MINUTES_HELP = "time to fill with steps after the inputs are prepared, instead of --steps"
+RECORDS_HELP = "file written by lantern-generate --record, or a folder of such files"
+SIZE_HELP = "width and height in pixels, for a target of transformers that makes several sizes"
 CLONE = "stages and configs of recipes such as emoji come with a clone of lantern"
-
-
-@dataclass(frozen=True)
-class StageOption:
-    """A command-line option of stages: its help and the kind of its value."""
-
-    help: str
-    kind: Literal["existing path", "path", "count", "number", "text", "size", "flag"] = "existing path"
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ class Recipe:
     name: str
     stages: Mapping[str, Stage]
     configs: Path
-    options: Mapping[str, StageOption] = field(default_factory=dict)
+    options: type[Group] = Group
 
 
 LENGTH = ("steps", "decay", "minutes")
@@ -82,29 +78,30 @@ STAGES = {
 ALL = "all"
 ALL_SUMMARY = "run every stage of a model in order and put the model folder together"
 ALL_OPTIONS = f"data keep minutes model only packages path steps {TEXT}".split()
-OPTIONS = {
-    "cache": StageOption("folder for features of captions and images, which runs may share; default --out", "path"),
-    "data": StageOption("folder written by `lantern train data`"),
-    "decay": StageOption("steps of the final decay of the learning rate", "count"),
-    "init": StageOption("a trained component to start from"),
-    "keep": StageOption("keep checkpoints and caches of finished steps", "flag"),
-    "kind": StageOption("kind of the add-on; without --config, that of STAGE-KIND", "text"),
-    "minutes": StageOption("time to fill with steps after the inputs are prepared, instead of --steps", "number"),
-    "model": StageOption("a model folder; default: the embedded model"),
-    "only": StageOption("run this step alone", "text"),
-    "packages": StageOption("folder of registry packages; a recipe fetches missing ones into it", "path"),
-    "path": StageOption("images to read, instead of the config's path"),
-    "prompts": StageOption("file of prompts, one a line"),
-    "records": StageOption("file written by lantern-generate --record, or a folder of such files"),
-    "size": StageOption(
-        "width and height in pixels (WxH), for a target of transformers that makes several sizes", "size"
-    ),
-    "steps": StageOption("number of steps, instead of the config's", "count"),
-    "target": StageOption("folder of the trained target, or of a model of transformers"),
-    "text_encoder": StageOption("folder of the text encoder"),
-    "tokenizer": StageOption("folder of the text encoder's tokenizer"),
-    "vq": StageOption("folder of the trained VQ tokenizer"),
-}
+
+
+class StageOptions(Group):
+    """Options of stages, which those of recipes extend."""
+
+    cache: Path | None = opt(None, "folder for features of captions and images, which runs may share; default --out")
+    data: Path | None = opt(None, "folder written by `lantern train data`", type=existing)
+    decay: int | None = opt(None, "steps of the final decay of the learning rate", 0, 10**9)
+    init: Path | None = opt(None, "a trained component to start from", type=existing)
+    keep: bool = opt(False, "keep checkpoints and caches of finished steps")
+    kind: str | None = opt(None, "kind of the add-on; without --config, that of STAGE-KIND")
+    minutes: float | None = opt(None, MINUTES_HELP, 0.001, 10**6)
+    model: Path | None = opt(None, "a model folder; default: the embedded model", type=existing)
+    only: str | None = opt(None, "run this step alone")
+    packages: Path | None = opt(None, "folder of registry packages; a recipe fetches missing ones into it")
+    path: Path | None = opt(None, "images to read, instead of the config's path", type=existing)
+    prompts: Path | None = opt(None, "file of prompts, one a line", type=existing)
+    records: Path | None = opt(None, RECORDS_HELP, type=existing)
+    size: Any = opt(None, SIZE_HELP, type=size_of, metavar="WxH")
+    steps: int | None = opt(None, "number of steps, instead of the config's", 0, 10**9)
+    target: Path | None = opt(None, "folder of the trained target, or of a model of transformers", type=existing)
+    text_encoder: Path | None = opt(None, "folder of the text encoder", type=existing)
+    tokenizer: Path | None = opt(None, "folder of the text encoder's tokenizer", type=existing)
+    vq: Path | None = opt(None, "folder of the trained VQ tokenizer", type=existing)
 
 
 def read_config(kind: type, path: Path) -> Any:

@@ -2,12 +2,21 @@
 
 from pathlib import Path
 
-from lantern.training.stages import Recipe, Stage, StageOption
+from lantern.cli.command import Group, existing, opt
+from lantern.training.stages import Recipe, Stage
 
 HOME = "recipes.emoji"
 DATA = "draw emoji and their captions into prepared data"
 TEXT = "train a text encoder by a teacher's sentence embeddings"
 WORDS = "give the text encoder the words of a lexicon"
+
+
+class OfText(Group):
+    """Options of the recipe's stages."""
+
+    teacher: Path | None = opt(None, "folder of a BERT sentence encoder", type=existing)
+
+
 RECIPE = Recipe(
     name="emoji",
     stages={
@@ -15,6 +24,6 @@ RECIPE = Recipe(
         "text": Stage(f"{HOME}.text_encoder:train", TEXT, "packages teacher"),
         "words": Stage(f"{HOME}.text_encoder:train_words", WORDS, "text_encoder packages teacher", "tokenizer"),
     },
-    options={"teacher": StageOption("folder of a BERT sentence encoder")},
+    options=OfText,
     configs=Path(__file__).parent / "configs",
 )

@@ -2,7 +2,17 @@
 
 from pathlib import Path
 
-from lantern.training.stages import Recipe, Stage, StageOption
+from lantern.cli.command import Group, existing, opt
+from lantern.training.stages import Recipe, Stage
+
+
+class OfFid(Group):
+    """Options of the recipe's stages."""
+
+    inception: Path | None = opt(
+        None, "weights of Inception for FID: a file, or the package that holds it", type=existing
+    )
+
 
 RECIPE = Recipe(
     name="photos",
@@ -15,6 +25,6 @@ RECIPE = Recipe(
             is_training=False,
         ),
     },
-    options={"inception": StageOption("weights of Inception for FID: a file, or the package that holds it")},
+    options=OfFid,
     configs=Path(__file__).parent / "configs",
 )

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from lantern.cli.command import Placement, advice, command, run_command
+from lantern.cli.command import command, run_command
 from lantern.cli.generate import main
+from lantern.cli.options import Placement, advice
 from lantern.engines.cpu import build
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine

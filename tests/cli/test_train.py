@@ -7,7 +7,7 @@ import pytest
 
 from lantern.cli.main import main
 from lantern.training import stages
-from lantern.training.stages import STAGES, Stage, find_config, find_recipe
+from lantern.training.stages import STAGES, Stage, StageOptions, find_config, find_recipe
 from tests.cli.calls import Capture, one_line
 
 EMOJI = find_recipe("emoji")
@@ -43,7 +43,7 @@ def test_options_of_a_stage_are_the_keywords_of_its_function(name: str, stage: S
     assert names == {"out", *stage.options} - {*stages.LENGTH, "kind"}
     required = {keyword.name for keyword in keywords if keyword.default is inspect.Parameter.empty}
     assert required == {"out", *stage.required.split()}
-    assert set(stage.options) <= {*stages.OPTIONS}.union(*(recipe.options for recipe in RECIPES))
+    assert set(stage.options) <= {*StageOptions.OPTIONS}.union(*(recipe.options.OPTIONS for recipe in RECIPES))
     assert stage.is_training == ("loop" in get_type_hints(get_type_hints(stage.load())["config"])) and stage.summary
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.cli.command import VARIANT
+from lantern.cli.options import VARIANT
 from lantern.core.prepared import weights_of
 from lantern.core.sampling import Sampling
 from lantern.decoding.prompt import FP32_ROWS

@@ -13,8 +13,8 @@ KEY = "secret"
 
 
 class Served:
-    def __init__(self, model: Model, limits: Limits, **options: Any) -> None:
-        self.service = Service(model, limits, **options)
+    def __init__(self, model: Model, limits: Limits) -> None:
+        self.service = Service(model, limits)
         self.worker = self.service.worker
         self.server, bound = Server(self.service, 10), bind("127.0.0.1", 0)
         self.url = "http://{}:{}".format(*bound.getsockname())

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ from lantern.core.types import Callback
 from lantern.generation import demo
 from lantern.generation.choice import choose_method
 from lantern.generation.comparison import Comparison
-from lantern.generation.demo import GROUPS, SHADES, Side, SideBySide, draw_map, map_html
+from lantern.generation.demo import GROUPS, SHADES, Mark, Side, SideBySide, acceptance_map
 from lantern.generation.generator import generate, make_batch
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, load_model
@@ -44,7 +43,8 @@ def test_both_sides_are_the_pictures_of_the_generator(sides: SideBySide, method:
     (picture,) = generate(model, [sides.request(PROMPT, 3)], method=method)
     assert picture.pixels is not None and torch.equal(made.picture.tokens, picture.tokens)
     assert torch.equal(made.at(made.marks[-1].seconds)[1], picture.pixels)
-    assert len(made.marks) == made.picture.statistics.steps and "<svg" in map_html(made)
+    assert len(made.marks) == made.picture.statistics.steps
+    assert acceptance_map(made)[0].size == (picture.pixels.shape[1], picture.pixels.shape[0])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,8 @@ def test_marks_hold_the_relaxed_tokens(sides: SideBySide) -> None:
     made = side(sides, "tolerance")
     places = [place for mark in made.marks for place in mark.relaxed]
     assert places and len(places) == round(made.picture.statistics.relaxed * 16)
-    assert map_html(made).count("<circle") == len(places)
+    *_, (mask, legend) = acceptance_map(made)[1]
+    assert legend == MARK and (mask.reshape(4, 2, 4, 2).max((1, 3)).ravel().nonzero()[0] == sorted(places)).all()
 
 
 @pytest.mark.parametrize(
@@ -147,20 +148,17 @@ def test_methods_stand_in_groups_with_a_line_each(sides: SideBySide) -> None:
     assert "medusa" not in [name for _, name in bare.choices()]  # a method whose part it lacks is not offered
 
 
-def test_every_token_has_the_shade_of_its_run() -> None:
-    root = ET.fromstring(draw_map((1, 2, 4, 1, 8), [1], 4, "data:,", title='a "cat" & more'))
-    paths = {path.get("fill"): path.get("d", "") for path in root.iter("path")}
-    assert set(paths) == {shade.colour for shade in SHADES[1:]}
-    assert paths[SHADES[1].colour] == "M10 0h10v10h-10zM20 0h10v10h-10z"
-    # a run over the end of a row
-    assert paths[SHADES[2].colour].startswith("M30 0h10v10h-10zM0 10h10")
-    assert paths[SHADES[3].colour].count("M") == 8
-    assert [(dot.get("cx"), dot.get("cy")) for dot in root.iter("circle")] == [("15", "5")]
-    assert root.find("title") is not None and root.find("g").get("fill") == demo.MARK  # type: ignore[union-attr]
-    for run, shade in ((2, 1), (3, 1), (4, 2), (7, 2), (8, 3), (64, 3)):
-        (path,) = ET.fromstring(draw_map([run], [], 64, "data:,", title="a")).iter("path")
-        assert path.get("fill") == SHADES[shade].colour
-    assert not list(ET.fromstring(draw_map([1] * 4, [], 2, "data:,", title="a")).iter("path"))
+def test_every_token_is_shaded_by_its_run(sides: SideBySide) -> None:
+    made, known = side(sides, "plain"), (1, 3, 7, 8, 16)  # runs of 1, 2, 4, over the end of a row, 1 and 8
+    marks = [Mark(0.0, end, i, (1,) if end == 3 else ()) for i, end in enumerate(known)]
+    found = {legend: mask for mask, legend in acceptance_map(replace(made, marks=marks))[1]}
+    tokens = {legend: mask.reshape(4, 2, 4, 2).max((1, 3)).ravel() for legend, mask in found.items()}
+    places = {legend: values.nonzero()[0].tolist() for legend, values in tokens.items()}
+    two, four, eight = (shade.legend for shade in SHADES)
+    assert places == {two: [1, 2], four: [3, 4, 5, 6], eight: [*range(8, 16)], demo.MARK: [1]}
+    assert all(tokens[shade.legend].max() == pytest.approx(shade.opacity) for shade in SHADES)
+    marks = [Mark(0.0, end, end) for end in range(1, 17)]
+    assert acceptance_map(replace(made, marks=marks))[1] == []
 
 
 def test_an_image_can_be_saved(sides: SideBySide) -> None:

@@ -28,7 +28,7 @@ ONE = (slice(3, 4), slice(4, 5))  # one pixel, of token 6
 
 @pytest.fixture(scope="module")
 def served(model: Model) -> Iterator[Served]:
-    with Served(model, Limits(upload=90_000), batch=3) as server:
+    with Served(model, Limits(upload=90_000, batch=3)) as server:
         yield server
 
 

@@ -25,7 +25,7 @@ from lantern import __version__
 from lantern.core.sampling import Sampling
 from lantern.decoding.rounds import Joint
 from lantern.generation.generator import generate
-from lantern.generation.requests import Request, with_conditions
+from lantern.generation.requests import Request, requests_of_call
 from lantern.generation.serving.app import Limits
 from lantern.generation.serving.worker import Job, RefusedError, Worker
 from lantern.models.folder import Model
@@ -38,7 +38,7 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 @pytest.fixture(scope="module")
 def served(model: Model) -> Iterator[Served]:
-    with Served(model, Limits(prompt=50, body=4000, api_key=KEY), batch=3) as server:
+    with Served(model, Limits(prompt=50, body=4000, api_key=KEY, batch=3)) as server:
         yield server
 
 
@@ -88,8 +88,8 @@ def test_a_stream_of_several_pictures_names_and_finishes_each(served: Served, mo
 def test_a_negative_prompt_takes_the_place_of_the_unconditional_caption(served: Served, model: Model) -> None:
     body = {"seed": 5, "negative_prompt": "a blue car"}
     answer = served.client.images.generate(prompt=PROMPT, size=SIZE, extra_body=body)  # type: ignore[arg-type]
-    given = [Request(prompt=PROMPT, seed=5)]
-    (picture,) = generate(model, with_conditions(model, given, model.sampling(), negative_prompt="a blue car"))
+    given: dict[str, Any] = {"prompt": PROMPT, "negative_prompt": "a blue car", "generator": 5}
+    (picture,) = generate(model, requests_of_call(model, model.sampling(), **given))
     found = image(answer.data[0].b64_json)
     assert np.array_equal(found, picture.pixels.numpy()) and not np.array_equal(found, expected(model, 5))
 
@@ -224,7 +224,7 @@ def finish(worker: Worker) -> None:
 
 
 def test_a_full_queue_answers_429(model: Model) -> None:
-    with Served(model, Limits(), batch=1, waiting=1) as server, ThreadPoolExecutor(6) as pool:
+    with Served(model, Limits(batch=1, waiting=1)) as server, ThreadPoolExecutor(6) as pool:
         never = server.post({"prompt": PROMPT, "n": 2})
         assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
 
@@ -360,7 +360,7 @@ def test_a_device_error_ends_the_server_and_answers_requests(model: Model, monke
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(Joint, "take", broken)
-    with Served(model, Limits(), batch=1) as server, ThreadPoolExecutor(2) as pool:
+    with Served(model, Limits(batch=1)) as server, ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(server.post, {"prompt": PROMPT, "seed": seed}) for seed in range(2)]
         while server.worker.running + server.worker.queued < 2:
             time.sleep(0.01)

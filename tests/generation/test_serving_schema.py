@@ -25,7 +25,7 @@ CASES = int(os.environ.get("LANTERN_SCHEMA_CASES", "50"))  # of each route
 def test_no_request_is_a_server_error(tmp_path: Path) -> None:
     model = load_model(save_tiny_model(tmp_path / "toy"), device="cpu", engine="eager")
     found = Counter[int]()
-    with Served(model, Limits(), batch=4) as server:
+    with Served(model, Limits(batch=4)) as server:
         server.service.warm_up()
         schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json").get_all_operations()
         routes = [one.ok() for one in schema if isinstance(one, Ok)]

@@ -12,7 +12,7 @@ from lantern.cli.assemble import COMMAND as ASSEMBLE
 from lantern.cli.command import run_command
 from lantern.cli.generate import main
 from lantern.generation.generator import generate
-from lantern.generation.requests import Request, UnknownPromptWarning, as_requests, with_conditions, with_warnings
+from lantern.generation.requests import UnknownPromptWarning, as_requests, requests_of_call, with_warnings
 from lantern.models.folder import Model, load_model
 from lantern.models.llamagen.text import named_emoji
 from lantern.models.names import NAMES_NAME, WORDS_NAME
@@ -46,7 +46,7 @@ def test_every_name_is_known_and_most_synonyms_are_read_as_their_concept(embedde
 def test_a_negative_prompt_does_not_undo_it(embedded: Model) -> None:
     sampling = embedded.sampling()
     found = [
-        with_conditions(embedded, [Request(prompt)], sampling, negative_prompt="a cat")[0].condition
+        requests_of_call(embedded, sampling, prompt=prompt, negative_prompt="a cat")[0].condition
         for prompt in ("hound", "dog")
     ]
     first, second = (one.embeddings for one in found if one is not None)

@@ -34,7 +34,6 @@ from torch import Tensor
 from lantern import __version__
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
-from lantern.engines.engine import Engine
 from lantern.generation.images import Statistics, enlarge, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import (
@@ -62,7 +61,7 @@ Event = tuple[str, int, Any, int | None]
 class Limits:
     """Limits of a server: characters of a prompt, seconds of a request, bytes of a body and seconds for its arrival.
 
-    `upload` is `body` where images are sent.
+    `upload` is `body` where images are sent. `batch` images are made at once, and at most `waiting` wait.
     `api_key` None is open; `origins` are those of web pages that may send requests, "*" for all.
     """
 
@@ -73,6 +72,8 @@ class Limits:
     arrival: float = 30.0
     api_key: str | None = None
     origins: tuple[str, ...] = ()
+    batch: int = 4
+    waiting: int = 64
 
 
 class ImageRequest(BaseModel):
@@ -189,7 +190,10 @@ class Call:
         finally:
             self.timer.cancel()
             self.drop()
-            self.service.metrics.answered(reason, time.monotonic() - self.begun, len(self.body.prompt.split()))
+            metrics = self.service.metrics
+            metrics.add("request_success", 1, reason)
+            metrics.add("prompt_tokens", len(self.body.prompt.split()))
+            metrics.see("e2e_request_latency_seconds", time.monotonic() - self.begun)
 
     def image(self, pixels: UInt8[Tensor, "h w 3"]) -> str:
         """The image in the requested size and format, in base64."""
@@ -240,51 +244,35 @@ class Metrics:
         self._metrics["num_requests_running"].labels(model_name).set_function(lambda: worker.running)
         self._metrics["num_requests_waiting"].labels(model_name).set_function(lambda: worker.queued)
 
-    def waited(self, seconds: float) -> None:
-        """Record how long an image waited."""
-        self._see("request_queue_time_seconds", seconds)
-
     def made(self, statistics: Statistics) -> None:
         """Count a finished image."""
-        self._add("generation_tokens", statistics.tokens)
-        self._add("iteration", statistics.steps)
-        self._add("spec_decode_num_accepted_tokens", sum(statistics.accepted))
-        self._add("spec_decode_num_drafts", statistics.reached[0] if statistics.reached else 0)
-        self._add("relaxed_tokens", statistics.relaxed * statistics.tokens)
-        self._add("total_variation_sum", statistics.total_variation * statistics.tokens)
+        self.add("generation_tokens", statistics.tokens)
+        self.add("iteration", statistics.steps)
+        self.add("spec_decode_num_accepted_tokens", sum(statistics.accepted))
+        self.add("spec_decode_num_drafts", statistics.reached[0] if statistics.reached else 0)
+        self.add("relaxed_tokens", statistics.relaxed * statistics.tokens)
+        self.add("total_variation_sum", statistics.total_variation * statistics.tokens)
         for depth, count in enumerate(statistics.accepted):
-            self._add("spec_decode_num_accepted_tokens_per_pos", count, depth)
-        self._see("request_decode_time_seconds", statistics.seconds.get("decode", 0.0))
+            self.add("spec_decode_num_accepted_tokens_per_pos", count, depth)
+        self.see("request_decode_time_seconds", statistics.seconds.get("decode", 0.0))
 
-    def refused(self, status: int) -> None:
-        """Count a request that was answered with an HTTP status from 400."""
-        self._add("request_refused", 1, status)
-
-    def answered(self, reason: str, seconds: float, words: int) -> None:
-        """Count a finished request; `reason` is stop, abort or error."""
-        self._add("request_success", 1, reason)
-        self._add("prompt_tokens", words)
-        self._see("e2e_request_latency_seconds", seconds)
-
-    def text(self) -> bytes:
-        """The metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
-
-    def _add(self, name: str, amount: float, *labels: object) -> None:
+    def add(self, name: str, amount: float, *labels: object) -> None:
+        """Add to a counter."""
         self._metrics[name].labels(self._name, *labels).inc(amount)
 
-    def _see(self, name: str, seconds: float) -> None:
+    def see(self, name: str, seconds: float) -> None:
+        """Add a value to a histogram."""
         self._metrics[name].labels(self._name).observe(seconds)
 
 
 class Service:
-    """What the routes share: the model, its worker with `how` it works, metrics and limits."""
+    """What the routes share: the model, its worker, metrics and limits."""
 
-    def __init__(self, model: Model, limits: Limits, **how: int) -> None:
+    def __init__(self, model: Model, limits: Limits) -> None:
         self.model, self.limits, self.created = model, limits, int(time.time())
-        self.worker = Worker(model, **how)
+        self.worker = Worker(model, batch=limits.batch, waiting=limits.waiting)
         self.metrics = Metrics(model.name, self.worker)
-        self.worker.observe = self.metrics.waited
+        self.worker.observe = partial(self.metrics.see, "request_queue_time_seconds")
 
     def warm_up(self) -> None:
         """Make one image; its error is raised."""
@@ -344,35 +332,20 @@ class Service:
         return requested, sizes[requested]
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What a server is started with, as plain values that can be sent to another machine.
+def start(model: str, limits: Limits, **how: Any) -> Service:
+    """Load a model, start its thread, and make a first image; the error of that. `how` are arguments of `load_model`.
 
-    `model`, `device`, `dtype` and `engine` are those of `load_model`; `batch` and `waiting` those of `Worker`.
+    ValueError for a model without pixels, or of classes.
     """
-
-    model: str
-    device: str
-    dtype: str
-    engine: Engine
-    batch: int
-    waiting: int
-    limits: Limits
-
-    def start(self) -> Service:
-        """Load the model, start its thread, and make a first image; the error of that.
-
-        ValueError for a model without pixels, or of classes.
-        """
-        model = load_model(self.model, device=self.device, dtype=self.dtype, engine=self.engine)
-        if model.vq is None:
-            raise ValueError(f"model {model.name} has no vqvae/ folder: it can make tokens but no images")
-        if not model.takes_prompts:
-            raise ValueError(f"model {model.name} takes class labels, and requests have prompts: serve another")
-        service = Service(model, self.limits, batch=self.batch, waiting=self.waiting)
-        service.worker.start()
-        service.warm_up()
-        return service
+    loaded = load_model(model, **how)
+    if loaded.vq is None:
+        raise ValueError(f"model {loaded.name} has no vqvae/ folder: it can make tokens but no images")
+    if not loaded.takes_prompts:
+        raise ValueError(f"model {loaded.name} takes class labels, and requests have prompts: serve another")
+    service = Service(loaded, limits)
+    service.worker.start()
+    service.warm_up()
+    return service
 
 
 class Guard:
@@ -418,7 +391,7 @@ class Guard:
             if path not in PROBES:
                 LOG.info("%s %s %.80r %d %.3f s", name, request.method, path, status, seconds)
             if status >= 400:
-                self._metrics.refused(status)
+                self._metrics.add("request_refused", 1, status)
 
     def _fault(self, request: Request) -> RefusedError | None:
         limits, headers = self._limits, request.headers
@@ -465,7 +438,7 @@ def build_app(service: Service) -> FastAPI:
     @app.get("/metrics")
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(service.metrics.registry), media_type="text/plain; version=0.0.4")
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -6,7 +6,7 @@ had are answered with 500, and may be sent again: an image depends on its seed, 
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from ray import serve  # pyright: ignore[reportMissingImports]
 
 from lantern.core.config import one_line
 from lantern.core.ray_cluster import machines
-from lantern.generation.serving.app import Setup, build_app
+from lantern.generation.serving.app import Limits, Service, build_app
 
 NAME = "lantern"
 HEALTH_SECONDS = 5.0
@@ -25,8 +25,8 @@ ERROR = re.compile(r"[\w.]*(Error|Exception): ")  # the last line of a traceback
 class Replica:
     """One model with the routes of the server; it is ready once it has made an image."""
 
-    def __init__(self, setup: Setup) -> None:
-        self._service = setup.start()
+    def __init__(self, start: Callable[[], Service]) -> None:
+        self._service = start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return build_app(self._service)
@@ -39,9 +39,15 @@ class Replica:
 
 @contextmanager
 def serving(
-    setup: Setup, address: tuple[str, int], resources: Mapping[str, float], *, replicas: int | None, drain: float
+    start: Callable[[], Service],
+    limits: Limits,
+    address: tuple[str, int],
+    resources: Mapping[str, float],
+    *,
+    replicas: int | None,
+    drain: float,
 ) -> Iterator[int]:
-    """Serve with replicas of the model while the context lasts; yield their number when all are ready.
+    """Serve with replicas of what `start` returns while the context lasts; yield their number when all are ready.
 
     Every proxy listens at `address`, host and port. `resources` are those of the cluster; `replicas` is by default one
     per GPU, or one per machine without GPUs. At the end images under way have `drain` seconds. RuntimeError if the
@@ -53,8 +59,8 @@ def serving(
     deployment = made.options(
         num_replicas=count,
         ray_actor_options={"num_gpus": gpus, "num_cpus": min(1.0, resources.get("CPU", 1.0) / count)},
-        max_ongoing_requests=setup.batch + setup.waiting,
-        max_queued_requests=setup.waiting,
+        max_ongoing_requests=limits.batch + limits.waiting,
+        max_queued_requests=limits.waiting,
         health_check_period_s=HEALTH_SECONDS,
         graceful_shutdown_timeout_s=drain,
     )
@@ -62,7 +68,7 @@ def serving(
     serve.start(proxy_location="EveryNode", http_options={"host": address[0], "port": address[1]})
     try:
         try:
-            serve.run(deployment.bind(setup), name=NAME, route_prefix="/")
+            serve.run(deployment.bind(start), name=NAME, route_prefix="/")
         except (RuntimeError, TimeoutError) as error:
             raise RuntimeError(f"the replicas did not start: {cause() or one_line(error)}") from error
         yield count

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import h11
@@ -11,7 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lantern.core.config import one_line
 from lantern.core.signals import Stopped
-from lantern.generation.serving.app import Service, Setup, build_app
+from lantern.generation.serving.app import Service, build_app
 
 LOG = logging.getLogger(__name__)
 HEADER_SECONDS = 10.0
@@ -80,11 +81,14 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(setup: Setup, bound: socket.socket, drain: float) -> int:
-    """Serve at a socket until SIGINT or SIGTERM; return the exit code. RuntimeError if the worker ends."""
+def serve(start: Callable[[], Service], bound: socket.socket, drain: float) -> int:
+    """Serve what `start` returns at a socket until SIGINT or SIGTERM; return the exit code.
+
+    RuntimeError if the worker ends.
+    """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger(__package__).setLevel(logging.INFO)
-    service, code = setup.start(), 0
+    service, code = start(), 0
     try:
         Server(service, drain).run([bound])
     except Stopped as stopped:

@@ -58,6 +58,8 @@ def test_a_row_records_how_it_was_made(place: Path, run: Run, capsys: Capture) -
     assert found["pictures"] == found["pictures_of_protocol"] == 6 == len(pictures(place))
     assert found["choices"]["method"] == "gumbel-jacobi:window=4" and found["protocol"]["name"] == "three"
     assert found["fingerprint"]["config"]["sampling"]["guidance"] == 3.0 and found["surroundings"]["torch"]
+    engine = found["choices"]["engine"]
+    assert engine["name"] in ("cpu", "eager") and engine == found["fingerprint"]["config"]["engine"]
     assert found["speed"]["tokens"] == 6 * 16 and found["speed"]["tokens_per_step"] >= 1
     assert "6 images" in capsys.readouterr().out
 
