@@ -69,7 +69,7 @@ def test_marks_hold_the_relaxed_tokens(sides: SideBySide) -> None:
     places = [place for mark in made.marks for place in mark.relaxed]
     assert places and len(places) == round(made.picture.statistics.relaxed * 16)
     *_, (mask, legend) = acceptance_map(made)[1]
-    assert legend == MARK and (mask.reshape(4, 2, 4, 2).max((1, 3)).ravel().nonzero()[0] == sorted(places)).all()
+    assert legend == demo.MARK and (mask.reshape(4, 2, 4, 2).max((1, 3)).ravel().nonzero()[0] == sorted(places)).all()
 
 
 @pytest.mark.parametrize(
