@@ -22,17 +22,8 @@ Module = TypeVar("Module", bound=nn.Module)
 
 def tiny_config(**changes: object) -> TransformerConfig:
     """A text-conditional transformer of 4x4 tokens out of 24, six caption slots."""
-    fields: dict[str, object] = {
-        "dim": 32,
-        "n_layer": 2,
-        "n_head": 2,
-        "multiple_of": 16,
-        "model_type": "t2i",
-        "caption_dim": 8,
-        "cls_token_num": 6,
-        "vocab_size": 24,
-        "block_size": 16,
-    }
+    fields: dict[str, object] = {"dim": 32, "n_layer": 2, "n_head": 2, "multiple_of": 16}
+    fields |= {"model_type": "t2i", "caption_dim": 8, "cls_token_num": 6, "vocab_size": 24, "block_size": 16}
     return TransformerConfig(**(fields | changes))  # type: ignore[arg-type]
 
 
