@@ -184,7 +184,6 @@ def generate(
     from lantern.core.sampling import Sampling
     from lantern.generation.choice import choose_method
     from lantern.generation.generator import watchable
-    from lantern.generation.init_image import with_init_image
     from lantern.generation.requests import check_init_image, check_requests, requests_of_call, with_warnings
     from lantern.models.folder import load_model, may_have_profile
 
@@ -214,6 +213,8 @@ def generate(
     check_requests(loaded, requested, with_pixels=place is not None)
     requested = with_warnings(loaded, requested, warn=notes.append)
     if inputs.init_image is not None:
+        from lantern.generation.init_image import with_init_image
+
         requested = with_init_image(loaded, requested, **inputs.kept)
     ImageRun(loaded, decoded_by, own, sampling, requested, batch, files, place, stopping).run(notes, debug)
     if processes > 1:

@@ -32,7 +32,6 @@ from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.choice import choose_method
 from lantern.generation.images import NotFiniteError, Picture, Statistics
-from lantern.generation.init_image import with_init_image
 from lantern.generation.requests import Request, as_requests, captions, check_init_image, check_requests, with_warnings
 from lantern.methods import Method, find
 from lantern.methods.method import Promise, build
@@ -120,6 +119,8 @@ def generate(
     requested = with_warnings(model, requested)
     check_init_image(init_image, keep_rows, mask_image)
     if init_image is not None:
+        from lantern.generation.init_image import with_init_image
+
         requested = with_init_image(model, requested, init_image=init_image, keep_rows=keep_rows, mask_image=mask_image)
     sampling = sampling or model.sampling()
     chosen = choose_method(model, method, settings, sampling=sampling, batch=min(batch, len(requested)))
