@@ -31,7 +31,7 @@ from lantern.cli.command import (
 )
 from lantern.cli.methods import METHOD
 from lantern.cli.options import MAX_SEED, MODEL, MODEL_HELP, Distribution, Placement, advice
-from lantern.core.config import is_debugging, read_json_object
+from lantern.core.config import read_json_object
 from lantern.core.places import resolve_model
 from lantern.generation import images
 from lantern.methods import METHODS, Method, check_parts
@@ -197,7 +197,7 @@ def generate(
     }
     parts: Any = [part for part, is_needed in needs.items() if is_needed]
     loaded = load_model(model, parts=parts, verify=not inputs.no_verify, size=inputs.size, processes=processes, **how)
-    if debug or is_debugging():  # before the report names the engine
+    if debug:  # before the report names the engine
         loaded = watchable(loaded)
     sampling = loaded.sampling(**given)
     notes: list[str] = []
