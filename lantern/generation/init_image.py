@@ -62,7 +62,7 @@ def with_init_image(
     reconstruction of the image. `requests.check_init_image` has checked the arguments. ValueError for a model without a
     VQ encoder, an image of another size than the model's images, and for rows or a mask that do not fit.
     """
-    size, rows = _size(model), model.target.config.raster.rows
+    size, raster = _size(model), model.target.config.raster
     pixels = _read(init_image, "RGB", size, "init image")
     if mask_image is not None:
         is_kept = _whole_tokens(model, _read(mask_image, "L", size, "mask") < MASKED)
@@ -70,9 +70,10 @@ def with_init_image(
             raise ValueError("the mask has no white pixel, wanted white where tokens are generated")
     else:
         is_whole = isinstance(keep_rows, int) and not isinstance(keep_rows, bool)
-        if not is_whole or not 1 <= keep_rows < rows:  # type: ignore[operator]
-            raise ValueError(f"rows to keep are {keep_rows}, wanted a whole number from 1 to {rows - 1}")
-        is_kept = (torch.arange(rows) < keep_rows)[:, None].expand(-1, model.target.config.raster.columns)
+        if not is_whole or not 1 <= keep_rows < raster.rows:  # type: ignore[operator]
+            raise ValueError(f"rows to keep are {keep_rows}, wanted a whole number from 1 to {raster.rows - 1}")
+        is_kept = torch.zeros(raster.rows, raster.columns, dtype=torch.bool)
+        is_kept[:keep_rows] = True
     forced = KeptPart(model, pixels, is_kept).tokens
     return [replace(request, forced=forced) for request in requested]
 
