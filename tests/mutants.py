@@ -103,7 +103,7 @@ decoding/plain.py: decoding/test_plain.py
 - place, self.noise, self.sampler).sample()
 + place - 1, self.noise, self.sampler).sample()
 
-decoding/prompt.py: methods/test_contracts.py decoding/test_loop.py
+decoding/prompt.py: methods/test_contracts.py decoding/test_plain.py
 - numbers <= block[:, None]
 + numbers < block[:, None]
 
@@ -201,7 +201,7 @@ verifiers/relaxations/lantern_pp.py: verifiers/relaxations/test_by_hand.py
 - return float(self.lambda_ - 1)
 + return float(self.lambda_)
 
-verifiers/relaxations/neighbours.py: verifiers/relaxations/test_neighbours.py
+verifiers/relaxations/neighbours.py: verifiers/relaxations/test_bounded.py
 - is_taken = sums <= budget.double()[..., None]
 + is_taken = masses.double() <= budget.double()[..., None]
 

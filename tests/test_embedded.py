@@ -28,13 +28,10 @@ def model() -> Iterator[Model]:
         yield load_model(device="cpu")
 
 
-def test_weights_fit_in_fifty_six_mebibytes() -> None:
+def test_the_model_is_small_and_lists_the_words_of_its_captions() -> None:
     files = [path for path in embedded_model().rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 56 * MEBIBYTE
     assert not [path for path in files if path.suffix in (".pt", ".bin", ".ckpt", ".pkl")]
-
-
-def test_words_of_the_training_captions_are_listed() -> None:
     words = read_words(embedded_model())
     assert {"apple", "cat", "3d", "purple"} <= set(words) and "kitty" not in words
     assert words == sorted(set(words))

@@ -21,13 +21,14 @@ from lantern.core.config import build_config, read_json_object
 from lantern.core.io import write_json
 from lantern.core.places import EMBEDDED_MODEL
 from lantern.core.ray_cluster import check_ray
-from lantern.engines.engine import EAGER, Engine
+from lantern.engines.engine import AutoEngine, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.eval.protocols.generation import Entry, Shard, finished, picture_path, produce
 from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol, resizing
 from lantern.eval.protocols.ray_job import RayJob, produce_on_ray
 from lantern.eval.speed.surroundings import file_hashes, installed, surroundings
 from lantern.generation.choice import choose_method
+from lantern.generation.generator import Generator
 from lantern.generation.images import totals
 from lantern.generation.requests import Request, check_requests
 from lantern.methods import Method
@@ -55,7 +56,7 @@ class TableRow:
     device: str = "auto"
     dtype: str = "auto"
     threads: int | None = None
-    engine: Engine = EAGER
+    engine: Engine = field(default_factory=AutoEngine)
     metrics: Sequence[str] | None = None
     prompts: Path | None = None
     reference: Path | None = None
@@ -79,7 +80,14 @@ class ResolvedRow:
 
 
 def fingerprint_of(
-    model: Model, method: Method, protocol: Protocol, *, batch: int, device: torch.device, dtype: torch.dtype
+    model: Model,
+    method: Method,
+    protocol: Protocol,
+    *,
+    engine: Engine,
+    batch: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> dict[str, Any]:
     """Return everything that an image's bytes depend on besides its number: weights, config, versions."""
     parts = {name: (model.folder or Path()) / PARTS_FOLDER / name for name in method.made.parts}
@@ -91,7 +99,7 @@ def fingerprint_of(
             "drawn": protocol.sampled,
             "method": method.as_dict(),
             "sampling": asdict(protocol.sampling(model)),
-            "engine": model.engine.as_dict(),
+            "engine": engine.as_dict(),
             "device": device.type,
             "dtype": str(dtype).removeprefix("torch."),
             "threads": torch.get_num_threads() if device.type == "cpu" else None,
@@ -178,15 +186,18 @@ def prepare(row: TableRow) -> ResolvedRow:
     check_requests(model, requested)
     sampling = protocol.sampling(model)
     method = choose_method(model, row.method, sampling=sampling)
+    # `auto` chooses an engine for this method; the actors of a Ray job let it choose on their own devices
+    chosen = row.engine if row.ray is not None else Generator(model, method, sampling).parts.engine
+    chosen = dataclasses.replace(chosen, reason="")
     recipe = RayJob(
         model=name,
         device=str(device),
         dtype=model.dtype_name,
         method=method,
         sampling=sampling,
-        engine=row.engine,
+        engine=chosen,
         folder=row.out,
-        fingerprint=fingerprint_of(model, method, protocol, batch=row.batch, device=device, dtype=dtype),
+        fingerprint=fingerprint_of(model, method, protocol, engine=chosen, batch=row.batch, device=device, dtype=dtype),
         threads=torch.get_num_threads(),
     )
     return ResolvedRow(row, protocol, metrics, requested, recipe, before)
@@ -237,7 +248,7 @@ def conclude(task: ResolvedRow, entries: Mapping[int, Entry]) -> dict[str, Any]:
         "device": torch.device(recipe.device).type,
         "dtype": recipe.dtype,
         "threads": recipe.fingerprint["config"]["threads"],
-        "engine": row.engine.as_dict(),
+        "engine": recipe.engine.as_dict(),
         "metrics": task.metrics,
     }
     found = {

@@ -17,8 +17,7 @@ VARIANT = OneOf(VARIANTS)
 ENGINE_HELP = (
     "how steps are run: eager (by torch), wide (attention in fp64: rounds the same in any tree), graph (one CUDA "
     "graph per step), cpu (C++, built by pip install or at first use by g++: several times as fast as eager, and "
-    "exact methods give plain decoding's tokens in bf16 too); auto: the fastest of them that is ready (default auto; "
-    "reproduce: eager)"
+    "exact methods give plain decoding's tokens in bf16 too); auto: the fastest of them that is ready"
 )
 WEIGHTS_HELP = (
     "weights of the target: full (the model's own, default), bf16, int8 (layers, head and the cpu engine's drafters), "
@@ -49,13 +48,13 @@ class Distribution(Filters):
 class Runs(Group):
     """How steps are run."""
 
-    engine: str | None = opt(None, ENGINE_HELP, type=OneOf(list(ENGINES)))
+    engine: str = opt("auto", ENGINE_HELP, type=OneOf(list(ENGINES)))
     target_weights: str | None = opt(None, WEIGHTS_HELP, type=OneOf(["full", "bf16", *WEIGHTS[1:]]))
 
-    def chosen(self, default: str = "auto") -> Engine:
+    def chosen(self) -> Engine:
         """Return the engine that the options describe."""
         weights = self.target_weights if self.target_weights in WEIGHTS else "full"
-        return engine(self.engine or default, weights=weights)
+        return engine(self.engine, weights=weights)
 
 
 class Apart(Runs):
@@ -64,14 +63,14 @@ class Apart(Runs):
     device: str = opt("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: str = opt("auto", "auto (fp32 on a CPU, else bf16), fp32, bf16 or fp16", type=OneOf(["auto", *DTYPES]))
 
-    def options(self, default: str = "auto") -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """Return device, dtype and engine as `load_model` takes them; ValueError if they contradict each other."""
         dtype = self.dtype
         if self.target_weights == "bf16":
             if dtype not in ("auto", "bf16"):
                 raise ValueError(f"--weights bf16 contradicts --dtype {dtype}: give one of them")
             dtype = "bf16"
-        return {"device": self.device, "dtype": dtype, "engine": self.chosen(default)}
+        return {"device": self.device, "dtype": dtype, "engine": self.chosen()}
 
 
 class Placement(Apart):

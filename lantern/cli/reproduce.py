@@ -60,7 +60,7 @@ def reproduce(
         shard=_shard(shard, has_ray=choices.ray is not None),
         is_quiet=quiet,
         **vars(choices),
-        **where.options(default="eager"),
+        **where.options(),
     )
     check_folder(row.out)
     task = protocols.prepare(row)

@@ -22,9 +22,10 @@ from lantern.core.config import build_config, hint_for
 from lantern.core.io import CONFIG_NAME, atomic_write, load_component, read_config, save_component, weights_digest
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
-from lantern.decoding.plain import generate
 from lantern.decoding.prompt import prefill, read_tokens
 from lantern.drafters.examples import Examples, Trainee, fused_layers
+from lantern.engines.engine import engine
+from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods.parts import ADD_ONS, AddOn
 from lantern.models.folder import pick_dtype
 from lantern.models.llamagen.text import TextEncoder
@@ -133,12 +134,17 @@ class Teacher:
         if others := sorted(set(self.reads) - {"layers"}):
             raise ValueError(f"the drafter reads {others[0]}, which targets of transformers do not give: train another")
 
+    @cached_property
+    def decoder(self) -> Decoder:
+        """Plain decoding by the fastest engine that is ready."""
+        return build_decoder("plain", self.target, sampling=self.sampling, engine=engine("auto"))
+
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         """Generate these images on the target's device; return their tokens and the features that predict each."""
         texts = [self.texts[step_seed(self.seed, number, 0) % len(self.texts)] for number in numbers]
         condition = self.condition(texts).to(self.target.tok_embeddings.weight.device)
         keys = [(self.seed, number) for number in numbers]
-        tokens = generate(self.target, condition, sampling=self.sampling, keys=keys).tokens
+        tokens = self.decoder.generate(condition, keys=keys).tokens
         prompt, cache = prefill(self.target, condition, 2, stage=0, whole="prompt" in self.reads, taps=self._layers)
         read, _ = read_tokens(self.target, cache, tokens[:, :-1], taps=self._layers)
         found = {"rows": torch.cat([prompt.features[:, :, -1:], read.features], 2)}

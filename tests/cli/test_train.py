@@ -7,24 +7,15 @@ import pytest
 
 from lantern.cli.main import main
 from lantern.training import stages
-from lantern.training.stages import (
-    CONFIGS,
-    LENGTH,
-    STAGES,
-    Stage,
-    StageOptions,
-    find_config,
-    find_recipe,
-    find_recipes,
-    find_stage,
-    read_config,
-)
+from lantern.training.stages import STAGES, Stage, StageOptions, find_config, find_recipe
 from tests.cli.calls import Capture, one_line
 
 EMOJI = find_recipe("emoji")
-RECIPES = list(find_recipes().values())
+RECIPES = list(stages.find_recipes().values())
 EVERY_STAGE = [*STAGES.items(), *(item for recipe in RECIPES for item in recipe.stages.items())]
-EVERY_CONFIG = sorted(path for folder in (CONFIGS, *(r.configs for r in RECIPES)) for path in folder.glob("*.json"))
+EVERY_CONFIG = sorted(
+    path for folder in (stages.CONFIGS, *(r.configs for r in RECIPES)) for path in folder.glob("*.json")
+)
 
 
 @pytest.fixture
@@ -49,7 +40,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any, dict[str, Any
 def test_options_of_a_stage_are_the_keywords_of_its_function(name: str, stage: Stage) -> None:
     _, *keywords = inspect.signature(stage.load()).parameters.values()
     names = {keyword.name for keyword in keywords}  # of its config are the length of a training and the kind
-    assert names == {"out", *stage.options} - {*LENGTH, "kind"}
+    assert names == {"out", *stage.options} - {*stages.LENGTH, "kind"}
     required = {keyword.name for keyword in keywords if keyword.default is inspect.Parameter.empty}
     assert required == {"out", *stage.required.split()}
     assert set(stage.options) <= {*StageOptions.OPTIONS}.union(*(recipe.options.OPTIONS for recipe in RECIPES))
@@ -61,7 +52,7 @@ def test_every_committed_config_loads(path: Path) -> None:
     if path.stem.startswith("all-"):
         return  # tests/training/test_own_pictures.py
     recipe = next((recipe for recipe in RECIPES if path.is_relative_to(recipe.configs)), None)
-    read_config(get_type_hints(find_stage(path.stem.split("-")[0], recipe).load())["config"], path)
+    stages.read_config(get_type_hints(stages.find_stage(path.stem.split("-")[0], recipe).load())["config"], path)
 
 
 def test_a_stage_is_called_with_its_config_and_options(calls: list[Any], tmp_path: Path) -> None:
@@ -92,7 +83,7 @@ def test_a_stage_of_a_missing_recipe_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
 ) -> None:
     monkeypatch.setattr(stages, "RECIPES", tmp_path / "recipes")
-    assert find_recipes() == {}
+    assert stages.find_recipes() == {}
     for arguments, message in (
         (["text", "--config", "text-emoji"], "invalid choice: 'text'"),
         (["data", "--recipe", "emoji"], "come with a clone of lantern"),

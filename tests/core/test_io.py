@@ -8,20 +8,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from lantern.core import io
 from lantern.core.config import MAX_CONFIG_BYTES, build_config, load_config, read_json_object
-from lantern.core.io import (
-    CONFIG_NAME,
-    SUMS_NAME,
-    WEIGHTS_NAME,
-    atomic_write,
-    load_component,
-    load_module,
-    load_state,
-    load_tensors,
-    read_config,
-    save_component,
-    write_json,
-)
+from lantern.core.io import atomic_write, load_state, read_config, save_component, write_json
 from lantern.core.places import resolve_model
 
 
@@ -45,28 +34,26 @@ class Shape:
 def test_a_component_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     module = _linear()
     save_component(module.state_dict(), {"kind": "ä", "sides": [1, 2]}, tmp_path / "part")
-    assert sorted(path.name for path in (tmp_path / "part").iterdir()) == [SUMS_NAME, CONFIG_NAME, WEIGHTS_NAME]
+    names = [io.SUMS_NAME, io.CONFIG_NAME, io.WEIGHTS_NAME]
+    assert sorted(path.name for path in (tmp_path / "part").iterdir()) == names
     assert read_config(tmp_path / "part") == {"kind": "ä", "sides": [1, 2]}
     other = _linear()
-    load_module(other, tmp_path / "part")
+    io.load_module(other, tmp_path / "part")
     assert torch.equal(other.weight, module.weight) and torch.equal(other.bias, module.bias)
 
 
 def test_a_component_is_built_from_its_own_config(tmp_path: Path) -> None:
     module = nn.Linear(7, 2)
     save_component(module.state_dict(), Shape(wide=7), tmp_path)
-    found = load_component(lambda config: nn.Linear(config.wide, 2), Shape, tmp_path)
+    found = io.load_component(lambda config: nn.Linear(config.wide, 2), Shape, tmp_path)
     assert torch.equal(found.weight, module.weight) and not found.training
 
 
-def test_views_of_one_storage_are_saved_apart(tmp_path: Path) -> None:
+def test_views_are_saved_apart_and_integers_as_they_are(tmp_path: Path) -> None:
     whole = torch.arange(12.0).view(4, 3)
     save_component({"a": whole[:2], "b": whole[2:], "c": whole.T}, {}, tmp_path)
     state = load_state(tmp_path)
     assert torch.equal(state["b"], whole[2:]) and torch.equal(state["c"], whole.T)
-
-
-def test_bf16_halves_floats_and_leaves_integers(tmp_path: Path) -> None:
     save_component({"w": torch.randn(3, 3), "table": torch.arange(3)}, {}, tmp_path, dtype=torch.bfloat16)
     state = load_state(tmp_path)
     assert state["w"].dtype == torch.bfloat16 and state["table"].dtype == torch.int64
@@ -84,16 +71,16 @@ def test_bf16_halves_floats_and_leaves_integers(tmp_path: Path) -> None:
     ],
 )
 def test_the_error_for_a_wrong_tensor_names_the_file(tmp_path: Path, stored: dict[str, Any], message: str) -> None:
-    save_file(stored, tmp_path / WEIGHTS_NAME)
+    save_file(stored, tmp_path / io.WEIGHTS_NAME)
     with pytest.raises(ValueError, match=message) as caught:
-        load_module(_linear(), tmp_path)
-    assert WEIGHTS_NAME in str(caught.value) and "\n" not in str(caught.value)
+        io.load_module(_linear(), tmp_path)
+    assert io.WEIGHTS_NAME in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"{WEIGHTS_NAME} is missing"):
+    with pytest.raises(ValueError, match=f"{io.WEIGHTS_NAME} is missing"):
         load_state(tmp_path)
-    with pytest.raises(ValueError, match=CONFIG_NAME):
+    with pytest.raises(ValueError, match=io.CONFIG_NAME):
         read_config(tmp_path)
 
 
@@ -109,10 +96,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_bad_json_is_refused_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / CONFIG_NAME).write_bytes(content)
+    (tmp_path / io.CONFIG_NAME).write_bytes(content)
     with pytest.raises(ValueError, match=message) as caught:
         read_config(tmp_path)
-    assert CONFIG_NAME in str(caught.value) and "\n" not in str(caught.value)
+    assert io.CONFIG_NAME in str(caught.value) and "\n" not in str(caught.value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,4 +220,4 @@ def test_links_stay_and_pipes_are_written_to(tmp_path: Path) -> None:
         os.close(reader)
     with pytest.raises(ValueError, match="loop.safetensors is a link to no file"):
         (tmp_path / "loop.safetensors").symlink_to(tmp_path / "loop.safetensors")
-        load_tensors(tmp_path / "loop.safetensors")
+        io.load_tensors(tmp_path / "loop.safetensors")

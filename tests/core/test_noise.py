@@ -90,12 +90,9 @@ def test_tables_are_those_of_seed_and_image_also_if_made_in_blocks(monkeypatch: 
         assert torch.equal(noise.uniform(ahead, 2, iterations=steps), to_uniform(of_steps))
 
 
-def test_first_lanes_do_not_depend_on_their_number() -> None:
+def test_lanes_do_not_depend_on_their_number_and_steps_have_others() -> None:
     noise, where = Noise([(1, 0)], positions=4, vocab_size=5), torch.arange(4)[None]
     assert torch.equal(noise.uniform(where, 3), noise.uniform(where, 9)[..., :3])
-
-
-def test_steps_have_different_uniforms() -> None:
     noise, where = Noise([(1, 0)], positions=9, vocab_size=5), torch.arange(2, 6)[None]
     seen = [
         noise.uniform(where - 2 + iteration, 2, iterations=torch.tensor([iteration])).flatten() for iteration in (1, 2)

@@ -54,14 +54,11 @@ def test_top_k_keeps_ties_at_the_kth() -> None:
     assert torch.equal(keep_largest(LOGITS, 2, may_look=True), keep_largest(LOGITS, 2))
 
 
-def test_top_p_keeps_the_first_token_that_exceeds_it() -> None:
+def test_top_p_keeps_the_token_that_exceeds_it_and_comes_after_top_k() -> None:
     logits = torch.tensor([0.1, 0.5, 0.15, 0.25]).log()
     assert (distribution(Sampling(guidance=1, top_p=0.4), logits) > 0).tolist() == [False, True, False, False]
     assert (distribution(Sampling(guidance=1, top_p=0.6), logits) > 0).tolist() == [False, True, False, True]
     assert (distribution(Sampling(guidance=1, top_p=1e-9), logits) > 0).sum() == 1
-
-
-def test_top_p_comes_after_top_k() -> None:
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     assert (distribution(Sampling(guidance=1, top_k=2, top_p=0.55), logits) > 0).tolist() == [True, False, False, False]
 

@@ -60,15 +60,12 @@ def test_fresh_samples_are_never_ranked_by_an_engine(monkeypatch: pytest.MonkeyP
         tiny_decoder("eagle1-rejection", tree="chain_2").generate(CONDITION, keys=KEYS)
 
 
-def test_taps_give_what_enters_layers() -> None:
+def test_taps_give_what_enters_the_layers_of_the_paper() -> None:
     target, seen = tiny_target(n_layer=5), list[Tensor]()
     for layer in (1, 3):
         target.layers[layer].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     output = target(torch.randn(2, 4, 32), torch.arange(6, 10).expand(2, -1), taps=(3, 1))
     assert output.fused is not None and torch.equal(output.fused, torch.cat([seen[1], seen[0]], -1))
-
-
-def test_the_layers_are_those_of_the_paper() -> None:
     assert fused_layers(16) == (2, 8, 13)
     assert Eagle3Config.for_target(DEEP.config).fused == fused_layers(5) == (2, 2, 2)
     assert tiny_part("eagle3", tiny_target(n_layer=16)).taps == (2, 8, 13)

@@ -68,12 +68,9 @@ def test_wide_fp32_pads_small_passes_and_scores_the_same() -> None:
     assert torch.equal(padded.tokens, plain) and min(of_tokens) >= FP32_ROWS > 2 * len(KEYS)
 
 
-def test_the_wide_engine_refuses_large_trees() -> None:
+def test_wide_refuses_large_trees_and_graph_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="17 tokens in a pass, the wide engine at most 16"):
         tiny_decoder("gumbel-jacobi", tiny_target(block_size=36), engine=WideEngine(), window=MOST_WIDE + 1)
-
-
-def test_graphs_need_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="CUDA graphs need a CUDA device, the model is on cpu"):
         tiny_decoder("plain", target_in(torch.float32), engine=GraphEngine())
@@ -104,13 +101,10 @@ def wide_target() -> Transformer:
     return tiny_target(block_size=64, dim=64, n_head=2, vocab_size=32)
 
 
-def test_the_cpu_engine_is_chosen_if_its_library_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_the_cpu_engine_if_its_library_is_built_else_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "missing", lambda: None)
     found = AutoEngine(weights="int8").resolve(wide_target())
     assert found == CpuEngine(weights="int8") and "is built" in found.reason
-
-
-def test_eager_is_chosen_if_a_build_would_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "missing", lambda: "the C++ library is not built")
     monkeypatch.setattr(library, "find_compiler", lambda: "g++")
     found = AutoEngine().resolve(wide_target())
@@ -132,13 +126,10 @@ def test_a_drafter_that_the_chosen_engine_refuses_is_run_by_eager(monkeypatch: p
         build_decoder(METHODS["ddd"], target, engine=GraphEngine(), **how)  # type: ignore[arg-type]
 
 
-def test_engine_survives_a_round_trip_through_a_dict() -> None:
+def test_engines_are_named_and_other_names_refused() -> None:
     for name in ENGINES:
         made = engine(name, weights="int8", reason="because")
         assert engine(**made.as_dict()) == made
-
-
-def test_unknown_names_and_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="engine is 'gpu', expected one of auto, eager"):
         engine("gpu")
     with pytest.raises(ValueError, match="weights is 'int2', expected one of full"):

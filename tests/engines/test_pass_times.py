@@ -140,12 +140,9 @@ def test_a_damaged_record_is_measured_again(record: dict[str, Any], monkeypatch:
     assert pass_times(EAGER, target) == {1: 1.0, 2: 1.5} == pass_times(EAGER, target)
 
 
-def test_times_between_and_past_measured_sizes_are_linear() -> None:
+def test_times_are_linear_between_sizes_and_give_the_window() -> None:
     times = {1: 1.0, 2: 2.0, 4: 3.0}
     assert [time_of(times, n) for n in (1, 2, 3, 4, 6)] == [1.0, 2.0, 2.5, 3.0, 4.0]
-
-
-def test_the_window_is_long_where_passes_cost_the_same_and_short_where_tokens_do() -> None:
     assert best_window(dict.fromkeys(NODES, 1.0)) == 16
     assert best_window({n: float(n) for n in NODES}) == 2
     assert best_window({1: 1.0, 2: 1.02, 4: 1.05}) == 4  # no longer than what was measured

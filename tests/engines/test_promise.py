@@ -29,16 +29,13 @@ def test_a_promise_is_the_least_of_method_and_engine(engine: Engine, expected: s
     assert {name: decoder_of(name, engine, dtype).promise(1) for name in promised} == promised
 
 
-def test_graphs_promise_tokens_while_the_tree_fits_the_rows_of_plain_decoding() -> None:
+def test_graphs_promise_tokens_by_kernels_while_the_tree_fits_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     made = decoder_of("gumbel-jacobi", GraphEngine())
     assert made.drafter is not None and made.drafter.max_nodes == 16
     # 16 rows per line in a batch of 8, eight in a batch of 16
     assert [made.promise(images) for images in (1, 8, 16)] == ["tokens", "tokens", "distribution"]
     assert decoder_of("gumbel-jacobi", GraphEngine(rows=16)).promise(1) == "tokens"
-
-
-def test_graphs_through_torch_do_not_promise_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     made = decoder_of("eagle1", EagerEngine())
     monkeypatch.setattr(GraphEngine, "without_kernels", lambda *_: "the model is another")
     assert dataclasses.replace(made, engine=GraphEngine()).promise(1) == "distribution"

@@ -3,15 +3,17 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from lantern.eval.protocols import generation
 from lantern.eval.protocols.generation import ImageWriter, Shard, produce
+from lantern.eval.speed.contenders import PLAIN, Contender, Stable, Variant, built, line_up
 from lantern.generation.generator import Generator
 from lantern.generation.requests import Request
 from lantern.methods import METHODS
-from lantern.models.folder import load_model
+from lantern.models.folder import Model, load_model
 
 FINGERPRINT = {"weights": {"model": "tiny"}, "config": {"batch": 1}, "versions": {"torch": torch.__version__}}
 PROMPTS = ("a red apple", "a blue cat", "two dog", "a cat and a dog")
@@ -57,3 +59,13 @@ def live(model: Path, out: Path, log: Path, pictures: int, batch: int) -> None:
 
     generation.make_batches = noting  # type: ignore[assignment]
     paint(tiny_decoder(model), out, pictures, batch=batch)
+
+
+CPU = torch.device("cpu")
+EAGER = Variant("eager", "fp32")
+
+
+def eager(model: Model, *labels: str) -> list[Contender]:
+    """Plain decoding and these methods, eagerly, without a warm-up."""
+    build: Any = built(model.sampling())
+    return line_up(Stable(model), [(label, EAGER) for label in (PLAIN, *labels)], build, lambda one: None, [])

@@ -15,16 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from lantern import LanternPipeline
 from lantern.cli.main import main
-from lantern.core.io import (
-    CONFIG_NAME,
-    SUMS_NAME,
-    WEIGHTS_NAME,
-    load_component,
-    read_checksums,
-    save_checksums,
-    save_component,
-    verify_files,
-)
+from lantern.core import io
+from lantern.core.io import CONFIG_NAME, SUMS_NAME, WEIGHTS_NAME, load_component, read_checksums, save_component
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.generation.generator import generate
 from lantern.methods.parts import ADD_ONS
@@ -76,11 +68,11 @@ def test_checksums_are_those_of_sha256sum_and_are_compared_unless_files_are_not_
     digest, name = (component / SUMS_NAME).read_text().split()
     assert name == WEIGHTS_NAME and read_checksums(component) == {WEIGHTS_NAME: digest}
     save_file({"x": torch.zeros(1)}, component / "other.safetensors")
-    save_checksums(component)
+    io.save_checksums(component)
     assert sorted(read_checksums(component)) == [WEIGHTS_NAME, "other.safetensors"]
     save_file({"x": torch.ones(1)}, component / "other.safetensors")
     with pytest.raises(ValueError, match=r"other\.safetensors is damaged"):
-        verify_files(component, read_checksums(component))
+        io.verify_files(component, read_checksums(component))
     flip(component / WEIGHTS_NAME)
     assert load_component(Transformer, TransformerConfig, component, verify=False) is not None
     refused(component, "is damaged: its SHA-256 is not the one in SHA256SUMS")
@@ -201,7 +193,7 @@ def remove_norm(path: Path) -> None:
     state = load_file(path)
     del state["encoder.final_layer_norm.weight"]
     save_file(state, path, metadata={"format": "pt"})
-    save_checksums(path.parent)
+    io.save_checksums(path.parent)
 
 
 def add_word(path: Path) -> None:

@@ -16,17 +16,7 @@ from lantern.core.types import Callback
 from lantern.generation import demo
 from lantern.generation.choice import choose_method
 from lantern.generation.comparison import Comparison
-from lantern.generation.demo import (
-    GROUPS,
-    MARK,
-    SHADES,
-    Mark,
-    Side,
-    SideBySide,
-    acceptance_map,
-    image_html,
-    relaxed_places,
-)
+from lantern.generation.demo import GROUPS, SHADES, Mark, Side, SideBySide, acceptance_map
 from lantern.generation.generator import generate, make_batch
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, load_model
@@ -71,7 +61,7 @@ def test_only_accepted_drafts_are_relaxed(
     cost = SimpleNamespace(relaxed=torch.tensor([chances]))
     verdict = None if length is None else SimpleNamespace(length=torch.tensor([length]), cost=cost)
     step = SimpleNamespace(start=torch.tensor([start]), counts=torch.tensor([counts]), verdict=verdict)
-    assert relaxed_places(step) == expected  # type: ignore[arg-type]
+    assert demo.relaxed_places(step) == expected  # type: ignore[arg-type]
 
 
 def test_marks_hold_the_relaxed_tokens(sides: SideBySide) -> None:
@@ -79,7 +69,7 @@ def test_marks_hold_the_relaxed_tokens(sides: SideBySide) -> None:
     places = [place for mark in made.marks for place in mark.relaxed]
     assert places and len(places) == round(made.picture.statistics.relaxed * 16)
     *_, (mask, legend) = acceptance_map(made)[1]
-    assert legend == MARK and (mask.reshape(4, 2, 4, 2).max((1, 3)).ravel().nonzero()[0] == sorted(places)).all()
+    assert legend == demo.MARK and (mask.reshape(4, 2, 4, 2).max((1, 3)).ravel().nonzero()[0] == sorted(places)).all()
 
 
 @pytest.mark.parametrize(
@@ -165,7 +155,7 @@ def test_every_token_is_shaded_by_its_run(sides: SideBySide) -> None:
     tokens = {legend: mask.reshape(4, 2, 4, 2).max((1, 3)).ravel() for legend, mask in found.items()}
     places = {legend: values.nonzero()[0].tolist() for legend, values in tokens.items()}
     two, four, eight = (shade.legend for shade in SHADES)
-    assert places == {two: [1, 2], four: [3, 4, 5, 6], eight: [*range(8, 16)], MARK: [1]}
+    assert places == {two: [1, 2], four: [3, 4, 5, 6], eight: [*range(8, 16)], demo.MARK: [1]}
     assert all(tokens[shade.legend].max() == pytest.approx(shade.opacity) for shade in SHADES)
     marks = [Mark(0.0, end, end) for end in range(1, 17)]
     assert acceptance_map(replace(made, marks=marks))[1] == []
@@ -174,8 +164,8 @@ def test_every_token_is_shaded_by_its_run(sides: SideBySide) -> None:
 def test_an_image_can_be_saved(sides: SideBySide) -> None:
     made = side(sides, "plain")
     mark, pixels = made.at(made.times()[0])
-    assert "0.0" in (text := image_html("<b>", mark, pixels)) and "<b>" not in text and "download" not in text
-    assert 'download="one.png" href="data:image/png' in image_html("plain", mark, pixels, "one.png")
+    assert "0.0" in (text := demo.image_html("<b>", mark, pixels)) and "<b>" not in text and "download" not in text
+    assert 'download="one.png" href="data:image/png' in demo.image_html("plain", mark, pixels, "one.png")
 
 
 def test_examples_are_recognised_names(model: Model, tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from tests.refusals import refused
 from tests.tiny import tiny_target
 
 
-def test_only_requested_parts_are_loaded(folder: Path) -> None:
+def test_only_requested_parts_are_loaded_and_auto_needs_none(folder: Path) -> None:
     model = load_model(folder, parts=())
     assert (model.vq, model.text, model.drafter) == (None, None, None)
     assert load_model(folder, parts=("vq",)).vq is not None
+    assert choose_method(load_model(folder, parts=()), "auto") == choose_method(load_model(folder), "auto")
 
 
 def test_a_cpu_computes_in_fp32_by_default(folder: Path) -> None:
@@ -29,10 +30,6 @@ def test_a_cpu_computes_in_fp32_by_default(folder: Path) -> None:
     assert half.vq is not None and next(half.vq.parameters()).dtype == torch.float32
     [picture] = generate(half, ["a red apple"], method="eagle1")
     assert picture.pixels is not None
-
-
-def test_auto_needs_no_drafter(folder: Path) -> None:
-    assert choose_method(load_model(folder, parts=()), "auto") == choose_method(load_model(folder), "auto")
 
 
 @pytest.mark.parametrize(("slope", "suits"), [(0.0, 16), (0.1, 4), (1.0, 2)])

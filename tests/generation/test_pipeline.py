@@ -98,15 +98,12 @@ def test_a_saved_pipeline_reloads_to_the_same_picture(pipe: LanternPipeline, tmp
     assert str(tmp_path) not in (tmp_path / "saved" / "model_index.json").read_text()
 
 
-def test_a_saved_pipeline_has_the_words_of_the_training_captions(copied: Path, tmp_path: Path) -> None:
+def test_a_saved_pipeline_has_the_words_and_classes_of_its_training(copied: Path, tmp_path: Path) -> None:
     write_words(copied, ["A red apple"])
     pipe = LanternPipeline.from_pretrained(copied)
     for place in (tmp_path / "saved", copied):
         pipe.save_pretrained(place)
         assert read_words(place) == ["a", "apple", "red"]
-
-
-def test_a_saved_pipeline_has_the_names_of_the_classes(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "c", model_type="c2i", cls_token_num=1)
     (folder / "transformer" / CLASSES_NAME).write_text('{"classes": ["cat", "dog"]}')
     LanternPipeline.from_pretrained(folder).save_pretrained(tmp_path / "saved")
@@ -149,14 +146,11 @@ def test_generators_give_one_seed_per_picture(pipe: LanternPipeline) -> None:
     assert torch.equal(together, torch.stack(alone))
 
 
-def test_pictures_of_a_prompt_differ_and_do_not_depend_on_the_batch(pipe: LanternPipeline) -> None:
+def test_pictures_differ_by_seed_and_not_by_batch(pipe: LanternPipeline) -> None:
     many = call(pipe, ["a red apple", "blue cat"], num_images_per_prompt=2).tokens
     assert len({tuple(tokens.flatten().tolist()) for tokens in many}) == 4
     assert torch.equal(many, call(pipe, ["a red apple", "blue cat"], num_images_per_prompt=2, batch_size=1).tokens)
     assert torch.equal(many[:2], call(pipe, num_images_per_prompt=2).tokens)
-
-
-def test_without_a_generator_pictures_differ_and_report_their_seed(pipe: LanternPipeline) -> None:
     first, second = call(pipe, generator=None), call(pipe, generator=None)
     assert not torch.equal(first.tokens, second.tokens)
     assert torch.equal(call(pipe, generator=first.stats[0]["seed"]).tokens, first.tokens)

@@ -37,9 +37,14 @@ def pipe(loaded: LanternPipeline) -> LanternPipeline:
     return loaded
 
 
-def test_a_folder_without_a_target_is_refused_by_name(copied: Path) -> None:
+def test_what_is_no_model_is_refused_by_its_value(copied: Path) -> None:
     shutil.rmtree(copied / "transformer")
     assert "toy is not a model: it has no transformer/ folder" in refused(LanternPipeline.from_pretrained, copied)
+    for load in (LanternPipeline.from_pretrained, load_model):
+        with pytest.raises(TypeError, match="model is None, wanted a name such as 'lantern-emoji', a folder or a hub"):
+            load(None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="model is 'lantern-emoji', wanted a model, as load_model returns it"):
+        list(generate("lantern-emoji", ["a red apple"]))  # type: ignore[arg-type]
 
 
 def tokens(pipe: LanternPipeline, prompt: Any = "a red apple", **options: Any) -> torch.Tensor:
@@ -257,14 +262,6 @@ def test_options_of_loading_are_refused_in_one_line(folder: Path, options: dict[
     with pytest.raises(ValueError, match=message) as refused:
         LanternPipeline.from_pretrained(folder, **options)
     assert "\n" not in str(refused.value)
-
-
-def test_what_is_no_model_is_refused_by_its_value() -> None:
-    for load in (LanternPipeline.from_pretrained, load_model):
-        with pytest.raises(TypeError, match="model is None, wanted a name such as 'lantern-emoji', a folder or a hub"):
-            load(None)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="model is 'lantern-emoji', wanted a model, as load_model returns it"):
-        list(generate("lantern-emoji", ["a red apple"]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("batch", [0, -1, 1.5, None])

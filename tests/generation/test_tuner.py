@@ -21,9 +21,13 @@ def names(model: Model, **how: Any) -> set[str]:
     return {method.name for method in candidates(model, **how)}
 
 
-def test_without_a_bound_only_exact_methods_are_candidates(model: Model) -> None:
+def test_candidates_are_exact_without_a_bound_and_those_of_the_names(model: Model) -> None:
     found = names(model)
     assert "eagle1" in found and all(METHODS[name].exact for name in found) and not {"plain", "auto"} & found
+    assert names(model, names=["eagle1"]) == {"eagle1"}
+    for name, message in (("eagle9", "cannot be tuned"), ("lantern++", "--max-tv")):
+        with pytest.raises(ValueError, match=message):
+            candidates(model, names=[name])
 
 
 def test_a_bound_on_total_variation_admits_relaxed_methods_at_several_settings(model: Model) -> None:
@@ -59,13 +63,6 @@ def test_trees_and_windows_keep_to_the_sizes_allowed_and_those_of_the_model(mode
     assert max(sizes)[0] == 12 and max(depth for _, depth in sizes) in (4, 5) and len(sizes) > 3
     k = {one.settings["k"] for one in found if one.name == "lantern"}
     assert k == {model.target.config.vocab_size - 2}  # of 100
-
-
-def test_names_restrict_the_candidates(model: Model) -> None:
-    assert names(model, names=["eagle1"]) == {"eagle1"}
-    for name, message in (("eagle9", "cannot be tuned"), ("lantern++", "--max-tv")):
-        with pytest.raises(ValueError, match=message):
-            candidates(model, names=[name])
 
 
 Scripted = Callable[[Method, int], Timing]

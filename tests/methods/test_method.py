@@ -57,7 +57,7 @@ def test_listing_and_describing_import_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
 
 
-def test_what_a_method_lacks_is_named() -> None:
+def test_what_a_method_lacks_is_named_and_parts_must_fit() -> None:
     assert "needs a drafter" in refused(build_decoder, "eagle1", TARGET, sampling=Sampling())
     with pytest.raises(ValueError, match="needs the proximity table"):
         build_decoder("lantern", TARGET, sampling=Sampling(), drafter_module=DRAFTER)
@@ -65,9 +65,6 @@ def test_what_a_method_lacks_is_named() -> None:
         build_decoder("grouped", TARGET, sampling=Sampling(), drafter_module=DRAFTER)
     with pytest.raises(ValueError, match='needs the trained part "medusa".* as parts/medusa'):
         build_decoder("medusa", TARGET, sampling=Sampling())
-
-
-def test_parts_that_do_not_fit_are_refused_with_the_legal_ones() -> None:
     odd = made_of("eagle1", METHODS["eagle1"].made.drafter, METHODS["eagle1-rejection"].made.verifier)
     with pytest.raises(ValueError, match="use one of iid, point, sampled"):
         build_decoder(odd, TARGET, sampling=Sampling(), drafter_module=DRAFTER)

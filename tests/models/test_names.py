@@ -2,22 +2,22 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from lantern import LanternPipeline
 from lantern.cli.assemble import COMMAND as ASSEMBLE
 from lantern.cli.command import run_command
+from lantern.cli.generate import main
 from lantern.generation.generator import generate
 from lantern.generation.requests import UnknownPromptWarning, as_requests, requests_of_call, with_warnings
 from lantern.models.folder import Model, load_model
+from lantern.models.llamagen.text import named_emoji
 from lantern.models.names import NAMES_NAME, WORDS_NAME
-
-
-@pytest.fixture
-def model(embedded: Model) -> Model:
-    return embedded
-
+from tests.cli.calls import Capture
+from tests.tiny_folder import save_tiny_model, tiny_text_encoder
 
 READ = {
     "hound": "dog",
@@ -25,56 +25,47 @@ READ = {
     "two  huge sedans": "two car",  # the unknown words together, in the place of the first
     "a bunny on the beach": "a rabbit on beach",
 }
-KEPT = (
-    "a red apple",
-    "a photograph of a dog",
-    "the government",
-    "xqzzt",
-    "\U0001f436",
-    "",
-)  # a subject is known or none is near
+# a subject is known or none is near
+KEPT = ("a red apple", "a photograph of a dog", "the government", "xqzzt", "\U0001f436", "")
 
 
 @pytest.mark.parametrize(("prompt", "read"), [*READ.items(), *((prompt, prompt) for prompt in KEPT)])
-def test_unknown_words_become_the_nearest_name_and_other_prompts_stay(model: Model, prompt: str, read: str) -> None:
-    assert model.names is not None and model.names.reading(prompt) == read
+def test_unknown_words_become_the_nearest_name_and_other_prompts_stay(embedded: Model, prompt: str, read: str) -> None:
+    assert embedded.names is not None and embedded.names.reading(prompt) == read
 
 
-def test_every_name_stays_and_is_known(model: Model) -> None:
-    assert all(model.names.reading(name) == name for name in model.names.names)
-    assert set(" ".join(model.names.names).split()) - {"of", "with"} <= model.names.words
-
-
-def test_most_synonyms_are_read_as_their_concept(model: Model) -> None:
+def test_every_name_is_known_and_most_synonyms_are_read_as_their_concept(embedded: Model) -> None:
+    assert all(embedded.names.reading(name) == name for name in embedded.names.names)
+    assert set(" ".join(embedded.names.names).split()) - {"of", "with"} <= embedded.names.words
     assets = Path(__file__).parents[2] / "assets"
     pairs = json.loads((assets / "prompts" / "synonyms.json").read_text())
-    right = sum(model.read(pair["prompt"]) == pair["concept"] for pair in pairs)
+    right = sum(embedded.read(pair["prompt"]) == pair["concept"] for pair in pairs)
     assert right >= 78 and len(pairs) == 121  # 80 when the names were added
 
 
-def test_a_negative_prompt_does_not_undo_it(model: Model) -> None:
-    sampling = model.sampling()
+def test_a_negative_prompt_does_not_undo_it(embedded: Model) -> None:
+    sampling = embedded.sampling()
     found = [
-        requests_of_call(model, sampling, prompt=prompt, negative_prompt="a cat")[0].condition
+        requests_of_call(embedded, sampling, prompt=prompt, negative_prompt="a cat")[0].condition
         for prompt in ("hound", "dog")
     ]
     first, second = (one.embeddings for one in found if one is not None)
     assert first is not None and second is not None and torch.equal(first, second)
 
 
-def test_images_are_those_of_the_reading(model: Model) -> None:
+def test_images_are_those_of_the_reading(embedded: Model) -> None:
     with pytest.warns(UnknownPromptWarning, match="not trained on the words of the prompt 'hound': 'dog' is used"):
-        made = generate(model, ["hound", "dog"], seed=3, method="plain")
+        made = generate(embedded, ["hound", "dog"], seed=3, method="plain")
     read, plain = made
     assert torch.equal(read.tokens, plain.tokens)
     assert read.as_dict()["prompt"] == "hound" and "'dog' is used" in read.as_dict()["warning"]
     assert "warning" not in plain.as_dict()
 
 
-def test_a_reading_is_found_once(model: Model) -> None:
-    found = with_warnings(model, as_requests(["hound", "dog"]), warn=lambda line: None)
+def test_a_reading_is_found_once(embedded: Model) -> None:
+    found = with_warnings(embedded, as_requests(["hound", "dog"]), warn=lambda line: None)
     assert [one.text for one in found] == ["dog", "dog"] and found[0].prompt == "hound"
-    assert with_warnings(model, found, warn=lambda line: pytest.fail("reported again")) == found
+    assert with_warnings(embedded, found, warn=lambda line: pytest.fail("reported again")) == found
 
 
 def test_names_need_their_list_and_that_of_words(copied: Path) -> None:
@@ -95,3 +86,86 @@ def test_assemble_takes_names(copied: Path, tmp_path: Path, capsys: pytest.Captu
         names.write_text(text)
         assert run_command(ASSEMBLE, [str(copied), "--names", str(names)], prog="lantern assemble") == 2
         assert f"{names} {reason}, wanted a name on each line" in capsys.readouterr().err
+
+
+def test_emoji_and_plurals_are_known_by_their_names() -> None:
+    assert named_emoji("two \U0001f34e\ufe0f", lambda c: True).split() == ["two", "red", "apple"]
+    assert named_emoji("\U0001f44d\U0001f3fd", lambda c: True).strip() == "thumbs up sign"
+    assert named_emoji("\U0001f34e", lambda c: False) == "\U0001f34e"
+    encoder = tiny_text_encoder()
+    named, plain = (encoder.encode([text], slots=6)[0] for text in ("a \U0001f34e", "a red apple"))
+    assert torch.equal(named, plain)
+    text = tiny_text_encoder()
+    assert [text.knows(prompt) for prompt in ("apple", "apples", "zzz", "zzzs")] == [True, True, False, False]
+
+
+UNKNOWN = ["\u0633\u064a\u0628 \u0623\u062d\u0645\u0631", "xyzzy qwrtp"]
+
+
+def test_prompts_without_a_known_word_are_marked_and_reported_once(embedded: Model) -> None:
+    prompts = ["a red apple", *UNKNOWN, "\U0001f34e", "\U0001f436\U0001f3fd", *UNKNOWN]
+    lines: list[str] = []
+    found = with_warnings(embedded, as_requests(prompts), warn=lines.append)
+    assert [one.prompt for one in found if one.warning is not None] == UNKNOWN * 2
+    assert len(lines) == len(UNKNOWN) and all("is in the vocabulary of" in line for line in lines)
+    with_warnings(embedded, found, warn=lambda line: pytest.fail("reported again"))
+
+
+@pytest.mark.parametrize("prompt", ["democracy", "a nazar amulet", "\U0001f9ff", "zzz qqq"])
+def test_prompts_in_words_of_no_training_caption_are_reported(embedded: Model, prompt: str) -> None:
+    lines: list[str] = []
+    (found,) = with_warnings(embedded, as_requests([prompt]), warn=lines.append)
+    assert lines == [found.warning] and "was trained on no word of the prompt" in lines[0]
+
+
+def test_the_command_warns_in_one_line_and_in_its_statistics(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    prompt = UNKNOWN[0]
+    command = ["--model", str(folder), "--prompt", prompt, "--prompt", "a red apple", "-n", "2"]
+    command += ["--method", "plain"]
+    assert main([*command, "--tokens", str(tmp_path / "tokens.json"), "--json"]) == 0
+    seen = capsys.readouterr()
+    found = json.loads(seen.out)
+    assert [line.removeprefix("lantern: ") for line in seen.err.splitlines()] == found["warnings"]
+    assert len(found["warnings"]) == 1 and repr(prompt) in found["warnings"][0]
+    assert [one.get("warning") for one in found["pictures"]] == [*found["warnings"] * 2, None, None]
+    comparison = ["--compare", "--method", "eagle1", "--out", str(tmp_path / "x.png")]
+    assert main(["--model", str(folder), "--prompt", prompt, *comparison]) == 0
+    assert capsys.readouterr().err.count("is in the vocabulary of") == 1
+
+
+def test_pipeline_and_generate_give_a_python_warning(folder: Path, model: Model) -> None:
+    pipe: Any = LanternPipeline.from_pretrained(folder)
+    with pytest.warns(UnknownPromptWarning, match="no word of the prompt 'zzz qqq' is in the vocabulary") as caught:
+        stats = pipe(["zzz qqq", "a red apple"], output_type="latent").stats
+    assert [one.filename for one in caught] == [__file__]
+    assert "is in the vocabulary of" in stats[0]["warning"] and "warning" not in stats[1]
+    with pytest.warns(UnknownPromptWarning) as caught:
+        [picture] = generate(model, ["zzz qqq"], with_pixels=False)
+    assert [one.filename for one in caught] == [__file__] and picture.request.warning
+
+
+def test_images_are_enlarged_by_scale_or_size(tmp_path: Path) -> None:
+    pipe: Any = LanternPipeline.from_pretrained(save_tiny_model(tmp_path / "m", generation={"scale": 2}))
+    raw = pipe("a red apple", generator=1, scale=1, output_type="np").images
+    assert pipe.size == 8 and raw.shape == (1, 8, 8, 3)
+    assert pipe("a red apple", generator=1).images[0].size == (16, 16)
+    near = pipe("a red apple", generator=1, height=24, width=24, resample="nearest", output_type="np").images
+    assert (near[:, ::3, ::3] == raw).all()
+    tokens = pipe("a red apple", generator=1, output_type="latent").tokens
+    assert (pipe.decode_latents(tokens, "np", scale=1) == raw).all()
+    assert pipe.decode_latents(tokens)[0].size == (16, 16)
+    for given in (
+        {"scale": 0},
+        {"scale": 2, "height": 8},
+        {"height": 8, "width": 16},
+        {"width": 7},
+        {"resample": "cubic"},
+    ):
+        with pytest.raises(ValueError, match="scale|width|height|resample"):
+            pipe("a red apple", generator=1, **given)
+
+
+def test_requests_of_a_wrong_type_are_refused(model: Model) -> None:
+    for given in ("a red apple", 3, ["a", 4.5], [None], [True]):
+        with pytest.raises(TypeError, match="of type"):
+            generate(model, given)  # type: ignore[arg-type]

@@ -49,10 +49,14 @@ def test_embedding_does_not_depend_on_the_batch_and_on_batched_passes_to_roundin
     torch.testing.assert_close(batched, together, atol=1e-6, rtol=1e-5)
 
 
-def test_long_prompt_keeps_its_end_token(encoder: TextEncoder) -> None:
+def test_long_and_unusual_prompts_are_encoded(encoder: TextEncoder) -> None:
     got, mask = encoder.encode(["red " * 2000], slots=6)
     want, _ = encoder.encode(["red red red red red"], slots=6)
     assert mask.all() and torch.equal(got, want)
+    """A lone surrogate is encoded, a text in place of a list is refused."""
+    assert encoder.encode(["red & apple"], slots=8)[1].sum() == 3
+    assert encoder.encode(["red \ud83d cat"], slots=8)[0].isfinite().all()
+    assert "wanted a list" in refused(encoder.encode, "red apple")
 
 
 @pytest.mark.parametrize("prompt", ["", "   ", "...", "png", "一只猫"])
@@ -60,13 +64,6 @@ def test_prompt_without_content_is_refused(encoder: TextEncoder, prompt: str) ->
     with pytest.raises(ValueError, match="empty") as error:
         encoder.encode([prompt])
     assert "\n" not in str(error.value)
-
-
-def test_unusual_prompts(encoder: TextEncoder) -> None:
-    """A lone surrogate is encoded, a text in place of a list is refused."""
-    assert encoder.encode(["red & apple"], slots=8)[1].sum() == 3
-    assert encoder.encode(["red \ud83d cat"], slots=8)[0].isfinite().all()
-    assert "wanted a list" in refused(encoder.encode, "red apple")
 
 
 @pytest.mark.parametrize("layout", ["one folder", "two folders", "named", "parent"])

@@ -11,18 +11,8 @@ from hypothesis import strategies as st
 
 from lantern.training.data import Prepared
 from lantern.training.stages import read_config
+from recipes.emoji import captions
 from recipes.emoji import packages as emoji
-from recipes.emoji.captions import (
-    article,
-    base_name,
-    check_reserved,
-    count_captions,
-    pair_captions,
-    plain_captions,
-    plural,
-    read_reserved,
-    words_of,
-)
 from recipes.emoji.compositing import copies, find_colour, on_white, recolour, to_hsv, to_rgb
 from recipes.emoji.dataset import EmojiConfig, prepare
 from recipes.emoji.packages import Concept, read_concepts
@@ -85,7 +75,7 @@ def test_every_kind_is_made_of_training_cells_without_reserved_words_as_a_functi
     assert prepared.images().shape == (summary.records, 3, 64, 64)
     assert [r.kind for r in records[:15]] == ["plain"] * 15
     assert {p["licence"] for p in summary.packages} == {"MIT", "Apache-2.0"}
-    words = {w for r in records for text, _ in r.captions for w in words_of(text)}
+    words = {w for r in records for text, _ in r.captions for w in captions.words_of(text)}
     assert {"pet", "fruit"} <= words and not words & {"kitty", "kitties"}
     # held-out cells leave two styles and feed no composite
     held = {(r.concepts[0], r.style) for r in records if r.kind == "plain" and r.split == "heldout"}
@@ -116,7 +106,9 @@ def test_committed_concepts_and_prompts_fit_together() -> None:
     assert config.reserved is not None and config.reserved.resolve() == prompts / "synonyms.json"
     # it refuses a thing that is in two lists
     every = read_concepts(CONFIGS / "concepts-core.txt", CONFIGS / "concepts-wide.txt")
-    check_reserved([n.name for c in every for n in (c, *c.other_names)], read_reserved(config.reserved))
+    captions.check_reserved(
+        [n.name for c in every for n in (c, *c.other_names)], captions.read_reserved(config.reserved)
+    )
     names = {concept.name for concept in read_concepts(CONFIGS / "concepts-core.txt")}
     assert {entry["concept"] for entry in json.loads((prompts / "synonyms.json").read_text())} <= names
     assert (prompts / "concepts.txt").read_text().split("\n")[:-1] == sorted(names)
@@ -146,38 +138,32 @@ def test_transparent_colours_do_not_bleed_into_edges() -> None:
 
 
 def test_a_reserved_word_in_a_name_is_an_error() -> None:
-    check_reserved(["red apple"], frozenset({"kitty"}))
+    captions.check_reserved(["red apple"], frozenset({"kitty"}))
     with pytest.raises(ValueError, match="'kitty toy' holds \\['kitty'\\]"):
-        check_reserved(["kitty toy"], frozenset({"kitty"}))
+        captions.check_reserved(["kitty toy"], frozenset({"kitty"}))
 
 
-def test_plurals() -> None:
+def test_plurals_and_articles() -> None:
     many = {"red apple": "red apples", "cup of coffee": "cups of coffee", "face with mask": "faces with mask"}
     many |= {"mouse": "mice", "computer mouse": "computer mice", "sheep": "sheep", "cherry": "cherries", "key": "keys"}
     many |= {"fox": "foxes", "knife": "knives", "snowman": "snowmen"}
-    assert {one: plural(one) for one in many} == many
-
-
-def test_articles_depend_on_the_sound() -> None:
+    assert {one: captions.plural(one) for one in many} == many
     names = ("apple", "unicorn", "hourglass", "urn", "house", "umbrella")
-    assert [article(n).split()[0] for n in names] == ["an", "a", "an", "an", "a", "an"]
+    assert [captions.article(n).split()[0] for n in names] == ["an", "a", "an", "an", "a", "an"]
 
 
 def test_captions_are_phrases_that_a_person_types() -> None:
     apple, cat = Concept("1", "red apple", ("apple",)), Concept("2", "cat")
-    plain = dict(plain_captions(apple, "3d", ("fruit",), colour="red"))
+    plain = dict(captions.plain_captions(apple, "3d", ("fruit",), colour="red"))
     assert {"red apple", "a red apple", "3d red apple", "an apple", "a 3d style red apple"} <= set(plain)
     assert sum(plain.values()) == pytest.approx(1, abs=0.01)
-    assert "two red apples" in dict(count_captions(apple, "flat", 2, colour=None))
-    assert "three flat blue apples" in dict(count_captions(apple, "flat", 3, colour="blue"))
-    assert "a red apple and a cat" in dict(pair_captions(apple, cat, "noto"))
-    assert base_name("red apple") == "apple" and base_name("orange") == "orange"
-
-
-def test_a_marked_synonym_changes_its_article() -> None:
+    assert "two red apples" in dict(captions.count_captions(apple, "flat", 2, colour=None))
+    assert "three flat blue apples" in dict(captions.count_captions(apple, "flat", 3, colour="blue"))
+    assert "a red apple and a cat" in dict(captions.pair_captions(apple, cat, "noto"))
+    assert captions.base_name("red apple") == "apple" and captions.base_name("orange") == "orange"
     coffee = Concept("1", "cup of coffee", ("~coffee",))
-    assert {"coffee", "3d coffee"} <= (captions := set(dict(plain_captions(coffee, "3d", (), colour=None))))
-    assert "a coffee" not in captions
+    assert {"coffee", "3d coffee"} <= (found := set(dict(captions.plain_captions(coffee, "3d", (), colour=None))))
+    assert "a coffee" not in found
 
 
 def test_recolouring_changes_the_object_and_not_white() -> None:

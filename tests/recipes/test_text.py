@@ -12,28 +12,22 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from lantern.core.sampling import Sampling
+from lantern.decoding.plain import generate
 from lantern.models.llamagen.text import TextEncoder
 from lantern.training.loop import LoopConfig
 from lantern.training.loop import train as run_loop
 from lantern.training.stages import read_config
+from recipes.emoji import card, text_encoder
 from recipes.emoji import lexicon as lexicon_module
+from recipes.emoji.card import copies, nats
 from recipes.emoji.lexicon import Lexicon, Named, Nouns, build_lexicon, everyday_words, read_emojis, read_nouns
 from recipes.emoji.meaning import MeaningConfig, Meanings, retrofit
 from recipes.emoji.packages import Package, archives
 from recipes.emoji.phrases import Caption, Composer, Part, attributes, spell
-from recipes.emoji.text_encoder import (
-    TextConfig,
-    TextTask,
-    WordsConfig,
-    WordsTask,
-    exchange,
-    labels_and_rivals,
-    prepare,
-    renamed,
-    train,
-    train_tokenizer,
-)
+from recipes.emoji.text_encoder import TextConfig, TextTask, WordsConfig, exchange, prepare, train, train_tokenizer
 from tests.refusals import refused
+from tests.tiny import tiny_condition, tiny_target
 from tests.training import drawings
 
 EMOJIS = [
@@ -112,13 +106,10 @@ def toy_lexicon() -> Lexicon:
     return build_lexicon(named, lexicon_module.Nouns({}, {}, {}, frozenset()), ["a", "cat", "ship"])
 
 
-def test_emojis_carry_the_keywords_of_both_packages_and_no_flags(packages: Path) -> None:
+def test_emojis_have_the_keywords_of_both_packages_and_nouns_their_first_senses(packages: Path) -> None:
     found = read_emojis(packages)
     assert [n.label for n in found] == ["cat", "dog", "woman's hat"]
     assert found[0].tags == ("kitty", "pet", "mouser")
-
-
-def test_nouns_keep_concrete_first_senses_in_lower_case(packages: Path) -> None:
     nouns = read_nouns(packages)
     assert nouns.synsets["00000001"].lemmas == ("cat", "true cat")
     assert nouns.synsets["00000003"].lemmas == ()
@@ -172,13 +163,10 @@ def test_rivals_use_the_same_words_in_another_order() -> None:
     assert seen
 
 
-def test_meaning_of_a_caption_is_the_unit_sum_of_its_parts() -> None:
+def test_meanings_are_sums_and_synonyms_move_to_their_concepts() -> None:
     meanings = Meanings(torch.eye(4)[:2], {("colour", "red"): torch.eye(4)[2], ("style", "3d"): torch.eye(4)[3]})
     caption = Caption("3d red cat", (Part(0, (("colour", "red"), ("style", "3d"))),))
     torch.testing.assert_close(meanings.of([caption])[0], F.normalize(torch.tensor([1.0, 0, 1, 1]), dim=0))
-
-
-def test_retrofitting_moves_a_synonym_and_leaves_the_rest() -> None:
     vectors = F.normalize(torch.tensor([[1.0, 0, 0], [0.8, 0.6, 0], [0, 0, 1]]), dim=-1)
     moved = retrofit(vectors, ((1, 0, 1.0),), 1.0)
     assert moved[1] @ moved[0] > 0.94 > vectors[1] @ vectors[0]
@@ -188,7 +176,7 @@ def test_retrofitting_moves_a_synonym_and_leaves_the_rest() -> None:
 def test_labels_name_the_value_and_skip_captions_of_two_things() -> None:
     single = Caption("red cat", (Part(0, (("colour", "red"),)),))
     double = Caption("cat and dog", (Part(0), Part(1)), rival=0)
-    labels, rivals = labels_and_rivals([single, double])
+    labels, rivals = text_encoder.labels_and_rivals([single, double])
     assert labels[0].tolist() == [1, 0, 0, 0, 0, 0] and labels[1].eq(-100).all()
     assert rivals.tolist() == [[1, 0]]
 
@@ -264,19 +252,16 @@ def likeness(encoder: TextEncoder, caption: str, want: Float[Tensor, " c"]) -> f
     return float(F.cosine_similarity(mean[0], want, dim=0))
 
 
-def test_most_needed_missing_words_replace_the_least_needed_ones() -> None:
+def test_most_needed_words_replace_the_least_needed_ones() -> None:
     vocab = {w: i for i, w in enumerate(["</s>", "##s", "horse", "ox", "edict", "treaty", "kept_word"])}
     needed = ["horse", "zebra", "yak", "ox", "edict", "treaty", "kept_word"]
     assert exchange(vocab, needed, required=3, count=9, keep={"kept_word"}) == {"zebra": "treaty", "yak": "edict"}
     assert exchange(vocab, needed, required=3, count=1, keep=set()) == {"zebra": "kept_word"}
-
-
-def test_kept_words_are_not_added() -> None:
     assert exchange({"treaty": 0}, ["zebra", "yak", "treaty"], required=2, count=9, keep={"zebra"}) == {"yak": "treaty"}
 
 
 def test_renamed_tokenizer_gives_the_old_id_to_the_new_word(text: TextTask) -> None:
-    tokenizer = renamed(text.tokenizer, {"hamster": "refuse"})
+    tokenizer = text_encoder.renamed(text.tokenizer, {"hamster": "refuse"})
     row = text.tokenizer.get_vocab()["refuse"]
     assert tokenizer("hamster")["input_ids"] == [row, 1]
     assert tokenizer("two cats")["input_ids"] == text.tokenizer("two cats")["input_ids"]
@@ -290,7 +275,7 @@ def test_new_word_gets_its_meaning_and_other_captions_are_unchanged(text: TextTa
     want = text.meanings.concepts[text.lexicon.concepts.index("hamster")]
     before_training = likeness(encoder, "hamster", want)
     config = WordsConfig(loop, batch=8, learning_rate=0.1)
-    run_loop(WordsTask(config, encoder, text, {"hamster": "refuse"}), loop, out=tmp_path)
+    run_loop(text_encoder.WordsTask(config, encoder, text, {"hamster": "refuse"}), loop, out=tmp_path)
     trained = TextEncoder.from_pretrained(tmp_path / "encoder", tmp_path / "tokenizer")
     after = trained.encode(["two red cats", "kitty"], slots=8)
     assert torch.equal(before[0], after[0])
@@ -301,3 +286,22 @@ def test_config_of_the_embedded_model_loads() -> None:
     path = Path(__file__).parents[2] / "recipes" / "emoji" / "configs" / "words-emoji.json"
     config = read_config(WordsConfig, path)
     assert read_config(TextConfig, config.encoder).meaning.width == 256
+
+
+def test_the_loss_of_more_probable_tokens_is_smaller() -> None:
+    target, condition = tiny_target(), tiny_condition((4, 2))
+    made = generate(target, condition, sampling=Sampling(temperature=0.0), keys=[(0, 0), (0, 1)])
+    (greedy, without), (other, _) = (
+        nats(target, condition, tokens).unbind(1) for tokens in (made.tokens, (made.tokens + 1) % 24)
+    )
+    assert greedy.mean() < other.mean()
+    assert without.shape == (2, 16) and not torch.equal(without, greedy)
+
+
+def test_a_copy_is_nearer_than_one_and_a_half_times_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(card, "encode", lambda vq, pictures, batch: pictures)
+    monkeypatch.setattr(card, "decode", lambda vq, tokens, batch: tokens + 2)  # an error of 2 in every byte
+    training = torch.randint(100, 200, (3, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    near, far = training[:2] + 2, training[2:] + 4
+    vq: Any = None
+    assert copies(vq, torch.cat([near, far]), training) == pytest.approx(2 / 3)

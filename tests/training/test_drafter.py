@@ -18,16 +18,7 @@ from torch import Tensor
 from lantern.core.io import load_component, save_component, weights_digest
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
-from lantern.training.drafter import (
-    DrafterConfig,
-    DrafterTask,
-    FeatureCache,
-    Teacher,
-    find_kind,
-    kinds,
-    load_kind,
-    new_module,
-)
+from lantern.training.drafter import DrafterConfig, DrafterTask, FeatureCache, Teacher, kinds, load_kind, new_module
 from lantern.training.loop import LoopConfig, train
 from tests.models.test_checkpoint import released_drafter
 from tests.refusals import refused
@@ -199,7 +190,7 @@ def test_a_drafter_for_another_target_or_kind_is_refused(tmp_path: Path) -> None
     module = tiny_eagle(tiny_target())
     save_component(module.state_dict(), {**dataclasses.asdict(module.config), "kind": "medusa"}, other)
     assert "of kind medusa, wanted eagle1" in refused(load_kind, "eagle1", other, tiny_target())
-    assert "did you mean 'eagle1'" in refused(find_kind, "eagle-1")
+    assert "did you mean 'eagle1'" in refused(load_kind, "eagle-1", other, tiny_target())
     with pytest.raises(ValueError, match="has 'dims', no field of this kind; did you mean 'dim'"):
         new_module("eagle1", tiny_target(), {"dims": 8}, seed=0)
 

@@ -11,10 +11,13 @@ P = torch.tensor([0.5, 0.3, 0.2, 0.0])
 Q = torch.tensor([0.25, 0.25, 0.25, 0.25])
 
 
-def test_acceptance_is_one_minus_total_variation() -> None:
+def test_acceptance_is_one_minus_total_variation_and_regression_linear_far() -> None:
     assert float(acceptance(P, Q.log())) == pytest.approx(1 - 0.5 * float((P - Q).abs().sum()))
     assert float(acceptance(P, P.log())) == pytest.approx(1.0)
     assert float(lk_alpha(P, Q.log())) == pytest.approx(-math.log(0.7))
+    expected = torch.zeros(2, 4)
+    output = torch.tensor([[0.5] * 4, [3.0] * 4])
+    assert feature_regression(output, expected).tolist() == pytest.approx([0.125, 2.5])
 
 
 def test_tokens_that_are_never_drafted_reduce_acceptance_alone() -> None:
@@ -29,12 +32,6 @@ def test_tokens_that_are_never_drafted_reduce_acceptance_alone() -> None:
     (grad,) = torch.autograd.grad(objective.of_distributions(P, logits.log_softmax(-1)), logits)
     assert torch.isfinite(grad).all() and grad[:2].abs().min() > 0
     assert torch.isfinite(objective.of_distributions(torch.tensor([1.0, 0.0]), torch.tensor([-torch.inf, 0.0])))
-
-
-def test_regression_is_linear_far_and_quadratic_near() -> None:
-    expected = torch.zeros(2, 4)
-    output = torch.tensor([[0.5] * 4, [3.0] * 4])
-    assert feature_regression(output, expected).tolist() == pytest.approx([0.125, 2.5])
 
 
 @pytest.mark.parametrize(

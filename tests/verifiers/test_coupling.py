@@ -84,13 +84,15 @@ def test_coupling_keeps_tokens_behind_a_change_and_independent_redraws_do_not() 
     assert (distribution_of(independent.samples[:, 1]) - p[1]).abs().max() < 2 / GRID
 
 
-def test_windows_without_log_q_raise() -> None:
+def test_windows_without_log_q_and_relaxed_coupled_ones_raise() -> None:
     shape = chain(1).shape()
     tree = DraftTree(torch.zeros(1, 2, dtype=torch.long), shape, "jacobi")
     log_p = distributions(2, 0).log()[None]
     for odd in (tree, replace(tree, mode="point")):
         with pytest.raises(ValueError, match="has no log q"):
             CouplingVerifier().verify(odd, GivenRows(log_p, shape.depths[None], Gridded()), Gridded())
+    with pytest.raises(ValueError, match='Grouped cannot test windows with redraw "coupled"'):
+        CouplingVerifier("coupled", groups(2))
 
 
 def groups(size: int) -> Grouped:
@@ -114,11 +116,6 @@ def test_a_relaxed_window_follows_its_rule_and_reports_no_less_than_it_moves() -
         reported += float(q[0, token] * verdict.cost.total_variation[:, 0].mean())
     moved = float((output - p[0]).abs().sum() / 2)
     assert 0.02 < moved <= reported + 3 / GRID
-
-
-def test_relaxed_windows_are_sampled_independently() -> None:
-    with pytest.raises(ValueError, match='Grouped cannot test windows with redraw "coupled"'):
-        CouplingVerifier("coupled", groups(2))
 
 
 def test_reused_tokens_follow_the_distribution_that_is_recorded() -> None:

@@ -7,25 +7,13 @@ import torch
 
 from lantern.core.types import DraftTree, Step, TreeShape, Verdict
 from lantern.decoding.loop import NO_SCORES
+from lantern.drafters.policies import policy as policies
 from lantern.drafters.policies.adt_tree import AdtTree
 from lantern.drafters.policies.c2t import C2T, C2TConfig, C2TPolicy
 from lantern.drafters.policies.ddd import Ddd
 from lantern.drafters.policies.eagle2 import Eagle2, PredictableEagle2
 from lantern.drafters.policies.history import PRIOR, neighbours, updated_map
-from lantern.drafters.policies.policy import (
-    MAX_DEPTH,
-    MAX_LOG,
-    MIN_LOG,
-    STOPPED,
-    STOPPED_BELOW,
-    TRAITS,
-    Layer,
-    Policy,
-    Pool,
-    match_chances,
-    padded_beam,
-    traits_of,
-)
+from lantern.drafters.policies.policy import TRAITS, Layer, Policy, Pool, traits_of
 from lantern.drafters.policies.radar import Radar, RadarConfig, RadarPolicy
 from lantern.drafters.policies.svip import Svip
 
@@ -68,9 +56,9 @@ def network(inclined: float) -> Radar:
 
 
 def test_open_paths_rank_above_stopped_ones_and_children_below_parents() -> None:
-    assert MAX_DEPTH * MIN_LOG > STOPPED_BELOW > STOPPED
-    deep = torch.tensor(MAX_DEPTH * STOPPED)
-    assert deep + MAX_LOG < deep
+    assert policies.MAX_DEPTH * policies.MIN_LOG > policies.STOPPED_BELOW > policies.STOPPED
+    deep = torch.tensor(policies.MAX_DEPTH * policies.STOPPED)
+    assert deep + policies.MAX_LOG < deep
 
 
 def test_match_probability_matches_simulated_targets() -> None:
@@ -79,7 +67,7 @@ def test_match_probability_matches_simulated_targets() -> None:
     scores = torch.randn(6, generator=generator)
     noise = -torch.rand(200_000, 6, generator=generator).log().neg().log()
     sampled = torch.bincount((scores + 0.7 * noise).argmax(1), minlength=6) / 200_000
-    assert (sampled - match_chances(scores, 0.7).exp()).abs().max() < 0.005
+    assert (sampled - policies.match_chances(scores, 0.7).exp()).abs().max() < 0.005
 
 
 def test_traits_have_the_order_of_their_names() -> None:
@@ -143,7 +131,7 @@ def test_radar_stops_until_the_next_step_and_reads_earlier_depths() -> None:
     beam, side = torch.full((1, 4), -1.0), torch.zeros(1, 4)
     first, memory = policy.part(beam, side)
     assert not torch.equal(policy.part(beam, side, memory)[0], first)
-    assert padded_beam(torch.tensor([[-3.0, -1.0]]), 3).tolist() == [[-1.0, -3.0, MIN_LOG]]
+    assert policies.padded_beam(torch.tensor([[-3.0, -1.0]]), 3).tolist() == [[-1.0, -3.0, policies.MIN_LOG]]
 
 
 @pytest.mark.parametrize(("near", "depth", "width"), [(0.1, 1, 12), (0.32, 2, 6), (0.56, 4, 3), (0.8, 10, 2)])

@@ -57,10 +57,11 @@ def test_lowest_index_wins_ties_without_noise(temperature: float) -> None:
     assert best is not None and best(given, PLACES, width=4).unique(dim=1).tolist() == [[[70, 900, 2000, 0]]] * 2
 
 
-def test_views_of_wider_tensors_are_sampled() -> None:
+def test_views_are_sampled_and_top_p_is_left_to_torch() -> None:
     wide, best = logits(DISTRIBUTIONS[0]), sampler_of(DISTRIBUTIONS[0], NOISE)
     expected = by_torch(DISTRIBUTIONS[0], NOISE, wide).argmax(-1)
     assert best is not None and torch.equal(best(wide[:, :, :3], PLACES[:, :3])[..., 0], expected[:, :3])
+    assert sampler_of(Sampling(top_p=0.9), NOISE) is None
 
 
 def test_infinite_logits_are_not_sampled_and_nan_affects_only_its_row() -> None:
@@ -72,7 +73,3 @@ def test_infinite_logits_are_not_sampled_and_nan_affects_only_its_row() -> None:
     assert found[0, 0] < 5
     expected[1, 1] = found[1, 1]  # reported as not finite
     assert torch.equal(found, expected)
-
-
-def test_top_p_is_left_to_torch() -> None:
-    assert sampler_of(Sampling(top_p=0.9), NOISE) is None

@@ -213,16 +213,13 @@ def test_changed_weights_are_packed_again(name: str) -> None:
     assert torch.equal(made, expected)
 
 
-def test_copies_of_a_target_share_nothing_with_its_prepared_form() -> None:
+def test_packed_weights_are_of_one_target_and_freed_with_it() -> None:
     target = target_in(torch.float32)
     build_decoder("plain", target, sampling=Sampling(), engine=CpuEngine()).generate(CONDITION, keys=KEYS)
     for twin in (copy.deepcopy(target), pickle.loads(pickle.dumps(target))):
         assert torch.equal(twin.output.weight, target.output.weight)
         made = CpuEngine().prepare(twin)
         assert isinstance(made, CpuTarget) and made.module is twin
-
-
-def test_target_is_freed_with_its_packed_weights() -> None:
     target = target_in(torch.float32)
     alive = weakref.ref(target), weakref.ref(CpuEngine().prepare(target).program)  # type: ignore[attr-defined]
     del target

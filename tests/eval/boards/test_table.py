@@ -8,26 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from lantern.eval.boards import table
 from lantern.eval.boards.plot import save
-from lantern.eval.boards.table import (
-    background_of,
-    changes,
-    correct,
-    figures,
-    figures_of,
-    foreground,
-    p_value,
-    ratio,
-    refusal_of,
-    rendered,
-)
+from lantern.eval.boards.table import correct, figures, figures_of, rendered
 from lantern.eval.json_lines import read_lines
 from lantern.eval.speed.race import pack
 
 
-def test_both_methods_are_resampled_together() -> None:
-    found = ratio([(20, 10), (40, 20), (120, 60)])
+def test_both_methods_are_resampled_together_and_equal_images_are_no_test() -> None:
+    found = table.ratio([(20, 10), (40, 20), (120, 60)])
     assert (found.low, found.value, found.high) == (2.0, 2.0, 2.0)
+    assert table.p_value(np.zeros(20)) is None
+    assert table.p_value(np.arange(1.0, 17.0)) == pytest.approx(2 ** (1 - 16), rel=1e-4)
 
 
 def test_verdicts_are_those_that_holm_leaves() -> None:
@@ -44,39 +36,31 @@ def test_verdicts_are_those_that_holm_leaves() -> None:
     assert [pair["verdict"] for pair in pairs] == ["none", words[1], "none", "none", "none"]
 
 
-def test_equal_images_are_no_test() -> None:
-    assert p_value(np.zeros(20)) is None
-    assert p_value(np.arange(1.0, 17.0)) == pytest.approx(2 ** (1 - 16), rel=1e-4)
-
-
-def test_tokens_of_the_foreground_carry_their_share_of_steps() -> None:
+def test_the_foreground_has_its_share_of_steps_and_the_background_the_most_frequent_token() -> None:
     # runs of 1, 3 and 2 tokens; foreground are the first, one of the second run and the last two
     image = {"tokens": pack(torch.tensor([5, 7, 7, 5, 5, 5])), "runs": "1 3 2"}
-    found = foreground([image, image], 7)
+    found = table.foreground([image, image], 7)
     assert found.value == pytest.approx(4 / (1 + 1 / 3 + 1 / 2 + 1 / 2)) and found.low == found.high == found.value
-
-
-def test_the_background_is_the_most_frequent_token() -> None:
     tokens = torch.arange(40)
-    assert background_of([{"tokens": pack(tokens)}]) is None
-    assert background_of([{"tokens": pack(torch.where(tokens < 8, 3, tokens))}]) == 3
+    assert table.background_of([{"tokens": pack(tokens)}]) is None
+    assert table.background_of([{"tokens": pack(torch.where(tokens < 8, 3, tokens))}]) == 3
 
 
 def test_networks_of_other_training_allow_no_verdict() -> None:
-    assert refusal_of({"drafter": None}, {"drafter": None}) is None  # the same network
-    assert refusal_of({}, {"drafter": 640}) is None
-    assert refusal_of({"parts/eagle3": 640}, {"drafter": 640}) is None
-    assert "parts/poss 300 and drafter 640" in str(refusal_of({"parts/poss": 300}, {"drafter": 640}))
-    assert "not recorded" in str(refusal_of({"parts/poss": None}, {"drafter": None}))
+    assert table.refusal_of({"drafter": None}, {"drafter": None}) is None  # the same network
+    assert table.refusal_of({}, {"drafter": 640}) is None
+    assert table.refusal_of({"parts/eagle3": 640}, {"drafter": 640}) is None
+    assert "parts/poss 300 and drafter 640" in str(table.refusal_of({"parts/poss": 300}, {"drafter": 640}))
+    assert "not recorded" in str(table.refusal_of({"parts/poss": None}, {"drafter": None}))
 
 
 def test_differences_have_an_interval_from_both_sides() -> None:
     plain = {"kid": {"value": 0.10, "low": 0.07, "high": 0.14}}
     far, near = ({"kid": {"value": value, "low": value - 0.04, "high": value + 0.03}} for value in (0.2, 0.11))
-    found = changes(far, plain)["kid"]
+    found = table.changes(far, plain)["kid"]
     assert found["value"] == pytest.approx(0.1) and not found["is_within"]
     assert (found["low"], found["high"]) == pytest.approx((0.1 - 0.0565685, 0.1 + 0.0424264), abs=1e-6)
-    assert changes(near, plain)["kid"]["is_within"]
+    assert table.changes(near, plain)["kid"]["is_within"]
 
 
 def test_a_differing_exact_method_is_a_failure(board_file: Path) -> None:

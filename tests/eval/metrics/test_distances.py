@@ -32,11 +32,15 @@ def test_frechet_agrees_with_clean_fid() -> None:
         assert frechet(a, b) == pytest.approx(expected, abs=1e-6)
 
 
-def test_frechet_to_a_fixed_gaussian_matches_its_features() -> None:
+def test_frechet_is_that_of_gaussians_and_its_interval_shrinks() -> None:
     x, y = features(200), features(200, seed=1, shift=0.4)
     fixed = frechet_distance(x, (y.double().mean(0), y.double().T.cov()), seed=0)
     assert fixed.value == pytest.approx(frechet_distance(x, y, seed=0, draws=0).value, abs=1e-6)
     assert fixed.low < fixed.value < fixed.high
+    few, many = (frechet_distance(features(n), features(n, seed=1, shift=0.5), seed=0, draws=50) for n in (30, 1000))
+    for found in (few, many):
+        assert found.low < found.value < found.high
+    assert many.high - many.low < few.high - few.low
 
 
 def test_few_and_many_pictures_give_the_same_distance() -> None:
@@ -49,13 +53,6 @@ def test_few_and_many_pictures_give_the_same_distance() -> None:
     assert frechet_distance(x, y, seed=0, draws=0).value == pytest.approx(expected, abs=1e-6)
     # torch-fidelity's eigenvalues of a singular product are less exact
     assert frechet((mean_a, a), (mean_b, b)) == pytest.approx(expected, rel=1e-7)
-
-
-def test_frechet_interval_contains_the_value_and_shrinks_with_pictures() -> None:
-    few, many = (frechet_distance(features(n), features(n, seed=1, shift=0.5), seed=0, draws=50) for n in (30, 1000))
-    for found in (few, many):
-        assert found.low < found.value < found.high
-    assert many.high - many.low < few.high - few.low
 
 
 def test_kernel_distance_matches_clean_fid_on_full_sets() -> None:
@@ -153,10 +150,17 @@ def test_saved_moments_are_loaded_to_the_bit(tmp_path: Path) -> None:
     assert all(map(torch.equal, loaded.gaussian, moments.gaussian))
 
 
-def test_moments_of_two_networks_are_not_merged() -> None:
+def test_moments_of_other_networks_or_too_few_or_damaged_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="made with 'b', expected 3 made with 'a'"):
         Moments(3, made_with="a").merge(Moments(3, made_with="b"))
     assert "of 4 values made with" in refused(Moments(3).merge, Moments(4))
+    for few in (Moments(3), moments_of(features(1))):
+        with pytest.raises(ValueError, match="at least 2"):
+            _ = few.gaussian
+    path = tmp_path / "torn.safetensors"
+    moments_of(features(5)).save(path)
+    path.write_bytes(path.read_bytes()[:100])
+    assert "torn.safetensors is not a file of moments" in refused(Moments.load, path)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 32.0, -40.0])
@@ -164,16 +168,3 @@ def test_values_beyond_the_limit_are_rejected(bad: float) -> None:
     x = features(3)
     x[1, 2] = bad
     assert "expected below 32" in refused(Moments(8).add, x)
-
-
-def test_too_few_features_have_no_covariance() -> None:
-    for few in (Moments(3), moments_of(features(1))):
-        with pytest.raises(ValueError, match="at least 2"):
-            _ = few.gaussian
-
-
-def test_damaged_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "torn.safetensors"
-    moments_of(features(5)).save(path)
-    path.write_bytes(path.read_bytes()[:100])
-    assert "torn.safetensors is not a file of moments" in refused(Moments.load, path)

@@ -17,7 +17,7 @@ from lantern.eval.speed.race import pack, pass_seconds, results
 from lantern.eval.speed.surroundings import commit, surroundings
 from lantern.generation import choice
 from lantern.models.folder import Model
-from tests.eval.variants import CPU, eager
+from tests.eval.workers import CPU, eager
 from tests.tiny import tiny_target
 
 
@@ -152,15 +152,12 @@ def test_slow_variants_that_nobody_asked_for_are_left_out(
     assert [one["variant"] for one in found] == slow
 
 
-def test_a_pass_is_timed_in_a_few_steps(model: Model) -> None:
-    (plain,), (one,) = eager(model), job(model)
-    assert 0 < pass_seconds(plain, one) < 10
-
-
-def test_all_contenders_make_the_pictures_of_a_round(model: Model) -> None:
+def test_all_contenders_make_the_pictures_of_a_round_and_a_pass_is_timed(model: Model) -> None:
     found = jobs_of(model, PROMPTS, rounds=3, batch=4, seed=0)
     assert [len(job.keys) for job in found] == [4, 4, 4]
     assert [key for job in found for key in job.keys] == [(0, number) for number in range(12)]
+    (plain,), (one,) = eager(model), job(model)
+    assert 0 < pass_seconds(plain, one) < 10
 
 
 def test_surroundings_name_no_person_and_no_host(tmp_path: Path) -> None:

@@ -64,12 +64,9 @@ def test_reach_is_the_mean_distance_of_claimed_mass() -> None:
     assert found == [pytest.approx((0.1 * 1 + 0.15 * 2) / 0.25), 0]
 
 
-def test_the_papers_residual_subtracts_q_from_the_distribution_with_mass_moved() -> None:
+def test_residuals_are_those_of_the_paper_and_of_the_release() -> None:
     rule = Lantern(LINE, k=3, delta=0.26)  # claims 1 and 2: p~ = .45 0 0 .25 .3
     assert left(rule) == [0, 0, 0, 0.2, 0.25] and left(rule, POINT) == [0, 0, 0, 0.25, 0.3]
-
-
-def test_the_released_residual_zeroes_q_or_p_on_k_plus_one_tokens() -> None:
     rule = Lantern(LINE, k=2, delta=0.11, residual="released")  # claims 1 only, zeroes 1, 2 and 3
     assert left(rule) == [0, 0.1, 0.15, 0.25, 0.25] and left(rule, POINT) == [0, 0, 0, 0, 0.3]
     assert left(Lantern(LINE, k=3, delta=0.11, residual="released"), POINT) == [1] * 5  # an empty one is uniform
