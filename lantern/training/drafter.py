@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -22,9 +22,10 @@ from lantern.core.config import build_config, hint_for
 from lantern.core.io import CONFIG_NAME, atomic_write, load_component, read_config, save_component, weights_digest
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
-from lantern.decoding.plain import generate
 from lantern.decoding.prompt import prefill, read_tokens
 from lantern.drafters.examples import Examples, Trainee, fused_layers
+from lantern.engines.engine import engine
+from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods.parts import ADD_ONS, AddOn
 from lantern.models.folder import pick_dtype
 from lantern.models.llamagen.text import TextEncoder
@@ -105,14 +106,6 @@ def load_kind(kind: str, folder: Path, target: Any) -> Trainee:
     return module.train()
 
 
-class Source(Protocol):
-    """A source of images by number; image i is the same from every source of one teacher."""
-
-    def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Return tokens, rows and other fields of `Examples` of these images."""
-        ...
-
-
 @dataclass(eq=False)
 class Teacher:
     """Generates image number i with a caption and noise that depend on the seed and i alone, not on the batch.
@@ -141,12 +134,17 @@ class Teacher:
         if others := sorted(set(self.reads) - {"layers"}):
             raise ValueError(f"the drafter reads {others[0]}, which targets of transformers do not give: train another")
 
+    @cached_property
+    def decoder(self) -> Decoder:
+        """Plain decoding by the fastest engine that is ready."""
+        return build_decoder("plain", self.target, sampling=self.sampling, engine=engine("auto"))
+
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         """Generate these images on the target's device; return their tokens and the features that predict each."""
         texts = [self.texts[step_seed(self.seed, number, 0) % len(self.texts)] for number in numbers]
         condition = self.condition(texts).to(self.target.tok_embeddings.weight.device)
         keys = [(self.seed, number) for number in numbers]
-        tokens = generate(self.target, condition, sampling=self.sampling, keys=keys).tokens
+        tokens = self.decoder.generate(condition, keys=keys).tokens
         prompt, cache = prefill(self.target, condition, 2, stage=0, whole="prompt" in self.reads, taps=self._layers)
         read, _ = read_tokens(self.target, cache, tokens[:, :-1], taps=self._layers)
         found = {"rows": torch.cat([prompt.features[:, :, -1:], read.features], 2)}
@@ -291,7 +289,9 @@ class DrafterTask(Task):
     ValueError if `unroll` is too small for the drafter's layers or heads.
     """
 
-    def __init__(self, config: DrafterConfig, target: Any, source: Source, *, module: Trainee | None = None) -> None:
+    def __init__(
+        self, config: DrafterConfig, target: Any, source: Teacher | FeatureCache, *, module: Trainee | None = None
+    ) -> None:
         super().__init__()
         self.config, self.sampling = config, config.sampling
         self.drafter = module or new_module(config.kind, target, config.model, seed=config.loop.seed)
@@ -458,7 +458,7 @@ def train(
     if text is not None:
         condition, read = text.condition, hashlib.sha256(repr(texts).encode()).hexdigest()
     teacher = Teacher(model, condition, texts, sampling=sampling, seed=seed, reads=module.reads)
-    source: Source = teacher
+    source: Teacher | FeatureCache = teacher
     if config.source == "offline":
         numbers, weights = (seed, config.pictures, config.shard), weights_digest(model.state_dict())
         made = repr((weights, read, numbers, config.slots, sampling, sorted(module.reads)))
