@@ -249,18 +249,8 @@ def test_parts_of_other_sizes_are_refused_in_one_line(place: Path, capsys: pytes
     target = ["--data", "data", "--vq", "vqvae", "--out"]
     assert main(command("target", *target, "whole", *TEXT)) == 0
     tiny_text_encoder(16).save_pretrained("wide", "words")
-    drafter = [
-        "train",
-        "drafter",
-        "--kind",
-        "eagle1",
-        "--data",
-        "data",
-        "--target",
-        "whole/transformer",
-        "--out",
-        "run",
-    ]
+    drafter = ["train", "drafter", "--kind", "eagle1", "--data", "data", "--out", "run"]
+    drafter += ["--target", "whole/transformer"]
     wide = ["--text-encoder", "wide", "--tokenizer", "words"]
     for words, message in (
         (command("target", *target, "run", *TEXT, "--init", "vqvae"), "vqvae: tensor 'cls_embedding"),
