@@ -1,6 +1,7 @@
 """The real classes at toy size, with weights that give distributions of high entropy."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
@@ -107,3 +108,14 @@ def tiny_teacher(target: Transformer, reads: Collection[str] = (), seed: int = 0
     index = {text: i for i, text in enumerate(texts)}
     captions = Conditions(index, condition.embeddings[:, 2:].bfloat16(), condition.mask[:, 2:])
     return Teacher(target, captions.of, texts, sampling=Sampling(guidance=3.0), seed=seed, reads=reads)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Set the number of threads to one: sums of torch's products may depend on it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
