@@ -25,7 +25,7 @@ from torch.optim.swa_utils import AveragedModel
 from lantern.core.config import install_hint, one_line
 from lantern.core.io import CONFIG_NAME, TRAINING_NAME, atomic_write, is_there, read_pickled, trained_steps, write_json
 from lantern.core.signals import Stopped, Stopping
-from lantern.generation.images import sheet, to_image
+from lantern.generation.images import to_image
 
 FEW = 200  # steps below which a timed training warns
 MEASURED = 0.1  # share of the time after which it does
@@ -150,9 +150,11 @@ class Task(nn.Module):
 
 def save_sheet(pictures: UInt8[Tensor, "n 3 h w"], path: Path, *, columns: int) -> None:
     """Write a contact sheet as a small PNG, atomically."""
-    rows = [to_image(picture) for picture in pictures.permute(0, 2, 3, 1).contiguous()]
+    from torchvision.utils import make_grid
+
+    sheet = make_grid(pictures, columns, pad_value=255)
     with atomic_write(path) as temporary:
-        sheet(rows, columns=columns, gap=2, margin=2).save(temporary, format="PNG", optimize=True)
+        to_image(sheet.permute(1, 2, 0)).save(temporary, format="PNG", optimize=True)
 
 
 def check_accelerate() -> None:
