@@ -31,7 +31,6 @@ import types
 from argparse import SUPPRESS, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
@@ -355,9 +354,6 @@ def number(kind: type, low: float, high: float) -> Callable[[str], Any]:
         return value
 
     return parse
-
-
-integer, real = partial(number, int), partial(number, float)
 
 
 def size_of(text: str) -> tuple[int, int]:

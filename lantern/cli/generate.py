@@ -31,7 +31,7 @@ from lantern.cli.command import (
 )
 from lantern.cli.methods import METHOD
 from lantern.cli.options import MAX_SEED, MODEL, MODEL_HELP, Distribution, Placement, advice
-from lantern.core.config import is_debugging, read_json_object
+from lantern.core.config import read_json_object
 from lantern.core.places import resolve_model
 from lantern.generation import images
 from lantern.methods import METHODS, Method, check_parts
@@ -184,7 +184,6 @@ def generate(
     from lantern.core.sampling import Sampling
     from lantern.generation.choice import choose_method
     from lantern.generation.generator import watchable
-    from lantern.generation.init_image import with_init_image
     from lantern.generation.requests import check_init_image, check_requests, requests_of_call, with_warnings
     from lantern.models.folder import load_model, may_have_profile
 
@@ -198,7 +197,7 @@ def generate(
     }
     parts: Any = [part for part, is_needed in needs.items() if is_needed]
     loaded = load_model(model, parts=parts, verify=not inputs.no_verify, size=inputs.size, processes=processes, **how)
-    if debug or is_debugging():  # before the report names the engine
+    if debug:  # before the report names the engine
         loaded = watchable(loaded)
     sampling = loaded.sampling(**given)
     notes: list[str] = []
@@ -214,6 +213,8 @@ def generate(
     check_requests(loaded, requested, with_pixels=place is not None)
     requested = with_warnings(loaded, requested, warn=notes.append)
     if inputs.init_image is not None:
+        from lantern.generation.init_image import with_init_image
+
         requested = with_init_image(loaded, requested, **inputs.kept)
     ImageRun(loaded, decoded_by, own, sampling, requested, batch, files, place, stopping).run(notes, debug)
     if processes > 1:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, FAILED, arg, check_folder, command, complain, existing, named, opt, say
+from lantern.cli.command import DONE, FAILED, Group, arg, check_folder, command, complain, existing, named, opt, say
 from lantern.cli.options import Apart
 
 if TYPE_CHECKING:
@@ -20,49 +20,46 @@ RAY_HELP = "as a Ray job, on a cluster or here (extra: ray)"
 WEIGHTS_HELP = "weights of a metric's network; may be repeated"
 
 
+class Choices(Group):
+    """What is made and measured."""
+
+    method: str | None = opt(None, METHOD_HELP, metavar="METHOD")
+    model: str | None = opt(None, "name, folder or hub id (default lantern-emoji)")
+    limit: int = opt(0, "only the first N images of the protocol", 1, 10**7)
+    metrics: list[str] | None = opt(None, METRICS_HELP, nargs="*")
+    batch: int = opt(1, "images at a time", 1, 4096)
+    threads: int | None = opt(None, "CPU threads to compute on", 1, 1024)
+    prompts: Path | None = opt(None, "folder of the protocol's prompt file", type=existing, metavar="FOLDER")
+    reference: Path | None = opt(None, "real images or their statistics", type=existing)
+    ray: str | None = opt(None, RAY_HELP, metavar="ADDRESS", nargs="?", const="")
+    actors: int | None = opt(None, "--ray: number of models; default one per GPU", 1, 10_000)
+
+
 def reproduce(
     protocol: str = arg(PROTOCOL_HELP),
-    method: str | None = opt(None, METHOD_HELP, metavar="METHOD"),
-    model: str | None = opt(None, "name, folder or hub id (default lantern-emoji)"),
-    limit: int = opt(0, "only the first N images of the protocol", 1, 10**7),
-    metrics: list[str] | None = opt(None, METRICS_HELP, nargs="*"),
-    batch: int = opt(1, "images at a time", 1, 4096),
-    threads: int | None = opt(None, "CPU threads to compute on", 1, 1024),
-    shard: str | None = opt(None, SHARD_HELP, metavar="I/N"),
-    ray: str | None = opt(None, RAY_HELP, metavar="ADDRESS", nargs="?", const=""),
-    actors: int | None = opt(None, "--ray: number of models; default one per GPU", 1, 10_000),
     out: Path | None = opt(None, "default: runs/PROTOCOL/METHOD", metavar="FOLDER"),
-    prompts: Path | None = opt(None, "folder of the protocol's prompt file", type=existing, metavar="FOLDER"),
-    reference: Path | None = opt(None, "real images or their statistics", type=existing),
+    shard: str | None = opt(None, SHARD_HELP, metavar="I/N"),
     weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, type=named(Path), metavar="NAME=PATH", action="append"),
     quiet: bool = opt(False, "print only errors on stderr"),
     *,
+    choices: Choices,
     where: Apart,
     stopping: "Stopping",
 ) -> int:
     """Make a protocol's images, measure them, write the row."""
     from lantern.eval.protocols import reproduce as protocols
 
-    if actors and ray is None:
+    if choices.actors and choices.ray is None:
         raise ValueError("--actors is an option of --ray, which is missing")
     folder = Path(protocol).stem if protocol.endswith(".json") else protocol
-    slug = "".join(sign if sign.isalnum() or sign in "+-.=" else "-" for sign in method or "own")
+    slug = "".join(sign if sign.isalnum() or sign in "+-.=" else "-" for sign in choices.method or "own")
     row = protocols.TableRow(
         protocol=protocol,
         out=out or Path("runs") / folder / slug,
-        method=method,
-        model=model,
-        limit=limit,
-        batch=batch,
-        threads=threads,
-        metrics=metrics,
-        prompts=prompts,
-        reference=reference,
         weights=dict(weights),
-        shard=_shard(shard, has_ray=ray is not None),
-        ray=ray,
-        actors=actors,
+        shard=_shard(shard, has_ray=choices.ray is not None),
         is_quiet=quiet,
+        **vars(choices),
         **where.options(),
     )
     check_folder(row.out)

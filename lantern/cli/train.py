@@ -14,22 +14,7 @@ from typing import Any, get_type_hints
 
 from lantern.cli.command import DONE, Command, Parser, add_option, flag, parser_of
 from lantern.core.config import load_config, read_json_object
-from lantern.training.stages import (
-    ALL,
-    ALL_OPTIONS,
-    ALL_SUMMARY,
-    CLONE,
-    LENGTH,
-    STAGES,
-    Recipe,
-    StageOptions,
-    config_names,
-    find_config,
-    find_recipe,
-    find_recipes,
-    find_stage,
-    read_config,
-)
+from lantern.training import stages
 
 STATE = "state.json"
 MARK = "@"  # before the name of a command-line option
@@ -37,22 +22,22 @@ MARK = "@"  # before the name of a command-line option
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a parser for each stage, with the options that it takes with one recipe or another."""
-    recipes = find_recipes()
-    summaries, options = {ALL: ALL_SUMMARY}, StageOptions.declared()
-    takers: dict[str, set[str]] = {ALL: {*ALL_OPTIONS}}
-    for stages in (STAGES, *(recipe.stages for recipe in recipes.values())):
-        for name, stage in stages.items():
+    recipes = stages.find_recipes()
+    summaries, options = {stages.ALL: stages.ALL_SUMMARY}, stages.StageOptions.declared()
+    takers: dict[str, set[str]] = {stages.ALL: {*stages.ALL_OPTIONS}}
+    for known in (stages.STAGES, *(recipe.stages for recipe in recipes.values())):
+        for name, stage in known.items():
             summaries.setdefault(name, stage.summary)
             takers.setdefault(name, set()).update(stage.options)
     for recipe in recipes.values():
         options |= recipe.options.declared()
-        takers[ALL] |= set(recipe.options.OPTIONS)
-    parser.epilog = None if recipes else CLONE
+        takers[stages.ALL] |= set(recipe.options.OPTIONS)
+    parser.epilog = None if recipes else stages.CLONE
     each = parser.add_subparsers(dest="stage", metavar="STAGE", required=True, parser_class=Parser)
     for name, summary in summaries.items():
         one = each.add_parser(name, help=summary, description=f"Stage {name}: {summary}.", allow_abbrev=False)
         add: Any = one.add_argument
-        own = [config for config in config_names() if config.startswith(f"{name}-")]
+        own = [config for config in stages.config_names() if config.startswith(f"{name}-")]
         add("--recipe", metavar="NAME", help="use a recipe's stages and configs").completer = lambda **_: recipes
         add("--config", help=f"a JSON file, or one of {', '.join(own)}").completer = lambda own=own, **_: own
         add("--out", required=True, type=Path, help="folder to write to; a stopped run is resumed")
@@ -64,34 +49,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check that the options are the stage's own, read its config and call its function."""
     stage, config, out = args.stage, args.config, args.out
-    recipe = find_recipe(args.recipe) if args.recipe else _recipe_of(stage, config)
-    known = {*StageOptions.OPTIONS, *(recipe.options.OPTIONS if recipe else ())}
+    recipe = stages.find_recipe(args.recipe) if args.recipe else _recipe_of(stage, config)
+    known = {*stages.StageOptions.OPTIONS, *(recipe.options.OPTIONS if recipe else ())}
     stated = {name: value for name, value in sorted(vars(args).items()) if name in known}
     given = {name: value for name, value in stated.items() if value is not None and value is not False}
-    if stage == ALL:
+    if stage == stages.ALL:
         from lantern.training.loop import check_accelerate
 
         config = config or (recipe and recipe.name)
         if not config:
             raise ValueError("stage all needs --config: a file, or small (images of one's own), or --recipe NAME")
-        path = find_config(config, recipe, stage=ALL)
+        path = stages.find_config(config, recipe, stage=stages.ALL)
         check_accelerate()  # before the first step, which prepares data for hours
         return run_all(path, out, given, recipe)
     if config is None and (kind := given.get("kind") or (recipe and recipe.name)):
         config = f"{stage}-{kind}"
     if config is None:
-        raise ValueError(f"stage {stage} needs --config, one of {', '.join(config_names())} or a file")
+        raise ValueError(f"stage {stage} needs --config, one of {', '.join(stages.config_names())} or a file")
     result = run_stage(stage, config, out, given, recipe)
     print(f"{out}: {result}" if result is not None else out)
     return DONE
 
 
-def run_stage(name: str, config: str, out: Path, given: dict[str, Any], recipe: Recipe | None) -> Any:
+def run_stage(name: str, config: str, out: Path, given: dict[str, Any], recipe: stages.Recipe | None) -> Any:
     """Run one stage into `out` and return its summary or None.
 
     ValueError for an option that is not its own, and without one that it needs.
     """
-    stage = find_stage(name, recipe)
+    stage = stages.find_stage(name, recipe)
     for option in given:
         if option not in stage.options:
             takes = ", ".join(map(flag, stage.options)) or "only --config and --out"
@@ -99,25 +84,25 @@ def run_stage(name: str, config: str, out: Path, given: dict[str, Any], recipe: 
     for option in stage.required.split():
         if option not in given:
             raise ValueError(f"stage {name} needs {flag(option)}")
-    path = find_config(config, recipe, stage=name)
+    path = stages.find_config(config, recipe, stage=name)
     if stage.is_training:  # nothing is written before its packages are known to be there
         from lantern.training.loop import check_accelerate, keep_freed_memory
 
         check_accelerate()
         keep_freed_memory()
     function = stage.load()
-    loaded = read_config(get_type_hints(function)["config"], path)
+    loaded = stages.read_config(get_type_hints(function)["config"], path)
     if (kind := given.pop("kind", None)) not in (None, vars(loaded).get("kind")):
         raise ValueError(f"{path.name} is a config of kind {loaded.kind}, got --kind {kind}: give one of that kind")
     if stage.is_training:
-        length = {option: given.pop(option) for option in LENGTH if option in given}
+        length = {option: given.pop(option) for option in stages.LENGTH if option in given}
         loaded = replace(loaded, loop=loaded.loop.with_length(**length))
     return function(loaded, out=out, **given)
 
 
-def _recipe_of(stage: str, config: str | None) -> Recipe | None:
+def _recipe_of(stage: str, config: str | None) -> stages.Recipe | None:
     """Return the recipe that is implied by its config, by the `source` of a data config, or by its own stage."""
-    recipes = find_recipes()
+    recipes = stages.find_recipes()
     for recipe in recipes.values():
         for name in (config, f"{stage}-{config}") if config is not None else ():
             if (recipe.configs / f"{name}.json").is_file() and Path(name).name == name:
@@ -126,7 +111,7 @@ def _recipe_of(stage: str, config: str | None) -> Recipe | None:
         source = read_json_object(config).get("source")
         if source in recipes:
             return recipes[source]
-    return next((recipe for recipe in recipes.values() if stage in recipe.stages and stage not in STAGES), None)
+    return next((recipe for recipe in recipes.values() if stage in recipe.stages and stage not in stages.STAGES), None)
 
 
 @dataclass(frozen=True)
@@ -179,7 +164,7 @@ class Build:
     home: Path
     out: Path
     inputs: Mapping[str, Any]
-    recipe: Recipe | None = None
+    recipe: stages.Recipe | None = None
 
     def __post_init__(self) -> None:
         path = self.out / STATE
@@ -248,7 +233,7 @@ def card(build: Build) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run_all(path: Path, out: Path, given: Mapping[str, Any], recipe: Recipe | None) -> int:
+def run_all(path: Path, out: Path, given: Mapping[str, Any], recipe: stages.Recipe | None) -> int:
     """Run the steps of a config into `out` and assemble the model if all are done."""
     from lantern.core.places import embedded_model
 

@@ -6,7 +6,7 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, check_file, command, opt, say
+from lantern.cli.command import DONE, Group, check_file, command, opt, say
 from lantern.cli.options import MAX_SEED, MODEL, MODEL_HELP, Distribution, Placement
 
 SHOWN = 12  # candidates in the table
@@ -14,21 +14,27 @@ MAX_TV_HELP = "admit relaxed methods up to this mean total variation per token (
 WRITE_HELP = "also write the tokens per step of windows into the model's folder; `auto` reads them on every machine"
 
 
+class Race(Group):
+    """What is measured."""
+
+    images: int = opt(4, "images of the race of the fastest candidates", 1, 10_000)
+    batch: int = opt(1, "images at a time", 1, 4096)
+    seed: int = opt(0, "seed of these images (default 0)", 0, MAX_SEED)
+    max_tv: float = opt(0.0, MAX_TV_HELP, 0, 1)
+    max_nodes: int = opt(32, "most nodes of a step, root included", 2, 256)
+    max_depth: int = opt(8, "greatest depth of a tree", 1, 16)
+    methods: list[str] = opt([], "measure only these, and plain decoding")
+
+
 def tune(
     model: str = opt(MODEL, MODEL_HELP),
     prompts_file: str | None = opt(None, "prompts to measure on (default: eight simple ones)", metavar="FILE"),
-    images: int = opt(4, "images of the race of the fastest candidates", 1, 10_000),
-    batch: int = opt(1, "images at a time", 1, 4096),
-    seed: int = opt(0, "seed of these images (default 0)", 0, MAX_SEED),
-    max_tv: float = opt(0.0, MAX_TV_HELP, 0, 1),
-    max_nodes: int = opt(32, "most nodes of a step, root included", 2, 256),
-    max_depth: int = opt(8, "greatest depth of a tree", 1, 16),
-    methods: list[str] = opt([], "measure only these, and plain decoding"),
     out: Path | None = opt(None, "the profile (default: beside the model, where `auto` finds it)", metavar="FILE"),
     write_model: bool = opt(False, WRITE_HELP),
     json: bool = opt(False, "print the profile as JSON instead of a table"),
     quiet: bool = opt(False, "print only errors on stderr"),
     *,
+    race: Race,
     where: Placement,
     distribution: Distribution,
 ) -> int:
@@ -38,7 +44,7 @@ def tune(
     from lantern.generation.requests import read_prompts
     from lantern.models.folder import load_model
 
-    parts: set[Any] = {"text", "drafter", "codebook"} | ({"vq"} if max_tv else set())
+    parts: set[Any] = {"text", "drafter", "codebook"} | ({"vq"} if race.max_tv else set())
     loaded = load_model(model, parts=parts, **where.options())
     if prompts_file is not None and not loaded.takes_prompts:
         raise ValueError(f"model {loaded.name} takes class labels, not prompts: leave --prompts-file out")
@@ -46,16 +52,10 @@ def tune(
         loaded,
         sampling=loaded.sampling(**distribution.given()),
         prompts=() if prompts_file is None else read_prompts(prompts_file),
-        images=images,
-        batch=batch,
-        seed=seed,
-        max_tv=max_tv,
-        methods=methods,
-        max_nodes=max_nodes,
-        max_depth=max_depth,
         out=out,
         writes_model=write_model,
         report=partial(say, is_quiet=quiet, name="measuring"),
+        **vars(race),
     )
     if json:
         print(dumps(profile | {"path": str(path)}, sort_keys=True))

@@ -87,8 +87,7 @@ class Side:
     def at(self, seconds: float) -> tuple[Mark, UInt8[Tensor, "h w 3"]]:
         """Return how far the image was at a time, and its pixels, grey where no token was known."""
         mark = max(mark for mark in self.marks if mark.seconds <= seconds)
-        tokens = self.picture.tokens.where(torch.arange(len(self.picture.tokens)) < mark.known, -1)
-        return mark, self.generator.partial_pixels(tokens.to(self.generator.model.device))
+        return mark, self.generator.partial_pixels(self.picture.tokens, mark.known)
 
 
 class SideBySide:

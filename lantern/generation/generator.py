@@ -32,7 +32,6 @@ from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.choice import choose_method
 from lantern.generation.images import NotFiniteError, Picture, Statistics
-from lantern.generation.init_image import with_init_image
 from lantern.generation.requests import Request, as_requests, captions, check_init_image, check_requests, with_warnings
 from lantern.methods import Method, find
 from lantern.methods.method import Promise, build
@@ -120,6 +119,8 @@ def generate(
     requested = with_warnings(model, requested)
     check_init_image(init_image, keep_rows, mask_image)
     if init_image is not None:
+        from lantern.generation.init_image import with_init_image
+
         requested = with_init_image(model, requested, init_image=init_image, keep_rows=keep_rows, mask_image=mask_image)
     sampling = sampling or model.sampling()
     chosen = choose_method(model, method, settings, sampling=sampling, batch=min(batch, len(requested)))
@@ -406,14 +407,12 @@ class Generator:
         half = len(tokens) // 2
         return torch.cat([self.pixels(tokens[:half]), self.pixels(tokens[half:])])
 
-    def partial_pixels(self, tokens: Int[Tensor, " n"]) -> UInt8[Tensor, "h w 3"]:
-        """Return the image of a grid in which some tokens are still -1: rows below the last known token are grey."""
-        raster = self.model.target.config.raster
-        known = int((tokens >= 0).sum())
-        last = tokens[max(known - 1, 0)].clamp(min=0)
-        pixels = self.pixels(torch.where(tokens >= 0, tokens, last)[None])[0].clone()
-        rows = -(-known // raster.columns) * (pixels.shape[0] // raster.rows)
-        pixels[rows:] = 128
+    def partial_pixels(self, tokens: Int[Tensor, " n"], known: int) -> UInt8[Tensor, "h w 3"]:
+        """Return the image of a grid whose first `known` tokens are decided: rows below the last of them are grey."""
+        raster, missing = self.model.target.config.raster, len(tokens) - known
+        shown = torch.cat([tokens[:known], tokens[known - 1 : known].expand(missing)])
+        pixels = self.pixels(shown[None])[0].clone()
+        pixels[-(-known // raster.columns) * (len(pixels) // raster.rows) :] = 128
         return pixels
 
 
@@ -584,8 +583,3 @@ class Canvas:
         is_new = torch.arange(step.tokens.shape[1], device=step.tokens.device) < step.counts[:, None]
         image, place = is_new.nonzero(as_tuple=True)
         self.tokens[image, step.start[image] + place] = step.tokens[image, place]
-
-    @property
-    def known(self) -> Int[Tensor, " b"]:
-        """Number of known tokens of each image."""
-        return (self.tokens >= 0).sum(1)

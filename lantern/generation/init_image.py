@@ -62,19 +62,17 @@ def with_init_image(
     reconstruction of the image. `requests.check_init_image` has checked the arguments. ValueError for a model without a
     VQ encoder, an image of another size than the model's images, and for rows or a mask that do not fit.
     """
-    rows, columns, side = _grid(model)
-    size = columns * side, rows * side
+    size, raster = _size(model), model.target.config.raster
     pixels = _read(init_image, "RGB", size, "init image")
-    is_kept: Bool[Tensor, "rows columns"] = torch.zeros(rows, columns, dtype=torch.bool)
     if mask_image is not None:
-        mask = _read(mask_image, "L", size, "mask")
-        is_kept = (mask.view(rows, side, columns, side) < MASKED).all(3).all(1)
+        is_kept = _whole_tokens(model, _read(mask_image, "L", size, "mask") < MASKED)
         if bool(is_kept.all()):
             raise ValueError("the mask has no white pixel, wanted white where tokens are generated")
     else:
         is_whole = isinstance(keep_rows, int) and not isinstance(keep_rows, bool)
-        if not is_whole or not 1 <= keep_rows < rows:  # type: ignore[operator]
-            raise ValueError(f"rows to keep are {keep_rows}, wanted a whole number from 1 to {rows - 1}")
+        if not is_whole or not 1 <= keep_rows < raster.rows:  # type: ignore[operator]
+            raise ValueError(f"rows to keep are {keep_rows}, wanted a whole number from 1 to {raster.rows - 1}")
+        is_kept = torch.zeros(raster.rows, raster.columns, dtype=torch.bool)
         is_kept[:keep_rows] = True
     forced = KeptPart(model, pixels, is_kept).tokens
     return [replace(request, forced=forced) for request in requested]
@@ -88,8 +86,7 @@ def received(model: "Model", file: bytes, name: str) -> "Image":
     """
     from PIL import Image, ImageOps
 
-    rows, columns, side = _grid(model)
-    width, height = columns * side, rows * side
+    width, height = _size(model)
     try:
         with Image.open(BytesIO(file), formats=FORMATS) as opened:
             if max(opened.size) > MAX_SIDE:
@@ -111,25 +108,28 @@ def edited(model: "Model", image: "Image", mask: "Image | None" = None) -> KeptP
 
     Transparent pixels are those of the mask, without one those of the image. ValueError if there are none.
     """
-    rows, columns, side = _grid(model)
     cover = image if mask is None else mask
-    scale = cover.width // (columns * side)
-    alpha = torch.from_numpy(np.array(cover.getchannel("A"))).view(rows, side * scale, columns, side * scale)
-    is_kept = (alpha >= OPAQUE).all(3).all(1)
+    is_kept = _whole_tokens(model, torch.from_numpy(np.array(cover.getchannel("A"))) >= OPAQUE)
     if bool(is_kept.all()):
         name, instead = ("image", ", or a mask") if mask is None else ("mask", "")
         raise ValueError(f"the {name} has no transparent pixel, wanted some where it is to be made anew{instead}")
-    pixels = image.convert("RGB").reduce(image.width // (columns * side))
+    pixels = image.convert("RGB").reduce(image.width // _size(model)[0])
     return KeptPart(model, torch.from_numpy(np.array(pixels)), is_kept)
 
 
-def _grid(model: "Model") -> tuple[int, int, int]:
-    """Return the rows and columns of tokens, and the pixels of a token's side; ValueError without a VQ encoder."""
+def _size(model: "Model") -> tuple[int, int]:
+    """Return the width and height of the model's images in pixels; ValueError without a VQ encoder."""
     if model.vq is None:
         place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
         raise ValueError(f"model {model.name} has no VQ encoder, which an init image needs{place}")
+    height, width = model.size
+    return width, height
+
+
+def _whole_tokens(model: "Model", is_kept: Bool[Tensor, "h w"]) -> Bool[Tensor, "rows columns"]:
+    """Return the tokens of which all pixels are kept, in an image of any scale."""
     raster = model.target.config.raster
-    return raster.rows, raster.columns, model.vq.config.downsample
+    return is_kept.unflatten(0, (raster.rows, -1)).unflatten(2, (raster.columns, -1)).all(3).all(1)
 
 
 def _read(source: "str | Path | Image", mode: str, size: tuple[int, int], name: str) -> UInt8[Tensor, "*n"]:

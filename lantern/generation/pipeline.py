@@ -451,7 +451,7 @@ class LanternPipeline(DiffusionPipeline):
             progress(step)
             if callback is not None:
                 canvas.add(step)
-                seen = {"tokens": canvas.tokens, "known": canvas.known}
+                seen = {"tokens": canvas.tokens, "known": step.start + step.counts}
                 callback(self, step.index, int(seen["known"].min()), {name: seen[name] for name in names})
             return self.interrupt
 

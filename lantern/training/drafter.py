@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -104,14 +104,6 @@ def load_kind(kind: str, folder: Path, target: Any) -> Trainee:
             raise ValueError(f"{folder}: {name} is {got}, the target has {expected}: it was made for another one")
     module.config = replace(module.config, target=digest_of(target))
     return module.train()
-
-
-class Source(Protocol):
-    """A source of images by number; image i is the same from every source of one teacher."""
-
-    def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Return tokens, rows and other fields of `Examples` of these images."""
-        ...
 
 
 @dataclass(eq=False)
@@ -297,7 +289,9 @@ class DrafterTask(Task):
     ValueError if `unroll` is too small for the drafter's layers or heads.
     """
 
-    def __init__(self, config: DrafterConfig, target: Any, source: Source, *, module: Trainee | None = None) -> None:
+    def __init__(
+        self, config: DrafterConfig, target: Any, source: Teacher | FeatureCache, *, module: Trainee | None = None
+    ) -> None:
         super().__init__()
         self.config, self.sampling = config, config.sampling
         self.drafter = module or new_module(config.kind, target, config.model, seed=config.loop.seed)
@@ -464,7 +458,7 @@ def train(
     if text is not None:
         condition, read = text.condition, hashlib.sha256(repr(texts).encode()).hexdigest()
     teacher = Teacher(model, condition, texts, sampling=sampling, seed=seed, reads=module.reads)
-    source: Source = teacher
+    source: Teacher | FeatureCache = teacher
     if config.source == "offline":
         numbers, weights = (seed, config.pictures, config.shard), weights_digest(model.state_dict())
         made = repr((weights, read, numbers, config.slots, sampling, sorted(module.reads)))

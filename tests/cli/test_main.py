@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lantern.cli.command import Command, OneOf, existing, integer, parser_of, real, run_command
+from lantern.cli.command import Command, OneOf, existing, number, parser_of, run_command
 from lantern.cli.eval import COMMAND as EVAL
 from lantern.cli.main import SUMMARIES, main
 from lantern.core import signals
@@ -222,7 +222,7 @@ def test_a_stream_that_is_closed_takes_nothing_and_stops_nothing(closed: int, wo
     assert (found.returncode, found.stdout, found.stderr) == (code, "", "")
 
 
-@pytest.mark.parametrize("kind", [integer(0, 100), real(0, 100), OneOf(["plain", "lantern"]), existing])
+@pytest.mark.parametrize("kind", [number(int, 0, 100), number(float, 0, 100), OneOf(["plain", "lantern"]), existing])
 @settings(deadline=None)
 @given(text=st.one_of(st.text(max_size=60), st.floats().map(str), st.integers().map(str), st.just("0x10")))
 def test_a_text_gives_a_value_within_its_bounds_or_a_short_error(kind: Callable[[str], Any], text: str) -> None:

@@ -21,7 +21,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.rounds import Joint
 from lantern.generation.choice import choose_method, has_parts
-from lantern.generation.generator import Canvas, Generator, finish_batch, is_out_of_memory
+from lantern.generation.generator import Generator, finish_batch, is_out_of_memory
 from lantern.generation.images import Picture
 from lantern.generation.init_image import KeptPart
 from lantern.generation.requests import Request, captions
@@ -278,7 +278,6 @@ class Row:
     def __init__(self, job: Job, generator: Generator, request: Request) -> None:
         self.job, self.generator, begun = job, generator, time.perf_counter()
         self._tokens, self._sent = generator.model.target.config.block_size, 0
-        self._canvas = Canvas(self._tokens)
         if job.kept is not None:
             job.request, request = (replace(one, forced=job.kept.tokens) for one in (job.request, request))
         self.state = generator.begin(request)
@@ -289,11 +288,11 @@ class Row:
         """Send a partial image if one is due."""
         if not self.job.partials:
             return
-        self._canvas.add(self.state.step)
-        due = int(self._canvas.known[0]) * (self.job.partials + 1) // self._tokens  # sync
-        if self._sent < (due := min(due, self.job.partials)):
-            self._sent = due
-            self.job.send("partial", self.generator.partial_pixels(self._canvas.tokens[0]), due - 1)
+        known = int(self.state.known[0])  # sync
+        due = min(known * (self.job.partials + 1) // self._tokens, self.job.partials)
+        if self._sent < due:
+            self._sent, tokens = due, self.state.tokens[0, : self._tokens]
+            self.job.send("partial", self.generator.partial_pixels(tokens, known), due - 1)
 
     def picture(self, together: int) -> Picture:
         """Decode the tokens to pixels; `together` is the largest number of images decoded together."""
