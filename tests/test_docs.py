@@ -24,15 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CARD = ROOT / "assets" / "lantern-emoji" / "README.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-EVERYWHERE = [
-    *PAGES,
-    *sorted((ROOT / "docs").glob("*/*.md")),
-    ROOT / "integrations/comfyui/README.md",
-    ARCHITECTURE,
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "CHANGELOG.md",
-    CARD,
-]
+EVERYWHERE = [*PAGES, *sorted((ROOT / "docs").glob("*/*.md")), ARCHITECTURE, CARD]
+EVERYWHERE += [ROOT / name for name in ("integrations/comfyui/README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 

@@ -17,7 +17,7 @@ from lantern.generation.requests import Request
 from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
 from lantern.models.names import read_words
-from tests.threads import one_thread
+from tests.tiny import one_thread
 
 MEBIBYTE = 2**20
 

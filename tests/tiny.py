@@ -1,6 +1,7 @@
 """The real classes at toy size, with weights that give distributions of high entropy."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,17 +23,8 @@ Module = TypeVar("Module", bound=nn.Module)
 
 def tiny_config(**changes: object) -> TransformerConfig:
     """A text-conditional transformer of 4x4 tokens out of 24, six caption slots."""
-    fields: dict[str, object] = {
-        "dim": 32,
-        "n_layer": 2,
-        "n_head": 2,
-        "multiple_of": 16,
-        "model_type": "t2i",
-        "caption_dim": 8,
-        "cls_token_num": 6,
-        "vocab_size": 24,
-        "block_size": 16,
-    }
+    fields: dict[str, object] = {"dim": 32, "n_layer": 2, "n_head": 2, "multiple_of": 16}
+    fields |= {"model_type": "t2i", "caption_dim": 8, "cls_token_num": 6, "vocab_size": 24, "block_size": 16}
     return TransformerConfig(**(fields | changes))  # type: ignore[arg-type]
 
 
@@ -116,3 +108,14 @@ def tiny_teacher(target: Transformer, reads: Collection[str] = (), seed: int = 0
     index = {text: i for i, text in enumerate(texts)}
     captions = Conditions(index, condition.embeddings[:, 2:].bfloat16(), condition.mask[:, 2:])
     return Teacher(target, captions.of, texts, sampling=Sampling(guidance=3.0), seed=seed, reads=reads)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Set the number of threads to one: sums of torch's products may depend on it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

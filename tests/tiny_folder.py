@@ -14,15 +14,8 @@ from tests.tiny import tiny_target
 from tests.tiny_parts import tiny_parts
 
 WORDS = ["<pad>", "</s>", "<unk>", "a", "red", "apple", "blue", "cat", "and", "dog", "two"]
-VQ = VQConfig(
-    codebook_size=24,
-    codebook_embed_dim=4,
-    encoder_ch_mult=(1, 1),
-    decoder_ch_mult=(1, 1),
-    z_channels=32,
-    ch=32,
-    num_res_blocks=1,
-)
+LEVELS: Any = {"encoder_ch_mult": (1, 1), "decoder_ch_mult": (1, 1)}
+VQ = VQConfig(codebook_size=24, codebook_embed_dim=4, z_channels=32, ch=32, num_res_blocks=1, **LEVELS)
 
 
 def tiny_text_encoder(width: int = 8) -> TextEncoder:

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from lantern.cli.generate import main
+from lantern.cli.main import main as lantern
 
 Capture = pytest.CaptureFixture[str]
 
@@ -23,6 +24,13 @@ def refusal(capsys: Capture, code: int, expected: int = 2) -> str:
     seen = capsys.readouterr()
     assert (code, seen.out) == (expected, ""), (code, seen)
     return error_line(seen.err)
+
+
+def refused_by(capsys: Capture, *words: str) -> str:
+    """Return the one line with which `lantern` refuses these words."""
+    capsys.readouterr()
+    assert lantern([*words]) == 2
+    return one_line(capsys)
 
 
 def one_line(capsys: Capture) -> str:

@@ -8,7 +8,7 @@ from lantern.cli.main import main
 from lantern.core.io import load_component, load_state, read_config
 from lantern.models.folder import load_model
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
-from tests.cli.calls import Capture, one_line
+from tests.cli.calls import Capture, one_line, refused_by
 
 CONFIG = TransformerConfig(dim=32, n_layer=2, n_head=4, multiple_of=32, vocab_size=16, num_classes=3, block_size=16)
 
@@ -55,9 +55,7 @@ def test_a_model_folder_is_rewritten_in_another_dtype(folder: Path, tmp_path: Pa
         assert torch.equal(written.target.state_dict()[name], tensor.bfloat16().float()), name
     assert written.drafter is not None and set(written.add_ons) == set(model.add_ons)
     assert written.generation == model.generation
-    capsys.readouterr()
-    assert main(["convert", str(source), str(out)]) == 2
-    assert "replace it with --overwrite" in one_line(capsys)
+    assert "replace it with --overwrite" in refused_by(capsys, "convert", str(source), str(out))
     assert main(["convert", str(source), str(out), "--overwrite"]) == 0
     assert load_state(out / "transformer")["norm.weight"].dtype == torch.float32
     capsys.readouterr()

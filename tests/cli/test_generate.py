@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ from PIL import Image
 
 from lantern import LanternPipeline
 from lantern.cli.generate import main
+from lantern.core.io import save_component
 from lantern.drafters.policies.records import Records
 from lantern.methods import METHODS
+from lantern.models.llamagen.vqvae import VQVAE
 from lantern.models.names import NAMES_NAME, RECOGNISED_NAME, write_names, write_words
 from tests.cli.calls import Capture, grid, made, refusal
+from tests.tiny_folder import VQ, save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -75,6 +79,16 @@ def test_json_is_one_object_with_all_figures(model: str, capsys: Capture) -> Non
     for one in found["pictures"]:
         assert one["latency"] == pytest.approx(one["batch"] * sum(one["seconds"].values()), rel=0.05, abs=1e-3)
     assert found["latency"] == found["pictures"][0]["latency"]
+
+
+def test_a_picture_may_have_one_token(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "m", block_size=1)
+    # group norm needs more than one value per channel group, also of a single token
+    vq = VQVAE(replace(VQ, ch=64))
+    save_component(vq.state_dict(), vq.config, folder / "vqvae")
+    assert made(str(folder), "--method", "eagle1", "--out", "x.png") == 0
+    with Image.open("x.png") as image:
+        assert image.size == (2, 2)
 
 
 # one method of each combination of trained parts, promise and front; tests/cli/test_methods.py lists all settings

@@ -133,17 +133,8 @@ def test_what_can_be_refused_is_refused_before_torch_is_imported(model: str, tmp
 
 
 def test_no_prompt_writes_outside_of_the_folder(model: str, tmp_path: Path) -> None:
-    prompts = [
-        "../../etc/passwd",
-        "/abs/path",
-        "a" * 300,
-        "\u202eelppa",
-        "🍎🍏",
-        "a\0b",
-        "../.. a",
-        "\ud83d apple",
-        "con",
-    ]
+    prompts = ["../../etc/passwd", "/abs/path", "../.. a", "a" * 300, "a\0b"]
+    prompts += ["\u202eelppa", "🍎🍏", "\ud83d apple", "con"]
     words = [word for prompt in prompts for word in ("--prompt", prompt)]
     assert main(["--model", model, *words, "--out", "inner/deep"]) == 0
     paths = [path for path in tmp_path.rglob("*") if path.is_file()]

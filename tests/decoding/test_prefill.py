@@ -1,7 +1,6 @@
 """The prompt: one slot per layer, computed without attention scores, cached between calls."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +9,9 @@ import torch
 from lantern.core.prepared import read_in_passes
 from lantern.decoding.prompt import PromptCache, prefill
 from lantern.models.llamagen.transformer import word_scores
-from tests.threads import one_thread
-from tests.tiny import select, tiny_condition, tiny_target
+from tests.tiny import one_thread, select, tiny_condition, tiny_target
 from tests.uncached import uncached
 
-DATA = Path(__file__).parents[1] / "data"
 TOLERANCE = 2e-5
 TARGET = tiny_target()
 CONDITION = tiny_condition((4, 1, 6, 2))

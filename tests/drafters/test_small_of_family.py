@@ -68,14 +68,9 @@ def test_a_cascade_of_three_models_gives_the_tokens_of_plain_decoding(name: str)
     for method in ("specmquant", "specmquant-paper"):
         found = built(name, method, sampling, drafter_module=eagle).generate(condition(name), keys=KEYS)
         assert torch.equal(found.tokens, plain)
+    given: Any = {"drafter_module": eagle, "add_ons": {"small": parts(name, True).target}}
     with pytest.raises(ValueError, match="small_bits=4 quantizes LlamaGen's layers only"):
-        build_decoder(
-            METHODS["specmquant"].with_options(small_bits=4),
-            target,
-            sampling=sampling,
-            drafter_module=eagle,
-            add_ons={"small": parts(name, True).target},
-        )
+        build_decoder(METHODS["specmquant"].with_options(small_bits=4), target, sampling=sampling, **given)
 
 
 @pytest.mark.parametrize(("name", "sampling"), list(zip(CASES, [*SAMPLINGS[:2], SAMPLINGS[0]], strict=True)))

@@ -3,9 +3,11 @@
 import base64
 import io
 import logging
+import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,6 +21,7 @@ import httpx
 import numpy as np
 import openai
 import torch
+from hypothesis import HealthCheck, given, settings
 from PIL import Image
 
 from lantern import __version__
@@ -449,3 +452,30 @@ def test_pages_of_allowed_origins_may_send_requests(model: Model) -> None:
         url = f"{server.url}/v1/images/generations"
         assert httpx.options(url, headers=asking).headers["Access-Control-Allow-Origin"] == page
         assert httpx.options(url, headers=asking | {"Origin": "https://other.org"}).status_code == 400
+
+
+@pytest.mark.slow
+def test_no_request_of_the_schema_is_a_server_error(model: Model) -> None:
+    """LANTERN_SCHEMA_CASES requests of each route, by default 50."""
+    schemathesis = pytest.importorskip("schemathesis", reason="the extra dev is not installed")
+    from schemathesis.core.result import Ok
+
+    cases = int(os.environ.get("LANTERN_SCHEMA_CASES", "50"))
+    found = Counter[int]()
+    with Served(model, Limits(batch=4)) as server:
+        server.service.warm_up()
+        schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json").get_all_operations()
+        routes = [one.ok() for one in schema if isinstance(one, Ok)]
+        assert len(routes) == 8
+        for route in routes:
+
+            @settings(max_examples=cases, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+            @given(route.as_strategy())
+            def send(case: Any) -> None:
+                answer = case.call(timeout=120)
+                found[answer.status_code] += 1
+                assert answer.status_code < 500, (case.as_curl_command(), answer.text)
+
+            send()
+        assert server.worker.is_alive()
+    assert {200, 400} <= set(found)

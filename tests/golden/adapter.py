@@ -20,7 +20,7 @@ from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.engine import EagerEngine
 from lantern.methods import METHODS
 from tests import tiny_folder
-from tests.threads import one_thread
+from tests.tiny import one_thread
 
 EMBEDDED = "lantern-emoji"
 TOY = "toy"

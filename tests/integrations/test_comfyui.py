@@ -55,14 +55,8 @@ def test_pictures_are_those_of_lantern(pack: ModuleType, folder: Path) -> None:
     images, report = fake_comfy_api.run(
         found["LanternSample"], model=model, prompt=" a red apple ", seed=7, method="eagle1", guidance=2.0, pictures=2
     )
-    expected = generate(
-        load_model(folder, engine="eager"),
-        ["a red apple"] * 2,
-        seed=7,
-        method="eagle1",
-        sampling=model.sampling(guidance=2.0),
-        batch=2,
-    )
+    how: Any = {"seed": 7, "method": "eagle1", "sampling": model.sampling(guidance=2.0), "batch": 2}
+    expected = generate(load_model(folder, engine="eager"), ["a red apple"] * 2, **how)
     pixels = torch.stack([one.pixels for one in expected if one.pixels is not None])
     assert images.dtype == torch.float32 and images.shape == (2, 8, 8, 3)
     assert torch.equal((images * 255).round().to(torch.uint8), pixels)

@@ -23,7 +23,21 @@ from tests.proof.pictures import DISTRIBUTION, PICTURES, SMALL, distance, p_valu
 from tests.tiny import select, tiny_target
 from tests.tiny_decoder import BLIND, CONDITION, KEYS, TARGET, shrunk, tiny_decoder
 
-SPECS: dict[str, Method] = dict(METHODS)
+
+def variants() -> Iterator[tuple[str, Method]]:
+    """Yield methods with trees and windows past the end of a small grid, and with other first drafts."""
+    for name, small in METHODS.items():
+        if small.tree:
+            yield f"{name} chain_12", small.with_options(tree="chain_12")
+        if "window" in small.options:
+            for window in (4, 64):
+                yield f"{name} {window}", small.with_options(window=window)
+            for init in ("random", "repeat-left") if "init" in small.options else ():
+                yield f"{name} {init}", small.with_options(window=5, init=init)
+
+
+VARIANTS = dict(variants())
+SPECS: dict[str, Method] = dict(METHODS) | VARIANTS
 SAMPLED = Sampling(guidance=3)
 GREEDY = Sampling(guidance=3, temperature=0)
 TOP_K = Sampling(guidance=1, temperature=0.7, top_k=6)
@@ -74,6 +88,8 @@ CASES = {
     "greedy kept": Case(GREEDY, forced="kept", form="rows"),
     "all forced": Case(forced="all"),
     "one token": Case(side=1),
+    "one token, rows": Case(side=1, form="rows"),
+    "small greedy grid": Case(Sampling(guidance=1, temperature=0), side=2),
     "small grid": Case(TOP_P, side=2),
     "blind": Case(TOP_P, engine="blind"),
     "cpu": Case(TOP_K, (1, 2), engine="cpu"),
@@ -107,11 +123,13 @@ def plainly(case: Case) -> Tensor:
 
 
 # By default a method runs a fifth of the cases, and its neighbours in the catalogue, mostly its likes, the others.
+QUICK = ("one token", "one token, rows", "small greedy grid")  # these it runs always
 MATRIX = [
-    pytest.param(name, case, marks=[pytest.mark.slow] if (i + j) % 5 else [])
-    for i, name in enumerate(sorted(SPECS, key=lambda name: "-paper" in name))
+    pytest.param(name, case, marks=[pytest.mark.slow] if (i + j) % 5 and case not in QUICK else [])
+    for i, name in enumerate(sorted(METHODS, key=lambda name: "-paper" in name))
     for j, case in enumerate(CASES)
 ]
+MATRIX += [pytest.param(name, "small greedy grid") for name in VARIANTS]
 
 
 @pytest.mark.parametrize(("name", "case"), MATRIX)
@@ -177,7 +195,7 @@ def check_account(method: Method, case: Case, made: Generation) -> None:
         assert made.total_variation.abs().max() < 1e-6 and made.relaxed.abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("name", [name for name, m in SPECS.items() if m.promise == "distribution"])
+@pytest.mark.parametrize("name", [name for name, m in METHODS.items() if m.promise == "distribution"])
 def test_other_exact_methods_have_the_distribution_of_the_target(name: str) -> None:
     """Whole images of 4 tokens out of 5, against the enumerated distribution."""
     built = tiny_decoder(shrunk(SPECS[name]), SMALL, DISTRIBUTION)  # large trees cover all pictures and take minutes

@@ -79,12 +79,7 @@ def teacher(tmp_path: Path) -> Path:
     from transformers import BertConfig, BertModel
 
     folder = tmp_path / "teacher"
-    sizes: dict[str, Any] = {
-        "hidden_size": 24,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-    }
+    sizes: Any = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     torch.manual_seed(0)
     BertModel(BertConfig(vocab_size=len(VOCABULARY), **sizes)).save_pretrained(folder)
     tokenizer = Tokenizer(models.WordPiece({w: i for i, w in enumerate(VOCABULARY)}, unk_token="[UNK]"))

@@ -29,7 +29,6 @@ from tests.tiny_decoder import CONDITION, KEYS, plain_tokens
 
 KNOWN = 11  # tokens that are committed before the passes below
 TREE = (-1, 0, 0, 1, 3, 2, 4)  # parents; node 6's path is 0, 1, 3, 4, 6
-PATH = (0, 1, 3, 4, 6)
 TOKENS = [3, 1, 4, 15, 9, 2, 6]
 
 

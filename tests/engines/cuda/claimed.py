@@ -32,15 +32,9 @@ class Claimed(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> "Claimed":
-        made = Tensor._make_wrapper_subclass(
-            cls,
-            held.size(),
-            strides=held.stride(),
-            storage_offset=held.storage_offset(),
-            dtype=held.dtype,
-            layout=held.layout,
-            device=CUDA,
-        )
+        form: Any = {"strides": held.stride(), "storage_offset": held.storage_offset()}
+        form |= {"dtype": held.dtype, "layout": held.layout}
+        made = Tensor._make_wrapper_subclass(cls, held.size(), device=CUDA, **form)
         made.held = held
         return made
 

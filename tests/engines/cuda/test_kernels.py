@@ -15,10 +15,9 @@ from lantern.core.sampling import Sampling
 from lantern.decoding.cache import StaticCache
 from lantern.drafters.base import ranking
 from lantern.drafters.trees.static import StaticTree
-from lantern.engines.cuda import fused
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from lantern.engines.cuda import kernels
+from lantern.engines.cuda import fused, kernels
 from lantern.engines.cuda.target import KernelTarget
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -20,17 +20,9 @@ from tests.tiny import tiny_target
 
 def values(**changes: Any) -> dict[str, Any]:
     """A protocol as its file has it."""
-    own: dict[str, Any] = {
-        "name": "mine",
-        "summary": "two prompts",
-        "source": "here",
-        "prompts": {"file": "two.txt", "sha256": "0" * 64, "count": 2, "origin": "nowhere"},
-        "sizes": [8],
-        "evaluated_size": 8,
-        "resize": "none",
-        "metrics": [],
-        "guidance": 3.0,
-    }
+    own: dict[str, Any] = {"name": "mine", "summary": "two prompts", "source": "here", "metrics": [], "guidance": 3.0}
+    own |= {"prompts": {"file": "two.txt", "sha256": "0" * 64, "count": 2, "origin": "nowhere"}}
+    own |= {"sizes": [8], "evaluated_size": 8, "resize": "none"}
     return {name: value for name, value in (own | changes).items() if value != "left out"}
 
 

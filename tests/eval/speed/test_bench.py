@@ -64,15 +64,8 @@ def test_methods_that_are_plain_decoding_here_are_not_measured(monkeypatch: pyte
 
 @pytest.fixture(scope="module")
 def figures(folder: Path) -> dict[str, Any]:
-    options = BenchOptions(
-        model=str(folder),
-        methods=("eagle1", "lantern++:k=3"),
-        images=2,
-        batches=(1, 2),
-        kinds=("eager",),
-        is_quiet=True,
-    )
-    return speed.measure(options)
+    what: Any = {"model": str(folder), "methods": ("eagle1", "lantern++:k=3"), "kinds": ("eager",)}
+    return speed.measure(BenchOptions(images=2, batches=(1, 2), is_quiet=True, **what))
 
 
 def test_figures_of_a_model_have_the_documented_form(figures: dict[str, Any]) -> None:

@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -62,19 +63,9 @@ def test_a_script_deeper_than_its_tree_is_rejected() -> None:
 
 @pytest.mark.parametrize("drafter", ["eagle1", "parallelspec", "lantern++"])
 def test_a_size_is_measured_with_scripted_acceptance(drafter: str) -> None:
-    options = ShapeOptions(
-        shape="B",
-        drafter=drafter,
-        taus=(2.0, 2.5),
-        tokens=12,
-        tree="grown_8_2",
-        images=2,
-        dtypes=("fp32",),
-        kinds=("eager",),
-        changes=TINY | {"vocab_size": 64, "block_size": 64},
-        is_quiet=True,
-    )
-    found = shapes.measure(options)
+    how: Any = {"dtypes": ("fp32",), "kinds": ("eager",), "changes": TINY | {"vocab_size": 64, "block_size": 64}}
+    what: Any = {"drafter": drafter, "taus": (2.0, 2.5), "tokens": 12, "tree": "grown_8_2", "images": 2}
+    found = shapes.measure(ShapeOptions("B", is_quiet=True, **what, **how))
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert [one["method"] for one in found["contenders"]] == ["plain", "tau 2", "tau 2.5"]
     assert [one["method"] for one in found["results"]] == ["tau 2", "tau 2.5"]
