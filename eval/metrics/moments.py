@@ -13,6 +13,7 @@ from torch import Tensor
 from lantern.core.config import one_line
 from lantern.core.io import atomic_write, sha256_of
 from lantern.eval.metrics.pictures import find_pictures
+from lantern.training.data import is_prepared, unpack
 
 LIMIT = 32.0  # Inception's pooled features stay far below
 MOST = 1 << 20  # features of one set
@@ -127,17 +128,18 @@ class Reference:
     made_with: str = ""
 
 
-def open_reference(given: Path | Sequence[Path] | None, *, name: str = "") -> Reference:
+def open_reference(given: Path | Sequence[Path] | None, *, name: str = "", room: Path) -> Reference:
     """Open a folder, files of images, moments (.safetensors), or `mu` and `sigma` (.npz, as of clean-fid and ADM).
 
-    ValueError for another kind of file.
+    The images of data prepared by `lantern train data` are written to `room`. ValueError for another kind of file.
     """
     if given is None:
         return Reference("")
     if not isinstance(given, Path):
         return Reference(name or f"{len(given)} images", tuple(given))
     if given.is_dir():
-        return Reference(name or given.name, find_pictures(given))
+        pictures = unpack(given, room) if is_prepared(given) else find_pictures(given)
+        return Reference(name or given.name, pictures)
     if given.suffix == ".safetensors":
         stored = Moments.load(given)
         return Reference(name or given.name, (), stored.gaussian, stored.count, sha256_of(given), stored.made_with)

@@ -192,23 +192,23 @@ def measure(
     ValueError for missing inputs, FileNotFoundError for missing weights.
     """
     options, weights = options or Options(), weights or {}
-    known = open_reference(reference, name=options.reference_name)
-    names = in_order(metrics, images=len(pictures), has_pictures=bool(known.pictures))
-    chosen = {name: METRICS[name] for name in names}
-    if not pictures:
-        raise ValueError("got no images to measure")
-    if prompts is not None and len(prompts) != len(pictures):
-        raise ValueError(f"{len(prompts)} prompts for {len(pictures)} images, expected one each, in order of names")
-    for name in names:
-        if why := reference_obstacle(name, reference):
-            raise ValueError(f"{name}: {why}")
-    where: dict[str, Any] = {"cache": options.cache, "device": options.device}
-    ours = load_judges([one.judge for one in chosen.values() if PAIRS not in one.needs], weights, **where)
-    pairs = load_pairs([name for name, one in chosen.items() if PAIRS in one.needs], weights, **where)
-    of_reference = {one.judge for one in chosen.values() if REFERENCE in one.needs and known.pictures}
-    theirs = {name: judge for name, judge in ours.items() if name in of_reference}
-    found = {name: judge.weights for name, judge in ours.items()} | {name: one for name, (_, one) in pairs.items()}
     with tempfile.TemporaryDirectory(prefix="lantern-eval-") as folder:
+        known = open_reference(reference, name=options.reference_name, room=Path(folder, "reference"))
+        names = in_order(metrics, images=len(pictures), has_pictures=bool(known.pictures))
+        chosen = {name: METRICS[name] for name in names}
+        if not pictures:
+            raise ValueError("got no images to measure")
+        if prompts is not None and len(prompts) != len(pictures):
+            raise ValueError(f"{len(prompts)} prompts for {len(pictures)} images, expected one each, in order of names")
+        for name in names:
+            if why := reference_obstacle(name, reference):
+                raise ValueError(f"{name}: {why}")
+        where: dict[str, Any] = {"cache": options.cache, "device": options.device}
+        ours = load_judges([one.judge for one in chosen.values() if PAIRS not in one.needs], weights, **where)
+        pairs = load_pairs([name for name, one in chosen.items() if PAIRS in one.needs], weights, **where)
+        of_reference = {one.judge for one in chosen.values() if REFERENCE in one.needs and known.pictures}
+        theirs = {name: judge for name, judge in ours.items() if name in of_reference}
+        found = {name: judge.weights for name, judge in ours.items()} | {name: one for name, (_, one) in pairs.items()}
         seen, values = extract(
             Path(folder),
             ((pictures, ours), (known.pictures if theirs or pairs else (), theirs)),

@@ -7,7 +7,6 @@ OUT/row.json                            protocol, choices, fingerprint, machine,
 import dataclasses
 import hashlib
 import os
-import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -34,7 +33,6 @@ from lantern.generation.requests import Request, check_requests
 from lantern.methods import Method
 from lantern.models.folder import FOLDER as PARTS_FOLDER
 from lantern.models.folder import Model, load_model, pick_device, pick_dtype
-from lantern.training.data import Prepared
 
 
 @dataclass(frozen=True)
@@ -131,12 +129,11 @@ def measured(task: ResolvedRow) -> tuple[dict[str, Any], dict[str, str]]:
         device=torch.device(task.recipe.device),
         is_quiet=row.is_quiet,
     )
-    reference: Path | Sequence[Path] | None = row.reference
-    if row.reference is not None and is_prepared(row.reference):
-        reference = unpack(row.reference, task.row.out / "reference")
     paths = [picture_path(task.row.out, request.number) for request in task.requested]
     prompts = [request.prompt for request in task.requested if request.prompt is not None] or None
-    found = measure(paths, reference, can, prompts=prompts, weights=row.weights, seed=protocol.seed, options=options)
+    found = measure(
+        paths, row.reference, can, prompts=prompts, weights=row.weights, seed=protocol.seed, options=options
+    )
     return {name: asdict(figure) for name, figure in found.items()}, missing
 
 
@@ -295,25 +292,3 @@ def _repeated(row: TableRow, before: Mapping[str, Any]) -> TableRow:
     found = {name: value for name, value in choices.items() if value is not None}
     found |= {"engine": make_engine(**choices["engine"]), "model": row.model or choices["model"]}
     return dataclasses.replace(row, **found)
-
-
-def is_prepared(folder: Path) -> bool:
-    """Return whether a folder was written by `lantern train data`."""
-    return (folder / "records.jsonl").is_file() and (folder / "pictures.tar").is_file()
-
-
-def unpack(folder: Path, out: Path) -> list[Path]:
-    """Write the plain training images of a prepared folder to `out`; return them, in order of image numbers.
-
-    ValueError for an incomplete folder.
-    """
-    chosen = [one for one in Prepared.open(folder).records if one.kind == "plain" and one.split == "train"]
-    names = sorted({f"{one.image:06d}.png" for one in chosen})
-    if not names:
-        raise ValueError(f"{folder} has no plain training images: prepare it again with `lantern train data`")
-    with tarfile.open(folder / "pictures.tar") as tar:
-        found = {member.name: member for member in tar}
-        if lacking := set(names) - found.keys():
-            raise ValueError(f"{folder}/pictures.tar lacks {min(lacking)}: prepare it again with `lantern train data`")
-        tar.extractall(out, [found[name] for name in names], filter="data")
-    return [out / name for name in names]

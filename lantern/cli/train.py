@@ -121,14 +121,13 @@ class BuildStep:
     `config` is the name of a config, or a path relative to the file that lists the steps. `share` is its part of the
     time, 0 for a step that takes as long as it takes. `options` maps options of the stage to folders relative to OUT,
     or "@NAME" or "@NAME/FOLDER" for the value of an option of the command line or a folder in it; "@model" is the
-    embedded model unless --model is given. A step with `only_with` is left out if this option is not given.
+    embedded model unless --model is given.
     """
 
     name: str
     stage: str
     config: str
     share: float = 0.0
-    only_with: str = ""
     options: dict[str, str] = field(default_factory=dict)
 
 
@@ -170,7 +169,7 @@ class Build:
     def __post_init__(self) -> None:
         path = self.out / STATE
         self.state = load_config(BuildState, path) if path.exists() else BuildState()
-        self.steps = [step for step in self.config.steps if not step.only_with or self.inputs.get(step.only_with)]
+        self.steps = self.config.steps
 
     def value(self, text: str) -> Path:
         """Return the path that an option or a component names; ValueError if its option is not given."""

@@ -155,6 +155,28 @@ class Prepared:
             return torch.stack(list(threads.map(pixels, files)))
 
 
+def is_prepared(folder: Path) -> bool:
+    """Return whether a folder was written by `lantern train data`."""
+    return (folder / RECORDS).is_file() and (folder / PICTURES).is_file()
+
+
+def unpack(folder: Path, out: Path) -> list[Path]:
+    """Write the plain training images of a prepared folder, without mirror images, to `out`; return them in order.
+
+    ValueError for an incomplete folder.
+    """
+    records = [one for one in Prepared.open(folder).records if one.kind == "plain" and one.variant != "mirror"]
+    names = sorted({f"{one.image:06d}.png" for one in records if one.split == "train"})
+    if not names:
+        raise ValueError(f"{folder} has no plain training images: prepare it again with `lantern train data`")
+    with tarfile.open(folder / PICTURES) as tar:
+        found = {member.name: member for member in tar}
+        if lacking := set(names) - found.keys():
+            raise ValueError(f"{folder / PICTURES} lacks {min(lacking)}: prepare it again with `lantern train data`")
+        tar.extractall(out, [found[name] for name in names], filter="data")
+    return [out / name for name in names]
+
+
 def encode_png(picture: UInt8[np.ndarray, "h w 3"]) -> bytes:
     """Return an image as a PNG file."""
     from PIL import Image

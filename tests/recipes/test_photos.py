@@ -1,4 +1,4 @@
-"""The recipe of photographs: from class folders to class-conditional images and their FID, at toy size."""
+"""The recipe of photographs: from class folders to class-conditional images and their KID, at toy size."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,6 @@ def config(tmp_path: Path) -> Path:
         "data-photos": {"size": 16, "held_out": 0.2},
         "tokenizer-small": {"model": SMALL_VQ, "batch": 4, "free_steps": 1},
         "target-photos": {"model": SMALL_TARGET, "batch": 4},
-        "fid-photos": {"pictures": 6, "batch": 4},
     }
     return small_configs(tmp_path / "configs", "all-photos", changes, find_recipe("photos"))
 
@@ -62,25 +61,21 @@ def test_mirrors_of_training_pictures_are_added(photos: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_class_folders_become_a_model_with_an_fid(photos: Path, config: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_class_folders_become_a_model(photos: Path, config: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "model"
     given = ["train", "all", "--recipe", "photos", "--config", str(config), "--path", str(photos), "--out", str(out)]
-    inception = save_tiny_inception(tmp_path / "inception.pt")
-    assert main([*given, "--steps", "3", "--inception", str(inception)]) == 0
+    assert main([*given, "--steps", "3"]) == 0
     text = capsys.readouterr().out
     assert "--class-label 0" in text
     names = [name.replace("_", " ") for name in COLOURS]
     assert json.loads((out / "model" / "transformer" / "classes.json").read_text())["classes"] == names
-    found = json.loads((out / "fid" / "fid.json").read_text())
-    assert found["classes"] == names
-    for name in ("generated", "reconstructed"):
-        assert found["figures"][name]["fid"]["value"] >= 0 and "kid" in found["figures"][name]
-        assert found["figures"][name]["fid"]["reference_images"] == len(list((out / "fid" / "real").glob("*.png")))
-    assert len(list((out / "fid" / "generated").glob("*.png"))) == 6
-    assert (out / "fid" / "sheet.png").is_file()
     label = ["--class-label", "2", "--out", str(tmp_path / "made.png")]
     assert generate.main(["--model", str(out / "model"), *label]) == 0
     with Image.open(tmp_path / "made.png") as picture:
         assert picture.size[0] >= 16
-    assert main([*given, "--steps", "3", "--only", "fid"]) == 2  # without the option the step is left out
-    assert "wanted one of data, tokenizer, target" in capsys.readouterr().err
+    real, weights = out / "data", f"inception={save_tiny_inception(tmp_path / 'inception.pt')}"
+    words = ["--class-label", "0", "-n", "4", "--scale", "1", "--out", str(tmp_path / "made")]
+    assert generate.main(["--model", str(out / "model"), *words]) == 0
+    measured = [str(tmp_path / "made"), "--reference", str(real), "--weights", weights, "--metrics", "kid"]
+    assert main(["eval", *measured]) == 0
+    assert f"of {real.name}" in capsys.readouterr().out

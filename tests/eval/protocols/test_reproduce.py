@@ -12,7 +12,7 @@ from lantern.cli.main import main
 from lantern.eval.metrics import quality
 from lantern.eval.metrics.quality import Figure, Options
 from lantern.eval.protocols import generation, reproduce
-from lantern.eval.protocols.reproduce import is_prepared, unpack
+from lantern.training.data import is_prepared, unpack
 from tests.cli.calls import Capture
 from tests.eval.protocols.test_protocol import prompt_set, values
 
