@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 
+Errors = type[Exception] | tuple[type[Exception], ...]
 
-def refused(call: Callable[..., object], *given: Any, error: type[Exception] = ValueError, **how: Any) -> str:
-    """Return the line with which a call is refused."""
-    with pytest.raises(error) as caught:
+
+def refused(
+    call: Callable[..., object], *given: Any, error: Errors = ValueError, match: str | None = None, **how: Any
+) -> str:
+    """Return the line with which a call is refused; it holds the pattern `match`."""
+    with pytest.raises(error, match=match) as caught:
         call(*given, **how)
     assert "\n" not in str(caught.value)
     return str(caught.value)

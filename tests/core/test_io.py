@@ -12,6 +12,7 @@ from lantern.core import io
 from lantern.core.config import MAX_CONFIG_BYTES, build_config, load_config, read_json_object
 from lantern.core.io import atomic_write, load_state, read_config, save_component, write_json
 from lantern.core.places import resolve_model
+from tests.refusals import refused
 
 
 def _linear() -> nn.Linear:
@@ -72,16 +73,12 @@ def test_views_are_saved_apart_and_integers_as_they_are(tmp_path: Path) -> None:
 )
 def test_the_error_for_a_wrong_tensor_names_the_file(tmp_path: Path, stored: dict[str, Any], message: str) -> None:
     save_file(stored, tmp_path / io.WEIGHTS_NAME)
-    with pytest.raises(ValueError, match=message) as caught:
-        io.load_module(_linear(), tmp_path)
-    assert io.WEIGHTS_NAME in str(caught.value) and "\n" not in str(caught.value)
+    assert io.WEIGHTS_NAME in refused(io.load_module, _linear(), tmp_path, match=message)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"{io.WEIGHTS_NAME} is missing"):
-        load_state(tmp_path)
-    with pytest.raises(ValueError, match=io.CONFIG_NAME):
-        read_config(tmp_path)
+    refused(load_state, tmp_path, match=f"{io.WEIGHTS_NAME} is missing")
+    refused(read_config, tmp_path, match=io.CONFIG_NAME)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +94,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 )
 def test_bad_json_is_refused_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / io.CONFIG_NAME).write_bytes(content)
-    with pytest.raises(ValueError, match=message) as caught:
-        read_config(tmp_path)
-    assert io.CONFIG_NAME in str(caught.value) and "\n" not in str(caught.value)
+    assert io.CONFIG_NAME in refused(read_config, tmp_path, match=message)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,9 +148,7 @@ def test_nested_configs_are_built(tmp_path: Path) -> None:
     ],
 )
 def test_a_config_that_does_not_fit_is_refused_with_the_whole_key(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
-        build_config(Outer, values, source="x.json")
-    assert str(caught.value).startswith("x.json: ") and "\n" not in str(caught.value)
+    assert refused(build_config, Outer, values, source="x.json", match=message).startswith("x.json: ")
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -183,17 +176,14 @@ def test_written_files_have_the_usual_permissions(tmp_path: Path) -> None:
 
 def test_a_failed_save_keeps_the_old_component(tmp_path: Path) -> None:
     save_component({"w": torch.ones(1)}, {"a": 1}, tmp_path)
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        save_component({"w": torch.zeros(1)}, {"a": float("nan")}, tmp_path)
+    refused(save_component, {"w": torch.zeros(1)}, {"a": float("nan")}, tmp_path, match="not JSON compliant")
     assert read_config(tmp_path) == {"a": 1} and load_state(tmp_path)["w"].item() == 1
     assert len(list(tmp_path.iterdir())) == 3
 
 
 @pytest.mark.parametrize("name", ["lantern-emojis", "", "a/b/c", "../x y", "nul\0", "x" * 5000, "https://x/y", "-"])
 def test_an_unknown_model_name_is_refused_in_one_line(name: str) -> None:
-    with pytest.raises(ValueError, match="model") as caught:
-        resolve_model(name)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+    assert len(refused(resolve_model, name, match="model")) < 300
 
 
 def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.drafters.trees.static import named
 from lantern.models.llamagen.transformer import Transformer
 from tests.methods.test_contracts import SAMPLED, parts
+from tests.refusals import refused
 from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate
 
@@ -48,12 +49,10 @@ def test_reused_cache_gives_the_same_tokens() -> None:
 
 def test_bad_arguments_are_refused() -> None:
     target, condition = tiny_target(), tiny_condition()
-    with pytest.raises(ValueError, match="2 noise keys for 1 images"):
-        plain.generate(target, condition, sampling=Sampling(), keys=KEYS[:2])
+    refused(plain.generate, target, condition, sampling=Sampling(), keys=KEYS[:2], match="2 noise keys for 1 images")
     with pytest.raises(ValueError, match="at most 6"):
         plain.generate(target, tiny_condition((9,), slots=9), sampling=Sampling(), keys=KEYS[:1])
-    with pytest.raises(ValueError, match="training mode"):
-        plain.generate(target.train(), condition, sampling=Sampling(), keys=KEYS[:1])
+    refused(plain.generate, target.train(), condition, sampling=Sampling(), keys=KEYS[:1], match="training mode")
     with pytest.raises(ValueError, match="on the left"):
         right = Condition(embeddings=torch.zeros(1, 3, 8), mask=torch.tensor([[True, True, False]]))
         plain.generate(target.eval(), right, sampling=Sampling(), keys=KEYS[:1])
@@ -110,5 +109,4 @@ def test_forced_tokens_are_checked() -> None:
         (torch.full((3, 16), 24), r"from 24 to 24, wanted -1 \(free\) to 23"),
         (torch.full((3, 16), -2), "from -2 to -2"),
     ):
-        with pytest.raises(ValueError, match=message):
-            parts("plain", SAMPLED).generate(CONDITION, keys=KEYS, forced=wrong)
+        refused(parts("plain", SAMPLED).generate, CONDITION, keys=KEYS, forced=wrong, match=message)

@@ -11,6 +11,7 @@ from lantern.drafters.eagle.vispec import ViSpecConfig
 from lantern.drafters.heads.medusa import MedusaConfig
 from lantern.drafters.heads.parallelspec import ParallelSpecConfig
 from lantern.drafters.heads.vertical import VerticalConfig
+from tests.refusals import refused
 from tests.tiny import tiny_eagle, tiny_target
 from tests.tiny_decoder import TARGET, tiny_decoder
 from tests.tiny_parts import tiny_part, tiny_sam, tiny_table
@@ -43,8 +44,7 @@ OTHER = tiny_target(vocab_size=30)
     ],
 )
 def test_invalid_configs_raise(config: Any, fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        config.for_target(TARGET.config, **fields)
+    refused(config.for_target, TARGET.config, **fields, match=message)
 
 
 @pytest.mark.parametrize(
@@ -64,5 +64,4 @@ def test_invalid_configs_raise(config: Any, fields: dict[str, Any], message: str
     ],
 )
 def test_invalid_settings_raise(method: str, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        tiny_decoder(method, **settings)
+    refused(tiny_decoder, method, **settings, match=message)

@@ -14,14 +14,14 @@ from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from tests.drafters.sampled_trees import stepped
+from tests.refusals import refused
 from tests.tiny_decoder import KEYS, SAMPLING, TARGET, generate, plain_tokens, tiny_decoder
 
 
 def test_windows_with_distributions_need_coupling() -> None:
     with pytest.raises(ValueError, match='mode "gumbel": use one of jacobi'):
         generate(JacobiDrafter(TARGET, keeps_distributions=False), CouplingVerifier())
-    with pytest.raises(ValueError, match='mode "jacobi": use one of iid, point, sampled'):
-        generate(JacobiDrafter(TARGET), RejectionVerifier())
+    refused(generate, JacobiDrafter(TARGET), RejectionVerifier(), match='mode "jacobi": use one of iid, point, sampled')
     assert torch.equal(generate(JacobiDrafter(TARGET), GumbelVerifier()).tokens, plain_tokens())
 
 
@@ -74,7 +74,5 @@ def test_each_token_repeats_its_neighbour(side: Literal["left", "above"], distan
 
 
 def test_a_bad_side_or_length_is_refused() -> None:
-    with pytest.raises(ValueError, match='side is "below", wanted left or above'):
-        RepeatDrafter(TARGET, side="below", length=2)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="length is 0, wanted at least 1"):
-        RepeatDrafter(TARGET, side="left", length=0)
+    refused(RepeatDrafter, TARGET, side="below", length=2, match='side is "below", wanted left or above')
+    refused(RepeatDrafter, TARGET, side="left", length=0, match="length is 0, wanted at least 1")

@@ -20,6 +20,7 @@ from lantern.generation.generator import build_decoder
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
 from lantern.models.llamagen.transformer import Transformer
+from tests.refusals import refused
 from tests.tiny import tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, plain_tokens, tiny_decoder
 
@@ -122,23 +123,19 @@ def test_a_drafter_that_the_chosen_engine_refuses_is_run_by_eager(monkeypatch: p
     how = {"sampling": Sampling(), "drafter_module": tiny_eagle(target)}
     made = build_decoder(METHODS["ddd"], target, engine=AutoEngine(), **how)  # type: ignore[arg-type]
     assert made.engine == EagerEngine() and "change size from step to step" in made.engine.reason
-    with pytest.raises(ValueError, match="change size from step to step"):
-        build_decoder(METHODS["ddd"], target, engine=GraphEngine(), **how)  # type: ignore[arg-type]
+    refused(build_decoder, METHODS["ddd"], target, engine=GraphEngine(), **how, match="change size from step to step")
 
 
 def test_engines_are_named_and_other_names_refused() -> None:
     for name in ENGINES:
         made = engine(name, weights="int8", reason="because")
         assert engine(**made.as_dict()) == made
-    with pytest.raises(ValueError, match="engine is 'gpu', expected one of auto, eager"):
-        engine("gpu")
-    with pytest.raises(ValueError, match="weights is 'int2', expected one of full"):
-        engine("eager", weights="int2")
+    refused(engine, "gpu", match="engine is 'gpu', expected one of auto, eager")
+    refused(engine, "eager", weights="int2", match="weights is 'int2', expected one of full")
 
 
 def test_variants_are_engines_with_weights() -> None:
     for name in ("cpu+int8", "eager+int8", "graph"):
         assert VARIANT(name) == name
     for text in ("graph+int4", "cpu+int9", "", "cpu+graph", "auto", "wide"):
-        with pytest.raises(argparse.ArgumentTypeError, match="wanted one of eager, cpu, cpu\\+int8, graph"):
-            VARIANT(text)
+        refused(VARIANT, text, error=argparse.ArgumentTypeError, match="wanted one of eager, cpu, cpu\\+int8, graph")

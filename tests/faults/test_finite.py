@@ -17,6 +17,7 @@ from lantern.generation.requests import Request, as_requests
 from lantern.methods import METHODS
 from lantern.models import folder as model_folder
 from lantern.models.folder import Model, load_model
+from tests.refusals import refused
 
 APPLES = as_requests(["a red apple"] * 3)
 
@@ -108,21 +109,17 @@ def test_debug_mode_names_the_layer(
 ) -> None:
     model.target.get_parameter(f"{name}.weight").data.view(-1)[0] = value
     for method in ("plain", "eagle1"):
-        with pytest.raises(NotFiniteError) as refused:
-            make(model, method=method, debug=True)
-        assert str(refused.value) == f"transformer.{name} gave {word}"
+        line = refused(make, model, method=method, debug=True, error=NotFiniteError)
+        assert line == f"transformer.{name} gave {word}"
     monkeypatch.setenv("LANTERN_DEBUG", "1")
-    with pytest.raises(NotFiniteError, match=f"{name} gave {word}"):
-        make(model)
+    refused(make, model, error=NotFiniteError, match=f"{name} gave {word}")
 
 
 def test_debug_mode_names_a_layer_that_fails_in_a_later_pass(model: Model) -> None:
     spoil_fifth_token(model.target)
     for method in ("plain", "eagle1"):
-        with pytest.raises(NotFiniteError, match=r"^transformer\.rotary gave NaN$"):
-            make(model, method=method, debug=True)
-    with pytest.raises(NotFiniteError, match="'a red apple', seed 0, image 0: .* NaN or infinite"):
-        make(model)  # layers are no longer watched
+        refused(make, model, method=method, debug=True, error=NotFiniteError, match=r"^transformer\.rotary gave NaN$")
+    refused(make, model, error=NotFiniteError, match="'a red apple', seed 0, image 0: .* NaN or infinite")
 
 
 def test_debug_mode_names_a_layer_of_the_drafter_without_which_exact_pictures_stay_the_same(model: Model) -> None:
@@ -130,8 +127,7 @@ def test_debug_mode_names_a_layer_of_the_drafter_without_which_exact_pictures_st
     model.drafter.fc.weight.data[0, 0] = torch.nan
     assert [picture.tokens_sha256 for picture in make(model, method="eagle1")] == expected
     assert [picture.tokens_sha256 for picture in make(model, debug=True)] == expected
-    with pytest.raises(NotFiniteError, match="drafter.fc gave NaN"):
-        make(model, method="eagle1", debug=True)
+    refused(make, model, method="eagle1", debug=True, error=NotFiniteError, match="drafter.fc gave NaN")
 
 
 def test_debug_of_the_command_names_the_layer(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from lantern.generation.serving.worker import Job, RefusedError, Worker
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
 from tests.generation.served import KEY, Served
+from tests.refusals import refused
 
 PROMPT, SIZE = "a red apple", "8x8"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -142,8 +143,7 @@ def test_other_refusals(served: Served) -> None:
         assert httpx.get(f"{served.url}/v1/models", headers=key).status_code == 401
     assert served.post(content=b"x" * 5000, headers=HEADERS).status_code == 413
     assert served.post(content=iter([b"{}"]), headers=HEADERS).status_code == 411
-    with pytest.raises(openai.NotFoundError, match="is not served here"):
-        served.client.models.retrieve("other")
+    refused(served.client.models.retrieve, "other", error=openai.NotFoundError, match="is not served here")
 
 
 @pytest.mark.parametrize(
@@ -247,8 +247,7 @@ def test_cancelled_pictures_are_not_made(model: Model) -> None:
     worker.start()
     assert worker.stop(30)
     assert heard == {0: ["done"], 2: ["done"]}
-    with pytest.raises(RefusedError, match="the server stops"):
-        worker.submit([job(4, hearing(heard, 4))])
+    refused(worker.submit, [job(4, hearing(heard, 4))], error=RefusedError, match="the server stops")
 
 
 @pytest.mark.parametrize("methods", [("plain", "gumbel-jacobi", "eagle1", "sjd"), ("zipar",) * 4, ("pjd",) * 4])

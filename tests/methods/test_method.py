@@ -101,8 +101,7 @@ def test_damaged_options_are_refused_in_one_line(name: str) -> None:
     ],
 )
 def test_the_error_names_what_is_wanted(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        METHODS["lantern"].with_options(**options)
+    refused(METHODS["lantern"].with_options, **options, match=message)
 
 
 @pytest.mark.parametrize("name", ["eagle2_58_10", "eagle2_0_1_1", "eagle2_a_b_c"])

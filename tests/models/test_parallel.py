@@ -21,6 +21,7 @@ from lantern.models.folder import load_model
 from lantern.models.transformers import parallel
 from tests import tiny_transformers as tiny
 from tests.cli.calls import Capture
+from tests.refusals import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"emu3": (24, 32), "lumina": (4, 8), "simplear": (48, 64)}
@@ -108,10 +109,8 @@ def test_rank_0_alone_writes_and_prints(tmp_path: Path, capsys: Capture) -> None
 def test_some_models_are_not_shared(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    with pytest.raises(ValueError, match="runs in one process, not by torchrun"):
-        load_model(folder, processes=2)
-    with pytest.raises(ValueError, match="LlamaForCausalLM has no plan for tensor parallelism"):
-        parallel.plan_of("LlamaForCausalLM", 2)
+    refused(load_model, folder, processes=2, match="runs in one process, not by torchrun")
+    refused(parallel.plan_of, "LlamaForCausalLM", 2, match="LlamaForCausalLM has no plan for tensor parallelism")
     with pytest.raises(ValueError, match="3 processes do not divide 2 heads of keys and values"):
         parallel.divide_heads(tiny.assemble("janus").target, 3)
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -61,9 +61,7 @@ def test_long_and_unusual_prompts_are_encoded(encoder: TextEncoder) -> None:
 
 @pytest.mark.parametrize("prompt", ["", "   ", "...", "png", "一只猫"])
 def test_prompt_without_content_is_refused(encoder: TextEncoder, prompt: str) -> None:
-    with pytest.raises(ValueError, match="empty") as error:
-        encoder.encode([prompt])
-    assert "\n" not in str(error.value)
+    refused(encoder.encode, [prompt], match="empty")
 
 
 @pytest.mark.parametrize("layout", ["one folder", "two folders", "named", "parent"])
@@ -123,8 +121,7 @@ def test_missing_files_and_other_kinds_are_refused_by_name(encoder: TextEncoder,
     encoder.save_pretrained(tmp_path)
     for name in ("tokenizer.json", "model.safetensors", "config.json"):
         (tmp_path / name).unlink()
-        with pytest.raises(ValueError, match=f"{name} is missing"):
-            TextEncoder.from_pretrained(tmp_path)
+        refused(TextEncoder.from_pretrained, tmp_path, match=f"{name} is missing")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     assert "bert" in refused(TextEncoder.from_pretrained, tmp_path)
 

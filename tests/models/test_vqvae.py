@@ -7,6 +7,7 @@ import torch
 
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from tests import tiny_transformers as tiny
+from tests.refusals import refused
 from tests.tiny import initialised
 
 SIZES: dict[str, Any] = {"ch": 32, "z_channels": 32, "codebook_size": 64, "codebook_embed_dim": 8}
@@ -58,9 +59,7 @@ def test_decoded_bytes_are_those_of_transformers(vq: VQVAE, reference: Any) -> N
 
 
 def test_bad_grids_and_configs_are_refused(vq: VQVAE) -> None:
-    with pytest.raises(ValueError, match="got 15 tokens an image, wanted a square grid"):
-        vq.decode(torch.zeros(1, 15, dtype=torch.long))
+    refused(vq.decode, torch.zeros(1, 15, dtype=torch.long), match="got 15 tokens an image, wanted a square grid")
     changed: list[dict[str, Any]] = [{"ch": 20}, {"encoder_ch_mult": (1, 2)}, {"codebook_size": 0}]
     for changes in changed:
-        with pytest.raises(ValueError, match="wanted"):
-            VQConfig(**changes)
+        refused(VQConfig, **changes, match="wanted")

@@ -24,6 +24,7 @@ from lantern.training.drafter import DrafterConfig, DrafterTask, Teacher, find_k
 from lantern.training.loop import LoopConfig
 from lantern.training.losses import Objective
 from tests import tiny_transformers as tiny
+from tests.refusals import refused
 from tests.tiny import tiny_target
 
 CASES = {"janus": None, "emu3": (24, 24)}  # and their sizes
@@ -166,8 +167,7 @@ def test_what_cannot_be_trained_is_refused(folder: Path, tmp_path: Path) -> None
     base = DrafterConfig(loop=LOOP)
     (target, text), (emu3, _) = target_and_text("janus"), target_and_text("emu3")
     guided = DrafterConfig(loop=LOOP, model={"form": "guided"}, objective=Objective(regression=0.1))
-    with pytest.raises(ValueError, match='form is "guided", wanted "rows": the head of this target is not linear'):
-        for_tokens(guided, target)
+    refused(for_tokens, guided, target, match='form is "guided", wanted "rows": the head of this target is not linear')
     assert for_tokens(guided, emu3) == guided and for_tokens(base, emu3).model == {"form": "rows"}
     heads = replace(guided, kind="medusa", model={})
     assert for_tokens(heads, emu3).objective.regression == 0.1
@@ -179,5 +179,4 @@ def test_what_cannot_be_trained_is_refused(folder: Path, tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"guidance is 1\.0, wanted above 1"):
         Teacher(target, text.condition, PROMPTS, sampling=Sampling(guidance=1.0), seed=0)
     data = drawings(tmp_path / "drawings")
-    with pytest.raises(ValueError, match="give --text-encoder"):
-        train(base, out=tmp_path / "out", data=data, target=folder / "transformer")
+    refused(train, base, out=tmp_path / "out", data=data, target=folder / "transformer", match="give --text-encoder")

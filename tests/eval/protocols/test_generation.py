@@ -21,14 +21,14 @@ from lantern.generation.generator import Generator
 from lantern.generation.images import Statistics
 from tests.eval import workers
 from tests.eval.workers import FINGERPRINT, contents, expected, lines, paint
+from tests.refusals import refused
 
 # shards
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1/0", "1", "a/b", "-1/4", "1/4/2"])
 def test_invalid_shards_are_rejected(text: str) -> None:
-    with pytest.raises(ValueError, match="expected i/n"):
-        Shard.parse(text)
+    refused(Shard.parse, text, match="expected i/n")
 
 
 def test_shards_and_another_number_of_them_match_one_run(decoder: Generator, whole: Path, tmp_path: Path) -> None:
@@ -229,8 +229,7 @@ def test_another_fingerprint_is_rejected_by_its_difference(
 ) -> None:
     path = recorded(tmp_path, 0)
     for read in (lambda: JsonLines(path, HERE | changed), lambda: read_entries(tmp_path, HERE | changed)):
-        with pytest.raises(ValueError, match=f"begun with {message}"):
-            read()
+        refused(read, match=f"begun with {message}")
 
 
 def test_tuples_and_lists_are_the_same_to_a_fingerprint(tmp_path: Path) -> None:
@@ -242,8 +241,7 @@ def test_tuples_and_lists_are_the_same_to_a_fingerprint(tmp_path: Path) -> None:
 def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
     path = recorded(tmp_path, 0)
     path.write_bytes(path.read_bytes() + line)
-    with pytest.raises(ValueError, match=r"manifest-1-of-1\.jsonl, line 3 is .*delete that line"):
-        read_entries(tmp_path)
+    refused(read_entries, tmp_path, match=r"manifest-1-of-1\.jsonl, line 3 is .*delete that line")
 
 
 def test_a_failed_write_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,5 +262,4 @@ def test_the_difference_that_is_named_shows_in_the_message(tmp_path: Path) -> No
     was, now = ({"drafter": long + name, "name": name} for name in ("sjd", "scd"))
     with JsonLines(tmp_path / "lines", was):
         pass
-    with pytest.raises(ValueError, match="was begun with name sjd, now it is scd"):
-        JsonLines(tmp_path / "lines", now)
+    refused(JsonLines, tmp_path / "lines", now, match="was begun with name sjd, now it is scd")
