@@ -29,8 +29,7 @@ from lantern.cli.command import (
     say,
     size_of,
 )
-from lantern.cli.methods import METHOD
-from lantern.cli.options import MAX_SEED, MODEL, MODEL_HELP, Distribution, Placement, advice
+from lantern.cli.options import MAX_SEED, METHOD, MODEL, MODEL_HELP, Distribution, Placement, advice
 from lantern.core.config import read_json_object
 from lantern.core.places import resolve_model
 from lantern.generation import images

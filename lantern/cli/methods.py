@@ -5,14 +5,13 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, OneOf, arg, command, opt
-from lantern.cli.options import MODEL, MODEL_HELP
+from lantern.cli.command import DONE, arg, command, opt
+from lantern.cli.options import METHOD, MODEL, MODEL_HELP
 from lantern.core.places import resolve_model
 from lantern.engines.engine import ENGINES
 from lantern.methods import METHODS, PROMISES, Method
 from lantern.methods.parts import ADD_ONS
 
-METHOD = OneOf(list(METHODS), "a method that `lantern methods` lists")
 LACKS = "*"  # before a method that needs a part
 
 

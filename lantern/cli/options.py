@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import Group, OneOf, opt
 from lantern.engines.engine import ENGINES, VARIANTS, WEIGHTS, Engine, engine
+from lantern.methods import METHODS
 
 if TYPE_CHECKING:
     from lantern.models.folder import Model
@@ -14,6 +15,7 @@ MODEL_HELP = "name, folder or hub id"
 MAX_SEED = 2**63 - 1
 DTYPES = ("fp32", "bf16", "fp16")
 VARIANT = OneOf(VARIANTS)
+METHOD = OneOf(list(METHODS), "a method that `lantern methods` lists")
 ENGINE_HELP = (
     "how steps are run: eager (by torch), wide (attention in fp64: rounds the same in any tree), graph (one CUDA "
     "graph per step), cpu (C++, built by pip install or at first use by g++: several times as fast as eager, and "

@@ -26,7 +26,6 @@ from lantern.core.types import Callback, Condition, Drafter, Generation, Step, T
 from lantern.decoding.loop import State, begin, check_modes, run
 from lantern.decoding.plain import NoDrafts, Plain
 from lantern.decoding.prompt import PromptCache
-from lantern.decoding.row_front import RowFront
 from lantern.decoding.statistics import Stopwatch
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
@@ -201,6 +200,8 @@ class Decoder:
         if self._kept is not None:
             return self._kept
         if (front := self.method.made.front) is not None:
+            from lantern.decoding.row_front import RowFront
+
             made: State = RowFront(self.target, self.sampling, **front)
         elif self.drafter is not None and self.verifier is not None:
             made = State(self.target, self.sampling, self.drafter, self.verifier)

@@ -259,20 +259,18 @@ def convert(pixels: "UInt8[Tensor, 'b h w 3']", form: str) -> Any:
     return unit.cpu().numpy() if form == "np" else unit.permute(0, 3, 1, 2)
 
 
-def sheet(
-    pictures: Sequence["Image"], *, columns: int, labels: Sequence[str] = (), gap: int = GAP, margin: int = GAP
-) -> "Image":
-    """Return images of one size in rows of `columns` on white, `gap` pixels apart and `margin` from the edge.
+def sheet(pictures: Sequence["Image"], *, columns: int, labels: Sequence[str] = (), margin: int = GAP) -> "Image":
+    """Return images of one size in rows of `columns` on white, GAP pixels apart and `margin` from the edge.
 
     With `labels` each image has its label below it, in at most LINES lines.
     """
     from PIL import Image, ImageDraw, ImageFont
 
     columns, cell = min(columns, len(pictures)), pictures[0].size
-    size = sheet_size(cell, len(pictures), columns, has_labels=bool(labels), gap=gap, margin=margin)
+    size = sheet_size(cell, len(pictures), columns, has_labels=bool(labels), margin=margin)
     result = Image.new("RGB", size, "white")
     draw, font = ImageDraw.Draw(result), ImageFont.load_default()
-    width, height = cell[0] + gap, cell[1] + gap + (LINES * LINE if labels else 0)
+    width, height = cell[0] + GAP, cell[1] + GAP + (LINES * LINE if labels else 0)
     for i, picture in enumerate(pictures):
         left, top = margin + (i % columns) * width, margin + (i // columns) * height
         result.paste(picture, (left, top))
@@ -284,7 +282,7 @@ def sheet(
 
 
 def sheet_size(
-    cell: tuple[int, int], count: int, columns: int, *, has_labels: bool = False, gap: int = GAP, margin: int = GAP
+    cell: tuple[int, int], count: int, columns: int, *, has_labels: bool = False, margin: int = GAP
 ) -> tuple[int, int]:
     """Return width and height in pixels of a sheet of `count` images of (width, height) `cell`.
 
@@ -292,7 +290,7 @@ def sheet_size(
     """
     columns = min(columns, count)
     rows, text = -(-count // columns), LINES * LINE if has_labels else 0
-    width, height = columns * (cell[0] + gap) - gap + 2 * margin, rows * (cell[1] + text + gap) - gap + 2 * margin
+    width, height = columns * (cell[0] + GAP) - GAP + 2 * margin, rows * (cell[1] + text + GAP) - GAP + 2 * margin
     if max(width, height) > MAX_SIDE:
         raise ValueError(
             f"the sheet would have {width} x {height} pixels, wanted at most {MAX_SIDE} a side: make fewer images, or"

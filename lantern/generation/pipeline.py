@@ -224,8 +224,9 @@ class LanternPipeline(DiffusionPipeline):
         if has_own_target:
             pipe.transformer.generation = dict(pipe.config["generation"])
         if pipe.drafter is not None:
-            own, digest = folder / "drafter", pipe._digest or weights_digest(pipe.transformer.state_dict())
-            folders.check_drafter(pipe.drafter.config, pipe.transformer.config, digest, folder=own, model_name=shown)
+            own, target = folder / "drafter", pipe.transformer
+            digest = getattr(target, "digest", None) or weights_digest(target.state_dict())
+            folders.check_drafter(pipe.drafter.config, target.config, digest, folder=own, model_name=shown)
         for part in ("transformer", "drafter"):
             if (module := getattr(pipe, part)) is not None:
                 torch.nn.Module.to(module, dtype=dtypes.get(part, dtypes["default"]))
@@ -234,7 +235,7 @@ class LanternPipeline(DiffusionPipeline):
 
     def _load_from(self, folder: Path, name: str) -> None:
         """Take add-ons and words from a model's folder."""
-        digest, target = self._digest, self.transformer
+        target, digest = self.transformer, getattr(self.transformer, "digest", None)
         add_ons = folders.AddOns(folder, target, model_name=name, digest=digest)
         self._loaded = Model(name=name, target=target, folder=folder, add_ons=add_ons, stored_digest=digest or "")
 
@@ -264,8 +265,8 @@ class LanternPipeline(DiffusionPipeline):
         self._save_add_ons(folder)
         chosen = {"method": self._method} if self._method != "auto" or "method" in defaults else {}
         folders.write_index(folder, generation=defaults | chosen)
-        if self._tokens_per_step:
-            folders.record_tokens_per_step(folder, self._tokens_per_step)
+        if tokens := getattr(self.transformer, "tokens_per_step", None):
+            folders.record_tokens_per_step(folder, tokens)
         if is_pushed:
             hub.setdefault("repo_id", folder.resolve().name)
             self.push_to_hub(**hub)  # it saves all again, beside its model card
@@ -330,17 +331,9 @@ class LanternPipeline(DiffusionPipeline):
             text=None if encoder is None or tokenizer is None else TextEncoder(encoder, tokenizer),
             drafter=self.drafter,
             generation=dict(self.config["generation"]),
-            tokens_per_step=self._tokens_per_step,
+            tokens_per_step=getattr(target, "tokens_per_step", None) or {},
             **held,
         )
-
-    @property
-    def _tokens_per_step(self) -> Mapping[int, float]:
-        return getattr(self.transformer, "tokens_per_step", None) or {}
-
-    @property
-    def _digest(self) -> str | None:
-        return getattr(self.transformer, "digest", None)
 
     @torch.no_grad()
     def tune(self, **how: Any) -> dict[str, Any]:

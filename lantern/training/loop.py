@@ -25,7 +25,7 @@ from torch.optim.swa_utils import AveragedModel
 from lantern.core.config import install_hint, one_line
 from lantern.core.io import CONFIG_NAME, TRAINING_NAME, atomic_write, is_there, read_pickled, trained_steps, write_json
 from lantern.core.signals import Stopped, Stopping
-from lantern.generation.images import sheet, to_image
+from lantern.generation.images import to_image
 
 FEW = 200  # steps below which a timed training warns
 MEASURED = 0.1  # share of the time after which it does
@@ -150,9 +150,11 @@ class Task(nn.Module):
 
 def save_sheet(pictures: UInt8[Tensor, "n 3 h w"], path: Path, *, columns: int) -> None:
     """Write a contact sheet as a small PNG, atomically."""
-    rows = [to_image(picture) for picture in pictures.permute(0, 2, 3, 1).contiguous()]
+    from torchvision.utils import make_grid
+
+    sheet = make_grid(pictures, columns, pad_value=255)
     with atomic_write(path) as temporary:
-        sheet(rows, columns=columns, gap=2, margin=2).save(temporary, format="PNG", optimize=True)
+        to_image(sheet.permute(1, 2, 0)).save(temporary, format="PNG", optimize=True)
 
 
 def check_accelerate() -> None:
@@ -178,52 +180,51 @@ class TrainingLog:
     """Progress on stderr, one JSON line per report in log.jsonl, events in `events/`; only the first process writes.
 
     On a terminal progress is a bar, elsewhere a line a minute. A resumed run hides events that the stopped run wrote
-    after its checkpoint. `share` is that of the training which is done, `tokens` are those of a step, and `steps` is
-    None for a timed run.
+    after its checkpoint.
     """
 
-    def __init__(self, out: Path, *, start: int, share: float, steps: int | None, tokens: int, is_quiet: bool) -> None:
+    def __init__(self, run: "Run") -> None:
         from tqdm import tqdm
 
-        self.path, self.start, self.tokens, self.is_quiet = out / "log.jsonl", start, tokens, is_quiet
-        self.share, self.steps = share, steps
+        self.run, self.first_step, self.first_share, config = run, run.done, run.share, run.config
         self.began = self.spoken = time.monotonic()
-        is_hidden = is_quiet or not sys.stderr.isatty()
-        self.bar = tqdm(initial=start, total=steps, unit="step", dynamic_ncols=True, disable=is_hidden)
+        self.steps = None if config.minutes else config.steps
+        self.tokens = run.task.batch_tokens * config.accumulate * run.accelerator.num_processes
+        is_hidden = not run.is_first or not sys.stderr.isatty()
+        self.bar = tqdm(initial=run.done, total=self.steps, unit="step", dynamic_ncols=True, disable=is_hidden)
         self._events: Any = None
-        if not is_quiet and find_spec("tensorboard") is None:
+        if run.is_first and find_spec("tensorboard") is None:
             print(f"no TensorBoard events; for them, {install_hint('train')}", file=sys.stderr)
-        elif not is_quiet:
+        elif run.is_first:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._events = SummaryWriter(str(out / "events"), purge_step=start + 1 if start else None)
+            self._events = SummaryWriter(str(run.out / "events"), purge_step=run.done + 1 if run.done else None)
 
-    def speak(self, step: int, share: float, figures: dict[str, Tensor], *, is_last: bool) -> None:
+    def speak(self, figures: dict[str, Tensor], *, is_last: bool) -> None:
         """Advance the bar, or print a line if the last one is a minute old or this step is the last."""
-        now = time.monotonic()
+        now, step = time.monotonic(), self.run.done
         if not self.bar.disable:
             self.bar.update(step - self.bar.n)
-        elif not self.is_quiet and (is_last or now - self.spoken >= MINUTE):
-            self.spoken, rate, left = now, (step - self.start) / max(now - self.began, 1e-9), self._left(share)
+        elif self.run.is_first and (is_last or now - self.spoken >= MINUTE):
+            self.spoken, rate = now, (step - self.first_step) / max(now - self.began, 1e-9)
             of = f"step {step} of {self.steps}" if self.steps else f"step {step}"
             parts = [f"{of}: loss {float(figures['loss']):.4g}", f"{rate:.3g} steps/s"]
             parts += [f"{rate * self.tokens:,.0f} tokens/s"] if self.tokens else []
-            print(", ".join([*parts, f"{left / 60:.1f} minutes left"]), file=sys.stderr, flush=True)
+            print(", ".join([*parts, f"{self._left() / 60:.1f} minutes left"]), file=sys.stderr, flush=True)
 
-    def report(self, step: int, share: float, figures: dict[str, float]) -> None:
+    def report(self, figures: dict[str, float]) -> None:
         """Write figures of a step."""
-        if self.is_quiet:
+        if not self.run.is_first:
             return
         self.bar.set_postfix({name: f"{value:.4g}" for name, value in figures.items()}, refresh=False)
-        spent, left = time.monotonic() - self.began, self._left(share)
-        seconds = {"seconds": round(spent, 1), "seconds_left": round(left, 1)}
-        with self.path.open("a") as file:
-            file.write(json.dumps({"step": step, **seconds, **figures}) + "\n")
+        seconds = {"seconds": round(time.monotonic() - self.began, 1), "seconds_left": round(self._left(), 1)}
+        with (self.run.out / "log.jsonl").open("a") as file:
+            file.write(json.dumps({"step": self.run.done, **seconds, **figures}) + "\n")
         if self._events is not None:
             for name, value in figures.items():
-                self._events.add_scalar(name, value, step)
+                self._events.add_scalar(name, value, self.run.done)
 
-    def show(self, step: int, picture: Path) -> None:
+    def show(self, picture: Path) -> None:
         """Add a sample image to the events, if the task wrote one."""
         if self._events is None or not picture.exists():
             return
@@ -231,7 +232,7 @@ class TrainingLog:
         from PIL import Image
 
         with Image.open(picture) as image:
-            self._events.add_image("sample", np.asarray(image.convert("RGB")), step, dataformats="HWC")
+            self._events.add_image("sample", np.asarray(image.convert("RGB")), self.run.done, dataformats="HWC")
 
     def close(self) -> None:
         """End the bar and the events."""
@@ -239,9 +240,10 @@ class TrainingLog:
         if self._events is not None:
             self._events.close()
 
-    def _left(self, share: float) -> float:
+    def _left(self) -> float:
         """Return the remaining seconds."""
-        return (time.monotonic() - self.began) * (1 - share) / max(share - self.share, 1e-9)
+        share = self.run.share
+        return (time.monotonic() - self.began) * (1 - share) / max(share - self.first_share, 1e-9)
 
 
 class Run:
@@ -270,11 +272,7 @@ class Run:
         self.began = time.monotonic() - seconds
         self.place = self._place(seconds)
         self.model = accelerator.prepare_model(task)
-        tokens = task.batch_tokens * config.accumulate * accelerator.num_processes
-        steps, share = None if config.minutes else config.steps, self.place / config.steps
-        self.log = TrainingLog(
-            out, start=self.done, share=share, steps=steps, tokens=tokens, is_quiet=not self.is_first
-        )
+        self.log = TrainingLog(self)
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.ahead = self._begin_batch(self.done * config.accumulate)
 
@@ -282,6 +280,11 @@ class Run:
     def elapsed(self) -> float:
         """Seconds since the training began, those before an interruption included."""
         return time.monotonic() - self.began
+
+    @property
+    def share(self) -> float:
+        """The part of the training that is done."""
+        return min(1.0, self.place / self.config.steps)
 
     def _place(self, seconds: float) -> float:
         """Return the step of the schedule after the steps that are done, or after a time in a timed training."""
@@ -337,14 +340,13 @@ class Run:
             self.done += 1
             is_stopped = self._advance(stopping)
             is_last, done = self.place >= config.steps, self.done
-            share = min(1.0, self.place / config.steps)
-            self.log.speak(done, share, figures, is_last=is_last)
+            self.log.speak(figures, is_last=is_last)
             if done % config.log_every == 0 or is_last:
-                self.log.report(done, share, found := {name: float(figure) for name, figure in figures.items()})
+                self.log.report(found := {name: float(figure) for name, figure in figures.items()})
                 if not math.isfinite(found["loss"]):
                     raise RuntimeError(f"the loss became {found['loss']} by step {done}: lower the rate, or use fp32")
             if self.is_first and (done % config.evaluate_every == 0 or is_last):
-                self.measure(share)
+                self.measure()
             if self.is_first and (time.monotonic() - saved > config.save_seconds or is_stopped or is_last):
                 self.save()
                 saved = time.monotonic()
@@ -395,14 +397,13 @@ class Run:
                 print(f"warning: the time suffices for {steps} steps, fewer than {FEW}: {advice}", file=sys.stderr)
         return signals > 0
 
-    def measure(self, share: float) -> None:
+    def measure(self) -> None:
         """Log held-out figures and a sample, of the averaged weights if there are any."""
-        done, path = self.done, self.out / "samples" / f"{self.done:07d}.png"
+        path = self.out / "samples" / f"{self.done:07d}.png"
         with self._final_weights(), torch.no_grad():
-            figures = {f"held_out_{name}": value for name, value in self.task.evaluate().items()}
-            self.log.report(done, share, figures)
+            self.log.report({f"held_out_{name}": value for name, value in self.task.evaluate().items()})
             self.task.sample(path)
-        self.log.show(done, path)
+        self.log.show(path)
 
     def save(self) -> None:
         """Replace the checkpoint atomically."""

@@ -73,10 +73,13 @@ def test_names_do_not_depend_on_the_choice_of_auto(model: str, monkeypatch: pyte
     assert names("o") == ["a-red-apple-auto-fp32-g3-seed0-0.png"]
 
 
-def test_settings_have_a_short_name() -> None:
+def test_settings_have_a_short_name_and_destinations_are_files_or_folders() -> None:
     assert compact({"lambda_": 2.0, "k": 10}) == "k10-lambda2" and compact({}) == ""
     assert compact({"tree": "[[0]]"}) != compact({"tree": "[[1]]"}) and slug("A red apple") == "a-red-apple"
     assert len(set(map(slug, ("a red apple", "a red apple!", "a-red-apple", "\u0633", "x" * 70, "x" * 71)))) == 6
+    Path("folder.png").mkdir()
+    for out, is_file in ((None, False), (Path("folder.png"), False), (Path("a/x.JPG"), True), (Path("a/x"), False)):
+        assert destination(out).is_file == is_file
 
 
 @given(one=st.text(), other=st.text())
@@ -188,9 +191,3 @@ def test_a_sheet_of_several_prompts_has_labels(model: str, capsys: Capture) -> N
     with Image.open(path) as image:
         assert image.size == (8 + 2 * 16, 8 + 2 * (16 + 24)) and "prompt" not in image.info
         assert len(image.crop((0, 17, 40, 40)).convert("L").getcolors() or []) > 1
-
-
-def test_destinations_are_files_or_folders() -> None:
-    Path("folder.png").mkdir()
-    for out, is_file in ((None, False), (Path("folder.png"), False), (Path("a/x.JPG"), True), (Path("a/x"), False)):
-        assert destination(out).is_file == is_file

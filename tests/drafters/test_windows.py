@@ -29,13 +29,10 @@ def decode(images: list[int] | None = None, **settings: Any) -> tuple[Any, list[
     return stepped(tiny_decoder("sjd-pac", **settings), images)
 
 
-def test_front_is_a_tree_before_a_chain() -> None:
+def test_a_front_is_a_tree_before_a_chain_and_saves_passes_if_wide() -> None:
     assert fronted(5, 2, 2).spelling == "0 1 0.0 0.1 1.0 1.1 0.0.0 0.0.0.0"
     assert fronted(4, 1, 3).spelling == "0 0.0 0.0.0"
     assert fronted(2, 3, 5).spelling == "0 1 2"
-
-
-def test_a_front_of_width_one_is_a_plain_window_and_wider_ones_save_passes() -> None:
     plain, _ = stepped(tiny_decoder("gumbel-jacobi", window=8))
     narrow, wide = (decode(window=8, width=width)[0] for width in (1, 6))
     assert torch.equal(narrow.tokens, plain_tokens()) and torch.equal(wide.tokens, plain_tokens())

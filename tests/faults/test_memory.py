@@ -60,16 +60,13 @@ def digests(pictures: list[Picture]) -> list[str]:
     return [picture.tokens_sha256 for picture in pictures]
 
 
-def test_a_failed_allocation_is_recognised() -> None:
+def test_only_a_failed_allocation_halves_the_batch(model: Model) -> None:
     for allocate in (lambda: torch.empty(1 << 60, dtype=torch.uint8), lambda: bytearray(1 << 60)):
         with pytest.raises((RuntimeError, MemoryError)) as failed:
             allocate()
         assert is_out_of_memory(failed.value)
     assert is_out_of_memory(CUDA) and is_out_of_memory(CPU)
     assert not is_out_of_memory(RuntimeError("size of tensor a (3) must match")) and not is_out_of_memory(OSError(28))
-
-
-def test_the_batch_is_not_halved_after_another_error(model: Model) -> None:
     with room_for(0, model.target, RuntimeError("shapes differ")), pytest.raises(RuntimeError, match="shapes differ"):
         make(model, 4, 4)
 

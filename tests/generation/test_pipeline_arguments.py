@@ -101,16 +101,13 @@ def test_a_negative_row_is_that_of_its_caption(folder: Path) -> None:
     assert "takes no negative prompt: use another method" in refused(model.target.read, with_negative, 2, whole=True)
 
 
-def test_negative_embeddings_equal_their_text(pipe: LanternPipeline) -> None:
+def test_negative_embeddings_equal_their_text_which_statistics_name(pipe: LanternPipeline) -> None:
     embeddings, mask = pipe.encode_prompt("blue cat")
     given = {"negative_prompt_embeds": embeddings, "negative_prompt_attention_mask": mask}
     assert torch.equal(tokens(pipe, **given), tokens(pipe, negative_prompt="blue cat"))
     positive, seen = pipe.encode_prompt("a red apple")
     alone = tokens(pipe, None, prompt_embeds=positive, prompt_attention_mask=seen, **given)
     assert torch.equal(alone, tokens(pipe, negative_prompt="blue cat"))
-
-
-def test_statistics_name_the_negative_prompt(pipe: LanternPipeline) -> None:
     found: Any = pipe("a cat", negative_prompt="blue", generator=0, output_type="latent")
     assert (found.stats[0]["prompt"], found.stats[0]["negative_prompt"]) == ("a cat", "blue")
     found = pipe("a cat", negative_prompt="", generator=0, output_type="latent")

@@ -70,11 +70,14 @@ def test_what_a_method_lacks_is_named_and_parts_must_fit() -> None:
         build_decoder(odd, TARGET, sampling=Sampling(), drafter_module=DRAFTER)
 
 
-def test_needs_follow_from_the_options() -> None:
+def test_needs_and_changes_follow_from_the_options() -> None:
     assert METHODS["fr-spec"].made.columns(2048) == 0
     assert METHODS["lantern"].with_options(k=5, residual="released").made.columns(2048) == 6
     assert not METHODS["sjd"].made.needs and METHODS["eagle1"].made.needs == ("eagle1",)
     assert METHODS["ddd"].made.needs_host and not METHODS["ddd"].with_options(adaptive=False).made.needs_host
+    assert METHODS["lantern"].with_options(k=5, delta=0.1).changed() == {"k": 5}
+    assert METHODS["lantern++"].with_options(**{"lambda": 3.0}).spec == "lantern++:lambda=3.0"
+    assert METHODS["plain"].spec == "plain"
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -117,12 +120,6 @@ def test_a_dynamic_tree_is_not_sampled(name: str, tree: str, mode: str) -> None:
     drafter: Any = decoder.drafter
     assert drafter.mode == mode
     assert bool((decoder.generate(tiny_condition((4, 2)), keys=KEYS).total_variation > 0).all())
-
-
-def test_changed_options_are_those_that_differ() -> None:
-    assert METHODS["lantern"].with_options(k=5, delta=0.1).changed() == {"k": 5}
-    assert METHODS["lantern++"].with_options(**{"lambda": 3.0}).spec == "lantern++:lambda=3.0"
-    assert METHODS["plain"].spec == "plain"
 
 
 # -- a method is one file, its drafter, and a paragraph --------------------------------------------------------------

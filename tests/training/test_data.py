@@ -82,11 +82,15 @@ def test_a_link_stays_a_link_to_the_prepared_data(tmp_path: Path) -> None:
     assert (tmp_path / "out").is_symlink() and len(Prepared.open(tmp_path / "large").records) == 1
 
 
-def test_a_compressed_shard_that_ends_early_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_torn_shard_and_a_folder_of_other_files_are_refused(tmp_path: Path) -> None:
     archive(tmp_path / "s.tgz", {"a.png": np.random.default_rng(0).bytes(1 << 12), "a.txt": b"first"})
     (tmp_path / "s.tgz").write_bytes((tmp_path / "s.tgz").read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"s\.tgz: not a complete tar file"):
         prepare(DataConfig(source="webdataset", path=tmp_path / "s.tgz", size=8), out=tmp_path / "out")
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert "no prepared data" in refused(prepare, DataConfig(source="folder", path=Path("x")), out=tmp_path)
+    assert "holds no prepared data" in refused(Prepared.open, tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
 def test_captions_that_cleaning_empties_are_left_out_of_training(tmp_path: Path, capsys: Capture) -> None:
@@ -150,13 +154,6 @@ def test_no_usable_picture_or_path_is_an_error_and_leaves_nothing(tmp_path: Path
     with pytest.raises(ValueError, match="path is empty, wanted the folder data to read: give --path"):
         prepare(DataConfig(), out=tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
-
-
-def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("mine")
-    assert "no prepared data" in refused(prepare, DataConfig(source="folder", path=Path("x")), out=tmp_path)
-    assert "holds no prepared data" in refused(Prepared.open, tmp_path)
-    assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
 def test_decoded_pictures_are_cached_in_one_file_that_callers_cannot_change(tmp_path: Path) -> None:

@@ -36,12 +36,10 @@ LEARNERS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-class Kept:
-    def __init__(self, teacher: Teacher, pictures: int) -> None:
-        self.tensors = teacher.read(list(range(pictures)))
-
-    def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        return {name: x[list(numbers)] for name, x in self.tensors.items()}
+def kept(teacher: Teacher, pictures: int) -> Any:
+    """Return a source of a teacher's images that keeps them in memory."""
+    tensors = teacher.read(list(range(pictures)))
+    return SimpleNamespace(read=lambda numbers: {name: x[list(numbers)] for name, x in tensors.items()})
 
 
 def examples(pictures: int, *reads: str, scale: float = 3.0) -> Examples:
@@ -52,7 +50,7 @@ def examples(pictures: int, *reads: str, scale: float = 3.0) -> Examples:
 
 def test_training_raises_acceptance_at_every_depth(tmp_path: Path) -> None:
     target = tiny_target()
-    task = DrafterTask(CONFIG, target, Kept(tiny_teacher(target), 32))
+    task = DrafterTask(CONFIG, target, kept(tiny_teacher(target), 32))
     before = task.evaluate()
     train(task, LOOP, out=tmp_path)
     after = task.evaluate()
@@ -69,7 +67,7 @@ def test_drafters_that_are_no_chain_learn_every_depth(name: str) -> None:
     torch.manual_seed(0)
     target, config = tiny_target(), replace(LEARNING, kind=kind, model=fields)
     reads = ("prompt",) if kind == "vispec" else ()
-    task = DrafterTask(config, target, Kept(tiny_teacher(target, reads), 104))
+    task = DrafterTask(config, target, kept(tiny_teacher(target, reads), 104))
     task.eval()
     before = task.evaluate()
     assert [key for key in before if key.startswith("accepted")] == [f"accepted_{i + 1}" for i in range(depths)]
@@ -89,7 +87,7 @@ def test_drafters_that_are_no_chain_learn_every_depth(name: str) -> None:
 
 def test_wider_drafts_hit_the_sample_of_the_target_more_often() -> None:
     target = tiny_target()
-    figures = DrafterTask(CONFIG, target, Kept(tiny_teacher(target), 8)).evaluate()
+    figures = DrafterTask(CONFIG, target, kept(tiny_teacher(target), 8)).evaluate()
     for depth in (1, 2, 3):
         narrow, wide, wider = (figures[f"hits{width}_{depth}"] for width in (1, 4, 8))
         assert 0 < narrow < wide < wider <= 1
@@ -102,12 +100,12 @@ def test_a_training_that_leaves_layers_or_heads_untrained_is_refused(kind: str, 
     target = tiny_target()
     config = replace(CONFIG, kind=kind, model={**model, **({"per_layer": 1} if kind == "poss" else {})})
     with pytest.raises(ValueError, match=rf"unroll is 3, wanted at least {model['depths']}"):
-        DrafterTask(config, target, Kept(tiny_teacher(target), 8))
+        DrafterTask(config, target, kept(tiny_teacher(target), 8))
 
 
 def test_a_drafter_that_is_the_target_is_always_accepted_and_always_hits() -> None:
     target = tiny_target()
-    task = DrafterTask(CONFIG, target, Kept(tiny_teacher(target), 8))
+    task = DrafterTask(CONFIG, target, kept(tiny_teacher(target), 8))
 
     def exact(examples: Examples, depths: int) -> list[Prediction]:
         places = {depth: torch.arange(depth, 16) for depth in range(1, depths + 1)}
@@ -170,7 +168,7 @@ def test_a_released_drafter_is_fine_tuned_with_its_own_sizes(tmp_path: Path) -> 
     assert module.config.form == "rows" and module.reads == {"prompt"}  # type: ignore[union-attr]
     loop = replace(LOOP, steps=40, log_every=1, evaluate_every=40)
     config = replace(CONFIG, loop=loop, lr=3e-3)
-    task = DrafterTask(config, target, Kept(tiny_teacher(target, {"prompt"}), 32), module=module)
+    task = DrafterTask(config, target, kept(tiny_teacher(target, {"prompt"}), 32), module=module)
     train(task, loop, out=tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
@@ -203,7 +201,7 @@ def test_as_many_pictures_as_are_held_out_are_refused() -> None:
 
 def test_a_sample_is_a_map_of_acceptance_for_each_depth(tmp_path: Path) -> None:
     target = tiny_target()
-    DrafterTask(CONFIG, target, Kept(tiny_teacher(target), 8)).sample(tmp_path / "sample.png")
+    DrafterTask(CONFIG, target, kept(tiny_teacher(target), 8)).sample(tmp_path / "sample.png")
     with Image.open(tmp_path / "sample.png") as sheet:
         assert sheet.size == (3 * 32 + 8, 36)
         corners = [
@@ -233,15 +231,14 @@ def test_cache_holds_the_output_of_the_teacher(tmp_path: Path, reads: tuple[str,
         torch.testing.assert_close(read[name].float(), output[name].float(), atol=2e-2, rtol=2e-2)
 
 
-def test_files_are_as_large_as_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_are_as_large_as_announced_and_must_fit_the_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     teacher = tiny_teacher(tiny_target(), ("layers",))
     filled(tmp_path, teacher)
     held = sum(path.stat().st_size for path in tmp_path.iterdir())
     found = re.search(r"12 images, ([\d.]+)kB to write, .* free", capsys.readouterr().err)
     assert found and 0 <= held - 1000 * float(found[1]) < 1024 * 3 + 1000
-
-
-def test_a_disk_with_too_little_space_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
     with pytest.raises(ValueError, match=r"do not fit on a disk with 1.05MB left.*online"):
         filled(tmp_path / "cache", tiny_teacher(tiny_target()))

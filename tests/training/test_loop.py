@@ -89,11 +89,16 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     assert not (tmp_path / "net.pt").exists()
 
 
-def test_learning_rate_rises_stays_and_falls() -> None:
+def test_learning_rate_rises_stays_and_falls_within_the_steps(capsys: Capture) -> None:
     scales = [CONFIG.scale(step) for step in range(30)]
     assert scales[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert scales[5:20] == [1.0] * 15
     assert scales[29] == pytest.approx(0.1)
+    config = LoopConfig(steps=4000, decay=2000).with_length(steps=50)
+    assert (config.steps, config.decay) == (50, 50)
+    assert "decay is 2000 steps, more than the 50 of" in capsys.readouterr().err
+    assert LoopConfig(steps=4000, decay=2000).with_length(minutes=3).minutes == 3
+    assert "got --steps and --minutes" in refused(LoopConfig(steps=4000).with_length, steps=5, minutes=1)
 
 
 class Sum(Line):
@@ -311,14 +316,6 @@ def test_a_log_has_a_line_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert lines[0].startswith("step 24 of 60: loss ")
     assert lines[0].endswith(", 0.393 steps/s, 20 tokens/s, 1.5 minutes left")
     assert lines[-1].startswith("step 60 of 60: loss ") and len(lines) == 3
-
-
-def test_fewer_steps_than_the_decay_shorten_it_with_a_line(capsys: Capture) -> None:
-    config = LoopConfig(steps=4000, decay=2000).with_length(steps=50)
-    assert (config.steps, config.decay) == (50, 50)
-    assert "decay is 2000 steps, more than the 50 of" in capsys.readouterr().err
-    assert LoopConfig(steps=4000, decay=2000).with_length(minutes=3).minutes == 3
-    assert "got --steps and --minutes" in refused(LoopConfig(steps=4000).with_length, steps=5, minutes=1)
 
 
 def test_a_damaged_checkpoint_and_another_file_are_refused_in_one_line(tmp_path: Path) -> None:

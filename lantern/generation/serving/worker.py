@@ -214,7 +214,7 @@ class Worker(threading.Thread):
             try:
                 if not job.is_cancelled:
                     waited = time.monotonic() - job.queued
-                    self._rows.append(Row(job, self._decoder(job), self._captioned(job.request)))
+                    self._rows.append(Row(job, self._decoder(job), self._read(job)))
                     self.observe(waited)
             except Exception as error:
                 if is_out_of_memory(error) and self._rows:
@@ -242,17 +242,19 @@ class Worker(threading.Thread):
             for row in lost:
                 row.job.send("failed", error, None)
 
-    def _captioned(self, request: Request) -> Request:
-        """Return a request with the condition of its prompts, so that those of a prompt need one pass of the encoder.
+    def _read(self, job: Job) -> Request:
+        """Return the request of an image with what it keeps of another, and with the condition of its prompts.
 
-        The conditions of the latest prompts are kept while the encoder's weights are the same. Other requests, and
-        those of token prompts, are returned as they are.
+        The conditions of the latest prompts are kept while the encoder's weights are the same, so that those of a
+        prompt need one pass of the encoder. Token prompts are read by the target.
         """
-        encoder, text = self.model.text, request.text
-        if text is None or request.condition is not None or not isinstance(encoder, TextEncoder):
+        encoder, request = self.model.text, job.request
+        if job.kept is not None:
+            request = replace(request, forced=job.kept.tokens)
+        if request.text is None or not isinstance(encoder, TextEncoder):
             return request
         caption = self._captions.get(encoder.model)
-        found: Condition = caption(text)
+        found: Condition = caption(request.text)
         if request.negative_prompt:
             found = replace(found, negative=caption(request.negative_prompt))
         return replace(request, condition=found)
@@ -276,10 +278,8 @@ class Row:
     """An image that is being decoded, with the decoder that it uses alone."""
 
     def __init__(self, job: Job, generator: Generator, request: Request) -> None:
-        self.job, self.generator, begun = job, generator, time.perf_counter()
+        self.job, self.generator, self.request, begun = job, generator, request, time.perf_counter()
         self._tokens, self._sent = generator.model.target.config.block_size, 0
-        if job.kept is not None:
-            job.request, request = (replace(one, forced=job.kept.tokens) for one in (job.request, request))
         self.state = generator.begin(request)
         self.send_partial()
         self.seconds = {"prompt": time.perf_counter() - begun, "decode": 0.0}
@@ -297,4 +297,4 @@ class Row:
     def picture(self, together: int) -> Picture:
         """Decode the tokens to pixels; `together` is the largest number of images decoded together."""
         how: dict[str, Any] = {"seconds": self.seconds, "with_pixels": True, "images": together}
-        return finish_batch(self.generator, [self.job.request], self.state.result(), **how)[0]
+        return finish_batch(self.generator, [self.request], self.state.result(), **how)[0]

@@ -96,14 +96,11 @@ def test_drafter_is_packed_once_and_not_changed() -> None:
     assert half.cache_dtype == torch.bfloat16 and packed_drafter(half).cache_dtype == torch.float32
 
 
-def test_widths_that_do_not_fit_stay_eager() -> None:
+def test_unfit_widths_and_passes_without_a_cache_are_eager() -> None:
     module = tiny_eagle(tiny_target(dim=40, n_head=2, vocab_size=32))
     assert packed_drafter(module) is module
     other = nn.Linear(32, 32)
     assert packed_drafter(other) is other
-
-
-def test_passes_without_a_cache_are_eager() -> None:
     module = tiny_eagle(tiny_target(**SHAPE))
     features, tokens = torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(0)), torch.arange(5)[None]
     with torch.no_grad():

@@ -176,14 +176,11 @@ def test_uniforms_equal_torch(purpose: Purpose) -> None:
         assert torch.equal(found, expected) and torch.equal(expected, to_uniform(words))
 
 
-def test_picture_of_one_token_needs_no_step() -> None:
+def test_a_picture_of_one_token_needs_no_step_and_steps_are_timed() -> None:
     for options in (None, {"window": 5}):
         parts = parts_of(tiny_target(**SHAPE | {"block_size": 1}), DISTRIBUTIONS[0], options)
         made = parts.generate(CONDITION, keys=KEYS, callback=lambda step: None)
         assert made.tokens.shape == (3, 1) and made.steps.tolist() == [1, 1, 1]
-
-
-def test_steps_are_timed_by_phase() -> None:
     made = parts_of(tiny_target(**SHAPE), DISTRIBUTIONS[0], {"window": 5}).generate(CONDITION, keys=KEYS, is_timed=True)
     assert set(made.seconds) == {"prefill", "score", "walk"} and min(made.seconds.values()) > 0
 

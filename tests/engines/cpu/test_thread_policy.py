@@ -60,26 +60,20 @@ def play(player: ctypes.CDLL, alone: list[float], together: list[float]) -> list
     return list(threads)
 
 
-def test_threads_are_used_where_they_help(player: ctypes.CDLL) -> None:
+def test_threads_are_used_where_they_help_and_again_when_cores_are_free(player: ctypes.CDLL) -> None:
     assert play(player, [1.0] * 100, [0.6] * 100) == [1] * TRIED + [2] * 97
-
-
-def test_busy_cores_lead_to_one_thread_and_rarer_trials(player: ctypes.CDLL) -> None:
-    threads = play(player, [1.0] * 2000, [50.0] * 2000)
-    tries = [i for i, count in enumerate(threads) if count == 2]
-    assert tries[0] == TRIED
-    alone = [after - before - 1 for before, after in pairwise(tries)]
-    assert alone == [8, 16, 32, 64, 128, 256, 512, 512]
-
-
-def test_all_threads_are_used_again_when_cores_are_free(player: ctypes.CDLL) -> None:
     threads = play(player, [1.0] * 1000, [50.0] * 100 + [0.6] * 900)
     assert threads[:100].count(2) == 4
     back = threads.index(2, 100)
     assert back < 230 and threads[back:] == [2] * (1000 - back)
 
 
-def test_one_interrupted_call_does_not_count_as_slow(player: ctypes.CDLL) -> None:
+def test_busy_cores_lead_to_rarer_trials_and_an_interruption_to_none(player: ctypes.CDLL) -> None:
+    threads = play(player, [1.0] * 2000, [50.0] * 2000)
+    tries = [i for i, count in enumerate(threads) if count == 2]
+    assert tries[0] == TRIED
+    alone = [after - before - 1 for before, after in pairwise(tries)]
+    assert alone == [8, 16, 32, 64, 128, 256, 512, 512]
     # after it, two threads that take 3 are still slower than one
     threads = play(player, [1.0, 1.0, 40.0] + [1.0] * 97, [3.0] * 100)
     assert [i for i, count in enumerate(threads) if count == 2] == [3, 12, 29, 62]

@@ -98,14 +98,11 @@ def test_prdc_by_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name: one.value for name, one in found.items()} == pytest.approx({n: float(w) for n, w in expected.items()})
 
 
-def test_inception_score_agrees_with_its_formula() -> None:
+def test_inception_score_is_its_formula_and_an_interval_the_normal_one() -> None:
     logits = features(200, 10)
     distribution = logits.double().softmax(-1).numpy()
     expected = math.exp(np.mean(np.sum(distribution * (np.log(distribution) - np.log(distribution.mean(0))), 1)))
     assert inception_score(logits, seed=0).value == pytest.approx(expected, abs=1e-9)
-
-
-def test_mean_interval_matches_the_normal_one() -> None:
     values = features(4000, 1)[:, 0]
     found = mean_estimate(values, seed=0)
     assert found.high - found.low == pytest.approx(2 * 1.96 / 4000**0.5, rel=0.15)
@@ -133,15 +130,12 @@ def test_any_split_and_order_give_the_same_bits(cuts: list[int]) -> None:
         assert all(map(torch.equal, one.gaussian, whole.gaussian))
 
 
-def test_mean_and_covariance_match_the_features() -> None:
+def test_moments_are_those_of_the_features_and_saved_to_the_bit(tmp_path: Path) -> None:
     x = features(200)
     mean, covariance = moments_of(x).gaussian
     # the grid of 2**-28 is the only rounding
     assert torch.allclose(mean, x.double().mean(0), rtol=0, atol=2**-28)
     assert torch.allclose(covariance, x.double().T.cov(), rtol=0, atol=1e-6)
-
-
-def test_saved_moments_are_loaded_to_the_bit(tmp_path: Path) -> None:
     moments = moments_of(features(50))
     moments.made_with, moments.sets = "a network", ("abc",)
     moments.save(tmp_path / "m.safetensors")

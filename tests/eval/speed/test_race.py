@@ -145,14 +145,11 @@ def test_int8_weights_are_less_than_a_third_of_the_bytes() -> None:
     assert stored_bytes(small.get_parameter(name)) < stored_bytes(target.get_parameter(name)) / 3
 
 
-def test_every_picture_includes_its_prefill(model: Model) -> None:
+def test_every_picture_has_its_prefill_and_classes_come_in_order(model: Model) -> None:
     contender = eager(model)[0]
     before = len(model.prompts)
     contender.decode(RoundImages(contenders.condition_of(model, ["two cats"], [0]), [(0, 0)]))
     assert len(model.prompts) == before
-
-
-def test_class_conditional_models_get_classes_in_order() -> None:
     bare = Model(name="classes", target=tiny_target(model_type="c2i", cls_token_num=1, num_classes=3))
     labels = contenders.condition_of(bare, [], [2, 3, 4]).labels
     assert labels is not None and labels.tolist() == [2, 0, 1]

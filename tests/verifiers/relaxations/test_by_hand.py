@@ -48,15 +48,12 @@ def left(rule: Lantern | LanternPP, q: Tensor = Q) -> Any:
     return pytest.approx(judge(rule, q).left[0].tolist(), abs=1e-6)
 
 
-def test_lantern_claims_neighbours_up_to_delta_and_lantern_pp_in_proportion() -> None:
+def test_lantern_claims_up_to_delta_lantern_pp_in_proportion_and_reach_is_their_distance() -> None:
     for delta, mass in ((0.05, 0.0), (0.1, 0.1), (0.24, 0.1), (0.26, 0.25), (1.0, 0.5)):
         rule = Lantern(LINE, k=3, delta=min(delta + 1e-6, 1.0))
         assert judge(rule).mass.item() == pytest.approx(0.2 + mass, abs=1e-6)
     for lambda_, mass in ((1.0, 0.0), (1.4, 0.0), (1.6, 0.1), (2.3, 0.25), (9.0, 0.5)):
         assert judge(LanternPP(LINE, k=3, lambda_=lambda_)).mass.item() == pytest.approx(0.2 + mass, abs=1e-6)
-
-
-def test_reach_is_the_mean_distance_of_claimed_mass() -> None:
     distances = proximity_distances(VECTORS, LINE)
     assert distances[0].tolist() == [1, 2, 3, 4]
     assert judge(Lantern(LINE, k=3, delta=0.26)).reach is None
