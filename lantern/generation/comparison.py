@@ -54,12 +54,9 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON values."""
+        plain = self.plain.as_dict()
         return {
-            "prompt": self.plain.request.prompt,
-            "negative_prompt": self.plain.request.negative_prompt,
-            "label": self.plain.request.label,
-            "seed": self.plain.request.seed,
-            "image": self.plain.request.number,
+            **{name: plain.get(name) for name in ("prompt", "negative_prompt", "label", "seed", "image")},
             "plain": self.plain.statistics.as_dict() | {"tokens_sha256": self.plain.tokens_sha256},
             "method": self.other.statistics.as_dict() | {"tokens_sha256": self.other.tokens_sha256},
             "seconds": [round(seconds, 4) for seconds in self.seconds],

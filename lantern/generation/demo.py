@@ -39,8 +39,9 @@ LONGEST = 4.0  # seconds in which both images are shown again; shorter decodings
 RELAXED = 0.5  # a token is marked if the probability that only the relaxation accepted it is at least this
 LEAST = 1.2  # chosen, not measured: tokens per step below which a default that nothing recommends goes on plainly
 CSS = """
+#gallery .grid-container { grid-template-columns: repeat(auto-fill, minmax(7rem, 1fr)) !important; }
 .side img { width: 100%; max-width: 28rem; display: block; background: #808080; }
-#numbers td, #numbers th { white-space: nowrap; }
+#numbers td, #numbers th { white-space: nowrap; padding: .3rem .4rem; font-size: .85rem; }
 """
 
 
@@ -276,9 +277,13 @@ def build_page(sides: SideBySide) -> Any:
             plain, other = gr.HTML(label="plain", elem_id="plain"), gr.HTML(label="method", elem_id="other")
         with gr.Row():
             colours = {shade.legend: shade.colour for shade in SHADES} | {MARK: MARK_COLOUR}
-            accepted = gr.AnnotatedImage(color_map=colours, label="Tokens of a step", elem_id="accepted")
-            numbers = gr.Markdown(elem_id="numbers")
-        gallery = gr.Gallery(label="Past images", columns=8, elem_id="gallery", interactive=False)
+            with gr.Column(min_width=300):  # side by side where both fit
+                accepted = gr.AnnotatedImage(
+                    color_map=colours, label="Tokens of a step; one where unmarked", elem_id="accepted"
+                )
+            with gr.Column(min_width=300):
+                numbers = gr.Markdown(elem_id="numbers")
+        gallery = gr.Gallery(label="Past images", columns=8, height=200, elem_id="gallery", interactive=False)
         given, shown = [subject, method, guidance, seed, past], [plain, other, numbers, accepted, gallery, past]
         options: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "model", "show_progress": "hidden"}
         page.load(first, None, shown, **options)  # a picture before the first click, made for the first visitor

@@ -373,15 +373,15 @@ class Generator:
     ) -> Generation:
         """Decode the tokens of each request; in debug mode NotFiniteError names the first layer that gives NaN."""
         watching = [one for one in (callback, self.record) if one is not None]
-        self.is_stopped = False
 
         def call(step: Step) -> bool:
-            self.is_stopped |= any([one(step) is True for one in watching])
-            return self.is_stopped
+            return any([one(step) is True for one in watching])
 
         called: dict[str, Any] = {"callback": call if watching else None, "interval": self.interval}
         with watched_layers(self.model.target, self.model.drafter) if self.debug else nullcontext():
-            return self.parts.generate(condition, **self._fixed(requested), **called)
+            made = self.parts.generate(condition, **self._fixed(requested), **called)
+        self.is_stopped = made.known is not None
+        return made
 
     def begin(self, request: Request) -> State:
         """Begin an image whose rounds are joined with those of others; its `step` is that of token 0."""

@@ -101,7 +101,8 @@ def requests_of_call(
 ) -> list[Request]:
     """Return `images` requests for each prompt, class or row of `prompt_embeds`, one after another.
 
-    The arguments are those of `LanternPipeline.__call__`. ValueError names an argument that does not fit the model, the
+    The arguments are those of `LanternPipeline.__call__`. `generator` is a torch.Generator, a seed, a list with one of
+    these per image, or None for a random seed. ValueError names an argument that does not fit the model, the
     other arguments, or guidance, without which a negative prompt has no effect; TypeError one of another type.
     """
     if prompt_embeds is not None and prompt is None and class_labels is None:
@@ -146,15 +147,6 @@ def requests_of_call(
             replace(subject, condition=found.select([i]), negative_prompt=texts[i] or None if texts else None)
             for i, subject in enumerate(subjects or [Request()] * found.batch)
         ]
-    return with_noise(subjects, images, generator)
-
-
-def with_noise(subjects: Sequence[Request], images: int, generator: Any) -> list[Request]:
-    """Return `images` requests for each subject, subject by subject.
-
-    `generator` is a torch.Generator, a seed, a list with one of these per image, or None for a random seed.
-    ValueError for a list of another length.
-    """
     total = len(subjects) * images
     if isinstance(generator, list | tuple):
         if len(generator) != total:
