@@ -26,9 +26,7 @@ WEIGHTS_HELP = f"weights of networks, NAME of {', '.join(WEIGHTS)}"
 
 def eval_(
     pictures: list[Path] = arg(PICTURES_HELP, type=existing),
-    reference: Path | None = opt(
-        None, "folder of real images or of `lantern train data`, or statistics", type=existing
-    ),
+    reference: Path | None = opt(None, "real images, a folder of `lantern train data`, or statistics", type=existing),
     metrics: list[str] = opt(["kid", "fid"], f"metrics: {', '.join(METRICS)}; default kid fid", metavar="METRIC"),
     prompts: str | None = opt(None, "a prompt an image, in order of names (default: in the files)", metavar="FILE"),
     weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, type=named(Path, names=WEIGHTS), metavar="NAME=PATH"),

@@ -169,7 +169,6 @@ class Build:
     def __post_init__(self) -> None:
         path = self.out / STATE
         self.state = load_config(BuildState, path) if path.exists() else BuildState()
-        self.steps = self.config.steps
 
     def value(self, text: str) -> Path:
         """Return the path that an option or a component names; ValueError if its option is not given."""
@@ -190,7 +189,7 @@ class Build:
             options["steps"] = self.inputs["steps"]
         elif step.share and self.inputs.get("minutes") is not None:
             left = max(0.05, self.inputs["minutes"] - sum(done.values()) / 60)
-            shares = sum(each.share for each in self.steps if each.name not in done)
+            shares = sum(each.share for each in self.config.steps if each.name not in done)
             options["minutes"] = minutes.setdefault(step.name, left * step.share / shares)
         self.out.mkdir(parents=True, exist_ok=True)
         write_json(self.out / STATE, asdict(self.state))
@@ -222,7 +221,7 @@ def card(build: Build) -> str:
     """Return the model card: what was trained, for how long, on what."""
     lines = [f"# {build.out.name}", "", "Trained with `lantern train all`.", ""]
     lines += ["| step | steps | minutes |", "|---|---|---|"]
-    for step in build.steps:
+    for step in build.config.steps:
         path = build.out / step.name / "training.json"
         steps = read_json_object(path)["loop"]["steps"] if path.exists() else "-"
         lines.append(f"| {step.name} | {steps} | {build.state.done[step.name] / 60:.1f} |")
@@ -247,13 +246,13 @@ def run_all(path: Path, out: Path, given: Mapping[str, Any], recipe: stages.Reci
         inputs |= {"text_encoder": embedded / "text_encoder", "tokenizer": embedded / "tokenizer"}
     config = load_config(AllConfig, path)
     build = Build(config, path.parent, out, inputs, recipe)
-    only, names = inputs.get("only"), [step.name for step in build.steps]
+    only, names = inputs.get("only"), [step.name for step in build.config.steps]
     if only not in (None, *names):
         raise ValueError(f"step is {only[:40]!r}, wanted one of {', '.join(names)}")
-    for step in build.steps:
+    for step in build.config.steps:
         if step.name not in build.state.done and only in (None, step.name):
             build.run(step)
-    left = [step.name for step in build.steps if step.name not in build.state.done]
+    left = [step.name for step in build.config.steps if step.name not in build.state.done]
     if left:
         print(f"{out}: {', '.join(left)} to do")
         return DONE

@@ -13,6 +13,7 @@ import os
 import types
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -33,9 +34,11 @@ def check_number(name: str, value: Any, low: float, high: float = math.inf, *, k
         raise ValueError(f"{name} is {value!r}, wanted a {noun} from {low:g} {most}")
 
 
-def plain(value: Any) -> Any:
-    """Return a scalar of NumPy or torch as Python's number; other values as they are."""
-    return value.item() if getattr(value, "shape", None) == () else value
+def as_number(value: Any) -> Any:
+    """Return a number of another kind, such as NumPy's, as Python's int or float; other values as they are."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def load_config(kind: type[Config], path: str | Path) -> Config:

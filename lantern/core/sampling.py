@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from lantern.core.config import check_number, plain
+from lantern.core.config import as_number, check_number
 
 MAX_GUIDANCE = 1000.0
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 100.0
@@ -34,8 +34,8 @@ class Sampling:
     guidance_interval: int = -1
 
     def __post_init__(self) -> None:
-        for entry in dataclasses.fields(self):
-            object.__setattr__(self, entry.name, plain(getattr(self, entry.name)))
+        for name, value in list(vars(self).items()):
+            object.__setattr__(self, name, as_number(value))
         check_number("guidance", self.guidance, 0.0, MAX_GUIDANCE)
         check_number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         if 0 < self.temperature < MIN_TEMPERATURE:

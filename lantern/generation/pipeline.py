@@ -225,7 +225,7 @@ class LanternPipeline(DiffusionPipeline):
             pipe.transformer.generation = dict(pipe.config["generation"])
         if pipe.drafter is not None:
             own, target = folder / "drafter", pipe.transformer
-            digest = getattr(target, "digest", None) or weights_digest(target.state_dict())
+            digest = pipe._digest or weights_digest(target.state_dict())
             folders.check_drafter(pipe.drafter.config, target.config, digest, folder=own, model_name=shown)
         for part in ("transformer", "drafter"):
             if (module := getattr(pipe, part)) is not None:
@@ -235,7 +235,7 @@ class LanternPipeline(DiffusionPipeline):
 
     def _load_from(self, folder: Path, name: str) -> None:
         """Take add-ons and words from a model's folder."""
-        target, digest = self.transformer, getattr(self.transformer, "digest", None)
+        target, digest = self.transformer, self._digest
         add_ons = folders.AddOns(folder, target, model_name=name, digest=digest)
         self._loaded = Model(name=name, target=target, folder=folder, add_ons=add_ons, stored_digest=digest or "")
 
@@ -265,8 +265,8 @@ class LanternPipeline(DiffusionPipeline):
         self._save_add_ons(folder)
         chosen = {"method": self._method} if self._method != "auto" or "method" in defaults else {}
         folders.write_index(folder, generation=defaults | chosen)
-        if tokens := getattr(self.transformer, "tokens_per_step", None):
-            folders.record_tokens_per_step(folder, tokens)
+        if self._tokens_per_step:
+            folders.record_tokens_per_step(folder, self._tokens_per_step)
         if is_pushed:
             hub.setdefault("repo_id", folder.resolve().name)
             self.push_to_hub(**hub)  # it saves all again, beside its model card
@@ -331,9 +331,17 @@ class LanternPipeline(DiffusionPipeline):
             text=None if encoder is None or tokenizer is None else TextEncoder(encoder, tokenizer),
             drafter=self.drafter,
             generation=dict(self.config["generation"]),
-            tokens_per_step=getattr(target, "tokens_per_step", None) or {},
+            tokens_per_step=self._tokens_per_step,
             **held,
         )
+
+    @property
+    def _tokens_per_step(self) -> Mapping[int, float]:
+        return getattr(self.transformer, "tokens_per_step", None) or {}
+
+    @property
+    def _digest(self) -> str | None:
+        return getattr(self.transformer, "digest", None)
 
     @torch.no_grad()
     def tune(self, **how: Any) -> dict[str, Any]:

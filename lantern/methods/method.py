@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from lantern.core.config import hint_for, nearest, plain
+from lantern.core.config import as_number, hint_for, nearest
 from lantern.methods.parts import ADD_ONS, DRAFTER, resolved
 
 Promise = Literal["tokens", "distribution", "relaxed"]
@@ -77,7 +77,7 @@ class Option:
 
     def check(self, value: Any) -> Any:
         """Return the value if it is legal; ValueError otherwise."""
-        kind, value = type(self.default), plain(value)
+        kind, value = type(self.default), as_number(value)
         if self.is_share and isinstance(value, float) and 0 < value < 1:
             return value
         is_legal = isinstance(value, (int, float) if kind is float else kind)
