@@ -172,14 +172,16 @@ def random_model(config: TransformerConfig, drafter: str, device: torch.device, 
 
 
 def randomise(module: nn.Module) -> None:
-    """Give a module random weights for decoding: norms ones, matrices scaled by their inputs."""
-    weights = dict(module.eval().requires_grad_(False).named_parameters())
-    generator = torch.Generator(next(iter(weights.values())).device).manual_seed(0)
-    for name, weight in weights.items():
+    """Give a module random weights, buffers that are stored among them, for decoding: norms ones, matrices scaled by
+    their inputs.
+    """
+    weights = [item for item in module.eval().requires_grad_(False).state_dict().items() if item[1].is_floating_point()]
+    generator = torch.Generator(weights[0][1].device).manual_seed(0)
+    for name, weight in weights:
         if weight.ndim < 2:
-            weight.data.fill_(1.0 if "norm" in name else 0.0)
+            weight.fill_(1.0 if "norm" in name else 0.0)
         else:
-            weight.data.normal_(0.0, 0.7 / weight[0].numel() ** 0.5, generator=generator)
+            weight.normal_(0.0, 0.7 / weight[0].numel() ** 0.5, generator=generator)
 
 
 def random_captions(config: TransformerConfig, images: int, device: torch.device, *, seed: int = 0) -> Condition:

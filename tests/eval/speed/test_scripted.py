@@ -13,6 +13,7 @@ from lantern.eval.speed.bench import WIDTH, render
 from lantern.eval.speed.shapes import ScriptedVerifier, ShapeOptions, deepest, script
 from lantern.generation.generator import Decoder
 from lantern.methods import METHODS
+from lantern.models.llamagen.transformer import TransformerConfig
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 
@@ -43,6 +44,19 @@ def test_a_scripted_verifier_gives_the_requested_tau(tau: float, images: int) ->
     assert (made.steps - 1).tolist() == [len(counts)] * images
     assert [int(step.counts[0]) for step in made.history[1:-1]] == counts[:-1]
     assert isinstance(verifier, Verifier)
+
+
+def test_random_models_hold_no_values_that_were_not_written() -> None:
+    config = TransformerConfig(model_type="t2i", vocab_size=32, block_size=16, **TINY)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN
+    try:
+        made = shapes.random_model(config, "eagle1", CPU, torch.bfloat16)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    networks = [made.target, made.vq, made.drafter]
+    values = {name: value for one in networks if one is not None for name, value in one.state_dict().items()}
+    assert len(networks) == 3 and "cls_embedding.uncond_embedding" in values
+    assert [name for name, value in values.items() if not value.isfinite().all()] == []
 
 
 def test_the_scripted_path_descends_the_tree() -> None:
