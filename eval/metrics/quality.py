@@ -192,17 +192,17 @@ def measure(
     ValueError for missing inputs, FileNotFoundError for missing weights.
     """
     options, weights = options or Options(), weights or {}
+    for name in in_order(metrics):
+        if why := reference_obstacle(name, reference):
+            raise ValueError(f"{name}: {why}")
+    if not pictures:
+        raise ValueError("got no images to measure")
+    if prompts is not None and len(prompts) != len(pictures):
+        raise ValueError(f"{len(prompts)} prompts for {len(pictures)} images, expected one each, in order of names")
     with tempfile.TemporaryDirectory(prefix="lantern-eval-") as folder:
         known = open_reference(reference, name=options.reference_name, room=Path(folder, "reference"))
         names = in_order(metrics, images=len(pictures), has_pictures=bool(known.pictures))
         chosen = {name: METRICS[name] for name in names}
-        if not pictures:
-            raise ValueError("got no images to measure")
-        if prompts is not None and len(prompts) != len(pictures):
-            raise ValueError(f"{len(prompts)} prompts for {len(pictures)} images, expected one each, in order of names")
-        for name in names:
-            if why := reference_obstacle(name, reference):
-                raise ValueError(f"{name}: {why}")
         where: dict[str, Any] = {"cache": options.cache, "device": options.device}
         ours = load_judges([one.judge for one in chosen.values() if PAIRS not in one.needs], weights, **where)
         pairs = load_pairs([name for name, one in chosen.items() if PAIRS in one.needs], weights, **where)
@@ -229,8 +229,10 @@ def measure(
         return {name: _figure(name, material, found.get(METRICS[name].judge), options) for name in names}
 
 
-def in_order(metrics: Sequence[str], *, images: int, has_pictures: bool = True) -> list[str]:
-    """Return the metrics to compute, in printed order; ValueError for an unknown one."""
+def in_order(metrics: Sequence[str], *, images: int = FEW, has_pictures: bool = True) -> list[str]:
+    """Return the metrics to compute, in printed order, KID among them beside FID of few images of a reference that has
+    pictures. ValueError for an unknown metric, and for none.
+    """
     for name in metrics:
         if name not in METRICS:
             raise ValueError(f"metric {name[:40]!r} is unknown: {hint_for(name, METRICS)}")

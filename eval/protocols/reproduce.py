@@ -167,7 +167,7 @@ def prepare(row: TableRow) -> ResolvedRow:
     if metrics := list(protocol.metrics if row.metrics is None else row.metrics):
         from lantern.eval.metrics.quality import in_order
 
-        in_order(metrics, images=1)  # rejects unknown ones
+        in_order(metrics)  # rejects unknown ones
     prompts = find_prompts(protocol.prompts, row.prompts) if protocol.prompts else None
     requested = protocol.requests(prompts)
     requested = requested[: row.limit] if row.limit else requested

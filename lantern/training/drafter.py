@@ -465,4 +465,5 @@ def train(
         name = f"features-{hashlib.sha256(made.encode()).hexdigest()[:16]}"
         source = FeatureCache(cache / name, pictures=config.pictures, shard=config.shard)
         source.fill(teacher)
-    run_loop(DrafterTask(config, model, source, module=module), config.loop, out=out, init=init)
+    task, about = DrafterTask(config, model, source, module=module), f"{module.config.target} {read}"
+    run_loop(task, config.loop, out=out, init=init, source=about)

@@ -249,10 +249,10 @@ class TrainingLog:
 class Run:
     """A training run from its first step, or from its checkpoint, to its last."""
 
-    def __init__(self, task: Task, config: LoopConfig, out: Path, init: Path | None = None) -> None:
+    def __init__(self, task: Task, config: LoopConfig, out: Path, init: Path | None, source: str) -> None:
         from accelerate import Accelerator
 
-        self.task, self.config, self.out, self.init = task, config, out, init
+        self.task, self.config, self.out, self.init, self.source = task, config, out, init, source
         # precision and accumulation are those of the config; the launcher's settings are ignored
         accelerator = self.accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
         accelerator.gradient_accumulation_steps = config.accumulate
@@ -313,12 +313,15 @@ class Run:
             state = read_pickled(path)
         except ValueError as error:
             raise ValueError(f"{error}: {advice}") from error
-        if not isinstance(state, dict) or {"task", "optimizers", "average", "step", "seed", "seconds"} - set(state):
+        names = {"task", "optimizers", "average", "step", "seed", "seconds", "source"}
+        if not isinstance(state, dict) or names - set(state):
             raise ValueError(f"{path} is no checkpoint of a training: {advice}")
         if state["seed"] != config.seed:
             raise ValueError(
                 f"{path} was trained with seed {state['seed']}, got {config.seed}: use another folder or that seed"
             )
+        if state["source"] != self.source:
+            raise ValueError(f"{path} was trained on other data or for another target: use another folder or those")
         if (state["average"] is None) != (self.average is None):
             was = "without" if state["average"] is None else "with"
             raise ValueError(f"{path} was trained {was} an average of weights: set ema in the config as before")
@@ -413,6 +416,7 @@ class Run:
             "average": self.average and self.average.state_dict(),
             "step": self.done,
             "seed": self.config.seed,
+            "source": self.source,
             "seconds": self.elapsed,
         }
         with atomic_write(self.out / "checkpoint.pt") as temporary:
@@ -447,15 +451,16 @@ class Run:
                 weight.data = data
 
 
-def train(task: Task, config: LoopConfig, *, out: Path, init: Path | None = None) -> None:
+def train(task: Task, config: LoopConfig, *, out: Path, init: Path | None = None, source: str = "") -> None:
     """Train a task to `config.steps`, resuming from `out/checkpoint.pt` if it exists, then export it to `out`.
 
     Writes log.jsonl, events/, samples/, checkpoint.pt and training.json: the schedule as it was run, and all steps,
     those of `init` included, the component that the training starts from (if it has recorded them). SIGTERM, SIGINT or
-    SIGHUP ends the run after a step with a checkpoint and without an export, and raises Stopped.
+    SIGHUP ends the run after a step with a checkpoint and without an export, and raises Stopped. `source` names what
+    the task learns from; a checkpoint of another is refused.
     """
     with Stopping() as stopping, stopping.shield():
-        run = Run(task, config, out, init)
+        run = Run(task, config, out, init, source)
         try:
             is_complete = run.go(stopping)
             if run.is_first and is_complete:

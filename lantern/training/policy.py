@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.io import save_component
+from lantern.core.io import save_component, sha256_of
 from lantern.drafters.policies.policy import TRAITS
 from lantern.drafters.policies.radar import SIDE_INPUTS, side_inputs
 from lantern.drafters.policies.records import Records, load_records
@@ -228,4 +228,4 @@ def train(config: PolicyConfig, *, out: Path, records: Path) -> None:
         )
     torch.manual_seed(config.loop.seed)
     task: type[PolicyTask] = resolved(find_kind(config.kind, "policy").task)
-    run_loop(task(config, found), config.loop, out=out)
+    run_loop(task(config, found), config.loop, out=out, source=" ".join(map(sha256_of, paths)))

@@ -296,4 +296,4 @@ def train(
         grown = grow(load_state(init), config.model.n_layer)
         check_state(grown, task.target.state_dict(), source=init)
         task.target.load_state_dict(grown)
-    run_loop(task, config.loop, out=out, init=init)
+    run_loop(task, config.loop, out=out, init=init, source=prepared.digest)

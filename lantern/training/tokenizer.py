@@ -239,10 +239,11 @@ def train(
     `packages` is the folder of the network of the perceptual loss, see `Perceptual`. `init` is a trained tokenizer to
     start from.
     """
-    task = TokenizerTask(config, Prepared.open(data), packages)
+    prepared = Prepared.open(data)
+    task = TokenizerTask(config, prepared, packages)
     if init is not None:
         load_module(task.vq, init)
-    run_loop(task, config.loop, out=out, init=init)
+    run_loop(task, config.loop, out=out, init=init, source=prepared.digest)
 
 
 class DecoderTask(TokenizerTask):
@@ -274,4 +275,5 @@ class DecoderTask(TokenizerTask):
 
 def train_decoder(config: TokenizerConfig, *, out: Path, data: Path, vq: Path, packages: Path | None = None) -> None:
     """Train the decoder of the tokenizer in `vq` and write `out/vqvae`; resume what `out` holds."""
-    run_loop(DecoderTask(config, Prepared.open(data), packages, vq, out), config.loop, out=out)
+    prepared = Prepared.open(data)
+    run_loop(DecoderTask(config, prepared, packages, vq, out), config.loop, out=out, source=prepared.digest)

@@ -183,6 +183,7 @@ def test_resuming_as_another_training_is_refused(tmp_path: Path) -> None:
     train(Sum(16), replace(CONFIG, ema=0.9), out=tmp_path)
     assert "was trained with seed 0, got 1" in refused(train, Sum(16), replace(CONFIG, ema=0.9, seed=1), out=tmp_path)
     assert "was trained with an average" in refused(train, Sum(16), replace(CONFIG, steps=40), out=tmp_path)
+    assert "on other data" in refused(train, Sum(16), replace(CONFIG, ema=0.9), out=tmp_path, source="other")
     other = Sum(16)
     other.net[0].requires_grad_(False)
     assert "is of another training" in refused(train, other, replace(CONFIG, ema=0.9), out=tmp_path)

@@ -48,11 +48,12 @@ def test_a_scripted_verifier_gives_the_requested_tau(tau: float, images: int) ->
 
 def test_random_models_hold_no_values_that_were_not_written() -> None:
     config = TransformerConfig(model_type="t2i", vocab_size=32, block_size=16, **TINY)
+    before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN
     try:
         made = shapes.random_model(config, "eagle1", CPU, torch.bfloat16)
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(before, warn_only=True)
     networks = [made.target, made.vq, made.drafter]
     values = {name: value for one in networks if one is not None for name, value in one.state_dict().items()}
     assert len(networks) == 3 and "cls_embedding.uncond_embedding" in values
