@@ -47,6 +47,7 @@ from lantern.core.io import (
     write_text,
 )
 from lantern.core.places import EMBEDDED_MODEL, resolve_model
+from lantern.core.prepared import WeightCache
 from lantern.core.sampling import Sampling
 from lantern.core.weights import PARTS, Weights, check_kind, marked, quantize
 from lantern.decoding.prompt import PromptCache
@@ -61,6 +62,7 @@ from lantern.models.names import NAMES_NAME, SHORT, WORD, WORDS_NAME, Names, rea
 from lantern.models.transformers.components import Pixels, Prompts
 from lantern.models.transformers.target import TargetSizes, TransformersTarget
 
+_DIGESTS = WeightCache(lambda target: weights_digest(target.state_dict()))
 WINDOWS_KEY = "tokens_per_step"  # in the index
 INDEX_NAME = "model_index.json"
 PROFILE_NAME = "profile.json"  # what `lantern tune` measured
@@ -217,10 +219,10 @@ class Model:
             raise ValueError("a model that was assembled in memory has no files for a fingerprint")
         return fingerprint_of(self.folder)
 
-    @cached_property
+    @property
     def weights_digest(self) -> str:
         """The digest of the target's weights as they were stored."""
-        return self.stored_digest or weights_digest(self.target.state_dict())
+        return self.stored_digest or _DIGESTS.get(self.target)
 
     @property
     def scale(self) -> int:

@@ -60,6 +60,8 @@ def candidates() -> list[Path]:
 
 def missing() -> str | None:
     """Return why `library` would have to build, or None if there is a trusted one. Loads and builds nothing."""
+    if library.cache_info().currsize:
+        return None
     reason = "the C++ library is not built"
     for path in candidates():
         try:
