@@ -88,7 +88,7 @@ def janus_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
     """Greedy tokens of the library, as its documentation makes images."""
     message = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
     text = processor.apply_chat_template(message, add_generation_prompt=True)
-    inputs = processor(text=text, generation_mode="image", return_tensors="pt")
+    inputs = processor(text=[text], generation_mode="image", return_tensors="pt")
     return model.generate(**inputs, generation_mode="image", do_sample=False)[0]
 
 
@@ -99,7 +99,7 @@ def emu3_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
         processor(text=[text], return_for_image_generation=True, return_tensors="pt", **size)
         for text in (prompt, NEGATIVE)
     )
-    visual, newline = model.vocabulary_mapping.image_tokens, word_ids("emu3")["<|extra_200|>"]
+    visual, newline = model.model.vocabulary_mapping.image_tokens, word_ids("emu3")["<|extra_200|>"]
     start = inputs["input_ids"].shape[1]
 
     def allowed(_: int, seen: torch.Tensor) -> list[int]:

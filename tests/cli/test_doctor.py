@@ -22,7 +22,7 @@ def test_a_fault_exits_with_1_and_its_repair(capsys: Capture, monkeypatch: pytes
     ("package", "version", "code", "line"),
     [
         ("numpy", "", 1, 'run: {pip} "numpy>=1.26"'),
-        ("torch", "2.4.1", 1, "broken  torch 2.4.1: lantern needs torch<2.15,>=2.9"),
+        ("torch", "2.4.1", 1, "broken  torch 2.4.1: lantern needs torch<2.15,>=2.10"),
         ("torch", "2.9.99+cpu", 1, "broken  torch 2.9.99+cpu: torchvision needs torch"),
         ("ftfy", "", 0, "absent  ftfy is not installed: prompts can be plain ASCII only; {pip} ftfy"),
         ("accelerate", "", 0, 'accelerate not installed, in the clone of lantern run: pip install ".[train]"'),

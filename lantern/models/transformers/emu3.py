@@ -61,7 +61,7 @@ def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = N
     rows, columns = grid_of(size or SIZE, sizes.downsample)
     raster = Raster(rows, columns, newline=model.config.vocabulary_map[NEWLINE])
     vq = Emu3Pixels(inner.vqmodel.float(), sizes, raster, processor)
-    words, tokens = model.get_input_embeddings(), model.vocabulary_mapping.img2bpe_mapping_tensor.long()
+    words, tokens = model.get_input_embeddings(), inner.vocabulary_mapping.img2bpe_mapping_tensor.long()
     target = vocabulary_target(inner.text_model, words, model.lm_head, tokens, family="emu3", raster=raster)
     text = None if processor is None else Emu3Prompts(processor, raster)
     return Components(target, vq, text, GENERATION)

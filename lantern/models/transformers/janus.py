@@ -70,7 +70,7 @@ class JanusPrompts(Prompts):
         """Return the tokens of a prompt, and the same with all words replaced by padding tokens."""
         message = {"role": "user", "content": [{"type": "text", "text": prompt}]}
         text = self.processor.apply_chat_template([message], add_generation_prompt=True)
-        ids = self.processor(text=text, generation_mode="image")["input_ids"][0].tolist()
+        ids = self.processor(text=[text], generation_mode="image")["input_ids"][0].tolist()
         return ids, [id_ if id_ in self.kept else self.padding for id_ in ids]
 
 
