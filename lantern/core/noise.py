@@ -153,7 +153,9 @@ class Noise:
         """Return standard Gumbel noise of every token at these token numbers (clamped to the image)."""
         table = self.gumbel_table(purpose)
         if table is None:
-            return torch.zeros(1, 1, 1, device=self.device).expand(*positions.shape, self.vocab_size)
+            return torch.zeros(1, 1, 1, dtype=torch.float32, device=self.device).expand(
+                *positions.shape, self.vocab_size
+            )
         return table[self._rows, positions.clamp(0, self.positions - 1)]
 
     def gumbel_table(self, purpose: int = Purpose.TARGET) -> Float[Tensor, "b p v"] | None:
@@ -170,7 +172,9 @@ class Noise:
         Unlike `gumbel` it differs between the steps and between the nodes of a token number: `rows` number the nodes.
         """
         if self.is_silent:
-            return torch.zeros(1, 1, 1, device=self.device).expand(len(starts), len(rows), self.vocab_size)
+            return torch.zeros(1, 1, 1, dtype=torch.float32, device=self.device).expand(
+                len(starts), len(rows), self.vocab_size
+            )
         seeds, images = self._keys.unbind(1)
         return to_gumbel(to_uniform(random_words(seeds, images, Purpose.DRAFT, rows, self.vocab_size, starts + 1)))
 
@@ -222,7 +226,7 @@ class Noise:
         return table.unflatten(0, (len(self._keys), self.positions))
 
     def _make_table(self, purpose: Purpose) -> Float[Tensor, "b p v"]:
-        table = torch.empty(len(self._keys), self.positions, self.vocab_size, device=self.device)
+        table = torch.empty(len(self._keys), self.positions, self.vocab_size, dtype=torch.float32, device=self.device)
         # Blocks of positions for large codebooks, of pictures for small ones.
         block = BLOCK if self.make_uniforms is random_uniforms else min(BLOCK, CACHED)
         pictures, rows = max(block // table[0].numel(), 1), min(max(block // self.vocab_size, 1), self.positions)

@@ -63,7 +63,7 @@ class Sampling:
     def scales(self, positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """Return the guidance scale at each token number: `guidance`, or 1 outside the interval."""
         scale = float(self.guidance) if self.rows == 2 else 1.0
-        full = torch.full(positions.shape, scale, device=positions.device)
+        full = torch.full(positions.shape, scale, dtype=torch.float32, device=positions.device)
         if self.guidance_interval < 0:
             return full
         return torch.where(positions <= self.guidance_interval + 1, full, torch.ones_like(full))

@@ -120,7 +120,7 @@ class RowFront(State):
         self.statistics = StepSums(images, width - 1, layout.tokens, device)
         self.readback = Readback(device)
         size = (images, layout.tokens + 1, self.target.config.vocab_size)
-        self.log_p = torch.zeros(size, device=device) if self.is_measured else None
+        self.log_p = torch.zeros(size, dtype=torch.float32, device=device) if self.is_measured else None
         place = torch.zeros_like(self.images)
         self.held.finite = is_finite(prompt.logits)
         log_p = self.sampling.log_probs(prompt.logits, place)

@@ -24,7 +24,7 @@ class StepSums:
         # in fp64, in which the sum of a few hundred numbers hardly depends on its order
         zeros = torch.zeros(4, images, dtype=torch.float64, device=device)
         self.relaxed, self.variation, self.distance, self.excess = zeros.unbind()
-        self.largest = torch.zeros(images, device=device)
+        self.largest = torch.zeros(images, dtype=torch.float32, device=device)
         self.has_distance = self.is_bounded = False
         self._entries: list[tuple[TreeShape, Verdict, Tensor]] = []
 

@@ -44,7 +44,7 @@ class Chain:
         size = (rows, nodes, self.cache.slots)
         self.mask = torch.full(size, -torch.inf, dtype=self.cache.buffer.dtype, device=device)
         self.mask[..., : 1 + self.known] = 0.0
-        staged = torch.full((nodes, nodes), -torch.inf, device=device).triu(1)
+        staged = torch.full((nodes, nodes), -torch.inf, dtype=torch.float32, device=device).triu(1)
         self.mask[..., self.cache.first_stage_slot :] = staged
         steps = torch.arange(nodes, device=device).expand(rows, -1)
         self.inputs = target.tok_embeddings(steps % config.vocab_size)

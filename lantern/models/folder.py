@@ -31,6 +31,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
+from lantern.core.autocast import without_autocast
 from lantern.core.config import build_config, load_config, read_json_object
 from lantern.core.io import (
     CONFIG_NAME,
@@ -172,6 +173,7 @@ class Model:
         }
         return ", ".join(word for word, holds in words.items() if holds) or "as torch runs them"
 
+    @without_autocast
     def pictures(self, tokens: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
         """Return the images of tokens, decoded as the engine runs the VQ tokenizer; ValueError as `VQVAE.decode`."""
         assert self.vq is not None

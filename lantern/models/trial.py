@@ -48,5 +48,5 @@ def _run(module: Any, kind: Kind) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if kind == "vqvae":
         side = 2 * config.downsample
         return module.decode(token.expand(1, 4)).shape, (1, 3, side, side)
-    features = torch.zeros(1, 1, config.dim)
+    features = torch.zeros(1, 1, config.dim, dtype=torch.float32)
     return module(features, token, token + config.cls_token_num).shape, (1, 1, config.dim)

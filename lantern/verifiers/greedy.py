@@ -63,7 +63,7 @@ class Tests:
         self.best = torch.zeros_like(tree.tokens)
         self.is_best, self.matches = torch.zeros(2, *tree.tokens.shape, dtype=torch.bool, device=tree.tokens.device)
         self.matches[:, 0] = True
-        self.mass = torch.zeros(tree.tokens.shape, device=tree.tokens.device)
+        self.mass = torch.zeros(tree.tokens.shape, dtype=torch.float32, device=tree.tokens.device)
 
     def read(self, nodes: Int[Tensor, "b m"]) -> Bool[Tensor, "b n"]:
         """Test the children of these nodes; return which nodes match."""

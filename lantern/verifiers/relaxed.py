@@ -68,7 +68,9 @@ class RelaxedRows(Rows):
         self._relaxation, self._tree, self._rows, self._noise = relaxation, tree, rows, noise
         self.places, self.may_stop = rows.places, rows.may_stop
         self._has_children = tree.shape.has_children.expand(tree.tokens.shape)
-        self._log_ratio, self._spent = torch.zeros(2, *tree.tokens.shape, device=tree.tokens.device)
+        self._log_ratio, self._spent = torch.zeros(
+            2, *tree.tokens.shape, dtype=torch.float32, device=tree.tokens.device
+        )
         self._distance = self._every = None
 
     def log_p(self, nodes: Int[Tensor, "b m"] | None = None) -> Float[Tensor, "b m v"]:

@@ -167,7 +167,7 @@ def rope_table(grid: int, prefix: int, head_dim: int, base: float) -> Float[Tens
     axes = (angles[:, None].expand(grid, grid, -1), angles[None].expand(grid, grid, -1))
     factor = torch.cat(axes, dim=-1).reshape(grid * grid, half)
     table = torch.stack([factor.cos(), factor.sin()], dim=-1)
-    return torch.cat([torch.zeros(prefix, half, 2), table])
+    return torch.cat([table.new_zeros(prefix, half, 2), table])
 
 
 def rotate(x: Float[Tensor, "b n k h d"], factors: Float[Tensor, "b n k 1 half 2"]) -> Float[Tensor, "b n k h d"]:

@@ -104,7 +104,7 @@ class GrowingDrafter(EagleDrafter):
         super().begin(prompt, noise)
         images, device = len(prompt.mask), prompt.features.device
         self.side = round(self.count**0.5)
-        self.held.seen = torch.full((images, self.count + 1), PRIOR, device=device)
+        self.held.seen = torch.full((images, self.count + 1), PRIOR, dtype=torch.float32, device=device)
         self.policy.begin(images, device)
         self._size, self._wanted, self._readback = (self.growth.nodes, self.depth), None, Readback(device)
 

@@ -208,8 +208,8 @@ class ViSpecDrafter(EagleDrafter):
         guided = self.sampling.guide(prompt.features, places)
         self.held.caption, self.held.globe = self.module.read_caption(guided, prompt.mask)
         # Pairs that were not committed go to one row past the picture.
-        self.held.sums = torch.zeros(images, config.grid + 1, config.dim, device=device)
-        self.held.weights = torch.zeros(images, config.grid + 1, 1, device=device)
+        self.held.sums = torch.zeros(images, config.grid + 1, config.dim, dtype=torch.float32, device=device)
+        self.held.weights = torch.zeros(images, config.grid + 1, 1, dtype=torch.float32, device=device)
         self.held.grid = torch.arange(config.grid, device=device)
 
     def _run(

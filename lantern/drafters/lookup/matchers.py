@@ -139,14 +139,14 @@ class SuffixMatcher(Matcher):
         """Return what followed the matching places."""
         assert context.lengths is not None and context.state is not None and context.matched is not None
         is_past = self._past.is_known & (context.lengths >= self.least)
-        past = torch.where(is_past, (self.sharp * context.lengths).exp(), 0.0)
+        past = torch.where(is_past, (self.sharp * context.lengths.float()).exp(), 0.0)
         if self.table is None:
             return past, []
         ends = self.table.ends[context.state].long()
         tokens = self.follows[(ends + 1).clamp(max=len(self.follows) - 1)]
         matched = context.matched.clamp(max=self.reach)
         is_good = (matched >= self.least) & (tokens >= 0)
-        weights = torch.where(is_good, (self.sharp * matched).exp(), 0.0)
+        weights = torch.where(is_good, (self.sharp * matched.float()).exp(), 0.0)
         return past, [(tokens.clamp(min=0)[..., None], weights[..., None])]
 
 
@@ -183,7 +183,7 @@ class GridMatcher(Matcher):
         left = torch.where(is_begin, near[..., 0], context.left)
         key = fields_of(torch.cat([left[..., None], near[..., 1:]], -1), self.group_of)
         agree = (self._seen[:, None] == key[:, :, None]).sum(-1)
-        past = torch.where(self._past.is_known & (agree >= self.least), (self.sharp * agree).exp(), 0.0)
+        past = torch.where(self._past.is_known & (agree >= self.least), (self.sharp * agree.float()).exp(), 0.0)
         return past, [table.look_up(key, self.sharp) for table in self.tables]
 
 
@@ -238,7 +238,7 @@ def most_frequent(
     rank = torch.arange(len(slot), device=slot.device) - first
     is_kept: Bool[Tensor, " n"] = rank < KEPT
     found = torch.zeros(SLOTS, KEPT, dtype=torch.long, device=slot.device)
-    weights = torch.zeros(SLOTS, KEPT, device=slot.device)
+    weights = torch.zeros(SLOTS, KEPT, dtype=torch.float32, device=slot.device)
     found[slot[is_kept], rank[is_kept]] = pairs[is_kept] % vocab_size
     weights[slot[is_kept], rank[is_kept]] = counts[is_kept].float()
     return found, weights

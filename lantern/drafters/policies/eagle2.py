@@ -50,7 +50,7 @@ class PredictableEagle2(Eagle2):
 
     def begin(self, images: int, device: torch.device) -> None:
         """Keep the rates of the ranks."""
-        self.held.rates = torch.tensor(RATES, device=device)
+        self.held.rates = torch.tensor(RATES, dtype=torch.float32, device=device)
 
     def chances(self, layer: Layer) -> Float[Tensor, "b f k"]:
         """Return log probabilities by rank, from the parent's distribution alone."""

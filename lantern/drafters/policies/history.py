@@ -23,7 +23,7 @@ def updated_map(seen: Float[Tensor, "b m"], step: Step, side: int, *, decay: flo
     places, is_visited = step.start[:, None] + ahead, ahead <= length
     has_children = step.tree.shape.has_children.expand(len(nodes), -1).gather(1, nodes)
     predicted = neighbours(seen, places, step.start, side).mean(-1)
-    mixed = decay * predicted + (1 - decay) * (ahead < length)
+    mixed = decay * predicted + (1 - decay) * (ahead < length).to(seen.dtype)
     updated = torch.where(is_visited & has_children, mixed, predicted)
     is_new = (places < last) & (ahead < step.counts[:, None])
     # Other entries are written to the last cell, which keeps the value PRIOR.

@@ -101,7 +101,7 @@ class JacobiDrafter(SampleWindow):
             assert step.verdict.samples is not None, "the verifier returned no samples for a window"
             sampled, log_q, counts = step.verdict.samples, step.verdict.log_q, step.counts
         elif self.keeps_distributions:
-            log_q = torch.zeros(len(counts), 1, self.vocab_size, device=counts.device)
+            log_q = torch.zeros(len(counts), 1, self.vocab_size, dtype=torch.float32, device=counts.device)
         self.held.known.add_(step.counts)
         if step.verdict is not None:
             self.count_step(self.held.known)

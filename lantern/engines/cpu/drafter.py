@@ -52,7 +52,7 @@ class PackedDrafterLayer(DraftLayer):
         if mask is None or slots is None or cache is None or cache.buffer.dtype != self.cache_dtype:
             return self._original[0](x, factors, mask, cache=cache, slots=slots)
         if mask.dtype == torch.bool:
-            mask = torch.zeros(()).masked_fill(~mask, -torch.inf)
+            mask = torch.zeros((), dtype=torch.float32).masked_fill(~mask, -torch.inf)
         number, eps = self._original[0].number, self._original[0].ffn_norm.eps
         own = cache.buffer[2 * number : 2 * number + 2]
         return layer(x, factors, mask, own, slots[0], self._packed, eps).to(x.dtype)

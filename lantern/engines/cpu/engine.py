@@ -89,7 +89,7 @@ class PackedPass:
         taps: tuple[int, ...] = (),
     ) -> Scores:
         """Score inputs, as `Transformer.forward` with a `StaticCache` in fp32."""
-        logits = torch.empty(*inputs.shape[:2], self.vocab)
+        logits = torch.empty(*inputs.shape[:2], self.vocab, dtype=torch.float32)
         features, fused = self._run(self.model, inputs, positions, mask, cache.buffer, slots, taps, logits)
         return Scores(logits, features, fused)
 
@@ -101,11 +101,11 @@ class PackedPass:
         """
         rows, count = mask.shape
         heads, layers = self.model.heads, self.model.layers
-        memory = torch.zeros(2 * layers, rows, heads, count, self.dim // heads)
+        memory = torch.zeros(2 * layers, rows, heads, count, self.dim // heads, dtype=torch.float32)
         where = torch.arange(count).expand(rows, -1)
         # words see the words before them, and padding, which is on the left, sees padding
         seen = torch.ones(count, count, dtype=torch.bool).tril() & (mask[:, None] | ~mask[:, :, None])
-        hidden = torch.zeros(rows, count, count).masked_fill_(~seen, -torch.inf)
+        hidden = torch.zeros(rows, count, count, dtype=torch.float32).masked_fill_(~seen, -torch.inf)
         taps = tuple(entered or ())
         features, fused = self._run(self._reader, inputs, where, hidden, memory, where, taps)
         if entered and fused is not None:
@@ -128,8 +128,8 @@ class PackedPass:
         rows, nodes = inputs.shape[:2]
         inputs, positions, places = inputs.float().contiguous(), positions.contiguous(), slots.contiguous()
         mask = mask if mask.stride(-1) == 1 else mask.contiguous()
-        features = torch.empty(rows, nodes, self.dim)
-        fused = torch.empty(rows, nodes, len(taps) * self.dim) if taps else None
+        features = torch.empty(rows, nodes, self.dim, dtype=torch.float32)
+        fused = torch.empty(rows, nodes, len(taps) * self.dim, dtype=torch.float32) if taps else None
         tapped = (ctypes.c_int32 * len(taps))(*taps)
         run = PassArgs.of((inputs, positions, places, mask), memory, (fused, features, logits), tapped)
         self.call(ctypes.byref(model), ctypes.byref(run))
@@ -280,7 +280,7 @@ class FusedImages:
         rows = (state.known, self.tokens, held.tokens, self.start, self.counts, self.sampled)
         self.rule = rule_of(state)
         log_q = None if self.rule is None or self.window is None else self.window.log_q
-        self.costs = torch.zeros(images, nodes, 2)
+        self.costs = torch.zeros(images, nodes, 2, dtype=torch.float32)
         spent = (sums.relaxed, sums.variation, sums.largest, self.costs)
         # C++ has addresses only
         self.kept = (table, random, *rows, steps, sums.accepted, sums.reached, held.finite, log_q, *spent)
@@ -348,15 +348,15 @@ class FusedRounds:
         assert isinstance(one.target, CpuTarget)  # as `is_fused` has it
         nodes, config, self._program = self.nodes, one.target.config, one.target.program
         rows, first = cache.images * cache.rows, cache.first_stage_slot
-        self._inputs, self._features = torch.empty(2, rows, nodes, config.dim).unbind()
-        self._logits = torch.empty(rows, nodes, config.vocab_size)
+        self._inputs, self._features = torch.empty(2, rows, nodes, config.dim, dtype=torch.float32).unbind()
+        self._logits = torch.empty(rows, nodes, config.vocab_size, dtype=torch.float32)
         self._positions = torch.empty(rows, nodes, dtype=torch.long)
         self._places = (torch.arange(nodes) + first).repeat(rows, 1)
-        self._mask = torch.full((rows, nodes, cache.slots), -torch.inf)
+        self._mask = torch.full((rows, nodes, cache.slots), -torch.inf, dtype=torch.float32)
         prompts = torch.cat([state.cache.prefix_scores for state in self.states])
         self._mask[..., : cache.prefix] = prompts.flatten(0, 1)[:, None]
         if cache.stage:
-            self._mask[..., first : first + nodes] = torch.full((nodes, nodes), -torch.inf).triu(1)
+            self._mask[..., first : first + nodes] = torch.full((nodes, nodes), -torch.inf, dtype=torch.float32).triu(1)
         taken = (self._inputs, self._positions, self._places, self._mask)
         self._args = PassArgs.of(taken, cache.buffer, (None, self._features, self._logits))
         self._images = (ImageArgs * cache.images)(*(args for image in self.images for args in image.args))

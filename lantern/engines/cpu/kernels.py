@@ -238,7 +238,7 @@ def layer(
     mask = mask if mask.stride(-1) == 1 else mask.contiguous()
     # each node has three rotary factors: of query, key and value
     positions = torch.arange(0, 3 * rows * nodes, 3)
-    out = torch.empty(rows, nodes, dim)
+    out = torch.empty(rows, nodes, dim, dtype=torch.float32)
     only = (LayerArgs * 1)(weights.addresses)
     shape = (dim, heads, 1, len(weights.w13) * PANEL // 2, 0, kind_of(*weights.linears))
     model = ModelArgs(*shape, eps, only, None, None, factors.data_ptr())

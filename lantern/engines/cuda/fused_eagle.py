@@ -127,7 +127,9 @@ class Space:
         made = [torch.zeros(lines * rows, width, dtype=dtype, device=device) for width in widths]
         self.pairs, self.attended, self.qkv, self.hidden = made
         self.positions = torch.zeros(lines, rows, dtype=torch.long, device=device)
-        self.squares, self.unit = torch.zeros(2, lines * rows, -(-config.dim // kernels.PART), device=device).unbind()
+        self.squares, self.unit = torch.zeros(
+            2, lines * rows, -(-config.dim // kernels.PART), dtype=torch.float32, device=device
+        ).unbind()
         self.unit[:, 0] = config.dim
         self.ones = torch.ones(config.dim, dtype=dtype, device=device)
 
@@ -301,7 +303,7 @@ def tried(module: Eagle, run: Callable[..., Tensor], pairs: int = 4) -> Tensor:
             lambda _, seen: mask.update(count, seen),
             known=count,
             ancestors=ancestors,
-            scales=torch.full((1, nodes), 3.0, device=device),
+            scales=torch.full((1, nodes), 3.0, dtype=torch.float32, device=device),
             cache=cache,
             slots=torch.arange(first, first + nodes, device=device) + cache.first_stage_slot,
             depth=first,

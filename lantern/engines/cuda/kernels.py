@@ -585,8 +585,8 @@ class BlockAttention:
         self.plan, self.heads, self.width, self.group = plan, heads, width, group
         self.parts = plan.blocks + prompts
         size = (plan.images * plan.guided * heads, plan.rows, self.parts)
-        self.maxima, self.sums = torch.zeros(2, *size, device=device).unbind()
-        self.values = torch.zeros(*size, width, device=device)
+        self.maxima, self.sums = torch.zeros(2, *size, dtype=torch.float32, device=device).unbind()
+        self.values = torch.zeros(*size, width, dtype=torch.float32, device=device)
 
     def __call__(
         self,

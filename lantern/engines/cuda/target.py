@@ -130,7 +130,7 @@ class Workspace:
         made = [torch.zeros(lines * rows, width, dtype=dtype, device=device) for width in widths]
         self.x, self.normed, self.delta, self.attended, self.qkv, self.gated, self.hidden = made
         # sums of squares of parts of x, which `fused` keeps
-        self.squares = torch.zeros(lines * rows, -(-config.dim // kernels.PART), device=device)
+        self.squares = torch.zeros(lines * rows, -(-config.dim // kernels.PART), dtype=torch.float32, device=device)
 
 
 class KernelPass:
@@ -312,7 +312,7 @@ class KernelTarget(PreparedTarget):
         def ranked(
             logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"], *, width: int, purpose: int | None
         ) -> tuple[Int[Tensor, "b n k"], Float[Tensor, "b n v"]]:
-            log_q = torch.empty(*places.shape, logits.shape[-1], device=logits.device)
+            log_q = torch.empty(*places.shape, logits.shape[-1], dtype=torch.float32, device=logits.device)
             table = None if purpose is None else noise.gumbel_table(purpose)
             return sample(logits, places, table, width=width, log_q=log_q), log_q
 

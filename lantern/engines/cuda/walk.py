@@ -491,9 +491,9 @@ def walk(
     line_stride = logits.stride(1 if guided > 1 else 0)
     size = triton.next_power_of_2(tokens)
     path, length, chosen = (torch.empty(n, dtype=torch.long, device=device) for n in ((images, depth), images, images))
-    scratch = torch.empty(images, 3, size, device=device)
+    scratch = torch.empty(images, 3, size, dtype=torch.float32, device=device)
     bounds = torch.empty(images, nodes, dtype=torch.int32, device=device)
-    norms = torch.empty(images, nodes, 2, device=device)
+    norms = torch.empty(images, nodes, 2, dtype=torch.float32, device=device)
     cost = distances = table = None
     near, released, shared, constant, factor = 0, False, False, 0.0, 0.0
     if relaxation is not None:
@@ -501,9 +501,9 @@ def walk(
         constant, factor = relaxation.constant, relaxation.factor
         table, distances, near, shared = relaxation.table, relaxation.distances, relaxation.k, relaxation.shared
         released = relaxation.residual == "released"
-        spent = torch.empty(images, depth + 1, device=device)
+        spent = torch.empty(images, depth + 1, dtype=torch.float32, device=device)
         moved = None if distances is None else torch.empty_like(spent)
-        cost = Cost(torch.empty(images, depth, device=device), spent, moved, relaxation.bound)
+        cost = Cost(torch.empty(images, depth, dtype=torch.float32, device=device), spent, moved, relaxation.bound)
     warps = warps or min(max(size // 512, 4), 16)
     how: dict[str, Any] = {} if is_interpreted() else {"enable_fp_fusion": False}
     how |= {"TOKEN_COUNT": tokens, "SIZE": size, "IS_GUIDED": guided > 1, "IS_GREEDY": sampling.is_greedy}

@@ -1,0 +1,68 @@
+"""Tokens and pixels do not depend on the modes of torch that a caller is in."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from lantern import LanternPipeline
+from lantern.core.sampling import Sampling
+from lantern.engines.engine import engine
+from lantern.methods import METHODS
+from tests.tiny import tiny_condition, tiny_target
+from tests.tiny_decoder import shrunk, tiny_decoder
+
+TARGET = tiny_target(block_size=16, vocab_size=32, dim=32, n_head=2, multiple_of=32)
+KEYS = [(3, 0), (3, 1)]
+
+
+@pytest.fixture
+def pipe() -> LanternPipeline:
+    made = LanternPipeline.from_pretrained("lantern-emoji")
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+@pytest.fixture
+def default_dtype() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("kind", ["eager", "cpu"])
+def test_tokens_do_not_depend_on_the_default_dtype(name: str, kind: str, default_dtype: None) -> None:
+    sampling, condition = Sampling(guidance=3.0, temperature=0.9, top_k=20), tiny_condition((4, 2))
+    made = []
+    for dtype in (torch.float32, torch.float64):
+        decoder = tiny_decoder(shrunk(METHODS[name]), TARGET, sampling, engine=engine(kind))
+        torch.set_default_dtype(dtype)
+        made.append(decoder.generate(condition, keys=KEYS).tokens)
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(*made)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_is_loaded_and_run_under_another_default_dtype(
+    dtype: torch.dtype, pipe: LanternPipeline, default_dtype: None
+) -> None:
+    expected = pipe("a fox", generator=7, method="gumbel-jacobi", output_type="pt")
+    torch.set_default_dtype(dtype)
+    other = LanternPipeline.from_pretrained("lantern-emoji")
+    other.set_progress_bar_config(disable=True)
+    for one in (pipe, other):
+        found = one("a fox", generator=7, method="gumbel-jacobi", output_type="pt")
+        assert torch.equal(found.tokens, expected.tokens) and torch.equal(found.images, expected.images)
+
+
+@pytest.mark.parametrize("kind", ["auto", "eager", "wide"])
+def test_autocast_changes_neither_tokens_nor_pixels(kind: str, pipe: LanternPipeline) -> None:
+    how = {"generator": 7, "method": "gumbel-jacobi", "engine": kind, "output_type": "pt"}
+    expected = pipe("a fox", **how)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = pipe("a fox", **how)
+        decoded = pipe.decode_latents(expected.tokens, "pt")
+        embedded = pipe.encode_prompt("a fox")[0]
+    assert torch.equal(found.tokens, expected.tokens) and torch.equal(found.images, expected.images)
+    assert torch.equal(decoded, expected.images) and torch.equal(embedded, pipe.encode_prompt("a fox")[0])
