@@ -118,6 +118,11 @@ class Prepared:
         """The sha256 of pictures.tar, from the summary if it has one."""
         return str(self.summary.get("sha256") or sha256_of(self.folder / PICTURES))
 
+    @property
+    def source(self) -> str:
+        """The digests of images and records, which name what a training learns from."""
+        return f"{self.digest} {sha256_of(self.folder / RECORDS)}"
+
     def images(self) -> UInt8[Tensor, "n 3 h w"]:
         """Return all images in order of their numbers, mapped from a cache of decoded images.
 

@@ -23,12 +23,22 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from lantern.core.config import install_hint, one_line
-from lantern.core.io import CONFIG_NAME, TRAINING_NAME, atomic_write, is_there, read_pickled, trained_steps, write_json
+from lantern.core.io import (
+    CONFIG_NAME,
+    TRAINING_NAME,
+    atomic_write,
+    is_there,
+    read_pickled,
+    sha256_of,
+    trained_steps,
+    write_json,
+)
 from lantern.core.signals import Stopped, Stopping
 from lantern.generation.images import to_image
 
 FEW = 200  # steps below which a timed training warns
 MEASURED = 0.1  # share of the time after which it does
+WEIGHTS = (".safetensors", ".bin")
 MINUTE = 60.0  # seconds between lines where stderr is no terminal
 
 
@@ -320,8 +330,13 @@ class Run:
             raise ValueError(
                 f"{path} was trained with seed {state['seed']}, got {config.seed}: use another folder or that seed"
             )
+        if not config.minutes and state["step"] > config.steps:
+            raise ValueError(
+                f"{path} was trained for {state['step']} steps, got {config.steps}: give more --steps, or another --out"
+            )
         if state["source"] != self.source:
-            raise ValueError(f"{path} was trained on other data or for another target: use another folder or those")
+            why = "on other data, for another target or from another --init"
+            raise ValueError(f"{path} was trained {why}: use another folder, or those")
         if (state["average"] is None) != (self.average is None):
             was = "without" if state["average"] is None else "with"
             raise ValueError(f"{path} was trained {was} an average of weights: set ema in the config as before")
@@ -460,7 +475,10 @@ def train(task: Task, config: LoopConfig, *, out: Path, init: Path | None = None
     the task learns from; a checkpoint of another is refused.
     """
     with Stopping() as stopping, stopping.shield():
-        run = Run(task, config, out, init, source)
+        begun_from = () if init is None else sorted(path for path in init.iterdir() if path.suffix in WEIGHTS)
+        run = Run(task, config, out, init, " ".join([source, *map(sha256_of, begun_from)]))
+        if run.is_first and run.place >= config.steps:
+            print(f"{out}: all steps are done already: give more --steps, or another --out", file=sys.stderr)
         try:
             is_complete = run.go(stopping)
             if run.is_first and is_complete:

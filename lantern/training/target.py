@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 
-from lantern.core.io import check_state, load_component, load_state, save_component, write_json
+from lantern.core.io import WEIGHTS_NAME, check_state, load_component, load_state, save_component, sha256_of, write_json
 from lantern.core.sampling import Sampling
 from lantern.decoding.plain import generate
 from lantern.models.llamagen.text import TextEncoder
@@ -296,4 +296,5 @@ def train(
         grown = grow(load_state(init), config.model.n_layer)
         check_state(grown, task.target.state_dict(), source=init)
         task.target.load_state_dict(grown)
-    run_loop(task, config.loop, out=out, init=init, source=prepared.digest)
+    about = f"{prepared.source} {sha256_of(vq / WEIGHTS_NAME)}"
+    run_loop(task, config.loop, out=out, init=init, source=about)

@@ -243,7 +243,7 @@ def train(
     task = TokenizerTask(config, prepared, packages)
     if init is not None:
         load_module(task.vq, init)
-    run_loop(task, config.loop, out=out, init=init, source=prepared.digest)
+    run_loop(task, config.loop, out=out, init=init, source=prepared.source)
 
 
 class DecoderTask(TokenizerTask):
@@ -276,4 +276,4 @@ class DecoderTask(TokenizerTask):
 def train_decoder(config: TokenizerConfig, *, out: Path, data: Path, vq: Path, packages: Path | None = None) -> None:
     """Train the decoder of the tokenizer in `vq` and write `out/vqvae`; resume what `out` holds."""
     prepared = Prepared.open(data)
-    run_loop(DecoderTask(config, prepared, packages, vq, out), config.loop, out=out, source=prepared.digest)
+    run_loop(DecoderTask(config, prepared, packages, vq, out), config.loop, out=out, source=prepared.source)

@@ -179,8 +179,17 @@ def test_exported_and_measured_weights_are_the_average_of_trained_ones(tmp_path:
     assert measured[-1] == pytest.approx(float(kept["net.0.weight"].sum()), abs=1e-5)
 
 
-def test_resuming_as_another_training_is_refused(tmp_path: Path) -> None:
+def test_resuming_as_another_training_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(Sum(16), replace(CONFIG, ema=0.9), out=tmp_path)
+    assert "are done already" not in capsys.readouterr().err
+    train(Sum(16), replace(CONFIG, ema=0.9), out=tmp_path)
+    assert "all steps are done already" in capsys.readouterr().err
+    shorter = replace(CONFIG, ema=0.9, steps=CONFIG.steps - 1, decay=0)
+    assert f"was trained for {CONFIG.steps} steps" in refused(train, Sum(16), shorter, out=tmp_path)
+    (tmp_path / "init").mkdir()
+    (tmp_path / "init" / "model.safetensors").write_bytes(b"")
+    again = {"out": tmp_path, "init": tmp_path / "init"}
+    assert "another --init" in refused(train, Sum(16), replace(CONFIG, ema=0.9), **again)
     assert "was trained with seed 0, got 1" in refused(train, Sum(16), replace(CONFIG, ema=0.9, seed=1), out=tmp_path)
     assert "was trained with an average" in refused(train, Sum(16), replace(CONFIG, steps=40), out=tmp_path)
     assert "on other data" in refused(train, Sum(16), replace(CONFIG, ema=0.9), out=tmp_path, source="other")
