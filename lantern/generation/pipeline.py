@@ -404,12 +404,12 @@ class LanternPipeline(DiffusionPipeline):
 
         Arguments that are None take the model's default. `generator` is a torch.Generator or a seed, and image i of a
         prompt has the noise of (seed, i); or a list with one of these per image. Only `initial_seed()` is read, so a
-        generator always gives the same images, in any batch. `output_type` is "pil", "pt" (b 3 h w in [0, 1]),
-        "np" (b h w 3 in [0, 1]) or "latent" (token grids). `callback_on_step_end(pipe, step, timestep, {"tokens":
-        grids, "known": counts})` is called after every pass: timestep is the number of tokens that every image of the
-        batch has, `known` that of each image, and tokens still unknown are -1. `batch_size` limits how many images run
-        at once; where memory runs out it is halved with a warning and the batch is repeated. With `debug`
-        NotFiniteError names the layer that gave NaN.
+        generator always gives the same images, in any batch, but for `ddd-paper`, `c2t-paper`, `radar-paper` and
+        `adt-tree-paper`. `output_type` is "pil", "pt" (b 3 h w in [0, 1]), "np" (b h w 3 in [0, 1]) or "latent" (token
+        grids). `callback_on_step_end(pipe, step, timestep, {"tokens": grids, "known": counts})` is called after every
+        pass: timestep is the number of tokens that every image of the batch has, `known` that of each image, and tokens
+        still unknown are -1. `batch_size` limits how many images run at once; where memory runs out it is halved with a
+        warning and the batch is repeated. With `debug` NotFiniteError names the layer that gave NaN.
 
         Options of the method are keywords (`tree="chain_4"`), or follow its name ("eagle1:tree=chain_4"), or are in
         `settings` ({"tree": "chain_4"}), as one must be that is named like an argument above, such as `width`.

@@ -416,7 +416,7 @@ def _seed(generator: Any) -> int:
     import torch
 
     if isinstance(generator, torch.Generator):
-        return generator.initial_seed()
+        return generator.initial_seed() % 2**63  # torch takes negative seeds too
     if hasattr(generator, "__index__") and not isinstance(generator, bool):
         return index(generator)
     raise TypeError(f"generator is a {type(generator).__name__}, wanted a torch.Generator, a seed, or a list of them")

@@ -66,3 +66,9 @@ def test_autocast_changes_neither_tokens_nor_pixels(kind: str, pipe: LanternPipe
         embedded = pipe.encode_prompt("a fox")[0]
     assert torch.equal(found.tokens, expected.tokens) and torch.equal(found.images, expected.images)
     assert torch.equal(decoded, expected.images) and torch.equal(embedded, pipe.encode_prompt("a fox")[0])
+
+
+def test_a_generator_may_have_a_negative_seed(pipe: LanternPipeline) -> None:
+    how = {"method": "gumbel-jacobi", "output_type": "latent"}
+    found = pipe("a fox", generator=torch.Generator().manual_seed(-1), **how)
+    assert torch.equal(found.tokens, pipe("a fox", generator=2**63 - 1, **how).tokens)
