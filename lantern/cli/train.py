@@ -150,10 +150,11 @@ class AllConfig:
 
 @dataclass(frozen=True)
 class BuildState:
-    """What `state.json` holds: the seconds of finished steps and the minutes that steps were given, by name."""
+    """What `state.json` holds: the seconds of finished steps, the minutes that steps were given, and paths of inputs."""
 
     done: dict[str, float] = field(default_factory=dict)
     minutes: dict[str, float] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -249,9 +250,15 @@ def run_all(path: Path, out: Path, given: Mapping[str, Any], recipe: stages.Reci
     only, names = inputs.get("only"), [step.name for step in build.config.steps]
     if only not in (None, *names):
         raise ValueError(f"step is {only[:40]!r}, wanted one of {', '.join(names)}")
+    known = build.state.inputs
+    for name, value in given.items():
+        if isinstance(value, Path) and known.setdefault(name, str(value.resolve())) != str(value.resolve()):
+            raise ValueError(f"{out} was begun with {flag(name)} {known[name]}, got {value}: use another --out")
     for step in build.config.steps:
         if step.name not in build.state.done and only in (None, step.name):
             build.run(step)
+        elif only in (None, step.name):
+            print(f"step {step.name} was done before")
     left = [step.name for step in build.config.steps if step.name not in build.state.done]
     if left:
         print(f"{out}: {', '.join(left)} to do")

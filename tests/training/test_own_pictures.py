@@ -77,7 +77,9 @@ def test_captioned_pictures_become_a_model(photos: Path, config: Path, tmp_path:
     train_a_drafter(out)
     capsys.readouterr()
     assert main(given) == 0  # nothing is trained again
-    assert "step " not in capsys.readouterr().out
+    assert capsys.readouterr().out.count("was done before") == 4
+    other = [str(config.parent) if word == str(photos) else word for word in given]
+    assert f"begun with --path {photos}" in refused_by(capsys, *other)
 
 
 @pytest.mark.slow
