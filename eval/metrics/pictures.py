@@ -17,7 +17,7 @@ from torch import Tensor
 from lantern.core.config import one_line
 from lantern.generation.images import in_8_bits, read_facts
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 AHEAD = 2  # batches that are prepared while the network processes one
 Change = Callable[[np.ndarray], np.ndarray]
 Prepare = Mapping[str, Callable[[np.ndarray], Tensor]]

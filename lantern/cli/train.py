@@ -150,7 +150,7 @@ class AllConfig:
 
 @dataclass(frozen=True)
 class BuildState:
-    """What `state.json` holds: the seconds of finished steps, the minutes that steps were given, and paths of inputs."""
+    """What `state.json` holds, by name: seconds of finished steps, minutes given to steps, and paths of inputs."""
 
     done: dict[str, float] = field(default_factory=dict)
     minutes: dict[str, float] = field(default_factory=dict)
