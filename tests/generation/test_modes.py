@@ -1,6 +1,7 @@
 """Tokens and pixels do not depend on the modes of torch that a caller is in."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ KEYS = [(3, 0), (3, 1)]
 
 
 @pytest.fixture
-def pipe() -> LanternPipeline:
+def pipe() -> Any:
     made = LanternPipeline.from_pretrained("lantern-emoji")
     made.set_progress_bar_config(disable=True)
     return made
@@ -45,11 +46,11 @@ def test_tokens_do_not_depend_on_the_default_dtype(name: str, kind: str, default
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_model_is_loaded_and_run_under_another_default_dtype(
-    dtype: torch.dtype, pipe: LanternPipeline, default_dtype: None
+    dtype: torch.dtype, pipe: Any, default_dtype: None
 ) -> None:
     expected = pipe("a fox", generator=7, method="gumbel-jacobi", output_type="pt")
     torch.set_default_dtype(dtype)
-    other = LanternPipeline.from_pretrained("lantern-emoji")
+    other: Any = LanternPipeline.from_pretrained("lantern-emoji")
     other.set_progress_bar_config(disable=True)
     for one in (pipe, other):
         found = one("a fox", generator=7, method="gumbel-jacobi", output_type="pt")
@@ -57,7 +58,7 @@ def test_a_model_is_loaded_and_run_under_another_default_dtype(
 
 
 @pytest.mark.parametrize("kind", ["auto", "eager", "wide"])
-def test_autocast_changes_neither_tokens_nor_pixels(kind: str, pipe: LanternPipeline) -> None:
+def test_autocast_changes_neither_tokens_nor_pixels(kind: str, pipe: Any) -> None:
     how = {"generator": 7, "method": "gumbel-jacobi", "engine": kind, "output_type": "pt"}
     expected = pipe("a fox", **how)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -68,7 +69,7 @@ def test_autocast_changes_neither_tokens_nor_pixels(kind: str, pipe: LanternPipe
     assert torch.equal(decoded, expected.images) and torch.equal(embedded, pipe.encode_prompt("a fox")[0])
 
 
-def test_a_generator_may_have_a_negative_seed(pipe: LanternPipeline) -> None:
+def test_a_generator_may_have_a_negative_seed(pipe: Any) -> None:
     how = {"method": "gumbel-jacobi", "output_type": "latent"}
     found = pipe("a fox", generator=torch.Generator().manual_seed(-1), **how)
     assert torch.equal(found.tokens, pipe("a fox", generator=2**63 - 1, **how).tokens)

@@ -188,7 +188,7 @@ def test_resuming_as_another_training_is_refused(tmp_path: Path, capsys: pytest.
     assert f"was trained for {CONFIG.steps} steps" in refused(train, Sum(16), shorter, out=tmp_path)
     (tmp_path / "init").mkdir()
     (tmp_path / "init" / "model.safetensors").write_bytes(b"")
-    again = {"out": tmp_path, "init": tmp_path / "init"}
+    again: dict[str, Any] = {"out": tmp_path, "init": tmp_path / "init"}
     assert "another --init" in refused(train, Sum(16), replace(CONFIG, ema=0.9), **again)
     assert "was trained with seed 0, got 1" in refused(train, Sum(16), replace(CONFIG, ema=0.9, seed=1), out=tmp_path)
     assert "was trained with an average" in refused(train, Sum(16), replace(CONFIG, steps=40), out=tmp_path)
