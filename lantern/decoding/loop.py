@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.autocast import without_autocast
+from lantern.core.modes import outside_modes
 from lantern.core.noise import Noise
 from lantern.core.prepared import original
 from lantern.core.sampling import Sampling
@@ -270,7 +270,7 @@ class State:
         self.held.finite.logical_and_(is_finite(read))
 
 
-@without_autocast
+@outside_modes
 @torch.no_grad()
 def begin(
     state: State,
@@ -325,7 +325,7 @@ def begin(
     return state
 
 
-@without_autocast
+@outside_modes
 @torch.no_grad()
 def run(
     state: State,

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from lantern.core.config import is_debugging, one_line
+from lantern.core.modes import outside_modes
 from lantern.core.prepared import on_device
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Drafter, Generation, Step, Target, Verifier
@@ -319,6 +320,7 @@ class Generator:
         self.interval = self.interval if self.record is None else 0.0
         self.assemble()
 
+    @outside_modes
     def assemble(self) -> None:
         """Build the drafter and verifier anew, which drops the caches that they keep between batches."""
         model, method, sampling = self.model, self.method, self.sampling
@@ -448,6 +450,7 @@ def make_batches(
         release_memory()
 
 
+@outside_modes
 def make_batch(
     generator: Generator, requested: Sequence[Request], *, with_pixels: bool, callback: Callback | None = None
 ) -> list[Picture]:

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
-from lantern.core.autocast import without_autocast
 from lantern.core.config import one_line
+from lantern.core.modes import outside_modes
 from lantern.generation.images import in_8_bits
 from lantern.generation.requests import Request
 from lantern.models.llamagen.vqvae import to_pixels
@@ -38,7 +38,7 @@ class KeptPart:
     is_kept: Bool[Tensor, "rows columns"]
 
     @cached_property
-    @without_autocast
+    @outside_modes
     def tokens(self) -> Int[Tensor, " n"]:
         """The tokens of the VQ encoder, -1 where tokens are generated; the first access runs the encoder."""
         assert self.model.vq is not None

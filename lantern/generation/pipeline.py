@@ -31,6 +31,7 @@ from lantern.core.io import (
     weights_digest,
     write_json,
 )
+from lantern.core.modes import outside_modes
 from lantern.core.places import resolve_model
 from lantern.core.types import Step
 from lantern.decoding.prompt import PromptCache
@@ -169,6 +170,7 @@ class LanternPipeline(DiffusionPipeline):
             self._load_from(transformer.folder, transformer.folder.name)
 
     @classmethod
+    @outside_modes
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> "LanternPipeline":
         """Load by name ("lantern-emoji"), folder or hub id; in fp32 unless `dtype` (or `torch_dtype`) is given.
 
@@ -363,6 +365,7 @@ class LanternPipeline(DiffusionPipeline):
         what = what or {"class_labels": [0] * batch_size}
         self(**what, generator=0, output_type="latent" if self.vqvae is None else "pt", **call)
 
+    @outside_modes
     @torch.no_grad()
     def __call__(
         self,
@@ -522,6 +525,7 @@ class LanternPipeline(DiffusionPipeline):
 
     enable_sequential_cpu_offload = enable_model_cpu_offload
 
+    @outside_modes
     @torch.no_grad()
     def encode_prompt(self, prompt: str | list[str]) -> tuple[Tensor, Tensor]:
         """Return the text encoder's embeddings (b slots channels), left-padded, and their mask (b slots).
@@ -535,6 +539,7 @@ class LanternPipeline(DiffusionPipeline):
             raise ValueError("this model reads prompts as tokens, not as embeddings: give the prompt to the call")
         return text.encode(texts_of(prompt, "prompt"), slots=self.transformer.config.cls_token_num)
 
+    @outside_modes
     @torch.no_grad()
     def decode_latents(
         self, tokens: Tensor, output_type: str = "pil", *, scale: int | None = None, resample: str = "lanczos"

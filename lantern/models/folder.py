@@ -31,7 +31,6 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from lantern.core.autocast import without_autocast
 from lantern.core.config import build_config, load_config, read_json_object
 from lantern.core.io import (
     CONFIG_NAME,
@@ -47,6 +46,7 @@ from lantern.core.io import (
     write_json,
     write_text,
 )
+from lantern.core.modes import outside_modes
 from lantern.core.places import EMBEDDED_MODEL, resolve_model
 from lantern.core.prepared import WeightCache
 from lantern.core.sampling import Sampling
@@ -173,7 +173,7 @@ class Model:
         }
         return ", ".join(word for word, holds in words.items() if holds) or "as torch runs them"
 
-    @without_autocast
+    @outside_modes
     def pictures(self, tokens: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
         """Return the images of tokens, decoded as the engine runs the VQ tokenizer; ValueError as `VQVAE.decode`."""
         assert self.vq is not None
@@ -255,6 +255,7 @@ def fingerprint_of(folder: Path) -> str:
     return digest.hexdigest()
 
 
+@outside_modes
 @torch.inference_mode(False)  # weights that are loaded in inference mode could not be used outside
 def load_model(
     name: str | Path = EMBEDDED_MODEL,

@@ -23,10 +23,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from lantern.core.autocast import without_autocast
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import check_finite, is_there, read_header
 from lantern.core.libraries import quiet
+from lantern.core.modes import outside_modes
 from lantern.core.types import Condition
 from lantern.models.llamagen import t5
 
@@ -314,7 +314,7 @@ class TextEncoder:
         unknown, pieces = self.tokenizer.unk_token_id, partial(self.tokenizer, add_special_tokens=False)
         return prompt if unknown is None else named_emoji(prompt, lambda one: unknown in pieces(one)["input_ids"])
 
-    @without_autocast
+    @outside_modes
     def encode(
         self, prompts: Sequence[str], *, slots: int = 120, batch_size: int = 1
     ) -> tuple[Float[Tensor, "b t c"], Bool[Tensor, "b t"]]:

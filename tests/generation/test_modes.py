@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from lantern import LanternPipeline
+from lantern import LanternPipeline, generate, load_model
 from lantern.core.sampling import Sampling
 from lantern.engines.engine import engine
 from lantern.methods import METHODS
@@ -67,6 +67,20 @@ def test_autocast_changes_neither_tokens_nor_pixels(kind: str, pipe: Any) -> Non
         embedded = pipe.encode_prompt("a fox")[0]
     assert torch.equal(found.tokens, expected.tokens) and torch.equal(found.images, expected.images)
     assert torch.equal(decoded, expected.images) and torch.equal(embedded, pipe.encode_prompt("a fox")[0])
+
+
+def test_a_default_device_changes_nothing(pipe: Any) -> None:
+    how = {"generator": 7, "method": "eagle1", "output_type": "pt", "scale": 1}
+    expected = pipe("a fox", **how)
+    with torch.device("meta"):
+        other: Any = LanternPipeline.from_pretrained("lantern-emoji")
+        other.set_progress_bar_config(disable=True)
+        found = [one("a fox", **how) for one in (pipe, other)]
+        picture = pipe.decode_latents(expected.tokens, scale=1)[0]
+        kept = pipe("a fox", **how, init_image=picture, keep_rows=8)
+        (made,) = generate(load_model("lantern-emoji"), ["a fox"], seed=7, method="eagle1")
+    assert all(torch.equal(one.tokens, expected.tokens) for one in found)
+    assert kept.tokens.device.type == "cpu" and torch.equal(made.tokens, expected.tokens.flatten())
 
 
 def test_a_generator_may_have_a_negative_seed(pipe: Any) -> None:
