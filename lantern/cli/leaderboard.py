@@ -4,6 +4,7 @@ from json import dumps
 from pathlib import Path
 
 from lantern.cli.command import DONE, FAILED, OneOf, check_file, command, complain, existing, named, opt
+from lantern.cli.eval import WEIGHTS
 from lantern.cli.options import DTYPES, MAX_SEED, MODEL, MODEL_HELP, VARIANT, Filters, Machine, Runs
 
 FROM_HELP = "print the table of a file, of lines or of figures (--json); nothing is measured"
@@ -34,7 +35,9 @@ def leaderboard(
     baseline: list[str] = opt([], BASELINE_HELP, type=VARIANT),
     metrics: list[str] | None = opt(None, "quality of relaxed methods, as `lantern eval` measures, such as kid clip"),
     reference: Path | None = opt(None, "--metrics: real images or their statistics", type=existing),
-    weights: list[tuple[str, Path]] = opt([], "--metrics: as clip=FOLDER", type=named(existing), metavar="NAME=PATH"),
+    weights: list[tuple[str, Path]] = opt(
+        [], "--metrics: as clip=FOLDER", type=named(existing, names=WEIGHTS), metavar="NAME=PATH"
+    ),
     *,
     filters: Filters,
     runs: Runs,

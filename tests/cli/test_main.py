@@ -92,6 +92,7 @@ REFUSED = {
     "leaderboard --model TOY --metrics kid": "kid: it compares with real images: give them with --reference",
     "leaderboard --model TOY --metrics fid --reference here/config.json": "fid: no weights of inception",
     "leaderboard --model TOY --reference here/config.json": "--metrics, which is missing",
+    "leaderboard --metrics clip --weights clpi=here": "did you mean 'clip'?",
     "completion tcsh": "wanted one of bash",
     "completion": "SHELL",
     "demo nowhere": "nowhere",
