@@ -19,11 +19,12 @@ import lantern
 from lantern.core.config import hint_for, install_hint, one_line
 from lantern.eval.intervals import DRAWS, Estimate, mean_estimate
 from lantern.eval.metrics import clip_score, distances
-from lantern.eval.metrics.judges import NETWORKS, Judge, Seen, extract, load_judges, load_pairs, weights_of
+from lantern.eval.metrics.judges import NETWORKS, Judge, Seen, check_pairs, extract, load_judges, load_pairs, weights_of
 from lantern.eval.metrics.moments import Moments, Reference, open_reference
-from lantern.eval.metrics.pictures import Change
+from lantern.eval.metrics.pictures import Change, find_pictures
 from lantern.eval.metrics.weights import Found, find_weights
 from lantern.eval.speed.surroundings import installed
+from lantern.training.data import is_prepared
 
 FEW = 2048  # dimension of Inception's features: with fewer pictures FID's covariance is singular
 REFERENCE, PROMPTS, PAIRS = "reference", "prompts", "pairs"
@@ -253,6 +254,13 @@ def reference_obstacle(name: str, reference: Path | Sequence[Path] | None, origi
     if isinstance(reference, Path) and not reference.is_dir() and not name.startswith("fid"):
         return f"{reference.name} is a file of statistics, which support only FID: expected a folder of images"
     return ""
+
+
+def check_paired(metrics: Sequence[str], pictures: Sequence[Path], reference: Path | None) -> None:
+    """Raise ValueError if metrics of pairs get images that do not pair up with those of a reference folder."""
+    names = [name for name in metrics if PAIRS in METRICS[name].needs]
+    if names and reference is not None and reference.is_dir() and not is_prepared(reference):
+        check_pairs(names, pictures, find_pictures(reference))
 
 
 def obstacle(name: str, reference: Path | None, weights: Mapping[str, Path], origin: str = "") -> str:

@@ -165,13 +165,15 @@ def prepare(row: TableRow) -> ResolvedRow:
     row = _repeated(row, before) if before else row
     row = dataclasses.replace(row, batch=row.batch or 1)
     name = row.model or EMBEDDED_MODEL
-    if metrics := list(protocol.metrics if row.metrics is None else row.metrics):
-        from lantern.eval.metrics.quality import in_order
-
-        in_order(metrics)  # rejects unknown ones
+    metrics = list(protocol.metrics if row.metrics is None else row.metrics)
     prompts = find_prompts(protocol.prompts, row.prompts) if protocol.prompts else None
     requested = protocol.requests(prompts)
     requested = requested[: row.limit] if row.limit else requested
+    if metrics:
+        from lantern.eval.metrics.quality import check_paired, in_order
+
+        in_order(metrics)  # rejects unknown ones
+        check_paired(metrics, [picture_path(row.out, one.number) for one in requested], row.reference)
     local = os.environ.get("LOCAL_RANK", "")  # with it each process has its own GPU
     is_local = row.device in ("auto", "cuda") and local.isdecimal() and torch.cuda.is_available()
     device = pick_device(f"cuda:{local}" if is_local else row.device)

@@ -15,6 +15,7 @@ from lantern.eval.protocols import generation, reproduce
 from lantern.training.data import is_prepared, unpack
 from tests.cli.calls import Capture
 from tests.eval.protocols.test_protocol import prompt_set, values
+from tests.eval.tiny_metrics import save_pictures
 
 Run = Callable[..., int]
 TEXT = "a red apple\na blue cat\ntwo dog\n"
@@ -190,6 +191,7 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
         (["--limit", "0"], "limit"),
         (["--method", "eagle9"], "unknown"),
         (["--metrics", "kidd"], "did you mean 'kid'?"),
+        (["--metrics", "psnr", "--reference", "real"], "psnr: got 6 images and 2 reference images"),
         (["--shard", "1/2"], "the launcher sets 2/3"),
     ],
 )
@@ -198,6 +200,8 @@ def test_invalid_input_gives_one_line(
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.chdir(place)
+    save_pictures(place / "real", 2)
     assert run(*words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line and not (place / "out" / "pictures").exists()
