@@ -336,12 +336,16 @@ def _warning(name: str, material: Material) -> str:
     return ""
 
 
-def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> Figure:
+def fid_of_shards(paths: Sequence[Path], reference: Path, metrics: Sequence[str] | None = None) -> Figure:
     """Return the FID of images made in shards, from the saved moments of each shard and of the reference.
 
-    ValueError for moments without the names of network and resize, or with others.
+    ValueError for moments without the names of network and resize, or with others, and for `metrics` other than it.
     """
     shards = [Moments.load(path) for path in paths]
+    if reference.is_dir() or reference.suffix == ".npz":
+        raise ValueError(
+            f"got reference {reference} for moments, expected moments of it: save them with --keep-moments"
+        )
     theirs, ours = Moments.load(reference), shards[0]
     for shard in shards[1:]:
         ours.merge(shard)
@@ -349,6 +353,8 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> F
     name = "fid" if resize == "clean" else f"fid-{resize}"
     if name not in METRICS:
         raise ValueError(f"{paths[0]} does not name its network and resize: save moments with --keep-moments")
+    if metrics is not None and set(metrics) != {name}:
+        raise ValueError(f"got metrics {', '.join(metrics)} of moments, which give only {name}: leave --metrics out")
     if theirs.made_with not in ("", ours.made_with):
         raise ValueError(f"features made with {ours.made_with!r} and with {theirs.made_with!r}, expected the same")
     metric = METRICS[name]
@@ -365,7 +371,7 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> F
         reference=reference.name,
         reference_sha256=_digest(theirs.sets),
         reference_images=theirs.count,
-        seed=seed,
+        seed=0,
         warning=few_warning(ours.count),
     )
 

@@ -20,6 +20,7 @@ METRICS = (
 )
 WEIGHTS = ("inception", "inception-logits", "clip", "hps", "pickscore", "lpips")
 MOMENTS = ".safetensors"
+DRAWS, BATCH = 1000, 32
 PICTURES_HELP = "folders or files of images; or moments (.safetensors) of shards, which are merged"
 WEIGHTS_HELP = f"weights of networks, NAME of {', '.join(WEIGHTS)}"
 
@@ -27,13 +28,13 @@ WEIGHTS_HELP = f"weights of networks, NAME of {', '.join(WEIGHTS)}"
 def eval_(
     pictures: list[Path] = arg(PICTURES_HELP, type=existing),
     reference: Path | None = opt(None, "real images, a folder of `lantern train data`, or statistics", type=existing),
-    metrics: list[str] = opt(["kid", "fid"], f"metrics: {', '.join(METRICS)}; default kid fid", metavar="METRIC"),
+    metrics: list[str] | None = opt(None, f"metrics: {', '.join(METRICS)}; default kid fid", metavar="METRIC"),
     prompts: str | None = opt(None, "a prompt an image, in order of names (default: in the files)", metavar="FILE"),
     weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, type=named(Path, names=WEIGHTS), metavar="NAME=PATH"),
     cache: Path | None = opt(None, "folder of weights (default: $LANTERN_CACHE)", metavar="FOLDER"),
     seed: int = opt(0, "seed of the bootstrap (default 0)", 0, MAX_SEED),
-    draws: int = opt(1000, "number of bootstrap samples, at most 100 for FID (default 1000)", 0, 10**5),
-    batch: int = opt(32, "images at a time", 1, 4096),
+    draws: int = opt(DRAWS, "number of bootstrap samples, at most 100 for FID (default 1000)", 0, 10**5),
+    batch: int = opt(BATCH, "images at a time", 1, 4096),
     keep_moments: Path | None = opt(None, "write Inception's moments there, to merge shards", metavar="FOLDER"),
     json: bool = opt(False, "one JSON line on stdout, the table on stderr"),
     out: Path | None = opt(None, "write the figures to a JSON file as well", metavar="FILE"),
@@ -55,7 +56,11 @@ def eval_(
     if pictures[0].suffix == MOMENTS:
         if reference is None:
             raise ValueError("moments need those of a reference: give them with --reference")
-        figure = fid_of_shards(pictures, reference, seed=seed)
+        given = {"prompts": prompts, "weights": weights, "cache": cache, "keep-moments": keep_moments}
+        given |= {"seed": seed, "draws": draws != DRAWS, "batch": batch != BATCH}
+        if unused := [f"--{name}" for name, value in given.items() if value]:
+            raise ValueError(f"got {', '.join(unused)}, which moments do not use: leave out, or give images")
+        figure = fid_of_shards(pictures, reference, metrics)
         figures = {figure.name: figure}
     else:
         from lantern.eval.metrics.pictures import find_pictures
@@ -73,7 +78,7 @@ def eval_(
         paths = [path for one in pictures for path in (find_pictures(one) if one.is_dir() else [one])]
         texts = read_prompts(prompts) if prompts else None
         how = {"weights": dict(weights), "seed": seed, "options": options}
-        figures = measure(paths, reference, metrics, prompts=texts, **how)
+        figures = measure(paths, reference, metrics or ["kid", "fid"], prompts=texts, **how)
     print(render(figures), file=sys.stderr if json else sys.stdout)
     shown = {name: asdict(figure) for name, figure in figures.items()}
     result = {"what": "eval", "figures": shown, "surroundings": surroundings(device)}
