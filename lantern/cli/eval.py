@@ -7,7 +7,7 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import DONE, arg, check_file, command, existing, named, opt
+from lantern.cli.command import DONE, arg, changed, check_file, command, existing, named, opt
 from lantern.cli.options import MAX_SEED, Machine
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ METRICS = (
 )
 WEIGHTS = ("inception", "inception-logits", "clip", "hps", "pickscore", "lpips")
 MOMENTS = ".safetensors"
-DRAWS, BATCH = 1000, 32
+USED_BY_MOMENTS = ("--reference", "--metrics", "--json", "--out", "--threads", "--device", "--quiet")
 PICTURES_HELP = "folders or files of images; or moments (.safetensors) of shards, which are merged"
 WEIGHTS_HELP = f"weights of networks, NAME of {', '.join(WEIGHTS)}"
 
@@ -33,8 +33,8 @@ def eval_(
     weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, type=named(Path, names=WEIGHTS), metavar="NAME=PATH"),
     cache: Path | None = opt(None, "folder of weights (default: $LANTERN_CACHE)", metavar="FOLDER"),
     seed: int = opt(0, "seed of the bootstrap (default 0)", 0, MAX_SEED),
-    draws: int = opt(DRAWS, "number of bootstrap samples, at most 100 for FID (default 1000)", 0, 10**5),
-    batch: int = opt(BATCH, "images at a time", 1, 4096),
+    draws: int = opt(1000, "number of bootstrap samples, at most 100 for FID (default 1000)", 0, 10**5),
+    batch: int = opt(32, "images at a time", 1, 4096),
     keep_moments: Path | None = opt(None, "write Inception's moments there, to merge shards", metavar="FOLDER"),
     json: bool = opt(False, "one JSON line on stdout, the table on stderr"),
     out: Path | None = opt(None, "write the figures to a JSON file as well", metavar="FILE"),
@@ -42,6 +42,7 @@ def eval_(
     machine: Machine,
 ) -> int:
     """Measure the quality of images."""
+    given = locals()
     check_file("--out", out)
     names = [name for name, _ in weights]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -56,9 +57,7 @@ def eval_(
     if pictures[0].suffix == MOMENTS:
         if reference is None:
             raise ValueError("moments need those of a reference: give them with --reference")
-        given = {"prompts": prompts, "weights": weights, "cache": cache, "keep-moments": keep_moments}
-        given |= {"seed": seed, "draws": draws != DRAWS, "batch": batch != BATCH}
-        if unused := [f"--{name}" for name, value in given.items() if value]:
+        if unused := changed(eval_, given, but=USED_BY_MOMENTS):
             raise ValueError(f"got {', '.join(unused)}, which moments do not use: leave out, or give images")
         figure = fid_of_shards(pictures, reference, metrics)
         figures = {figure.name: figure}

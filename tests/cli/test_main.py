@@ -84,6 +84,7 @@ REFUSED = {
     "leaderboard --from nowhere.json": "does not exist",
     "leaderboard --from here/config.json": "here/config.json",
     "leaderboard --from here/board.jsonl": "has no fingerprint",
+    "leaderboard --from here/board.jsonl --metrics fid --top-k 5": "--metrics, --top-k, which --from does not use",
     "leaderboard --out here": "is a folder",
     "leaderboard --model TOY --methods plain": "always measured",
     "leaderboard --model TOY --methods eagle9": "did you mean",
