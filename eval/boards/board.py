@@ -3,7 +3,8 @@
     {"fingerprint": {...}}                      model, weights, methods, sampling, seed, machine
     {"round": 0, "contender": "eagle1 | cpu bf16", ...}     a record of `lantern.eval.speed.race`, with the commit
     {"absent": "eagle3 | cpu bf16", "temperature": 1.0, "status": "lacking", "reason": "..."}
-    {"quality": "lantern | cpu bf16", "temperature": 1.0, "images": 64, "metrics": {"kid": {"value": ..., ...}}}
+    {"quality": "lantern | cpu bf16", "temperature": 1.0, "images": 64, "judged": {"metrics": ["kid"], ...},
+     "metrics": {"kid": {"value": ..., ...}}}
 
 Lines are only appended: an interrupted run resumes, and one with more images extends a shorter one. A method that fails
 is tried again when the run resumes. `table` computes the figures from the lines, `plot` draws them; neither needs the
@@ -179,23 +180,29 @@ class Board:
         return {"absent": name, "temperature": temperature, "status": status, "reason": reason[:300]}
 
     def judge(self, metrics: Sequence[str], reference: Path | None, weights: Mapping[str, Path]) -> None:
-        """Append the quality of plain decoding's images and of each relaxed method's, where it is missing.
+        """Append the quality of plain decoding's images and of each relaxed method's, measured where it is missing.
 
-        The metrics, with real images or statistics, and weights by network, are as `lantern eval` has them. ValueError
-        for a model that makes no images.
+        The metrics, with real images or statistics, and weights by network, are as `lantern eval` has them. The last
+        line of a method is that of these. ValueError for a model that makes no images.
         """
         if self.model.vq is None:
             raise ValueError(f"model {self.model.name} has no vqvae/ folder, which quality figures need")
+        judged: dict[str, Any] = {"metrics": sorted(set(metrics)), "reference": reference and version_of(reference)}
+        judged["weights"] = {name: version_of(path) for name, path in sorted(weights.items())}
         with JsonLines(self.options.out, self.fingerprint) as file:
-            known = {(line["quality"], line["temperature"], line["images"]) for line in file.lines if "quality" in line}
             relaxed = [spec for spec in self.specs if self.fingerprint["methods"][spec]["promise"] == "relaxed"]
             names = [name_of(spec, self.variant) for spec in (PLAIN, *relaxed)]
             for name, sampling in itertools.product(names, self.samplings):
-                images = images_of(at_temperature(file.lines, sampling.temperature), name)[: self.options.images]
-                line = {"quality": name, "temperature": sampling.temperature, "images": len(images)}
-                if images and tuple(line.values()) not in known:
+                lines = at_temperature(file.lines, sampling.temperature)
+                images = images_of(lines, name)[: self.options.images]
+                line = {"quality": name, "temperature": sampling.temperature, "images": len(images), "judged": judged}
+                before = [one for one in lines if one.get("quality") == name]
+                known = [one for one in before if one | line == one]
+                if images and not known:
                     reporter(self.options.is_quiet)(f"metrics of {name}")
                     file.append(line | {"metrics": self._metrics(images, metrics, reference, weights)})
+                elif images and known[-1] != before[-1]:
+                    file.append(known[-1])
 
     def _metrics(
         self, images: Sequence[Line], metrics: Sequence[str], reference: Path | None, weights: Mapping[str, Path]
@@ -238,6 +245,13 @@ def parse_pair(text: str) -> tuple[str, str]:
     if not sign or not first or not second or VERSUS in second:
         raise ValueError(f"--pairs {text[:60]!r}, wanted METHOD{VERSUS}METHOD, such as eagle2{VERSUS}eagle1")
     return first, second
+
+
+def version_of(path: Path) -> str:
+    """Return a digest of a file's or folder's place and of the sizes and times of its files, which are not read."""
+    files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+    facts = [(str(one.resolve()), one.stat().st_size, one.stat().st_mtime_ns) for one in files]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def at_temperature(lines: Sequence[Line], temperature: float) -> list[Line]:

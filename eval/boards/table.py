@@ -84,7 +84,7 @@ def board_of(header: Line, lines: Sequence[Line], temperature: float, background
         "plain": {name: spread(seconds[name]) for name in measured},
         "tokens_per_step": estimate(ratio([(header["tokens"], image["steps"]) for image in images_of(lines, plain)])),
         "load": [line["load"][0] for line in rounds_of(lines, plain).values() if line["load"]],
-        "quality_of_plain": quality_of(lines, plain),
+        "quality_of_plain": quality_of(lines, plain, plain),
         "rows": [row_of(header, lines, spec, temperature, baseline, background) for spec in header["methods"]],
     }
 
@@ -126,7 +126,7 @@ def row_of(
         if row["differing_images"] and header["variant"].endswith("fp32"):
             row["failure"] = f"{spec} differs from plain decoding in {row['differing_images']} of {len(images)} images"
     if promise == RELAXED:
-        row["changes"] = changes(quality_of(lines, name), quality_of(lines, plain))
+        row["changes"] = changes(*(quality_of(lines, one, plain) for one in (name, plain)))
     against = [other for one, other in header["pairs"] if one == spec]
     return row | {"against": [pair_of(header, lines, spec, other) for other in against]}
 
@@ -214,9 +214,10 @@ def refusal_of(mine: Mapping[str, int | None], other: Mapping[str, int | None]) 
     return f"trained for other numbers of steps: {' and '.join(listed)}"
 
 
-def quality_of(lines: Sequence[Line], name: str) -> dict[str, Any]:
-    """Return the metrics of a contender's images, of the last line that has them."""
-    found = [line["metrics"] for line in lines if line.get("quality") == name]
+def quality_of(lines: Sequence[Line], name: str, plain: str) -> dict[str, Any]:
+    """Return the metrics of a contender's images, of the last line that was judged as the last of plain decoding."""
+    judged = [line.get("judged") for line in lines if line.get("quality") == plain]  # earlier files do not state it
+    found = [line["metrics"] for line in lines if line.get("quality") == name and line.get("judged") in judged[-1:]]
     return found[-1] if found else {}
 
 

@@ -138,6 +138,17 @@ class Seen:
             self.features[name][batch.first : batch.first + len(features)] = features
 
 
+def check_pairs(metrics: Iterable[str], ours: Sequence[Path], theirs: Sequence[Path]) -> None:
+    """Raise ValueError for images and reference images that do not pair up, by number or by name."""
+    names = ", ".join(metrics)
+    if len(ours) != len(theirs):
+        got = f"{len(ours)} images and {len(theirs)} reference images"
+        raise ValueError(f"{names}: got {got}, expected equal numbers")
+    for one, other in zip(ours, theirs, strict=True):
+        if one.stem != other.stem:
+            raise ValueError(f"{names}: {one.name} is paired with {other.name}, expected pairs of the same name")
+
+
 def extract(
     folder: Path,
     sets: Sequence[tuple[Sequence[Path], Mapping[str, Judge]]],
@@ -156,13 +167,7 @@ def extract(
     from tqdm import tqdm
 
     if pairs:
-        names, (ours, theirs) = ", ".join(pairs), (paths for paths, _ in sets)
-        if len(ours) != len(theirs):
-            got = f"{len(ours)} images and {len(theirs)} reference images"
-            raise ValueError(f"{names}: got {got}, expected equal numbers")
-        for one, other in zip(ours, theirs, strict=True):
-            if one.stem != other.stem:
-                raise ValueError(f"{names}: {one.name} is paired with {other.name}, expected pairs of the same name")
+        check_pairs(pairs, *(paths for paths, _ in sets))
     seen = [Seen(len(paths), folder / str(place)) for place, (paths, _) in enumerate(sets)]
     own = [{name: judge.prepare for name, judge in judges.items()} for _, judges in sets]
     prepare = [one | ({RAW: raw} if pairs else {}) for one in own]

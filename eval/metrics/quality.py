@@ -19,11 +19,12 @@ import lantern
 from lantern.core.config import hint_for, install_hint, one_line
 from lantern.eval.intervals import DRAWS, Estimate, mean_estimate
 from lantern.eval.metrics import clip_score, distances
-from lantern.eval.metrics.judges import NETWORKS, Judge, Seen, extract, load_judges, load_pairs, weights_of
+from lantern.eval.metrics.judges import NETWORKS, Judge, Seen, check_pairs, extract, load_judges, load_pairs, weights_of
 from lantern.eval.metrics.moments import Moments, Reference, open_reference
-from lantern.eval.metrics.pictures import Change
+from lantern.eval.metrics.pictures import Change, find_pictures
 from lantern.eval.metrics.weights import Found, find_weights
 from lantern.eval.speed.surroundings import installed
+from lantern.training.data import is_prepared
 
 FEW = 2048  # dimension of Inception's features: with fewer pictures FID's covariance is singular
 REFERENCE, PROMPTS, PAIRS = "reference", "prompts", "pairs"
@@ -255,6 +256,13 @@ def reference_obstacle(name: str, reference: Path | Sequence[Path] | None, origi
     return ""
 
 
+def check_paired(metrics: Sequence[str], pictures: Sequence[Path], reference: Path | None) -> None:
+    """Raise ValueError if metrics of pairs get images that do not pair up with those of a reference folder."""
+    names = [name for name in metrics if PAIRS in METRICS[name].needs]
+    if names and reference is not None and reference.is_dir() and not is_prepared(reference):
+        check_pairs(names, pictures, find_pictures(reference))
+
+
 def obstacle(name: str, reference: Path | None, weights: Mapping[str, Path], origin: str = "") -> str:
     """Return what a metric lacks (a reference, weights, a package), or "" if nothing; images are not needed yet."""
     metric = METRICS[name]
@@ -328,12 +336,16 @@ def _warning(name: str, material: Material) -> str:
     return ""
 
 
-def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> Figure:
+def fid_of_shards(paths: Sequence[Path], reference: Path, metrics: Sequence[str] | None = None) -> Figure:
     """Return the FID of images made in shards, from the saved moments of each shard and of the reference.
 
-    ValueError for moments without the names of network and resize, or with others.
+    ValueError for moments without the names of network and resize, or with others, and for `metrics` other than it.
     """
     shards = [Moments.load(path) for path in paths]
+    if reference.is_dir() or reference.suffix == ".npz":
+        raise ValueError(
+            f"got reference {reference} for moments, expected moments of it: save them with --keep-moments"
+        )
     theirs, ours = Moments.load(reference), shards[0]
     for shard in shards[1:]:
         ours.merge(shard)
@@ -341,6 +353,8 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> F
     name = "fid" if resize == "clean" else f"fid-{resize}"
     if name not in METRICS:
         raise ValueError(f"{paths[0]} does not name its network and resize: save moments with --keep-moments")
+    if metrics is not None and set(metrics) != {name}:
+        raise ValueError(f"got metrics {', '.join(metrics)} of moments, which give only {name}: leave --metrics out")
     if theirs.made_with not in ("", ours.made_with):
         raise ValueError(f"features made with {ours.made_with!r} and with {theirs.made_with!r}, expected the same")
     metric = METRICS[name]
@@ -357,7 +371,7 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> F
         reference=reference.name,
         reference_sha256=_digest(theirs.sets),
         reference_images=theirs.count,
-        seed=seed,
+        seed=0,
         warning=few_warning(ours.count),
     )
 

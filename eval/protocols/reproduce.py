@@ -18,7 +18,7 @@ import torch
 import lantern
 from lantern.core.config import build_config, read_json_object
 from lantern.core.io import write_json
-from lantern.core.places import EMBEDDED_MODEL
+from lantern.core.places import EMBEDDED_MODEL, resolve_model
 from lantern.core.ray_cluster import check_ray
 from lantern.engines.engine import AutoEngine, Engine
 from lantern.engines.engine import engine as make_engine
@@ -30,7 +30,7 @@ from lantern.generation.choice import choose_method
 from lantern.generation.generator import Generator
 from lantern.generation.images import totals
 from lantern.generation.requests import Request, check_requests
-from lantern.methods import Method
+from lantern.methods import Method, find
 from lantern.models.folder import FOLDER as PARTS_FOLDER
 from lantern.models.folder import Model, load_model, pick_device, pick_dtype
 
@@ -39,10 +39,10 @@ from lantern.models.folder import Model, load_model, pick_device, pick_dtype
 class TableRow:
     """A requested row. `protocol` is a name, a protocol's .json file, or a `row.json` to repeat.
 
-    `model` None means that of the repeated row, else the embedded one. `method` is a spec as for
-    `choose_method`; None means the model's own. `limit` takes only the first images of the set; 0 means all.
-    `metrics` None means the protocol's; empty means none. `prompts`, `reference` and `weights` are paths. `ray` (an
-    address, or "" to start Ray locally) and `actors` make it a Ray job.
+    A repeated row's choices take the place of defaults. `model` None means the embedded one. `method` is a spec as for
+    `choose_method`; None means the model's own. `limit` takes only the first images of the set; 0 means all. `batch` 0
+    means 1. `metrics` None means the protocol's; empty means none. `prompts`, `reference` and `weights` are paths.
+    `ray` (an address, or "" to start Ray locally) and `actors` make it a Ray job.
     """
 
     protocol: str
@@ -50,7 +50,7 @@ class TableRow:
     method: str | None = None
     model: str | None = None
     limit: int = 0
-    batch: int = 1
+    batch: int = 0
     device: str = "auto"
     dtype: str = "auto"
     threads: int | None = None
@@ -163,14 +163,17 @@ def prepare(row: TableRow) -> ResolvedRow:
         check_ray()
     protocol, before = _protocol(row.protocol)
     row = _repeated(row, before) if before else row
+    row = dataclasses.replace(row, batch=row.batch or 1)
     name = row.model or EMBEDDED_MODEL
-    if metrics := list(protocol.metrics if row.metrics is None else row.metrics):
-        from lantern.eval.metrics.quality import in_order
-
-        in_order(metrics)  # rejects unknown ones
+    metrics = list(protocol.metrics if row.metrics is None else row.metrics)
     prompts = find_prompts(protocol.prompts, row.prompts) if protocol.prompts else None
     requested = protocol.requests(prompts)
     requested = requested[: row.limit] if row.limit else requested
+    if metrics:
+        from lantern.eval.metrics.quality import check_paired, in_order
+
+        in_order(metrics)  # rejects unknown ones
+        check_paired(metrics, [picture_path(row.out, one.number) for one in requested], row.reference)
     local = os.environ.get("LOCAL_RANK", "")  # with it each process has its own GPU
     is_local = row.device in ("auto", "cuda") and local.isdecimal() and torch.cuda.is_available()
     device = pick_device(f"cuda:{local}" if is_local else row.device)
@@ -285,10 +288,33 @@ def _protocol(name: str) -> tuple[Protocol, Mapping[str, Any] | None]:
 
 
 def _repeated(row: TableRow, before: Mapping[str, Any]) -> TableRow:
-    """Return the row with the choices of an earlier one; paths and shards stay as given."""
+    """Return the row with the choices of an earlier one; model, metrics, paths and shards stay as given.
+
+    ValueError for other choices than those of the earlier row, and for a model that is not found.
+    """
     choices = {name: before["choices"].get(name) for name in CHOICES}
     if not isinstance(choices["engine"], dict):
         raise ValueError(f'{row.protocol}: "engine" is missing from its choices: give a complete row.json')
-    found = {name: value for name, value in choices.items() if value is not None}
-    found |= {"engine": make_engine(**choices["engine"]), "model": row.model or choices["model"]}
-    return dataclasses.replace(row, **found)
+    engine = make_engine(**choices["engine"])
+    both = {name: (getattr(row, name), choices[name]) for name in ("limit", "batch", "dtype", "threads")} | {
+        "method": [spec and find(spec).spec for spec in (row.method, choices["method"])],
+        "device": (row.device.partition(":")[0], choices["device"]),
+        "engine": (row.engine.name, engine.name),
+        "target-weights": (row.engine.weights, engine.weights),
+    }
+    others = [
+        f"--{name} {given} (the row has {own})"
+        for name, (given, own) in both.items()
+        if own is not None and given not in (None, 0, "auto", "full", own)
+    ]
+    if others:
+        why = "is repeated with its own choices: leave these out, or give its protocol to make another row"
+        raise ValueError(f"got {', '.join(others)}, but {row.protocol} {why}")
+    if row.model is None and choices["model"] is not None:
+        try:
+            resolve_model(choices["model"])
+        except ValueError as error:
+            raise ValueError(f"{row.protocol} names only its model's folder: {error}; give --model") from error
+    found = {name: value for name, value in choices.items() if value is not None} | {"engine": engine}
+    kept = {"model": row.model, "metrics": row.metrics, "device": None if row.device == "auto" else row.device}
+    return dataclasses.replace(row, **found | {name: value for name, value in kept.items() if value is not None})

@@ -2,9 +2,10 @@
 
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import DONE, Group, arg, command, existing, opt
 from lantern.cli.options import Distribution
@@ -50,20 +51,19 @@ def assemble(
     from lantern.core.io import CONFIG_NAME, read_config, write_json
     from lantern.models import folder as model_folder
     from lantern.models.names import NAMES_NAME, read_names, write_names, write_words
+    from lantern.training.data import Prepared
 
+    # whatever can be refused is refused before anything is written
     folders = {part: path for part, given in vars(components).items() if (path := given or out / part).exists()}
-    model = _tried(folders, out)
-    for part, folder in folders.items():
-        if folder.resolve() != (out / part).resolve():
-            _copy(folder, out / part, skips_weights=part == "tokenizer")
-    if data is not None:
-        from lantern.training.data import Prepared
-
-        records = [record for record in Prepared.open(data).records if record.split == "train"]
-        write_words(out, (text for record in records for text, _ in record.captions))
-    if names is not None:
-        write_names(out / NAMES_NAME, read_names(names))
     generation = (model_folder.read_index(out).get("generation") or {}) | defaults.given()
+    model = _tried(folders, out, generation)
+    records = None if data is None else Prepared.open(data).records
+    listed = None if names is None else read_names(names)
+    _copy({out / part: path for part, path in folders.items() if path.resolve() != (out / part).resolve()})
+    if records is not None:
+        write_words(out, (text for one in records if one.split == "train" for text, _ in one.captions))
+    if listed is not None:
+        write_names(out / NAMES_NAME, listed)
     model_folder.write_index(out, generation=generation)
     if model.drafter is not None and model.drafter.config.target is None:
         config = read_config(out / "drafter")
@@ -73,16 +73,23 @@ def assemble(
     return DONE
 
 
-def _tried(folders: Mapping[str, Path], out: Path) -> "Model":
-    """Return the model of components where they are, before anything is copied; ValueError names what does not fit."""
-    from lantern.models.folder import load_model
+def _tried(folders: Mapping[str, Path], out: Path, generation: Mapping[str, Any]) -> "Model":
+    """Return the model of components where they are, before anything is copied.
 
+    ValueError names what does not fit, a bad default of a call, and a trained part that the default method lacks.
+    """
+    from lantern.methods import find
+    from lantern.methods.method import check_parts
+    from lantern.models.folder import FOLDER, check_generation, load_model
+
+    check_generation(generation, source="generation")
     with TemporaryDirectory() as temporary:
         linked = Path(temporary, out.resolve().name or "model")
         linked.mkdir()
-        for part, folder in folders.items():
+        for part, folder in {**folders, FOLDER: out / FOLDER}.items():
             (linked / part).symlink_to(folder.resolve())
         try:
+            check_parts(find(generation.get("method", "auto")), linked)
             return load_model(linked, device="cpu")
         except ValueError as error:
             text = str(error)
@@ -91,23 +98,25 @@ def _tried(folders: Mapping[str, Path], out: Path) -> "Model":
             raise ValueError(text.replace(str(linked), str(out))) from error
 
 
-def _copy(source: Path, folder: Path, *, skips_weights: bool) -> None:
-    """Copy the files of a component, each atomically; other files of the folder stay.
+def _copy(sources: Mapping[Path, Path]) -> None:
+    """Copy the files of components to new folders, all or, if one cannot be copied, none; other files there stay.
 
     A tokenizer is often given as the folder of its whole model, whose weights it does not need.
     """
     from lantern.core.io import SUMS_NAME, atomic_write
 
-    files = [path for path in sorted(source.iterdir()) if path.is_file()]
-    if skips_weights:
-        files = [path for path in files if path.suffix not in (".safetensors", ".bin", ".msgpack", ".h5")]
-    if not files:
-        raise ValueError(f"{source} is not a component: it holds no files")
-    for path in files:
-        with atomic_write(folder / path.name) as temporary:
-            shutil.copyfile(path, temporary)
-    if SUMS_NAME not in {path.name for path in files}:
-        (folder / SUMS_NAME).unlink(missing_ok=True)  # the index is written with checksums of all components
+    with ExitStack() as stack:  # renames the copies at its end
+        for folder, source in sources.items():
+            files = [path for path in sorted(source.iterdir()) if path.is_file()]
+            if folder.name == "tokenizer":
+                files = [path for path in files if path.suffix not in (".safetensors", ".bin", ".msgpack", ".h5")]
+            if not files:
+                raise ValueError(f"{source} is not a component: it holds no files")
+            for path in files:
+                shutil.copyfile(path, stack.enter_context(atomic_write(folder / path.name)))
+    for folder, source in sources.items():
+        if not (source / SUMS_NAME).is_file():
+            (folder / SUMS_NAME).unlink(missing_ok=True)  # the index is written with checksums of all components
 
 
 COMMAND = command(assemble)

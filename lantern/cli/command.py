@@ -29,7 +29,7 @@ import sys
 import traceback
 import types
 from argparse import SUPPRESS, ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
@@ -307,6 +307,18 @@ def command(
 
     summary = (inspect.getdoc(function) or "").partition("\n")[0]
     return Command(function.__name__.strip("_"), summary, add_arguments, run, is_brief)
+
+
+def changed(function: Callable[..., int], values: Mapping[str, Any], *, but: Collection[str] = ()) -> list[str]:
+    """Return the options of a command's function, `but` some, whose values in a call are not their defaults."""
+    options = dict[str, tuple[Any, Argument]]()
+    for name, one in inspect.signature(function).parameters.items():
+        if isinstance(one.default, Argument) and not one.default.is_positional:
+            options[name] = values[name], one.default
+        elif isinstance(group := values[name], Group):
+            options |= {each: (getattr(group, each), option) for each, option in group.OPTIONS.items()}
+    found = {option.flag or flag(name): value != option.default for name, (value, option) in options.items()}
+    return [name for name, is_changed in found.items() if is_changed and name not in but]
 
 
 def add_option(parser: Any, name: str, kind: Any, option: Argument) -> None:

@@ -7,7 +7,7 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import DONE, arg, check_file, command, existing, named, opt
+from lantern.cli.command import DONE, arg, changed, check_file, command, existing, named, opt
 from lantern.cli.options import MAX_SEED, Machine
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ METRICS = (
 )
 WEIGHTS = ("inception", "inception-logits", "clip", "hps", "pickscore", "lpips")
 MOMENTS = ".safetensors"
+USED_BY_MOMENTS = ("--reference", "--metrics", "--json", "--out", "--threads", "--device", "--quiet")
 PICTURES_HELP = "folders or files of images; or moments (.safetensors) of shards, which are merged"
 WEIGHTS_HELP = f"weights of networks, NAME of {', '.join(WEIGHTS)}"
 
@@ -27,7 +28,7 @@ WEIGHTS_HELP = f"weights of networks, NAME of {', '.join(WEIGHTS)}"
 def eval_(
     pictures: list[Path] = arg(PICTURES_HELP, type=existing),
     reference: Path | None = opt(None, "real images, a folder of `lantern train data`, or statistics", type=existing),
-    metrics: list[str] = opt(["kid", "fid"], f"metrics: {', '.join(METRICS)}; default kid fid", metavar="METRIC"),
+    metrics: list[str] | None = opt(None, f"metrics: {', '.join(METRICS)}; default kid fid", metavar="METRIC"),
     prompts: str | None = opt(None, "a prompt an image, in order of names (default: in the files)", metavar="FILE"),
     weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, type=named(Path, names=WEIGHTS), metavar="NAME=PATH"),
     cache: Path | None = opt(None, "folder of weights (default: $LANTERN_CACHE)", metavar="FOLDER"),
@@ -41,6 +42,7 @@ def eval_(
     machine: Machine,
 ) -> int:
     """Measure the quality of images."""
+    given = locals()
     check_file("--out", out)
     names = [name for name, _ in weights]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -55,7 +57,9 @@ def eval_(
     if pictures[0].suffix == MOMENTS:
         if reference is None:
             raise ValueError("moments need those of a reference: give them with --reference")
-        figure = fid_of_shards(pictures, reference, seed=seed)
+        if unused := changed(eval_, given, but=USED_BY_MOMENTS):
+            raise ValueError(f"got {', '.join(unused)}, which moments do not use: leave out, or give images")
+        figure = fid_of_shards(pictures, reference, metrics)
         figures = {figure.name: figure}
     else:
         from lantern.eval.metrics.pictures import find_pictures
@@ -73,7 +77,7 @@ def eval_(
         paths = [path for one in pictures for path in (find_pictures(one) if one.is_dir() else [one])]
         texts = read_prompts(prompts) if prompts else None
         how = {"weights": dict(weights), "seed": seed, "options": options}
-        figures = measure(paths, reference, metrics, prompts=texts, **how)
+        figures = measure(paths, reference, metrics or ["kid", "fid"], prompts=texts, **how)
     print(render(figures), file=sys.stderr if json else sys.stdout)
     shown = {name: asdict(figure) for name, figure in figures.items()}
     result = {"what": "eval", "figures": shown, "surroundings": surroundings(device)}

@@ -3,7 +3,8 @@
 from json import dumps
 from pathlib import Path
 
-from lantern.cli.command import DONE, FAILED, OneOf, check_file, command, complain, existing, named, opt
+from lantern.cli.command import DONE, FAILED, OneOf, changed, check_file, command, complain, existing, named, opt
+from lantern.cli.eval import WEIGHTS
 from lantern.cli.options import DTYPES, MAX_SEED, MODEL, MODEL_HELP, VARIANT, Filters, Machine, Runs
 
 FROM_HELP = "print the table of a file, of lines or of figures (--json); nothing is measured"
@@ -34,18 +35,25 @@ def leaderboard(
     baseline: list[str] = opt([], BASELINE_HELP, type=VARIANT),
     metrics: list[str] | None = opt(None, "quality of relaxed methods, as `lantern eval` measures, such as kid clip"),
     reference: Path | None = opt(None, "--metrics: real images or their statistics", type=existing),
-    weights: list[tuple[str, Path]] = opt([], "--metrics: as clip=FOLDER", type=named(existing), metavar="NAME=PATH"),
+    weights: list[tuple[str, Path]] = opt(
+        [], "--metrics: as clip=FOLDER", type=named(existing, names=WEIGHTS), metavar="NAME=PATH"
+    ),
     *,
     filters: Filters,
     runs: Runs,
     machine: Machine,
 ) -> int:
     """Measure methods in one run, as JSON lines and a table."""
+    given = locals()
     from lantern.eval.boards.board import Board, BoardOptions, parse_pair, shipped
     from lantern.eval.boards.table import figures_of, markdown, rendered
     from lantern.eval.metrics.quality import in_order, obstacle
     from lantern.eval.speed.contenders import Variant
 
+    if results is not None and (unused := changed(leaderboard, given, but=("--from", "--docs", "--json", "--quiet"))):
+        raise ValueError(
+            f"got {', '.join(unused)}, which --from does not use: leave out, or leave --from out to measure"
+        )
     if results is None:
         if metrics is None and (reference or weights):
             raise ValueError("--reference and --weights are options of --metrics, which is missing")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import DONE, FAILED, Group, arg, check_folder, command, complain, existing, named, opt, say
+from lantern.cli.eval import WEIGHTS
 from lantern.cli.options import Apart
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from lantern.eval.protocols.reproduce import ResolvedRow
 
 PROTOCOLS = "coco2014-30k, coco2017-5k-longest, partiprompts, imagenet-50k, emoji"
-PROTOCOL_HELP = f"{PROTOCOLS}, or a .json file of one; a row.json is repeated and compared"
+PROTOCOL_HELP = f"{PROTOCOLS}, or a .json file of one; a row.json is repeated with its own choices and compared"
 METHOD_HELP = 'such as eagle1 or "lantern++:k=5,lambda_=1.5"; default: the model\'s'
 METRICS_HELP = "default: the protocol's; without a name, none"
 SHARD_HELP = "make only part I of N; torchrun and accelerate set it automatically"
@@ -27,7 +28,7 @@ class Choices(Group):
     model: str | None = opt(None, "name, folder or hub id (default lantern-emoji)")
     limit: int = opt(0, "only the first N images of the protocol", 1, 10**7)
     metrics: list[str] | None = opt(None, METRICS_HELP, nargs="*")
-    batch: int = opt(1, "images at a time", 1, 4096)
+    batch: int = opt(0, "images at a time (default 1)", 1, 4096)
     threads: int | None = opt(None, "CPU threads to compute on", 1, 1024)
     prompts: Path | None = opt(None, "folder of the protocol's prompt file", type=existing, metavar="FOLDER")
     reference: Path | None = opt(None, "real images or their statistics", type=existing)
@@ -39,7 +40,9 @@ def reproduce(
     protocol: str = arg(PROTOCOL_HELP),
     out: Path | None = opt(None, "default: runs/PROTOCOL/METHOD", metavar="FOLDER"),
     shard: str | None = opt(None, SHARD_HELP, metavar="I/N"),
-    weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, type=named(Path), metavar="NAME=PATH", action="append"),
+    weights: list[tuple[str, Path]] = opt(
+        [], WEIGHTS_HELP, type=named(Path, names=WEIGHTS), metavar="NAME=PATH", action="append"
+    ),
     quiet: bool = opt(False, "print only errors on stderr"),
     *,
     choices: Choices,

@@ -211,9 +211,9 @@ def assemble(build: Build) -> Path:
     model, config = build.out / "model", build.config
     given = {name: str(build.value(text)) for name, text in config.components.items()} | config.generation
     arguments = [str(model), *(word for name, text in given.items() for word in (flag(name), text))]
-    COMMAND.run(parser_of(COMMAND, "assemble").parse_args(arguments))
     for name, text in config.addons.items():
         shutil.copytree(build.value(text), model / "parts" / name, dirs_exist_ok=True)
+    COMMAND.run(parser_of(COMMAND, "assemble").parse_args(arguments))
     (model / "README.md").write_text(card(build), encoding="utf-8")
     return model
 

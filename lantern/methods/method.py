@@ -463,8 +463,8 @@ def _lacking(ask: Ask, name: str) -> str:
     if ask.what == "part":
         folder = _folder_of(ask)
         return (
-            f'the trained part "{ask.value}", which this model lacks: train it (`lantern methods {name}` has the '
-            f"command), and put it into the model's folder as {folder}"
+            f'the trained part "{ask.value}", which this model lacks: train it (`lantern methods {name} --model '
+            f"FOLDER` has the command), and put it into the model's folder as {folder}"
         )
     return {
         "drafter": 'a drafter and this model has none: use "plain" or "auto"',

@@ -1,5 +1,7 @@
 """`lantern assemble`: a folder that loads, and one-line errors for components that do not fit together."""
 
+import errno
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,3 +88,46 @@ def test_components_that_do_not_fit_are_refused_before_anything_is_copied(
     assert main(["assemble", str(tmp_path / "model"), *options(given)]) == 2
     error = one_line(capsys)
     assert str(path) in error and message in error and not (tmp_path / "model").exists()
+
+
+REFUSED = {
+    "--method nosuch": 'method "nosuch" is unknown',
+    "--method lantern:nosuch=1": "has no setting nosuch",
+    "--method medusa": 'needs the trained part "medusa"',
+    "--top-p 0": "top_p",
+    "--names FILE": "cannot read",
+    "--data EMPTY": "holds no prepared data",
+    "--tokenizer EMPTY": "is not a component",
+    "--scale 2": "No space left on device",  # the only call whose components are copied
+}
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_refused_or_failed_call_writes_nothing(
+    tmp_path: Path,
+    components: dict[str, Path],
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    is_new: bool,
+) -> None:
+    def copy(source: Path, file: Path) -> None:
+        Path(file).write_bytes(source.read_bytes())
+        if source.parent.name == "drafter":  # the last one
+            raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+    out, empty, file = tmp_path / "model", tmp_path / "empty", tmp_path / "names"
+    empty.mkdir()
+    file.write_bytes(b"\xff")
+    if not is_new:
+        assert main(["assemble", str(out), *options(components)]) == 0
+        target = tiny_target(seed=5)
+        save_component(target.state_dict(), target.config, components["transformer"])
+    before = {path: path.is_file() and path.read_bytes() for path in out.rglob("*")}
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    capsys.readouterr()
+    given = words.replace("EMPTY", str(empty)).replace("FILE", str(file)).split()
+    assert main(["assemble", str(out), *options(components), *given]) == (1 if words == "--scale 2" else 2)
+    assert REFUSED[words] in one_line(capsys) and out.exists() != is_new
+    assert {path: path.is_file() and path.read_bytes() for path in out.rglob("*")} == before

@@ -84,6 +84,7 @@ REFUSED = {
     "leaderboard --from nowhere.json": "does not exist",
     "leaderboard --from here/config.json": "here/config.json",
     "leaderboard --from here/board.jsonl": "has no fingerprint",
+    "leaderboard --from here/board.jsonl --metrics fid --top-k 5": "--metrics, --top-k, which --from does not use",
     "leaderboard --out here": "is a folder",
     "leaderboard --model TOY --methods plain": "always measured",
     "leaderboard --model TOY --methods eagle9": "did you mean",
@@ -92,6 +93,7 @@ REFUSED = {
     "leaderboard --model TOY --metrics kid": "kid: it compares with real images: give them with --reference",
     "leaderboard --model TOY --metrics fid --reference here/config.json": "fid: no weights of inception",
     "leaderboard --model TOY --reference here/config.json": "--metrics, which is missing",
+    "leaderboard --metrics clip --weights clpi=here": "did you mean 'clip'?",
     "completion tcsh": "wanted one of bash",
     "completion": "SHELL",
     "demo nowhere": "nowhere",
@@ -122,7 +124,7 @@ def test_bad_input_is_refused_in_one_line(words: str, model: str, capsys: Captur
 
 def test_values_of_a_repeated_option_are_all_taken_in_place_of_the_default() -> None:
     parser = parser_of(EVAL, "lantern eval")
-    assert parser.parse_args(["."]).metrics == ["kid", "fid"]
+    assert parser.parse_args(["."]).metrics is None
     for words in (["--metrics", "psnr", "is"], ["--metrics", "psnr", "--metrics", "is"]):
         assert parser.parse_args([".", *words]).metrics == ["psnr", "is"]
 

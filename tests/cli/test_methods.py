@@ -55,8 +55,10 @@ def test_methods_whose_part_the_model_lacks_are_marked(copied: Path, capsys: Cap
         assert main(["methods", "--model", str(copied)]) == 0
         out = capsys.readouterr().out
         found = {line.split()[0] for line in out.splitlines() if line.startswith("*") and ":" not in line.split()[0]}
-        assert found >= marked and bool(found) == bool(gone) == ("needs a trained part" in out)
+        assert found >= marked and bool(found) == bool(gone) == (f"NAME --model {copied} has the command" in out)
         assert "*plain" not in found and "*gumbel-jacobi" not in found
+        assert main(["methods", "medusa", "--model", str(copied)]) == 0
+        assert bool(gone) == ("lantern train drafter --kind medusa" in capsys.readouterr().out)
 
 
 def test_help_fits_one_screen_and_help_all_lists_the_rest(capsys: Capture) -> None:

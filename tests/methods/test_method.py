@@ -63,7 +63,7 @@ def test_what_a_method_lacks_is_named_and_parts_must_fit() -> None:
         build_decoder("lantern", TARGET, sampling=Sampling(), drafter_module=DRAFTER)
     with pytest.raises(ValueError, match="needs the vectors of the tokens"):
         build_decoder("grouped", TARGET, sampling=Sampling(), drafter_module=DRAFTER)
-    with pytest.raises(ValueError, match='needs the trained part "medusa".* as parts/medusa'):
+    with pytest.raises(ValueError, match='needs the trained part "medusa".* medusa --model FOLDER` .* as parts/medusa'):
         build_decoder("medusa", TARGET, sampling=Sampling())
     odd = made_of("eagle1", METHODS["eagle1"].made.drafter, METHODS["eagle1-rejection"].made.verifier)
     with pytest.raises(ValueError, match="use one of iid, point, sampled"):

@@ -21,7 +21,7 @@ from lantern.eval.speed import contenders
 from lantern.eval.speed.contenders import Variant, name_of
 from lantern.methods import METHODS
 from tests.cli.calls import Capture
-from tests.eval.tiny_metrics import save_tiny_clip
+from tests.eval.tiny_metrics import save_pictures, save_tiny_clip
 
 RELAXED = "bounded-window:window=4,delta=0.4"
 
@@ -186,7 +186,17 @@ def test_quality_is_that_of_eval(
         and found["boards"][0]["quality_of_plain"]["clip"]["low"] is not None
     )
     assert (seen[0] != seen[-1]).any()
-    assert main(*words) == 0 and len(seen) == 8  # measured once
+    before = path.read_bytes()
+    assert main(*words) == 0 and len(seen) == 8 and path.read_bytes() == before  # measured once
+    other, real = save_tiny_clip(tmp_path / "other", seed=1), tmp_path / "real"
+    save_pictures(real, 2)
+    plain = found["boards"][0]["quality_of_plain"]
+    for number, given in enumerate(((f"clip={other}",), ("--metrics", "clip-lantern"), ("--reference", real))):
+        assert main(*words, *given) == 0 and len(seen) == 16 + 8 * number
+        assert (figures_of(path)["boards"][0]["quality_of_plain"] == plain) == ("--reference" in given)
+    assert main(*words) == 0 and len(seen) == 32 and figures_of(path) == found  # the figures of what was given last
+    path.write_bytes(before.replace(b'"judged"', b'"earlier"'))
+    assert figures_of(path) == found
 
 
 @pytest.mark.parametrize("spec", dict.fromkeys([*chain(*map(parse_pair, shipped("pairs"))), *shipped("rules")]))

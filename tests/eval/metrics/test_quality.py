@@ -10,7 +10,7 @@ from lantern.cli.main import main
 from lantern.eval.metrics.moments import Moments
 from lantern.eval.metrics.quality import METRICS, Figure, Options, fid_of_shards, measure
 from lantern.eval.metrics.weights import sources
-from tests.cli.calls import Capture
+from tests.cli.calls import Capture, one_line
 from tests.eval.tiny_metrics import FEATURES, save_pictures, save_tiny_clip, save_tiny_inception
 from tests.refusals import refused
 
@@ -85,7 +85,7 @@ def test_psnr_leaves_out_equal_pictures_with_a_warning(tmp_path: Path) -> None:
     assert 0 < found.value < 40
 
 
-def test_shards_merge_to_the_fid_of_one_run(tmp_path: Path, weights: dict[str, Path]) -> None:
+def test_shards_merge_to_the_fid_of_one_run(tmp_path: Path, weights: dict[str, Path], capsys: Capture) -> None:
     paths = save_pictures(tmp_path / "a", 40)
     save_pictures(tmp_path / "b", 30, seed=1)
     kept = []
@@ -98,6 +98,15 @@ def test_shards_merge_to_the_fid_of_one_run(tmp_path: Path, weights: dict[str, P
     assert merged.images == whole.images == 40
     assert merged.name == "fid" and "clean" in merged.resize and len(merged.weights_sha256) == 64
     assert merged.value == pytest.approx(whole.value, rel=1e-6)
+    assert run(kept[0], "--reference", reference) == run(kept[0], "--reference", reference, "--metrics", "fid") == 0
+    for word in ("--metrics kid fid", "--metrics nosuch", "--prompts x", "--weights clip=x", "--keep-moments x"):
+        capsys.readouterr()
+        assert run(kept[0], "--reference", reference, *word.split()) == 2
+        assert word.split()[0].strip("-") in one_line(capsys)
+    (npz := tmp_path / "reference.npz").touch()
+    for other in (tmp_path / "b", npz):
+        assert run(kept[0], "--reference", other) == 2
+        assert f"got reference {other} for moments, expected moments of it" in one_line(capsys)
     refused(fid_of_shards, [kept[1], kept[1]], reference, match="merge each set once")
     other = Moments.load(reference)
     other.made_with = "inception x legacy"

@@ -15,6 +15,7 @@ from lantern.eval.protocols import generation, reproduce
 from lantern.training.data import is_prepared, unpack
 from tests.cli.calls import Capture
 from tests.eval.protocols.test_protocol import prompt_set, values
+from tests.eval.tiny_metrics import save_pictures
 
 Run = Callable[..., int]
 TEXT = "a red apple\na blue cat\ntwo dog\n"
@@ -97,6 +98,17 @@ def test_a_row_is_repeated_byte_for_byte_or_differs_by_report(place: Path, run: 
     assert run(out="again", method="", file="out/row.json") == 0
     assert "all images equal the repeated row" in capsys.readouterr().out
     assert pictures(place, "again") == pictures(place) and len(pictures(place)) == 3
+    given = ["--limit", 1, "--batch", 1, "--dtype", "bf16", "--engine", "wide", "--target-weights", "int8"]
+    assert run(*given, out="no", method="plain", file="out/row.json") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    words = [str(word) for word in given] + ["--method", "plain"]
+    assert all(f"{name} {value} (the row has " in line for name, value in zip(words[::2], words[1::2], strict=True))
+    assert not (place / "no").exists()
+    assert main(["reproduce", str(place / "out/row.json"), "--out", str(place / "no")]) == 2
+    assert "model 'toy' is neither a folder" in (line := capsys.readouterr().err) and line.endswith("; give --model\n")
+    same = ["--limit", 3, "--batch", 2, "--dtype", "fp32", "--metrics", "psnr"]
+    assert run(*same, out="again", file="out/row.json") == 1  # without a reference
+    assert row(place, "again")["not_measured"].keys() == {"psnr"}
     (place / "other.json").write_text(json.dumps(row(place) | {"pictures_sha256": "0" * 64}))
     assert run(out="again", method="", file="other.json") == 1
     assert "the images differ from those" in capsys.readouterr().err
@@ -175,9 +187,11 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
         (["--shard", "3/2"], "shard is 3/2"),
         (["--shard", "1/2", "--ray"], "leave --shard out"),
         (["--weights", "inception"], "wanted NAME=PATH"),
+        (["--weights", "inceptoin=net.pt"], "did you mean 'inception'?"),
         (["--limit", "0"], "limit"),
         (["--method", "eagle9"], "unknown"),
         (["--metrics", "kidd"], "did you mean 'kid'?"),
+        (["--metrics", "psnr", "--reference", "real"], "psnr: got 6 images and 2 reference images"),
         (["--shard", "1/2"], "the launcher sets 2/3"),
     ],
 )
@@ -186,6 +200,8 @@ def test_invalid_input_gives_one_line(
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.chdir(place)
+    save_pictures(place / "real", 2)
     assert run(*words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line and not (place / "out" / "pictures").exists()
