@@ -142,7 +142,9 @@ def test_other_refusals(served: Served) -> None:
     for key in ({}, {"Authorization": KEY}):
         assert httpx.get(f"{served.url}/v1/models", headers=key).status_code == 401
     assert served.post(content=b"x" * 5000, headers=HEADERS).status_code == 413
-    assert served.post(content=iter([b"{}"]), headers=HEADERS).status_code == 411
+    for length in ({}, {"Content-Length": "5"}):
+        chunked = HEADERS | length | {"Transfer-Encoding": "chunked"}
+        assert served.post(content=iter([b"{}"]), headers=chunked).status_code == 411
     refused(served.client.models.retrieve, "other", error=openai.NotFoundError, match="is not served here")
 
 
