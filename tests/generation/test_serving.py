@@ -123,6 +123,7 @@ def test_formats_and_sizes(served: Served) -> None:
         ({"negative_prompt": "a car", "guidance": 1}, "negative_prompt", "no effect without guidance"),
         ({"prompt": "  ", "method": "plain"}, "prompt", "the prompt is empty"),
         ({"method": ""}, "method", "at least 1 character"),
+        ({"method": "lantern"}, "method", "k is 100, wanted from 1 to 23"),
         ({"guidance": 2, "guidance_scale": 3}, "guidance", "are one setting"),
         ({"seed": -1}, "seed", "greater than or equal to 0"),
         ({"background": "transparent"}, "background", "'auto' or 'opaque'"),
