@@ -123,6 +123,7 @@ def test_formats_and_sizes(served: Served) -> None:
         ({"negative_prompt": "a car", "guidance": 1}, "negative_prompt", "no effect without guidance"),
         ({"prompt": "  ", "method": "plain"}, "prompt", "the prompt is empty"),
         ({"method": ""}, "method", "at least 1 character"),
+        ({"method": "lantern"}, "method", "k is 100, wanted from 1 to 23"),
         ({"guidance": 2, "guidance_scale": 3}, "guidance", "are one setting"),
         ({"seed": -1}, "seed", "greater than or equal to 0"),
         ({"background": "transparent"}, "background", "'auto' or 'opaque'"),
@@ -142,7 +143,9 @@ def test_other_refusals(served: Served) -> None:
     for key in ({}, {"Authorization": KEY}):
         assert httpx.get(f"{served.url}/v1/models", headers=key).status_code == 401
     assert served.post(content=b"x" * 5000, headers=HEADERS).status_code == 413
-    assert served.post(content=iter([b"{}"]), headers=HEADERS).status_code == 411
+    for length in ({}, {"Content-Length": "5"}):
+        chunked = HEADERS | length | {"Transfer-Encoding": "chunked"}
+        assert served.post(content=iter([b"{}"]), headers=chunked).status_code == 411
     refused(served.client.models.retrieve, "other", error=openai.NotFoundError, match="is not served here")
 
 

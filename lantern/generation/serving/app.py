@@ -401,7 +401,7 @@ class Guard:
                 return RefusedError(401, "the API key is missing or wrong", code="invalid_api_key")
         if request.method == "POST":
             length = headers.get("content-length", "")
-            if not length.isdecimal():
+            if not length.isdecimal() or "transfer-encoding" in headers:  # which h11 reads the body by
                 return RefusedError(411, "the body has no Content-Length")
             most = limits.upload if request.url.path == EDITS else limits.body
             if int(length) > most:

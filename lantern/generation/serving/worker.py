@@ -260,13 +260,21 @@ class Worker(threading.Thread):
         return replace(request, condition=found)
 
     def _decoder(self, job: Job) -> Generator:
-        """Return a decoder for an image that no other image uses, kept from an earlier one if there was one."""
+        """Return a decoder for an image that no other image uses, kept from an earlier one if there was one.
+
+        RefusedError for a requested method that the model's sizes, its parts or the engine do not allow.
+        """
         for idle in reversed(self._idle):
             if idle[0] == (job.method, job.sampling):
                 self._idle.remove(idle)
                 return idle[1]
         method = choose_method(self.model, job.method, sampling=job.sampling)
-        return Generator(self.model, method, job.sampling)
+        try:
+            return Generator(self.model, method, job.sampling)
+        except ValueError as error:
+            if job.method is None:
+                raise
+            raise RefusedError(400, one_line(error), param="method") from None
 
 
 def is_final(error: Exception) -> bool:
