@@ -69,17 +69,21 @@ def serve(
 
 
 def _key_of(file: Path | None) -> str | None:
-    """Return the API key of a file, else of the environment; ValueError for an empty one and an unreadable file."""
+    """Return the API key of a file, else of the environment; ValueError for one that no client can send."""
     if file is None:
         key, source = os.environ.get(KEY), f"the environment variable {KEY}"
     else:
         source = f"--api-key-file {file}"
         try:
-            key = file.read_text(encoding="utf-8").strip()
+            key = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{source} cannot be read: {one_line(error)}") from error
-    if key is not None and not key.strip():
+    if key is None:
+        return None
+    if not (key := key.strip()):
         raise ValueError(f"{source} holds no key: give one, or leave it out for a server without authentication")
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise ValueError(f"{source} holds a key that no client can send, wanted printable ASCII without spaces")
     return key
 
 

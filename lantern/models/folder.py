@@ -81,7 +81,7 @@ from lantern import LanternPipeline  # noqa: F401
 CLASSES = {"transformer": "LanternTransformer", "vqvae": "LanternVQ", "drafter": "LanternDrafter"}
 COMPONENTS = ("transformer", "vqvae", "text_encoder", "tokenizer", "drafter")
 FOLDER = "parts"
-ADVICE = "train one for it (lantern train drafter), or decode with --method plain"
+ADVICE = "train one for it (lantern train --help lists the stages), or decode with --method plain"
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from lantern.core.config import one_line
 from lantern.core.io import atomic_write, sha256_of, write_json
 from lantern.generation.images import in_8_bits
 
+NO_IMAGES = "has no images to train on: prepare more of them, or hold out fewer"
 CACHE = "pictures.npy"  # all pictures decoded, written when they are first read
 PICTURES, RECORDS, SUMMARY = "pictures.tar", "records.jsonl", "summary.json"
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}

@@ -33,7 +33,7 @@ from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.releases.llamagen import read_checkpoint
 from lantern.models.transformers.loading import load as load_transformers
 from lantern.models.transformers.target import TransformersTarget
-from lantern.training.data import Prepared
+from lantern.training.data import NO_IMAGES, Prepared
 from lantern.training.features import captions_name, encode_captions, training_device
 from lantern.training.loop import LoopConfig, Task, save_sheet, step_generator, step_seed
 from lantern.training.loop import train as run_loop
@@ -433,6 +433,8 @@ def train(
     prepared, cache, device = Prepared.open(data), cache or out, training_device()
     records, seed, sampling = prepared.records, config.loop.seed, config.sampling
     if read_config(target).get("model_type") in LLAMAGEN:
+        if read_config(target)["model_type"] == "c2i":
+            raise ValueError(f"{target} takes classes, wanted a target that takes captions: drafters learn with these")
         if text_encoder is None:
             raise ValueError(f"{target} is a target of LlamaGen, got no text encoder: give --text-encoder")
         if size is not None:
@@ -448,13 +450,15 @@ def train(
     if text is None:
         assert text_encoder is not None
         model.to(device)
-        encoder, read = TextEncoder.from_pretrained(text_encoder, tokenizer), captions_name(text_encoder, prepared)
+        encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
+        read = captions_name(text_encoder, tokenizer, prepared, slots=config.slots)
         if encoder.width != model.config.caption_dim:
             wanted = f"wanted that of width {model.config.caption_dim} with which {target} was trained"
             raise ValueError(f"{text_encoder} has embeddings of width {encoder.width}, {wanted}")
         captions = encode_captions(encoder, prepared, cache / read, slots=config.slots)
         condition, records = captions.of, captions.readable(records)
-    texts = [record.captions[0][0] for record in records if record.split == "train"]
+    if not (texts := [record.captions[0][0] for record in records if record.split == "train"]):
+        raise ValueError(f"{prepared.folder} {NO_IMAGES}")
     if text is not None:
         condition, read = text.condition, hashlib.sha256(repr(texts).encode()).hexdigest()
     teacher = Teacher(model, condition, texts, sampling=sampling, seed=seed, reads=module.reads)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lantern.core.io import atomic_write, load_tensors, sha256_of
 from lantern.core.types import Condition
-from lantern.models.llamagen.text import TextEncoder
+from lantern.models.llamagen.text import TextEncoder, checked_folders
 from lantern.models.llamagen.vqvae import VQVAE, to_pixels, to_uint8
 from lantern.training.data import RECORDS, Prepared, Record
 
@@ -62,7 +62,7 @@ def decode(vq: VQVAE, tokens: Int[Tensor, "n tokens"], *, batch: int = 64) -> UI
 def picture_tokens(
     vq: VQVAE, prepared: Prepared, *, vq_folder: Path, cache: Path, unify: bool
 ) -> Int[Tensor, "n tokens"]:
-    """Return the tokens of all prepared images as int16, optionally with one token for the background.
+    """Return the tokens of all prepared images, optionally with one token for the background.
 
     They are cached in one file in `cache`, whose name depends on the tokenizer's weights and on the images; one in the
     prepared folder is used as well, and with it no images are needed. Token c of a background patch is stored as -1 -
@@ -75,7 +75,8 @@ def picture_tokens(
     def compute() -> dict[str, Tensor]:
         images = prepared.images()
         patches = torch.cat([background_patches(some, vq.config.downsample) for some in images.split(64)])
-        tokens = encode(vq.to(training_device()), images).short()
+        kind = torch.int16 if vq.config.codebook_size <= 1 << 15 else torch.int32
+        tokens = encode(vq.to(training_device()), images).to(kind)
         return {"tokens": torch.where(patches, -1 - tokens, tokens)}
 
     copied = prepared.folder / name
@@ -85,11 +86,11 @@ def picture_tokens(
     return tokens.masked_fill(is_background, background_token(tokens, is_background)) if unify else tokens
 
 
-def captions_name(text_encoder: Path, prepared: Prepared) -> str:
-    """Return the name of the file of caption features, which depends on the encoder's weights and on the captions."""
-    digest = hashlib.sha256()
-    weights = sorted(path for path in text_encoder.rglob("*") if path.suffix in (".safetensors", ".bin"))
-    for path in (*weights, prepared.folder / RECORDS):  # weights may be in several files
+def captions_name(text_encoder: Path, tokenizer: Path | None, prepared: Prepared, *, slots: int) -> str:
+    """Return the name of the file of caption features, which depends on all that they are made from."""
+    digest = hashlib.sha256(str(slots).encode())
+    read = {path for folder in checked_folders(text_encoder, tokenizer) for path in folder.iterdir() if path.is_file()}
+    for path in (*sorted(read), prepared.folder / RECORDS):
         with path.open("rb") as file:  # in blocks, since an encoder may have gigabytes
             hashlib.file_digest(file, lambda: digest)
     return f"captions-{digest.hexdigest()[:16]}.safetensors"

@@ -288,8 +288,9 @@ def train(
     elif text_encoder is None:
         raise ValueError("the target takes captions, got no text encoder: give --text-encoder")
     else:
-        cache, encoder = captions_name(text_encoder, prepared), TextEncoder.from_pretrained(text_encoder, tokenizer)
-        captions = encode_captions(encoder, prepared, out / cache, slots=config.slots)
+        encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
+        cache = out / captions_name(text_encoder, tokenizer, prepared, slots=config.slots)
+        captions = encode_captions(encoder, prepared, cache, slots=config.slots)
     tokens = picture_tokens(pictures, prepared, vq_folder=vq, cache=out, unify=config.unify_background)
     task = TargetTask(config, prepared, tokens, captions, pictures)
     if init is not None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lantern.core.io import load_module, save_component, sha256_of
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels
-from lantern.training.data import Prepared
+from lantern.training.data import NO_IMAGES, Prepared
 from lantern.training.features import decode, encode, picture_tokens
 from lantern.training.loop import LoopConfig, Task, save_sheet, step_generator
 from lantern.training.loop import train as run_loop
@@ -129,6 +129,8 @@ class TokenizerTask(Task):
         if (side := images.shape[-1]) % (factor := config.model.downsample):
             raise ValueError(f"the prepared images are {side} pixels wide, wanted a multiple of {factor}")
         plain = [r.image for r in train if r.kind == "plain"]
+        if not plain:
+            raise ValueError(f"{prepared.folder} {NO_IMAGES}")
         others = [r.image for r in train if r.kind != "plain"]
         held = [r.image for r in prepared.records if r.split == "heldout"]
         self._images, self._plain, self._others = images, torch.tensor(plain), torch.tensor(others or plain)

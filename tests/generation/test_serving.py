@@ -176,13 +176,20 @@ def test_a_method_without_its_part_is_a_fault_of_the_request(served: Served, mon
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "method"
 
 
-@pytest.mark.parametrize("content", ["", " \n"])
-def test_an_empty_api_key_is_refused(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"), [("", "no key"), (" \n", "no key"), ("two\nkeys", "a key that no"), ("é", "a key that no")]
+)
+def test_an_api_key_that_no_client_can_send_is_refused(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from lantern.cli.main import main
 
     (tmp_path / "key").write_text(content)
     assert main(["serve", "lantern-emoji", "--api-key-file", str(tmp_path / "key")]) == 2
-    assert "holds no key" in capsys.readouterr().err
+    assert f"holds {message}" in capsys.readouterr().err
+    monkeypatch.setenv("LANTERN_API_KEY", content)
+    assert main(["serve", "lantern-emoji"]) == 2
+    assert f"LANTERN_API_KEY holds {message}" in capsys.readouterr().err
     assert main(["serve", "lantern-emoji", "--api-key-file", str(tmp_path / "none")]) == 2
     assert "none cannot be read" in capsys.readouterr().err
 

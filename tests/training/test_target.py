@@ -20,7 +20,14 @@ from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE
 from lantern.models.names import CLASSES_NAME
 from lantern.training.data import Prepared, Record
-from lantern.training.features import Conditions, background_patches, background_token, number_classes, picture_tokens
+from lantern.training.features import (
+    Conditions,
+    background_patches,
+    background_token,
+    captions_name,
+    number_classes,
+    picture_tokens,
+)
 from lantern.training.loop import LoopConfig, train
 from lantern.training.target import TargetConfig, TargetTask, grow, prefix_mask
 from lantern.training.tokenizer import TokenizerConfig, TokenizerTask
@@ -260,6 +267,45 @@ def test_parts_of_other_sizes_are_refused_in_one_line(place: Path, capsys: pytes
     assert main(["train", "data", "--config", "data.json", "--path", "photos", "--out", "odd"]) == 0
     with pytest.raises(ValueError, match="images are 9 pixels wide, wanted a multiple of 2"):
         TokenizerTask(TokenizerConfig(VQ, LoopConfig(1)), Prepared.open("odd"), None)
+    config = json.loads(Path("whole/transformer/config.json").read_text())
+    Path("classes").mkdir()
+    Path("classes/config.json").write_text(json.dumps(config | {"model_type": "c2i"}))
+    assert "classes takes classes, wanted a target that takes captions" in refused_by(
+        capsys, *drafter[:-1], "classes", *TEXT
+    )
+
+
+def test_data_without_images_to_train_on_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command("target", "--data", "data", "--vq", "vqvae", *TEXT, "--out", "whole")) == 0
+    lines = Path("data/records.jsonl").read_text()
+    Path("data/records.jsonl").write_text(lines.replace('"split": "train"', '"split": "heldout"'))
+    message = "data has no images to train on: prepare more of them, or hold out fewer"
+    with pytest.raises(ValueError, match=message):
+        TokenizerTask(TokenizerConfig(VQ, LoopConfig(1)), Prepared.open("data"), None)
+    words = ["--kind", "eagle1", "--data", "data", "--target", "whole/transformer", *TEXT, "--out", "run"]
+    assert message in refused_by(capsys, "train", "drafter", *words)
+
+
+def test_files_of_features_are_named_by_all_that_they_are_made_from(place: Path) -> None:
+    prepared = Prepared.open("data")
+
+    def name(slots: int = 6) -> str:
+        return captions_name(Path("text"), Path("words"), prepared, slots=slots)
+
+    names = [name(), name(7)]
+    for file in ("data/records.jsonl", "words/tokenizer.json", "text/config.json", "text/model.safetensors"):
+        with open(file, "ab") as end:
+            end.write(b"\n")
+        names.append(name())
+    assert len(set(names)) == len(names) and name() == names[-1]
+
+
+def test_tokens_above_16_bits_are_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, tokens = replace(VQ, codebook_size=40_000), torch.tensor([[0, 32_767, 32_768, 39_999]] * 9)
+    monkeypatch.setattr("lantern.training.features.encode", lambda *_: tokens)
+    monkeypatch.setattr("lantern.training.features.background_patches", lambda some, _: torch.zeros(len(some), 4) > 0)
+    given = {"vq_folder": Path("vqvae"), "cache": Path("cache"), "unify": False}
+    assert torch.equal(picture_tokens(VQVAE(config), Prepared.open("data"), **given).long(), tokens)
 
 
 def test_weights_of_a_text_encoder_may_be_in_several_files(place: Path) -> None:

@@ -121,7 +121,7 @@ class Worker(threading.Thread):
         if not has_parts(self.model, chosen):
             raise ValueError(
                 f'method "{chosen.name}" needs trained parts that this model lacks: use another method, or train them'
-                f" (`lantern methods {chosen.name}` has the commands)"
+                f" (`lantern methods {chosen.name} --model FOLDER` has the commands)"
             )
 
     def submit(self, jobs: Sequence[Job]) -> None:
