@@ -16,7 +16,7 @@ memory runs out, tokens may differ by rounding.
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 import lantern
+from lantern.core.io import sha256_of
 from lantern.core.types import Callback
 from lantern.eval.json_lines import JsonLines, read_lines
 from lantern.generation.generator import Generator, make_batches
@@ -106,11 +107,20 @@ def picture_path(folder: Path, number: int) -> Path:
     return folder / "pictures" / f"{number // THOUSAND:03d}" / f"{number:06d}.png"
 
 
-def finished(folder: Path, fingerprint: Mapping[str, Any] | None = None) -> dict[int, Entry]:
-    """Return the images in the manifests of a folder whose files have the recorded size, by number."""
+def finished(
+    folder: Path, fingerprint: Mapping[str, Any] | None = None, among: Collection[int] | None = None
+) -> dict[int, Entry]:
+    """Return the images in the manifests of a folder whose files have the recorded sha256, by number.
+
+    `among` limits the numbers, since every file is read.
+    """
+
+    def is_whole(entry: Entry) -> bool:
+        path = picture_path(folder, entry.id)
+        return path.is_file() and path.stat().st_size == entry.bytes and sha256_of(path) == entry.sha256
+
     entries = read_entries(folder, fingerprint)
-    files = {number: path for number in entries if (path := picture_path(folder, number)).is_file()}
-    return {number: entries[number] for number, path in files.items() if path.stat().st_size == entries[number].bytes}
+    return {one: entry for one, entry in entries.items() if (among is None or one in among) and is_whole(entry)}
 
 
 def batches_of(requested: Sequence[Request], size: int) -> list[Sequence[Request]]:
@@ -147,7 +157,7 @@ class ImageWriter(AbstractContextManager["ImageWriter"]):
         missing = [request for request in batch if request.number not in self.done]
         if missing and all(picture_path(self.folder, request.number).exists() for request in missing):
             # another worker may have finished them meanwhile
-            self.done = set(finished(self.folder, self.fingerprint))
+            self.done |= finished(self.folder, self.fingerprint, {request.number for request in missing}).keys()
         if all(request.number in self.done for request in batch):
             return 0
         made = make_batches(self.decoder, batch, with_pixels=True, callback=self.callback)

@@ -48,13 +48,15 @@ def test_a_second_process_on_the_same_shard_is_reported(decoder: Generator, tmp_
         ImageWriter(decoder, tmp_path, FINGERPRINT, name="1-of-1")
 
 
-def test_deleted_or_truncated_pictures_are_made_again(decoder: Generator, tmp_path: Path) -> None:
+def test_deleted_truncated_or_damaged_pictures_are_made_again(decoder: Generator, tmp_path: Path) -> None:
     paint(decoder, tmp_path, 4)
     before = contents(tmp_path)
     picture_path(tmp_path, 1).unlink()
     os.truncate(picture_path(tmp_path, 3), 20)
-    assert set(finished(tmp_path)) == {0, 2}
-    assert paint(decoder, tmp_path, 4) == 2
+    damaged = picture_path(tmp_path, 2)
+    damaged.write_bytes(damaged.read_bytes()[:-20] + b"\0" * 20)
+    assert set(finished(tmp_path)) == {0}
+    assert paint(decoder, tmp_path, 4) == 3
     assert contents(tmp_path) == before
 
 
