@@ -100,8 +100,6 @@ def load_lpips(found: Found, *, device: torch.device | str = "cpu") -> Pair:
 
     @torch.inference_mode()
     def lpips(a: UInt8[Tensor, "b 3 h w"], b: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, " b"]:
-        if a.shape != b.shape:
-            raise ValueError(f"pictures of {list(a.shape)} and {list(b.shape)}, expected pairs of one size")
         return network(*(one.to(device).float() / 127.5 - 1 for one in (a, b))).flatten().cpu()
 
     return lpips
@@ -162,7 +160,7 @@ def extract(
     """Return the features of two sets, images and reference with their networks, and measures of pairs by position.
 
     folder: where features are written. batch: images at a time. before: a function applied to every image first.
-    reads_prompts: each image must contain its prompt. ValueError for sets that do not pair up.
+    reads_prompts: each image must contain its prompt. ValueError for sets that do not pair up by number, name or size.
     """
     from tqdm import tqdm
 
@@ -185,6 +183,12 @@ def extract(
                 if some is not None:
                     one.enter(some, judges)
                     bar.update(len(some.names))
-            for name, measure in pairs.items():
-                values[name].append(measure(*(some.inputs[RAW] for some in batches)))
+            if pairs:
+                ours, theirs = (some.inputs[RAW] for some in batches)
+                if ours.shape != theirs.shape:  # of the first pair too, since each set has one size
+                    one, other = (paths[0] for paths, _ in sets)
+                    got = f"{one} is {list(ours.shape[1:])}, its reference {other} is {list(theirs.shape[1:])}"
+                    raise ValueError(f"{got}: expected pairs of the same size")
+                for name, measure in pairs.items():
+                    values[name].append(measure(ours, theirs))
     return seen, {name: torch.cat(found) for name, found in values.items()}

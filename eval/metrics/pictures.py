@@ -43,29 +43,30 @@ def stream(
     before: a function applied to every image (uint8, h w 3). prepare: by network, a function from an image to a
     tensor. Both run in threads (Pillow and numpy release the GIL). ValueError for a file that is no image.
     """
-    waiting = deque[tuple[int, Iterator[Read]]]()
+    waiting, shapes = deque[tuple[int, Iterator[Read]]](), dict[str, torch.Size]()
     with ThreadPoolExecutor() as pool:
         try:
             for first in range(0, len(paths), batch):
                 read = pool.map(partial(_read, prepare=prepare, before=before), paths[first : first + batch])
                 waiting.append((first, read))
                 if len(waiting) > AHEAD:
-                    yield _gather(paths, *waiting.popleft())
+                    yield _gather(paths, shapes, *waiting.popleft())
             while waiting:
-                yield _gather(paths, *waiting.popleft())
+                yield _gather(paths, shapes, *waiting.popleft())
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _gather(paths: Sequence[Path], first: int, tasks: Iterator[Read]) -> Batch:
+def _gather(paths: Sequence[Path], shapes: dict[str, torch.Size], first: int, tasks: Iterator[Read]) -> Batch:
+    """Return a batch of images as large as the first of all, whose shapes by network are kept in `shapes`."""
     digests, prompts, read = zip(*tasks, strict=True)
     names, inputs = tuple(path.name for path in paths[first : first + len(read)]), {}
     for judge in read[0]:
         tensors = [one[judge] for one in read]
-        for name, tensor in zip(names, tensors, strict=True):
-            if tensor.shape != tensors[0].shape:
-                got, expected = list(tensor.shape), list(tensors[0].shape)
-                raise ValueError(f"{name} is {got}, {names[0]} is {expected}: expected images of the same size")
+        for path, tensor in zip(paths[first:], tensors, strict=False):
+            if tensor.shape != (expected := shapes.setdefault(judge, tensor.shape)):
+                got = f"{path} is {list(tensor.shape)}, {paths[0]} is {list(expected)}"
+                raise ValueError(f"{got}: expected images of the same size")
         inputs[judge] = torch.stack(tensors)
     return Batch(first, inputs, prompts, names, digests)
 

@@ -71,9 +71,11 @@ def test_a_file_that_is_no_whole_picture_is_named(tmp_path: Path, content: bytes
     refused(list, stream([path], {"raw": raw}), match=rf"bad.png is not a complete image: {reason}")
 
 
-def test_pictures_of_two_sizes_are_rejected_without_a_resize(tmp_path: Path) -> None:
-    paths = [*save_pictures(tmp_path / "a", 1, side=32), *save_pictures(tmp_path / "b", 1, side=16)]
-    refused(list, stream(paths, {"raw": raw}), match="expected images of the same size")
+@pytest.mark.parametrize("batch", [1, 2])
+def test_pictures_of_two_sizes_are_rejected_without_a_resize(tmp_path: Path, batch: int) -> None:
+    one, other = (save_pictures(tmp_path / name, 1, side=side)[0] for name, side in (("a", 32), ("b", 16)))
+    message = rf"^{other} is \[3, 16, 16\], {one} is \[3, 32, 32\]: expected images of the same size$"
+    refused(list, stream([one, other], {"raw": raw}, batch=batch), match=message)
 
 
 def test_pictures_are_found_in_subfolders_by_name(tmp_path: Path) -> None:

@@ -155,6 +155,7 @@ BAD = {
     "no prompts": (["A", "--metrics", "clip"], "000.png has no prompt in its file"),
     "another number of prompts": (["A", "--metrics", "clip", "--prompts", "PROMPTS"], "1 prompts for 3 images"),
     "pairs of two names": (["A", "--reference", "OTHER", "--metrics", "psnr"], "expected equal numbers"),
+    "pairs of two sizes": (["A", "--reference", "SMALL", "--metrics", "psnr"], "000.png is [3, 16, 16]: expected"),
     "unknown network": (["A", "--weights", "inceptio=x"], "did you mean 'inception'?"),
     "weights without path": (["A", "--weights", "clip"], "wanted NAME=PATH"),
     "only equal images": (["A", "--reference", "A", "--metrics", "psnr"], "every image is equal to its reference"),
@@ -168,6 +169,7 @@ def test_bad_input_gives_one_line(case: str, tmp_path: Path, capsys: Capture) ->
     words, expected = BAD[case]
     save_pictures(tmp_path / "A", 3)
     save_pictures(tmp_path / "OTHER", 2)
+    save_pictures(tmp_path / "SMALL", 3, side=16)
     for path in save_pictures(tmp_path / "TORN", 3):
         path.write_bytes(path.read_bytes()[:60])
     (tmp_path / "EMPTY").mkdir()
