@@ -196,6 +196,8 @@ def measure(
     for name in in_order(metrics):
         if why := reference_obstacle(name, reference):
             raise ValueError(f"{name}: {why}")
+    if options.moments is not None and not any(METRICS[name].judge.startswith("inception:") for name in metrics):
+        raise ValueError("moments are Inception's, which no metric here uses: add fid, or leave --keep-moments out")
     if not pictures:
         raise ValueError("got no images to measure")
     if prompts is not None and len(prompts) != len(pictures):
