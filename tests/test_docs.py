@@ -189,9 +189,9 @@ EXERCISES: dict[str, Exercise] = {
     ),
     "lantern tune": Exercise("--model {model} --images 1 --max-nodes 4 --max-depth 2 --methods eagle1", is_slow=True),
     "lantern eval images --reference real --metrics kid fid --weights inception=default_1.pt": Exercise(
-        "--draws 10", prepare=images
+        "--draws 20", prepare=images
     ),
-    "lantern eval images --reference real --metrics psnr": Exercise("--draws 10"),
+    "lantern eval images --reference real --metrics psnr": Exercise("--draws 20"),
     "lantern reproduce emoji --method gumbel-jacobi --limit 2 --metrics --out runs/emoji": Exercise(is_slow=True),
     "lantern reproduce runs/emoji/row.json --out runs/again": Exercise(is_slow=True),
     'lantern-generate --model my-model/model --prompt "a sandy beach" --out images': Exercise(prepare=trained),

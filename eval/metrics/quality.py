@@ -28,6 +28,7 @@ from lantern.training.data import is_prepared
 
 FEW = 2048  # dimension of Inception's features: with fewer pictures FID's covariance is singular
 REFERENCE, PROMPTS, PAIRS = "reference", "prompts", "pairs"
+LEAST_DRAWS = 20  # below which the 2.5 and 97.5 percentiles are little but the extremes
 MANY = 1000  # pictures of both sets above which FID uses fewer bootstrap draws
 
 
@@ -159,9 +160,9 @@ class Figure:
 class Options:
     """Options of a measurement.
 
-    reference_name, prompts_name: names in the results. cache: folder of weights. draws: bootstrap draws. batch: images
-    at a time. moments: folder for Inception's moments of both sets, to merge shards. before: a function applied to
-    every image of both sets first; `resized` describes it.
+    reference_name, prompts_name: names in the results. cache: folder of weights. draws: bootstrap draws, or 0. batch:
+    images at a time. moments: folder for Inception's moments of both sets, to merge shards. before: a function applied
+    to every image of both sets first; `resized` describes it. ValueError for too few draws.
     """
 
     reference_name: str = ""
@@ -174,6 +175,10 @@ class Options:
     before: Change | None = None
     resized: str = ""
     is_quiet: bool = True
+
+    def __post_init__(self) -> None:
+        if 0 < self.draws < LEAST_DRAWS:
+            raise ValueError(f"draws is {self.draws}, expected at least {LEAST_DRAWS}, or 0 for no interval")
 
 
 def measure(

@@ -33,7 +33,7 @@ def eval_(
     weights: list[tuple[str, Path]] = opt([], WEIGHTS_HELP, type=named(Path, names=WEIGHTS), metavar="NAME=PATH"),
     cache: Path | None = opt(None, "folder of weights (default: $LANTERN_CACHE)", metavar="FOLDER"),
     seed: int = opt(0, "seed of the bootstrap (default 0)", 0, MAX_SEED),
-    draws: int = opt(1000, "number of bootstrap samples, at most 100 for FID (default 1000)", 0, 10**5),
+    draws: int = opt(1000, "bootstrap samples, 20 or more, or 0; at most 100 for FID (default 1000)", 0, 10**5),
     batch: int = opt(32, "images at a time", 1, 4096),
     keep_moments: Path | None = opt(None, "write Inception's moments there, to merge shards", metavar="FOLDER"),
     json: bool = opt(False, "one JSON line on stdout, the table on stderr"),

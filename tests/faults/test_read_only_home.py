@@ -130,7 +130,7 @@ def test_the_library_is_built_in_a_private_temporary_folder(home: Path, tmp_path
         "assemble MODEL --guidance 2",
         "bench --model MODEL --methods gumbel-jacobi --variants eager --baseline eager --images 1",
         "reproduce emoji --limit 1 --metrics --quiet",
-        "eval pictures --reference others --metrics psnr --draws 10",
+        "eval pictures --reference others --metrics psnr --draws 20",
         "leaderboard --model MODEL --methods eagle1 --engine eager --baseline eager --images 1 --out board.jsonl",
         "train drafter --target MODEL --data missing --out trained",
     ],

@@ -157,6 +157,7 @@ BAD = {
     "pairs of two names": (["A", "--reference", "OTHER", "--metrics", "psnr"], "expected equal numbers"),
     "pairs of two sizes": (["A", "--reference", "SMALL", "--metrics", "psnr"], "000.png is [3, 16, 16]: expected"),
     "moments of no metric": (["A", "--metrics", "is", "psnr", "--keep-moments", "x", "--reference", "A"], "add fid"),
+    "too few draws": (["A", "--reference", "A", "--draws", "1"], "draws is 1, expected at least 20, or 0"),
     "unknown network": (["A", "--weights", "inceptio=x"], "did you mean 'inception'?"),
     "weights without path": (["A", "--weights", "clip"], "wanted NAME=PATH"),
     "only equal images": (["A", "--reference", "A", "--metrics", "psnr"], "every image is equal to its reference"),
