@@ -14,6 +14,7 @@ model.
 import dataclasses
 import hashlib
 import itertools
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -220,8 +221,8 @@ class Board:
             prompts = [subjects[number % len(subjects)] for number in range(len(images))]
             how = {"seed": self.options.seed, "options": Options(device=self.model.device)}
             found = measure(paths, reference, metrics, prompts=prompts, weights=weights, **how)
-        ends = {name: one.interval or (None, None) for name, one in found.items()}
-        return {name: {"value": one.value, "low": ends[name][0], "high": ends[name][1]} for name, one in found.items()}
+        ends = {name: one.interval or (None, None) for name, one in found.items() if math.isfinite(one.value)}
+        return {name: {"value": found[name].value, "low": low, "high": high} for name, (low, high) in ends.items()}
 
 
 def expand(spec: str) -> Iterator[str]:

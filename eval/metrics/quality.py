@@ -101,7 +101,7 @@ def _pairwise(given: Material, judge: str) -> Estimate:
     if judge == "psnr":
         values = values[values.isfinite()]
         if not len(values):
-            raise ValueError("every image is equal to its reference, so PSNR is infinite: leave psnr out")
+            return Estimate(math.inf)
     return given.mean(values)
 
 
@@ -135,7 +135,10 @@ def made_with(name: str, judge: Judge) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a set of images and how it was computed; `interval` is a 95 % interval or None."""
+    """One figure of a set of images and how it was computed; `interval` is a 95 % interval or None.
+
+    `value` is infinite for PSNR if every image is equal to its reference.
+    """
 
     name: str
     value: float
@@ -154,6 +157,10 @@ class Figure:
     interval_means: str = ""
     prompts: str = ""
     warning: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields for JSON, which has no infinity: the value is None then."""
+        return dataclasses.asdict(self) | {"value": self.value if math.isfinite(self.value) else None}
 
 
 @dataclass(frozen=True)

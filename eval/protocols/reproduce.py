@@ -134,7 +134,7 @@ def measured(task: ResolvedRow) -> tuple[dict[str, Any], dict[str, str]]:
     found = measure(
         paths, row.reference, can, prompts=prompts, weights=row.weights, seed=protocol.seed, options=options
     )
-    return {name: asdict(figure) for name, figure in found.items()}, missing
+    return {name: figure.as_dict() for name, figure in found.items()}, missing
 
 
 def obstacles(task: ResolvedRow) -> dict[str, str]:

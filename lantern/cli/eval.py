@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,7 +78,7 @@ def eval_(
         how = {"weights": dict(weights), "seed": seed, "options": options}
         figures = measure(paths, reference, metrics or ["kid", "fid"], prompts=texts, **how)
     print(render(figures), file=sys.stderr if json else sys.stdout)
-    shown = {name: asdict(figure) for name, figure in figures.items()}
+    shown = {name: figure.as_dict() for name, figure in figures.items()}
     result = {"what": "eval", "figures": shown, "surroundings": surroundings(device)}
     if json:
         print(dumps(result, ensure_ascii=False, allow_nan=False))

@@ -108,7 +108,8 @@ def _report(task: "ResolvedRow", row: dict[str, Any]) -> int:
     for name, figure in row["metrics"].items():
         low_high = figure.get("interval")
         interval = f" [{low_high[0]:.4f}, {low_high[1]:.4f}]" if low_high else ""
-        print(f"  {name} {figure['value']:.4f}{interval}{'; ' if figure['warning'] else ''}{figure['warning']}")
+        value = "inf" if figure["value"] is None else f"{figure['value']:.4f}"
+        print(f"  {name} {value}{interval}{'; ' if figure['warning'] else ''}{figure['warning']}")
     print(f"  {task.row.out / ROW_NAME}")
     repeated = is_repeated(task, row)
     if repeated is not None:

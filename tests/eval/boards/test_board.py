@@ -195,6 +195,12 @@ def test_quality_is_that_of_eval(
         assert main(*words, *given) == 0 and len(seen) == 16 + 8 * number
         assert (figures_of(path)["boards"][0]["quality_of_plain"] == plain) == ("--reference" in given)
     assert main(*words) == 0 and len(seen) == 32 and figures_of(path) == found  # the figures of what was given last
+    for number, pixels in enumerate(seen[0]):  # of plain decoding, whose PSNR to itself is infinite
+        Image.fromarray(pixels).save(real / f"{number:06}.png")
+    for extra in real.glob("???.png"):
+        extra.unlink()
+    assert main(*words, "--metrics", "psnr", "--reference", real) == 0
+    assert list(figures_of(path)["boards"][0]["quality_of_plain"]) == ["clip"]
     path.write_bytes(before.replace(b'"judged"', b'"earlier"'))
     assert figures_of(path) == found
 

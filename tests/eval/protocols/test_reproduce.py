@@ -153,6 +153,13 @@ def test_metrics_get_pictures_with_their_prompts(
     assert "kid 0.5000 [0.4000, 0.6000]; few" in capsys.readouterr().out
 
 
+def test_psnr_of_images_equal_to_their_reference_is_infinite(place: Path, run: Run, capsys: Capture) -> None:
+    assert run("--metrics", "--limit", "2") == 0
+    assert run("--metrics", "psnr", "--limit", "2", "--reference", place / "out" / "pictures", out="again") == 0
+    assert "  psnr inf; 2 images are equal" in capsys.readouterr().out
+    assert row(place, "again")["metrics"]["psnr"]["value"] is None
+
+
 def test_unavailable_metrics_are_reported_before_and_after(place: Path, run: Run, capsys: Capture) -> None:
     (place / "real").mkdir()
     words = ["--limit", "1", "--reference", place / "real", "--metrics", "kid", "clip"]
