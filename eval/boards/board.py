@@ -184,10 +184,8 @@ class Board:
         """Append the quality of plain decoding's images and of each relaxed method's, measured where it is missing.
 
         The metrics, with real images or statistics, and weights by network, are as `lantern eval` has them. The last
-        line of a method is that of these. ValueError for a model that makes no images.
+        line of a method is that of these.
         """
-        if self.model.vq is None:
-            raise ValueError(f"model {self.model.name} has no vqvae/ folder, which quality figures need")
         judged: dict[str, Any] = {"metrics": sorted(set(metrics)), "reference": reference and version_of(reference)}
         judged["weights"] = {name: version_of(path) for name, path in sorted(weights.items())}
         with JsonLines(self.options.out, self.fingerprint) as file:

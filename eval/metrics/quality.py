@@ -21,7 +21,7 @@ from lantern.eval.intervals import DRAWS, Estimate, mean_estimate
 from lantern.eval.metrics import clip_score, distances
 from lantern.eval.metrics.judges import NETWORKS, Judge, Seen, check_pairs, extract, load_judges, load_pairs, weights_of
 from lantern.eval.metrics.moments import Moments, Reference, open_reference
-from lantern.eval.metrics.pictures import Change, find_pictures
+from lantern.eval.metrics.pictures import Change
 from lantern.eval.metrics.weights import Found, find_weights
 from lantern.eval.speed.surroundings import installed
 from lantern.training.data import is_prepared
@@ -270,11 +270,16 @@ def reference_obstacle(name: str, reference: Path | Sequence[Path] | None, origi
     return ""
 
 
-def check_paired(metrics: Sequence[str], pictures: Sequence[Path], reference: Path | None) -> None:
-    """Raise ValueError if metrics of pairs get images that do not pair up with those of a reference folder."""
-    names = [name for name in metrics if PAIRS in METRICS[name].needs]
-    if names and reference is not None and reference.is_dir() and not is_prepared(reference):
-        check_pairs(names, pictures, find_pictures(reference))
+def check_reference(metrics: Sequence[str], pictures: Sequence[Path], reference: Path | None) -> None:
+    """Raise ValueError for a reference that is not one, or whose images do not pair up for metrics of pairs.
+
+    The images of prepared data are not looked at.
+    """
+    if reference is None or is_prepared(reference):
+        return
+    real = open_reference(reference, room=reference).pictures
+    if real and (names := [name for name in metrics if PAIRS in METRICS[name].needs]):
+        check_pairs(names, pictures, real)
 
 
 def obstacle(name: str, reference: Path | None, weights: Mapping[str, Path], origin: str = "") -> str:

@@ -170,10 +170,12 @@ def prepare(row: TableRow) -> ResolvedRow:
     requested = protocol.requests(prompts)
     requested = requested[: row.limit] if row.limit else requested
     if metrics:
-        from lantern.eval.metrics.quality import check_paired, in_order
+        from lantern.eval.metrics.quality import METRICS, PROMPTS, check_reference, in_order
 
         in_order(metrics)  # rejects unknown ones
-        check_paired(metrics, [picture_path(row.out, one.number) for one in requested], row.reference)
+        if not protocol.prompts and (lacking := [name for name in metrics if PROMPTS in METRICS[name].needs]):
+            raise ValueError(f"{lacking[0]} needs prompts, which {protocol.name} has not: leave it out of --metrics")
+        check_reference(metrics, [picture_path(row.out, one.number) for one in requested], row.reference)
     local = os.environ.get("LOCAL_RANK", "")  # with it each process has its own GPU
     is_local = row.device in ("auto", "cuda") and local.isdecimal() and torch.cuda.is_available()
     device = pick_device(f"cuda:{local}" if is_local else row.device)

@@ -47,7 +47,7 @@ def leaderboard(
     given = locals()
     from lantern.eval.boards.board import Board, BoardOptions, parse_pair, shipped
     from lantern.eval.boards.table import figures_of, markdown, rendered
-    from lantern.eval.metrics.quality import in_order, obstacle
+    from lantern.eval.metrics.quality import check_reference, in_order, obstacle
     from lantern.eval.speed.contenders import Variant
 
     if results is not None and (unused := changed(leaderboard, given, but=("--from", "--docs", "--json", "--quiet"))):
@@ -82,7 +82,10 @@ def leaderboard(
             for name in in_order(metrics, images=images, has_pictures=has_pictures):
                 if why := obstacle(name, reference, dict(weights)):
                     raise ValueError(f"{name}: {why}")
+            check_reference(metrics, [Path(f"{number:06}.png") for number in range(images)], reference)
         board = Board(options)
+        if metrics is not None and board.model.vq is None:
+            raise ValueError(f"model {board.model.name} has no vqvae/ folder, which --metrics needs")
         board.measure()
         if metrics is not None:
             board.judge(metrics, reference, dict(weights))

@@ -205,6 +205,22 @@ def test_quality_is_that_of_eval(
     assert figures_of(path) == found
 
 
+def test_metrics_that_cannot_be_measured_are_refused_before_rounds(
+    board_words: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    path, folder, clip = tmp_path / "b.jsonl", tmp_path / "tiny", save_tiny_clip(tmp_path / "clip")
+    save_pictures(tmp_path / "real", 2)
+    shutil.copytree(board_words[1], folder)
+    shutil.rmtree(folder / "vqvae")
+    for words, message in {
+        ("psnr", "--reference", tmp_path / "real"): "got 8 images and 2 reference images",
+        ("clip", "--weights", f"clip={clip}", "--model", folder): "has no vqvae/ folder",
+    }.items():
+        capsys.readouterr()
+        assert main(*board_words, "--out", path, "--metrics", *words) == 2 and not path.exists()
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("spec", dict.fromkeys([*chain(*map(parse_pair, shipped("pairs"))), *shipped("rules")]))
 def test_published_specs_name_known_methods(spec: str) -> None:
     for one in expand(spec):

@@ -143,7 +143,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 def test_metrics_get_pictures_with_their_prompts(
     place: Path, run: Run, measured: dict[str, Any], capsys: Capture
 ) -> None:
-    (place / "real").mkdir()
+    save_pictures(place / "real", 1)
     assert run("--reference", place / "real", "--weights", "inception=net.pt") == 0
     assert [path.name for path in measured["paths"]] == [f"{i:06d}.png" for i in range(6)]
     assert measured["prompts"] == [*TEXT.splitlines()] * 2 and measured["metrics"] == ["kid", "fid"]
@@ -161,7 +161,7 @@ def test_psnr_of_images_equal_to_their_reference_is_infinite(place: Path, run: R
 
 
 def test_unavailable_metrics_are_reported_before_and_after(place: Path, run: Run, capsys: Capture) -> None:
-    (place / "real").mkdir()
+    save_pictures(place / "real", 1)
     words = ["--limit", "1", "--reference", place / "real", "--metrics", "kid", "clip"]
     assert run(*words) == 1
     before, *_, last = capsys.readouterr().err.splitlines()
@@ -199,6 +199,8 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
         (["--method", "eagle9"], "unknown"),
         (["--metrics", "kidd"], "did you mean 'kid'?"),
         (["--metrics", "psnr", "--reference", "real"], "psnr: got 6 images and 2 reference images"),
+        (["--metrics", "kid", "--reference", "empty"], "empty has no images"),
+        (["--metrics", "fid", "--reference", "three.txt"], "got reference three.txt, expected a folder of images"),
         (["--shard", "1/2"], "the launcher sets 2/3"),
     ],
 )
@@ -209,9 +211,16 @@ def test_invalid_input_gives_one_line(
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.chdir(place)
     save_pictures(place / "real", 2)
+    (place / "empty").mkdir()
     assert run(*words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line and not (place / "out" / "pictures").exists()
+
+
+def test_metrics_of_prompts_are_refused_for_a_protocol_of_classes(place: Path, run: Run, capsys: Capture) -> None:
+    (place / "classes.json").write_text(json.dumps(values(prompts="left out", classes=2)))
+    assert run("--metrics", "clip", file="classes.json") == 2
+    assert "clip needs prompts, which mine has not" in capsys.readouterr().err
 
 
 def test_an_unwritable_folder_gives_one_line_and_code_1(
