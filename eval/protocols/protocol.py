@@ -58,7 +58,7 @@ class PromptSet:
 class RealImages:
     """The reference images: name, number, and origin.
 
-    `sha256` is that of a single file; None for a folder, or if the publisher gives none.
+    `sha256` is that of a single file, the only one then accepted; None for a folder, or if the publisher gives none.
     """
 
     name: str

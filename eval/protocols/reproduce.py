@@ -17,7 +17,7 @@ import torch
 
 import lantern
 from lantern.core.config import build_config, read_json_object
-from lantern.core.io import write_json
+from lantern.core.io import sha256_of, write_json
 from lantern.core.places import EMBEDDED_MODEL, resolve_model
 from lantern.core.ray_cluster import check_ray
 from lantern.engines.engine import AutoEngine, Engine
@@ -175,6 +175,10 @@ def prepare(row: TableRow) -> ResolvedRow:
         in_order(metrics)  # rejects unknown ones
         if not protocol.prompts and (lacking := [name for name in metrics if PROMPTS in METRICS[name].needs]):
             raise ValueError(f"{lacking[0]} needs prompts, which {protocol.name} has not: leave it out of --metrics")
+        known, given = protocol.reference, row.reference
+        if given and known and known.sha256 and (given.is_dir() or sha256_of(given) != known.sha256):
+            expected = f"expected sha256 {known.sha256[:12]}... of {protocol.name}"
+            raise ValueError(f"{given} is another reference, {expected}: get {known.name} from {known.origin}")
         check_reference(metrics, [picture_path(row.out, one.number) for one in requested], row.reference)
     local = os.environ.get("LOCAL_RANK", "")  # with it each process has its own GPU
     is_local = row.device in ("auto", "cuda") and local.isdecimal() and torch.cuda.is_available()

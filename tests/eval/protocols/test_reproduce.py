@@ -217,6 +217,14 @@ def test_invalid_input_gives_one_line(
     assert message in line and not (place / "out" / "pictures").exists()
 
 
+def test_another_reference_than_the_protocol_names_is_refused(place: Path, run: Run, capsys: Capture) -> None:
+    real = {"name": "stats", "images": 3, "origin": "nowhere", "sha256": "0" * 64}
+    (place / "three.json").write_text(json.dumps(json.loads((place / "three.json").read_text()) | {"reference": real}))
+    for given in (place / "three.txt", place):
+        assert run("--reference", given) == 2
+        assert "expected sha256 000000000000... of three: get stats from nowhere" in capsys.readouterr().err
+
+
 def test_metrics_of_prompts_are_refused_for_a_protocol_of_classes(place: Path, run: Run, capsys: Capture) -> None:
     (place / "classes.json").write_text(json.dumps(values(prompts="left out", classes=2)))
     assert run("--metrics", "clip", file="classes.json") == 2
