@@ -123,6 +123,12 @@ def read_tokens(
     return Scores(features[..., :0], features, fused), len(found)
 
 
+def reading_passes(forced: Int[Tensor, "b n"]) -> int:
+    """Return how many passes of a batch only read: those over the prompt and over the tokens that all images keep."""
+    kept = int((forced >= 0).long().cumprod(1).sum(1).min())
+    return 1 + -(-(kept - 1) // READ_TOKENS) if kept else 0
+
+
 def make_cache(
     target: Target,
     prompt: Prompt,

@@ -26,7 +26,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Drafter, Generation, Step, Target, Verifier
 from lantern.decoding.loop import State, begin, check_modes, run
 from lantern.decoding.plain import NoDrafts, Plain
-from lantern.decoding.prompt import PromptCache
+from lantern.decoding.prompt import PromptCache, reading_passes
 from lantern.decoding.statistics import Stopwatch
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
@@ -393,8 +393,7 @@ class Generator:
         """Return the keys of the noise, and the tokens (b n) that images keep, -1 where they are generated."""
         keys, forced = [(request.seed, request.number) for request in requested], None
         if any(request.forced is not None for request in requested):
-            free = torch.full((self.model.target.config.block_size,), -1)
-            forced = torch.stack([free if request.forced is None else request.forced for request in requested])
+            forced = given_tokens(requested, self.model.target.config.block_size)
         return {"keys": keys, "forced": forced}
 
     def pixels(self, tokens: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
@@ -417,6 +416,12 @@ class Generator:
         pixels = self.pixels(shown[None])[0].clone()
         pixels[-(-known // raster.columns) * (len(pixels) // raster.rows) :] = 128
         return pixels
+
+
+def given_tokens(requested: Sequence[Request], tokens: int) -> Int[Tensor, "b n"]:
+    """Return the tokens that images keep, -1 where they are generated."""
+    free = torch.full((tokens,), -1)
+    return torch.stack([free if request.forced is None else request.forced for request in requested])
 
 
 def make_batches(
@@ -485,29 +490,31 @@ def finish_batch(
     promise, columns = generator.parts.promise(images), generator.model.target.config.raster.columns
     method, total = generator.method, generation.tokens.shape[1]
     counts = [total] * len(requested) if generation.known is None else generation.known.tolist()
-    pictures = list[Picture]()
+    given, pictures = given_tokens(requested, total), list[Picture]()
+    read = reading_passes(given)
     for i, (request, count) in enumerate(zip(requested, counts, strict=True)):
-        sums = generation.latent_distance, generation.excess
-        distance, excess = (None if each is None else float(each[i]) / count for each in sums)
+        made = int((given[i, :count] < 0).sum())
+        sums, of = (generation.latent_distance, generation.excess), max(made, 1)
+        distance, excess = (None if each is None else float(each[i]) / of for each in sums)
         if count < total:
             warning = f"interrupted: {count} of {total} tokens were decoded, the others are 0"
             request = replace(request, warning=warning)
         statistics = Statistics(
             method=method.name,
             is_exact=method.exact,
-            tokens=count,
-            steps=int(generation.steps[i]),
+            tokens=made,
+            steps=int(generation.steps[i]) - read,
             accepted=tuple(generation.accepted[i].tolist()),
             reached=tuple(generation.reached[i].tolist()),
-            relaxed=float(generation.relaxed[i]) / count,
-            total_variation=float(generation.total_variation[i]) / count,
+            relaxed=float(generation.relaxed[i]) / of,
+            total_variation=float(generation.total_variation[i]) / of,
             total_variation_max=float(generation.total_variation_max[i]),
             latent_distance=0.0 if method.exact else distance,
             excess=excess,
             seconds=shares,
             method_reason=method.reason,
             promise=promise if count == total else None,
-            forced=0 if request.forced is None else int((request.forced >= 0).sum()),
+            forced=int((given[i] >= 0).sum()),
         )
         of_image = None if pixels is None else pixels[i]
         pictures.append(Picture(request, generation.tokens[i], of_image, statistics, columns, images))
@@ -547,7 +554,7 @@ class Progress:
         if step.index == 0:
             if self._known is not None and int(self._known.min()) >= self._tokens:  # sync
                 self._done += len(self._known) * self._tokens
-            self._next = 0.0
+            self._next, self._first = 0.0, step.counts
         self._known, self._steps = step.start + step.counts, step.index + 1
         if time.monotonic() >= self._next:
             self.show()
@@ -559,7 +566,8 @@ class Progress:
             return
         known = self._known.tolist()  # sync
         if len(known) == 1:
-            text = f"{known[0] / max(self._steps, 1):.2f} tokens per step"
+            made = known[0] + 1 - int(self._first)  # of the tokens of the first step all but one are given
+            text = f"{made / max(self._steps, 1):.2f} tokens per step"
         else:
             done = sum(count >= self._tokens for count in known)
             text = f"{done}/{len(known)} done, slowest {min(known)}/{self._tokens}"

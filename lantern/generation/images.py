@@ -84,7 +84,8 @@ class Statistics:
     `method_reason` is why method "auto" chose this method; empty if it was given. `promise` is what the image has
     in common with plain decoding's of the same batch (`lantern.methods.PROMISES`), as far as the engine keeps it.
     It is None for an interrupted image: `tokens` then counts the decoded ones.
-    `forced` of the tokens were kept of an init image; they count as drafted tokens that were accepted.
+    `tokens` are the generated ones, `steps` the passes but those that only read the prompt or tokens kept from the
+    start. `forced` other tokens were kept of an init image; those behind a generated one count as accepted drafts.
     """
 
     method: str
