@@ -321,6 +321,8 @@ def test_training_commands_name_what_there_is(path: Path, place: Path, monkeypat
         for option, value in pairwise(words):
             if option.startswith("--") and option not in VALUES:
                 Path(value).mkdir(parents=True, exist_ok=True)
+            if option == "--model":  # that of the page's other trainings
+                assert f"--target {value}/transformer" in path.read_text(encoding="utf-8"), command
         calls: list[Any] = []
         with monkeypatch.context() as patched:
             load = Stage.load
