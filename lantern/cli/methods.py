@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from lantern.cli.command import DONE, arg, command, opt
@@ -68,7 +69,7 @@ def description(method: Method, model: str, folder: Path) -> dict[str, Any]:
     ]
     needs = [
         {"name": need, "folder": ADD_ONS[need].folder, "present": need not in found["lacks"]}
-        | {"command": ADD_ONS[need].command}
+        | {"command": ADD_ONS[need].command.replace("MODEL", quote(str(folder)))}
         for need in made.needs
     ]
     return found | {

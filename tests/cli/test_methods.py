@@ -58,7 +58,8 @@ def test_methods_whose_part_the_model_lacks_are_marked(copied: Path, capsys: Cap
         assert found >= marked and bool(found) == bool(gone) == (f"NAME --model {copied} has the command" in out)
         assert "*plain" not in found and "*gumbel-jacobi" not in found
         assert main(["methods", "medusa", "--model", str(copied)]) == 0
-        assert bool(gone) == ("lantern train drafter --kind medusa" in capsys.readouterr().out)
+        out = capsys.readouterr().out
+        assert bool(gone) == ("lantern train drafter --kind medusa" in out) == (f"--target {copied}/transformer" in out)
 
 
 def test_help_fits_one_screen_and_help_all_lists_the_rest(capsys: Capture) -> None:
