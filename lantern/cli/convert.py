@@ -94,9 +94,12 @@ def convert(
     is_target = found.kind in ("t2i", "c2i")
     if to == "hf" and not is_target:
         raise ValueError(f"--to hf is for targets, this is a {found.kind} checkpoint: omit it")
+    part = "transformer" if is_target else "vqvae" if found.kind == "vq" else "drafter"
+    if out.name != part and out.name in ("transformer", "vqvae", "drafter"):
+        raise ValueError(f"{checkpoint} holds a {found.kind} checkpoint, which is no {out.name}: give a folder {part}")
     with temporary_until_complete(out) as trial:  # only a component that loads and computes takes its place
         save_component(found.state, found.config, trial, dtype=stored)
-        try_component(trial, "transformer" if is_target else "vqvae" if found.kind == "vq" else "drafter")
+        try_component(trial, part)
         if to == "hf":
             save_component(foreign_state(found.state), foreign_config(found.config), trial, dtype=stored)
     numbers = sum(tensor.numel() for tensor in found.state.values())

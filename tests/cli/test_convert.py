@@ -42,6 +42,8 @@ def test_a_converted_folder_loads_as_the_same_model(is_foreign: bool, checkpoint
     for name, tensor in torch.load(checkpoint, weights_only=True)["model"].items():
         assert torch.equal(found.state_dict()[name], tensor)
     capsys.readouterr()
+    assert main(["convert", str(out), str(out.parent / "vqvae")]) == 2
+    assert "c2i checkpoint, which is no vqvae: give a folder transformer" in one_line(capsys)
     assert main(["convert", str(out), str(out), "--overwrite", "--kind", "drafter"]) == 2
     assert "holds a c2i checkpoint, not drafter" in one_line(capsys)
 
