@@ -18,7 +18,7 @@ RELEASES = ("janus", "chameleon", "vqgan")
 KINDS = (*COMPONENTS, *RELEASES)
 WEIGHTS = "model*.safetensors*"
 CHECKPOINT_HELP = "a .pt, .bin, .safetensors or .ckpt file, or a folder with configs and weights"
-CONFIG_HELP = "config fields that the checkpoint does not determine"
+CONFIG_HELP = "a JSON file of config fields that the checkpoint does not determine"
 SIZE_HELP = "side of the image, 16 pixels per token; or --grid"
 TO_HELP = "names of a target: lantern (LlamaGen's) or hf (LANTERN's, like those of Llama in transformers)"
 
@@ -27,7 +27,7 @@ def convert(
     checkpoint: Path = arg(CHECKPOINT_HELP, type=existing),
     out: Path = arg("folder for config.json and model.safetensors"),
     kind: Any = opt(None, f"expected kind: {', '.join(KINDS)}", type=OneOf(KINDS), metavar="KIND"),
-    config: Path | None = opt(None, CONFIG_HELP, type=existing, metavar="JSON"),
+    config: Path | None = opt(None, CONFIG_HELP, type=existing, metavar="FILE"),
     image_size: int | None = opt(None, SIZE_HELP, 16, 4096, metavar="PIXELS"),
     grid: int | None = opt(None, "tokens along one side of the image", 1, 256, metavar="TOKENS"),
     ema: bool = opt(False, "use the moving average of the weights if the file has one"),

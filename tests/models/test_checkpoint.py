@@ -188,7 +188,7 @@ def test_error_names_what_does_not_fit(tmp_path: Path, state: object, message: s
     ("given", "message"),
     [
         ({"block_size": None}, "give --image-size"),
-        ({"config": {}}, "number of heads"),
+        ({"config": {}}, "number of heads; give --config, a JSON file with"),
         ({"block_size": 15}, "perfect square"),
         ({"config": {"n_head": 4, "n_layer": 200}}, "config has n_layer 200, the file 3 layers"),
         ({"config": {"n_head": 4, "vocab_size": 10**6}}, "'tok_embeddings.weight' has shape"),

@@ -259,7 +259,7 @@ def _multiple_of(dim: int, hidden: int) -> int:
 def _complete(fields: dict[str, Any]) -> dict[str, Any]:
     """Raise an error if heads or picture size are known from neither tensors, file nor caller."""
     if fields.get("n_head") is None:
-        raise ValueError('shapes do not determine the number of heads; give --config with {"n_head": ...}')
+        raise ValueError('shapes do not determine the number of heads; give --config, a JSON file with {"n_head": N}')
     if fields.get("block_size") is None:
         raise ValueError("does not record its image size; give --image-size (256, 384, 512) or --grid")
     return fields
