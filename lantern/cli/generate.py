@@ -235,7 +235,10 @@ def _chosen(name: str | None, folder: Path, texts: Mapping[str, str]) -> Method 
         return None
     texts = texts if name else {**own, **texts}
     chosen = chosen.with_options(**_parsed(chosen, texts, is_named=name is not None))
-    check_parts(chosen, folder)
+    target = folder / "transformer" if (folder / "transformer").is_dir() else folder
+    if any(target.glob("*.safetensors")):  # what is no model is refused when it is loaded
+        read_json_object(target / "config.json")
+        check_parts(chosen, folder)
     return chosen
 
 

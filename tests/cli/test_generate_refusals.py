@@ -158,6 +158,19 @@ def test_labels_are_for_models_of_classes_prompts_for_others(model: str, tmp_pat
     )
 
 
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [("", "it has no transformer/config.json"), ("config.json", "is not JSON"), ("model.safetensors", "is missing")],
+)
+def test_a_broken_target_is_named_before_a_missing_drafter(
+    copied: Path, capsys: Capture, broken: str, message: str
+) -> None:
+    shutil.rmtree(copied / "drafter")
+    path = copied / "transformer" / broken
+    shutil.rmtree(path) if not broken else path.write_text("{") if broken == "config.json" else path.unlink()
+    assert message in refusal(capsys, made(str(copied), "--method", "eagle1"))
+
+
 @pytest.mark.parametrize("options", ["", "--grid", "--compare --method eagle1"])
 def test_a_model_without_a_vq_makes_tokens_only(model: str, tmp_path: Path, capsys: Capture, options: str) -> None:
     copy = shutil.copytree(model, tmp_path / "copy")
