@@ -34,7 +34,7 @@ from lantern.core.config import read_json_object
 from lantern.core.places import resolve_model
 from lantern.generation import images
 from lantern.methods import METHODS, Method, check_parts
-from lantern.methods.method import split
+from lantern.methods.method import check_same, split
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -175,8 +175,7 @@ def generate(
     place = files.place(out, inputs, method) if rank == 0 else None
     texts = dict(settings)
     for name, text in settings:
-        if texts[name] != text:
-            raise ValueError(f'setting {name} is given twice, as "{text}" and "{texts[name]}": give one of them')
+        check_same(name, text, texts[name])
     how, given = where.options(), distribution.given()
     folder = resolve_model(model)
     chosen = _chosen(method, folder, texts)

@@ -26,7 +26,7 @@ from lantern.core.sampling import Sampling
 from lantern.engines.cpu.compiler import facts
 from lantern.engines.pass_times import TOKENS, best_window, is_steady, pass_times
 from lantern.methods import METHODS, Method, find
-from lantern.methods.method import split
+from lantern.methods.method import check_same, split
 from lantern.models.folder import PROFILE_NAME, Model, may_have_profile
 
 LOG = logging.getLogger("lantern")
@@ -48,12 +48,13 @@ def choose_method(
 ) -> Method:
     """Return the method of a name with the given settings, such as its tree, or k and delta of relaxed methods.
 
-    The name may have settings too, "lantern++:k=5,delta=0.1"; those of `settings` replace them. None is the model's
-    default method. Where a default window is not the best one for the engine, the engine's is taken. "auto" is the
-    method that a profile of `lantern tune` recommends for this machine and `sampling`; without a profile it is a window
-    that is nearly free for `batch` images at a time, else plain decoding (`choose`).
+    The name may have settings too, "lantern++:k=5,delta=0.1". None is the model's default method, whose settings those
+    of `settings` replace. Where a default window is not the best one for the engine, the engine's is taken. "auto" is
+    the method that a profile of `lantern tune` recommends for this machine and `sampling`; without a profile it is a
+    window that is nearly free for `batch` images at a time, else plain decoding (`choose`).
     `report` (default: the log, each line once) receives why a profile is not used, and what is chosen without one.
-    ValueError for a setting that the method does not have. TypeError for settings that are not a mapping.
+    ValueError for a setting that the method does not have, or that is given twice with different values. TypeError for
+    settings that are not a mapping.
     """
     if not isinstance(settings, Mapping | None):
         raise TypeError(f"settings is of type {type(settings).__name__}, wanted a mapping of names and values")
@@ -65,7 +66,11 @@ def choose_method(
         own, method = method, suited(model, method)
         if method.settings != own.settings:
             (report or LOG.info)(f"window {method.settings['window']}, chosen by the times of passes on this machine")
-    return method.with_options(**method.parsed(texts)).with_options(**settings or {})
+    method = method.with_options(**method.parsed(texts))
+    chosen = method.with_options(**settings or {})
+    for option in map(method.option, texts if name else ()):
+        check_same(option.label, method.settings[option.name], chosen.settings[option.name])
+    return chosen
 
 
 def suited(model: Model, method: Method) -> Method:

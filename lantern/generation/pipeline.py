@@ -42,6 +42,7 @@ from lantern.generation.generator import INTERVAL, Canvas, Progress, generate
 from lantern.generation.images import MAX_SCALE, NotFiniteError, Picture, check_scale, convert, enlarge
 from lantern.generation.requests import CALLBACK_TENSORS, check_call, requests_of_call, texts_of
 from lantern.methods import find
+from lantern.methods.method import check_same
 from lantern.models import folder as folders
 from lantern.models.folder import COMPONENTS, INDEX_NAME, Model
 from lantern.models.llamagen.text import TextEncoder
@@ -320,7 +321,8 @@ class LanternPipeline(DiffusionPipeline):
         return self._model(make_engine(self.engine))
 
     def _model(self, engine: Engine) -> Model:
-        target, held = self.transformer, {"prompts": self._prompts, "engine": engine}
+        target, generation = self.transformer, {**self.config["generation"], "method": self._method}
+        held: dict[str, Any] = {"prompts": self._prompts, "engine": engine, "generation": generation}
         # a transformer that was replaced after loading has no folder
         loaded = self._loaded if self._loaded is not None and self._loaded.target is target else None
         if loaded is not None and target.config.family != "llamagen":
@@ -332,7 +334,6 @@ class LanternPipeline(DiffusionPipeline):
             vq=self.vqvae,
             text=None if encoder is None or tokenizer is None else TextEncoder(encoder, tokenizer),
             drafter=self.drafter,
-            generation=dict(self.config["generation"]),
             tokens_per_step=self._tokens_per_step,
             **held,
         )
@@ -428,6 +429,9 @@ class LanternPipeline(DiffusionPipeline):
         `init_image`, a PIL image or a file of the raw size, gives the tokens of the first `keep_rows` rows, or those
         that `mask_image`, white where tokens are generated, does not cover (`generation.init_image`).
         """
+        if isinstance(settings, Mapping):
+            for name in settings.keys() & options.keys():
+                check_same(name, settings[name], options[name])
         scale = self._scale(scale, resample, height, width)
         callback, names = callback_on_step_end, callback_on_step_end_tensor_inputs
         check_call(output_type, callback, names, num_images_per_prompt, batch_size)
@@ -462,7 +466,7 @@ class LanternPipeline(DiffusionPipeline):
         made = generate(
             model,
             requested,
-            method=method or self._method,
+            method=method,
             settings={**settings, **options} if isinstance(settings, Mapping) else settings or options,
             sampling=sampling,
             batch=int(batch_size or len(requested)),

@@ -330,6 +330,10 @@ class Method:
         for one in self.options.values():
             if one.label == plain:
                 return one
+        if self.reason:
+            raise ValueError(
+                f'"auto" chose method "{self.name}", which has no setting {plain}: name the method with its settings'
+            )
         known = ", ".join(one.label for one in self.options.values())
         takes = f"takes {known}" if known else "takes no settings"
         raise ValueError(
@@ -417,6 +421,12 @@ def split(spec: str) -> tuple[str, dict[str, str]]:
         if not sign:
             raise ValueError(f'method "{name[:80]}" has the option {option[:40]!r}, wanted OPTION=VALUE')
     return name, {option: text for option, _, text in pairs}
+
+
+def check_same(name: str, one: Any, other: Any) -> None:
+    """Raise ValueError for a setting that is given twice with different values."""
+    if one != other:
+        raise ValueError(f"setting {name} is given twice, as {one} and {other}: give one of them")
 
 
 def build(method: Method, give: Mapping[str, Any], *, greedy: bool) -> tuple[Any, Any]:

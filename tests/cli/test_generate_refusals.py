@@ -73,7 +73,7 @@ REFUSED = {
     "--method plain --record x": "so there is nothing to --record",
     "--compare --record x": "leave one of them out",
     "--compare --method plain": "nothing to compare",
-    "--method bounded --delta 0.1 --set delta=0.3": 'delta is given twice, as "0.1" and "0.3"',
+    "--method bounded --delta 0.1 --set delta=0.3": "delta is given twice, as 0.1 and 0.3",
     "--method eagle2 --set colour=red": "has no setting colour",
     "--method eagle2 --set nodes": "wanted NAME=VALUE",
     "--method eagle2 --set nodes=0": "nodes is 0, wanted a whole number of at least 1",

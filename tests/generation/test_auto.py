@@ -22,6 +22,7 @@ from lantern.methods import METHODS
 from lantern.methods.method import find
 from lantern.models.folder import PROFILE_NAME, Model, load_model
 from tests.cli.calls import Capture
+from tests.refusals import refused
 
 NODES = (1, 2, 4, 8, 16)
 Curve = Callable[[int], float]
@@ -175,6 +176,8 @@ def test_auto_is_the_method_of_the_profile(model: Model) -> None:
     assert "lantern tune" in choose_method(model, "auto").reason
     write(model, choice={"method": "plain", "settings": {}})
     assert choose_method(model, "auto").name == "plain"
+    message = '"auto" chose method "plain", which has no setting tree: name the method with its settings'
+    refused(choose_method, model, "auto", {"tree": "chain_2"}, match=message)
     assert choose_method(model, "eagle1") == METHODS["eagle1"]  # only "auto" reads it
 
 

@@ -16,6 +16,7 @@ from lantern.core.types import Condition
 from lantern.decoding.prompt import PromptCache
 from lantern.engines.engine import EagerEngine
 from lantern.generation.pipeline import LanternTransformer
+from lantern.methods import METHODS
 from lantern.models.folder import load_model
 from tests.refusals import refused
 from tests.tiny_folder import save_tiny_model
@@ -147,6 +148,8 @@ VALUES: list[tuple[dict[str, Any], str]] = [
     ({"method": "lantren"}, "did you mean 'lantern'?"),
     ({"method": "lantern++", "settings": {"delta": 0.1}}, "no setting delta"),
     ({"method": "lantern++", "delta": 0.1}, "no setting delta"),
+    ({"method": "gumbel-jacobi:window=4", "window": 8}, "setting window is given twice, as 4 and 8: give one of them"),
+    ({"settings": {"window": 4}, "window": 8}, "setting window is given twice, as 4 and 8: give one of them"),
     ({"method": "eagle1:tree"}, "has the option 'tree', wanted OPTION=VALUE"),
     ({"method": "repeat-left:length=x"}, 'length is "x", wanted a whole number of at least 1'),
     ({"callback_on_step_end_tensor_inputs": ["latents"]}, "'latents', wanted some of tokens"),
@@ -190,6 +193,8 @@ def test_options_are_settings_or_keywords_or_in_the_name(
     assert wanted != accepted(method=name)
     pipe.method = f"{name}:{option}={value}"
     assert accepted() == accepted(method=pipe.method) == wanted
+    pipe.method = f"{name}:{option}={METHODS[name].settings[option]}"  # which a call replaces
+    assert accepted(settings={option: value}) == wanted
     if option != "width":  # that of the image
         assert accepted(method=name, **{option: value}) == wanted
 
