@@ -194,7 +194,11 @@ class Decoder:
         state = self.begin(condition, **how)
         with on_device(self.target.tok_embeddings.weight.device):
             rounds = self.engine.drive([state])
-            return run(state, rounds, callback=callback, interval=interval, keep_history=keep_history)
+            try:
+                return run(state, rounds, callback=callback, interval=interval, keep_history=keep_history)
+            except IndexError:  # of torch's embedding, on a CPU
+                check_drafts(state)
+                raise
 
     def _state(self, is_joined: bool) -> State:
         """Return the state of a generation; an engine that keeps it has one for all."""
@@ -224,6 +228,14 @@ class Decoder:
             return promise
         keeps = self.engine.keeps_bits(self.target, self.drafter.max_nodes, images * self.sampling.rows)
         return "tokens" if keeps else "distribution"
+
+
+def check_drafts(state: State) -> None:
+    """Raise ValueError if the last drafts of a generation hold a token that does not exist."""
+    tree, tokens = vars(state).get("tree"), state.target.config.vocab_size
+    wrong = [] if tree is None else tree.tokens[(tree.tokens < 0) | (tree.tokens >= tokens)].tolist()
+    if wrong:
+        raise ValueError(f"{type(state.drafter).__name__} drafted token {wrong[0]}, wanted 0 to {tokens - 1}")
 
 
 def build_decoder(
