@@ -20,6 +20,11 @@ class PackedLinear(nn.Linear):
         self._panels = arena.panels(of.weight)
         self._wide_bias = None if of.bias is None else arena.wide(of.bias)
 
+    @property
+    def weights(self) -> tuple[Tensor, Tensor | None]:
+        """The packed weight, and the bias in fp32."""
+        return self._panels, self._wide_bias
+
     def forward(self, x: Float[Tensor, "*b k"]) -> Float[Tensor, "*b n"]:  # type: ignore[override]
         """Apply the linear."""
         return linear(x, self._panels, self._wide_bias, self.out_features).to(x.dtype)
@@ -37,7 +42,7 @@ class PackedDrafterLayer(DraftLayer):
         super().__init__()
         self.__dict__.update(of.__dict__)
         self._original = (of,)  # in a tuple, so that its weights are not registered twice
-        self._packed = PackedLayer.of(of, arena)
+        self.weights = PackedLayer.of(of, arena)
 
     def forward(
         self,
@@ -55,7 +60,7 @@ class PackedDrafterLayer(DraftLayer):
             mask = torch.zeros((), dtype=torch.float32).masked_fill(~mask, -torch.inf)
         number, eps = self._original[0].number, self._original[0].ffn_norm.eps
         own = cache.buffer[2 * number : 2 * number + 2]
-        return layer(x, factors, mask, own, slots[0], self._packed, eps).to(x.dtype)
+        return layer(x, factors, mask, own, slots[0], self.weights, eps).to(x.dtype)
 
 
 Module = TypeVar("Module", bound=nn.Module)
