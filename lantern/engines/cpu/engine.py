@@ -292,7 +292,8 @@ def passes_of(state: State) -> DraftPasses | None:
 
 def script_of(state: State) -> Int[Tensor, " n"] | None:
     """Return the drafts to accept by token number where a benchmark scripts them (`eval.speed.shapes`), else None."""
-    return getattr(state.verifier, "lengths", None)
+    is_matched = type(getattr(state.verifier, "inner", None)) is GumbelVerifier
+    return getattr(state.verifier, "lengths", None) if is_matched else None
 
 
 def rule_of(state: State) -> Mixture | None:
