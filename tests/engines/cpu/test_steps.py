@@ -14,8 +14,9 @@ from lantern.core.types import Generation, Step
 from lantern.decoding.loop import State, begin
 from lantern.decoding.rounds import TorchRounds
 from lantern.drafters.windows.jacobi import TRIAL, JacobiDrafter
-from lantern.engines.cpu.engine import CpuEngine, is_fused
+from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.kernels import uniforms
+from lantern.engines.cpu.steps import is_fused
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
@@ -48,7 +49,7 @@ RELAXED: list[dict[str, Any]] = [
 ]
 DRAFTED: list[dict[str, Any]] = [
     {"method": "eagle1", "tree": "chain_3"},
-    {"method": "eagle1", "tree": "grown_15_4"},
+    {"method": "eagle1", "tree": "0 1 0.0 0.1 1.0 0.0.0 1.0.0 1.0.0.0"},
     {"method": "parallelspec", "tree": "chain_4"},
     {"method": "parallelspec", "tree": "grown_8_3"},
 ]

@@ -18,7 +18,8 @@ from lantern.core.prepared import quantized
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Target
 from lantern.decoding.cache import StaticCache
-from lantern.engines.cpu.engine import CpuEngine, CpuTarget
+from lantern.engines.cpu.engine import CpuEngine
+from lantern.engines.cpu.target import CpuTarget
 from lantern.engines.engine import EAGER, AutoEngine, EagerEngine
 from lantern.generation.generator import build_decoder
 from lantern.models.llamagen.transformer import Transformer
