@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.prepared import DraftLayer, WeightCache, quantized
+from lantern.core.prepared import DraftLayer, WeightCache, left_out, quantized
 from lantern.engines.cpu.kernels import LANES, PANEL, Arena, PackedLayer, check_weights, layer, linear
 
 
@@ -83,9 +83,9 @@ def packed_drafter(module: Module, *, int8: bool = False) -> Module:
 def _packed(module: Any) -> nn.Module:
     check_weights(module)
     arena, twin = Arena.for_module(module), copy.copy(module)
-    layers = [PackedDrafterLayer(of, arena) if of.is_packable else of for of in module.layers]
+    layers = [PackedDrafterLayer(of, arena) if of.is_packable and not left_out(of) else of for of in module.layers]
     twin._modules = module._modules | {"layers": nn.ModuleList(layers)}
-    if isinstance(twin._modules.get("fc"), nn.Linear):
+    if isinstance(fc := twin._modules.get("fc"), nn.Linear) and not left_out(fc):
         twin._modules["fc"] = PackedLinear(module.fc, arena)
     return twin
 

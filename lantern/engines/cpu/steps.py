@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from lantern.core.prepared import left_out
 from lantern.core.types import (
     Cost,
     DraftPasses,
@@ -111,7 +112,7 @@ def passes_of(state: State) -> DraftPasses | None:
         return None
     module, weight = passes.module, state.target.tok_embeddings.weight
     parts = (isinstance(module.fc, PackedLinear), *(isinstance(layer, PackedDrafterLayer) for layer in module.layers))
-    return passes if all(parts) and module.dtype == weight.dtype else None
+    return passes if all(parts) and module.dtype == weight.dtype and left_out(module) is None else None
 
 
 def script_of(state: State) -> Int[Tensor, " n"] | None:

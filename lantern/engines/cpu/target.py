@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.prepared import PreparedTarget, WeightCache, read_in_passes
+from lantern.core.prepared import PreparedTarget, WeightCache, left_out, read_in_passes
 from lantern.core.sampling import Sampling
 from lantern.core.types import (
     Condition,
@@ -176,6 +176,8 @@ class CpuTarget(PreparedTarget):
 def check(target: Any) -> None:
     """Raise ValueError for a device, dtype, quantization or widths that `pass.cpp` does not support."""
     config = target.config
+    if (reason := left_out(target)) is not None:
+        raise ValueError(f"the cpu engine reads the weights itself, and {reason}: use --engine eager")
     check_weights(target)
     hidden = target.layers[0].feed_forward.w2.weight.shape[1]
     widths: Sequence[tuple[str, int, int]] = (
