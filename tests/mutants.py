@@ -417,9 +417,9 @@ engines/cpu/drafter.py: engines/cpu/test_drafter.py
 - own = cache.buffer[2 * number : 2 * number + 2]
 + own = cache.buffer[:2]
 
-engines/cpu/engine.py: engines/cpu/test_steps.py
-- path = torch.where(drafts <= length[:, None], drafts, 0)
-+ path = torch.where(drafts < length[:, None], drafts, 0)
+engines/cpu/steps.py: engines/cpu/test_steps.py
+- length, cost = (path > 0).sum(1), None
++ length, cost = (path > 1).sum(1), None
 - self._places = (torch.arange(nodes) + first)
 + self._places = (torch.arange(nodes).flip(0) + first)
 
@@ -454,6 +454,16 @@ engines/cpu/steps.cpp: engines/cpu/test_steps.py
 + k1 += 0xBB67AE84
 - for (int i = 0; i <= length && known - 1 + i < state.tokens; i++)
 + for (int i = 0; i < length && known - 1 + i < state.tokens; i++)
+- slots + stage[i ? path[i - 1] : 0] * head_dim
++ slots + stage[i] * head_dim
+
+engines/cpu/draft.h: engines/cpu/test_steps.py
+- narrowed(last[i % dim] + of.mask_inputs[i], of.is_half)
++ narrowed(last[i % dim], of.is_half)
+- ranked[size_t(b) * total + begin + level.pairs[i]]
++ ranked[size_t(b) * total + begin + i]
+- if (level.ancestors[size_t(i) * level.staged + k]) row[of.tokens + k] = 0;
++ row[of.tokens + k] = 0;
 
 engines/cpu/pass.cpp: engines/cpu/test_target.py
 - const Unit rotated = part.which < 2 ?

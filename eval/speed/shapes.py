@@ -242,6 +242,11 @@ class ScriptedVerifier:
         """Modes of the inner verifier."""
         return self.inner.modes
 
+    @property
+    def lengths(self) -> Int[Tensor, " p"]:
+        """The accepted drafts of a step by the number of its first new token, for the C++ engine's own rounds."""
+        return _script(self.counts, self.path, self.positions, torch.device("cpu"))[0]
+
     def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Return the scripted path with the bonus token of the inner verifier."""
         verdict = self.walk(self.inner, tree, rows) or self.inner.verify(tree, rows, noise)

@@ -14,10 +14,11 @@ from lantern.core.types import Condition, Prompt, Scores, Target
 from lantern.core.weights import PARTS, Weights, check_kind, kind_of, marked, quantize
 
 T = TypeVar("T")
+KNOWN = {"lantern", "torch", "torchao", "transformers"}  # libraries whose modules engines know
 
 
 def weights_of(module: Any) -> tuple[Any, ...]:
-    """Return a value that changes whenever a weight does, or its dtype or device, or a submodule is replaced.
+    """Return a value that changes whenever a weight or a forward hook does, a dtype or device, or a submodule.
 
     It is computed several times for every image, and `module.parameters()`, which wrappers of modules have to do
     with, takes more than twice as long; weights of a subclass of Tensor take eight times as long if it is asked.
@@ -30,12 +31,25 @@ def weights_of(module: Any) -> tuple[Any, ...]:
             if one._modules:
                 modules += [child for child in one._modules.values() if child is not None]
             found += [_state_of(p) for p in one._parameters.values() if p is not None]
+            found += [*one._forward_hooks, *one._forward_pre_hooks]
         return tuple(found)
 
 
 def _state_of(parameter: Tensor) -> tuple[Any, ...]:
     version = None if parameter.is_inference() else parameter._version  # tensors of inference mode count no versions
     return parameter.data_ptr(), version, parameter.dtype, parameter.device
+
+
+def left_out(module: Any) -> str | None:
+    """Return what a pass that reads weights itself would leave out, or None for nothing: a hook, a replaced forward, or
+    a module of another library, such as an adapter.
+    """
+    for name, one in module.named_modules():
+        if one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one):
+            return f"{name or 'the model'} has a forward hook"
+        if (library := type(one).__module__.partition(".")[0]) not in KNOWN:
+            return f"{name or 'the model'} is a {type(one).__name__} of {library}"
+    return None
 
 
 class WeightCache(Generic[T]):

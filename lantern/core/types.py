@@ -522,6 +522,25 @@ class Buffers:
         return memory
 
 
+@dataclass
+class DraftPasses:
+    """What an engine needs to draft a drafter's static trees itself, without calling `observe` and `propose`.
+
+    `levels` are the plans of the depths whose nodes have children (`DepthPlan`), and `order` is the place of each node
+    among the root and the best tokens of all depths. With `masks` the module guesses all depths in one pass over the
+    committed pairs and these masks, and the only level is of its outputs. `tokens` is the next tree once an engine has
+    begun, in fixed memory.
+    """
+
+    module: Any
+    cache: Any
+    shape: TreeShape
+    levels: Sequence[Any]
+    order: Int[Tensor, " n"]
+    masks: Float[Tensor, "m c"] | None = None
+    tokens: Int[Tensor, "b n"] | None = None
+
+
 class Drafter(ABC):
     """Guesses the next tokens of each image. One drafter serves one generation at a time.
 
@@ -529,7 +548,8 @@ class Drafter(ABC):
     that of the deepest tree. `taps` are layers of the target whose inputs it reads beside the features.
     `needs_whole_prefix`: it reads all of the target's conditioning slots, padding included. `records_log_q`: its trees
     carry log q. `needs_host`: the host chooses the size of a tree from the step before, which no CUDA graph replays.
-    `reads_samples`: it reads a verdict's samples after every node, also after those that no path visits.
+    `reads_samples`: it reads a verdict's samples after every node, also after those that no path visits. `passes` are
+    set by `begin` where an engine may draft the trees of a generation itself.
 
     Tensors that `begin`, `observe` and `propose` replace are kept in `Buffers`: a graph that is replayed for a later
     generation reads the same memory.
@@ -543,6 +563,7 @@ class Drafter(ABC):
     records_log_q: bool = True
     needs_host: bool = False
     reads_samples: bool = False
+    passes: DraftPasses | None = None
 
     @abstractmethod
     def begin(self, prompt: Prompt, noise: Noise) -> None:

@@ -79,6 +79,11 @@ class NetworkDrafter(TreeDrafter):
         self._ranker = self.target.ranker(self.draft_sampling, noise)
         self.held.scale = self.sampling.scales(torch.zeros(1, 1, dtype=torch.long, device=prompt.mask.device))
 
+    @property
+    def is_matched(self) -> bool:
+        """Whether children are ranked directly from logits, with the noise of plain decoding."""
+        return self.mode == "gumbel" and self._sampler is not None
+
     def scales(self, places: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
         """Return the guidance scale at tokens of these numbers."""
         if self.sampling.guidance_interval < 0:

@@ -29,13 +29,21 @@ SAMPLING, OTHER = Sampling(guidance=3, top_k=12), Sampling(guidance=6, temperatu
 SAMPLINGS = [SAMPLING, SAMPLING, OTHER, Sampling(guidance=1)]  # the last shares no pass with the others
 # plain, a window, a static and a dynamic tree, a rejection with noise of its own, relaxations with theirs
 NAMES = ["plain", "gumbel-jacobi", "eagle1", "eagle2", "eagle1-rejection", "sjd", "lantern", "bounded-window", "eagle3"]
-ON_CPU = ["plain", "gumbel-jacobi", "bounded-window", "eagle2"]  # those with fused steps, and one with trees
+ON_CPU = [
+    "plain",
+    "gumbel-jacobi",
+    "bounded-window",
+    "eagle1",
+    "parallelspec",
+    "eagle2",
+]  # the last has none fused
 
 
 def decoder(
     name: str, sampling: Sampling = SAMPLING, kind: str = "eager", target: Transformer = TARGET, **settings: Any
 ) -> Decoder:
-    return tiny_decoder(name, target, sampling, module=EAGLE, engine=engine(kind), **settings)
+    module = EAGLE if target is TARGET else None
+    return tiny_decoder(name, target, sampling, module=module, engine=engine(kind), **settings)
 
 
 def begun(made: Decoder, i: int) -> State:
@@ -80,7 +88,7 @@ def test_tokens_are_those_of_the_generation_alone(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["eager", CPU])
-@pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle2"])
+@pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1", "eagle2"])
 def test_samplings_share_passes_and_memory_is_freed_without_the_garbage_collector(name: str, kind: str) -> None:
     one = decoder(name, kind=kind)
     joint = joined(one)
@@ -99,12 +107,20 @@ def test_samplings_share_passes_and_memory_is_freed_without_the_garbage_collecto
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-@pytest.mark.parametrize("options", [None, {"window": 4}, {"window": 4, "least": 3.9}], ids=str)
-def test_steps_of_one_call_end_when_a_generation_is_complete(options: dict[str, Any] | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("plain", {}),
+        ("eagle1", {}),
+        ("gumbel-jacobi", {"window": 4}),
+        ("gumbel-jacobi", {"window": 4, "least": 3.9}),
+    ],
+    ids=str,
+)
+def test_steps_of_one_call_end_when_a_generation_is_complete(name: str, options: dict[str, Any]) -> None:
     """The last window is given up after its trial, in which each call takes one step."""
-    name = "plain" if options is None else "gumbel-jacobi"
     target = tiny_target(dim=64, vocab_size=32, block_size=36)  # more steps than the trial has
-    made = {i: decoder(name, kind="cpu", target=target, **(options or {})) for i in range(3)}
+    made = {i: decoder(name, kind="cpu", target=target, **options) for i in range(3)}
     whole = {i: one.generate(select(CONDITION, [i]), keys=[KEYS[i]]) for i, one in made.items()}
     joint, running, calls = joined(made[0]), {i: begun(one, i) for i, one in made.items()}, 0
     while running:
@@ -114,7 +130,7 @@ def test_steps_of_one_call_end_when_a_generation_is_complete(options: dict[str, 
         for i in ended:
             found = running.pop(i).result()
             assert torch.equal(found.tokens, whole[i].tokens) and torch.equal(found.steps, whole[i].steps)
-    assert calls <= 3 + (TRIAL if options is not None and "least" in options else 0)
+    assert calls <= 3 + (TRIAL if "least" in options else 0)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

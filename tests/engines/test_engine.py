@@ -87,8 +87,9 @@ def test_wide_refuses_large_trees_and_graph_a_cpu(monkeypatch: pytest.MonkeyPatc
         lambda target: setattr(target.output, "weight", torch.nn.Parameter(target.output.weight.clone())),
         lambda target: target.layers.register_module("1", target_in(torch.float32, 1).layers[1]),
         lambda target: target.add_module("extra", torch.nn.Linear(2, 2)),
+        lambda target: target.output.register_forward_hook(lambda *_: None),
     ],
-    ids=["in place", "load_state_dict", "to", "parameter", "submodule", "added"],
+    ids=["in place", "load_state_dict", "to", "parameter", "submodule", "added", "hook"],
 )
 def test_every_change_of_weights_is_noticed(change: Callable[[Transformer], object]) -> None:
     target = target_in(torch.float32)

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.noise import Noise
-from lantern.core.types import DraftTree, Prompt, Step, Target
+from lantern.core.types import DraftPasses, DraftTree, Prompt, Step, Target
 from lantern.drafters.base import NetworkDrafter
 from lantern.drafters.eagle.eagle1 import Eagle
 
@@ -40,6 +40,10 @@ class EagleDrafter(NetworkDrafter):
         self.held.ahead, self.held.causal = ahead, ahead[:, None] >= ahead
         self.held.stage = ahead[: self.stage] + self.cache.first_stage_slot
         self.held.known = torch.zeros(len(prompt.mask), dtype=torch.long, device=device)
+        # subclasses may draft otherwise, and so may their modules
+        is_own = (type(self), type(self.module)) == (EagleDrafter, Eagle) and not self.is_fresh and self.is_matched
+        is_own = is_own and self.module.config.form == "guided" and not self.most_committed
+        self.passes = DraftPasses(self.module, self.cache, self.shape, self.levels, self.order) if is_own else None
 
     @property
     def known(self) -> Int[Tensor, " b"]:

@@ -19,10 +19,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.noise import Noise
-from lantern.core.types import DraftTree, Prompt, Step, Target
+from lantern.core.types import DraftPasses, DraftTree, Prompt, Step, Target
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
 from lantern.drafters.heads.marginals import MarginalDrafter
+from lantern.drafters.trees.static import DepthPlan
 
 MAX_DEPTHS = 64
 
@@ -169,6 +170,12 @@ class ParallelDrafter(MarginalDrafter):
         self.cache = self.module.new_cache(self.cache, **sizes, device=device)
         self._mask = self.cache.tree_mask(torch.zeros(images, 0, dtype=torch.bool, device=device), self.stage)
         self.held.steps = torch.arange(self.stage, device=device)
+        self.passes = None
+        if (type(self), type(self.module)) == (ParallelDrafter, ParallelSpec) and self.is_matched:
+            outputs, order = torch.arange(self.depth), torch.nn.functional.pad(self.held.picks + 1, (1, 0))
+            level = DepthPlan(self.tree.width, 0, order, outputs, outputs, torch.zeros(self.depth, 0, dtype=torch.bool))
+            masks = self.module.masks[: self.depth - 1]
+            self.passes = DraftPasses(self.module, self.cache, self.shape, (level,), order, masks)
 
     def observe(self, step: Step) -> None:
         """Keep the pairs of a step, which the next pass runs; of given tokens there are several steps before it."""

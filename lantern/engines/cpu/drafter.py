@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.prepared import DraftLayer, WeightCache, quantized
+from lantern.core.prepared import DraftLayer, WeightCache, left_out, quantized
 from lantern.engines.cpu.kernels import LANES, PANEL, Arena, PackedLayer, check_weights, layer, linear
 
 
@@ -19,6 +19,11 @@ class PackedLinear(nn.Linear):
         self.__dict__.update(of.__dict__)
         self._panels = arena.panels(of.weight)
         self._wide_bias = None if of.bias is None else arena.wide(of.bias)
+
+    @property
+    def weights(self) -> tuple[Tensor, Tensor | None]:
+        """The packed weight, and the bias in fp32."""
+        return self._panels, self._wide_bias
 
     def forward(self, x: Float[Tensor, "*b k"]) -> Float[Tensor, "*b n"]:  # type: ignore[override]
         """Apply the linear."""
@@ -37,7 +42,7 @@ class PackedDrafterLayer(DraftLayer):
         super().__init__()
         self.__dict__.update(of.__dict__)
         self._original = (of,)  # in a tuple, so that its weights are not registered twice
-        self._packed = PackedLayer.of(of, arena)
+        self.weights = PackedLayer.of(of, arena)
 
     def forward(
         self,
@@ -55,7 +60,7 @@ class PackedDrafterLayer(DraftLayer):
             mask = torch.zeros((), dtype=torch.float32).masked_fill(~mask, -torch.inf)
         number, eps = self._original[0].number, self._original[0].ffn_norm.eps
         own = cache.buffer[2 * number : 2 * number + 2]
-        return layer(x, factors, mask, own, slots[0], self._packed, eps).to(x.dtype)
+        return layer(x, factors, mask, own, slots[0], self.weights, eps).to(x.dtype)
 
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -78,9 +83,9 @@ def packed_drafter(module: Module, *, int8: bool = False) -> Module:
 def _packed(module: Any) -> nn.Module:
     check_weights(module)
     arena, twin = Arena.for_module(module), copy.copy(module)
-    layers = [PackedDrafterLayer(of, arena) if of.is_packable else of for of in module.layers]
+    layers = [PackedDrafterLayer(of, arena) if of.is_packable and not left_out(of) else of for of in module.layers]
     twin._modules = module._modules | {"layers": nn.ModuleList(layers)}
-    if isinstance(twin._modules.get("fc"), nn.Linear):
+    if isinstance(fc := twin._modules.get("fc"), nn.Linear) and not left_out(fc):
         twin._modules["fc"] = PackedLinear(module.fc, arena)
     return twin
 

@@ -1,60 +1,27 @@
-// Whole steps of plain decoding, or of a Jacobi window under fixed noise, in one call: the inputs of the pass, the pass,
-// the samples (`sampling.h`), the match, and the commit. Plain decoding is a window of one token.
+// Whole steps of plain decoding, of a Jacobi window under fixed noise, or of a drafter's static trees, in one call: the
+// inputs of the pass, the pass, the samples (`sampling.h`), the match, the commit, and the next draft (`draft.h`). Plain
+// decoding is a window of one token.
 
 #include "convolution.h"
-#include "mixture.h"
+#include "draft.h"
 
 extern "C" {
 
 // ABI number of this library. Increase it together with `ABI` of compiler.py when a structure or function changes.
-int32_t lantern_abi() { return 9; }
-
-// What a relaxation cost at a node: the probability that the draft behind it was accepted because of the relaxation, and
-// the total variation.
-struct Cost {
-    float relaxed, spent;
-};
-
-// An image, in memory of its own: images with other settings and other numbers of known tokens share a step.
-struct ImageArgs {
-    int32_t top_k, interval;
-    float guidance, temperature; // temperature 0: the most likely token
-    const float *noise;          // (tokens, vocab); null: none
-    const int64_t *random;       // (tokens): initial tokens; null: repeat the last one
-    int64_t *known;              // known tokens; the last of them is not in the cache
-    int64_t *window;             // (nodes): the last known token and the drafts of those that follow it
-    int64_t *grid;               // (tokens)
-    int64_t *start, *counts;     // number of the first new token of the last step, and how many were new
-    int64_t *sampled;            // (nodes): the token sampled after each node
-    int64_t *passes;
-    int64_t *accepted, *reached; // (nodes - 1)
-    uint8_t *finite;
-    // With a relaxation: the distributions of the window's drafts (nodes, vocab), row i that of draft i + 1, null: none;
-    // sums over tokens; what the last step cost at each node (nodes); and the settings of `Mixture`.
-    float *log_q;
-    double *relaxed, *variation;
-    float *largest;
-    Cost *costs;
-    double delta, cap;
-};
+int32_t lantern_abi() { return 10; }
 
 struct StepArgs {
     // With `is_staged`, keys and values are written to the stage first; else to the slot of the one token of a pass.
     int32_t images, nodes, tokens, prefix, conditioning, is_staged, is_half;
     const void *embeddings; // (vocab, dim), in bf16 if `is_half`, else in fp32
     const ImageArgs *of;    // (images)
-    double seconds;         // spent in passes
+    const DraftArgs *drafts; // of each generation with a drafter
+    int64_t drafters;
+    double seconds, drafting; // spent in passes, and in drafting
 };
 }
 
 namespace {
-
-inline float wide(uint16_t x) {
-    const uint32_t bits = uint32_t(x) << 16;
-    float y;
-    std::memcpy(&y, &bits, 4);
-    return y;
-}
 
 struct Stepper {
     const Model &model;
@@ -64,16 +31,21 @@ struct Stepper {
     std::vector<std::vector<float>> scores, room; // one per thread
     std::vector<Mixture> mixtures;                // one per thread
     std::vector<float> kept;                      // (images, nodes, vocab): scores of images with a relaxation
+    std::vector<Drafts> drafts;
 
     Stepper(const Model &model, const PassArgs &pass, StepArgs &state)
         : model(model), pass(pass), state(state), scores(pass.threads, std::vector<float>(model.vocab)), room(scores) {
+        for (int64_t i = 0; i < state.drafters; i++) drafts.emplace_back(model, state.drafts[i], state.of);
         const auto is_relaxed = [](const ImageArgs &of) { return of.log_q != nullptr; };
         if (std::none_of(state.of, state.of + state.images, is_relaxed)) return;
         mixtures = std::vector<Mixture>(pass.threads, Mixture(model.vocab));
         kept.resize(size_t(state.images) * state.nodes * model.vocab);
     }
 
-    int64_t place(const ImageArgs &of, int node) const { return std::min<int64_t>(*of.known + node, state.tokens - 1); }
+    // Number of the token that follows a node.
+    int64_t place(const ImageArgs &of, int node) const {
+        return std::min<int64_t>(*of.known + of.depths[node], state.tokens - 1);
+    }
 
     // Writes the inputs of the pass: embeddings, positions, and the mask of committed tokens.
     void fill() const {
@@ -83,21 +55,14 @@ struct Stepper {
             const int64_t known = *of.known;
             for (int i = 0; i < state.nodes; i++) {
                 const size_t at = size_t(m) * state.nodes + i;
-                embed(of.window[i], inputs + at * model.dim);
-                const int64_t where = std::min<int64_t>(known - 1 + i, state.tokens - 1);
+                embed(state.embeddings, state.is_half, of.nodes[i], model.dim, inputs + at * model.dim);
+                const int64_t where = std::min<int64_t>(known - 1 + of.depths[i], state.tokens - 1);
                 const_cast<int64_t *>(pass.positions)[at] = where + state.conditioning;
                 if (!state.is_staged) const_cast<int64_t *>(pass.places)[at] = where + state.prefix;
                 float *seen = mask + m * pass.mask_row + i * pass.mask_node + state.prefix;
                 std::fill(seen, seen + known - state.is_staged, 0.0f);
             }
         }
-    }
-
-    void embed(int64_t token, float *to) const {
-        const size_t from = size_t(token) * model.dim;
-        for (int c = 0; c < model.dim; c++)
-            to[c] = state.is_half ? wide(((const uint16_t *)state.embeddings)[from + c])
-                                  : ((const float *)state.embeddings)[from + c];
     }
 
     const float *logits(int image, int row, int node) const {
@@ -133,7 +98,7 @@ struct Stepper {
         Cost &cost = of.costs[node] = {};
         mixture.normalize(own);
         if (node + 1 < state.nodes) {
-            const int64_t draft = of.window[node + 1];
+            const int64_t draft = of.nodes[node + 1];
             const float before = own[draft];
             cost.spent = mixture.relax(of.delta, of.cap, own, of.log_q + size_t(node) * model.vocab);
             const float ratio = before - own[draft];
@@ -142,12 +107,24 @@ struct Stepper {
         of.sampled[node] = best(own, of.noise ? of.noise + size_t(place(of, node)) * model.vocab : nullptr, thread);
     }
 
-    // Returns whether the draft behind a node is the token sampled after it. Only the rows of nodes that are asked for
-    // are relaxed; those behind them, which give the drafts of the next window, are not.
-    bool is_matched(int image, int node) {
+    // Returns the child of a node that is the token sampled after it, 0 for none. Nodes of trees are sampled here, those
+    // of windows before; only the rows of nodes that are asked for are relaxed.
+    int follow(int image, int node, int length) {
         const ImageArgs &of = state.of[image];
+        if (of.pairs) of.sampled[node] = sample(image, node, omp_get_thread_num());
         if (of.log_q && *of.known + node < state.tokens) relax(image, node, omp_get_thread_num());
-        return node + 1 < state.nodes && of.window[node + 1] == of.sampled[node];
+        if (of.lengths && length >= of.lengths[place(of, 0)]) return 0;
+        for (int i = node + 1; i < state.nodes; i++)
+            if (of.parents[i] == node && (of.lengths ? is_above_last(of, i) : of.nodes[i] == of.sampled[node])) return i;
+        return 0;
+    }
+
+    // Returns whether a node is the last one of the first of the deepest, or an ancestor of it.
+    bool is_above_last(const ImageArgs &of, int node) const {
+        int deepest = state.nodes - 1;
+        while (of.depths[deepest - 1] == of.depths[deepest]) deepest--;
+        while (deepest > node) deepest = int(of.parents[deepest]);
+        return deepest == node;
     }
 
     bool is_finite(int image, int node) const {
@@ -172,6 +149,7 @@ struct Stepper {
 #pragma omp parallel for num_threads(threads_for(tasks))
         for (int task = 0; task < tasks; task++) {
             const int image = task / state.nodes, node = task % state.nodes;
+            if (state.of[image].pairs) continue;
             state.of[image].sampled[node] = sample(image, node, omp_get_thread_num());
         }
     }
@@ -183,24 +161,46 @@ struct Stepper {
         *of.start = known;
         *of.counts = 0;
         if (known >= state.tokens) return;
-        int length = 0;
-        while (is_matched(image, length)) length++;
+        std::fill(of.path, of.path + state.nodes, 0);
+        const int depth = int(of.depths[state.nodes - 1]);
+        int length = 0, node = 0;
+        while (int next = follow(image, node, length)) of.path[length++] = node = next;
         const int64_t count = std::min<int64_t>(length + 1, state.tokens - known);
-        for (int64_t i = 0; i < count; i++) {
-            of.grid[known + i] = of.sampled[i];
-            if (!is_finite(image, int(i))) *of.finite = 0;
+        for (int i = 0; i < count; i++) {
+            node = i ? int(of.path[i - 1]) : 0;
+            of.grid[known + i] = of.sampled[node];
+            if (!is_finite(image, node)) *of.finite = 0;
+            if (of.pairs) keep_feature(image, node, known + i, of.pairs + size_t(i) * model.dim);
         }
         if (of.log_q) charge(image, length);
         ++*of.passes;
-        for (int d = 0; d + 1 < state.nodes && known + d < state.tokens; d++) {
+        for (int d = 0; d < depth && known + d < state.tokens; d++) {
             of.accepted[d] += d < length;
-            of.reached[d] += d <= length;
+            of.reached[d] += d <= length && has_child(of, d ? int(of.path[d - 1]) : 0);
         }
         if (state.is_staged) keep(image, length);
         *of.counts = count;
         *of.known = known + count;
+        if (of.pairs) return;
         shift(of, int(count));
         if (of.log_q) shift_rows(image, int(count));
+    }
+
+    bool has_child(const ImageArgs &of, int node) const {
+        return std::find(of.parents + node + 1, of.parents + state.nodes, node) != of.parents + state.nodes;
+    }
+
+    // Writes the guided feature that predicted the token at `where`.
+    void keep_feature(int image, int node, int64_t where, float *to) const {
+        const ImageArgs &of = state.of[image];
+        const float *c = pass.features + (size_t(image) * rows * state.nodes + node) * model.dim;
+        const float *u = rows == 2 && is_guided(of, where) ? c + size_t(state.nodes) * model.dim : nullptr;
+        for (int i = 0; i < model.dim; i++) {
+            to[i] = narrowed(c[i], state.is_half);
+            if (!u) continue;
+            const float other = narrowed(u[i], state.is_half);
+            to[i] = narrowed(other + (to[i] - other) * of.guidance, state.is_half);
+        }
     }
 
     // Adds the costs of the committed tokens. The drafts behind them keep their distributions, so all rows are checked.
@@ -234,26 +234,36 @@ struct Stepper {
     // Copies keys and values of the first nodes from the stage to the slots of their tokens.
     void keep(int image, int length) const {
         const int head_dim = model.dim / model.heads;
-        const int64_t known = *state.of[image].known, *stage = pass.places + size_t(image) * rows * state.nodes;
+        const int64_t known = *state.of[image].known, *path = state.of[image].path, *stage = pass.places + size_t(image) * rows * state.nodes;
         for (int part = 0; part < 2 * model.layers; part++)
             for (int head = 0; head < rows * model.heads; head++) {
                 const int64_t line = int64_t(image) * rows * model.heads + head;
                 float *slots = pass.cache + part * pass.plane + line * pass.slots * head_dim;
                 for (int i = 0; i <= length && known - 1 + i < state.tokens; i++)
-                    std::memcpy(slots + (state.prefix + known - 1 + i) * head_dim, slots + stage[i] * head_dim,
-                                sizeof(float) * head_dim);
+                    std::memcpy(slots + (state.prefix + known - 1 + i) * head_dim,
+                                slots + stage[i ? path[i - 1] : 0] * head_dim, sizeof(float) * head_dim);
             }
     }
 
     // Makes the next window: the last new token, the samples behind it, and initial tokens at its end.
     void shift(const ImageArgs &of, int count) const {
-        of.window[0] = of.sampled[count - 1];
+        of.nodes[0] = of.sampled[count - 1];
         for (int j = 0; j + 1 < state.nodes; j++) {
             const int from = count + j;
-            of.window[j + 1] = from < state.nodes ? of.sampled[from]
+            of.nodes[j + 1] = from < state.nodes ? of.sampled[from]
                                : of.random        ? of.random[place(of, j)]
                                                   : of.sampled[state.nodes - 1];
         }
+    }
+
+    // Drafts the next trees of generations that are not finished.
+    void draft() {
+        const double begun = omp_get_wtime();
+        for (Drafts &one : drafts) {
+            const auto is_open = [&](const ImageArgs &of) { return *of.known < state.tokens; };
+            if (std::any_of(one.images, one.images + one.of.images, is_open)) one.propose();
+        }
+        state.drafting += omp_get_wtime() - begun;
     }
 
     // Takes a step; returns whether it gave an image its last token, or all images were done.
@@ -265,6 +275,7 @@ struct Stepper {
         sample_all();
 #pragma omp parallel for num_threads(threads_for(state.images * state.nodes))
         for (int image = 0; image < state.images; image++) commit(image);
+        draft();
         bool ends = true, is_new = false;
         for (int image = 0; image < state.images; image++) {
             const bool is_done = *state.of[image].known >= state.tokens;

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import BFloat16, Float
 from torch import Tensor, nn
 
-from lantern.core.prepared import WeightCache
+from lantern.core.prepared import WeightCache, left_out
 from lantern.engines.cpu.build import has_amx, library
 from lantern.engines.cpu.kernels import LANES, PANEL
 from lantern.models.llamagen.vqvae import VQVAE, AttnBlock, Level, PixelDecoder, ResnetBlock, Upsample
@@ -168,9 +168,9 @@ def packed_vq(vq: Module) -> Module:
     """Return LlamaGen's tokenizer with a packed decoder; the rest is shared with the given one.
 
     The result is cached per tokenizer, and made again when its weights have changed. Tokenizers of other kinds, dtypes,
-    devices and widths are returned as they are.
+    devices and widths, and with hooks, are returned as they are.
     """
-    if not isinstance(vq, VQVAE) or vq.config.z_channels % LANES:
+    if not isinstance(vq, VQVAE) or vq.config.z_channels % LANES or left_out(vq):
         return vq
     weight = vq.post_quant_conv.weight
     return cast(Module, _PACKED.get(vq)) if (weight.device.type, weight.dtype) == ("cpu", torch.float32) else vq

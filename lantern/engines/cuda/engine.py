@@ -64,7 +64,7 @@ class GraphEngine(Engine):
         """Return why passes of a target run through torch, or None if they are Triton kernels."""
         if find_spec("triton") is None:
             return "Triton, which builds the GPU kernels, is not installed: pip install triton"
-        from lantern.core.prepared import original
+        from lantern.core.prepared import left_out, original
         from lantern.engines.cuda.kernels import is_interpreted
         from lantern.engines.cuda.trial import failed_kernels
 
@@ -72,6 +72,8 @@ class GraphEngine(Engine):
             return "the GPU kernels need a CUDA device"
         if self.weights == "int4":
             return "the GPU kernels read weights in full or in int8, int4 was given"
+        if (reason := left_out(original(target))) is not None:
+            return f"the GPU kernels read the weights themselves, and {reason}"
         faults = [failed_kernels(original(target), kind) for kind in self._kinds(target)]
         if all(faults):
             return faults[-1]

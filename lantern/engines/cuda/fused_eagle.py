@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.config import one_line
-from lantern.core.prepared import WeightCache, on_device, original
+from lantern.core.prepared import WeightCache, left_out, on_device, original
 from lantern.decoding.cache import StaticCache
 from lantern.engines.chain import waves
 from lantern.engines.cuda import fused, kernels
@@ -253,7 +253,7 @@ _FAULTS: WeakKeyDictionary[nn.Module, dict[Any, str | None]] = WeakKeyDictionary
 
 def fused_eagle(module: Any) -> Any:
     """Return an EAGLE-1 module with passes by kernels if they can run it on its device; others as they are."""
-    if type(module) is not Eagle or module.dtype not in DTYPES:
+    if type(module) is not Eagle or module.dtype not in DTYPES or left_out(module):
         return module
     device = module.embed_tokens.weight.device
     if device.type != "cuda":

@@ -14,8 +14,9 @@ from lantern.core.types import Generation, Step
 from lantern.decoding.loop import State, begin
 from lantern.decoding.rounds import TorchRounds
 from lantern.drafters.windows.jacobi import TRIAL, JacobiDrafter
-from lantern.engines.cpu.engine import CpuEngine, is_fused
+from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.kernels import uniforms
+from lantern.engines.cpu.steps import is_fused
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
@@ -23,6 +24,7 @@ from lantern.verifiers.relaxations.mixture import Mixture
 from lantern.verifiers.relaxed import RelaxedVerifier
 from tests.tiny import tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
+from tests.tiny_parts import tiny_part
 
 SHAPE: dict[str, Any] = {"block_size": 36, "dim": 64, "n_head": 2, "vocab_size": 32}
 DISTRIBUTIONS = [
@@ -45,12 +47,20 @@ RELAXED: list[dict[str, Any]] = [
     {"method": "bounded-window", "window": 16, "init": "random", "delta": 0.4},
     {"method": "bounded-window", "window": 80, "cap": 3.0},
 ]
+DRAFTED: list[dict[str, Any]] = [
+    {"method": "eagle1", "tree": "chain_3"},
+    {"method": "eagle1", "tree": "0 1 0.0 0.1 1.0 0.0.0 1.0.0 1.0.0.0"},
+    {"method": "parallelspec", "tree": "chain_4"},
+    {"method": "parallelspec", "tree": "grown_8_3"},
+]
 
 
 def parts_of(target: Transformer, sampling: Sampling, options: dict[str, Any] | None) -> Decoder:
     name = "plain" if options is None else "gumbel-jacobi"
     settings: dict[str, Any] = {"method": name} | (options or {})
-    return tiny_decoder(target=copy.deepcopy(target), sampling=sampling, engine=CpuEngine(), **settings)
+    own, dtype = copy.deepcopy(target), target.tok_embeddings.weight.dtype
+    parts = {"parallelspec": tiny_part("parallelspec", target).to(dtype)}
+    return tiny_decoder(target=own, sampling=sampling, engine=CpuEngine(), add_ons=parts, **settings)
 
 
 def by_the_loop(parts: Decoder, monkeypatch: pytest.MonkeyPatch, **watching: Any) -> Generation:
@@ -64,7 +74,7 @@ def by_the_loop(parts: Decoder, monkeypatch: pytest.MonkeyPatch, **watching: Any
 # options with every other sampling, and in turn with each dtype; at temperature 0 there is nothing to relax
 CASES = [
     (options, sampling, (torch.float32, torch.bfloat16)[j // 2 % 2])
-    for i, options in enumerate([None, *WINDOWS, *RELAXED])
+    for i, options in enumerate([None, *WINDOWS, *RELAXED, *DRAFTED])
     for j, sampling in enumerate(DISTRIBUTIONS)
     if (i + j) % 2 == 0 and not (options in RELAXED and sampling.is_greedy)
 ]
@@ -98,7 +108,9 @@ def seen_of(step: Step, image: int) -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.parametrize("options", [None, {"window": 5}, {"window": 16, "init": "random"}, *RELAXED[:2]], ids=str)
+@pytest.mark.parametrize(
+    "options", [None, {"window": 5}, {"window": 16, "init": "random"}, *RELAXED[:2], *DRAFTED], ids=str
+)
 def test_callbacks_see_the_steps_of_the_loop(options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = parts_of(tiny_target(**SHAPE | {"block_size": 64}), DISTRIBUTIONS[0], options)
 
@@ -192,10 +204,10 @@ def test_unsupported_parts_are_decoded_by_the_loop() -> None:
         decoder = tiny_decoder(name, target, sampling, engine=engine, **options)
         return is_fused(decoder.begin(CONDITION, keys=KEYS))
 
-    assert all(fits(name) for name in ("plain", "gumbel-jacobi", "bounded-window"))
+    assert all(fits(name) for name in ("plain", "gumbel-jacobi", "bounded-window", "eagle1", "parallelspec"))
     assert not fits("bounded-window", mode="coupled")
     assert not fits("plain", Sampling(top_p=0.9)) and not fits("gumbel-jacobi", Sampling(top_p=0.9))
-    assert not fits("eagle1") and not fits("sjd")
+    assert not any(fits(name) for name in ("eagle2", "poss", "medusa", "sjd")) and not fits("eagle1", form="rows")
     assert not is_fused(tiny_decoder("plain", target).begin(CONDITION, keys=KEYS))
 
 

@@ -18,7 +18,8 @@ from lantern.core.prepared import quantized
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Target
 from lantern.decoding.cache import StaticCache
-from lantern.engines.cpu.engine import CpuEngine, CpuTarget
+from lantern.engines.cpu.engine import CpuEngine
+from lantern.engines.cpu.target import CpuTarget
 from lantern.engines.engine import EAGER, AutoEngine, EagerEngine
 from lantern.generation.generator import build_decoder
 from lantern.models.llamagen.transformer import Transformer
@@ -237,6 +238,30 @@ def test_unused_add_ons_are_not_read() -> None:
     build_decoder("gumbel-jacobi", target, sampling=Sampling(), add_ons=parts, engine=CpuEngine())
 
 
+class Adapter(nn.Module):
+    """Changes the outputs of a linear, whose weight it shows."""
+
+    def __init__(self, of: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.out_features = of.weight, of.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return other outputs."""
+        return nn.functional.linear(x, self.weight) * 0.5
+
+
+def adapted() -> Transformer:
+    target = target_in(torch.float32)
+    target.output = Adapter(target.output)
+    return target
+
+
+def hooked() -> Transformer:
+    target = target_in(torch.float32)
+    target.layers[0].attention.wo.register_forward_hook(lambda module, given, out: out * 0)
+    return target
+
+
 @pytest.mark.parametrize(
     ("target", "weights", "message"),
     [
@@ -244,6 +269,8 @@ def test_unused_add_ons_are_not_read() -> None:
         (lambda: target_in(torch.float32, vocab_size=24), "full", "vocab_size is 24, the cpu engine needs a multiple"),
         (lambda: target_in(torch.float32, dim=72, n_head=3), "full", "dim is 72"),
         (lambda: target_in(torch.float32, dim=96, n_head=4), "full", "width of a head is 24"),
+        (hooked, "full", "layers.0.attention.wo has a forward hook"),
+        (adapted, "full", "output is a Adapter of tests"),
         pytest.param(
             lambda: target_in(torch.float32, multiple_of=32),
             "int4",

@@ -1,4 +1,5 @@
 import json
+import shutil
 from typing import Any
 
 import pytest
@@ -6,18 +7,18 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Verifier
-from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import named
+from lantern.engines.engine import engine
 from lantern.eval.speed import shapes
 from lantern.eval.speed.bench import WIDTH, render
 from lantern.eval.speed.shapes import ScriptedVerifier, ShapeOptions, deepest, script
-from lantern.generation.generator import Decoder
-from lantern.methods import METHODS
 from lantern.models.llamagen.transformer import TransformerConfig
 from lantern.verifiers.gumbel import GumbelVerifier
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny import tiny_condition, tiny_target
+from tests.tiny_decoder import tiny_decoder
 
 CPU = torch.device("cpu")
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 TINY = {"dim": 32, "n_layer": 2, "n_head": 2, "multiple_of": 16, "caption_dim": 8, "cls_token_num": 6}
 
 
@@ -32,18 +33,16 @@ def test_a_script_has_its_mean(tau: float) -> None:
 
 @pytest.mark.parametrize("tau", [1.0, 2.0, 2.5, 3.0])
 @pytest.mark.parametrize("images", [1, 3])
-def test_a_scripted_verifier_gives_the_requested_tau(tau: float, images: int) -> None:
-    target = tiny_target(block_size=64)
-    tree, sampling = named("grown_8_2"), Sampling(guidance=3.0)
-    counts = script(tau, 63)
-    verifier = ScriptedVerifier(GumbelVerifier(), tuple(counts), tuple(deepest(tree.shape())), 64)
-    drafter = EagleDrafter(tiny_eagle(target), target, tree=tree, mode="gumbel", sampling=sampling)
-    parts = Decoder(METHODS["eagle1"], target, sampling, drafter, verifier)
+@pytest.mark.parametrize("kind", ["eager", pytest.param("cpu", marks=NEEDS_COMPILER)])
+def test_a_scripted_verifier_gives_the_requested_tau(tau: float, images: int, kind: str) -> None:
+    target, counts = tiny_target(block_size=64, dim=64, vocab_size=32), script(tau, 63)
+    made = tiny_decoder("eagle1", target, Sampling(guidance=3.0), tree="grown_8_2", engine=engine(kind))
+    parts = shapes.scripted(made, counts, named("grown_8_2").shape())
     keys = [(0, number) for number in range(images)]
     made = parts.generate(tiny_condition((4,) * images), keys=keys, keep_history=True)
     assert (made.steps - 1).tolist() == [len(counts)] * images
     assert [int(step.counts[0]) for step in made.history[1:-1]] == counts[:-1]
-    assert isinstance(verifier, Verifier)
+    assert isinstance(parts.verifier, Verifier)
 
 
 def test_random_models_hold_no_values_that_were_not_written() -> None:

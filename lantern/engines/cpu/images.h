@@ -1,0 +1,68 @@
+// An image whose steps are taken here, and the embeddings of tokens.
+
+#pragma once
+#include "mixture.h"
+
+extern "C" {
+
+// What a relaxation cost at a node: the probability that the draft behind it was accepted because of the relaxation, and
+// the total variation.
+struct Cost {
+    float relaxed, spent;
+};
+
+// An image, in memory of its own: images with other settings and other numbers of known tokens share a step.
+struct ImageArgs {
+    int32_t top_k, interval;
+    float guidance, temperature; // temperature 0: the most likely token
+    const float *noise;          // (tokens, vocab); null: none
+    const int64_t *random;       // (tokens): initial tokens of a window; null: repeat the last one
+    int64_t *known;              // known tokens; the last of them is not in the cache
+    int64_t *nodes;              // (nodes): the last known token, and the drafts of those that follow it
+    const int64_t *parents, *depths; // (nodes) of the nodes; parents come first, and the last node is the deepest
+    int64_t *grid;               // (tokens)
+    int64_t *start, *counts;     // number of the first new token of the last step, and how many were new
+    int64_t *sampled;            // (nodes): the token sampled after each node that was read
+    int64_t *path;               // (nodes): those accepted in the last step, then 0
+    int64_t *passes;
+    int64_t *accepted, *reached; // (depth)
+    uint8_t *finite;
+    // With a relaxation: the distributions of the window's drafts (nodes, vocab), row i that of draft i + 1, null: none;
+    // sums over tokens; what the last step cost at each node (nodes); and the settings of `Mixture`.
+    float *log_q;
+    double *relaxed, *variation;
+    float *largest;
+    Cost *costs;
+    float *pairs;           // (depth + 1, dim): the guided features that predicted the new tokens, null for windows
+    const int64_t *lengths; // (tokens): drafts that a benchmark accepts there, along the first of the deepest paths; null: none
+    double delta, cap;
+};
+}
+
+namespace {
+
+inline float wide(uint16_t x) {
+    const uint32_t bits = uint32_t(x) << 16;
+    float y;
+    std::memcpy(&y, &bits, 4);
+    return y;
+}
+
+// Rounds to bf16 if `is_half`.
+inline float narrowed(float x, bool is_half) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if (!is_half || x != x) return x;
+    return wide(uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16));
+}
+
+// Embeddings (vocab, dim), in bf16 if `is_half`, else in fp32.
+inline void embed(const void *embeddings, bool is_half, int64_t token, int dim, float *to) {
+    const size_t from = size_t(token) * dim;
+    for (int c = 0; c < dim; c++)
+        to[c] = is_half ? wide(((const uint16_t *)embeddings)[from + c]) : ((const float *)embeddings)[from + c];
+}
+
+inline bool is_guided(const ImageArgs &of, int64_t where) { return of.interval < 0 || where <= of.interval + 1; }
+
+} // namespace

@@ -1,0 +1,330 @@
+"""Fused steps (`steps.cpp`): of plain decoding, of a window of samples, or of a static tree that a module of EAGLE-1 or
+ParallelSpec drafts. Tokens and statistics are those of `decoding.plain` and `decoding.loop`.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from lantern.core.prepared import left_out
+from lantern.core.types import (
+    Cost,
+    DraftPasses,
+    DraftTree,
+    SampleWindow,
+    Scores,
+    Step,
+    TreeShape,
+    Verdict,
+)
+from lantern.decoding.cache import StaticCache
+from lantern.decoding.loop import NO_SCORES, State
+from lantern.decoding.plain import Plain
+from lantern.decoding.rounds import Rounds
+from lantern.engines.cpu import build
+from lantern.engines.cpu.drafter import PackedDrafterLayer, PackedLinear
+from lantern.engines.cpu.kernels import (
+    PANEL,
+    LayerArgs,
+    ModelArgs,
+    PassArgs,
+    kind_of,
+)
+from lantern.engines.cpu.target import CpuTarget
+from lantern.verifiers.gumbel import GumbelVerifier
+from lantern.verifiers.relaxations.mixture import Mixture
+from lantern.verifiers.relaxed import RelaxedVerifier
+
+
+class ImageArgs(ctypes.Structure):
+    """`ImageArgs` of steps.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("top_k", "interval")),
+        *((name, ctypes.c_float) for name in ("guidance", "temperature")),
+        *((name, ctypes.c_void_p) for name in ("noise", "random", "known", "nodes", "parents", "depths", "grid")),
+        *((name, ctypes.c_void_p) for name in ("start", "counts", "sampled", "path", "steps", "accepted", "reached")),
+        *((name, ctypes.c_void_p) for name in ("finite", "log_q", "relaxed", "variation", "largest", "costs")),
+        *((name, ctypes.c_void_p) for name in ("pairs", "lengths")),
+        *((name, ctypes.c_double) for name in ("delta", "cap")),
+    ]
+
+
+class LevelArgs(ctypes.Structure):
+    """`LevelArgs` of draft.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("nodes", "width", "first", "staged")),
+        *((name, ctypes.c_void_p) for name in ("pairs", "parents", "ancestors")),
+    ]
+
+
+class DraftArgs(ctypes.Structure):
+    """`DraftArgs` of draft.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("first", "images", "tokens", "slots", "depth", "masks", "levels")),
+        *((name, ctypes.c_int32) for name in ("kind", "is_half", "threads")),
+        ("model", ModelArgs),
+        *((name, ctypes.c_void_p) for name in ("join", "embeddings", "bias", "guidance", "mask_inputs", "cache")),
+        ("plane", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("level", "order")),
+        ("nodes", ctypes.c_int32),
+    ]
+
+
+class StepArgs(ctypes.Structure):
+    """`StepArgs` of steps.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("images", "nodes", "tokens", "prefix", "conditioning")),
+        *((name, ctypes.c_int32) for name in ("is_staged", "is_half")),
+        *((name, ctypes.c_void_p) for name in ("embeddings", "of", "drafts")),
+        ("drafters", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("seconds", "drafting")),
+    ]
+
+
+def is_fused(state: State) -> bool:
+    """Return whether the rounds of a generation are one C++ program: plain decoding, windows of samples, which
+    `Mixture` may relax, and trees of packed drafters, matched with the target's samples.
+
+    Not with top-p, with given tokens, for targets whose passes do not run in C++, and for subclasses of a verifier or
+    relaxation, which may decide otherwise.
+    """
+    is_plain = isinstance(state, Plain)
+    drafter = state.drafter
+    is_window = isinstance(drafter, SampleWindow) and (
+        type(state.verifier) is GumbelVerifier if drafter.is_alone else rule_of(state) is not None
+    )
+    has_all = state.sampling.top_p == 1 and state.forced is None and isinstance(state.target, CpuTarget)
+    return has_all and (is_plain or is_window or passes_of(state) is not None)
+
+
+def passes_of(state: State) -> DraftPasses | None:
+    """Return what drafts the trees of a generation if `lantern_steps` can run it, and match what it drafts."""
+    passes = None if isinstance(state, Plain) else state.drafter.passes
+    if passes is None or (type(state.verifier) is not GumbelVerifier and script_of(state) is None):
+        return None
+    module, weight = passes.module, state.target.tok_embeddings.weight
+    parts = (isinstance(module.fc, PackedLinear), *(isinstance(layer, PackedDrafterLayer) for layer in module.layers))
+    return passes if all(parts) and module.dtype == weight.dtype and left_out(module) is None else None
+
+
+def script_of(state: State) -> Int[Tensor, " n"] | None:
+    """Return the drafts to accept by token number where a benchmark scripts them (`eval.speed.shapes`), else None."""
+    is_matched = type(getattr(state.verifier, "inner", None)) is GumbelVerifier
+    return getattr(state.verifier, "lengths", None) if is_matched else None
+
+
+def rule_of(state: State) -> Mixture | None:
+    """Return the relaxation of a window's distributions that `lantern_steps` computes, None where there is none."""
+    drafter, verifier = state.drafter, state.verifier
+    if type(verifier) is not RelaxedVerifier or type(verifier.inner) is not GumbelVerifier:
+        return None
+    has_q = isinstance(drafter, SampleWindow) and not drafter.is_alone and drafter.log_q is not None
+    rule = verifier.relaxation
+    return rule if has_q and type(rule) is Mixture and not state.sampling.is_greedy else None
+
+
+class FusedImages:
+    """The tensors of one generation that `lantern_steps` reads and writes, as in `steps.cpp`."""
+
+    def __init__(self, state: State) -> None:
+        self.state, self.window = state, state.drafter if isinstance(state.drafter, SampleWindow) else None
+        self.passes, target = passes_of(state), state.target
+        images, sums, held = len(state.known), state.statistics, state.held
+        self.most = 1 if isinstance(state, Plain) else state.drafter.max_nodes
+        self.start, self.counts, scratch = torch.zeros(3, images, dtype=torch.long).unbind()
+        self.sampled, self.path = torch.zeros(2, images, self.most, dtype=torch.long).unbind()
+        random, pairs, steps = None, None, sums.steps
+        if self.window is not None:
+            self.tokens, random = self.window.tokens, self.window.random if self.window.fills_randomly else None
+        elif self.passes is not None:
+            if self.passes.tokens is None:
+                self.passes.tokens = state.drafter.propose().tokens
+            self.tokens = self.passes.tokens
+            pairs = torch.zeros(images, state.drafter.depth + 1, target.config.dim, dtype=torch.float32)
+        else:
+            self.tokens, steps = state.tokens.gather(1, state.known[:, None] - 1), scratch
+        table, sampling = state.noise.gumbel_table(), state.sampling
+        tree = (one.expand(images, -1) for one in (self.tree.parents, self.tree.depths))
+        rows = (state.known, self.tokens, *tree, held.tokens, self.start, self.counts, self.sampled, self.path)
+        self.rule = rule_of(state)
+        log_q = None if self.rule is None or self.window is None else self.window.log_q
+        self.costs = torch.zeros(images, self.most, 2, dtype=torch.float32)
+        lengths = None if (script := script_of(state)) is None else script.expand(images, -1)
+        spent = (sums.relaxed, sums.variation, sums.largest, self.costs)
+        # C++ has addresses only
+        self.kept = (
+            table,
+            random,
+            *rows,
+            steps,
+            sums.accepted,
+            sums.reached,
+            held.finite,
+            log_q,
+            *spent,
+            pairs,
+            lengths,
+        )
+        self.args = [
+            ImageArgs(
+                *(min(sampling.top_k, state.target.config.vocab_size), min(sampling.guidance_interval, state.count)),
+                *(float(sampling.guidance), float(sampling.temperature)),
+                *(None if tensor is None else tensor[i].data_ptr() for tensor in self.kept),
+                *((0.0, 1.0) if self.rule is None else (float(self.rule.delta), float(self.rule.cap))),
+            )
+            for i in range(images)
+        ]
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of a pass."""
+        return self.most if self.window is None else self.window.nodes
+
+    @property
+    def tree(self) -> TreeShape:
+        """The shape of what a pass scores."""
+        return TreeShape.chain(self.nodes - 1, self.path.device) if self.passes is None else self.passes.shape
+
+    @property
+    def new(self) -> Int[Tensor, "b d1"]:
+        """The tokens of the last step, of which `counts` are valid."""
+        return self.sampled.gather(1, torch.nn.functional.pad(self.path[:, :-1], (1, 0)))
+
+    @property
+    def last(self) -> Step:
+        """The last step, without scores, tree and verdict."""
+        return Step(self.state.index, self.start.clone(), self.counts.clone(), self.new, NO_SCORES)
+
+    def step(self, scored: Int[Tensor, "b n"], logits: Tensor, features: Tensor) -> Step:
+        """Return the last step, whose window was `scored`; its scores are overwritten by the next."""
+        images, nodes = len(self.start), scored.shape[1]
+        dtype = self.state.target.tok_embeddings.weight.dtype
+        scores = Scores(logits.unflatten(0, (images, -1)), features.to(dtype).unflatten(0, (images, -1)))
+        shape = self.tree
+        tokens, path = self.new[:, : shape.depth + 1], self.path[:, : shape.depth].clone()
+        start, counts = self.start.clone(), self.counts.clone()
+        if nodes == 1:
+            return Step(self.state.index, start, counts, tokens, scores)
+        length, cost = (path > 0).sum(1), None
+        if self.rule is not None:
+            is_visited = torch.arange(nodes) <= length[:, None]
+            relaxed, spent = torch.where(is_visited[..., None], self.costs[:, :nodes], 0.0).unbind(-1)
+            cost = Cost(relaxed[:, :-1], spent)
+        verdict = Verdict(path, length, tokens.gather(1, length[:, None])[:, 0], cost=cost)
+        tree = DraftTree(scored, shape, "gumbel")
+        return Step(self.state.index, start, counts, tokens, scores, tree, verdict)
+
+
+class Drafts:
+    """The arguments with which `lantern_steps` drafts the trees of one generation, whose images begin at `first`."""
+
+    def __init__(self, images: FusedImages, first: int) -> None:
+        passes, sampling, count = images.passes, images.state.sampling, len(images.start)
+        assert passes is not None
+        module, cache, config = passes.module, passes.cache, passes.module.config
+        layers = [layer.weights for layer in module.layers]
+        joined, bias = module.fc.weights
+        scales = sampling.scales(torch.zeros(1, dtype=torch.long))  # those of guided tokens
+        guidance = None if sampling.rows == 1 else (scales.log() * module.guidance).to(module.dtype).float()
+        masks = None if passes.masks is None or not len(passes.masks) else passes.masks.float().contiguous()
+        self._levels = (LevelArgs * len(passes.levels))(
+            *(
+                LevelArgs(
+                    *(len(level.parents), level.width, level.first, level.ancestors.shape[1]),
+                    *(tensor.data_ptr() for tensor in (level.pairs, level.parents, level.ancestors)),
+                )
+                for level in passes.levels
+            )
+        )
+        own = (LayerArgs * len(layers))(*(layer.addresses for layer in layers))
+        hidden, kind = len(layers[0].w13) * PANEL // 2, kind_of(*layers[0].linears)
+        shape = (config.dim, config.n_head, len(layers), hidden, 0, kind)
+        self._kept = (passes, own, joined, bias, module.embed_tokens.weight, guidance, masks, passes.order)
+        weights = (joined, module.embed_tokens.weight, bias, guidance, masks, cache.buffer)
+        self.args = DraftArgs(
+            *(first, count, cache.tokens, cache.slots, images.state.drafter.depth),
+            *(0 if masks is None else len(masks), len(passes.levels), kind_of(joined)),
+            *(module.dtype == torch.bfloat16, torch.get_num_threads()),
+            ModelArgs(*shape, config.norm_eps, own, None, None, module.rotary.table.data_ptr()),
+            *(None if tensor is None else tensor.data_ptr() for tensor in weights),
+            cache.buffer.stride(0),
+            *(ctypes.addressof(self._levels), passes.order.data_ptr(), len(passes.order)),
+        )
+
+
+class FusedRounds:
+    """Rounds of generations with passes of one size in C++; their caches become views of `cache`.
+
+    Generations have settings and numbers of known tokens of their own.
+    """
+
+    def __init__(self, states: Sequence[State], earlier: Rounds | None = None) -> None:
+        self.states, self.images = states, [FusedImages(state) for state in states]
+        caches = [state.cache for state in states]
+        is_whole = len(caches) == 1 and caches[0].buffer.is_contiguous()
+        used = [state.cache.prefix + int(state.known.max()) for state in states]
+        self.cache = (
+            caches[0] if is_whole else StaticCache.joined(caches, None if earlier is None else earlier.cache, used)
+        )
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make inputs and outputs of a pass, and the arguments of the program."""
+        cache, one, self.nodes = self.cache, self.states[0], self.images[0].nodes
+        assert isinstance(one.target, CpuTarget)  # as `is_fused` has it
+        nodes, config, self._program = self.nodes, one.target.config, one.target.program
+        rows, first = cache.images * cache.rows, cache.first_stage_slot
+        self._inputs, self._features = torch.empty(2, rows, nodes, config.dim, dtype=torch.float32).unbind()
+        self._logits = torch.empty(rows, nodes, config.vocab_size, dtype=torch.float32)
+        self._positions = torch.empty(rows, nodes, dtype=torch.long)
+        self._places = (torch.arange(nodes) + first).repeat(rows, 1)
+        self._mask = torch.full((rows, nodes, cache.slots), -torch.inf, dtype=torch.float32)
+        prompts = torch.cat([state.cache.prefix_scores for state in self.states])
+        self._mask[..., : cache.prefix] = prompts.flatten(0, 1)[:, None]
+        seen = torch.cat([image.tree.ancestors.expand(len(image.start) * cache.rows, -1, -1) for image in self.images])
+        if cache.stage:
+            self._mask[..., first : first + nodes].masked_fill_(seen, 0.0)
+        taken = (self._inputs, self._positions, self._places, self._mask)
+        self._args = PassArgs.of(taken, cache.buffer, (None, self._features, self._logits))
+        self._images = (ImageArgs * cache.images)(*(args for image in self.images for args in image.args))
+        embeddings = one.target.tok_embeddings.weight
+        begins = accumulate((len(image.start) for image in self.images), initial=0)
+        self._drafts = [Drafts(image, first) for image, first in zip(self.images, begins, strict=False) if image.passes]
+        drafts = (DraftArgs * len(self._drafts))(*(one.args for one in self._drafts))
+        self._steps = StepArgs(
+            *(cache.images, nodes, one.count, cache.prefix, config.cls_token_num),
+            *(cache.stage > 0, embeddings.dtype == torch.bfloat16),
+            *(embeddings.data_ptr(), ctypes.addressof(self._images), ctypes.addressof(drafts), len(drafts)),
+        )
+        self._kept = embeddings, drafts
+
+    def __call__(self, patience: float = 0.0) -> None:
+        """Take rounds for `patience` seconds, at least one, until an image is complete; one round while on trial."""
+        if any(image.window is not None and image.window.is_on_trial for image in self.images):
+            patience = 0.0
+        scored = [image.tokens[:, : self.nodes].clone() for image in self.images] if not patience else []
+        before, drafting = self._steps.seconds, self._steps.drafting
+        arguments = (self._program.model, self._args, self._steps)
+        taken = build.library().lantern_steps(*map(ctypes.byref, arguments), ctypes.c_double(patience))
+        at = 0
+        for number, image in enumerate(self.images):
+            state, rows = image.state, slice(at, at := at + len(image.start) * self.cache.rows)
+            state.advance(int(state.known.min()), taken)
+            seen = (self._logits[rows], self._features[rows])
+            state.step = image.step(scored[number], *seen) if scored else image.last
+            if image.window is not None:
+                image.window.count_step(state.known)
+            state.watch.lap("walk")
+            state.watch.move("walk", "score", self._steps.seconds - before)
+            if image.passes:
+                state.watch.move("walk", "propose", self._steps.drafting - drafting)
+        if len(self.states) == 1 and self.images[0].nodes != self.nodes:
+            self._prepare()

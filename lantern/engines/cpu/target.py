@@ -1,0 +1,193 @@
+"""Targets whose passes run in C++ (`pass.cpp`)."""
+
+import ctypes
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lantern.core.prepared import PreparedTarget, WeightCache, left_out, read_in_passes
+from lantern.core.sampling import Sampling
+from lantern.core.types import (
+    Condition,
+    Prompt,
+    Sampler,
+    Scores,
+)
+from lantern.engines.cpu import build
+from lantern.engines.cpu.kernels import (
+    LANES,
+    PANEL,
+    Arena,
+    LayerArgs,
+    ModelArgs,
+    PackedLayer,
+    PassArgs,
+    check_weights,
+    kind_of,
+    linear,
+    sampler_of,
+    uniforms,
+)
+from lantern.models.llamagen.transformer import Transformer
+
+
+class PackedPass:
+    """A target's packed weights, and the call that runs a pass over them."""
+
+    def __init__(self, target: Any) -> None:
+        config, self.dtype = target.config, target.tok_embeddings.weight.dtype
+        check(target)
+        self.call = build.library().lantern_pass
+        self.dim, self.vocab = config.dim, config.vocab_size
+        arena = Arena.for_module(target)
+        # the tensors whose addresses pass.cpp holds
+        self._layers = [PackedLayer.of(block, arena) for block in target.layers]
+        self._norm, self._head = arena.wide(target.norm.weight), arena.panels(target.output.weight)
+        self._rope = target.rotary.table.clone()
+        layers = (LayerArgs * config.n_layer)(*(layer.addresses for layer in self._layers))
+        hidden = target.layers[0].feed_forward.w2.weight.shape[1]
+        kind = kind_of(self._head, *(panels for layer in self._layers for panels in layer.linears))
+        shape = (config.dim, config.n_head, config.n_layer, hidden, config.vocab_size, kind)
+        places = (tensor.data_ptr() for tensor in (self._norm, self._head, self._rope))
+        self.model = ModelArgs(*shape, config.norm_eps, layers, *places)
+        # conditioning slots need no logits
+        self._reader = ModelArgs(*shape, config.norm_eps, layers, self._norm.data_ptr(), None, self._rope.data_ptr())
+
+    def __call__(
+        self,
+        inputs: Float[Tensor, "b n c"],
+        positions: Int[Tensor, "b n"],
+        mask: Float[Tensor, "b n s"],
+        *,
+        cache: Any,
+        slots: Int[Tensor, "b n"],
+        taps: tuple[int, ...] = (),
+    ) -> Scores:
+        """Score inputs, as `Transformer.forward` with a `StaticCache` in fp32."""
+        logits = torch.empty(*inputs.shape[:2], self.vocab, dtype=torch.float32)
+        features, fused = self._run(self.model, inputs, positions, mask, cache.buffer, slots, taps, logits)
+        return Scores(logits, features, fused)
+
+    def read_slots(
+        self, inputs: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"], *, entered: dict[int, Tensor] | None = None
+    ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "l b h d"]]:
+        """Read conditioning slots, as `Transformer.read_slots`: with their rotary rows, which are zero, attention is
+        the mean of the values that a slot sees.
+        """
+        rows, count = mask.shape
+        heads, layers = self.model.heads, self.model.layers
+        memory = torch.zeros(2 * layers, rows, heads, count, self.dim // heads, dtype=torch.float32)
+        where = torch.arange(count).expand(rows, -1)
+        # words see the words before them, and padding, which is on the left, sees padding
+        seen = torch.ones(count, count, dtype=torch.bool).tril() & (mask[:, None] | ~mask[:, :, None])
+        hidden = torch.zeros(rows, count, count, dtype=torch.float32).masked_fill_(~seen, -torch.inf)
+        taps = tuple(entered or ())
+        features, fused = self._run(self._reader, inputs, where, hidden, memory, where, taps)
+        if entered and fused is not None:
+            entered.update(zip(taps, fused.chunk(len(taps), -1), strict=True))
+        words = mask[:, None, :, None]
+        return features, (memory[1::2] * words).sum(3) / words.sum(2).clamp(min=1)
+
+    def _run(
+        self,
+        model: ModelArgs,
+        inputs: Float[Tensor, "b n c"],
+        positions: Int[Tensor, "b n"],
+        mask: Float[Tensor, "b n s"],
+        memory: Float[Tensor, "2l b h s d"],
+        slots: Int[Tensor, "b n"],
+        taps: tuple[int, ...],
+        logits: Float[Tensor, "b n v"] | None = None,
+    ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b n tc"] | None]:
+        """Run a pass; return its features and the inputs of tapped layers."""
+        rows, nodes = inputs.shape[:2]
+        inputs, positions, places = inputs.float().contiguous(), positions.contiguous(), slots.contiguous()
+        mask = mask if mask.stride(-1) == 1 else mask.contiguous()
+        features = torch.empty(rows, nodes, self.dim, dtype=torch.float32)
+        fused = torch.empty(rows, nodes, len(taps) * self.dim, dtype=torch.float32) if taps else None
+        tapped = (ctypes.c_int32 * len(taps))(*taps)
+        run = PassArgs.of((inputs, positions, places, mask), memory, (fused, features, logits), tapped)
+        self.call(ctypes.byref(model), ctypes.byref(run))
+        return features.to(self.dtype), None if fused is None else fused.to(self.dtype)
+
+    def head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
+        """Apply the head, as `Transformer.head`."""
+        return linear(features, self._head, None, self.vocab)
+
+
+_PASSES = WeightCache(PackedPass)
+
+
+class CpuTarget(PreparedTarget):
+    """A target that reads prompts in C++, and scores inputs if its cache is in fp32, otherwise by torch."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        self.cls_embedding = module.cls_embedding
+        self.make_uniforms = uniforms
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Pack the weights again if they have changed."""
+        self.program = _PASSES.get(self.module)
+
+    def forward(
+        self,
+        inputs: Float[Tensor, "b n c"],
+        positions: Int[Tensor, "b n"],
+        mask: Tensor | None = None,
+        *,
+        cache: Any = None,
+        slots: Int[Tensor, "b n"] | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> Scores:
+        """Score inputs, as `Target.__call__`."""
+        if mask is None or slots is None or cache is None or cache.buffer.dtype != torch.float32:
+            return self.module(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
+        return self.program(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
+
+    def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
+        """Read prompts one by one, so that they are as independent of each other as passes are."""
+        # LlamaGen's reading, with the slots read by `read_slots` of this class
+        read = partial(Transformer.read, cast(Any, self), rows=rows, whole=whole, taps=taps)
+        return Prompt.joined(list(read_in_passes(read, condition, 1).values()))
+
+    def read_slots(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Read conditioning slots, as `Transformer.read_slots`, in C++."""
+        return self.program.read_slots(*args, **kwargs)
+
+    def features(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return features, as `Target.features`, in C++."""
+        return self.forward(*args, **kwargs).features
+
+    def head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
+        """Apply the head in C++."""
+        return self.program.head(features)
+
+    def sampler(self, sampling: Sampling, noise: Any) -> Sampler | None:
+        """Return the sampler in C++, None for top-p."""
+        return sampler_of(sampling, noise)
+
+
+def check(target: Any) -> None:
+    """Raise ValueError for a device, dtype, quantization or widths that `pass.cpp` does not support."""
+    config = target.config
+    if (reason := left_out(target)) is not None:
+        raise ValueError(f"the cpu engine reads the weights itself, and {reason}: use --engine eager")
+    check_weights(target)
+    hidden = target.layers[0].feed_forward.w2.weight.shape[1]
+    widths: Sequence[tuple[str, int, int]] = (
+        ("dim", config.dim, PANEL),
+        ("vocab_size", config.vocab_size, PANEL),
+        ("width of a head", config.head_dim, LANES),
+        ("width of the feed-forward layer", hidden, LANES),
+    )
+    for name, width, expected in widths:
+        if width % expected:
+            raise ValueError(
+                f"the model's {name} is {width}, the cpu engine needs a multiple of {expected}: use --engine eager"
+            )
