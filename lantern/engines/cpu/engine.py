@@ -5,10 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import (
-    Drafter,
-    Target,
-)
+from lantern.core.types import Drafter, Target
 from lantern.decoding.loop import State
 from lantern.decoding.plain import Plain
 from lantern.decoding.rounds import Rounds, TorchRounds

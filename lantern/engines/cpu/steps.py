@@ -11,29 +11,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lantern.core.prepared import left_out
-from lantern.core.types import (
-    Cost,
-    DraftPasses,
-    DraftTree,
-    SampleWindow,
-    Scores,
-    Step,
-    TreeShape,
-    Verdict,
-)
+from lantern.core.types import Cost, DraftPasses, DraftTree, SampleWindow, Scores, Step, TreeShape, Verdict
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import NO_SCORES, State
 from lantern.decoding.plain import Plain
 from lantern.decoding.rounds import Rounds
 from lantern.engines.cpu import build
 from lantern.engines.cpu.drafter import PackedDrafterLayer, PackedLinear
-from lantern.engines.cpu.kernels import (
-    PANEL,
-    LayerArgs,
-    ModelArgs,
-    PassArgs,
-    kind_of,
-)
+from lantern.engines.cpu.kernels import PANEL, LayerArgs, ModelArgs, PassArgs, kind_of
 from lantern.engines.cpu.target import CpuTarget
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.relaxations.mixture import Mixture
@@ -41,7 +26,7 @@ from lantern.verifiers.relaxed import RelaxedVerifier
 
 
 class ImageArgs(ctypes.Structure):
-    """`ImageArgs` of steps.cpp."""
+    """`ImageArgs` of images.h."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("top_k", "interval")),
@@ -160,19 +145,8 @@ class FusedImages:
         lengths = None if (script := script_of(state)) is None else script.expand(images, -1)
         spent = (sums.relaxed, sums.variation, sums.largest, self.costs)
         # C++ has addresses only
-        self.kept = (
-            table,
-            random,
-            *rows,
-            steps,
-            sums.accepted,
-            sums.reached,
-            held.finite,
-            log_q,
-            *spent,
-            pairs,
-            lengths,
-        )
+        counted = (steps, sums.accepted, sums.reached, held.finite)
+        self.kept = (table, random, *rows, *counted, log_q, *spent, pairs, lengths)
         self.args = [
             ImageArgs(
                 *(min(sampling.top_k, state.target.config.vocab_size), min(sampling.guidance_interval, state.count)),
