@@ -48,6 +48,7 @@ from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.names import CLASSES_NAME, NAMES_NAME, RECOGNISED_NAME, WORDS_NAME
+from lantern.models.transformers.components import Prompts
 
 LOG = logging.getLogger("lantern")
 INSTEAD = {"variant": "omit it, and give torch_dtype", "device_map": "omit it, and call pipe.to(device)"}
@@ -157,15 +158,16 @@ class LanternPipeline(DiffusionPipeline):
         self.register_modules(
             transformer=transformer, vqvae=vqvae, text_encoder=text_encoder, tokenizer=tokenizer, drafter=drafter
         )
-        if generation is None and isinstance(transformer, LanternTransformer):
-            generation = dict(transformer.generation or {})
+        # what is in the model's folder beside the components
+        self._loaded: Model | None = getattr(transformer, "loaded", None)
+        if generation is None:
+            generation = getattr(self._loaded or transformer, "generation", None)
         defaults = dict(folders.check_generation(generation or {}, source=INDEX_NAME))
         self.register_to_config(generation=defaults)
         self._method = str(defaults.get("method", "auto"))
         self._interrupt = False
         self._engine_of_calls: Engine | str = "auto"
         self._prompts = PromptCache()
-        self._loaded: Model | None = None  # what is in the model's folder beside the components
         if isinstance(transformer, LanternTransformer) and transformer.folder is not None:
             self._load_from(transformer.folder, transformer.folder.name)
 
@@ -194,9 +196,13 @@ class LanternPipeline(DiffusionPipeline):
         shown = folders.shown_name(name, folder)
         if folders.is_transformers_folder(folder):
             size = options.pop("size", None)
-            model = folders.load_model(folder if hub else name, device="cpu", dtype=dtypes["default"], size=size)
-            pipe = cls(model.target, model.vq, model.text, generation=dict(model.generation))  # type: ignore[arg-type]
-            pipe._loaded = model
+            how: dict[str, Any] = {"device": "cpu", "dtype": dtypes["default"], "size": size}
+            model = folders.load_model(folder if hub else name, parts=folders.ALL_PARTS - {"drafter"}, **how)
+            target: Any = model.target
+            target.loaded = replace(model, vq=None, text=None)
+            drafter: Any = folder / "drafter"
+            drafter = LanternDrafter.from_pretrained(drafter, torch_dtype=model.dtype) if is_there(drafter) else None
+            pipe = cls(target, model.vq, model.text, drafter=drafter)  # type: ignore[arg-type]
         else:
             pipe = cls._of_components(folder, shown, dtypes, options)
         pipe.register_to_config(_name_or_path=shown)
@@ -259,9 +265,7 @@ class LanternPipeline(DiffusionPipeline):
         is_pushed, names = options.pop("push_to_hub", False), inspect.signature(self.push_to_hub).parameters
         hub: dict[str, Any] = {name: options[name] for name in names if name in options}
         if self.transformer.config.family != "llamagen":
-            raise ValueError(
-                f"{self.config['_name_or_path']} is a model of transformers: copy its folder, or save it by its class"
-            )
+            raise ValueError(f"{self.model.name} is a model of transformers: copy its folder, or save it by its class")
         super().save_pretrained(save_directory, *others, **options)
         folder, defaults = Path(save_directory), dict(self.config["generation"])
         self._save_add_ons(folder)
@@ -323,14 +327,14 @@ class LanternPipeline(DiffusionPipeline):
         target, held = self.transformer, {"prompts": self._prompts, "engine": engine}
         # a transformer that was replaced after loading has no folder
         loaded = self._loaded if self._loaded is not None and self._loaded.target is target else None
-        if loaded is not None and target.config.family != "llamagen":
-            return replace(loaded, **held)
-        encoder, tokenizer = self.text_encoder, self.tokenizer
+        text, tokenizer = self.text_encoder, self.tokenizer
+        if not isinstance(text, Prompts):
+            text = None if text is None or tokenizer is None else TextEncoder(text, tokenizer)
         return replace(
             loaded or Model(name="", target=target),
-            name=str(self.config.get("_name_or_path") or "unnamed"),
+            name=str(self.config.get("_name_or_path") or (loaded.name if loaded else "unnamed")),
             vq=self.vqvae,
-            text=None if encoder is None or tokenizer is None else TextEncoder(encoder, tokenizer),
+            text=text,
             drafter=self.drafter,
             generation=dict(self.config["generation"]),
             tokens_per_step=self._tokens_per_step,

@@ -511,8 +511,6 @@ class AddOns(Mapping[str, nn.Module]):
         if name not in self.loaded:
             self.loaded[name] = self._load(ADD_ONS[name], self.folder / FOLDER / name)
         module, weight = self.loaded[name], self.target.tok_embeddings.weight
-        if isinstance(module, TransformersTarget):
-            return module.to(weight.device)
         return module.to(device=weight.device, dtype=weight.dtype)
 
     def _load(self, kind: AddOn, folder: Path) -> nn.Module:
