@@ -59,6 +59,7 @@ class Component(ModelMixin):
     """Makes a plain module a diffusers component: a folder with config.json and model.safetensors."""
 
     config_class: ClassVar[type]
+    source: Path | None = None  # the folder that it was loaded from
 
     @classmethod
     def from_pretrained(
@@ -67,6 +68,7 @@ class Component(ModelMixin):
         """Load a component folder; `others`, diffusers' loading options, are ignored."""
         build: Any = cls
         module = load_component(build, cls.config_class, pretrained_model_name_or_path)
+        module.source = Path(pretrained_model_name_or_path)
         return module.to(dtype=torch_dtype or torch.float32).requires_grad_(False)
 
     def save_pretrained(self, save_directory: str | Path, **others: Any) -> None:
@@ -117,6 +119,20 @@ class LanternVQ(VQVAE, Component):
     """The VQ tokenizer as a diffusers component."""
 
     config_class = VQConfig
+
+
+def check_drafter(drafter: Any, target: Any, model_name: str) -> None:
+    """Raise ValueError for a drafter of another target.
+
+    A target that was not loaded from a folder keeps the digest that its weights have at the first check.
+    """
+    if drafter is None or target.config.family != "llamagen":
+        return
+    if drafter.config.target is not None and getattr(target, "digest", None) is None:
+        target.digest = weights_digest(target.state_dict())
+    source = getattr(drafter, "source", None)
+    names = {"drafter_name": f"drafter {source}" if source else "the drafter", "model_name": model_name}
+    folders.check_drafter(drafter.config, target.config, getattr(target, "digest", None) or "", **names)
 
 
 OWN: dict[str, type[Component]] = {"transformer": LanternTransformer, "vqvae": LanternVQ, "drafter": LanternDrafter}
@@ -170,6 +186,7 @@ class LanternPipeline(DiffusionPipeline):
         self._prompts = PromptCache()
         if isinstance(transformer, LanternTransformer) and transformer.folder is not None:
             self._load_from(transformer.folder, transformer.folder.name)
+        check_drafter(drafter, transformer, self._name)
 
     @classmethod
     @outside_modes
@@ -226,15 +243,12 @@ class LanternPipeline(DiffusionPipeline):
         for part, kind in OWN.items():
             if part not in parts and is_there(folder / part):
                 parts[part] = kind.from_pretrained(folder / part)
+        check_drafter(parts.get("drafter"), parts["transformer"], shown)
         pipe = cls(**parts, generation=options.pop("generation", generation))
         if options:
             LOG.warning("options that are not lantern's have no effect: %s", ", ".join(options))
         if has_own_target:
             pipe.transformer.generation = dict(pipe.config["generation"])
-        if pipe.drafter is not None:
-            own, target = folder / "drafter", pipe.transformer
-            digest = pipe._digest or weights_digest(target.state_dict())
-            folders.check_drafter(pipe.drafter.config, target.config, digest, folder=own, model_name=shown)
         for part in ("transformer", "drafter"):
             if (module := getattr(pipe, part)) is not None:
                 torch.nn.Module.to(module, dtype=dtypes.get(part, dtypes["default"]))
@@ -259,13 +273,15 @@ class LanternPipeline(DiffusionPipeline):
         """Write all components and add-ons, the index with the chosen method, checksums, `pipeline.py` for diffusers.
 
         Drafter and add-ons that were trained for the transformer are signed for it as it is saved, also where its
-        weights were rounded. With `push_to_hub`, `repo_id` and options of `push_to_hub` it is uploaded as well.
-        ValueError for a model of transformers, which is saved by its own class.
+        weights were changed or rounded. With `push_to_hub`, `repo_id` and options of `push_to_hub` it is uploaded as
+        well. ValueError for a drafter of another transformer, and for a model of transformers, which is saved by its
+        own class.
         """
         is_pushed, names = options.pop("push_to_hub", False), inspect.signature(self.push_to_hub).parameters
         hub: dict[str, Any] = {name: options[name] for name in names if name in options}
         if self.transformer.config.family != "llamagen":
             raise ValueError(f"{self.model.name} is a model of transformers: copy its folder, or save it by its class")
+        check_drafter(self.drafter, self.transformer, self._name)
         super().save_pretrained(save_directory, *others, **options)
         folder, defaults = Path(save_directory), dict(self.config["generation"])
         self._save_add_ons(folder)
@@ -282,16 +298,23 @@ class LanternPipeline(DiffusionPipeline):
         if self._loaded is None or self._loaded.folder is None or self._loaded.target is not self.transformer:
             return
         source, add_ons = self._loaded.folder, self._loaded.add_ons
-        if source.resolve() != folder.resolve():
+        is_own = source.resolve() == folder.resolve()
+        if not is_own:
             for name in add_ons:
                 shutil.copytree(source / folders.FOLDER / name, folder / folders.FOLDER / name, dirs_exist_ok=True)
             for name in (WORDS_NAME, NAMES_NAME, RECOGNISED_NAME, f"transformer/{CLASSES_NAME}"):
                 if (source / name).is_file():
                     shutil.copyfile(source / name, folder / name)
         digest = weights_digest(self.transformer.state_dict())
+        stored = self._digest or digest
         for path in (folder / "drafter", *(folder / folders.FOLDER / name for name in add_ons)):
-            if path.is_dir() and (config := read_config(path)).get("target") not in (None, digest):
+            if path.is_dir() and (config := read_config(path)).get("target") == stored:
                 write_json(path / CONFIG_NAME, config | {"target": digest})
+        if is_own:  # what was loaded is now what was saved
+            self.transformer.digest = digest
+            if self.drafter is not None and self.drafter.config.target == stored:
+                self.drafter.config = replace(self.drafter.config, target=digest)
+            self._load_from(folder, self._loaded.name)
 
     @property
     def method(self) -> str:
@@ -325,6 +348,7 @@ class LanternPipeline(DiffusionPipeline):
 
     def _model(self, engine: Engine) -> Model:
         target, held = self.transformer, {"prompts": self._prompts, "engine": engine}
+        check_drafter(self.drafter, target, self._name)
         # a transformer that was replaced after loading has no folder
         loaded = self._loaded if self._loaded is not None and self._loaded.target is target else None
         text, tokenizer = self.text_encoder, self.tokenizer
@@ -332,7 +356,7 @@ class LanternPipeline(DiffusionPipeline):
             text = None if text is None or tokenizer is None else TextEncoder(text, tokenizer)
         return replace(
             loaded or Model(name="", target=target),
-            name=str(self.config.get("_name_or_path") or (loaded.name if loaded else "unnamed")),
+            name=self._name,
             vq=self.vqvae,
             text=text,
             drafter=self.drafter,
@@ -340,6 +364,10 @@ class LanternPipeline(DiffusionPipeline):
             tokens_per_step=self._tokens_per_step,
             **held,
         )
+
+    @property
+    def _name(self) -> str:
+        return str(self.config.get("_name_or_path") or (self._loaded.name if self._loaded else "unnamed"))
 
     @property
     def _tokens_per_step(self) -> Mapping[int, float]:

@@ -303,7 +303,8 @@ def load_model(
     generation = check_generation(index.get("generation") or {}, source=folder / INDEX_NAME)
     if "drafter" in parts and is_there(folder / "drafter"):  # checked before its weights are read
         config: Any = load_config(ADD_ONS[DRAFTER].config, folder / "drafter" / CONFIG_NAME)
-        check_drafter(config, target.config, digest.hexdigest(), folder=folder / "drafter", model_name=shown)
+        names = {"drafter_name": f"drafter {folder / 'drafter'}", "model_name": shown}
+        check_drafter(config, target.config, digest.hexdigest(), **names)
     has_vq, has_text = (is_there(folder / name) for name in ("vqvae", "text_encoder"))
     return Model(
         name=shown,
@@ -548,8 +549,7 @@ def check_weights(digest: str | None, found: str, *, drafter_name: str, model_na
         )
 
 
-def check_drafter(drafter: Any, target: TransformerConfig, digest: str, *, folder: Path, model_name: str) -> None:
-    """Check the config of a drafter of a folder against the target's config and the digest of its weights."""
-    names = {"drafter_name": f"drafter {folder}", "model_name": model_name}
+def check_drafter(drafter: Any, target: TransformerConfig, digest: str, **names: str) -> None:
+    """Check a drafter's config against the target's and the digest of its weights; `names` are as above."""
     check_sizes(drafter, target, **names)
     check_weights(drafter.target, digest, **names)

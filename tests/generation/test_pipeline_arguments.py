@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,34 @@ def test_add_ons_are_those_of_the_weights_as_they_were_stored(folder: Path, tmp_
     pipe = LanternPipeline.from_pretrained(_saved(pipe, tmp_path / "saved"), dtype="fp16")
     for one in (pipe, LanternPipeline(**pipe.components)):
         assert one.model.add_ons["eagle3"] is not None and one.model.folder == tmp_path / "saved"
+
+
+def test_a_drafter_of_other_weights_is_refused_and_never_signed(folder: Path, tmp_path: Path) -> None:
+    changed = LanternPipeline.from_pretrained(folder)
+    changed.transformer.output.weight.data[0, 0] += 1
+    drafter = LanternPipeline.from_pretrained(_saved(changed, tmp_path / "other")).drafter
+    mixed = LanternPipeline.from_pretrained(folder)
+    mixed.drafter = drafter
+    for call in (
+        lambda: tokens(mixed),
+        lambda: mixed.save_pretrained(tmp_path / "mixed"),
+        lambda: LanternPipeline(**mixed.components),
+        lambda: LanternPipeline.from_pretrained(folder, drafter=drafter),
+    ):
+        refused(
+            call, match=f"^drafter {tmp_path / 'other' / 'drafter'} was trained for a target of digest .* model toy"
+        )
+    drafter.config = replace(drafter.config, target=None)
+    assert read_config(_saved(LanternPipeline(**mixed.components), tmp_path / "mixed") / "drafter")["target"] is None
+
+
+def test_weights_that_are_changed_and_saved_in_place_keep_drafter_and_add_ons(copied: Path) -> None:
+    pipe = LanternPipeline.from_pretrained(copied)
+    for _ in range(2):
+        pipe.transformer.output.weight.data[0, 0] += 1
+        pipe.save_pretrained(copied)
+        for model in (pipe.model, load_model(copied)):
+            assert model.drafter is not None and model.add_ons["eagle3"] is not None
 
 
 def test_an_unsigned_drafter_stays_unsigned(folder: Path, tmp_path: Path) -> None:
