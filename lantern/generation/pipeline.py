@@ -42,6 +42,7 @@ from lantern.generation.generator import INTERVAL, Canvas, Progress, generate
 from lantern.generation.images import MAX_SCALE, NotFiniteError, Picture, check_scale, convert, enlarge
 from lantern.generation.requests import CALLBACK_TENSORS, check_call, requests_of_call, texts_of
 from lantern.methods import find
+from lantern.methods.parts import ADD_ONS
 from lantern.models import folder as folders
 from lantern.models.folder import COMPONENTS, INDEX_NAME, Model
 from lantern.models.llamagen.text import TextEncoder
@@ -52,6 +53,7 @@ from lantern.models.transformers.components import Prompts
 
 LOG = logging.getLogger("lantern")
 INSTEAD = {"variant": "omit it, and give torch_dtype", "device_map": "omit it, and call pipe.to(device)"}
+LISTS = (WORDS_NAME, NAMES_NAME, RECOGNISED_NAME, f"transformer/{CLASSES_NAME}")  # of a model's folder
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
 
 
@@ -274,16 +276,22 @@ class LanternPipeline(DiffusionPipeline):
 
         Drafter and add-ons that were trained for the transformer are signed for it as it is saved, also where its
         weights were changed or rounded. With `push_to_hub`, `repo_id` and options of `push_to_hub` it is uploaded as
-        well. ValueError for a drafter of another transformer, and for a model of transformers, which is saved by its
-        own class.
+        well. ValueError for a drafter of another transformer, for a folder with parts that this pipeline lacks, and for
+        a model of transformers, which is saved by its own class.
         """
         is_pushed, names = options.pop("push_to_hub", False), inspect.signature(self.push_to_hub).parameters
         hub: dict[str, Any] = {name: options[name] for name in names if name in options}
         if self.transformer.config.family != "llamagen":
             raise ValueError(f"{self.model.name} is a model of transformers: copy its folder, or save it by its class")
         check_drafter(self.drafter, self.transformer, self._name)
+        folder, defaults, own = Path(save_directory), dict(self.config["generation"]), self._beside()
+        lacking = [part for part in COMPONENTS if getattr(self, part) is None]
+        lacking += [path for path in (*(f"{folders.FOLDER}/{name}" for name in ADD_ONS), *LISTS) if path not in own]
+        if found := [path for path in lacking if is_there(folder / path)]:
+            raise ValueError(
+                f"{folder} has {', '.join(found)}, which this pipeline lacks: remove it, or save to another folder"
+            )
         super().save_pretrained(save_directory, *others, **options)
-        folder, defaults = Path(save_directory), dict(self.config["generation"])
         self._save_add_ons(folder)
         chosen = {"method": self._method} if self._method != "auto" or "method" in defaults else {}
         folders.write_index(folder, generation=defaults | chosen)
@@ -293,18 +301,25 @@ class LanternPipeline(DiffusionPipeline):
             hub.setdefault("repo_id", folder.resolve().name)
             self.push_to_hub(**hub)  # it saves all again, beside its model card
 
+    def _beside(self) -> list[str]:
+        """Return the paths of add-ons and lists in the folder of the transformer's model."""
+        loaded = self._loaded
+        if loaded is None or loaded.folder is None or loaded.target is not self.transformer:
+            return []
+        lists = [name for name in LISTS if (loaded.folder / name).is_file()]
+        return [*(f"{folders.FOLDER}/{name}" for name in loaded.add_ons), *lists]
+
     def _save_add_ons(self, folder: Path) -> None:
         """Copy add-ons and words; write the digest of the saved transformer into the configs that name that of ours."""
         if self._loaded is None or self._loaded.folder is None or self._loaded.target is not self.transformer:
             return
         source, add_ons = self._loaded.folder, self._loaded.add_ons
         is_own = source.resolve() == folder.resolve()
-        if not is_own:
-            for name in add_ons:
-                shutil.copytree(source / folders.FOLDER / name, folder / folders.FOLDER / name, dirs_exist_ok=True)
-            for name in (WORDS_NAME, NAMES_NAME, RECOGNISED_NAME, f"transformer/{CLASSES_NAME}"):
-                if (source / name).is_file():
-                    shutil.copyfile(source / name, folder / name)
+        for path in [] if is_own else self._beside():
+            if (source / path).is_dir():
+                shutil.copytree(source / path, folder / path, dirs_exist_ok=True)
+            else:
+                shutil.copyfile(source / path, folder / path)
         digest = weights_digest(self.transformer.state_dict())
         stored = self._digest or digest
         for path in (folder / "drafter", *(folder / folders.FOLDER / name for name in add_ons)):

@@ -15,6 +15,7 @@ from lantern.generation.pipeline import LanternDrafter, LanternOutput, LanternTr
 from lantern.models.folder import load_model, record_tokens_per_step
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.names import CLASSES_NAME, read_words, write_words
+from tests.refusals import refused
 from tests.tiny_folder import save_tiny_model
 
 
@@ -106,8 +107,19 @@ def test_a_saved_pipeline_has_the_words_and_classes_of_its_training(copied: Path
         assert read_words(place) == ["a", "apple", "red"]
     folder = save_tiny_model(tmp_path / "c", model_type="c2i", cls_token_num=1)
     (folder / "transformer" / CLASSES_NAME).write_text('{"classes": ["cat", "dog"]}')
-    LanternPipeline.from_pretrained(folder).save_pretrained(tmp_path / "saved")
-    assert (tmp_path / "saved" / "transformer" / CLASSES_NAME).read_text() == '{"classes": ["cat", "dog"]}'
+    LanternPipeline.from_pretrained(folder).save_pretrained(tmp_path / "classes")
+    assert (tmp_path / "classes" / "transformer" / CLASSES_NAME).read_text() == '{"classes": ["cat", "dog"]}'
+
+
+def test_a_folder_with_parts_of_another_model_is_not_saved_to(pipe: LanternPipeline, copied: Path) -> None:
+    write_words(copied, ["A red apple"])
+    before = sorted((path, path.stat().st_mtime_ns) for path in copied.rglob("*"))
+    parts: dict[str, Any] = pipe.components | {"drafter": None}
+    alone = LanternPipeline(**parts)
+    refused(alone.save_pretrained, copied, match="has drafter, words.txt, which this pipeline lacks: remove it, or")
+    alone.transformer = LanternTransformer(pipe.transformer.config)  # of no model
+    refused(alone.save_pretrained, copied, match="has drafter, parts/.*, words.txt, which this pipeline lacks")
+    assert sorted((path, path.stat().st_mtime_ns) for path in copied.rglob("*")) == before
 
 
 def test_tokens_per_pass_of_windows_are_those_of_the_folder(folder: Path, copied: Path, tmp_path: Path) -> None:
