@@ -123,11 +123,13 @@ class LanternVQ(VQVAE, Component):
     config_class = VQConfig
 
 
-def check_drafter(drafter: Any, target: Any, model_name: str) -> None:
-    """Raise ValueError for a drafter of another target.
+def check_parts(target: Any, drafter: Any, model_name: str) -> None:
+    """Raise ValueError without a target, and for a drafter of another one.
 
     A target that was not loaded from a folder keeps the digest that its weights have at the first check.
     """
+    if not isinstance(target, torch.nn.Module):
+        raise ValueError(f"transformer is {target!r:.40}, wanted a LanternTransformer, as from_pretrained loads it")
     if drafter is None or target.config.family != "llamagen":
         return
     if drafter.config.target is not None and getattr(target, "digest", None) is None:
@@ -188,7 +190,7 @@ class LanternPipeline(DiffusionPipeline):
         self._prompts = PromptCache()
         if isinstance(transformer, LanternTransformer) and transformer.folder is not None:
             self._load_from(transformer.folder, transformer.folder.name)
-        check_drafter(drafter, transformer, self._name)
+        check_parts(transformer, drafter, self._name)
 
     @classmethod
     @outside_modes
@@ -245,7 +247,7 @@ class LanternPipeline(DiffusionPipeline):
         for part, kind in OWN.items():
             if part not in parts and is_there(folder / part):
                 parts[part] = kind.from_pretrained(folder / part)
-        check_drafter(parts.get("drafter"), parts["transformer"], shown)
+        check_parts(parts["transformer"], parts.get("drafter"), shown)
         pipe = cls(**parts, generation=options.pop("generation", generation))
         if options:
             LOG.warning("options that are not lantern's have no effect: %s", ", ".join(options))
@@ -283,7 +285,7 @@ class LanternPipeline(DiffusionPipeline):
         hub: dict[str, Any] = {name: options[name] for name in names if name in options}
         if self.transformer.config.family != "llamagen":
             raise ValueError(f"{self.model.name} is a model of transformers: copy its folder, or save it by its class")
-        check_drafter(self.drafter, self.transformer, self._name)
+        check_parts(self.transformer, self.drafter, self._name)
         folder, defaults, own = Path(save_directory), dict(self.config["generation"]), self._beside()
         lacking = [part for part in COMPONENTS if getattr(self, part) is None]
         lacking += [path for path in (*(f"{folders.FOLDER}/{name}" for name in ADD_ONS), *LISTS) if path not in own]
@@ -363,7 +365,7 @@ class LanternPipeline(DiffusionPipeline):
 
     def _model(self, engine: Engine) -> Model:
         target, held = self.transformer, {"prompts": self._prompts, "engine": engine}
-        check_drafter(self.drafter, target, self._name)
+        check_parts(target, self.drafter, self._name)
         # a transformer that was replaced after loading has no folder
         loaded = self._loaded if self._loaded is not None and self._loaded.target is target else None
         text, tokenizer = self.text_encoder, self.tokenizer

@@ -214,6 +214,11 @@ class Model:
         found = [word for word in WORD.findall(named_emoji(prompt, lambda _: True).lower()) if len(word) > SHORT]
         return not self.words or not found or any(word in self.words for word in found)
 
+    def missing(self, part: str) -> str:
+        """Return in words that the model's folder lacks a component's folder, "" where it does not."""
+        is_whole = self.folder is None or is_transformers_folder(self.folder) or is_there(self.folder / part)
+        return "" if is_whole else f" ({self.folder}/{part} is missing)"
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the names and bytes of all component files. ValueError for a model without a folder."""

@@ -255,6 +255,22 @@ def test_options_of_loading_are_refused_in_one_line(folder: Path, options: dict[
     refused(LanternPipeline.from_pretrained, folder, **options, match=message)
 
 
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("transformer", "transformer is None, wanted a LanternTransformer, as from_pretrained loads it"),
+        ("text_encoder", "model toy has no text encoder, which prompts need"),
+        ("tokenizer", "model toy has no text encoder, which prompts need"),
+        ("vqvae", "model toy has no VQ decoder: it can make tokens but no images"),
+    ],
+)
+def test_a_pipeline_without_a_part_says_so(folder: Path, part: str, message: str) -> None:
+    without: Any = {part: None}
+    refused(
+        lambda: LanternPipeline.from_pretrained(folder, **without)("a red apple", engine="eager"), match=f"^{message}$"
+    )
+
+
 @pytest.mark.parametrize("batch", [0, -1, 1.5, None])
 def test_a_batch_of_no_images_is_refused_before_passes_are_measured(folder: Path, batch: Any) -> None:
     with pytest.raises(ValueError, match=f"batch is {batch}, wanted a whole number from 1"):
