@@ -128,8 +128,8 @@ def check_parts(target: Any, drafter: Any, model_name: str) -> None:
 
     A target that was not loaded from a folder keeps the digest that its weights have at the first check.
     """
-    if not isinstance(target, torch.nn.Module):
-        raise ValueError(f"transformer is {target!r:.40}, wanted a LanternTransformer, as from_pretrained loads it")
+    if target is None:
+        raise ValueError("transformer is None, wanted a LanternTransformer, as from_pretrained loads it")
     if drafter is None or target.config.family != "llamagen":
         return
     if drafter.config.target is not None and getattr(target, "digest", None) is None:
@@ -191,6 +191,11 @@ class LanternPipeline(DiffusionPipeline):
         if isinstance(transformer, LanternTransformer) and transformer.folder is not None:
             self._load_from(transformer.folder, transformer.folder.name)
         check_parts(transformer, drafter, self._name)
+
+    @classmethod
+    def extract_init_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Return diffusers' arguments of an index, without the tokens per step, which the transformer reads."""
+        return super().extract_init_dict({k: v for k, v in config_dict.items() if k != folders.WINDOWS_KEY}, **kwargs)
 
     @classmethod
     @outside_modes
