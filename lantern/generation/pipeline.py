@@ -118,9 +118,14 @@ class LanternDrafter(Eagle, Component):
 
 
 class LanternVQ(VQVAE, Component):
-    """The VQ tokenizer as a diffusers component."""
+    """The VQ tokenizer as a diffusers component, which stays in fp32."""
 
     config_class = VQConfig
+
+    def to(self, *args: Any, **kwargs: Any) -> "LanternVQ":
+        """Move the module to a device; a dtype has no effect."""
+        torch.nn.Module.to(self, torch._C._nn._parse_to(*args, **kwargs)[0])  # type: ignore[attr-defined]
+        return self
 
 
 def check_parts(target: Any, drafter: Any, model_name: str) -> None:

@@ -35,6 +35,8 @@ def test_diffusers_loads_what_was_assembled_and_what_was_saved(
         found = DiffusionPipeline.from_pretrained(place, trust_remote_code=True)
         assert type(found).__name__ == "LanternPipeline" and tokens(found) == tokens(pipe)
         assert tokens(found, method="sam") == tokens(pipe, method="sam") and found.model.tokens_per_step == known
+    found = DiffusionPipeline.from_pretrained(folder, torch_dtype=torch.bfloat16, trust_remote_code=True)
+    assert (found.transformer.dtype, found.vqvae.dtype) == (torch.bfloat16, torch.float32)
     assert not [line for line in warned if "ignored" in line]
 
 

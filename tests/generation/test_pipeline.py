@@ -207,7 +207,7 @@ def test_the_progress_bar_counts_tokens(pipe: LanternPipeline, capsys: pytest.Ca
 
 def test_half_precision_keeps_the_rotary_table(pipe: LanternPipeline) -> None:
     before = pipe.transformer.rotary.table.clone()
-    assert pipe.to(torch.bfloat16).dtype == torch.bfloat16
+    assert pipe.to(torch.bfloat16).dtype == torch.bfloat16 and pipe.vqvae.dtype == torch.float32
     assert pipe.transformer.rotary.table.dtype == torch.float32 and torch.equal(pipe.transformer.rotary.table, before)
     assert pipe.transformer.output.weight.dtype == torch.bfloat16
     assert call(pipe, output_type="latent").tokens.shape == (1, 4, 4)
