@@ -112,8 +112,10 @@ def requests_of_call(
     elif prompt is not None:
         subjects = [Request(prompt=text) for text in texts_of(prompt, "prompt")]
     else:
-        labels = class_labels if isinstance(class_labels, Iterable) else [class_labels]
+        labels = list(class_labels) if isinstance(class_labels, Iterable) else [class_labels]
         try:
+            if any(isinstance(label, bool) for label in labels):
+                raise TypeError
             subjects = [Request(label=index(label)) for label in labels]
         except TypeError:
             wanted = "wanted a whole number or a list of them"

@@ -155,7 +155,7 @@ VALUES: list[tuple[dict[str, Any], str]] = [
 TYPES: list[tuple[dict[str, Any], str]] = [
     ({"prompt": 3}, "prompt is int '3', wanted a text or a list of texts"),
     ({"prompt": ["a", 4]}, "prompt[1] is int '4', wanted a text"),
-    ({"prompt": None, "class_labels": ["x"]}, "wanted a whole number or a list of them"),
+    *(({"prompt": None, "class_labels": x}, "wanted a whole number or a list") for x in (["x"], True, [1, True])),
     ({"negative_prompt": 3}, "negative_prompt is int '3'"),
     ({"prompt": None, "prompt_embeds": torch.ones(1, 6, 8).int()}, "is torch.int32, wanted a tensor of floating"),
     ({"settings": 3}, "settings is of type int"),
