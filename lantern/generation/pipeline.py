@@ -283,14 +283,18 @@ class LanternPipeline(DiffusionPipeline):
             pipe._loaded, pipe._method, pipe.engine = pipeline._loaded, pipeline._method, pipeline.engine
         return pipe
 
-    def save_pretrained(self, save_directory: str | Path, *others: Any, **options: Any) -> None:
+    def save_pretrained(
+        self, save_directory: str | Path, safe_serialization: bool = True, *others: Any, **options: Any
+    ) -> None:
         """Write all components and add-ons, the index with the chosen method, checksums, `pipeline.py` for diffusers.
 
         Drafter and add-ons that were trained for the transformer are signed for it as it is saved, also where its
         weights were changed or rounded. With `push_to_hub`, `repo_id` and options of `push_to_hub` it is uploaded as
-        well. ValueError for a drafter of another transformer, for a folder with parts that this pipeline lacks, and for
-        a model of transformers, which is saved by its own class.
+        well. ValueError without `safe_serialization`, for a drafter of another transformer, for a folder with parts that
+        this pipeline lacks, and for a model of transformers, which is saved by its own class.
         """
+        if not safe_serialization:
+            raise ValueError("safe_serialization is False, which lantern does not have: omit it")
         is_pushed, names = options.pop("push_to_hub", False), inspect.signature(self.push_to_hub).parameters
         hub: dict[str, Any] = {name: options[name] for name in names if name in options}
         if self.transformer.config.family != "llamagen":
@@ -303,7 +307,7 @@ class LanternPipeline(DiffusionPipeline):
             raise ValueError(
                 f"{folder} has {', '.join(found)}, which this pipeline lacks: remove it, or save to another folder"
             )
-        super().save_pretrained(save_directory, *others, **options)
+        super().save_pretrained(save_directory, True, *others, **options)
         self._save_add_ons(folder)
         chosen = {"method": self._method} if self._method != "auto" or "method" in defaults else {}
         folders.write_index(folder, generation=defaults | chosen)

@@ -255,6 +255,11 @@ def test_options_of_loading_are_refused_in_one_line(folder: Path, options: dict[
     refused(LanternPipeline.from_pretrained, folder, **options, match=message)
 
 
+def test_weights_are_saved_as_safetensors_only(pipe: LanternPipeline, tmp_path: Path) -> None:
+    refused(pipe.save_pretrained, tmp_path / "saved", safe_serialization=False, match="^safe_serialization is False, ")
+    assert not (tmp_path / "saved").exists()
+
+
 @pytest.mark.parametrize(
     ("part", "message"),
     [
