@@ -307,6 +307,7 @@ class LanternPipeline(DiffusionPipeline):
             raise ValueError(
                 f"{folder} has {', '.join(found)}, which this pipeline lacks: remove it, or save to another folder"
             )
+        self.register_modules(**self.components)  # diffusers forgets those that were None before
         super().save_pretrained(save_directory, True, *others, **options)
         self._save_add_ons(folder)
         chosen = {"method": self._method} if self._method != "auto" or "method" in defaults else {}

@@ -96,6 +96,10 @@ def test_a_saved_pipeline_reloads_to_the_same_picture(pipe: LanternPipeline, tmp
         assert torch.equal(before.tokens, after.tokens)
         assert before.images[0].tobytes() == after.images[0].tobytes()
     assert again.config["generation"]["top_k"] == 12
+    late = LanternPipeline.from_pretrained(tmp_path / "saved", drafter=None)
+    late.drafter = again.drafter
+    late.save_pretrained(tmp_path / "late")
+    assert LanternPipeline.from_pretrained(tmp_path / "late").drafter is not None
     assert str(tmp_path) not in (tmp_path / "saved" / "model_index.json").read_text()
 
 
