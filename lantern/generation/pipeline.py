@@ -290,8 +290,8 @@ class LanternPipeline(DiffusionPipeline):
 
         Drafter and add-ons that were trained for the transformer are signed for it as it is saved, also where its
         weights were changed or rounded. With `push_to_hub`, `repo_id` and options of `push_to_hub` it is uploaded as
-        well. ValueError without `safe_serialization`, for a drafter of another transformer, for a folder with parts that
-        this pipeline lacks, and for a model of transformers, which is saved by its own class.
+        well. ValueError without `safe_serialization`, for a drafter of another transformer, for a folder with parts
+        that this pipeline lacks, and for a model of transformers, which is saved by its own class.
         """
         if not safe_serialization:
             raise ValueError("safe_serialization is False, which lantern does not have: omit it")
@@ -475,8 +475,10 @@ class LanternPipeline(DiffusionPipeline):
         `adt-tree-paper`. `output_type` is "pil", "pt" (b 3 h w in [0, 1]), "np" (b h w 3 in [0, 1]) or "latent" (token
         grids). `callback_on_step_end(pipe, step, timestep, {"tokens": grids, "known": counts})` is called after every
         pass: timestep is the number of tokens that every image of the batch has, `known` that of each image, and tokens
-        still unknown are -1. `batch_size` limits how many images run at once; where memory runs out it is halved with a
-        warning and the batch is repeated. With `debug` NotFiniteError names the layer that gave NaN.
+        still unknown are -1. `pipe._interrupt = True` in it ends the call after that pass: images of later batches are
+        not returned, and those of the running one have 0 for missing tokens. `batch_size` limits how many images run at
+        once; where memory runs out it is halved with a warning and the batch is repeated. With `debug` NotFiniteError
+        names the layer that gave NaN.
 
         Options of the method are keywords (`tree="chain_4"`), or follow its name ("eagle1:tree=chain_4"), or are in
         `settings` ({"tree": "chain_4"}), as one must be that is named like an argument above, such as `width`.

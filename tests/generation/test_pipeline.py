@@ -197,7 +197,8 @@ def test_an_interrupted_call_returns_partial_pictures(pipe: LanternPipeline) -> 
     assert part.stats[0]["warning"] == "interrupted: 4 of 16 tokens were decoded, the others are 0"
     assert torch.equal(call(pipe, method="plain").tokens.flatten(), whole)
     several = {"prompt": ["a red apple"] * 2, "batch_size": 1, "callback_on_step_end": stop}
-    assert len(call(pipe, **several, method="plain", generator=[5, 6]).stats) == 1  # the batch is the last one
+    found = call(pipe, **several, method="plain", generator=[5, 6])
+    assert [len(found.images), len(found.tokens), len(found.stats)] == [1, 1, 1]  # the batch is the last one
     pipe.method = "lantern"  # is interrupted at once
     stats = call(pipe, settings={"k": 4}, callback_on_step_end=stop).stats[0]
     assert stats["promise"] is None and 0 < stats["tokens"] < 16
