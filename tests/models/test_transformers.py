@@ -1,5 +1,6 @@
 """Targets of transformers' classes against the classes themselves, at toy size and with random weights."""
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -259,6 +260,7 @@ def test_a_pipeline_moves_with_its_parts_which_make_another(root: Path, tmp_path
     assert pipe.to("cpu").device.type == "cpu" and pipe.to(torch.bfloat16).dtype == torch.bfloat16
     assert (pipe.drafter.dtype, pipe.vqvae.dtype) == (torch.bfloat16, torch.float32)
     assert tokens(pipe) == tokens(half)  # rotary factors stay in fp32
+    assert copy.deepcopy(pipe.transformer).loaded is None  # with its add-ons
     everything = [pipe.transformer, pipe.drafter, pipe.vqvae]
     assert all(x.is_meta for part in pipe.to("meta") and everything for x in (*part.parameters(), *part.buffers()))
 

@@ -164,6 +164,10 @@ class TransformersTarget(nn.Module, Target):
         """Dtype of the decoder."""
         return self.words.weight.dtype
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies have, such as quantized ones: all but `loaded`."""
+        return {name: value for name, value in vars(self).items() if name != "loaded"}
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Apply `fn`; buffers, such as rotary factors, keep the dtype that transformers gave them."""
         kept = [(module, dict(module._buffers)) for module in self.modules()]
