@@ -122,8 +122,7 @@ def edited(model: "Model", image: "Image", mask: "Image | None" = None) -> KeptP
 def _size(model: "Model") -> tuple[int, int]:
     """Return the width and height of the model's images in pixels; ValueError without a VQ encoder."""
     if model.vq is None:
-        place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
-        raise ValueError(f"model {model.name} has no VQ encoder, which an init image needs{place}")
+        raise ValueError(f"model {model.name} has no VQ encoder, which an init image needs{model.missing('vqvae')}")
     height, width = model.size
     return width, height
 

@@ -43,15 +43,18 @@ from lantern.generation.images import MAX_SCALE, NotFiniteError, Picture, check_
 from lantern.generation.requests import CALLBACK_TENSORS, check_call, requests_of_call, texts_of
 from lantern.methods import find
 from lantern.methods.method import check_same
+from lantern.methods.parts import ADD_ONS
 from lantern.models import folder as folders
 from lantern.models.folder import COMPONENTS, INDEX_NAME, Model
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.names import CLASSES_NAME, NAMES_NAME, RECOGNISED_NAME, WORDS_NAME
+from lantern.models.transformers.components import Prompts
 
 LOG = logging.getLogger("lantern")
 INSTEAD = {"variant": "omit it, and give torch_dtype", "device_map": "omit it, and call pipe.to(device)"}
+LISTS = (WORDS_NAME, NAMES_NAME, RECOGNISED_NAME, f"transformer/{CLASSES_NAME}")  # of a model's folder
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
 
 
@@ -59,6 +62,7 @@ class Component(ModelMixin):
     """Makes a plain module a diffusers component: a folder with config.json and model.safetensors."""
 
     config_class: ClassVar[type]
+    source: Path | None = None  # the folder that it was loaded from
 
     @classmethod
     def from_pretrained(
@@ -67,6 +71,7 @@ class Component(ModelMixin):
         """Load a component folder; `others`, diffusers' loading options, are ignored."""
         build: Any = cls
         module = load_component(build, cls.config_class, pretrained_model_name_or_path)
+        module.source = Path(pretrained_model_name_or_path)
         return module.to(dtype=torch_dtype or torch.float32).requires_grad_(False)
 
     def save_pretrained(self, save_directory: str | Path, **others: Any) -> None:
@@ -114,9 +119,30 @@ class LanternDrafter(Eagle, Component):
 
 
 class LanternVQ(VQVAE, Component):
-    """The VQ tokenizer as a diffusers component."""
+    """The VQ tokenizer as a diffusers component, which stays in fp32."""
 
     config_class = VQConfig
+
+    def to(self, *args: Any, **kwargs: Any) -> "LanternVQ":
+        """Move the module to a device; a dtype has no effect."""
+        torch.nn.Module.to(self, torch._C._nn._parse_to(*args, **kwargs)[0])  # type: ignore[attr-defined]
+        return self
+
+
+def check_parts(target: Any, drafter: Any, model_name: str) -> None:
+    """Raise ValueError without a target, and for a drafter of another one.
+
+    A target that was not loaded from a folder keeps the digest that its weights have at the first check.
+    """
+    if target is None:
+        raise ValueError("transformer is None, wanted a LanternTransformer, as from_pretrained loads it")
+    if drafter is None or target.config.family != "llamagen":
+        return
+    if drafter.config.target is not None and getattr(target, "digest", None) is None:
+        target.digest = weights_digest(target.state_dict())
+    source = getattr(drafter, "source", None)
+    names = {"drafter_name": f"drafter {source}" if source else "the drafter", "model_name": model_name}
+    folders.check_drafter(drafter.config, target.config, getattr(target, "digest", None) or "", **names)
 
 
 OWN: dict[str, type[Component]] = {"transformer": LanternTransformer, "vqvae": LanternVQ, "drafter": LanternDrafter}
@@ -158,17 +184,24 @@ class LanternPipeline(DiffusionPipeline):
         self.register_modules(
             transformer=transformer, vqvae=vqvae, text_encoder=text_encoder, tokenizer=tokenizer, drafter=drafter
         )
-        if generation is None and isinstance(transformer, LanternTransformer):
-            generation = dict(transformer.generation or {})
+        # what is in the model's folder beside the components
+        self._loaded: Model | None = getattr(transformer, "loaded", None)
+        if generation is None:
+            generation = getattr(self._loaded or transformer, "generation", None)
         defaults = dict(folders.check_generation(generation or {}, source=INDEX_NAME))
         self.register_to_config(generation=defaults)
         self._method = str(defaults.get("method", "auto"))
         self._interrupt = False
         self._engine_of_calls: Engine | str = "auto"
         self._prompts = PromptCache()
-        self._loaded: Model | None = None  # what is in the model's folder beside the components
         if isinstance(transformer, LanternTransformer) and transformer.folder is not None:
             self._load_from(transformer.folder, transformer.folder.name)
+        check_parts(transformer, drafter, self._name)
+
+    @classmethod
+    def extract_init_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Return diffusers' arguments of an index, without the tokens per step, which the transformer reads."""
+        return super().extract_init_dict({k: v for k, v in config_dict.items() if k != folders.WINDOWS_KEY}, **kwargs)
 
     @classmethod
     @outside_modes
@@ -195,9 +228,13 @@ class LanternPipeline(DiffusionPipeline):
         shown = folders.shown_name(name, folder)
         if folders.is_transformers_folder(folder):
             size = options.pop("size", None)
-            model = folders.load_model(folder if hub else name, device="cpu", dtype=dtypes["default"], size=size)
-            pipe = cls(model.target, model.vq, model.text, generation=dict(model.generation))  # type: ignore[arg-type]
-            pipe._loaded = model
+            how: dict[str, Any] = {"device": "cpu", "dtype": dtypes["default"], "size": size}
+            model = folders.load_model(folder if hub else name, parts=folders.ALL_PARTS - {"drafter"}, **how)
+            target: Any = model.target
+            target.loaded = replace(model, vq=None, text=None)
+            drafter: Any = folder / "drafter"
+            drafter = LanternDrafter.from_pretrained(drafter, torch_dtype=model.dtype) if is_there(drafter) else None
+            pipe = cls(target, model.vq, model.text, drafter=drafter)  # type: ignore[arg-type]
         else:
             pipe = cls._of_components(folder, shown, dtypes, options)
         pipe.register_to_config(_name_or_path=shown)
@@ -221,15 +258,12 @@ class LanternPipeline(DiffusionPipeline):
         for part, kind in OWN.items():
             if part not in parts and is_there(folder / part):
                 parts[part] = kind.from_pretrained(folder / part)
+        check_parts(parts["transformer"], parts.get("drafter"), shown)
         pipe = cls(**parts, generation=options.pop("generation", generation))
         if options:
             LOG.warning("options that are not lantern's have no effect: %s", ", ".join(options))
         if has_own_target:
             pipe.transformer.generation = dict(pipe.config["generation"])
-        if pipe.drafter is not None:
-            own, target = folder / "drafter", pipe.transformer
-            digest = pipe._digest or weights_digest(target.state_dict())
-            folders.check_drafter(pipe.drafter.config, target.config, digest, folder=own, model_name=shown)
         for part in ("transformer", "drafter"):
             if (module := getattr(pipe, part)) is not None:
                 torch.nn.Module.to(module, dtype=dtypes.get(part, dtypes["default"]))
@@ -250,21 +284,32 @@ class LanternPipeline(DiffusionPipeline):
             pipe._loaded, pipe._method, pipe.engine = pipeline._loaded, pipeline._method, pipeline.engine
         return pipe
 
-    def save_pretrained(self, save_directory: str | Path, *others: Any, **options: Any) -> None:
+    def save_pretrained(
+        self, save_directory: str | Path, safe_serialization: bool = True, *others: Any, **options: Any
+    ) -> None:
         """Write all components and add-ons, the index with the chosen method, checksums, `pipeline.py` for diffusers.
 
         Drafter and add-ons that were trained for the transformer are signed for it as it is saved, also where its
-        weights were rounded. With `push_to_hub`, `repo_id` and options of `push_to_hub` it is uploaded as well.
-        ValueError for a model of transformers, which is saved by its own class.
+        weights were changed or rounded. With `push_to_hub`, `repo_id` and options of `push_to_hub` it is uploaded as
+        well. ValueError without `safe_serialization`, for a drafter of another transformer, for a folder with parts
+        that this pipeline lacks, and for a model of transformers, which is saved by its own class.
         """
+        if not safe_serialization:
+            raise ValueError("safe_serialization is False, which lantern does not have: omit it")
         is_pushed, names = options.pop("push_to_hub", False), inspect.signature(self.push_to_hub).parameters
         hub: dict[str, Any] = {name: options[name] for name in names if name in options}
         if self.transformer.config.family != "llamagen":
+            raise ValueError(f"{self.model.name} is a model of transformers: copy its folder, or save it by its class")
+        check_parts(self.transformer, self.drafter, self._name)
+        folder, defaults, own = Path(save_directory), dict(self.config["generation"]), self._beside()
+        lacking = [part for part in COMPONENTS if getattr(self, part) is None]
+        lacking += [path for path in (*(f"{folders.FOLDER}/{name}" for name in ADD_ONS), *LISTS) if path not in own]
+        if found := [path for path in lacking if is_there(folder / path)]:
             raise ValueError(
-                f"{self.config['_name_or_path']} is a model of transformers: copy its folder, or save it by its class"
+                f"{folder} has {', '.join(found)}, which this pipeline lacks: remove it, or save to another folder"
             )
-        super().save_pretrained(save_directory, *others, **options)
-        folder, defaults = Path(save_directory), dict(self.config["generation"])
+        self.register_modules(**self.components)  # diffusers forgets those that were None before
+        super().save_pretrained(save_directory, True, *others, **options)
         self._save_add_ons(folder)
         chosen = {"method": self._method} if self._method != "auto" or "method" in defaults else {}
         folders.write_index(folder, generation=defaults | chosen)
@@ -274,21 +319,35 @@ class LanternPipeline(DiffusionPipeline):
             hub.setdefault("repo_id", folder.resolve().name)
             self.push_to_hub(**hub)  # it saves all again, beside its model card
 
+    def _beside(self) -> list[str]:
+        """Return the paths of add-ons and lists in the folder of the transformer's model."""
+        loaded = self._loaded
+        if loaded is None or loaded.folder is None or loaded.target is not self.transformer:
+            return []
+        lists = [name for name in LISTS if (loaded.folder / name).is_file()]
+        return [*(f"{folders.FOLDER}/{name}" for name in loaded.add_ons), *lists]
+
     def _save_add_ons(self, folder: Path) -> None:
         """Copy add-ons and words; write the digest of the saved transformer into the configs that name that of ours."""
         if self._loaded is None or self._loaded.folder is None or self._loaded.target is not self.transformer:
             return
         source, add_ons = self._loaded.folder, self._loaded.add_ons
-        if source.resolve() != folder.resolve():
-            for name in add_ons:
-                shutil.copytree(source / folders.FOLDER / name, folder / folders.FOLDER / name, dirs_exist_ok=True)
-            for name in (WORDS_NAME, NAMES_NAME, RECOGNISED_NAME, f"transformer/{CLASSES_NAME}"):
-                if (source / name).is_file():
-                    shutil.copyfile(source / name, folder / name)
+        is_own = source.resolve() == folder.resolve()
+        for path in [] if is_own else self._beside():
+            if (source / path).is_dir():
+                shutil.copytree(source / path, folder / path, dirs_exist_ok=True)
+            else:
+                shutil.copyfile(source / path, folder / path)
         digest = weights_digest(self.transformer.state_dict())
+        stored = self._digest or digest
         for path in (folder / "drafter", *(folder / folders.FOLDER / name for name in add_ons)):
-            if path.is_dir() and (config := read_config(path)).get("target") not in (None, digest):
+            if path.is_dir() and (config := read_config(path)).get("target") == stored:
                 write_json(path / CONFIG_NAME, config | {"target": digest})
+        if is_own:  # what was loaded is now what was saved
+            self.transformer.digest = digest
+            if self.drafter is not None and self.drafter.config.target == stored:
+                self.drafter.config = replace(self.drafter.config, target=digest)
+            self._load_from(folder, self._loaded.name)
 
     @property
     def method(self) -> str:
@@ -323,20 +382,25 @@ class LanternPipeline(DiffusionPipeline):
     def _model(self, engine: Engine) -> Model:
         target, generation = self.transformer, {**self.config["generation"], "method": self._method}
         held: dict[str, Any] = {"prompts": self._prompts, "engine": engine, "generation": generation}
+        check_parts(target, self.drafter, self._name)
         # a transformer that was replaced after loading has no folder
         loaded = self._loaded if self._loaded is not None and self._loaded.target is target else None
-        if loaded is not None and target.config.family != "llamagen":
-            return replace(loaded, **held)
-        encoder, tokenizer = self.text_encoder, self.tokenizer
+        text, tokenizer = self.text_encoder, self.tokenizer
+        if not isinstance(text, Prompts):
+            text = None if text is None or tokenizer is None else TextEncoder(text, tokenizer)
         return replace(
             loaded or Model(name="", target=target),
-            name=str(self.config.get("_name_or_path") or "unnamed"),
+            name=self._name,
             vq=self.vqvae,
-            text=None if encoder is None or tokenizer is None else TextEncoder(encoder, tokenizer),
+            text=text,
             drafter=self.drafter,
             tokens_per_step=self._tokens_per_step,
             **held,
         )
+
+    @property
+    def _name(self) -> str:
+        return str(self.config.get("_name_or_path") or (self._loaded.name if self._loaded else "unnamed"))
 
     @property
     def _tokens_per_step(self) -> Mapping[int, float]:
@@ -412,8 +476,10 @@ class LanternPipeline(DiffusionPipeline):
         `adt-tree-paper`. `output_type` is "pil", "pt" (b 3 h w in [0, 1]), "np" (b h w 3 in [0, 1]) or "latent" (token
         grids). `callback_on_step_end(pipe, step, timestep, {"tokens": grids, "known": counts})` is called after every
         pass: timestep is the number of tokens that every image of the batch has, `known` that of each image, and tokens
-        still unknown are -1. `batch_size` limits how many images run at once; where memory runs out it is halved with a
-        warning and the batch is repeated. With `debug` NotFiniteError names the layer that gave NaN.
+        still unknown are -1. `pipe._interrupt = True` in it ends the call after that pass: images of later batches are
+        not returned, and those of the running one have 0 for missing tokens. `batch_size` limits how many images run at
+        once; where memory runs out it is halved with a warning and the batch is repeated. With `debug` NotFiniteError
+        names the layer that gave NaN.
 
         Options of the method are keywords (`tree="chain_4"`), or follow its name ("eagle1:tree=chain_4"), or are in
         `settings` ({"tree": "chain_4"}), as one must be that is named like an argument above, such as `width`.

@@ -112,8 +112,10 @@ def requests_of_call(
     elif prompt is not None:
         subjects = [Request(prompt=text) for text in texts_of(prompt, "prompt")]
     else:
-        labels = class_labels if isinstance(class_labels, Iterable) else [class_labels]
+        labels = list(class_labels) if isinstance(class_labels, Iterable) else [class_labels]
         try:
+            if any(isinstance(label, bool) for label in labels):
+                raise TypeError
             subjects = [Request(label=index(label)) for label in labels]
         except TypeError:
             wanted = "wanted a whole number or a list of them"
@@ -255,7 +257,7 @@ def check_requests(model: "Model", requested: Sequence[Request], *, with_pixels:
     if not requested:
         raise ValueError("got no prompt and no class label, wanted at least one")
     if with_pixels and model.vq is None:
-        place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
+        place = model.missing("vqvae")
         raise ValueError(f"model {model.name} has no VQ decoder: it can make tokens but no images{place}")
     classes = model.target.config.num_classes
     for request in requested:
@@ -274,8 +276,7 @@ def check_requests(model: "Model", requested: Sequence[Request], *, with_pixels:
     if not model.takes_prompts or all(request.condition is not None for request in requested):
         return
     if model.text is None:
-        place = "" if model.folder is None else f" ({model.folder / 'text_encoder'} is missing)"
-        raise ValueError(f"model {model.name} has no text encoder, which prompts need{place}")
+        raise ValueError(f"model {model.name} has no text encoder, which prompts need{model.missing('text_encoder')}")
     for prompt in dict.fromkeys(request.prompt for request in requested if request.prompt is not None):
         if model.text.is_blank(prompt):
             raise ValueError(f"the prompt {prompt[:40]!r} is empty after cleaning; give a few words in English")

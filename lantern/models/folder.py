@@ -214,6 +214,11 @@ class Model:
         found = [word for word in WORD.findall(named_emoji(prompt, lambda _: True).lower()) if len(word) > SHORT]
         return not self.words or not found or any(word in self.words for word in found)
 
+    def missing(self, part: str) -> str:
+        """Return in words that the model's folder lacks a component's folder, "" where it does not."""
+        is_whole = self.folder is None or is_transformers_folder(self.folder) or is_there(self.folder / part)
+        return "" if is_whole else f" ({self.folder}/{part} is missing)"
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the names and bytes of all component files. ValueError for a model without a folder."""
@@ -303,7 +308,8 @@ def load_model(
     generation = check_generation(index.get("generation") or {}, source=folder / INDEX_NAME)
     if "drafter" in parts and is_there(folder / "drafter"):  # checked before its weights are read
         config: Any = load_config(ADD_ONS[DRAFTER].config, folder / "drafter" / CONFIG_NAME)
-        check_drafter(config, target.config, digest.hexdigest(), folder=folder / "drafter", model_name=shown)
+        names = {"drafter_name": f"drafter {folder / 'drafter'}", "model_name": shown}
+        check_drafter(config, target.config, digest.hexdigest(), **names)
     has_vq, has_text = (is_there(folder / name) for name in ("vqvae", "text_encoder"))
     return Model(
         name=shown,
@@ -511,8 +517,6 @@ class AddOns(Mapping[str, nn.Module]):
         if name not in self.loaded:
             self.loaded[name] = self._load(ADD_ONS[name], self.folder / FOLDER / name)
         module, weight = self.loaded[name], self.target.tok_embeddings.weight
-        if isinstance(module, TransformersTarget):
-            return module.to(weight.device)
         return module.to(device=weight.device, dtype=weight.dtype)
 
     def _load(self, kind: AddOn, folder: Path) -> nn.Module:
@@ -550,8 +554,7 @@ def check_weights(digest: str | None, found: str, *, drafter_name: str, model_na
         )
 
 
-def check_drafter(drafter: Any, target: TransformerConfig, digest: str, *, folder: Path, model_name: str) -> None:
-    """Check the config of a drafter of a folder against the target's config and the digest of its weights."""
-    names = {"drafter_name": f"drafter {folder}", "model_name": model_name}
+def check_drafter(drafter: Any, target: TransformerConfig, digest: str, **names: str) -> None:
+    """Check a drafter's config against the target's and the digest of its weights; `names` are as above."""
     check_sizes(drafter, target, **names)
     check_weights(drafter.target, digest, **names)

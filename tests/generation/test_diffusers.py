@@ -20,9 +20,14 @@ def tokens(pipe: Any, **how: Any) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_diffusers_loads_what_was_assembled_and_what_was_saved(folder: Path, tmp_path: Path) -> None:
+def test_diffusers_loads_what_was_assembled_and_what_was_saved(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
+    warned = list[str]()
+    for module in ("configuration_utils", "pipelines.pipeline_utils"):
+        monkeypatch.setattr(f"diffusers.{module}.logger.warning", warned.append)
     pipe = LanternPipeline.from_pretrained(folder)
     pipe.transformer.tokens_per_step = {2: 1.5}
     pipe.save_pretrained(tmp_path / "saved")
@@ -30,6 +35,9 @@ def test_diffusers_loads_what_was_assembled_and_what_was_saved(folder: Path, tmp
         found = DiffusionPipeline.from_pretrained(place, trust_remote_code=True)
         assert type(found).__name__ == "LanternPipeline" and tokens(found) == tokens(pipe)
         assert tokens(found, method="sam") == tokens(pipe, method="sam") and found.model.tokens_per_step == known
+    found = DiffusionPipeline.from_pretrained(folder, torch_dtype=torch.bfloat16, trust_remote_code=True)
+    assert (found.transformer.dtype, found.vqvae.dtype) == (torch.bfloat16, torch.float32)
+    assert not [line for line in warned if "ignored" in line]
 
 
 def test_a_pushed_folder_is_whole(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

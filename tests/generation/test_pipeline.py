@@ -15,6 +15,7 @@ from lantern.generation.pipeline import LanternDrafter, LanternOutput, LanternTr
 from lantern.models.folder import load_model, record_tokens_per_step
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.names import CLASSES_NAME, read_words, write_words
+from tests.refusals import refused
 from tests.tiny_folder import save_tiny_model
 
 
@@ -95,6 +96,10 @@ def test_a_saved_pipeline_reloads_to_the_same_picture(pipe: LanternPipeline, tmp
         assert torch.equal(before.tokens, after.tokens)
         assert before.images[0].tobytes() == after.images[0].tobytes()
     assert again.config["generation"]["top_k"] == 12
+    late = LanternPipeline.from_pretrained(tmp_path / "saved", drafter=None)
+    late.drafter = again.drafter
+    late.save_pretrained(tmp_path / "late")
+    assert LanternPipeline.from_pretrained(tmp_path / "late").drafter is not None
     assert str(tmp_path) not in (tmp_path / "saved" / "model_index.json").read_text()
 
 
@@ -106,8 +111,19 @@ def test_a_saved_pipeline_has_the_words_and_classes_of_its_training(copied: Path
         assert read_words(place) == ["a", "apple", "red"]
     folder = save_tiny_model(tmp_path / "c", model_type="c2i", cls_token_num=1)
     (folder / "transformer" / CLASSES_NAME).write_text('{"classes": ["cat", "dog"]}')
-    LanternPipeline.from_pretrained(folder).save_pretrained(tmp_path / "saved")
-    assert (tmp_path / "saved" / "transformer" / CLASSES_NAME).read_text() == '{"classes": ["cat", "dog"]}'
+    LanternPipeline.from_pretrained(folder).save_pretrained(tmp_path / "classes")
+    assert (tmp_path / "classes" / "transformer" / CLASSES_NAME).read_text() == '{"classes": ["cat", "dog"]}'
+
+
+def test_a_folder_with_parts_of_another_model_is_not_saved_to(pipe: LanternPipeline, copied: Path) -> None:
+    write_words(copied, ["A red apple"])
+    before = sorted((path, path.stat().st_mtime_ns) for path in copied.rglob("*"))
+    parts: dict[str, Any] = pipe.components | {"drafter": None}
+    alone = LanternPipeline(**parts)
+    refused(alone.save_pretrained, copied, match="has drafter, words.txt, which this pipeline lacks: remove it, or")
+    alone.transformer = LanternTransformer(pipe.transformer.config)  # of no model
+    refused(alone.save_pretrained, copied, match="has drafter, parts/.*, words.txt, which this pipeline lacks")
+    assert sorted((path, path.stat().st_mtime_ns) for path in copied.rglob("*")) == before
 
 
 def test_tokens_per_pass_of_windows_are_those_of_the_folder(folder: Path, copied: Path, tmp_path: Path) -> None:
@@ -181,7 +197,8 @@ def test_an_interrupted_call_returns_partial_pictures(pipe: LanternPipeline) -> 
     assert part.stats[0]["warning"] == "interrupted: 4 of 16 tokens were decoded, the others are 0"
     assert torch.equal(call(pipe, method="plain").tokens.flatten(), whole)
     several = {"prompt": ["a red apple"] * 2, "batch_size": 1, "callback_on_step_end": stop}
-    assert len(call(pipe, **several, method="plain", generator=[5, 6]).stats) == 1  # the batch is the last one
+    found = call(pipe, **several, method="plain", generator=[5, 6])
+    assert [len(found.images), len(found.tokens), len(found.stats)] == [1, 1, 1]  # the batch is the last one
     pipe.method = "lantern"  # is interrupted at once
     stats = call(pipe, settings={"k": 4}, callback_on_step_end=stop).stats[0]
     assert stats["promise"] is None and 0 < stats["tokens"] < 16
@@ -195,7 +212,7 @@ def test_the_progress_bar_counts_tokens(pipe: LanternPipeline, capsys: pytest.Ca
 
 def test_half_precision_keeps_the_rotary_table(pipe: LanternPipeline) -> None:
     before = pipe.transformer.rotary.table.clone()
-    assert pipe.to(torch.bfloat16).dtype == torch.bfloat16
+    assert pipe.to(torch.bfloat16).dtype == torch.bfloat16 and pipe.vqvae.dtype == torch.float32
     assert pipe.transformer.rotary.table.dtype == torch.float32 and torch.equal(pipe.transformer.rotary.table, before)
     assert pipe.transformer.output.weight.dtype == torch.bfloat16
     assert call(pipe, output_type="latent").tokens.shape == (1, 4, 4)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ VALUES: list[tuple[dict[str, Any], str]] = [
 TYPES: list[tuple[dict[str, Any], str]] = [
     ({"prompt": 3}, "prompt is int '3', wanted a text or a list of texts"),
     ({"prompt": ["a", 4]}, "prompt[1] is int '4', wanted a text"),
-    ({"prompt": None, "class_labels": ["x"]}, "wanted a whole number or a list of them"),
+    *(({"prompt": None, "class_labels": x}, "wanted a whole number or a list") for x in (["x"], True, [1, True])),
     ({"negative_prompt": 3}, "negative_prompt is int '3'"),
     ({"prompt": None, "prompt_embeds": torch.ones(1, 6, 8).int()}, "is torch.int32, wanted a tensor of floating"),
     ({"settings": 3}, "settings is of type int"),
@@ -259,6 +260,27 @@ def test_options_of_loading_are_refused_in_one_line(folder: Path, options: dict[
     refused(LanternPipeline.from_pretrained, folder, **options, match=message)
 
 
+def test_weights_are_saved_as_safetensors_only(pipe: LanternPipeline, tmp_path: Path) -> None:
+    refused(pipe.save_pretrained, tmp_path / "saved", safe_serialization=False, match="^safe_serialization is False, ")
+    assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("transformer", "transformer is None, wanted a LanternTransformer, as from_pretrained loads it"),
+        ("text_encoder", "model toy has no text encoder, which prompts need"),
+        ("tokenizer", "model toy has no text encoder, which prompts need"),
+        ("vqvae", "model toy has no VQ decoder: it can make tokens but no images"),
+    ],
+)
+def test_a_pipeline_without_a_part_says_so(folder: Path, part: str, message: str) -> None:
+    without: Any = {part: None}
+    refused(
+        lambda: LanternPipeline.from_pretrained(folder, **without)("a red apple", engine="eager"), match=f"^{message}$"
+    )
+
+
 @pytest.mark.parametrize("batch", [0, -1, 1.5, None])
 def test_a_batch_of_no_images_is_refused_before_passes_are_measured(folder: Path, batch: Any) -> None:
     with pytest.raises(ValueError, match=f"batch is {batch}, wanted a whole number from 1"):
@@ -284,6 +306,34 @@ def test_add_ons_are_those_of_the_weights_as_they_were_stored(folder: Path, tmp_
     pipe = LanternPipeline.from_pretrained(_saved(pipe, tmp_path / "saved"), dtype="fp16")
     for one in (pipe, LanternPipeline(**pipe.components)):
         assert one.model.add_ons["eagle3"] is not None and one.model.folder == tmp_path / "saved"
+
+
+def test_a_drafter_of_other_weights_is_refused_and_never_signed(folder: Path, tmp_path: Path) -> None:
+    changed = LanternPipeline.from_pretrained(folder)
+    changed.transformer.output.weight.data[0, 0] += 1
+    drafter = LanternPipeline.from_pretrained(_saved(changed, tmp_path / "other")).drafter
+    mixed = LanternPipeline.from_pretrained(folder)
+    mixed.drafter = drafter
+    for call in (
+        lambda: tokens(mixed),
+        lambda: mixed.save_pretrained(tmp_path / "mixed"),
+        lambda: LanternPipeline(**mixed.components),
+        lambda: LanternPipeline.from_pretrained(folder, drafter=drafter),
+    ):
+        refused(
+            call, match=f"^drafter {tmp_path / 'other' / 'drafter'} was trained for a target of digest .* model toy"
+        )
+    drafter.config = replace(drafter.config, target=None)
+    assert read_config(_saved(LanternPipeline(**mixed.components), tmp_path / "mixed") / "drafter")["target"] is None
+
+
+def test_weights_that_are_changed_and_saved_in_place_keep_drafter_and_add_ons(copied: Path) -> None:
+    pipe = LanternPipeline.from_pretrained(copied)
+    for _ in range(2):
+        pipe.transformer.output.weight.data[0, 0] += 1
+        pipe.save_pretrained(copied)
+        for model in (pipe.model, load_model(copied)):
+            assert model.drafter is not None and model.add_ons["eagle3"] is not None
 
 
 def test_an_unsigned_drafter_stays_unsigned(folder: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Targets of transformers' classes against the classes themselves, at toy size and with random weights."""
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -15,10 +16,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from lantern.cli import generate as command
+from lantern.core.io import save_component
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, DraftTree, TreeShape
 from lantern.decoding.loop import ForcedTokens, State, begin
 from lantern.decoding.prompt import PromptCache
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.generator import build_decoder, generate
@@ -237,6 +240,29 @@ def test_a_folder_in_the_released_layout_makes_pictures(name: str, root: Path, t
     pipe = LanternPipeline.from_pretrained(folder(name, root), size=size)
     found: Any = pipe(PROMPTS[0], generator=0, method="sjd-pac", output_type="np")
     assert found.tokens[0].tolist() == expected.grid and found.stats[0]["steps"] <= len(expected.tokens)
+
+
+def test_a_pipeline_moves_with_its_parts_which_make_another(root: Path, tmp_path: Path) -> None:
+    made = shutil.copytree(folder("janus", root), tmp_path / "janus")
+    drafter = Eagle(EagleConfig.for_target(parts("janus").target.config))
+    save_component(drafter.state_dict(), drafter.config, made / "drafter")
+    pipe, half = [LanternPipeline.from_pretrained(made, dtype=dtype) for dtype in ("fp32", "bf16")]
+    copies = [LanternPipeline.from_pipe(pipe), LanternPipeline(**pipe.components)]
+    how: dict[str, Any] = {"generator": 0, "method": "eagle1"}
+
+    def tokens(made: Any) -> list[int]:
+        return made(PROMPTS[0], **how).tokens.flatten().tolist()
+
+    for other in copies:
+        other.engine = "eager"
+        assert tokens(other) == tokens(pipe)
+        assert other.model.sampling() == pipe.model.sampling()
+    assert pipe.to("cpu").device.type == "cpu" and pipe.to(torch.bfloat16).dtype == torch.bfloat16
+    assert (pipe.drafter.dtype, pipe.vqvae.dtype) == (torch.bfloat16, torch.float32)
+    assert tokens(pipe) == tokens(half)  # rotary factors stay in fp32
+    assert copy.deepcopy(pipe.transformer).loaded is None  # with its add-ons
+    everything = [pipe.transformer, pipe.drafter, pipe.vqvae]
+    assert all(x.is_meta for part in pipe.to("meta") and everything for x in (*part.parameters(), *part.buffers()))
 
 
 def test_unknown_kinds_and_damaged_folders_are_refused(root: Path, tmp_path: Path) -> None:

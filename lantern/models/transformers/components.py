@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -49,6 +49,15 @@ class Pixels(nn.Module, ABC):
     def device(self) -> torch.device:
         """Device of the decoder."""
         return self.codebook.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the decoder."""
+        return self.codebook.dtype
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move the module to a device; a dtype has no effect."""
+        return super().to(torch._C._nn._parse_to(*args, **kwargs)[0])  # type: ignore[attr-defined]
 
     @property
     def codebook(self) -> Float[Tensor, "v d"]:

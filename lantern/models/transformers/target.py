@@ -7,8 +7,9 @@ A node that ends a row is passed with the newline behind it. What follows the to
 """
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -112,8 +113,11 @@ class TransformersTarget(nn.Module, Target):
 
     `body` maps embedded inputs to features after the final norm, and `words` is its embedding. `embedding` maps
     tokens to inputs, `head` features to logits over `tokens` of them. ValueError for a kind of attention that does not
-    take every mask, and for a raster longer than the positions of the model.
+    take every mask, and for a raster longer than the positions of the model. `loaded` is for pipelines built of
+    components: what belongs to the model that it was loaded with, its defaults of a call and its folder's add-ons.
     """
+
+    loaded: Any = None
 
     def __init__(
         self, body: Any, words: Any, embedding: Any, head: nn.Module, *, tokens: int, family: str, raster: Raster
@@ -149,6 +153,31 @@ class TransformersTarget(nn.Module, Target):
     def head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
         """Map features to fp32 logits over tokens."""
         return self.output(features).float()
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the decoder."""
+        return self.words.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the decoder."""
+        return self.words.weight.dtype
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies have, such as quantized ones: all but `loaded`."""
+        return {name: value for name, value in vars(self).items() if name != "loaded"}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Apply `fn`; buffers, such as rotary factors, keep the dtype that transformers gave them."""
+        kept = [(module, dict(module._buffers)) for module in self.modules()]
+        super()._apply(fn, recurse)
+        for module, buffers in kept:
+            for name, before in buffers.items():
+                after = module._buffers[name]
+                if before is not None and after is not None and after.dtype != before.dtype:
+                    module._buffers[name] = before.to(after.device)
+        return self
 
     @property
     def norm(self) -> nn.Module:
