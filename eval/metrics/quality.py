@@ -348,7 +348,8 @@ def _warning(name: str, material: Material) -> str:
             warnings.append("the reference file does not name its network and resize")
         return "; ".join(filter(None, warnings))
     if name == "psnr" and (equal := int(material.pairs["psnr"].isinf().sum())):
-        return f"{equal} images are equal to their reference and left out (infinite PSNR)"
+        left = "" if equal == len(material.pairs["psnr"]) else " and left out"
+        return f"{equal} images are equal to their reference{left} (infinite PSNR)"
     if PROMPTS in METRICS[name].needs:
         cut = clip_score.cut_prompts(material.prompts)
         return f"{cut} prompts are truncated to 77 tokens" if cut else ""

@@ -12,7 +12,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -189,8 +189,8 @@ def keep_freed_memory() -> bool:
 class TrainingLog:
     """Progress on stderr, one JSON line per report in log.jsonl, events in `events/`; only the first process writes.
 
-    On a terminal progress is a bar, elsewhere a line a minute. A resumed run hides events that the stopped run wrote
-    after its checkpoint.
+    On a terminal progress is a bar, elsewhere a line a minute. A resumed run hides events, and removes lines, that the
+    stopped run wrote after its checkpoint.
     """
 
     def __init__(self, run: "Run") -> None:
@@ -203,12 +203,24 @@ class TrainingLog:
         is_hidden = not run.is_first or not sys.stderr.isatty()
         self.bar = tqdm(initial=run.done, total=self.steps, unit="step", dynamic_ncols=True, disable=is_hidden)
         self._events: Any = None
+        if run.is_first:
+            self._remove_repeated()
         if run.is_first and find_spec("tensorboard") is None:
             print(f"no TensorBoard events; for them, {install_hint('train')}", file=sys.stderr)
         elif run.is_first:
             from torch.utils.tensorboard import SummaryWriter
 
             self._events = SummaryWriter(str(run.out / "events"), purge_step=run.done + 1 if run.done else None)
+
+    def _remove_repeated(self) -> None:
+        """Remove the lines of steps that will be repeated, and one that was cut short."""
+        path, kept = self.run.out / "log.jsonl", list[str]()
+        for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+            with suppress(ValueError):
+                if json.loads(line)["step"] <= self.run.done:
+                    kept.append(line)
+        if kept or path.exists():
+            path.write_text("".join(kept))
 
     def speak(self, figures: dict[str, Tensor], *, is_last: bool) -> None:
         """Advance the bar, or print a line if the last one is a minute old or this step is the last."""
@@ -435,7 +447,11 @@ class Run:
             "seconds": self.elapsed,
         }
         with atomic_write(self.out / "checkpoint.pt") as temporary:
-            torch.save(state, temporary)
+            try:
+                with temporary.open("wb") as file:
+                    torch.save(state, file)
+            except RuntimeError as error:  # torch's own, behind that of a full disk
+                raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
     def export(self) -> None:
         """Write the trained component, of the averaged weights if there are any, and the schedule as it was run."""

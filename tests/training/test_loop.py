@@ -208,11 +208,13 @@ def test_log_and_events_hold_losses_figures_and_samples(tmp_path: Path) -> None:
             Image.new("RGB", (5, 4), (255, 0, 0)).save(path)
 
     with pytest.raises(Stopped):
-        train(Sampled(kill_at=13), CONFIG, out=tmp_path)
+        train(Sampled(kill_at=18), CONFIG, out=tmp_path)
+    with (tmp_path / "log.jsonl").open("a") as log:
+        log.write('{"step": 1')  # cut short
     train(Sampled(), CONFIG, out=tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if "loss" in line]
-    assert losses[-1] < losses[0]
+    losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
+    assert losses[30] < losses[5] and sum("loss" in line for line in lines) == len(losses) == 6
     assert [line["step"] for line in lines if "held_out_weight" in line] == [10, 20, 30]
     events = reader.EventAccumulator(str(tmp_path / "events"))
     events.Reload()
@@ -262,6 +264,18 @@ class Timed(Line):
 def result(folder: Path) -> tuple[dict[str, Any], float]:
     found = json.loads((folder / "training.json").read_text())
     return found["loop"], found["seconds"]
+
+
+def test_a_full_disk_is_named_as_the_system_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError:
+            raise RuntimeError("unexpected pos 768 vs 662")  # noqa: B904, as torch's writer does
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        train(Line(), CONFIG, out=tmp_path)
 
 
 @pytest.mark.parametrize("slow_from", [10**9, 100])

@@ -224,8 +224,8 @@ def named(name: str) -> StaticTree:
         )
     if re.match(r"(chain|grown|spine)_\d", name, re.ASCII):
         raise ValueError(
-            f'tree "{name[:80]}" is too large or misspelled: wanted chain_N, grown_N_D or spine_S_N_D, where N is a'
-            " whole number up to 999, and S, D and a chain's N up to 99"
+            f'tree "{name[:80]}" is out of range or misspelled: wanted chain_N, grown_N_D or spine_S_N_D, where N is'
+            " from 1 to 999, and S, D and a chain's N from 1 to 99"
         )
     hint = hint_for(name, TREES, f"known are {', '.join(TREES)}, chain_N, grown_N_D and spine_S_N_D")
     raise ValueError(f'tree "{name[:80]}" is unknown: {hint}')
