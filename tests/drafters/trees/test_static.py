@@ -73,8 +73,8 @@ def test_malformed_trees_raise(choices: tuple[tuple[int, ...], ...]) -> None:
 
 def test_unknown_names_suggest_the_nearest() -> None:
     assert "did you mean 'mc_sim_7b_63'" in refused(named, "mc_sim_7b_36")
-    for name in ("chain_100", "grown_1000_3", "spine_4_1000_2"):
-        assert "S, D and a chain's N up to 99" in refused(named, name)
+    for name in ("chain_0", "chain_100", "grown_1000_3", "spine_4_1000_2"):
+        assert "S, D and a chain's N from 1 to 99" in refused(named, name)
 
 
 @pytest.mark.parametrize("name", static.NOT_INCLUDED)
