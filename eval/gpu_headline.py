@@ -702,11 +702,11 @@ def headline(
     What the file has stays. Returns 1 if a section is missing at the end.
     """
     path, begun = out.resolve() / "headline.json", time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
     if worker:
         work(path, sections, ending=begun + 60 * minutes, device=torch.device(device), is_toy=toy)
         return DONE
     pick_device(device)  # refuses a GPU that is not there
+    out.mkdir(parents=True, exist_ok=True)
 
     def left() -> list[str]:
         return [name for name in sections if name not in read(path)["finished"]]

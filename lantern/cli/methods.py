@@ -8,6 +8,7 @@ from typing import Any
 
 from lantern.cli.command import DONE, arg, command, opt
 from lantern.cli.options import METHOD, MODEL, MODEL_HELP
+from lantern.core.config import read_json_object
 from lantern.core.places import resolve_model
 from lantern.engines.engine import ENGINES
 from lantern.methods import METHODS, PROMISES, Method
@@ -67,9 +68,17 @@ def description(method: Method, model: str, folder: Path) -> dict[str, Any]:
         | {"type": type(option.default).__name__, "here": here[option.name], "choices": list(option.choices)}
         for option in method.options.values()
     ]
+    target = folder / "transformer" / "config.json"
+    is_classes = target.is_file() and read_json_object(target).get("model_type") == "c2i"
+
+    def command_of(need: str) -> str:
+        if is_classes and ADD_ONS[need].training == "drafter":
+            return "drafters are trained for targets that take captions, not classes"
+        return ADD_ONS[need].command.replace("MODEL", quote(str(folder)))
+
     needs = [
         {"name": need, "folder": ADD_ONS[need].folder, "present": need not in found["lacks"]}
-        | {"command": ADD_ONS[need].command.replace("MODEL", quote(str(folder)))}
+        | {"command": command_of(need)}
         for need in made.needs
     ]
     return found | {

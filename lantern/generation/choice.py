@@ -97,7 +97,7 @@ def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable
 
     T(n) is that of `engines.pass_times`, which takes up to some seconds the first time on a machine.
     """
-    profiled = _of_profile(model, sampling, report)
+    profiled = _of_profile(model, sampling, batch, report)
     if profiled is not None and has_parts(model, profiled):
         return replace(profiled, reason="a profile of `lantern tune` recommends it")
     lines = sampling.rows * batch
@@ -186,7 +186,7 @@ def place_of(model: Model) -> Path:
     return cache_folder() / f"{model.weights_digest}.json"
 
 
-def _of_profile(model: Model, sampling: Sampling, report: Callable[[str], None]) -> Method | None:
+def _of_profile(model: Model, sampling: Sampling, batch: int, report: Callable[[str], None]) -> Method | None:
     """Return the method that a profile recommends for a model, or None; `report` gets why a profile is not used.
 
     The profile of the model's folder comes before that of the cache, which is used where the other does not fit.
@@ -199,7 +199,7 @@ def _of_profile(model: Model, sampling: Sampling, report: Callable[[str], None])
             continue
         try:
             profile = read_profile(path)
-            fault, choice = unfit(profile, model, sampling), profile["choice"]
+            fault, choice = unfit(profile, model, sampling, batch), profile["choice"]
             if not fault:
                 return find(str(choice.get("method"))).with_options(**dict(choice.get("settings") or {}))
         except (TypeError, ValueError) as error:
@@ -221,14 +221,17 @@ def read_profile(path: Path) -> dict[str, Any]:
     return profile
 
 
-def unfit(profile: Mapping[str, Any], model: Model, sampling: Sampling) -> str:
+def unfit(profile: Mapping[str, Any], model: Model, sampling: Sampling, batch: int) -> str:
     """Return why a profile is not valid for this machine, these weights and this sampling; "" if it is.
 
-    TypeError or ValueError for a profile whose own sampling is invalid.
+    The number of images at a time may differ by a factor of two. TypeError or ValueError for a profile whose own
+    sampling or number is invalid.
     """
     for name, here in describe_machine(model).items():
         if (there := profile["machine"].get(name)) != here:
             return f"it was measured with {name} {str(there)[:60]}, here it is {here}"
+    if not batch / 2 <= int(there := profile.get("batch", batch)) <= 2 * batch:
+        return f"it was measured with {there} images at a time, here it is {batch}"
     fields = [entry.name for entry in dataclasses.fields(Sampling)]
     measured = Sampling(**{name: value for name, value in profile["sampling"].items() if name in fields})
     far = too_far(measured, sampling, model.target.config.vocab_size)

@@ -60,6 +60,10 @@ def test_methods_whose_part_the_model_lacks_are_marked(copied: Path, capsys: Cap
         assert main(["methods", "medusa", "--model", str(copied)]) == 0
         out = capsys.readouterr().out
         assert bool(gone) == ("lantern train drafter --kind medusa" in out) == (f"--target {copied}/transformer" in out)
+    config = copied / "transformer" / "config.json"
+    config.write_text(config.read_text().replace('"t2i"', '"c2i"'))
+    assert main(["methods", "medusa", "--model", str(copied)]) == 0
+    assert "lacks it; drafters are trained for targets that take captions" in capsys.readouterr().out
 
 
 def test_help_fits_one_screen_and_help_all_lists_the_rest(capsys: Capture) -> None:

@@ -158,7 +158,7 @@ def write(model: Model, /, **changes: Any) -> Path:
         "choice": {"method": "eagle1", "settings": {"tree": "0 1 0.0"}},
     }
     for name, changed in changes.items():
-        found[name] = found[name] | changed
+        found[name] = found[name] | changed if isinstance(changed, dict) else changed
     write_json(place_of(model), found)
     return place_of(model)
 
@@ -220,6 +220,7 @@ def test_a_profile_is_of_stored_weights_and_not_of_the_fingerprint(model: Any) -
         ({"sampling": {"top_p": 0.5}}, "measured at top_p 0.5"),
         ({"sampling": {"top_k": 2}}, "measured at top_k 2"),
         ({"model": {"weights": "0" * 64}}, "other weights"),
+        ({"batch": 4}, "measured with 4 images at a time, here it is 1"),
         ({"choice": {"method": "eagel9"}}, 'method "eagel9" is unknown'),
         ({"choice": {"method": None}}, 'method "None" is unknown'),
         ({"choice": {"method": "eagle1", "settings": {"delta": 1}}}, "no setting delta"),
