@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.noise import Noise, Purpose
+from lantern.core.prepared import left_out
 from lantern.core.sampling import Sampling
 from lantern.core.types import Buffers, DraftMode, Prompt, Target
 from lantern.drafters.trees.static import StaticTree, TreeDrafter
@@ -79,10 +80,12 @@ class NetworkDrafter(TreeDrafter):
         self._ranker = self.target.ranker(self.draft_sampling, noise)
         self.held.scale = self.sampling.scales(torch.zeros(1, 1, dtype=torch.long, device=prompt.mask.device))
 
-    @property
-    def is_matched(self) -> bool:
-        """Whether children are ranked directly from logits, with the noise of plain decoding."""
-        return self.mode == "gumbel" and self._sampler is not None
+    def may_be_run(self, drafter: type, module: type) -> bool:
+        """Return whether an engine may draft the trees itself: those of exactly this class and module, since subclasses
+        may draft otherwise, without hooks, and with children ranked from logits with the noise of plain decoding.
+        """
+        is_own = (type(self), type(self.module)) == (drafter, module)
+        return is_own and self.mode == "gumbel" and self._sampler is not None and left_out(self.module) is None
 
     def scales(self, places: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
         """Return the guidance scale at tokens of these numbers."""

@@ -432,8 +432,8 @@ def train(
     """
     prepared, cache, device = Prepared.open(data), cache or out, training_device()
     records, seed, sampling = prepared.records, config.loop.seed, config.sampling
-    if read_config(target).get("model_type") in LLAMAGEN:
-        if read_config(target)["model_type"] == "c2i":
+    if (kind := read_config(target).get("model_type")) in LLAMAGEN:
+        if kind == "c2i":
             raise ValueError(f"{target} takes classes, wanted a target that takes captions: drafters learn with these")
         if text_encoder is None:
             raise ValueError(f"{target} is a target of LlamaGen, got no text encoder: give --text-encoder")

@@ -25,6 +25,7 @@ from lantern.models.llamagen.vqvae import VQVAE, to_pixels, to_uint8
 from lantern.training.data import RECORDS, Prepared, Record
 
 WHITE = 250  # darkest byte that counts as background
+READ = {".safetensors", ".bin", ".json", ".model", ".txt"}  # files of text encoders and their tokenizers
 MARGIN = 1  # pixels around a patch that must be background too
 
 
@@ -89,8 +90,9 @@ def picture_tokens(
 def captions_name(text_encoder: Path, tokenizer: Path | None, prepared: Prepared, *, slots: int) -> str:
     """Return the name of the file of caption features, which depends on all that they are made from."""
     digest = hashlib.sha256(str(slots).encode())
-    read = {path for folder in checked_folders(text_encoder, tokenizer) for path in folder.iterdir() if path.is_file()}
-    for path in (*sorted(read), prepared.folder / RECORDS):
+    found = {path for folder in checked_folders(text_encoder, tokenizer) for path in folder.iterdir()}
+    read = sorted(path for path in found if path.suffix in READ)
+    for path in (*read, prepared.folder / RECORDS):
         with path.open("rb") as file:  # in blocks, since an encoder may have gigabytes
             hashlib.file_digest(file, lambda: digest)
     return f"captions-{digest.hexdigest()[:16]}.safetensors"

@@ -215,12 +215,14 @@ class TrainingLog:
     def _remove_repeated(self) -> None:
         """Remove the lines of steps that will be repeated, and one that was cut short."""
         path, kept = self.run.out / "log.jsonl", list[str]()
-        for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+        if not path.exists():
+            return
+        for line in path.read_text().splitlines(keepends=True):
             with suppress(ValueError):
                 if json.loads(line)["step"] <= self.run.done:
                     kept.append(line)
-        if kept or path.exists():
-            path.write_text("".join(kept))
+        with atomic_write(path) as temporary:
+            temporary.write_text("".join(kept))
 
     def speak(self, figures: dict[str, Tensor], *, is_last: bool) -> None:
         """Advance the bar, or print a line if the last one is a minute old or this step is the last."""

@@ -40,10 +40,9 @@ class EagleDrafter(NetworkDrafter):
         self.held.ahead, self.held.causal = ahead, ahead[:, None] >= ahead
         self.held.stage = ahead[: self.stage] + self.cache.first_stage_slot
         self.held.known = torch.zeros(len(prompt.mask), dtype=torch.long, device=device)
-        # subclasses may draft otherwise, and so may their modules
-        is_own = (type(self), type(self.module)) == (EagleDrafter, Eagle) and not self.is_fresh and self.is_matched
-        is_own = is_own and self.module.config.form == "guided" and not self.most_committed
-        self.passes = DraftPasses(self.module, self.cache, self.shape, self.levels, self.order) if is_own else None
+        is_other = self.is_fresh or self.most_committed or self.module.config.form != "guided"
+        is_run = not is_other and self.may_be_run(EagleDrafter, Eagle)
+        self.passes = DraftPasses(self.module, self.cache, self.shape, self.levels, self.order) if is_run else None
 
     @property
     def known(self) -> Int[Tensor, " b"]:

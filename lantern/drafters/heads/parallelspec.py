@@ -171,7 +171,7 @@ class ParallelDrafter(MarginalDrafter):
         self._mask = self.cache.tree_mask(torch.zeros(images, 0, dtype=torch.bool, device=device), self.stage)
         self.held.steps = torch.arange(self.stage, device=device)
         self.passes = None
-        if (type(self), type(self.module)) == (ParallelDrafter, ParallelSpec) and self.is_matched:
+        if self.may_be_run(ParallelDrafter, ParallelSpec):
             outputs, order = torch.arange(self.depth), torch.nn.functional.pad(self.held.picks + 1, (1, 0))
             level = DepthPlan(self.tree.width, 0, order, outputs, outputs, torch.zeros(self.depth, 0, dtype=torch.bool))
             masks = self.module.masks[: self.depth - 1]

@@ -189,7 +189,7 @@ struct Drafts {
         for (int b = 0; b < of.images; b++) {
             int64_t *tokens = &ranked[size_t(b) * total];
             tokens[0] = images[b].grid[*images[b].known - 1];
-            for (int i = 0; i < of.nodes; i++) images[b].nodes[i] = tokens[of.order[i]];
+            for (int i = 0; i < of.nodes; i++) images[b].tree[i] = tokens[of.order[i]];
         }
     }
 };

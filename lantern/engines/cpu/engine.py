@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 from lantern.core.sampling import Sampling
 from lantern.core.types import Drafter, Target
 from lantern.decoding.loop import State
-from lantern.decoding.plain import Plain
 from lantern.decoding.rounds import Rounds, TorchRounds
 from lantern.engines.cpu import build
 from lantern.engines.cpu.drafter import packed_drafter
-from lantern.engines.cpu.steps import FusedRounds, is_fused
+from lantern.engines.cpu.steps import FusedRounds, is_fused, nodes_of
 from lantern.engines.cpu.target import CpuTarget, check
 from lantern.engines.engine import Engine
 
@@ -60,8 +59,7 @@ class CpuEngine(Engine):
         """Return what generations have in common: fused rounds, with passes of one size, or none."""
         if not is_fused(state):
             return state.group
-        nodes = 1 if isinstance(state, Plain) else getattr(state.drafter, "nodes", state.drafter.max_nodes)
-        return ("fused", nodes, state.group)
+        return ("fused", nodes_of(state), state.group)
 
     def fuses_plain(self, sampling: Sampling) -> bool:
         """Return whether plain decoding runs in C++: not with top-p."""

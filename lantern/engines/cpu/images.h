@@ -18,8 +18,8 @@ struct ImageArgs {
     const float *noise;          // (tokens, vocab); null: none
     const int64_t *random;       // (tokens): initial tokens of a window; null: repeat the last one
     int64_t *known;              // known tokens; the last of them is not in the cache
-    int64_t *nodes;              // (nodes): the last known token, and the drafts of those that follow it
-    const int64_t *parents, *depths; // (nodes) of the nodes; parents come first, and the last node is the deepest
+    int64_t *tree;               // (nodes): the last known token, and the drafts of those that follow it
+    const int64_t *parents, *depths; // (nodes): parents precede children, and the last node is one of the deepest
     int64_t *grid;               // (tokens)
     int64_t *start, *counts;     // number of the first new token of the last step, and how many were new
     int64_t *sampled;            // (nodes): the token sampled after each node that was read

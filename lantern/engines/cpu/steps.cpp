@@ -55,7 +55,7 @@ struct Stepper {
             const int64_t known = *of.known;
             for (int i = 0; i < state.nodes; i++) {
                 const size_t at = size_t(m) * state.nodes + i;
-                embed(state.embeddings, state.is_half, of.nodes[i], model.dim, inputs + at * model.dim);
+                embed(state.embeddings, state.is_half, of.tree[i], model.dim, inputs + at * model.dim);
                 const int64_t where = std::min<int64_t>(known - 1 + of.depths[i], state.tokens - 1);
                 const_cast<int64_t *>(pass.positions)[at] = where + state.conditioning;
                 if (!state.is_staged) const_cast<int64_t *>(pass.places)[at] = where + state.prefix;
@@ -98,7 +98,7 @@ struct Stepper {
         Cost &cost = of.costs[node] = {};
         mixture.normalize(own);
         if (node + 1 < state.nodes) {
-            const int64_t draft = of.nodes[node + 1];
+            const int64_t draft = of.tree[node + 1];
             const float before = own[draft];
             cost.spent = mixture.relax(of.delta, of.cap, own, of.log_q + size_t(node) * model.vocab);
             const float ratio = before - own[draft];
@@ -115,7 +115,7 @@ struct Stepper {
         if (of.log_q && *of.known + node < state.tokens) relax(image, node, omp_get_thread_num());
         if (of.lengths && length >= of.lengths[place(of, 0)]) return 0;
         for (int i = node + 1; i < state.nodes; i++)
-            if (of.parents[i] == node && (of.lengths ? is_above_last(of, i) : of.nodes[i] == of.sampled[node])) return i;
+            if (of.parents[i] == node && (of.lengths ? is_above_last(of, i) : of.tree[i] == of.sampled[node])) return i;
         return 0;
     }
 
@@ -247,10 +247,10 @@ struct Stepper {
 
     // Makes the next window: the last new token, the samples behind it, and initial tokens at its end.
     void shift(const ImageArgs &of, int count) const {
-        of.nodes[0] = of.sampled[count - 1];
+        of.tree[0] = of.sampled[count - 1];
         for (int j = 0; j + 1 < state.nodes; j++) {
             const int from = count + j;
-            of.nodes[j + 1] = from < state.nodes ? of.sampled[from]
+            of.tree[j + 1] = from < state.nodes ? of.sampled[from]
                                : of.random        ? of.random[place(of, j)]
                                                   : of.sampled[state.nodes - 1];
         }

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.core.prepared import left_out
 from lantern.core.types import Cost, DraftPasses, DraftTree, SampleWindow, Scores, Step, TreeShape, Verdict
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import NO_SCORES, State
@@ -23,6 +22,7 @@ from lantern.engines.cpu.target import CpuTarget
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.relaxations.mixture import Mixture
 from lantern.verifiers.relaxed import RelaxedVerifier
+from lantern.verifiers.scripted import ScriptedVerifier
 
 
 class ImageArgs(ctypes.Structure):
@@ -31,7 +31,7 @@ class ImageArgs(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("top_k", "interval")),
         *((name, ctypes.c_float) for name in ("guidance", "temperature")),
-        *((name, ctypes.c_void_p) for name in ("noise", "random", "known", "nodes", "parents", "depths", "grid")),
+        *((name, ctypes.c_void_p) for name in ("noise", "random", "known", "tree", "parents", "depths", "grid")),
         *((name, ctypes.c_void_p) for name in ("start", "counts", "sampled", "path", "steps", "accepted", "reached")),
         *((name, ctypes.c_void_p) for name in ("finite", "log_q", "relaxed", "variation", "largest", "costs")),
         *((name, ctypes.c_void_p) for name in ("pairs", "lengths")),
@@ -97,13 +97,15 @@ def passes_of(state: State) -> DraftPasses | None:
         return None
     module, weight = passes.module, state.target.tok_embeddings.weight
     parts = (isinstance(module.fc, PackedLinear), *(isinstance(layer, PackedDrafterLayer) for layer in module.layers))
-    return passes if all(parts) and module.dtype == weight.dtype and left_out(module) is None else None
+    return passes if all(parts) and module.dtype == weight.dtype else None
 
 
 def script_of(state: State) -> Int[Tensor, " n"] | None:
-    """Return the drafts to accept by token number where a benchmark scripts them (`eval.speed.shapes`), else None."""
-    is_matched = type(getattr(state.verifier, "inner", None)) is GumbelVerifier
-    return getattr(state.verifier, "lengths", None) if is_matched else None
+    """Return the drafts to accept by token number where a measurement scripts them beside Gumbel match, else None."""
+    verifier = state.verifier
+    if isinstance(verifier, ScriptedVerifier) and type(verifier.inner) is GumbelVerifier:
+        return verifier.lengths
+    return None
 
 
 def rule_of(state: State) -> Mixture | None:
@@ -114,6 +116,13 @@ def rule_of(state: State) -> Mixture | None:
     has_q = isinstance(drafter, SampleWindow) and not drafter.is_alone and drafter.log_q is not None
     rule = verifier.relaxation
     return rule if has_q and type(rule) is Mixture and not state.sampling.is_greedy else None
+
+
+def nodes_of(state: State) -> int:
+    """Return the nodes of a generation's passes now: one in plain decoding, and where a window was given up."""
+    if isinstance(state, Plain):
+        return 1
+    return state.drafter.nodes if isinstance(state.drafter, SampleWindow) else state.drafter.max_nodes
 
 
 class FusedImages:
@@ -160,7 +169,7 @@ class FusedImages:
     @property
     def nodes(self) -> int:
         """Nodes of a pass."""
-        return self.most if self.window is None else self.window.nodes
+        return nodes_of(self.state)
 
     @property
     def tree(self) -> TreeShape:

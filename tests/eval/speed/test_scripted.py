@@ -11,9 +11,10 @@ from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine
 from lantern.eval.speed import shapes
 from lantern.eval.speed.bench import WIDTH, render
-from lantern.eval.speed.shapes import ScriptedVerifier, ShapeOptions, deepest, script
+from lantern.eval.speed.shapes import ShapeOptions, deepest, script
 from lantern.models.llamagen.transformer import TransformerConfig
 from lantern.verifiers.gumbel import GumbelVerifier
+from lantern.verifiers.scripted import ScriptedVerifier
 from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_decoder import tiny_decoder
 
