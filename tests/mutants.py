@@ -556,8 +556,8 @@ engines/cuda/trial.py: engines/cuda/test_trial.py
 + if difference <= 0:
 
 engines/cuda/walk.py: engines/cuda/test_walk.py
-- or rule.residual == "cool"):
-+ or rule.residual == "x"):
+- elif IS_COOL:
++ elif IS_RELEASED:
 - p_scale = tl.div_rn(1.0, sum_new)
 + p_scale = p_scale * 1.0
 - tl.store(NEXT + image, tl.load(SAMPLED + image * nodes + last))

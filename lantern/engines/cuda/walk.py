@@ -150,6 +150,7 @@ def walk_kernel(
     REMOVES: tl.constexpr,  # samples without replacement
     RELAXES: tl.constexpr,
     IS_RELEASED: tl.constexpr,
+    IS_COOL: tl.constexpr,
     SHARES: tl.constexpr,
     HAS_DISTANCES: tl.constexpr,
 ):
@@ -255,6 +256,9 @@ def walk_kernel(
                         else:
                             new_near = p_near * 0.0
                             new = new * 0.0
+                    elif IS_COOL:  # what exact rejection leaves
+                        is_moved = is_around & (near < 0)
+                        new_near = p_near
                     else:
                         is_moved = is_taken
                         new_near = p_near * 0.0
@@ -442,8 +446,8 @@ def refusal(verifier: Any, tree: DraftTree, rows: Any) -> str | None:
     if type(verifier) is GumbelVerifier:
         return None
     rule = verifier.relaxation if type(verifier) is RejectionVerifier else verifier
-    if rule is not None and (type(rule) not in (Lantern, LanternPP) or rule.residual == "cool"):
-        return "neither Gumbel match nor rejection, exact or by LANTERN or LANTERN++ with a published residual"
+    if rule is not None and type(rule) not in (Lantern, LanternPP):
+        return "neither Gumbel match nor rejection, exact or by LANTERN or LANTERN++"
     if not isinstance(rows, LogitRows) or not isinstance(rows.noise, Noise):
         return "rows that are not logits, or noise without tables"
     if rows.sampling.top_p < 1 or rows.logits.shape[-1] > MOST_TOKENS:
@@ -495,12 +499,12 @@ def walk(
     bounds = torch.empty(images, nodes, dtype=torch.int32, device=device)
     norms = torch.empty(images, nodes, 2, dtype=torch.float32, device=device)
     cost = distances = table = None
-    near, released, shared, constant, factor = 0, False, False, 0.0, 0.0
+    near, residual, shared, constant, factor = 0, "", False, 0.0, 0.0
     if relaxation is not None:
         assert isinstance(relaxation, ClaimingRule)
         constant, factor = relaxation.constant, relaxation.factor
         table, distances, near, shared = relaxation.table, relaxation.distances, relaxation.k, relaxation.shared
-        released = relaxation.residual == "released"
+        residual = relaxation.residual
         spent = torch.empty(images, depth + 1, dtype=torch.float32, device=device)
         moved = None if distances is None else torch.empty_like(spent)
         cost = Cost(torch.empty(images, depth, dtype=torch.float32, device=device), spent, moved, relaxation.bound)
@@ -533,12 +537,13 @@ def walk(
         *((0, 0) if log_q is None else (log_q.stride(0), log_q.stride(1))),
         CHUNK=min(chunk, size),
         NODES=triton.next_power_of_2(max(nodes, 2)),
-        NEAR=triton.next_power_of_2(max(near + int(released), 2)),
+        NEAR=triton.next_power_of_2(max(near + int(residual == "released"), 2)),
         HAS_NOISE=gumbel is not None,
         HAS_Q=log_q is not None,
         REMOVES=tree.mode == "sampled",
         RELAXES=relaxation is not None,
-        IS_RELEASED=released,
+        IS_RELEASED=residual == "released",
+        IS_COOL=residual == "cool",
         SHARES=shared,
         HAS_DISTANCES=distances is not None,
         num_stages=1,

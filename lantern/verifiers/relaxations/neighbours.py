@@ -150,9 +150,9 @@ class ClaimingRule(Neighbourhood, Acceptance):
     A token may claim up to `constant` + `factor` p(x).
 
     `residual` selects the distribution after a rejection: "paper", "released" for the authors' code, or "cool",
-    which has the least total variation given the acceptance rule (COOL-SD, arXiv:2601.09212, theorem 2). As published,
-    each test has a budget of its own. With `shared`, the siblings of a node share one: the total variation of the tests
-    before is subtracted.
+    which has the least total variation given the acceptance rule (COOL-SD, arXiv:2601.09212, theorem 2): since a claim
+    only raises p(x), it is max(p - q, 0), as in exact rejection. As published, each test has a budget of its own. With
+    `shared`, the siblings of a node share one: the total variation of the tests before is subtracted.
     """
 
     residual: str = "paper"
@@ -180,25 +180,10 @@ class ClaimingRule(Neighbourhood, Acceptance):
         if self.residual == "paper":
             left = residual_as_published(trial, near, claim)
         elif self.residual == "cool":
-            left = (trial.p - torch.minimum(trial.q, self.raised(trial, spent))).clamp_(min=0.0)
+            left = (trial.p - trial.q).clamp_(min=0.0)
         else:
             left = residual_as_released(trial, self.table[trial.tokens, : self.k + 1].long(), claim)
         return Ruling(trial.own_p + claim.mass, left, claim.reach)
-
-    def raised(self, trial: UnderTest, spent: Float[Tensor, " b"] | float) -> Float[Tensor, "b v"]:
-        """Return the mass with which each token is tested: its own and what it claims, where q > p; elsewhere p.
-
-        The tokens that q cannot draw are never tested, so for point drafts only the draft itself is computed.
-        """
-        tokens = (
-            trial.tokens[:, None] if trial.is_point else torch.arange(trial.p.shape[1], device=trial.p.device)[None]
-        )
-        near = self.neighbours(tokens.expand(len(trial.p), -1))
-        around = trial.p.gather(1, near.flatten(1)).view(near.shape)
-        own = trial.p.gather(1, tokens.expand(len(trial.p), -1))
-        budget = spent[:, None] if isinstance(spent, Tensor) else spent
-        mass = own + longest_prefix(around, (self.budget(own) - budget).clamp(min=0.0))[1]
-        return trial.p.scatter(1, tokens.expand(len(trial.p), -1), mass)
 
     def check_residual(self) -> None:
         """Raise ValueError for an unknown residual and for more neighbours than the table holds."""

@@ -93,7 +93,7 @@ CASES = [
     pytest.param(tree, mode, residual, id=f"{size} {mode} {name}", marks=pytest.mark.slow if is_slow else ())
     for size, tree in zip((8, 24, 57), TREES, strict=True)
     for i, mode in enumerate(MODES)
-    for j, (name, residual) in enumerate({"published": "paper", "released": "released"}.items())
+    for j, (name, residual) in enumerate({"published": "paper", "released": "released", "cool": "cool"}.items())
     for is_slow in (size == 57 or (size == 24 and (i, j) != (0, 0)),)
 ]
 
@@ -159,8 +159,6 @@ def test_other_verifiers_and_settings_are_left_to_torch() -> None:
     assert walk.refusal(verifier, tree, nucleus) is not None
     assert walk.refusal(object(), tree, rows) is not None
     for rule, setting in RULES[1:]:
-        for residual in ("paper", "released", "cool"):
-            relaxed = RejectionVerifier(rule(**table(), k=5, residual=residual, **setting))
-            assert (walk.refusal(relaxed, tree, rows) is None) == (residual != "cool")
+        assert walk.refusal(RejectionVerifier(rule(**table(), k=5, **setting)), tree, rows) is None
         own = type("Own", (rule,), {})  # a subclass may judge otherwise
         assert walk.refusal(RejectionVerifier(own(**table(), k=5, **setting)), tree, rows) is not None
