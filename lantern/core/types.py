@@ -528,8 +528,9 @@ class DraftPasses:
 
     `levels` are the plans of the depths whose nodes have children (`DepthPlan`), and `order` is the place of each node
     among the root and the best tokens of all depths. With `masks` the module guesses all depths in one pass over the
-    committed pairs and these masks, and the only level is of its outputs. `tokens` is the next tree once an engine has
-    begun, in fixed memory.
+    committed pairs and these masks, and the only level is of its outputs. `log_q_rows` number the distributions that
+    the nodes' children are drawn from. `tokens` is the next tree once an engine has begun, and `q` its distributions
+    for rejection, in fixed memory.
     """
 
     module: Any
@@ -537,8 +538,10 @@ class DraftPasses:
     shape: TreeShape
     levels: Sequence[Any]
     order: Int[Tensor, " n"]
+    log_q_rows: Int[Tensor, " n"]
     masks: Float[Tensor, "m c"] | None = None
     tokens: Int[Tensor, "b n"] | None = None
+    q: Float[Tensor, "b m v"] | None = None
 
 
 class Drafter(ABC):

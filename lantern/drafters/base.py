@@ -82,10 +82,11 @@ class NetworkDrafter(TreeDrafter):
 
     def may_be_run(self, drafter: type, module: type) -> bool:
         """Return whether an engine may draft the trees itself: those of exactly this class and module, since subclasses
-        may draft otherwise, without hooks, and with children ranked from logits with the noise of plain decoding.
+        may draft otherwise, without hooks, in mode "sampled" or, without log q, in mode "gumbel".
         """
         is_own = (type(self), type(self.module)) == (drafter, module)
-        return is_own and self.mode == "gumbel" and self._sampler is not None and left_out(self.module) is None
+        is_plain = self.mode == "sampled" or (self.mode == "gumbel" and not self.records_log_q)
+        return is_own and is_plain and left_out(self.module) is None
 
     def scales(self, places: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
         """Return the guidance scale at tokens of these numbers."""

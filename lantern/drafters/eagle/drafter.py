@@ -42,7 +42,8 @@ class EagleDrafter(NetworkDrafter):
         self.held.known = torch.zeros(len(prompt.mask), dtype=torch.long, device=device)
         is_other = self.is_fresh or self.most_committed or self.module.config.form != "guided"
         is_run = not is_other and self.may_be_run(EagleDrafter, Eagle)
-        self.passes = DraftPasses(self.module, self.cache, self.shape, self.levels, self.order) if is_run else None
+        plan = (self.shape, self.levels, self.order, self.log_q_rows)
+        self.passes = DraftPasses(self.module, self.cache, *plan) if is_run else None
 
     @property
     def known(self) -> Int[Tensor, " b"]:

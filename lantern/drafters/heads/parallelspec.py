@@ -175,7 +175,7 @@ class ParallelDrafter(MarginalDrafter):
             outputs, order = torch.arange(self.depth), torch.nn.functional.pad(self.held.picks + 1, (1, 0))
             level = DepthPlan(self.tree.width, 0, order, outputs, outputs, torch.zeros(self.depth, 0, dtype=torch.bool))
             masks = self.module.masks[: self.depth - 1]
-            self.passes = DraftPasses(self.module, self.cache, self.shape, (level,), order, masks)
+            self.passes = DraftPasses(self.module, self.cache, self.shape, (level,), order, self.held.depths, masks)
 
     def observe(self, step: Step) -> None:
         """Keep the pairs of a step, which the next pass runs; of given tokens there are several steps before it."""

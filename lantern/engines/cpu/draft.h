@@ -4,10 +4,10 @@
 //   first pass    pairs (feature, token) of the new tokens, and for ParallelSpec the masks behind the last of them
 //   later passes  the inner nodes of a depth, each paired with the output of its parent
 //
-// Outputs that predict tokens give children by the target's head: the best by log q + g.
+// Outputs that predict tokens give children by the target's head: the best by log q + g. For rejection q is kept.
 
 #pragma once
-#include "images.h"
+#include "rejection.h"
 
 extern "C" {
 
@@ -99,8 +99,9 @@ struct Drafts {
         }
     }
 
-    // Ranks the children of the nodes of a depth, whose outputs are in `above`; their best tokens start at `begin`.
-    void rank(int depth, int begin) {
+    // Ranks the children of the nodes of a depth, whose outputs are in `above`; their best tokens start at `begin`, and
+    // their distributions at `row`.
+    void rank(int depth, int begin, int row) {
         const LevelArgs &level = of.level[depth];
         const int tasks = of.images * level.nodes, vocab = target.vocab;
         run_kind(target.kind, LinearArgs{tasks, dim, vocab, of.threads, target.kind, above.data(), target.head, nullptr, logits.data()});
@@ -112,8 +113,14 @@ struct Drafts {
             const Distribution q = {vocab, is_greedy ? 0 : image.top_k, image.interval, image.guidance, image.temperature};
             const int64_t where = number(image, of.masks ? node : depth);
             float *sums = scores[thread].data();
-            q.score(&logits[size_t(task) * vocab], nullptr, where, image.noise ? image.noise + where * vocab : nullptr, sums,
-                    room[thread].data());
+            const float *noise = image.noise ? image.noise + where * vocab : nullptr;
+            q.score(&logits[size_t(task) * vocab], nullptr, where, image.test ? nullptr : noise, sums, room[thread].data());
+            if (image.test) {
+                float *kept = image.test->q + size_t(row + node) * vocab;
+                std::copy_n(sums, vocab, kept);
+                softmax(kept, vocab);
+                for (int v = 0; v < vocab; v += WIDTH) store(sums + v, load(sums + v) + load(noise + v));
+            }
             q.take(sums, level.width, &ranked[size_t(task / level.nodes) * total + begin + node * level.width]);
         }
     }
@@ -180,11 +187,11 @@ struct Drafts {
     // Writes the next trees.
     void propose() {
         read();
-        int begin = 1, last = 0;
+        int begin = 1, last = 0, row = 0;
         for (int depth = 0; depth < of.levels; depth++) {
             if (depth) extend(depth, last);
-            rank(depth, begin);
-            last = begin, begin += of.level[depth].nodes * of.level[depth].width;
+            rank(depth, begin, row);
+            last = begin, begin += of.level[depth].nodes * of.level[depth].width, row += of.level[depth].nodes;
         }
         for (int b = 0; b < of.images; b++) {
             int64_t *tokens = &ranked[size_t(b) * total];

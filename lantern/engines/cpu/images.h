@@ -5,10 +5,23 @@
 
 extern "C" {
 
-// What a relaxation cost at a node: the probability that the draft behind it was accepted because of the relaxation, and
-// the total variation.
+// What a relaxation cost at a node: the probability that the draft behind it was accepted because of the relaxation, the
+// total variation, and the sum of mass times distance.
 struct Cost {
-    float relaxed, spent;
+    float relaxed, spent, moved;
+};
+
+// How sampled drafts are tested (rejection.h). A draft claims up to `constant` + `factor` p of its `near` nearest tokens.
+struct TestArgs {
+    int32_t near, columns, far_columns, lanes, residual, is_shared;
+    float constant, factor, bound; // bound: of the total variation, that beyond is summed up
+    const double *uniforms;        // (tokens, lanes)
+    const float *noise;            // (tokens, vocab): of samples after the tests
+    const int32_t *table;          // (vocab, columns): the nearest tokens; null without claims
+    const float *distances;        // (vocab, far_columns), or null
+    const int64_t *rows;           // (nodes): of each node that has children, its row of q
+    float *q;                      // (rows, vocab): the distributions that the children were sampled from
+    double *distance, *excess;     // sums over tokens
 };
 
 // An image, in memory of its own: images with other settings and other numbers of known tokens share a step.
@@ -28,7 +41,8 @@ struct ImageArgs {
     int64_t *accepted, *reached; // (depth)
     uint8_t *finite;
     // With a relaxation: the distributions of the window's drafts (nodes, vocab), row i that of draft i + 1, null: none;
-    // sums over tokens; what the last step cost at each node (nodes); and the settings of `Mixture`.
+    // and the settings of `Mixture`. With any relaxation sums over tokens, and what the last step cost along the path
+    // (depth + 1).
     float *log_q;
     double *relaxed, *variation;
     float *largest;
@@ -36,6 +50,7 @@ struct ImageArgs {
     float *pairs;           // (depth + 1, dim): the guided features that predicted the new tokens, null for windows
     const int64_t *lengths; // (tokens): drafts that a benchmark accepts there, along the first of the deepest paths; null: none
     double delta, cap;
+    const TestArgs *test; // of drafts that are tested by rejection; null: they are matched
 };
 }
 

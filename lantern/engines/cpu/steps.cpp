@@ -1,6 +1,6 @@
 // Whole steps of plain decoding, of a Jacobi window under fixed noise, or of a drafter's static trees, in one call: the
-// inputs of the pass, the pass, the samples (`sampling.h`), the match, the commit, and the next draft (`draft.h`). Plain
-// decoding is a window of one token.
+// inputs of the pass, the pass, the samples (`sampling.h`), the match or the tests (`rejection.h`), the commit, and the next
+// draft (`draft.h`). Plain decoding is a window of one token.
 
 #include "convolution.h"
 #include "draft.h"
@@ -8,7 +8,7 @@
 extern "C" {
 
 // ABI number of this library. Increase it together with `ABI` of compiler.py when a structure or function changes.
-int32_t lantern_abi() { return 10; }
+int32_t lantern_abi() { return 11; }
 
 struct StepArgs {
     // With `is_staged`, keys and values are written to the stage first; else to the slot of the one token of a pass.
@@ -30,12 +30,15 @@ struct Stepper {
     const int rows = pass.rows / state.images; // guidance rows of an image
     std::vector<std::vector<float>> scores, room; // one per thread
     std::vector<Mixture> mixtures;                // one per thread
+    std::vector<Rejection> tests;                 // one per thread
     std::vector<float> kept;                      // (images, nodes, vocab): scores of images with a relaxation
     std::vector<Drafts> drafts;
 
     Stepper(const Model &model, const PassArgs &pass, StepArgs &state)
         : model(model), pass(pass), state(state), scores(pass.threads, std::vector<float>(model.vocab)), room(scores) {
         for (int64_t i = 0; i < state.drafters; i++) drafts.emplace_back(model, state.drafts[i], state.of);
+        const auto is_tested = [](const ImageArgs &of) { return of.test != nullptr; };
+        if (std::any_of(state.of, state.of + state.images, is_tested)) tests.resize(pass.threads, Rejection(model.vocab));
         const auto is_relaxed = [](const ImageArgs &of) { return of.log_q != nullptr; };
         if (std::none_of(state.of, state.of + state.images, is_relaxed)) return;
         mixtures = std::vector<Mixture>(pass.threads, Mixture(model.vocab));
@@ -71,16 +74,21 @@ struct Stepper {
 
     float *row(int image, int node) { return kept.data() + (size_t(image) * state.nodes + node) * model.vocab; }
 
+    // Writes the scores of the token that follows a node, and noise if there is any.
+    void score(int image, int node, const float *noise, float *out, int thread) {
+        const ImageArgs &of = state.of[image];
+        const float *u = rows == 2 ? logits(image, 1, node) : nullptr;
+        const Distribution distribution = {model.vocab, of.top_k, of.interval, of.guidance, of.temperature};
+        distribution.score(logits(image, 0, node), u, place(of, node), noise, out, room[thread].data());
+    }
+
     // Samples the token that follows a node.
     int64_t sample(int image, int node, int thread) {
         const ImageArgs &of = state.of[image];
-        const Distribution distribution = {model.vocab, of.top_k, of.interval, of.guidance, of.temperature};
-        const int64_t where = place(of, node);
-        const float *noise = of.noise ? of.noise + size_t(where) * model.vocab : nullptr;
-        const float *u = rows == 2 ? logits(image, 1, node) : nullptr;
+        const float *noise = of.noise ? of.noise + size_t(place(of, node)) * model.vocab : nullptr;
         float *out = of.log_q ? row(image, node) : scores[thread].data();
-        distribution.score(logits(image, 0, node), u, where, of.log_q ? nullptr : noise, out, room[thread].data());
-        return of.log_q ? best(out, noise, thread) : distribution.largest(out);
+        score(image, node, of.log_q ? nullptr : noise, out, thread);
+        return of.log_q ? best(out, noise, thread) : Distribution{model.vocab}.largest(out);
     }
 
     // Returns the token with the largest sum of score and noise.
@@ -113,9 +121,45 @@ struct Stepper {
         const ImageArgs &of = state.of[image];
         if (of.pairs) of.sampled[node] = sample(image, node, omp_get_thread_num());
         if (of.log_q && *of.known + node < state.tokens) relax(image, node, omp_get_thread_num());
-        if (of.lengths && length >= of.lengths[place(of, 0)]) return 0;
+        if (of.lengths) return scripted(of, node, length);
         for (int i = node + 1; i < state.nodes; i++)
-            if (of.parents[i] == node && (of.lengths ? is_above_last(of, i) : of.tree[i] == of.sampled[node])) return i;
+            if (of.parents[i] == node && of.tree[i] == of.sampled[node]) return i;
+        return 0;
+    }
+
+    // Tests the nodes of a tree from the root down, and samples what follows the last that is taken; returns how many were.
+    int walk(int image) {
+        const ImageArgs &of = state.of[image];
+        const int thread = omp_get_thread_num();
+        Rejection &test = tests[thread];
+        std::fill(of.costs, of.costs + of.depths[state.nodes - 1] + 1, Cost{});
+        int length = 0, node = 0;
+        while (true) {
+            score(image, node, nullptr, test.left.data(), thread);
+            softmax(test.left.data(), model.vocab);
+            Cost &cost = of.costs[length];
+            const int child = test.test(of, node, state.nodes, of.test->uniforms + place(of, node) * of.test->lanes, cost);
+            cost.spent = std::min(cost.spent, 1.0f);
+            if (!child) break;
+            of.sampled[node] = of.tree[child];
+            of.path[length++] = node = child;
+        }
+        const int64_t last = test.draw(of.test->noise + size_t(place(of, node)) * model.vocab);
+        if (of.lengths) {
+            std::fill(of.path, of.path + length, 0);
+            for (length = node = 0; const int child = scripted(of, node, length); node = child) {
+                of.sampled[node] = of.tree[child];
+                of.path[length++] = child;
+            }
+        }
+        of.sampled[node] = last;
+        return length;
+    }
+
+    // Returns the child of a node that a benchmark accepts, 0 for none.
+    int scripted(const ImageArgs &of, int node, int length) const {
+        for (int i = node + 1; length < of.lengths[place(of, 0)] && i < state.nodes; i++)
+            if (of.parents[i] == node && is_above_last(of, i)) return i;
         return 0;
     }
 
@@ -154,7 +198,7 @@ struct Stepper {
         }
     }
 
-    // Keeps the drafts that equal the target's own samples, and the sample that follows them.
+    // Keeps the drafts that are accepted, and the sample that follows them.
     void commit(int image) {
         const ImageArgs &of = state.of[image];
         const int64_t known = *of.known;
@@ -164,7 +208,9 @@ struct Stepper {
         std::fill(of.path, of.path + state.nodes, 0);
         const int depth = int(of.depths[state.nodes - 1]);
         int length = 0, node = 0;
-        while (int next = follow(image, node, length)) of.path[length++] = node = next;
+        if (of.test) length = walk(image);
+        else
+            while (int next = follow(image, node, length)) of.path[length++] = node = next;
         const int64_t count = std::min<int64_t>(length + 1, state.tokens - known);
         for (int i = 0; i < count; i++) {
             node = i ? int(of.path[i - 1]) : 0;
@@ -172,7 +218,7 @@ struct Stepper {
             if (!is_finite(image, node)) *of.finite = 0;
             if (of.pairs) keep_feature(image, node, known + i, of.pairs + size_t(i) * model.dim);
         }
-        if (of.log_q) charge(image, length);
+        if (of.log_q || (of.test && !of.lengths)) charge(image, length);
         ++*of.passes;
         for (int d = 0; d < depth && known + d < state.tokens; d++) {
             of.accepted[d] += d < length;
@@ -206,13 +252,16 @@ struct Stepper {
     // Adds the costs of the committed tokens. The drafts behind them keep their distributions, so all rows are checked.
     void charge(int image, int length) {
         const ImageArgs &of = state.of[image];
-        for (int i = 0; i < state.nodes; i++) {
+        for (int i = 0; i < state.nodes && of.log_q; i++)
             if (!is_finite(image, i)) *of.finite = 0;
-            if (i > length || *of.known + i >= state.tokens) continue;
+        for (int i = 0; i <= length && *of.known + i < state.tokens; i++) {
             const Cost &cost = of.costs[i];
             if (i < length) *of.relaxed += cost.relaxed;
             *of.variation += cost.spent;
             *of.largest = std::max(*of.largest, cost.spent);
+            if (!of.test) continue;
+            *of.test->distance += cost.moved;
+            *of.test->excess += std::max(cost.spent - of.test->bound, 0.0f);
         }
     }
 

@@ -1,16 +1,20 @@
 """Fused steps (`steps.cpp`): of plain decoding, of a window of samples, or of a static tree that a module of EAGLE-1 or
-ParallelSpec drafts. Tokens and statistics are those of `decoding.plain` and `decoding.loop`.
+ParallelSpec drafts. Tokens and statistics are those of `decoding.plain` and `decoding.loop`, with rejection up to the
+rounding of probabilities.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.core.types import Cost, DraftPasses, DraftTree, SampleWindow, Scores, Step, TreeShape, Verdict
+from lantern.core.noise import Purpose
+from lantern.core.sampling import probabilities
+from lantern.core.types import Cost, DraftPasses, DraftTree, SampleWindow, Scores, Step, TreeShape, Verdict, Verifier
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import NO_SCORES, State
 from lantern.decoding.plain import Plain
@@ -20,9 +24,26 @@ from lantern.engines.cpu.drafter import PackedDrafterLayer, PackedLinear
 from lantern.engines.cpu.kernels import PANEL, LayerArgs, ModelArgs, PassArgs, kind_of
 from lantern.engines.cpu.target import CpuTarget
 from lantern.verifiers.gumbel import GumbelVerifier
+from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.lantern import Lantern
+from lantern.verifiers.relaxations.lantern_pp import LanternPP
 from lantern.verifiers.relaxations.mixture import Mixture
+from lantern.verifiers.relaxations.neighbours import ClaimingRule
 from lantern.verifiers.relaxed import RelaxedVerifier
 from lantern.verifiers.scripted import ScriptedVerifier
+
+RESIDUALS = {"cool": 0, "paper": 1, "released": 2}  # `Residual` of rejection.h; COOL-SD's is that of exact rejection
+
+
+class TestArgs(ctypes.Structure):
+    """`TestArgs` of images.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("near", "columns", "far_columns", "lanes", "residual", "is_shared")),
+        *((name, ctypes.c_float) for name in ("constant", "factor", "bound")),
+        *((name, ctypes.c_void_p) for name in ("uniforms", "noise", "table", "distances", "rows", "q")),
+        *((name, ctypes.c_void_p) for name in ("distance", "excess")),
+    ]
 
 
 class ImageArgs(ctypes.Structure):
@@ -36,6 +57,7 @@ class ImageArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("finite", "log_q", "relaxed", "variation", "largest", "costs")),
         *((name, ctypes.c_void_p) for name in ("pairs", "lengths")),
         *((name, ctypes.c_double) for name in ("delta", "cap")),
+        ("test", ctypes.c_void_p),
     ]
 
 
@@ -76,7 +98,8 @@ class StepArgs(ctypes.Structure):
 
 def is_fused(state: State) -> bool:
     """Return whether the rounds of a generation are one C++ program: plain decoding, windows of samples, which
-    `Mixture` may relax, and trees of packed drafters, matched with the target's samples.
+    `Mixture` may relax, and trees of packed drafters, matched with the target's samples or tested by rejection, which
+    LANTERN and LANTERN++ may relax.
 
     Not with top-p, with given tokens, for targets whose passes do not run in C++, and for subclasses of a verifier or
     relaxation, which may decide otherwise.
@@ -91,21 +114,31 @@ def is_fused(state: State) -> bool:
 
 
 def passes_of(state: State) -> DraftPasses | None:
-    """Return what drafts the trees of a generation if `lantern_steps` can run it, and match what it drafts."""
+    """Return what drafts the trees of a generation if `lantern_steps` can run it, and verify what it drafts."""
     passes = None if isinstance(state, Plain) else state.drafter.passes
-    if passes is None or (type(state.verifier) is not GumbelVerifier and script_of(state) is None):
+    if passes is None or (type(inner_of(state)) is not GumbelVerifier and rejection_of(state) is None):
         return None
     module, weight = passes.module, state.target.tok_embeddings.weight
     parts = (isinstance(module.fc, PackedLinear), *(isinstance(layer, PackedDrafterLayer) for layer in module.layers))
     return passes if all(parts) and module.dtype == weight.dtype else None
 
 
+def inner_of(state: State) -> Verifier:
+    """Return the verifier, or the one whose verdicts a measurement replaces."""
+    return state.verifier.inner if isinstance(state.verifier, ScriptedVerifier) else state.verifier
+
+
+def rejection_of(state: State) -> RejectionVerifier | None:
+    """Return the rejection that `lantern_steps` runs, of drafts that were sampled, None where there is none."""
+    verifier = inner_of(state)
+    if type(verifier) is not RejectionVerifier or state.drafter.mode != "sampled":
+        return None
+    return verifier if type(verifier.relaxation) in (type(None), Lantern, LanternPP) else None
+
+
 def script_of(state: State) -> Int[Tensor, " n"] | None:
-    """Return the drafts to accept by token number where a measurement scripts them beside Gumbel match, else None."""
-    verifier = state.verifier
-    if isinstance(verifier, ScriptedVerifier) and type(verifier.inner) is GumbelVerifier:
-        return verifier.lengths
-    return None
+    """Return the drafts to accept by token number where a measurement scripts them, else None."""
+    return state.verifier.lengths if isinstance(state.verifier, ScriptedVerifier) else None
 
 
 def rule_of(state: State) -> Mixture | None:
@@ -139,32 +172,74 @@ class FusedImages:
         if self.window is not None:
             self.tokens, random = self.window.tokens, self.window.random if self.window.fills_randomly else None
         elif self.passes is not None:
-            if self.passes.tokens is None:
-                self.passes.tokens = state.drafter.propose().tokens
+            self._propose(self.passes)
             self.tokens = self.passes.tokens
             pairs = torch.zeros(images, state.drafter.depth + 1, target.config.dim, dtype=torch.float32)
         else:
             self.tokens, steps = state.tokens.gather(1, state.known[:, None] - 1), scratch
-        table, sampling = state.noise.gumbel_table(), state.sampling
+        self.rejection = None if self.passes is None else rejection_of(state)
+        purpose, sampling = Purpose.TARGET if self.rejection is None else Purpose.DRAFT, state.sampling
+        table = state.noise.gumbel_table(purpose)
         tree = (one.expand(images, -1) for one in (self.tree.parents, self.tree.depths))
         rows = (state.known, self.tokens, *tree, held.tokens, self.start, self.counts, self.sampled, self.path)
         self.rule = rule_of(state)
         log_q = None if self.rule is None or self.window is None else self.window.log_q
-        self.costs = torch.zeros(images, self.most, 2, dtype=torch.float32)
-        lengths = None if (script := script_of(state)) is None else script.expand(images, -1)
+        self.costs = torch.zeros(images, self.most, 3, dtype=torch.float32)
+        script = None if self.passes is None else script_of(state)
+        lengths = None if script is None else script.expand(images, -1)
+        self.claims = None if self.rejection is None or script is not None else self.rejection.relaxation
         spent = (sums.relaxed, sums.variation, sums.largest, self.costs)
         # C++ has addresses only
         counted = (steps, sums.accepted, sums.reached, held.finite)
         self.kept = (table, random, *rows, *counted, log_q, *spent, pairs, lengths)
+        self._tests = self._test_args(self.rejection) if self.rejection is not None else None
         self.args = [
             ImageArgs(
                 *(min(sampling.top_k, state.target.config.vocab_size), min(sampling.guidance_interval, state.count)),
                 *(float(sampling.guidance), float(sampling.temperature)),
                 *(None if tensor is None else tensor[i].data_ptr() for tensor in self.kept),
                 *((0.0, 1.0) if self.rule is None else (float(self.rule.delta), float(self.rule.cap))),
+                None if self._tests is None else ctypes.addressof(self._tests[i]),
             )
             for i in range(images)
         ]
+
+    def _propose(self, passes: DraftPasses) -> None:
+        """Draft the first tree, and keep the distributions that it was sampled from."""
+        if passes.tokens is not None:
+            return
+        tree = self.state.drafter.propose()
+        passes.tokens = tree.tokens
+        if tree.log_q is not None:
+            count = int(passes.log_q_rows.max()) + 1
+            passes.q = tree.log_q.new_zeros(len(tree.tokens), count, tree.log_q.shape[-1])
+            passes.q[:, passes.log_q_rows] = probabilities(tree.log_q)
+
+    def _test_args(self, verifier: RejectionVerifier) -> Any:
+        """Return how sampled drafts are tested, for each image."""
+        state, passes, rule = self.state, self.passes, verifier.relaxation
+        assert passes is not None and passes.q is not None
+        lanes, sums = max(passes.shape.widths), state.statistics
+        uniforms, noise = state.noise.uniform_table(lanes), state.noise.gumbel_table(Purpose.RESIDUAL)
+        claims, settings = (None, None), (0, 0, 0, lanes, RESIDUALS["cool"], False, 0.0, 0.0, torch.inf)
+        if isinstance(rule, ClaimingRule):
+            claims, bound = (rule.table, rule.distances), rule.bound
+            strides = (0 if table is None else table.stride(0) for table in claims)
+            settings = (rule.k, *strides, lanes, RESIDUALS[rule.residual], rule.shared, rule.constant, rule.factor)
+            settings += (torch.inf if bound is None else bound,)
+            sums.has_distance, sums.is_bounded = rule.distances is not None, bound is not None
+        by_image = (uniforms, noise), (passes.q, sums.distance, sums.excess)
+        self._tested = (*claims, passes.log_q_rows, *by_image)
+
+        def places(tensors: Any, i: int) -> Iterator[int | None]:
+            return (None if tensor is None else tensor[i].data_ptr() for tensor in tensors)
+
+        shared = [None if tensor is None else tensor.data_ptr() for tensor in (*claims, passes.log_q_rows)]
+        made = (
+            TestArgs(*settings, *places(by_image[0], i), *shared, *places(by_image[1], i))
+            for i in range(len(self.start))
+        )
+        return (TestArgs * len(self.start))(*made)
 
     @property
     def nodes(self) -> int:
@@ -197,12 +272,14 @@ class FusedImages:
         if nodes == 1:
             return Step(self.state.index, start, counts, tokens, scores)
         length, cost = (path > 0).sum(1), None
-        if self.rule is not None:
-            is_visited = torch.arange(nodes) <= length[:, None]
-            relaxed, spent = torch.where(is_visited[..., None], self.costs[:, :nodes], 0.0).unbind(-1)
-            cost = Cost(relaxed[:, :-1], spent)
+        if self.rule is not None or self.claims is not None:
+            is_visited = torch.arange(shape.depth + 1) <= length[:, None]
+            costs = torch.where(is_visited[..., None], self.costs[:, : shape.depth + 1], 0.0)
+            relaxed, spent, moved = costs.unbind(-1)
+            bound, has_distance = None if self.claims is None else self.claims.bound, self.state.statistics.has_distance
+            cost = Cost(relaxed[:, :-1], spent, moved if has_distance else None, bound)
         verdict = Verdict(path, length, tokens.gather(1, length[:, None])[:, 0], cost=cost)
-        tree = DraftTree(scored, shape, "gumbel")
+        tree = DraftTree(scored, shape, self.state.drafter.mode)
         return Step(self.state.index, start, counts, tokens, scores, tree, verdict)
 
 
