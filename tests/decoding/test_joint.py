@@ -30,7 +30,7 @@ SAMPLINGS = [SAMPLING, SAMPLING, OTHER, Sampling(guidance=1)]  # the last shares
 # plain, a window, a static and a dynamic tree, a rejection with noise of its own, relaxations with theirs
 NAMES = ["plain", "gumbel-jacobi", "eagle1", "eagle2", "eagle1-rejection", "sjd", "lantern", "bounded-window", "eagle3"]
 # those with fused steps, and one without
-ON_CPU = ["plain", "gumbel-jacobi", "bounded-window", "eagle1", "parallelspec", "eagle2"]
+ON_CPU = ["plain", "gumbel-jacobi", "bounded-window", "eagle1", "parallelspec", "lantern", "eagle2"]
 
 
 def decoder(
@@ -106,6 +106,7 @@ def test_samplings_share_passes_and_memory_is_freed_without_the_garbage_collecto
     [
         ("plain", {}),
         ("eagle1", {}),
+        ("lantern++", {}),
         ("gumbel-jacobi", {"window": 4}),
         ("gumbel-jacobi", {"window": 4, "least": 3.9}),
     ],

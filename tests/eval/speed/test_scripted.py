@@ -20,6 +20,7 @@ from tests.tiny_decoder import tiny_decoder
 
 CPU = torch.device("cpu")
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+ON_CPU = ("eagle1", "lantern++")
 TINY = {"dim": 32, "n_layer": 2, "n_head": 2, "multiple_of": 16, "caption_dim": 8, "cls_token_num": 6}
 
 
@@ -34,16 +35,18 @@ def test_a_script_has_its_mean(tau: float) -> None:
 
 @pytest.mark.parametrize("tau", [1.0, 2.0, 2.5, 3.0])
 @pytest.mark.parametrize("images", [1, 3])
-@pytest.mark.parametrize("kind", ["eager", pytest.param("cpu", marks=NEEDS_COMPILER)])
-def test_a_scripted_verifier_gives_the_requested_tau(tau: float, images: int, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "method"), [("eager", "eagle1"), *(pytest.param("cpu", name, marks=NEEDS_COMPILER) for name in ON_CPU)]
+)
+def test_a_scripted_verifier_gives_the_requested_tau(tau: float, images: int, kind: str, method: str) -> None:
     target, counts = tiny_target(block_size=64, dim=64, vocab_size=32), script(tau, 63)
-    made = tiny_decoder("eagle1", target, Sampling(guidance=3.0), tree="grown_8_2", engine=engine(kind))
+    made = tiny_decoder(method, target, Sampling(guidance=3.0), tree="grown_8_2", engine=engine(kind))
     parts = shapes.scripted(made, counts, named("grown_8_2").shape())
     keys = [(0, number) for number in range(images)]
     made = parts.generate(tiny_condition((4,) * images), keys=keys, keep_history=True)
     assert (made.steps - 1).tolist() == [len(counts)] * images
     assert [int(step.counts[0]) for step in made.history[1:-1]] == counts[:-1]
-    assert isinstance(parts.verifier, Verifier)
+    assert isinstance(parts.verifier, Verifier) and float(made.total_variation.abs().max()) == 0
 
 
 def test_random_models_hold_no_values_that_were_not_written() -> None:
