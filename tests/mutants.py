@@ -465,6 +465,18 @@ engines/cpu/draft.h: engines/cpu/test_steps.py
 - if (level.ancestors[size_t(i) * level.staged + k]) row[of.tokens + k] = 0;
 + row[of.tokens + k] = 0;
 
+engines/cpu/rejection.h: engines/cpu/test_steps.py
+- std::exchange(q[before], 0.0f)
++ q[before]
+- for (int i = 0; i < claim.count; i++) after[near[i]] = 0;
++ for (int i = 1; i < claim.count; i++) after[near[i]] = 0;
+- (by.is_shared ? spent : 0.0f)
++ 0.0f
+- i <= by.near; i++
++ i < by.near; i++
+- (1 - chance) * apart()
++ apart()
+
 engines/cpu/pass.cpp: engines/cpu/test_target.py
 - const Unit rotated = part.which < 2 ?
 + const Unit rotated = part.which < 1 ?

@@ -92,7 +92,9 @@ def take(contender: Contender, number: int, job: RoundImages, *, watches: bool =
         steps.append((step.start.clone(), step.counts.clone(), nodes))
 
     # an engine may take several rounds at once, so that watching single steps costs time
-    has_rounds = contender.is_plain or isinstance(contender.parts.drafter, SampleWindow)
+    drafter = contender.parts.drafter
+    has_drafts = drafter is not None and (isinstance(drafter, SampleWindow) or drafter.passes is not None)
+    has_rounds = contender.is_plain or has_drafts
     is_fused = contender.variant.kind.startswith("cpu") and has_rounds
     load, begin = load_average(), now(device)
     made = contender.decode(job, **({"callback": watch} if watches and not is_fused else {}))

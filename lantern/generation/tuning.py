@@ -27,7 +27,7 @@ from lantern.methods.parts import ADD_ONS
 from lantern.models.folder import Model, record_tokens_per_step
 
 WINDOWS = (2, 4, 8, 16, 32, 64)
-NODES = (4, 8, 16, 32, 64, 128, 256)  # of a tree, the root included
+NODES = (2, 3, 4, 8, 16, 32, 64, 128, 256)  # of a tree, the root included
 CHANCES = (0.3, 0.7)  # that a drafted token is accepted: trees are wide for the first, deep for the second
 WIDEST = 16
 MARGIN = 1.03  # a method must beat plain decoding by this factor; less is noise

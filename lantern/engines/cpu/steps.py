@@ -4,7 +4,7 @@ rounding of probabilities.
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -29,6 +29,7 @@ from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.lantern_pp import LanternPP
 from lantern.verifiers.relaxations.mixture import Mixture
 from lantern.verifiers.relaxations.neighbours import ClaimingRule
+from lantern.verifiers.relaxations.rule import Acceptance
 from lantern.verifiers.relaxed import RelaxedVerifier
 from lantern.verifiers.scripted import ScriptedVerifier
 
@@ -172,8 +173,7 @@ class FusedImages:
         if self.window is not None:
             self.tokens, random = self.window.tokens, self.window.random if self.window.fills_randomly else None
         elif self.passes is not None:
-            self._propose(self.passes)
-            self.tokens = self.passes.tokens
+            self.tokens = self._propose(self.passes)
             pairs = torch.zeros(images, state.drafter.depth + 1, target.config.dim, dtype=torch.float32)
         else:
             self.tokens, steps = state.tokens.gather(1, state.known[:, None] - 1), scratch
@@ -192,7 +192,9 @@ class FusedImages:
         # C++ has addresses only
         counted = (steps, sums.accepted, sums.reached, held.finite)
         self.kept = (table, random, *rows, *counted, log_q, *spent, pairs, lengths)
-        self._tests = self._test_args(self.rejection) if self.rejection is not None else None
+        self._tests = None
+        if self.rejection is not None and self.passes is not None:
+            self._tests = self._test_args(self.rejection.relaxation, self.passes)
         self.args = [
             ImageArgs(
                 *(min(sampling.top_k, state.target.config.vocab_size), min(sampling.guidance_interval, state.count)),
@@ -204,42 +206,39 @@ class FusedImages:
             for i in range(images)
         ]
 
-    def _propose(self, passes: DraftPasses) -> None:
-        """Draft the first tree, and keep the distributions that it was sampled from."""
-        if passes.tokens is not None:
-            return
-        tree = self.state.drafter.propose()
-        passes.tokens = tree.tokens
-        if tree.log_q is not None:
-            count = int(passes.log_q_rows.max()) + 1
-            passes.q = tree.log_q.new_zeros(len(tree.tokens), count, tree.log_q.shape[-1])
-            passes.q[:, passes.log_q_rows] = probabilities(tree.log_q)
+    def _propose(self, passes: DraftPasses) -> Int[Tensor, "b n"]:
+        """Return the next tree's tokens; the first tree is drafted here, with the distributions it was sampled from."""
+        if passes.tokens is None:
+            tree = self.state.drafter.propose()
+            passes.tokens = tree.tokens
+            if tree.log_q is not None:
+                rows = int(passes.log_q_rows.max()) + 1
+                passes.q = tree.log_q.new_zeros(len(tree.tokens), rows, tree.log_q.shape[-1])
+                passes.q[:, passes.log_q_rows] = probabilities(tree.log_q)
+        return passes.tokens
 
-    def _test_args(self, verifier: RejectionVerifier) -> Any:
-        """Return how sampled drafts are tested, for each image."""
-        state, passes, rule = self.state, self.passes, verifier.relaxation
-        assert passes is not None and passes.q is not None
-        lanes, sums = max(passes.shape.widths), state.statistics
-        uniforms, noise = state.noise.uniform_table(lanes), state.noise.gumbel_table(Purpose.RESIDUAL)
-        claims, settings = (None, None), (0, 0, 0, lanes, RESIDUALS["cool"], False, 0.0, 0.0, torch.inf)
+    def _test_args(self, rule: Acceptance | None, passes: DraftPasses) -> Any:
+        """Return how the drafts of each image are tested."""
+        lanes, sums, noise = max(passes.shape.widths), self.state.statistics, self.state.noise
+        tables: tuple[Tensor | None, ...] = (None, None)
+        settings = (0, 0, 0, lanes, RESIDUALS["cool"], False, 0.0, 0.0, torch.inf)
         if isinstance(rule, ClaimingRule):
-            claims, bound = (rule.table, rule.distances), rule.bound
-            strides = (0 if table is None else table.stride(0) for table in claims)
+            tables, bound = (rule.table, rule.distances), rule.bound
+            strides = (0 if table is None else table.stride(0) for table in tables)
             settings = (rule.k, *strides, lanes, RESIDUALS[rule.residual], rule.shared, rule.constant, rule.factor)
             settings += (torch.inf if bound is None else bound,)
             sums.has_distance, sums.is_bounded = rule.distances is not None, bound is not None
-        by_image = (uniforms, noise), (passes.q, sums.distance, sums.excess)
-        self._tested = (*claims, passes.log_q_rows, *by_image)
+        gumbel, q = noise.gumbel_table(Purpose.RESIDUAL), passes.q
+        assert gumbel is not None and q is not None, "rejection tests sampled drafts"
+        before, shared = (noise.uniform_table(lanes), gumbel), (*tables, passes.log_q_rows)
+        after = (q, sums.distance, sums.excess)
+        self._tested = (before, shared, after)  # C++ has addresses only
 
-        def places(tensors: Any, i: int) -> Iterator[int | None]:
-            return (None if tensor is None else tensor[i].data_ptr() for tensor in tensors)
+        def args(i: int) -> TestArgs:
+            rows = (*(one[i] for one in before), *shared, *(one[i] for one in after))
+            return TestArgs(*settings, *(None if row is None else row.data_ptr() for row in rows))
 
-        shared = [None if tensor is None else tensor.data_ptr() for tensor in (*claims, passes.log_q_rows)]
-        made = (
-            TestArgs(*settings, *places(by_image[0], i), *shared, *places(by_image[1], i))
-            for i in range(len(self.start))
-        )
-        return (TestArgs * len(self.start))(*made)
+        return (TestArgs * len(self.start))(*map(args, range(len(self.start))))
 
     @property
     def nodes(self) -> int:

@@ -247,9 +247,9 @@ def test_subclasses_which_may_decide_otherwise_are_run_by_the_loop() -> None:
     assert not fits(JacobiDrafter, GumbelVerifier, rule)
     tested = tiny_decoder("lantern", tiny_target(**SHAPE), DISTRIBUTIONS[0], engine=CpuEngine())
     assert isinstance(tested.verifier, RejectionVerifier)
-    rule, test = tested.verifier.relaxation, tested.verifier
+    test: Any = tested.verifier
     for other in (
-        RejectionVerifier(type("Own", (Lantern,), {})(rule.table, 3)),
+        RejectionVerifier(type("Own", (Lantern,), {})(test.relaxation.table, 3)),
         type("Own", (RejectionVerifier,), {})(),
     ):
         tested.verifier = other
