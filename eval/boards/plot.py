@@ -44,10 +44,9 @@ def save(found: Mapping[str, Any], path: Path) -> None:
 
     from lantern.core.io import atomic_write
 
-    facts: dict[str, Any] = {"Date": None, "Creator": None} if path.suffix == ".svg" else {}
+    facts: dict[str, Any] = {".svg": {"Date": None, "Creator": None}, ".png": {"Software": None}}
     with rc_context(SETTINGS), atomic_write(path) as temporary:
-        figure = draw(found)
-        figure.savefig(temporary, dpi=110, metadata=facts or ({"Software": None} if path.suffix == ".png" else None))
+        draw(found).savefig(temporary, dpi=110, metadata=facts.get(path.suffix))
 
 
 def draw(found: Mapping[str, Any]) -> "Figure":
@@ -119,8 +118,7 @@ def point(
     )  # fmt: skip
 
 
-COMMAND = command(plot)
-main = partial(run_command, COMMAND, prog="python -m lantern.eval.boards.plot")
+main = partial(run_command, command(plot), prog="python -m lantern.eval.boards.plot")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -154,10 +154,7 @@ def p_value(differences: np.ndarray) -> float | None:
     """Return the p-value of Wilcoxon's test of paired differences; None if there are none."""
     from scipy.stats import wilcoxon
 
-    if not differences.any():
-        return None
-    found: Any = wilcoxon(differences)
-    return rounded(float(found.pvalue))
+    return rounded(wilcoxon(differences).pvalue) if differences.any() else None  # type: ignore[attr-defined]
 
 
 def correct(pairs: Sequence[dict[str, Any]]) -> None:
@@ -179,12 +176,11 @@ def correct(pairs: Sequence[dict[str, Any]]) -> None:
 def verdict(pair: Mapping[str, Any]) -> str:
     """Return what is significant: more or fewer tokens per step, more or less total variation."""
     words = []
-    for key, of, equal, noun in (
-        ("tokens", "tokens_ratio", 1.0, "tokens per step"),
-        ("variation", "variation", 0.0, "total variation"),
+    for key, of, equal, less, noun in (
+        ("tokens", "tokens_ratio", 1.0, "fewer", "tokens per step"),
+        ("variation", "variation", 0.0, "less", "total variation"),
     ):
         if pair.get("p_holm", {}).get(key, 1.0) < LEVEL:
-            less = "fewer" if key == "tokens" else "less"
             words.append(f"{'more' if pair[of]['value'] > equal else less} {noun}")
     return ", ".join(words) or "none"
 
