@@ -138,9 +138,8 @@ class Seen:
 
 def check_pairs(metrics: Iterable[str], ours: Sequence[Path], theirs: Sequence[Path]) -> None:
     """Raise ValueError for images and reference images that do not pair up, by number or by name."""
-    names = ", ".join(metrics)
+    names, got = ", ".join(metrics), f"{len(ours)} images and {len(theirs)} reference images"
     if len(ours) != len(theirs):
-        got = f"{len(ours)} images and {len(theirs)} reference images"
         raise ValueError(f"{names}: got {got}, expected equal numbers")
     for one, other in zip(ours, theirs, strict=True):
         if one.stem != other.stem:
@@ -171,9 +170,8 @@ def extract(
     prepare = [one | ({RAW: raw} if pairs else {}) for one in own]
     streams = [stream(paths, one, batch=batch, before=before) for (paths, _), one in zip(sets, prepare, strict=True)]
     values: dict[str, list[Tensor]] = {name: [] for name in pairs}
-    with tqdm(
-        total=sum(one.count for one in seen), unit=" images", disable=True if is_quiet else None, leave=False
-    ) as bar:
+    count = sum(one.count for one in seen)
+    with tqdm(total=count, unit=" images", disable=is_quiet or None, leave=False) as bar:
         for batches in zip_longest(*streams):
             first = batches[0]
             if reads_prompts and first is not None and None in first.prompts:

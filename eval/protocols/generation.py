@@ -56,9 +56,9 @@ class Shard:
         return cls(int(found[1]), int(found[2]))
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> "Shard | None":
+    def of_environment(cls) -> "Shard | None":
         """Return the shard given by RANK and WORLD_SIZE (set by accelerate and torchrun), or None."""
-        rank, world = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+        rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
         return cls(int(rank) + 1, int(world)) if rank.isdecimal() and world.isdecimal() else None
 
     @property
@@ -196,16 +196,10 @@ class ImageWriter(AbstractContextManager["ImageWriter"]):
 
 
 def produce(
-    worker: ImageWriter,
-    requested: Sequence[Request],
-    *,
-    batch: int = 1,
-    shard: Shard | None = None,
-    is_quiet: bool = False,
+    worker: ImageWriter, requested: Sequence[Request], *, shard: Shard, batch: int = 1, is_quiet: bool = False
 ) -> int:
     """Write the missing images of a shard, with a progress bar; return their number."""
-    shard, count = shard or Shard(), 0
-    mine = batches_of(requested, batch)[shard.number - 1 :: shard.count]
+    count, mine = 0, batches_of(requested, batch)[shard.number - 1 :: shard.count]
     already = sum(request.number in worker.done for some in mine for request in some)
     with images_bar(sum(map(len, mine)), already, is_quiet=is_quiet) as bar:
         for some in mine:
@@ -219,4 +213,4 @@ def images_bar(total: int, done: int, *, is_quiet: bool = False) -> Any:
     """Return a progress bar over images, shown if stderr is a terminal."""
     from tqdm import tqdm
 
-    return tqdm(total=total, initial=done, unit=" images", disable=True if is_quiet else None, dynamic_ncols=True)
+    return tqdm(total=total, initial=done, unit=" images", disable=is_quiet or None, dynamic_ncols=True)

@@ -7,7 +7,7 @@ OUT/row.json                            protocol, choices, fingerprint, machine,
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -78,20 +78,13 @@ class ResolvedRow:
 
 
 def fingerprint_of(
-    model: Model,
-    method: Method,
-    protocol: Protocol,
-    *,
-    engine: Engine,
-    batch: int,
-    device: torch.device,
-    dtype: torch.dtype,
+    model: Model, method: Method, protocol: Protocol, *, engine: Engine, batch: int, device: torch.device
 ) -> dict[str, Any]:
     """Return everything that an image's bytes depend on besides its number: weights, config, versions."""
     parts = {name: (model.folder or Path()) / PARTS_FOLDER / name for name in method.made.parts}
-    known = {name: file_hashes(path) for name, path in parts.items() if model.folder and path.is_dir()}
+    known = {name: file_hashes(path) if model.folder and path.is_dir() else None for name, path in parts.items()}
     return {
-        "weights": {"model": model.fingerprint} | {name: known.get(name) for name in parts},
+        "weights": {"model": model.fingerprint} | known,
         "config": {
             "model": model.name,
             "drawn": protocol.sampled,
@@ -99,7 +92,7 @@ def fingerprint_of(
             "sampling": asdict(protocol.sampling(model)),
             "engine": engine.as_dict(),
             "device": device.type,
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": str(model.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads() if device.type == "cpu" else None,
             "batch": batch,
         },
@@ -129,11 +122,10 @@ def measured(task: ResolvedRow) -> tuple[dict[str, Any], dict[str, str]]:
         device=torch.device(task.recipe.device),
         is_quiet=row.is_quiet,
     )
-    paths = [picture_path(task.row.out, request.number) for request in task.requested]
+    paths = [picture_path(row.out, request.number) for request in task.requested]
     prompts = [request.prompt for request in task.requested if request.prompt is not None] or None
-    found = measure(
-        paths, row.reference, can, prompts=prompts, weights=row.weights, seed=protocol.seed, options=options
-    )
+    how: dict[str, Any] = {"prompts": prompts, "weights": row.weights, "seed": protocol.seed, "options": options}
+    found = measure(paths, row.reference, can, **how)
     return {name: figure.as_dict() for name, figure in found.items()}, missing
 
 
@@ -167,8 +159,7 @@ def prepare(row: TableRow) -> ResolvedRow:
     name = row.model or EMBEDDED_MODEL
     metrics = list(protocol.metrics if row.metrics is None else row.metrics)
     prompts = find_prompts(protocol.prompts, row.prompts) if protocol.prompts else None
-    requested = protocol.requests(prompts)
-    requested = requested[: row.limit] if row.limit else requested
+    requested = protocol.requests(prompts)[: row.limit or None]
     if metrics:
         from lantern.eval.metrics.quality import METRICS, PROMPTS, check_reference, in_order
 
@@ -203,7 +194,7 @@ def prepare(row: TableRow) -> ResolvedRow:
         sampling=sampling,
         engine=chosen,
         folder=row.out,
-        fingerprint=fingerprint_of(model, method, protocol, engine=chosen, batch=row.batch, device=device, dtype=dtype),
+        fingerprint=fingerprint_of(model, method, protocol, engine=chosen, batch=row.batch, device=device),
         threads=torch.get_num_threads(),
     )
     return ResolvedRow(row, protocol, metrics, requested, recipe, before)
@@ -213,38 +204,26 @@ def make(
     task: ResolvedRow, *, shield: Callable[[], AbstractContextManager[Any]] = nullcontext, callback: Any = None
 ) -> int:
     """Write the missing images, in this process or on Ray; return their number."""
-    row = task.row
+    row, how = task.row, {"batch": task.row.batch, "is_quiet": task.row.is_quiet}
     if row.ray is not None:
-        return produce_on_ray(
-            task.recipe,
-            task.requested,
-            batch=row.batch,
-            actors=row.actors,
-            address=row.ray or os.environ.get("RAY_ADDRESS"),
-            is_quiet=row.is_quiet,
-        )
+        address = row.ray or os.environ.get("RAY_ADDRESS")
+        return produce_on_ray(task.recipe, task.requested, actors=row.actors, address=address, **how)
     shard = row.shard or Shard()
     with task.recipe.worker(shard.name, shield=shield, callback=callback) as worker:
-        return produce(worker, task.requested, batch=row.batch, shard=shard, is_quiet=row.is_quiet)
+        return produce(worker, task.requested, shard=shard, **how)
 
 
 def complete(task: ResolvedRow) -> dict[int, Entry] | None:
     """Return the entries of all images by number, or None if some are missing."""
-    done = finished(task.row.out, task.recipe.fingerprint)
-    expected = {request.number: done[request.number] for request in task.requested if request.number in done}
-    return expected if len(expected) == len(task.requested) else None
+    done, numbers = finished(task.row.out, task.recipe.fingerprint), [request.number for request in task.requested]
+    return {number: done[number] for number in numbers} if done.keys() >= set(numbers) else None
 
 
 def conclude(task: ResolvedRow, entries: Mapping[int, Entry]) -> dict[str, Any]:
     """Compute the metrics, write row.json, return its content; `speed` is over all images."""
     figures, missing = measured(task)
-    speed, row, recipe = totals([entry.figures() for entry in entries.values()]), task.row, task.recipe
-
-    def digest(name: str) -> str:
-        """Return one digest of those of all images, in order."""
-        digests = [getattr(entry, name) for _, entry in sorted(entries.items())]
-        return hashlib.sha256("\n".join(digests).encode()).hexdigest()
-
+    ordered, row, recipe = [entries[number] for number in sorted(entries)], task.row, task.recipe
+    speed = totals([entry.figures() for entry in ordered])
     changed = ",".join(f"{name}={value}" for name, value in recipe.method.changed().items())
     choices = {
         "model": recipe.model if not Path(recipe.model).is_dir() else Path(recipe.model).name,
@@ -263,8 +242,8 @@ def conclude(task: ResolvedRow, entries: Mapping[int, Entry]) -> dict[str, Any]:
         "fingerprint": recipe.fingerprint,
         "pictures": len(entries),
         "pictures_of_protocol": task.protocol.pictures,
-        "pictures_sha256": digest("sha256"),
-        "tokens_sha256": digest("tokens_sha256"),
+        "pictures_sha256": _digest(entry.sha256 for entry in ordered),
+        "tokens_sha256": _digest(entry.tokens_sha256 for entry in ordered),
         "speed": speed | {"seconds_per_picture": round(sum(speed["seconds"].values()) / len(entries), 4)},
         "metrics": figures,
         "not_measured": missing,
@@ -278,9 +257,12 @@ def conclude(task: ResolvedRow, entries: Mapping[int, Entry]) -> dict[str, Any]:
 
 def is_repeated(task: ResolvedRow, row: Mapping[str, Any]) -> bool | None:
     """Return whether the images equal those of the repeated row byte for byte; None without a repeated row."""
-    if task.before is None:
-        return None
-    return all(row[name] == task.before.get(name) for name in ("pictures", "pictures_sha256", "tokens_sha256"))
+    names = ("pictures", "pictures_sha256", "tokens_sha256")
+    return None if task.before is None else all(row[name] == task.before.get(name) for name in names)
+
+
+def _digest(digests: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def _protocol(name: str) -> tuple[Protocol, Mapping[str, Any] | None]:

@@ -160,9 +160,7 @@ def contender_figures(one: Contender, lines: Sequence[Line], batch: int, copy_gb
     steps = median(fmean(image["steps"] for image in line["images"]) for line in of_rounds.values())
     bound = roofline(one, rows=rows, copy_gbps=copy_gbps, step_seconds=median(seconds) / max(steps, 1.0))
     return {
-        "method": one.label,
-        "variant": one.variant.kind,
-        "dtype": one.variant.dtype,
+        **one.described,
         "exact": one.parts.method.exact,
         "seconds": spread(seconds),
         "images_per_second": rounded(batch / median(seconds)),
@@ -218,8 +216,8 @@ def render(figures: Mapping[str, Any]) -> str:
     """Return the figures of a model or a size as a table of at most WIDTH columns."""
     lines = [*_heading(figures), *(_races(figures) if figures["what"] == "model" else _size(figures))]
     lines += [f"not measured: {one['method']} {one['variant']}: {one['reason']}" for one in figures["failed"]]
-    for one in figures.get("left_out", ()):
-        lines.append(f"left out: {one['variant']}, {one['pass_ms']:g} ms a pass of plain decoding")
+    slow = figures.get("left_out", ())
+    lines += [f"left out: {one['variant']}, {one['pass_ms']:g} ms a pass of plain decoding" for one in slow]
     if figures.get("stopped"):
         lines.append(f"{figures['stopped']}: figures are of the rounds before")
     return "\n".join(line[:WIDTH].rstrip() for line in lines)
@@ -228,11 +226,8 @@ def render(figures: Mapping[str, Any]) -> str:
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows as lines with aligned columns: the first two to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    places = [str.ljust, str.ljust, *[str.rjust] * (len(widths) - 2)]
-    return [
-        "  " + "  ".join(place(cell, width) for place, cell, width in zip(places, row, widths, strict=True))
-        for row in rows
-    ]
+    form = "".join(f"  {{:{'<' if place < 2 else '>'}{width}}}" for place, width in enumerate(widths))
+    return [form.format(*row) for row in rows]
 
 
 def _heading(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -250,24 +245,15 @@ def _heading(figures: Mapping[str, Any]) -> Iterator[str]:
 def _races(figures: Mapping[str, Any]) -> Iterator[str]:
     header = ("method", "run as", "s median", "p10", "p90", "images/s", "tau", "roofline", "TV per token")
     for of_batch in figures["races"]:
-        yield from (
-            "",
-            f"batch {of_batch['batch']}: {of_batch['rounds']} rounds, {of_batch['images']} images each, interleaved",
-        )
-        rows = [
-            (
-                one["method"],
-                f"{one['variant']} {one['dtype']}",
-                *(f"{one['seconds'][name]:.3f}" for name in ("median", "p10", "p90")),
-                f"{one['images_per_second']:.2f}",
-                f"{one['tokens_per_step']:.2f}",
-                f"{one['roofline']:.0%}" if "roofline" in one else "-",
-                "exact" if one["exact"] else f"{one['total_variation']:.3f}",
-            )
-            for one in of_batch["contenders"]
-        ]
-        yield from aligned([header, *rows])
-        yield from _claims(of_batch)
+        size = f"{of_batch['rounds']} rounds, {of_batch['images']} images each"
+        yield from ("", f"batch {of_batch['batch']}: {size}, interleaved")
+        rows: list[tuple[str, ...]] = [header]
+        for one in of_batch["contenders"]:
+            rates = [f"{one[name]:.2f}" for name in ("images_per_second", "tokens_per_step")]
+            bound = f"{one['roofline']:.0%}" if "roofline" in one else "-"
+            moved = "exact" if one["exact"] else f"{one['total_variation']:.3f}"
+            rows.append((*_timed(one, "seconds", ".3f"), *rates, bound, moved))
+        yield from (*aligned(rows), *_claims(of_batch))
         for one in of_batch["identity"]:
             differing = one["differing_images"]
             what, of = ("tokens differ", f"{differing} of ") if differing else ("no token differs", "")
@@ -285,10 +271,15 @@ def _size(figures: Mapping[str, Any]) -> Iterator[str]:
     yield from ("", f"scripted acceptance, {shape}, {figures['drafter']}, batch {figures['batch']}")
     rows: list[tuple[str, ...]] = [("method", "run as", "ms per token", "p10", "p90", "tokens/s", "roofline")]
     for one in figures["contenders"]:
-        spent = [f"{one['ms_per_token'][name]:.2f}" for name in ("median", "p10", "p90")]
-        rate = f"{one['tokens_per_second']:.1f}"
-        rows.append((one["method"], f"{one['variant']} {one['dtype']}", *spent, rate, f"{one['roofline']:.0%}"))
+        rates = (f"{one['tokens_per_second']:.1f}", f"{one['roofline']:.0%}")
+        rows.append((*_timed(one, "ms_per_token", ".2f"), *rates))
     yield from (*aligned(rows), *_claims(figures))
+
+
+def _timed(one: Mapping[str, Any], name: str, form: str) -> list[str]:
+    """Return the first cells of a contender's row: how it runs, and the spread of its times."""
+    times = [format(one[name][end], form) for end in ("median", "p10", "p90")]
+    return [one["method"], f"{one['variant']} {one['dtype']}", *times]
 
 
 def _claims(race: Mapping[str, Any]) -> Iterator[str]:

@@ -77,18 +77,15 @@ class Stable:
 
     def model(self, variant: Variant) -> Model:
         """Return the model in a variant. Components other than target and drafter are shared."""
-        if variant in self._made:
-            return self._made[variant]
-        if variant.kind == "eager":
-            made = self._copy(DTYPES[variant.dtype])
-        else:
-            base, engine = self.model(dataclasses.replace(variant, kind="eager")), variant.engine()
-            with warnings.catch_warnings():  # compilers and quantisers warn of parts of torch
-                warnings.simplefilter("ignore")
-                engine.prepare(base.target)  # cached per target; raises here if this machine cannot run the variant
-            made = dataclasses.replace(base, engine=engine)
-        self._made[variant] = made
-        return made
+        if variant not in self._made:
+            self._made[variant] = self._copy(DTYPES[variant.dtype]) if variant.kind == "eager" else self._in(variant)
+        return self._made[variant]
+
+    def _in(self, variant: Variant) -> Model:
+        base, engine = self.model(dataclasses.replace(variant, kind="eager")), variant.engine()
+        with warnings.catch_warnings(action="ignore"):  # compilers and quantisers warn of parts of torch
+            engine.prepare(base.target)  # cached per target; raises here if this machine cannot run the variant
+        return dataclasses.replace(base, engine=engine)
 
     def _copy(self, dtype: torch.dtype) -> Model:
         """Return the model with networks in a dtype."""
@@ -129,6 +126,11 @@ class Contender:
     def key(self) -> tuple[str, float]:
         """Its name and its temperature, which only one contender of a race has."""
         return self.name, self.parts.sampling.temperature
+
+    @property
+    def described(self) -> dict[str, str]:
+        """Method, engine and dtype, for JSON."""
+        return {"method": self.label, "variant": self.variant.kind, "dtype": self.variant.dtype}
 
     @property
     def device(self) -> torch.device:
@@ -180,8 +182,7 @@ def entered(
 ) -> Contender:
     """Build a contender and run it once, which triggers compilation; the errors are those of either."""
     # compilers print warnings about their attempts
-    with warnings.catch_warnings(), redirect_stderr(StringIO()):
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), redirect_stderr(StringIO()):
         contender = Contender(label, variant, build(label, stable.model(variant)))
         run(contender)
     return contender

@@ -81,9 +81,9 @@ def test_pictures_made_meanwhile_are_skipped(
 ) -> None:
     with ImageWriter(decoder, tmp_path, FINGERPRINT, name="early") as early:
         with ImageWriter(decoder, tmp_path, FINGERPRINT, name="late") as late:
-            assert produce(late, expected(3), is_quiet=True) == 3
+            assert produce(late, expected(3), shard=Shard(), is_quiet=True) == 3
         monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("an image was begun"))
-        assert produce(early, expected(3), is_quiet=True) == 0
+        assert produce(early, expected(3), shard=Shard(), is_quiet=True) == 0
 
 
 def test_picture_metadata_has_no_time(whole: Path) -> None:
