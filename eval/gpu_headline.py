@@ -88,14 +88,12 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.is_cuda, self.marks = device.type == "cuda", list[Any]()
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: Step | None = None) -> None:
         """Mark the end of a step."""
-        if self.is_cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self.marks.append(event)
-        else:
-            self.marks.append(time.perf_counter())
+        mark = torch.cuda.Event(enable_timing=True) if self.is_cuda else time.perf_counter()
+        if isinstance(mark, torch.cuda.Event):
+            mark.record()
+        self.marks.append(mark)
 
     def milliseconds(self) -> float:
         """Return the mean time of a step behind the first SKIPPED_STEPS."""
@@ -493,7 +491,7 @@ class Bench:
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-            clock(None)  # type: ignore[arg-type]
+            clock()
         ms = clock.milliseconds()
         return {"ms_per_step": rounded(ms), "images_per_second": rounded(1e3 * batch / ms), "batch": batch}
 

@@ -26,6 +26,7 @@ from lantern.core.config import one_line
 from lantern.core.io import trained_steps
 from lantern.core.sampling import Sampling
 from lantern.eval.json_lines import JsonLines, Line
+from lantern.eval.metrics import quality
 from lantern.eval.speed import contenders
 from lantern.eval.speed.contenders import AUTO, PLAIN, Contender, RoundImages, Variant, name_of
 from lantern.eval.speed.race import first_passes, images_of, race, reporter, take, unpack, warm
@@ -196,8 +197,6 @@ class Board:
     def _metrics(
         self, images: Sequence[Line], metrics: Sequence[str], reference: Path | None, weights: Mapping[str, Path]
     ) -> dict[str, Any]:
-        from lantern.eval.metrics.quality import Options, measure
-
         with tempfile.TemporaryDirectory(prefix="lantern-board-") as folder:
             paths = [Path(folder, f"{number:06}.png") for number in range(len(images))]
             for path, image in zip(paths, images, strict=True):
@@ -207,8 +206,8 @@ class Board:
             if not self.model.takes_prompts:
                 subjects = [f"class {number}" for number in range(self.model.target.config.num_classes)]
             prompts = [subjects[number % len(subjects)] for number in range(len(images))]
-            how = {"seed": self.options.seed, "options": Options(device=self.model.device)}
-            found = measure(paths, reference, metrics, prompts=prompts, weights=weights, **how)
+            how = {"seed": self.options.seed, "options": quality.Options(device=self.model.device)}
+            found = quality.measure(paths, reference, metrics, prompts=prompts, weights=weights, **how)
         ends = {name: one.interval or (None, None) for name, one in found.items() if math.isfinite(one.value)}
         return {name: {"value": found[name].value, "low": low, "high": high} for name, (low, high) in ends.items()}
 

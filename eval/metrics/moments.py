@@ -56,11 +56,9 @@ class Moments:
 
     def merge(self, other: "Moments") -> None:
         """Add the moments of another set; ValueError if width, network or resize differ."""
-        got, expected = ((one.width, one.made_with) for one in (other, self))
-        if got != expected:
-            raise ValueError(
-                f"moments of {got[0]} values made with {got[1]!r}, expected {expected[0]} made with {expected[1]!r}"
-            )
+        if (other.width, other.made_with) != (self.width, self.made_with):
+            expected = f"expected {self.width} made with {self.made_with!r}"
+            raise ValueError(f"moments of {other.width} values made with {other.made_with!r}, {expected}")
         if twice := set(self.sets) & set(other.sets):
             raise ValueError(f"the images of sha256 {min(twice)[:16]}... are included already: merge each set once")
         self._make_room(other.count)

@@ -157,10 +157,8 @@ class Protocol:
         """Return the requests of all images in order, the subjects repeated; image i has noise key (seed, i)."""
         subjects = [Request(prompt=prompt) for prompt in prompts or ()]
         subjects += [Request(label=label) for label in range(self.classes)]
-        return [
-            dataclasses.replace(subject, seed=self.seed, number=number)
-            for number, subject in enumerate(subjects * self.pictures_each)
-        ]
+        numbered = enumerate(subjects * self.pictures_each)
+        return [dataclasses.replace(subject, seed=self.seed, number=number) for number, subject in numbered]
 
     def _sampling(self, guidance: float) -> Sampling:
         shared = ("temperature", "top_k", "top_p", "guidance_interval")
@@ -205,14 +203,13 @@ def resizing(name: str, size: int) -> Callable[[np.ndarray], np.ndarray] | None:
 
     "none" is None: no resize before the network's own. "crop-lanczos" crops the central square and resizes it with
     Pillow's Lanczos filter, as in the evaluations of GigaGAN, LlamaGen and LANTERN. "bicubic" is PyTorch's without
-    antialiasing, as in LlamaGen's evaluation of classes. An image of the right size is returned unchanged. "bicubic"
-    raises ValueError for an image that is not square.
+    antialiasing, truncated to bytes, as in LlamaGen's evaluation of classes. An image of the right size is returned
+    unchanged. "bicubic" raises ValueError for an image that is not square.
     """
-    return None if name == "none" else partial({"crop-lanczos": crop_lanczos, "bicubic": bicubic}[name], size=size)
+    return None if name == "none" else partial({"crop-lanczos": _crop_lanczos, "bicubic": _bicubic}[name], size=size)
 
 
-def crop_lanczos(pixels: np.ndarray, *, size: int) -> np.ndarray:
-    """Crop the central square and resize it with Pillow's Lanczos filter."""
+def _crop_lanczos(pixels: np.ndarray, *, size: int) -> np.ndarray:
     from PIL import Image
     from torchvision.transforms.functional import center_crop
 
@@ -220,11 +217,7 @@ def crop_lanczos(pixels: np.ndarray, *, size: int) -> np.ndarray:
     return np.array(square.resize((size, size), Image.Resampling.LANCZOS))
 
 
-def bicubic(pixels: np.ndarray, *, size: int) -> np.ndarray:
-    """Resize with PyTorch's bicubic without antialiasing; values are truncated to bytes as in LlamaGen.
-
-    ValueError for an image that is not square.
-    """
+def _bicubic(pixels: np.ndarray, *, size: int) -> np.ndarray:
     if pixels.shape[0] != pixels.shape[1]:
         raise ValueError(f"an image is {pixels.shape[1]} x {pixels.shape[0]}, expected a square one")
     if pixels.shape[0] == size:

@@ -22,6 +22,7 @@ from lantern.core.places import EMBEDDED_MODEL, resolve_model
 from lantern.core.ray_cluster import check_ray
 from lantern.engines.engine import AutoEngine, Engine
 from lantern.engines.engine import engine as make_engine
+from lantern.eval.metrics import quality
 from lantern.eval.protocols.generation import Entry, Shard, finished, picture_path, produce
 from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol, resizing
 from lantern.eval.protocols.ray_job import RayJob, produce_on_ray
@@ -111,10 +112,8 @@ def measured(task: ResolvedRow) -> tuple[dict[str, Any], dict[str, str]]:
     can = [name for name in task.metrics if name not in missing]
     if not can:
         return {}, missing
-    from lantern.eval.metrics.quality import Options, measure
-
     row, protocol = task.row, task.protocol
-    options = Options(
+    options = quality.Options(
         reference_name=protocol.reference.name if protocol.reference else "",
         prompts_name=protocol.prompts.file if protocol.prompts else "",
         before=resizing(protocol.resize, protocol.evaluated_size),
@@ -125,19 +124,15 @@ def measured(task: ResolvedRow) -> tuple[dict[str, Any], dict[str, str]]:
     paths = [picture_path(row.out, request.number) for request in task.requested]
     prompts = [request.prompt for request in task.requested if request.prompt is not None] or None
     how: dict[str, Any] = {"prompts": prompts, "weights": row.weights, "seed": protocol.seed, "options": options}
-    found = measure(paths, row.reference, can, **how)
+    found = quality.measure(paths, row.reference, can, **how)
     return {name: figure.as_dict() for name, figure in found.items()}, missing
 
 
 def obstacles(task: ResolvedRow) -> dict[str, str]:
     """Return the reason for each metric that cannot be computed; checked before generation starts."""
-    if not task.metrics:
-        return {}
-    from lantern.eval.metrics.quality import obstacle
-
     known, row = task.protocol.reference, task.row
     origin = f": {known.name} ({known.origin})" if known else ""
-    found = {name: obstacle(name, row.reference, row.weights, origin) for name in task.metrics}
+    found = {name: quality.obstacle(name, row.reference, row.weights, origin) for name in task.metrics}
     return {name: why for name, why in found.items() if why}
 
 
@@ -161,16 +156,16 @@ def prepare(row: TableRow) -> ResolvedRow:
     prompts = find_prompts(protocol.prompts, row.prompts) if protocol.prompts else None
     requested = protocol.requests(prompts)[: row.limit or None]
     if metrics:
-        from lantern.eval.metrics.quality import METRICS, PROMPTS, check_reference, in_order
-
-        in_order(metrics)  # rejects unknown ones
-        if not protocol.prompts and (lacking := [name for name in metrics if PROMPTS in METRICS[name].needs]):
+        quality.in_order(metrics)  # rejects unknown ones
+        if not protocol.prompts and (
+            lacking := [name for name in metrics if quality.PROMPTS in quality.METRICS[name].needs]
+        ):
             raise ValueError(f"{lacking[0]} needs prompts, which {protocol.name} has not: leave it out of --metrics")
         known, given = protocol.reference, row.reference
         if given and known and known.sha256 and (given.is_dir() or sha256_of(given) != known.sha256):
             expected = f"expected sha256 {known.sha256[:12]}... of {protocol.name}"
             raise ValueError(f"{given} is another reference, {expected}: get {known.name} from {known.origin}")
-        check_reference(metrics, [picture_path(row.out, one.number) for one in requested], row.reference)
+        quality.check_reference(metrics, [picture_path(row.out, one.number) for one in requested], row.reference)
     local = os.environ.get("LOCAL_RANK", "")  # with it each process has its own GPU
     is_local = row.device in ("auto", "cuda") and local.isdecimal() and torch.cuda.is_available()
     device = pick_device(f"cuda:{local}" if is_local else row.device)

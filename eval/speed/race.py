@@ -239,13 +239,8 @@ def compare(baseline: Sequence[float], other: Sequence[float], *, images: int | 
         why = f"no claim: p90/p10 is {worst:.1f} for {name}, expected at most {STEADY}"
     elif found.low <= 1 <= found.high:
         why = f"no claim: the 95 % interval by rounds, {found.low:.2f} to {found.high:.2f}, contains 1"
-    return {
-        "ratio_of_medians": of_medians,
-        "median_of_ratios": rounded(found.value),
-        "interval_95": [rounded(found.low), rounded(found.high)],
-        "claim": None if why else of_medians,
-        "refusal": why,
-    }
+    ends = {"median_of_ratios": rounded(found.value), "interval_95": [rounded(found.low), rounded(found.high)]}
+    return {"ratio_of_medians": of_medians, **ends, "claim": None if why else of_medians, "refusal": why}
 
 
 def rounded(value: float) -> float:
@@ -279,9 +274,9 @@ REPEATS = 9
 TABLES = ("tok_embeddings.", "cls_embedding.")
 
 
-def copy_bandwidth(device: torch.device, *, size: int | None = None) -> float:
+def copy_bandwidth(device: torch.device) -> float:
     """Return the bandwidth in GB/s (read and written bytes) of copying a tensor larger than any cache."""
-    count = size or COPY_BYTES.get(device.type, 1 << 28)
+    count = COPY_BYTES.get(device.type, 1 << 28)
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = []
