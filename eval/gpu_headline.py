@@ -50,6 +50,7 @@ from lantern.models.folder import load_model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig, rotate
 
 Figures = dict[str, Any]
+Tensors = tuple[Tensor, ...]
 Decoded = tuple[list[Tensor], float, int]  # tokens, seconds of a batch, passes
 SKIPPED_STEPS = 8  # at the begin of an image: those before the graph, and a few behind
 CRASHED = 3
@@ -546,17 +547,10 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def layer(
-    x: Float[Tensor, "r c"],
-    slot: Tensor,
-    factors: Float[Tensor, "half 2"],
-    mask: Float[Tensor, "1 s"],
-    keys: Float[Tensor, "r h s d"],
-    values: Float[Tensor, "r h s d"],
-    weights: tuple[Tensor, ...],
-    eps: float,
-) -> Tensor:
-    """One decoder layer for one token per row."""
-    first, wqkv, wo, second, w13, w2 = weights
+    x: Tensor, slot: Tensor, factors: Tensor, mask: Tensor, cache: Tensors, weights: Tensors, eps: float
+) -> Float[Tensor, "r c"]:
+    """One layer for one token per row (r c); factors (half 2), mask (1 s), keys and values of the cache (r h s d)."""
+    (keys, values), (first, wqkv, wo, second, w13, w2) = cache, weights
     q, k, v = F.linear(norm(x, first, eps), wqkv).unflatten(-1, (3, keys.shape[1], -1)).unbind(1)
     q, k = (rotate(one, factors).to(x.dtype) for one in (q, k))
     keys.index_copy_(2, slot, k[:, :, None])
@@ -585,10 +579,8 @@ class CompiledPlain:
         self.slots = torch.arange(size[2], device=weight.device)
         names = ("attention_norm", "attention.wqkv", "attention.wo", "ffn_norm", "feed_forward.w13", "feed_forward.w2")
         self.weights: list[Any] = [tuple(block.get_submodule(name).weight for name in names) for block in target.layers]
-        self.layer, self.ends = layer, self._sample
-        if compiles:
-            self.layer = torch.compile(layer, dynamic=False, fullgraph=True)
-            self.ends = torch.compile(self._sample, dynamic=False, fullgraph=True)
+        compiled: Any = partial(torch.compile, dynamic=False, fullgraph=True, disable=not compiles)
+        self.layer, self.ends = compiled(layer), compiled(self._sample)
 
     def __call__(self) -> None:
         """Decode the token at `place`, and count."""
@@ -596,8 +588,8 @@ class CompiledPlain:
         x = self.target.tok_embeddings(self.token).expand(self.rows, -1)
         factors = self.target.rotary.table.index_select(0, self.place + config.cls_token_num)[0]
         mask = torch.where(self.slots <= self.place + 1, 0.0, -torch.inf)[None].to(x.dtype)
-        for (keys, values), weights in zip(self.caches, self.weights, strict=True):
-            x = self.layer(x, self.place + 1, factors, mask, keys, values, weights, eps)
+        for cache, weights in zip(self.caches, self.weights, strict=True):
+            x = self.layer(x, self.place + 1, factors, mask, cache, weights, eps)
         self.token.copy_(self.ends(x))
         self.place.add_(1).clamp_(max=config.block_size - 1)
 

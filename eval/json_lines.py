@@ -64,8 +64,7 @@ class JsonLines(AbstractContextManager["JsonLines"]):
 def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tuple[Line, list[Line]]:
     """Return the fingerprint and the lines after it; empty for a missing file. An incomplete last line is left out.
 
-    ValueError for a damaged line, a file without a fingerprint and, if one is given, a file of another one; the message
-    names the difference.
+    ValueError for a damaged line, a file without a fingerprint, and one of another fingerprint, with the difference.
     """
     if not path.is_file():
         return {}, []

@@ -48,10 +48,7 @@ def figures_of(path: Path) -> dict[str, Any]:
 
 
 def figures(header: Line, lines: Sequence[Line]) -> dict[str, Any]:
-    """Return the figures of a board for JSON: the header, one board per temperature, failures of exact methods.
-
-    ValueError for lines without plain decoding.
-    """
+    """Return the figures of a board for JSON, one board per temperature; ValueError without plain decoding's lines."""
     temperatures = header["sampling"]["temperature"]
     background = background_of(images_of(at_temperature(lines, temperatures[0]), name_of(PLAIN, header["variant"])))
     boards = [board_of(header, at_temperature(lines, one), one, background) for one in temperatures]
@@ -247,10 +244,7 @@ def estimate(found: Estimate) -> dict[str, float]:
 
 
 def rendered(text: str, found: Mapping[str, Any]) -> str:
-    """Return the text of a document with the rows of these figures; tables that they do not hold are left as they are.
-
-    ValueError if the document has no place for them.
-    """
+    """Return a document with the rows of these figures, other tables as they are; ValueError without a place."""
     if not ROWS.search(text):
         raise ValueError("the page has no line <!-- rows: leaderboard --> or <!-- rows: pairs -->: add one")
     # a document lists methods at their own settings that exist still

@@ -169,10 +169,7 @@ def _at_most(features: Float[Tensor, "n c"], generator: torch.Generator) -> Floa
 def _centred(
     statistic: Callable[..., float], sets: Sequence[Tensor], *, seed: int, draws: int, held: str = ""
 ) -> Estimate:
-    """Return a statistic that is not negative, and the interval of resampled sets shifted to its value.
-
-    `held` says what is fixed.
-    """
+    """Return a statistic that is not negative, with the interval of resamples shifted to it; `held` is fixed."""
     value, sampled, generator = statistic(*sets), list[float](), torch.Generator().manual_seed(seed)
     if not draws:
         return Estimate(value)

@@ -107,10 +107,7 @@ def load_lpips(found: Found, *, device: torch.device | str = "cpu") -> Pair:
 
 @dataclass
 class Seen:
-    """The features of a set of `count` images, by network; the tensors are files in `folder`, mapped to memory.
-
-    `sha256` is the digest of the digests of all files.
-    """
+    """The features of a set of `count` images, by network; the tensors are files in `folder`, mapped to memory."""
 
     count: int
     folder: Path

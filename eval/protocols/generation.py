@@ -69,10 +69,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Entry:
-    """A finished image: number in the set, size and sha256 of its file, sha256 of its prompt, statistics.
-
-    `statistics` holds the fields of `lantern.generation.images.Statistics`.
-    """
+    """A finished image: number in the set, size and sha256 of its file, sha256 of its tokens, its `Statistics`."""
 
     id: int
     bytes: int
@@ -87,10 +84,7 @@ class Entry:
 
 
 def read_entries(folder: Path, fingerprint: Mapping[str, Any] | None = None) -> dict[int, Entry]:
-    """Return the entries of all manifests of a folder by number.
-
-    ValueError for a damaged line and, if `fingerprint` is given, for images of another one.
-    """
+    """Return the entries of a folder's manifests by number; ValueError for a damaged line or another fingerprint."""
     entries: dict[int, Entry] = {}
     for path in sorted(folder.glob("manifest-*.jsonl")):
         for number, line in enumerate(read_lines(path, fingerprint)[1], start=2):
@@ -110,10 +104,7 @@ def picture_path(folder: Path, number: int) -> Path:
 def finished(
     folder: Path, fingerprint: Mapping[str, Any] | None = None, among: Collection[int] | None = None
 ) -> dict[int, Entry]:
-    """Return the images in the manifests of a folder whose files have the recorded sha256, by number.
-
-    `among` limits the numbers, since every file is read.
-    """
+    """Return the images of a folder whose files have the recorded sha256, by number; `among` limits the numbers."""
 
     def is_whole(entry: Entry) -> bool:
         path = picture_path(folder, entry.id)

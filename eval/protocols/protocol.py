@@ -74,9 +74,7 @@ class Protocol:
     `sizes` are the allowed image sizes of a model in pixels. `guidance` applies to every model, or
     `guidance_by_model` to LlamaGen's sizes by name. Images and reference are resized to `evaluated_size` by `resize`
     (`resizing`) before each network's own resize. `source` is the paper or code of the figures; `departs`
-    lists where this protocol differs from it.
-
-    ValueError for contradictory fields.
+    lists where this protocol differs from it. ValueError for contradictory fields.
     """
 
     name: str

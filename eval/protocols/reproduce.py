@@ -157,9 +157,8 @@ def prepare(row: TableRow) -> ResolvedRow:
     requested = protocol.requests(prompts)[: row.limit or None]
     if metrics:
         quality.in_order(metrics)  # rejects unknown ones
-        if not protocol.prompts and (
-            lacking := [name for name in metrics if quality.PROMPTS in quality.METRICS[name].needs]
-        ):
+        lacking = [name for name in metrics if quality.PROMPTS in quality.METRICS[name].needs]
+        if lacking and not protocol.prompts:
             raise ValueError(f"{lacking[0]} needs prompts, which {protocol.name} has not: leave it out of --metrics")
         known, given = protocol.reference, row.reference
         if given and known and known.sha256 and (given.is_dir() or sha256_of(given) != known.sha256):

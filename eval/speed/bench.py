@@ -30,8 +30,7 @@ class BenchOptions:
     """Options of a bench. `methods` are specs as for `choose_method`; empty means the model's own and "auto".
 
     Empty `kinds` means all kinds of the device. Plain decoding, which is always measured, also runs in the kinds
-    `baselines`. Variants of kinds not in `kinds` are left out if short decodings show that they are slow
-    (`field_of`).
+    `baselines`. Variants of other kinds are left out if short decodings show that they are slow (`field_of`).
     """
 
     model: str = "lantern-emoji"

@@ -181,8 +181,7 @@ def entered(
     stable: Stable, label: str, variant: Variant, build: Build, run: Callable[[Contender], object]
 ) -> Contender:
     """Build a contender and run it once, which triggers compilation; the errors are those of either."""
-    # compilers print warnings about their attempts
-    with warnings.catch_warnings(action="ignore"), redirect_stderr(StringIO()):
+    with warnings.catch_warnings(action="ignore"), redirect_stderr(StringIO()):  # compilers report their attempts
         contender = Contender(label, variant, build(label, stable.model(variant)))
         run(contender)
     return contender
@@ -199,8 +198,7 @@ def line_up(
 ) -> list[Contender]:
     """Build the contenders and run each once; return those that this machine can run, and add the others to `failed`.
 
-    An error of an eager contender is not specific to the machine and is raised. RuntimeError, with the reasons, if no
-    plain decoding of the entries is left as a baseline.
+    Errors of eager contenders are not the machine's and are raised. RuntimeError if no plain decoding is left of some.
     """
     found = list[Contender]()
     for number, (label, variant) in enumerate(entries):

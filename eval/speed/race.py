@@ -53,8 +53,7 @@ def race(
 ) -> Iterator[Line]:
     """Yield what `take` returns for each contender, round by round; a round makes the images of one job.
 
-    Interleaving spreads slow phases of the machine over all contenders; the order rotates from round to round. `wants`
-    leaves out contenders of a round.
+    Interleaving spreads slow phases of the machine over all contenders, in rotated order. `wants` leaves some out.
     """
     began, whole = time.monotonic(), 0
     for number, job in enumerate(jobs):
@@ -82,8 +81,7 @@ def collect(records: Iterator[Line], contenders: int) -> tuple[list[Line], Keybo
 def take(contender: Contender, number: int, job: RoundImages, *, watches: bool = False) -> Line:
     """Decode a job and return its record; total variation and relaxed are sums over the tokens of an image.
 
-    With `watches` the nodes and tokens of steps are counted where that costs no time, else in a second decoding, which
-    is not timed.
+    With `watches` nodes and tokens of steps are counted, in a second, untimed decoding where counting costs time.
     """
     steps, device = list[tuple[Tensor, Tensor, int]](), contender.device
 
@@ -157,8 +155,7 @@ def warm(contender: Contender, jobs: Sequence[RoundImages]) -> None:
 def runs_of(steps: Sequence[tuple[Tensor, Tensor, int]], number: int) -> Line:
     """Return for image `number` the tokens of each step, and the sum of the nodes that were verified.
 
-    `steps` has first places, counts of tokens, and nodes. Empty where steps were not watched or do not commit tokens in
-    their order.
+    `steps` has first places, counts of tokens, and nodes. Empty if not watched, or if tokens are not made in order.
     """
     own = [(int(start[number]), int(counts[number]), nodes) for start, counts, nodes in steps]
     own = [one for one in own if one[1]]  # others of the batch may take more steps

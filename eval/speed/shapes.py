@@ -122,10 +122,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
 
 
 def seconds_per_token(contender: Contender, images: RoundImages, counts: Sequence[int]) -> float:
-    """Return the seconds of the steps that commit the tokens after the first, divided by their number.
-
-    RuntimeError if the image is finished before.
-    """
+    """Return the seconds per token of the steps after the first one; RuntimeError if the image is finished before."""
     times = list[float]()
 
     def watch(step: Step) -> bool:
