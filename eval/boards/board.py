@@ -120,10 +120,7 @@ class Board:
         return {"promise": promise, "training": {name: folder and trained_steps(folder / name) for name in names}}
 
     def measure(self) -> None:
-        """Run what is missing of all rounds; a method that fails is left out, and its reason is written.
-
-        RuntimeError if plain decoding does not run in the methods' variant.
-        """
+        """Run what is missing of all rounds, without methods that fail; RuntimeError if plain decoding does."""
         options = self.options
         rounds = -(-options.images // options.batch)
         jobs = contenders.jobs_of(self.model, options.prompts, rounds=rounds, batch=options.batch, seed=options.seed)

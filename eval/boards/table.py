@@ -155,10 +155,7 @@ def p_value(differences: np.ndarray) -> float | None:
 
 
 def correct(pairs: Sequence[dict[str, Any]]) -> None:
-    """Add the verdicts of pairs: what Holm's correction over all their tests leaves.
-
-    The smallest p-value is multiplied by the number of tests, the next by one less, each at least the one before.
-    """
+    """Add verdicts by Holm's correction: the k-th p-value times the tests left, and at least the one before it."""
     tests = [(pair, key) for pair in pairs if "p" in pair for key, p in pair["p"].items() if p is not None]
     tests.sort(key=lambda test: test[0]["p"][test[1]])
     largest = 0.0

@@ -20,10 +20,7 @@ MOST_KERNEL = 10_000  # largest set of the kernel distance; of larger ones a ran
 
 
 def frechet(a: Gaussian, b: Gaussian) -> float:
-    """Return torch-fidelity's Frechet distance of two Gaussians (Heusel 2017, arXiv:1706.08500, equation 6).
-
-    ValueError for means of different lengths.
-    """
+    """Return torch-fidelity's Frechet distance of Gaussians (arXiv:1706.08500); ValueError for different lengths."""
     from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
     if len(a[0]) != len(b[0]):

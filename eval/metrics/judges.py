@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
+from tqdm import tqdm
 
 from lantern.core.config import one_line
 from lantern.eval.metrics import clip_score, inception
@@ -48,10 +49,7 @@ def weights_of(judge: str, given: Mapping[str, Path]) -> str:
 def load_judges(
     names: Iterable[str], given: Mapping[str, Path], *, cache: Path | None, device: torch.device
 ) -> dict[str, Judge]:
-    """Return networks by name, each file loaded once; `given` are the user's files, `cache` the folder of the others.
-
-    FileNotFoundError for missing weights.
-    """
+    """Return networks by name, each file loaded once; `given` are files of users. FileNotFoundError without weights."""
     files, judges = dict[str, Judge](), dict[str, Judge]()
     for name in names:
         stored, (kind, _, resize) = weights_of(name, given), name.partition(":")
@@ -158,8 +156,6 @@ def extract(
     folder: where features are written. batch: images at a time. before: a function applied to every image first.
     reads_prompts: each image must contain its prompt. ValueError for sets that do not pair up by number, name or size.
     """
-    from tqdm import tqdm
-
     if pairs:
         check_pairs(pairs, *(paths for paths, _ in sets))
     seen = [Seen(len(paths), folder / str(place)) for place, (paths, _) in enumerate(sets)]

@@ -132,10 +132,7 @@ def made_with(name: str, judge: Judge) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a set of images and how it was computed; `interval` is a 95 % interval or None.
-
-    `value` is infinite for PSNR if every image is equal to its reference.
-    """
+    """A figure of images and how it was computed; `interval` is of 95 %, or None. PSNR of equal images is infinite."""
 
     name: str
     value: float
@@ -268,10 +265,7 @@ def reference_obstacle(name: str, reference: Path | Sequence[Path] | None, origi
 
 
 def check_reference(metrics: Sequence[str], pictures: Sequence[Path], reference: Path | None) -> None:
-    """Raise ValueError for a reference that is not one, or whose images do not pair up for metrics of pairs.
-
-    The images of prepared data are not looked at.
-    """
+    """Raise ValueError for what is no reference, or if images of pairs do not pair up; prepared data are not read."""
     if reference is None or is_prepared(reference):
         return
     real = open_reference(reference, room=reference).pictures

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 import lantern
 from lantern.core.io import sha256_of
@@ -141,10 +142,7 @@ class ImageWriter(AbstractContextManager["ImageWriter"]):
         self.manifest = JsonLines(self.folder / f"manifest-{self.name}.jsonl", self.fingerprint)
 
     def make(self, batch: Sequence[Request]) -> int:
-        """Write the missing images of a batch; return their number.
-
-        The whole batch is decoded if any image is missing, so that tokens do not depend on what was there.
-        """
+        """Write a batch's missing images, decoded with the whole batch so that tokens stay; return their number."""
         missing = [request for request in batch if request.number not in self.done]
         if missing and all(picture_path(self.folder, request.number).exists() for request in missing):
             # another worker may have finished them meanwhile
@@ -202,6 +200,4 @@ def produce(
 
 def images_bar(total: int, done: int, *, is_quiet: bool = False) -> Any:
     """Return a progress bar over images, shown if stderr is a terminal."""
-    from tqdm import tqdm
-
     return tqdm(total=total, initial=done, unit=" images", disable=is_quiet or None, dynamic_ncols=True)

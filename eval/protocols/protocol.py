@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 
 from lantern.core.config import hint_for, load_config
 from lantern.core.io import sha256_of
@@ -178,10 +179,7 @@ def load_protocol(name: str) -> Protocol:
 
 
 def find_prompts(expected: PromptSet, folder: Path | None = None) -> list[str]:
-    """Return the prompts of a set, from the given folder or the cache, or lantern's own.
-
-    ValueError for a missing file or one with another sha256 or count.
-    """
+    """Return the prompts of a set; ValueError for a missing file, or one with another sha256 or count."""
     own, cached, digits = shipped_folder("assets", "prompts"), cache_folder() / "prompts", expected.sha256[:12]
     places = [own, cached] if folder is None else [folder, own]
     path = next((place / expected.file for place in places if (place / expected.file).is_file()), None)
@@ -208,7 +206,6 @@ def resizing(name: str, size: int) -> Callable[[np.ndarray], np.ndarray] | None:
 
 
 def _crop_lanczos(pixels: np.ndarray, *, size: int) -> np.ndarray:
-    from PIL import Image
     from torchvision.transforms.functional import center_crop
 
     square = center_crop(Image.fromarray(pixels), [min(pixels.shape[:2])])  # type: ignore[arg-type]

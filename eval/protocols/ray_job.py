@@ -55,10 +55,7 @@ class RayJob:
 
 
 class Actor:
-    """An actor of a job: one model that makes batches given by their numbers.
-
-    It returns errors as values instead of raising, since Ray keeps only the text of an exception.
-    """
+    """A model that makes batches by their numbers; errors are returned, since Ray keeps only an exception's text."""
 
     def __init__(self, recipe: RayJob, batches: Sequence[Sequence[Request]], job: str, lives: int) -> None:
         self._worker, self._batches, self._failure = None, batches, ""

@@ -142,10 +142,7 @@ CHOICES = ("model", "method", "limit", "batch", "device", "dtype", "threads", "e
 
 
 def prepare(row: TableRow) -> ResolvedRow:
-    """Resolve and check everything that a row needs before generation.
-
-    ValueError for what does not fit, ImportError if Ray is asked for and missing.
-    """
+    """Resolve and check all that a row needs first; ValueError for what does not fit, ImportError without Ray."""
     if row.ray is not None:
         check_ray()
     protocol, before = _protocol(row.protocol)

@@ -48,10 +48,7 @@ class BenchOptions:
 
 
 def measure(options: BenchOptions) -> dict[str, Any]:
-    """Return all figures of a model for JSON; `failures` lists broken promises, empty in a good run.
-
-    A signal after the first round raises CutShort with the figures so far.
-    """
+    """Return all figures of a model for JSON; a signal after the first round raises CutShort with those so far."""
     before = load_average()
     model = load_model(options.model, device=options.device, dtype="fp32", engine="eager")
     sampling = model.sampling(**options.sampling)
@@ -149,10 +146,7 @@ def own_methods(model: Model) -> list[str]:
 
 
 def contender_figures(one: Contender, lines: Sequence[Line], batch: int, copy_gbps: float, rows: int) -> dict[str, Any]:
-    """Return the figures of a contender for JSON; total variation and relaxed share are per token.
-
-    `rows` are the rows of a step for each node.
-    """
+    """Return the figures of a contender for JSON, changes per token; `rows` are the rows of a step for each node."""
     of_rounds, images = racing.rounds_of(lines, one.name), racing.images_of(lines, one.name)
     seconds, tokens = racing.seconds_of(lines, one.name), one.parts.target.config.block_size
     # a batch takes as many steps as its images take on average
@@ -173,8 +167,7 @@ def contender_figures(one: Contender, lines: Sequence[Line], batch: int, copy_gb
 def identities(field: Sequence[Contender], lines: Sequence[Line], batch: int) -> Iterator[dict[str, Any]]:
     """Yield for each exact method how many tokens differ from plain decoding in the same variant.
 
-    It must be none in fp32 and where the engine keeps tokens (`Decoder.promise`). Elsewhere the distribution is the
-    same, but rounding can change a token.
+    It must be none in fp32 and where the engine keeps tokens (`Decoder.promise`); elsewhere rounding can change some.
     """
     plain = {one.variant: one.name for one in field if one.is_plain}
     for one in field:

@@ -1,7 +1,4 @@
-"""The contenders of a measurement: methods as written on the command line, each in its engine variants.
-
-A variant is a kind of engine (`lantern.engines.engine.VARIANTS`) in a dtype.
-"""
+"""The contenders of a measurement: methods as written on the command line, each in its engine variants."""
 
 import copy
 import dataclasses
@@ -39,7 +36,7 @@ def kinds_of(device: torch.device) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Variant:
-    """A kind, an engine with its weights, in a dtype of `lantern.models.folder.DTYPES`."""
+    """A kind of engine, of `lantern.engines.engine.VARIANTS`, in a dtype of `lantern.models.folder.DTYPES`."""
 
     kind: str
     dtype: str
@@ -217,10 +214,7 @@ def line_up(
 
 
 def condition_of(model: Model, prompts: Sequence[str], numbers: Sequence[int]) -> Condition:
-    """Return the condition of images with these numbers; prompts, or classes, are used in order and repeated.
-
-    ValueError for a model without a text encoder.
-    """
+    """Return the condition of images by number, of prompts or classes in order; ValueError without a text encoder."""
     if not model.takes_prompts:
         classes = model.target.config.num_classes
         return Condition(labels=torch.tensor([number % classes for number in numbers], device=model.device))

@@ -285,10 +285,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def pass_bytes(target: nn.Module, *, rows: int, cached: int, nodes: int = 1) -> int:
-    """Return the bytes that a pass reads: weights without embedding tables, and keys and values of `cached` slots.
-
-    The cache of a CPU is in fp32 for every dtype.
-    """
+    """Return the bytes of a pass: weights without tables, and keys and values of `cached` slots, fp32 on every CPU."""
     config: Any = target.config
     weights = sum(stored_bytes(value) for name, value in target.named_parameters() if not name.startswith(TABLES))
     norm = target.get_parameter("norm.weight")

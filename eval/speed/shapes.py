@@ -59,10 +59,7 @@ class ShapeOptions:
 
 
 def measure(options: ShapeOptions) -> dict[str, Any]:
-    """Return all figures of one size for JSON: plain decoding and one scripted method per tau, each in its variants.
-
-    ValueError for a tree that is too shallow for the scripted acceptance.
-    """
+    """Return all figures of one size for JSON: plain, and a scripted method per tau; ValueError for a shallow tree."""
     before, device, tree = load_average(), pick_device(options.device), named(options.tree)
     changes: dict[str, Any] = {"model_type": "t2i", "cls_token_num": 120} | dict(options.changes)
     config = TransformerConfig.named(options.shape, **changes)
@@ -138,10 +135,7 @@ def seconds_per_token(contender: Contender, images: RoundImages, counts: Sequenc
 
 
 def random_model(config: TransformerConfig, drafter: str, device: torch.device, dtype: torch.dtype) -> Model:
-    """Return a target, a one-layer drafter and a codebook of a size, with random weights that are made on the device.
-
-    ValueError for a method that does not draft static trees by one network.
-    """
+    """Return a model of random weights with a one-layer drafter; ValueError for one without a tree and own layers."""
     method = find(drafter)
     found = [ADD_ONS[name] for name in method.made.needs if ADD_ONS[name].training == "drafter"]
     if method.tree is None or len(found) != 1 or "layers" not in {entry.name for entry in fields(found[0].config)}:
@@ -159,9 +153,7 @@ def random_model(config: TransformerConfig, drafter: str, device: torch.device, 
 
 
 def randomise(module: nn.Module) -> None:
-    """Give a module random weights, buffers that are stored among them, for decoding: norms ones, matrices scaled by
-    their inputs.
-    """
+    """Give a module random weights for decoding, stored buffers too: norms ones, matrices scaled by their inputs."""
     weights = [item for item in module.eval().requires_grad_(False).state_dict().items() if item[1].is_floating_point()]
     generator = torch.Generator(weights[0][1].device).manual_seed(0)
     for name, weight in weights:

@@ -21,7 +21,8 @@ from lantern.eval.speed.race import (
     stored_bytes,
 )
 from lantern.models.folder import Model
-from tests.eval.workers import CPU, EAGER, eager
+from tests.eval.workers import CPU, EAGER, Patch, eager
+from tests.refusals import refused
 from tests.tiny import tiny_target
 
 
@@ -96,7 +97,7 @@ def test_the_variant_of_an_engine_has_that_engine(kind: str) -> None:
     assert Variant.of(variant.engine(), "bf16") == variant
 
 
-def test_auto_stands_for_the_engine_of_this_machine(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_stands_for_the_engine_of_this_machine(model: Model, monkeypatch: Patch) -> None:
     assert Variant.of(engine("auto"), "fp32").resolved(Stable(model)) == Variant("eager", "fp32")
     monkeypatch.setattr(AutoEngine, "resolve", lambda self, target: engine("cpu", weights=self.weights))
     assert Variant.of(engine("auto", weights="int8"), "fp32").resolved(Stable(model)) == Variant("cpu+int8", "fp32")
@@ -104,8 +105,7 @@ def test_auto_stands_for_the_engine_of_this_machine(model: Model, monkeypatch: p
 
 
 def test_variants_have_the_weights_and_devices_that_run() -> None:
-    with pytest.raises(ValueError, match="give another engine"):
-        Variant.of(engine("eager", weights="int4"), "fp32")
+    refused(Variant.of, engine("eager", weights="int4"), "fp32", match="give another engine")
     plain, methods = (entries_of([label], contenders.VARIANTS, ("fp32", "bf16")) for label in ("plain", "eagle1"))
     missing = {variant for _, variant in plain} - {variant for _, variant in methods}
     assert {variant.kind for variant in missing} == {"eager+int8"} and len(plain) == len(methods) + 2
@@ -113,7 +113,7 @@ def test_variants_have_the_weights_and_devices_that_run() -> None:
     assert {"graph", "graph+int8"} <= set(contenders.kinds_of(torch.device("cuda")))
 
 
-def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: Patch) -> None:
     def fail(target: object, bits: int) -> object:
         raise ImportError("no torchao here")
 
@@ -133,10 +133,12 @@ def test_what_fails_when_run_is_listed_unless_it_is_eager(model: Model) -> None:
     stable._made[cpu] = model
     assert line_up(stable, [("eagle1", cpu)], built(model.sampling()), run, failed) == []
     assert failed == [{"method": "eagle1", "variant": "cpu fp32", "reason": "RuntimeError: no such kernel at all"}]
-    with pytest.raises(RuntimeError, match="no variant of plain decoding runs on this machine: RuntimeError"):
-        line_up(stable, [("plain", cpu)], built(model.sampling()), run, failed)
-    with pytest.raises(RuntimeError, match="no such kernel"):
-        line_up(stable, [("eagle1", EAGER)], built(model.sampling()), run, failed)
+    for entry, message in (
+        (("plain", cpu), "no variant of plain decoding runs on this machine: RuntimeError"),
+        (("eagle1", EAGER), "no such kernel"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            line_up(stable, [entry], built(model.sampling()), run, failed)
 
 
 def test_a_dtype_is_a_copy_of_the_model(model: Model) -> None:
@@ -170,15 +172,11 @@ def test_a_pass_reads_weights_but_tables_and_a_cache_in_fp32() -> None:
     layer = 4 * 32 * 32 + 3 * 32 * target.config.ffn_dim + 2 * 32
     cache = 2 * 2 * 2 * (16 + 3) * 32
     assert pass_bytes(target, rows=2, nodes=3, cached=16) == 4 * (2 * layer + 32 + 24 * 32 + cache)
-    target = tiny_target()
-    wide, narrow = (2 * 2 * 2 * (8 + 1) * 32 * 4, pass_bytes(target, rows=0, cached=0))
-    half = target.bfloat16()
-    assert pass_bytes(half, rows=2, nodes=1, cached=8) == wide + narrow // 2
+    narrow, wide = pass_bytes(target, rows=0, cached=0), 2 * 2 * 2 * (8 + 1) * 32 * 4
+    assert pass_bytes(target.bfloat16(), rows=2, nodes=1, cached=8) == wide + narrow // 2
 
 
-def test_the_roofline_is_the_time_to_read_weights_and_half_of_the_cache(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_roofline_is_the_time_to_read_weights_and_half_of_the_cache(model: Model, monkeypatch: Patch) -> None:
     plain, drafted = eager(model, "eagle1")
     found = roofline(plain, rows=2, copy_gbps=1.0, step_seconds=0.5)
     seconds = pass_bytes(model.target, rows=2, nodes=1, cached=8) / 1e9
