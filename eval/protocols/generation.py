@@ -142,7 +142,7 @@ class ImageWriter(AbstractContextManager["ImageWriter"]):
         self.manifest = JsonLines(self.folder / f"manifest-{self.name}.jsonl", self.fingerprint)
 
     def make(self, batch: Sequence[Request]) -> int:
-        """Write a batch's missing images, decoded with the whole batch so that tokens stay; return their number."""
+        """Write the missing images of a batch, which is always decoded as a whole; return their number."""
         missing = [request for request in batch if request.number not in self.done]
         if missing and all(picture_path(self.folder, request.number).exists() for request in missing):
             # another worker may have finished them meanwhile

@@ -195,7 +195,7 @@ def line_up(
 ) -> list[Contender]:
     """Build the contenders and run each once; return those that this machine can run, and add the others to `failed`.
 
-    Errors of eager contenders are not the machine's and are raised. RuntimeError if no plain decoding is left of some.
+    An error of an eager contender is raised: it is not the machine's. RuntimeError if all plain decoding fails.
     """
     found = list[Contender]()
     for number, (label, variant) in enumerate(entries):

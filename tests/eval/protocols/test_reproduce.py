@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -122,22 +122,19 @@ def test_a_row_is_repeated_byte_for_byte_or_differs_by_report(place: Path, run: 
     assert "the images differ from those" in capsys.readouterr().err
 
 
-def figure(name: str) -> Figure:
-    return Figure(name, 0.5, "", "lib 1", "none", "w", "s", 6, "i", "r", "s", 3, 0, (0.4, 0.6), "draws", warning="few")
-
-
 @pytest.fixture
-def measured(monkeypatch: Patch) -> Iterator[dict[str, Any]]:
+def measured(monkeypatch: Patch) -> dict[str, Any]:
     """Records the requested metrics instead of computing them, which would need weights."""
     requested: dict[str, Any] = {}
 
     def measure(paths: list[Path], reference: Any, metrics: list[str], **how: Any) -> dict[str, Figure]:
         requested.update(how, paths=paths, reference=reference, metrics=metrics)
-        return {name: figure(name) for name in metrics}
+        facts: Any = (0.5, "", "lib 1", "none", "w", "s", 6, "i", "r", "s", 3, 0, (0.4, 0.6), "draws")
+        return {name: Figure(name, *facts, warning="few") for name in metrics}
 
     monkeypatch.setattr(quality, "measure", measure)
     monkeypatch.setattr(quality, "find_weights", lambda *_: None)
-    yield requested
+    return requested
 
 
 def test_metrics_get_pictures_with_their_prompts(
@@ -211,15 +208,12 @@ def test_invalid_input_gives_one_line(
     assert message in one_line(capsys) and not (place / "out" / "pictures").exists()
 
 
-def test_another_reference_than_the_protocol_names_is_refused(place: Path, run: Run, capsys: Capture) -> None:
+def test_what_does_not_fit_the_protocol_is_refused(place: Path, run: Run, capsys: Capture) -> None:
     real = {"name": "stats", "images": 3, "origin": "nowhere", "sha256": "0" * 64}
     (place / "three.json").write_text(json.dumps(json.loads((place / "three.json").read_text()) | {"reference": real}))
     for given in (place / "three.txt", place):
         assert run("--reference", given) == 2
         assert "expected sha256 000000000000... of three: get stats from nowhere" in capsys.readouterr().err
-
-
-def test_metrics_of_prompts_are_refused_for_a_protocol_of_classes(place: Path, run: Run, capsys: Capture) -> None:
     (place / "classes.json").write_text(json.dumps(values(prompts="left out", classes=2)))
     assert run("--metrics", "clip", file="classes.json") == 2
     assert "clip needs prompts, which mine has not" in capsys.readouterr().err
