@@ -207,6 +207,7 @@ def test_wrong_files_and_folders_are_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("load", "state", "message"),
     [
+        (load_clip, b"no folder", "is not a transformers CLIP folder"),
         (load_inception, b"nothing", "is no whole checkpoint of plain tensors"),
         (load_inception, {"fc.weight": torch.zeros(2, 2)}, "holds a network other than Inception"),
         (load_lpips, {"features.0.weight": torch.zeros(1)}, "is not torchvision's AlexNet"),
@@ -218,8 +219,3 @@ def test_other_networks_are_named(load: Callable[[Found], Any], state: Any, mess
     path = tmp_path / "x.pth"
     path.write_bytes(state) if isinstance(state, bytes) else torch.save(state, path)
     refused(load, Found(path, "0"), match=rf"x\.pth {message}")
-
-
-def test_a_folder_of_another_network_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    refused(load_clip, Found(tmp_path, "0"), match="is not a transformers CLIP folder")

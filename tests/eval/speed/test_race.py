@@ -8,7 +8,7 @@ import torch
 
 from lantern.engines.engine import AutoEngine, engine
 from lantern.eval.speed import contenders
-from lantern.eval.speed.contenders import Contender, RoundImages, Stable, Variant, built, entries_of, line_up
+from lantern.eval.speed.contenders import RoundImages, Stable, Variant, built, entries_of, line_up
 from lantern.eval.speed.race import (
     COPY_BYTES,
     collect,
@@ -109,26 +109,20 @@ def test_variants_have_the_weights_and_devices_that_run() -> None:
     assert {"graph", "graph+int8"} <= set(contenders.kinds_of(torch.device("cuda")))
 
 
-def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: Patch) -> None:
-    def fail(target: object, bits: int) -> object:
-        raise ImportError("no torchao here")
-
-    monkeypatch.setattr("lantern.core.prepared.quantized", fail)
-    entries, failed = entries_of(["plain"], ("eager", "eager+int8"), ("fp32",)), list[dict[str, str]]()
-    field = line_up(Stable(model), entries, built(model.sampling()), lambda one: None, failed)
-    assert [one.name for one in field] == ["plain | eager fp32"]
-    reason = "ImportError: no torchao here"
-    assert failed == [{"method": "plain", "variant": "eager+int8 fp32", "reason": reason}]
-
-
-def test_what_fails_when_run_is_listed_unless_it_is_eager(model: Model) -> None:
-    def run(contender: Contender) -> None:
+def test_what_cannot_be_made_or_run_is_listed_unless_it_is_eager(model: Model, monkeypatch: Patch) -> None:
+    def run(*_: object) -> None:
         raise RuntimeError("no such kernel\nat all")
 
-    stable, cpu, failed = Stable(model), Variant("cpu", "fp32"), list[dict[str, str]]()
+    monkeypatch.setattr("lantern.core.prepared.quantized", run)
+    entries, failed = entries_of(["plain"], ("eager", "eager+int8"), ("fp32",)), list[dict[str, str]]()
+    field = line_up(Stable(model), entries, built(model.sampling()), lambda one: None, failed)
+    reason = "RuntimeError: no such kernel at all"
+    assert [one.name for one in field] == ["plain | eager fp32"]
+    assert failed == [{"method": "plain", "variant": "eager+int8 fp32", "reason": reason}]
+    stable, cpu, failed = Stable(model), Variant("cpu", "fp32"), []
     stable._made[cpu] = model
     assert line_up(stable, [("eagle1", cpu)], built(model.sampling()), run, failed) == []
-    assert failed == [{"method": "eagle1", "variant": "cpu fp32", "reason": "RuntimeError: no such kernel at all"}]
+    assert failed == [{"method": "eagle1", "variant": "cpu fp32", "reason": reason}]
     for entry, message in (
         (("plain", cpu), "no variant of plain decoding runs on this machine: RuntimeError"),
         (("eagle1", EAGER), "no such kernel"),
