@@ -35,37 +35,28 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
 from lantern.engines.chain import passes_of
 from lantern.engines.cuda.engine import PRODUCTS, GraphEngine
-from lantern.engines.engine import EAGER, Engine
+from lantern.engines.cuda.graphs import forget_all
+from lantern.engines.engine import EAGER, AutoEngine, Engine
 from lantern.eval.speed.contenders import PROMPTS, condition_of
 from lantern.eval.speed.race import copy_bandwidth, pass_bytes, rounded
 from lantern.eval.speed.shapes import random_captions, random_model, randomise, script, scripted
 from lantern.eval.speed.surroundings import surroundings
-from lantern.generation.generator import Decoder, build_decoder
+from lantern.generation.choice import choose_method
+from lantern.generation.generator import Decoder, Generator, build_decoder
+from lantern.generation.requests import Request
+from lantern.generation.serving.worker import Job, Worker
 from lantern.methods import METHODS
-from lantern.models.folder import pick_device
-from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from lantern.models.folder import load_model, pick_device
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig, rotate
 
 Figures = dict[str, Any]
+Tensors = tuple[Tensor, ...]
+Decoded = tuple[list[Tensor], float, int]  # tokens, seconds of a batch, passes
 SKIPPED_STEPS = 8  # at the begin of an image: those before the graph, and a few behind
 CRASHED = 3
+SIZES = read_json_object(Path(__file__).with_suffix(".json"))
 # sections in the order of their worth, and the seconds after which one leaves out its further figures
-SECTIONS = {
-    "machine": 20,
-    "plain": 90,
-    "pass_times": 40,
-    "drafted": 75,
-    "exact": 40,
-    "int8": 40,
-    "embedded": 65,
-    "batches": 25,
-    "shapes": 40,
-    "server": 30,
-    "training": 60,
-    "tests": 200,
-}
-
-
-SHAPE = "XL"
+SECTIONS: dict[str, int] = SIZES["sections"]
 
 
 def random_janus(width: int, inner: int, layers: int, heads: int, device: torch.device) -> Any:
@@ -98,14 +89,12 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.is_cuda, self.marks = device.type == "cuda", list[Any]()
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: Step | None = None) -> None:
         """Mark the end of a step."""
-        if self.is_cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self.marks.append(event)
-        else:
-            self.marks.append(time.perf_counter())
+        mark = torch.cuda.Event(enable_timing=True) if self.is_cuda else time.perf_counter()
+        if isinstance(mark, torch.cuda.Event):
+            mark.record()
+        self.marks.append(mark)
 
     def milliseconds(self) -> float:
         """Return the mean time of a step behind the first SKIPPED_STEPS."""
@@ -127,8 +116,7 @@ class Bench:
 
     def __init__(self, device: torch.device, is_toy: bool, found: Figures, save: Callable[[], None]) -> None:
         self.device, self.is_toy, self.found, self.save = device, is_toy, found, save
-        sizes = read_json_object(Path(__file__).with_suffix(".json"))["toy" if is_toy else "full"]
-        self.sizes, self.is_cuda = SimpleNamespace(**sizes), device.type == "cuda"
+        self.sizes, self.is_cuda = SimpleNamespace(**SIZES["toy" if is_toy else "full"]), device.type == "cuda"
         self.sampling = Sampling(guidance=7.5, top_k=20 if self.is_toy else 1000)
         self.until = float("inf")
         self._models: dict[tuple[str, int], tuple[Transformer, Any]] = {}
@@ -155,7 +143,7 @@ class Bench:
             except Exception:  # the context is lost: every later figure would fail
                 sys.exit(CRASHED)
 
-    def model(self, shape: str = SHAPE, tokens: int | None = None) -> tuple[Transformer, Any]:
+    def model(self, shape: str = "XL", tokens: int | None = None) -> tuple[Transformer, Any]:
         """Return target and drafter of a size, by default the headline's; the one before is dropped."""
         key = shape, tokens or self.sizes.tokens
         if key not in self._models:
@@ -240,10 +228,9 @@ class Bench:
             self.measure("machine", "read_gbps", lambda: rounded(big.nbytes / graph_ms(big.sum) / 1e6))
 
     def _chosen(self) -> Figures:
-        from lantern.engines.engine import engine
-
-        chosen = engine("auto").resolve(self.model()[0])
-        remark = chosen.remark(self.model()[0]) if isinstance(chosen, GraphEngine) else None
+        target, _ = self.model()
+        chosen = AutoEngine().resolve(target)
+        remark = chosen.remark(target) if isinstance(chosen, GraphEngine) else None
         return {"engine": chosen.name, "reason": chosen.reason, "remark": remark}
 
     def plain(self) -> None:
@@ -299,8 +286,7 @@ class Bench:
             for tree in self.sizes.trees:
                 self.measure("drafted", f"{name} {tree}", partial(self._scripted, name, engine, tree))
         for window in self.sizes.windows:
-            decoder = partial(self.decoder, "gumbel-jacobi", engine, window=window)
-            self.measure("drafted", f"gumbel-jacobi {window}", partial(self._of_window, decoder, window))
+            self.measure("drafted", f"gumbel-jacobi {window}", partial(self._of_window, engine, window))
         for name in ("eagle1", "lantern++"):
             decoder = partial(self.decoder, name, engine, tree=self.sizes.trees[-1])
             self.measure("drafted", f"{name} kernels", lambda decoder=decoder: self.kernels_of(decoder()))
@@ -315,8 +301,8 @@ class Bench:
                 found[f"{tau:g}"] = self._at(tau, self.steps(one, most=self.sizes.steps))
         return found
 
-    def _of_window(self, make: Callable[[], Decoder], window: int) -> Figures:
-        figures = self.steps(make(), most=self.sizes.steps)
+    def _of_window(self, engine: Engine, window: int) -> Figures:
+        figures = self.steps(self.decoder("gumbel-jacobi", engine, window=window), most=self.sizes.steps)
         return {f"{tau:g}": self._at(tau, figures) for tau in self.sizes.taus if tau <= window}
 
     def _at(self, tau: float, figures: Figures) -> Figures:
@@ -333,7 +319,6 @@ class Bench:
         images, seeds = self.sizes.exact
         settings: Figures = {"tree": self.sizes.trees[0]} if self.is_toy else {}
         condition = self.condition(self.model()[0].config, images)
-
         for kind in dict.fromkeys((self.products(), PRODUCTS[0])):
             make = partial(self.decoder, engine=GraphEngine(products=kind))
             plain = self._tokens(make("plain"), condition, seeds)
@@ -353,7 +338,7 @@ class Bench:
         expected = self._tokens(plain, condition, seeds)
         self.measure("int8", "eagle1 exact", partial(self._same, lambda: drafted, condition, expected))
 
-    def _tokens(self, decoder: Decoder, condition: Condition, seeds: int) -> tuple[list[Tensor], float, int]:
+    def _tokens(self, decoder: Decoder, condition: Condition, seeds: int) -> Decoded:
         """Return the tokens of all seeds, the median seconds of a batch, and the number of passes."""
         made, spent, steps = list[Tensor](), list[float](), 0
         for seed in range(seeds):
@@ -364,9 +349,7 @@ class Bench:
             steps += int(one.steps.sum())
         return made, median(spent), steps
 
-    def _same(
-        self, make: Callable[[], Decoder], condition: Condition, plain: tuple[list[Tensor], float, int]
-    ) -> Figures:
+    def _same(self, make: Callable[[], Decoder], condition: Condition, plain: Decoded) -> Figures:
         """Return tokens a step, milliseconds an image, and the tokens that differ from plain decoding's."""
         try:
             decoder = make()
@@ -380,9 +363,6 @@ class Bench:
 
     def embedded(self) -> None:
         """The embedded model: tokens a step, milliseconds an image, and tokens that differ, in batches of 1 and 8."""
-        from lantern.generation.choice import choose_method
-        from lantern.generation.generator import Generator
-
         model = self._embedded()
         relaxed = ("lantern", "lantern++", "bounded", "bounded-window", "sjd")
         main = ("gumbel-jacobi", "eagle1", "eagle1-rejection", *relaxed)
@@ -402,15 +382,11 @@ class Bench:
                     self.measure("embedded", label, same)
 
     def _embedded(self) -> Any:
-        from lantern.models.folder import load_model
-
         engine = GraphEngine() if self.is_cuda else EAGER
         return load_model("lantern-emoji", device=str(self.device), dtype="bf16", engine=engine)
 
     def batches(self) -> None:
         """Plain decoding and a window of several images at a time: tokens a second, and the peak of memory."""
-        from lantern.engines.cuda.graphs import forget_all
-
         target, _ = self.model()
 
         def of(name: str, settings: Figures, images: int) -> Figures:
@@ -456,9 +432,6 @@ class Bench:
             self.measure("server", name, partial(self._served, model, name))
 
     def _served(self, model: Any, name: str) -> Figures:
-        from lantern.generation.requests import Request
-        from lantern.generation.serving.worker import Job, Worker
-
         ended, failed = threading.Semaphore(0), list[str]()
 
         def send(kind: str, value: Any, index: int | None) -> None:
@@ -519,7 +492,7 @@ class Bench:
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-            clock(None)  # type: ignore[arg-type]
+            clock()
         ms = clock.milliseconds()
         return {"ms_per_step": rounded(ms), "images_per_second": rounded(1e3 * batch / ms), "batch": batch}
 
@@ -573,27 +546,13 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
-def turned(x: Float[Tensor, "r h d"], factors: Float[Tensor, "half 2"]) -> Tensor:
-    """Rotate neighbouring pairs."""
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = factors.unbind(-1)
-    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2).to(x.dtype)
-
-
 def layer(
-    x: Float[Tensor, "r c"],
-    slot: Tensor,
-    factors: Float[Tensor, "half 2"],
-    mask: Float[Tensor, "1 s"],
-    keys: Float[Tensor, "r h s d"],
-    values: Float[Tensor, "r h s d"],
-    weights: tuple[Tensor, ...],
-    eps: float,
-) -> Tensor:
-    """One decoder layer for one token per row."""
-    first, wqkv, wo, second, w13, w2 = weights
+    x: Tensor, slot: Tensor, factors: Tensor, mask: Tensor, cache: Tensors, weights: Tensors, eps: float
+) -> Float[Tensor, "r c"]:
+    """One layer for one token per row (r c); factors (half 2), mask (1 s), keys and values of the cache (r h s d)."""
+    (keys, values), (first, wqkv, wo, second, w13, w2) = cache, weights
     q, k, v = F.linear(norm(x, first, eps), wqkv).unflatten(-1, (3, keys.shape[1], -1)).unbind(1)
-    q, k = turned(q, factors), turned(k, factors)
+    q, k = (rotate(one, factors).to(x.dtype) for one in (q, k))
     keys.index_copy_(2, slot, k[:, :, None])
     values.index_copy_(2, slot, v[:, :, None])
     y = F.scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=mask)
@@ -620,10 +579,8 @@ class CompiledPlain:
         self.slots = torch.arange(size[2], device=weight.device)
         names = ("attention_norm", "attention.wqkv", "attention.wo", "ffn_norm", "feed_forward.w13", "feed_forward.w2")
         self.weights: list[Any] = [tuple(block.get_submodule(name).weight for name in names) for block in target.layers]
-        self.layer, self.ends = layer, self._sample
-        if compiles:
-            self.layer = torch.compile(layer, dynamic=False, fullgraph=True)
-            self.ends = torch.compile(self._sample, dynamic=False, fullgraph=True)
+        compiled: Any = partial(torch.compile, dynamic=False, fullgraph=True, disable=not compiles)
+        self.layer, self.ends = compiled(layer), compiled(self._sample)
 
     def __call__(self) -> None:
         """Decode the token at `place`, and count."""
@@ -631,8 +588,8 @@ class CompiledPlain:
         x = self.target.tok_embeddings(self.token).expand(self.rows, -1)
         factors = self.target.rotary.table.index_select(0, self.place + config.cls_token_num)[0]
         mask = torch.where(self.slots <= self.place + 1, 0.0, -torch.inf)[None].to(x.dtype)
-        for (keys, values), weights in zip(self.caches, self.weights, strict=True):
-            x = self.layer(x, self.place + 1, factors, mask, keys, values, weights, eps)
+        for cache, weights in zip(self.caches, self.weights, strict=True):
+            x = self.layer(x, self.place + 1, factors, mask, cache, weights, eps)
         self.token.copy_(self.ends(x))
         self.place.add_(1).clamp_(max=config.block_size - 1)
 
@@ -663,8 +620,8 @@ def exact_methods(parts: Container[str]) -> list[str]:
     return [m.name for m in exact if all(part in parts for part in m.made.parts)]
 
 
-def graph_ms(run: Callable[[], object], replays: int = 20, rounds: int = 5) -> float:
-    """Return the milliseconds of one run, on a GPU as a replayed CUDA graph."""
+def graph_ms(run: Callable[[], object]) -> float:
+    """Return the milliseconds of one run, on a GPU as a replayed CUDA graph: the median of five times 20 replays."""
     run()
     if not torch.cuda.is_available():
         begun = time.perf_counter()
@@ -677,15 +634,15 @@ def graph_ms(run: Callable[[], object], replays: int = 20, rounds: int = 5) -> f
     with torch.cuda.graph(graph):
         run()
     spent = []
-    for _ in range(rounds):
+    for _ in range(5):
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         graph.replay()
         events[0].record()
-        for _ in range(replays):
+        for _ in range(20):
             graph.replay()
         events[1].record()
         torch.cuda.synchronize()
-        spent.append(events[0].elapsed_time(events[1]) / replays)
+        spent.append(events[0].elapsed_time(events[1]) / 20)
     return median(spent)
 
 

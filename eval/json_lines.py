@@ -64,8 +64,7 @@ class JsonLines(AbstractContextManager["JsonLines"]):
 def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tuple[Line, list[Line]]:
     """Return the fingerprint and the lines after it; empty for a missing file. An incomplete last line is left out.
 
-    ValueError for a damaged line, a file without a fingerprint and, if one is given, a file of another one; the message
-    names the difference.
+    ValueError for a damaged line, a file without a fingerprint, and one of another fingerprint, with the difference.
     """
     if not path.is_file():
         return {}, []
@@ -85,12 +84,10 @@ def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tupl
         raise ValueError(f"{path}, line 1 has no fingerprint: the file is of another kind, choose another one")
     was, now = _flat(there), _flat(there if fingerprint is None else json.loads(json.dumps(fingerprint)))
     if differ := [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]:
-        shown = {name: (_short(was.get(name)), _short(now.get(name))) for name in differ}
-        name = next((name for name, (first, second) in shown.items() if first != second), differ[0])
-        first, second = shown[name]
-        raise ValueError(
-            f"{path} was begun with {name} {first}, now it is {second}: use another --out or the same settings"
-        )
+        shown = [(name, _short(was.get(name)), _short(now.get(name))) for name in differ]
+        name, first, second = next((one for one in shown if one[1] != one[2]), shown[0])
+        changed = f"{path} was begun with {name} {first}, now it is {second}"
+        raise ValueError(f"{changed}: use another --out or the same settings")
     return there, lines[1:]
 
 

@@ -26,6 +26,7 @@ from lantern.core.config import one_line
 from lantern.core.io import trained_steps
 from lantern.core.sampling import Sampling
 from lantern.eval.json_lines import JsonLines, Line
+from lantern.eval.metrics import quality
 from lantern.eval.speed import contenders
 from lantern.eval.speed.contenders import AUTO, PLAIN, Contender, RoundImages, Variant, name_of
 from lantern.eval.speed.race import first_passes, images_of, race, reporter, take, unpack, warm
@@ -83,11 +84,10 @@ class Board:
         for spec in self.specs:
             if choose_method(self.model, spec).is_plain:
                 raise ValueError(f"--methods {spec[:60]!r}: plain decoding is always measured: give methods that draft")
-
-    @cached_property
-    def surroundings(self) -> dict[str, Any]:
-        """Machine, versions and commit."""
-        return surroundings(self.model.device)
+        kinds = options.baselines or contenders.kinds_of(self.model.device)
+        more = [Variant(kind, dtype) for dtype in options.baseline_dtypes for kind in kinds]
+        self.plain_variants = list(dict.fromkeys([self.variant, *more]))  # that of the methods first
+        self.surroundings = surroundings(self.model.device)
 
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
@@ -112,33 +112,21 @@ class Board:
             "surroundings": {name: self.surroundings[name] for name in SAME},
         }
 
-    @property
-    def plain_variants(self) -> list[Variant]:
-        """The variants of plain decoding, that of the methods first."""
-        kinds = self.options.baselines or contenders.kinds_of(self.model.device)
-        more = [Variant(kind, dtype) for dtype in self.options.baseline_dtypes for kind in kinds]
-        return list(dict.fromkeys([self.variant, *more]))
-
     def facts(self, spec: str) -> dict[str, Any]:
         """Return what the table states of a method: its promise, and the steps that its networks were trained for."""
-        method = choose_method(self.model, spec)
+        method, folder = choose_method(self.model, spec), self.model.folder
         promise = "relaxed" if not method.exact else "tokens" if method.is_identical else "distribution"
         names = [f"{FOLDER}/{part}" for part in method.made.parts] + ["drafter"] * method.made.reads_drafter
-        training = dict[str, int | None].fromkeys(names)
-        if (folder := self.model.folder) is not None:
-            training = {name: trained_steps(folder / name) for name in names}
-        return {"promise": promise, "training": training}
+        return {"promise": promise, "training": {name: folder and trained_steps(folder / name) for name in names}}
 
     def measure(self) -> None:
-        """Run what is missing of all rounds; a method that fails is left out, and its reason is written.
-
-        RuntimeError if plain decoding does not run in the methods' variant.
-        """
-        options, rounds = self.options, -(-self.options.images // self.options.batch)
+        """Run what is missing of all rounds, without methods that fail; RuntimeError if plain decoding does."""
+        options = self.options
+        rounds = -(-options.images // options.batch)
         jobs = contenders.jobs_of(self.model, options.prompts, rounds=rounds, batch=options.batch, seed=options.seed)
         entries = [(PLAIN, one) for one in self.plain_variants] + [(spec, self.variant) for spec in self.specs]
-        report = reporter(self.options.is_quiet)
-        with JsonLines(self.options.out, self.fingerprint) as file:
+        report = reporter(options.is_quiet)
+        with JsonLines(options.out, self.fingerprint) as file:
             done = {(line["contender"], line["temperature"], line["round"]) for line in file.lines if "round" in line}
             field, failed = list[Contender](), set[tuple[str, float]]()
             for (spec, variant), sampling in itertools.product(entries, self.samplings):
@@ -173,11 +161,11 @@ class Board:
     def _absent(self, key: tuple[str, float], error: Exception) -> Line:
         """Return the line of a contender that fails, or lacks a part; raise for the plain decoding of the table."""
         name, temperature = key
-        is_lacking, why = isinstance(error, ValueError), one_line(error)
+        status, reason = "lacking", one_line(error)
         if name == name_of(PLAIN, self.variant):
-            raise RuntimeError(f"plain decoding does not run as {self.variant}: {why}") from error
-        reason = why if is_lacking else f"{type(error).__name__}: {why}"
-        status = "lacking" if is_lacking else "failed"
+            raise RuntimeError(f"plain decoding does not run as {self.variant}: {reason}") from error
+        if not isinstance(error, ValueError):
+            status, reason = "failed", f"{type(error).__name__}: {reason}"
         return {"absent": name, "temperature": temperature, "status": status, "reason": reason[:300]}
 
     def judge(self, metrics: Sequence[str], reference: Path | None, weights: Mapping[str, Path]) -> None:
@@ -206,8 +194,6 @@ class Board:
     def _metrics(
         self, images: Sequence[Line], metrics: Sequence[str], reference: Path | None, weights: Mapping[str, Path]
     ) -> dict[str, Any]:
-        from lantern.eval.metrics.quality import Options, measure
-
         with tempfile.TemporaryDirectory(prefix="lantern-board-") as folder:
             paths = [Path(folder, f"{number:06}.png") for number in range(len(images))]
             for path, image in zip(paths, images, strict=True):
@@ -217,8 +203,8 @@ class Board:
             if not self.model.takes_prompts:
                 subjects = [f"class {number}" for number in range(self.model.target.config.num_classes)]
             prompts = [subjects[number % len(subjects)] for number in range(len(images))]
-            how = {"seed": self.options.seed, "options": Options(device=self.model.device)}
-            found = measure(paths, reference, metrics, prompts=prompts, weights=weights, **how)
+            how = {"seed": self.options.seed, "options": quality.Options(device=self.model.device)}
+            found = quality.measure(paths, reference, metrics, prompts=prompts, weights=weights, **how)
         ends = {name: one.interval or (None, None) for name, one in found.items() if math.isfinite(one.value)}
         return {name: {"value": found[name].value, "low": low, "high": high} for name, (low, high) in ends.items()}
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import DONE, arg, command, existing, opt, run_command
+from lantern.core.io import atomic_write
+from lantern.eval.boards.table import figures_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +32,6 @@ def plot(
     out: Path | None = opt(None, "image to write: .png, .svg or .pdf (default FILE.png)", metavar="PATH"),
 ) -> int:
     """Draw the methods of a leaderboard, and print the path of the image."""
-    from lantern.eval.boards.table import figures_of
-
     path = out or file.with_suffix(".png")
     save(figures_of(file), path)
     print(path)
@@ -42,12 +42,9 @@ def save(found: Mapping[str, Any], path: Path) -> None:
     """Write the plot, without time and program names."""
     from matplotlib import rc_context
 
-    from lantern.core.io import atomic_write
-
-    facts: dict[str, Any] = {"Date": None, "Creator": None} if path.suffix == ".svg" else {}
+    facts: dict[str, Any] = {".svg": {"Date": None, "Creator": None}, ".png": {"Software": None}}
     with rc_context(SETTINGS), atomic_write(path) as temporary:
-        figure = draw(found)
-        figure.savefig(temporary, dpi=110, metadata=facts or ({"Software": None} if path.suffix == ".png" else None))
+        draw(found).savefig(temporary, dpi=110, metadata=facts.get(path.suffix))
 
 
 def draw(found: Mapping[str, Any]) -> "Figure":
@@ -119,8 +116,7 @@ def point(
     )  # fmt: skip
 
 
-COMMAND = command(plot)
-main = partial(run_command, COMMAND, prog="python -m lantern.eval.boards.plot")
+main = partial(run_command, command(plot), prog="python -m lantern.eval.boards.plot")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -48,10 +48,7 @@ def figures_of(path: Path) -> dict[str, Any]:
 
 
 def figures(header: Line, lines: Sequence[Line]) -> dict[str, Any]:
-    """Return the figures of a board for JSON: the header, one board per temperature, failures of exact methods.
-
-    ValueError for lines without plain decoding.
-    """
+    """Return the figures of a board for JSON, one board per temperature; ValueError without plain decoding's lines."""
     temperatures = header["sampling"]["temperature"]
     background = background_of(images_of(at_temperature(lines, temperatures[0]), name_of(PLAIN, header["variant"])))
     boards = [board_of(header, at_temperature(lines, one), one, background) for one in temperatures]
@@ -154,17 +151,11 @@ def p_value(differences: np.ndarray) -> float | None:
     """Return the p-value of Wilcoxon's test of paired differences; None if there are none."""
     from scipy.stats import wilcoxon
 
-    if not differences.any():
-        return None
-    found: Any = wilcoxon(differences)
-    return rounded(float(found.pvalue))
+    return rounded(wilcoxon(differences).pvalue) if differences.any() else None  # type: ignore[attr-defined]
 
 
 def correct(pairs: Sequence[dict[str, Any]]) -> None:
-    """Add the verdicts of pairs: what Holm's correction over all their tests leaves.
-
-    The smallest p-value is multiplied by the number of tests, the next by one less, each at least the one before.
-    """
+    """Add verdicts by Holm's correction: the k-th p-value times the tests left, and at least the one before it."""
     tests = [(pair, key) for pair in pairs if "p" in pair for key, p in pair["p"].items() if p is not None]
     tests.sort(key=lambda test: test[0]["p"][test[1]])
     largest = 0.0
@@ -179,12 +170,11 @@ def correct(pairs: Sequence[dict[str, Any]]) -> None:
 def verdict(pair: Mapping[str, Any]) -> str:
     """Return what is significant: more or fewer tokens per step, more or less total variation."""
     words = []
-    for key, of, equal, noun in (
-        ("tokens", "tokens_ratio", 1.0, "tokens per step"),
-        ("variation", "variation", 0.0, "total variation"),
+    for key, of, equal, less, noun in (
+        ("tokens", "tokens_ratio", 1.0, "fewer", "tokens per step"),
+        ("variation", "variation", 0.0, "less", "total variation"),
     ):
         if pair.get("p_holm", {}).get(key, 1.0) < LEVEL:
-            less = "fewer" if key == "tokens" else "less"
             words.append(f"{'more' if pair[of]['value'] > equal else less} {noun}")
     return ", ".join(words) or "none"
 
@@ -251,10 +241,7 @@ def estimate(found: Estimate) -> dict[str, float]:
 
 
 def rendered(text: str, found: Mapping[str, Any]) -> str:
-    """Return the text of a document with the rows of these figures; tables that they do not hold are left as they are.
-
-    ValueError if the document has no place for them.
-    """
+    """Return a document with the rows of these figures, other tables as they are; ValueError without a place."""
     if not ROWS.search(text):
         raise ValueError("the page has no line <!-- rows: leaderboard --> or <!-- rows: pairs -->: add one")
     # a document lists methods at their own settings that exist still

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from PIL import Image
 from torch import Tensor
 
 from lantern.core.config import one_line
@@ -43,8 +44,6 @@ class Clip:
 
     def prepare(self, pixels: np.ndarray) -> Float[Tensor, "3 side side"]:
         """Return an image (uint8, h w 3) as network input."""
-        from PIL import Image
-
         return self.resized(Image.fromarray(pixels))
 
     @torch.inference_mode()
@@ -99,10 +98,7 @@ def _unit(features: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
 def load_preference(
     found: Found, config: Mapping[str, Any] | None = None, *, device: torch.device | str = "cpu"
 ) -> Clip:
-    """Load a preference network from a folder of transformers or a file of open_clip's tensors.
-
-    `config` are open_clip's sizes, by default those of ViT-H/14. ValueError for a network of another shape.
-    """
+    """Load a network from a folder, or a file of open_clip of sizes `config` (ViT-H/14); ValueError for another."""
     from open_clip import get_model_config, image_transform
     from open_clip.model import CLIP
 

@@ -5,6 +5,7 @@ Ours are the distance of fewer images than features, density and coverage, and e
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -19,10 +20,7 @@ MOST_KERNEL = 10_000  # largest set of the kernel distance; of larger ones a ran
 
 
 def frechet(a: Gaussian, b: Gaussian) -> float:
-    """Return torch-fidelity's Frechet distance of two Gaussians (Heusel 2017, arXiv:1706.08500, equation 6).
-
-    ValueError for means of different lengths.
-    """
+    """Return torch-fidelity's Frechet distance of Gaussians (arXiv:1706.08500); ValueError for different lengths."""
     from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
     if len(a[0]) != len(b[0]):
@@ -149,18 +147,14 @@ def inception_score(logits: Float[Tensor, "n k"], *, seed: int, draws: int = 100
     """Return torch-fidelity's Inception score (arXiv:1606.03498): exp of the mean KL from p(y|x) to p(y), one split."""
     from torch_fidelity.metric_isc import KEY_METRIC_ISC_MEAN, isc_features_to_metric
 
-    def score(part: Float[Tensor, "n k"]) -> float:
-        return isc_features_to_metric(part, splits=1, shuffle=False)[KEY_METRIC_ISC_MEAN]
-
-    return _centred(score, [logits], seed=seed, draws=draws)
+    score = partial(isc_features_to_metric, splits=1, shuffle=False)
+    return _centred(lambda part: score(part)[KEY_METRIC_ISC_MEAN], [logits], seed=seed, draws=draws)
 
 
 def _weights(count: int, draws: int, generator: torch.Generator) -> Float[Tensor, "n d"]:
     """Return how often each resample has each image; the first column is the set itself."""
-    picks = torch.randint(0, count, (draws, count), generator=generator)
-    counts = torch.zeros(draws, count, dtype=torch.float64)
-    counts.scatter_add_(1, picks, torch.ones_like(counts))
-    return torch.cat([torch.ones(1, count, dtype=torch.float64), counts]).T
+    picks = [torch.arange(count), *torch.randint(0, count, (draws, count), generator=generator)]
+    return torch.stack([some.bincount(minlength=count) for some in picks]).double().T
 
 
 def _at_most(features: Float[Tensor, "n c"], generator: torch.Generator) -> Float[Tensor, "m c"]:
@@ -172,10 +166,7 @@ def _at_most(features: Float[Tensor, "n c"], generator: torch.Generator) -> Floa
 def _centred(
     statistic: Callable[..., float], sets: Sequence[Tensor], *, seed: int, draws: int, held: str = ""
 ) -> Estimate:
-    """Return a statistic that is not negative, and the interval of resampled sets shifted to its value.
-
-    `held` says what is fixed.
-    """
+    """Return a statistic that is not negative, with the interval of resamples shifted to it; `held` is fixed."""
     value, sampled, generator = statistic(*sets), list[float](), torch.Generator().manual_seed(seed)
     if not draws:
         return Estimate(value)

@@ -23,6 +23,7 @@ from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import Found
 
 SIDE = 299
+LOGITS_FILE = "pt_inception-2015-12-05-6726825d.pth"
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,8 @@ class Inception:
         if not self.gives_logits:
             return features.float().cpu()
         if self.head is None:
-            raise ValueError(
-                f"{self.weights.path} has no logits, which the Inception score needs: "
-                "give pt_inception-2015-12-05-6726825d.pth with --weights inception-logits=PATH"
-            )
+            why = f"{self.weights.path} has no logits, which the Inception score needs"
+            raise ValueError(f"{why}: give {LOGITS_FILE} with --weights inception-logits=PATH")
         return self.head(features).float().cpu()
 
 

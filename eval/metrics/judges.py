@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
+from tqdm import tqdm
 
 from lantern.core.config import one_line
 from lantern.eval.metrics import clip_score, inception
@@ -48,10 +49,7 @@ def weights_of(judge: str, given: Mapping[str, Path]) -> str:
 def load_judges(
     names: Iterable[str], given: Mapping[str, Path], *, cache: Path | None, device: torch.device
 ) -> dict[str, Judge]:
-    """Return networks by name, each file loaded once; `given` are the user's files, `cache` the folder of the others.
-
-    FileNotFoundError for missing weights.
-    """
+    """Return networks by name, each file loaded once; `given` are files of users. FileNotFoundError without weights."""
     files, judges = dict[str, Judge](), dict[str, Judge]()
     for name in names:
         stored, (kind, _, resize) = weights_of(name, given), name.partition(":")
@@ -107,10 +105,7 @@ def load_lpips(found: Found, *, device: torch.device | str = "cpu") -> Pair:
 
 @dataclass
 class Seen:
-    """The features of a set of `count` images, by network; the tensors are files in `folder`, mapped to memory.
-
-    `sha256` is the digest of the digests of all files.
-    """
+    """The features of a set of `count` images, by network; the tensors are files in `folder`, mapped to memory."""
 
     count: int
     folder: Path
@@ -138,9 +133,8 @@ class Seen:
 
 def check_pairs(metrics: Iterable[str], ours: Sequence[Path], theirs: Sequence[Path]) -> None:
     """Raise ValueError for images and reference images that do not pair up, by number or by name."""
-    names = ", ".join(metrics)
+    names, got = ", ".join(metrics), f"{len(ours)} images and {len(theirs)} reference images"
     if len(ours) != len(theirs):
-        got = f"{len(ours)} images and {len(theirs)} reference images"
         raise ValueError(f"{names}: got {got}, expected equal numbers")
     for one, other in zip(ours, theirs, strict=True):
         if one.stem != other.stem:
@@ -162,8 +156,6 @@ def extract(
     folder: where features are written. batch: images at a time. before: a function applied to every image first.
     reads_prompts: each image must contain its prompt. ValueError for sets that do not pair up by number, name or size.
     """
-    from tqdm import tqdm
-
     if pairs:
         check_pairs(pairs, *(paths for paths, _ in sets))
     seen = [Seen(len(paths), folder / str(place)) for place, (paths, _) in enumerate(sets)]
@@ -171,9 +163,8 @@ def extract(
     prepare = [one | ({RAW: raw} if pairs else {}) for one in own]
     streams = [stream(paths, one, batch=batch, before=before) for (paths, _), one in zip(sets, prepare, strict=True)]
     values: dict[str, list[Tensor]] = {name: [] for name in pairs}
-    with tqdm(
-        total=sum(one.count for one in seen), unit=" images", disable=True if is_quiet else None, leave=False
-    ) as bar:
+    count = sum(one.count for one in seen)
+    with tqdm(total=count, unit=" images", disable=is_quiet or None, leave=False) as bar:
         for batches in zip_longest(*streams):
             first = batches[0]
             if reads_prompts and first is not None and None in first.prompts:

@@ -8,6 +8,8 @@ from typing import Self
 import numpy as np
 import torch
 from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from lantern.core.config import one_line
@@ -56,11 +58,9 @@ class Moments:
 
     def merge(self, other: "Moments") -> None:
         """Add the moments of another set; ValueError if width, network or resize differ."""
-        got, expected = ((one.width, one.made_with) for one in (other, self))
-        if got != expected:
-            raise ValueError(
-                f"moments of {got[0]} values made with {got[1]!r}, expected {expected[0]} made with {expected[1]!r}"
-            )
+        if (other.width, other.made_with) != (self.width, self.made_with):
+            expected = f"expected {self.width} made with {self.made_with!r}"
+            raise ValueError(f"moments of {other.width} values made with {other.made_with!r}, {expected}")
         if twice := set(self.sets) & set(other.sets):
             raise ValueError(f"the images of sha256 {min(twice)[:16]}... are included already: merge each set once")
         self._make_room(other.count)
@@ -80,18 +80,14 @@ class Moments:
 
     def save(self, path: str | Path) -> None:
         """Write the moments to a safetensors file, atomically."""
-        from safetensors.torch import save_file
-
         facts = torch.tensor([self.count, LIMIT], dtype=torch.float64)
+        tensors = {"facts": facts, "sum": self._sum, "products": self._products}
         with atomic_write(path) as temporary:
-            tensors = {"facts": facts, "sum": self._sum, "products": self._products}
             save_file(tensors, temporary, {"made_with": self.made_with, "sets": " ".join(self.sets)})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read moments written by `save`; ValueError for a missing, damaged or other file."""
-        from safetensors import SafetensorError, safe_open
-
         try:
             with safe_open(path, "pt") as file:
                 stored = {name: file.get_tensor(name) for name in ("facts", "sum", "products")}
@@ -115,10 +111,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class Reference:
-    """A named reference of images, prepared training data, or mean and covariance of features, or of neither.
-
-    Of features that were not made here count is 0 and made_with "".
-    """
+    """A named reference: images, or mean and covariance, or neither; of others' features count is 0, made_with ""."""
 
     name: str
     pictures: Sequence[Path] = ()

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Shaped
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from lantern.core.config import one_line
@@ -72,8 +73,6 @@ def _gather(paths: Sequence[Path], shapes: dict[str, torch.Size], first: int, ta
 
 
 def _read(path: Path, *, prepare: Prepare, before: Change | None) -> Read:
-    from PIL import Image, UnidentifiedImageError
-
     try:
         content = path.read_bytes()
         with Image.open(io.BytesIO(content)) as picture:

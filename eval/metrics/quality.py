@@ -98,11 +98,8 @@ def _aligned(given: Material, judge: str, *, prefix: str = "", least: float = -m
 
 def _pairwise(given: Material, judge: str) -> Estimate:
     values = given.pairs[judge]
-    if judge == "psnr":
-        values = values[values.isfinite()]
-        if not len(values):
-            return Estimate(math.inf)
-    return given.mean(values)
+    values = values[~values.isinf()]  # the PSNR of equal images is infinite
+    return given.mean(values) if len(values) else Estimate(math.inf)
 
 
 FRECHET, NEIGHBOURS = "Frechet distance of Inception's 2048 features", "5 nearest neighbours in Inception's features"
@@ -135,10 +132,7 @@ def made_with(name: str, judge: Judge) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a set of images and how it was computed; `interval` is a 95 % interval or None.
-
-    `value` is infinite for PSNR if every image is equal to its reference.
-    """
+    """A figure of images and how it was computed; `interval` is of 95 %, or None. PSNR of equal images is infinite."""
 
     name: str
     value: float
@@ -271,10 +265,7 @@ def reference_obstacle(name: str, reference: Path | Sequence[Path] | None, origi
 
 
 def check_reference(metrics: Sequence[str], pictures: Sequence[Path], reference: Path | None) -> None:
-    """Raise ValueError for a reference that is not one, or whose images do not pair up for metrics of pairs.
-
-    The images of prepared data are not looked at.
-    """
+    """Raise ValueError for what is no reference, or if images of pairs do not pair up; prepared data are not read."""
     if reference is None or is_prepared(reference):
         return
     real = open_reference(reference, room=reference).pictures
@@ -306,13 +297,10 @@ def _figure(name: str, material: Material, weights: Found | None, options: Optio
         digest = hashlib.sha256("\n".join(material.prompts).encode()).hexdigest()
         prompts = f"{options.prompts_name or 'from the image files'} (sha256 {digest})"
     return Figure(
-        name=name,
+        **described(name, options.resized),
         value=estimate.value,
         interval=None if math.isnan(estimate.low) else (estimate.low, estimate.high),
         interval_means=estimate.means,
-        protocol=metric.protocol,
-        library=library_of(metric),
-        resize=(options.resized and f"{options.resized}, then ") + NETWORKS[metric.judge][0],
         weights=weights.path.name if weights else "",
         weights_sha256=weights.sha256 if weights else "",
         images=ours.count,
@@ -326,11 +314,12 @@ def _figure(name: str, material: Material, weights: Found | None, options: Optio
     )
 
 
-def library_of(metric: Metric) -> str:
-    """Return the packages, with versions, that a metric's value depends on."""
-    return ", ".join(
-        [f"lantern {lantern.__version__}", *(f"{name} {installed(name)}" for name in NETWORKS[metric.judge][1])]
-    )
+def described(name: str, resized: str = "") -> dict[str, Any]:
+    """Return the fields of a figure that its metric states; `resized` describes a resize before the network's own."""
+    resize, packages = NETWORKS[METRICS[name].judge]
+    library = ", ".join([f"lantern {lantern.__version__}", *(f"{one} {installed(one)}" for one in packages)])
+    resize = f"{resized}, then {resize}" if resized else resize
+    return {"name": name, "protocol": METRICS[name].protocol, "library": library, "resize": resize}
 
 
 def few_warning(images: int) -> str:
@@ -363,9 +352,8 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, metrics: Sequence[str]
     """
     shards = [Moments.load(path) for path in paths]
     if reference.is_dir() or reference.suffix == ".npz":
-        raise ValueError(
-            f"got reference {reference} for moments, expected moments of it: save them with --keep-moments"
-        )
+        expected = "expected moments of it: save them with --keep-moments"
+        raise ValueError(f"got reference {reference} for moments, {expected}")
     theirs, ours = Moments.load(reference), shards[0]
     for shard in shards[1:]:
         ours.merge(shard)
@@ -377,13 +365,9 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, metrics: Sequence[str]
         raise ValueError(f"got metrics {', '.join(metrics)} of moments, which give only {name}: leave --metrics out")
     if theirs.made_with not in ("", ours.made_with):
         raise ValueError(f"features made with {ours.made_with!r} and with {theirs.made_with!r}, expected the same")
-    metric = METRICS[name]
     return Figure(
-        name=name,
+        **described(name),
         value=distances.frechet(ours.gaussian, theirs.gaussian),
-        protocol=metric.protocol,
-        library=library_of(metric),
-        resize=NETWORKS[metric.judge][0],
         weights="inception",
         weights_sha256=network.partition(" ")[2],
         images=ours.count,

@@ -55,15 +55,14 @@ def find_weights(name: str, given: Mapping[str, Path] | None = None, *, cache: P
         if not path.exists():
             raise ValueError(f"--weights {name}={path}: no such file; expected {source.file or 'a folder'}")
         return found_at(path)
-    at, reason = cache / (source.file or name), ""
-    how = source.fetch.format(folder=at.parent) or f"hub {source.hub}"
-    path = at if at.exists() else None
-    if path is None and source.hub:
+    path = at = cache / (source.file or name)
+    how, reason = source.fetch.format(folder=at.parent) or f"hub {source.hub}", ""
+    if source.hub and not at.exists():
         try:
             path = _from_hub(source)
         except ConnectionError as error:
             reason = f"; {error}"
-    if path is None:
+    if not path.exists():
         what = source.file or "config.json and model.safetensors"
         digest = f" (sha256 {source.sha256}{'...' if len(source.sha256) < 64 else ''})" if source.sha256 else ""
         raise FileNotFoundError(
@@ -72,9 +71,8 @@ def find_weights(name: str, given: Mapping[str, Path] | None = None, *, cache: P
         )
     found = found_at(path)
     if not found.sha256.startswith(source.sha256):
-        raise ValueError(
-            f"{path} has sha256 {found.sha256}, expected {source.sha256}: delete it, then get it again: {how}"
-        )
+        got = f"{path} has sha256 {found.sha256}, expected {source.sha256}"
+        raise ValueError(f"{got}: delete it, then get it again: {how}")
     return found
 
 

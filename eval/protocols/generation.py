@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 import lantern
 from lantern.core.io import sha256_of
@@ -56,9 +57,9 @@ class Shard:
         return cls(int(found[1]), int(found[2]))
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> "Shard | None":
+    def of_environment(cls) -> "Shard | None":
         """Return the shard given by RANK and WORLD_SIZE (set by accelerate and torchrun), or None."""
-        rank, world = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+        rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
         return cls(int(rank) + 1, int(world)) if rank.isdecimal() and world.isdecimal() else None
 
     @property
@@ -69,10 +70,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Entry:
-    """A finished image: number in the set, size and sha256 of its file, sha256 of its prompt, statistics.
-
-    `statistics` holds the fields of `lantern.generation.images.Statistics`.
-    """
+    """A finished image: number in the set, size and sha256 of its file, sha256 of its tokens, its `Statistics`."""
 
     id: int
     bytes: int
@@ -87,10 +85,7 @@ class Entry:
 
 
 def read_entries(folder: Path, fingerprint: Mapping[str, Any] | None = None) -> dict[int, Entry]:
-    """Return the entries of all manifests of a folder by number.
-
-    ValueError for a damaged line and, if `fingerprint` is given, for images of another one.
-    """
+    """Return the entries of a folder's manifests by number; ValueError for a damaged line or another fingerprint."""
     entries: dict[int, Entry] = {}
     for path in sorted(folder.glob("manifest-*.jsonl")):
         for number, line in enumerate(read_lines(path, fingerprint)[1], start=2):
@@ -110,10 +105,7 @@ def picture_path(folder: Path, number: int) -> Path:
 def finished(
     folder: Path, fingerprint: Mapping[str, Any] | None = None, among: Collection[int] | None = None
 ) -> dict[int, Entry]:
-    """Return the images in the manifests of a folder whose files have the recorded sha256, by number.
-
-    `among` limits the numbers, since every file is read.
-    """
+    """Return the images of a folder whose files have the recorded sha256, by number; `among` limits the numbers."""
 
     def is_whole(entry: Entry) -> bool:
         path = picture_path(folder, entry.id)
@@ -150,10 +142,7 @@ class ImageWriter(AbstractContextManager["ImageWriter"]):
         self.manifest = JsonLines(self.folder / f"manifest-{self.name}.jsonl", self.fingerprint)
 
     def make(self, batch: Sequence[Request]) -> int:
-        """Write the missing images of a batch; return their number.
-
-        The whole batch is decoded if any image is missing, so that tokens do not depend on what was there.
-        """
+        """Write the missing images of a batch, which is always decoded as a whole; return their number."""
         missing = [request for request in batch if request.number not in self.done]
         if missing and all(picture_path(self.folder, request.number).exists() for request in missing):
             # another worker may have finished them meanwhile
@@ -196,16 +185,10 @@ class ImageWriter(AbstractContextManager["ImageWriter"]):
 
 
 def produce(
-    worker: ImageWriter,
-    requested: Sequence[Request],
-    *,
-    batch: int = 1,
-    shard: Shard | None = None,
-    is_quiet: bool = False,
+    worker: ImageWriter, requested: Sequence[Request], *, shard: Shard, batch: int = 1, is_quiet: bool = False
 ) -> int:
     """Write the missing images of a shard, with a progress bar; return their number."""
-    shard, count = shard or Shard(), 0
-    mine = batches_of(requested, batch)[shard.number - 1 :: shard.count]
+    count, mine = 0, batches_of(requested, batch)[shard.number - 1 :: shard.count]
     already = sum(request.number in worker.done for some in mine for request in some)
     with images_bar(sum(map(len, mine)), already, is_quiet=is_quiet) as bar:
         for some in mine:
@@ -217,6 +200,4 @@ def produce(
 
 def images_bar(total: int, done: int, *, is_quiet: bool = False) -> Any:
     """Return a progress bar over images, shown if stderr is a terminal."""
-    from tqdm import tqdm
-
-    return tqdm(total=total, initial=done, unit=" images", disable=True if is_quiet else None, dynamic_ncols=True)
+    return tqdm(total=total, initial=done, unit=" images", disable=is_quiet or None, dynamic_ncols=True)

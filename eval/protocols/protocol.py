@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 
 from lantern.core.config import hint_for, load_config
 from lantern.core.io import sha256_of
@@ -74,9 +75,7 @@ class Protocol:
     `sizes` are the allowed image sizes of a model in pixels. `guidance` applies to every model, or
     `guidance_by_model` to LlamaGen's sizes by name. Images and reference are resized to `evaluated_size` by `resize`
     (`resizing`) before each network's own resize. `source` is the paper or code of the figures; `departs`
-    lists where this protocol differs from it.
-
-    ValueError for contradictory fields.
+    lists where this protocol differs from it. ValueError for contradictory fields.
     """
 
     name: str
@@ -111,9 +110,8 @@ class Protocol:
                 raise ValueError(f"guidance_by_model has {size[:20]!r}, expected one of {', '.join(SIZES)}")
         if not self.sizes or min(*self.sizes, self.evaluated_size, self.pictures_each) < 1:
             raise ValueError("sizes, evaluated_size and pictures_each must be at least 1")
-        for guidance in (self.guidance, *self.guidance_by_model.values()):
-            if guidance is not None:
-                self._sampling(guidance)
+        for guidance in self.guidance_by_model.values() if self.guidance is None else [self.guidance]:
+            self._sampling(guidance)
 
     @property
     def pictures(self) -> int:
@@ -134,12 +132,12 @@ class Protocol:
         """Return the sampling settings for a model; ValueError for a model without published guidance."""
         if self.guidance is not None:
             return self._sampling(self.guidance)
-        size = size_name(model)
-        if size is None or size not in self.guidance_by_model:
+        config = model.target.config
+        shape = {"dim": config.dim, "n_layer": config.n_layer, "n_head": config.n_head}
+        size = next((name for name, one in SIZES.items() if one == shape), "of another size")
+        if size not in self.guidance_by_model:
             known = ", ".join(f"{name} {value:g}" for name, value in self.guidance_by_model.items())
-            raise ValueError(
-                f"{self.name} has guidance for LlamaGen sizes {known}; {model.name} is {size or 'of another size'}"
-            )
+            raise ValueError(f"{self.name} has guidance for LlamaGen sizes {known}; {model.name} is {size}")
         return self._sampling(self.guidance_by_model[size])
 
     def check_model(self, model: Model) -> None:
@@ -148,24 +146,18 @@ class Protocol:
             takes = "prompts" if model.takes_prompts else "class labels"
             own = "prompts" if self.prompts else "classes"
             raise ValueError(f"{self.name} is a protocol of {own}, but model {model.name} takes {takes}")
-        if self.classes > model.target.config.num_classes:
-            raise ValueError(
-                f"{self.name} has {self.classes} classes, model {model.name} has {model.target.config.num_classes}"
-            )
-        if model.vq is not None:
-            size = model.size[0]
-            if size not in self.sizes:
-                expected = " or ".join(map(str, self.sizes))
-                raise ValueError(f"{self.name} needs images of {expected} pixels, {model.name} makes {size}")
+        if self.classes > (known := model.target.config.num_classes):
+            raise ValueError(f"{self.name} has {self.classes} classes, model {model.name} has {known}")
+        if model.vq is not None and (size := model.size[0]) not in self.sizes:
+            expected = " or ".join(map(str, self.sizes))
+            raise ValueError(f"{self.name} needs images of {expected} pixels, {model.name} makes {size}")
 
     def requests(self, prompts: list[str] | None = None) -> list[Request]:
         """Return the requests of all images in order, the subjects repeated; image i has noise key (seed, i)."""
         subjects = [Request(prompt=prompt) for prompt in prompts or ()]
         subjects += [Request(label=label) for label in range(self.classes)]
-        return [
-            dataclasses.replace(subject, seed=self.seed, number=number)
-            for number, subject in enumerate(subjects * self.pictures_each)
-        ]
+        numbered = enumerate(subjects * self.pictures_each)
+        return [dataclasses.replace(subject, seed=self.seed, number=number) for number, subject in numbered]
 
     def _sampling(self, guidance: float) -> Sampling:
         shared = ("temperature", "top_k", "top_p", "guidance_interval")
@@ -179,44 +171,27 @@ def known_protocols() -> list[str]:
 
 def load_protocol(name: str) -> Protocol:
     """Return the protocol of a name or of a .json file; ValueError for an unknown name or an invalid file."""
-    if name.endswith(".json"):
-        return load_config(Protocol, name)
     known = known_protocols()
-    if name not in known:
+    if name not in known and not name.endswith(".json"):
         hint = hint_for(name, known, f"known are {', '.join(known)}, or the path of a .json file")
         raise ValueError(f'protocol "{name[:80]}" is unknown: {hint}')
-    return load_config(Protocol, FOLDER / f"{name}.json")
+    return load_config(Protocol, FOLDER / f"{name}.json" if name in known else name)
 
 
 def find_prompts(expected: PromptSet, folder: Path | None = None) -> list[str]:
-    """Return the prompts of a set, from the given folder or the cache, or lantern's own.
-
-    ValueError for a missing file or one with another sha256 or count.
-    """
-    own, cached = shipped_folder("assets", "prompts"), cache_folder() / "prompts"
+    """Return the prompts of a set; ValueError for a missing file, or one with another sha256 or count."""
+    own, cached, digits = shipped_folder("assets", "prompts"), cache_folder() / "prompts", expected.sha256[:12]
     places = [own, cached] if folder is None else [folder, own]
     path = next((place / expected.file for place in places if (place / expected.file).is_file()), None)
     if path is None:
-        raise ValueError(
-            f"{expected.file} (sha256 {expected.sha256[:12]}..., from {expected.origin}) is missing: "
-            f"put it into {folder or cached}, or give its folder with --prompts"
-        )
-    found = sha256_of(path)
-    if found != expected.sha256:
-        raise ValueError(
-            f"{path} has sha256 {found[:12]}..., expected {expected.sha256[:12]}...: get it from {expected.origin}"
-        )
+        lacking = f"{expected.file} (sha256 {digits}..., from {expected.origin}) is missing"
+        raise ValueError(f"{lacking}: put it into {folder or cached}, or give its folder with --prompts")
+    if (found := sha256_of(path)) != expected.sha256:
+        raise ValueError(f"{path} has sha256 {found[:12]}..., expected {digits}...: get it from {expected.origin}")
     prompts = read_prompts(str(path), ending={"lines": ".txt", "table": ".tsv", "json": ".json"}[expected.form])
     if len(prompts) != expected.count:
         raise ValueError(f"{path} has {len(prompts)} prompts, expected {expected.count}: correct the protocol's count")
     return prompts
-
-
-def size_name(model: Model) -> str | None:
-    """Return LlamaGen's name of a transformer of this shape, such as "XL", or None."""
-    config = model.target.config
-    shape = {"dim": config.dim, "n_layer": config.n_layer, "n_head": config.n_head}
-    return next((name for name, size in SIZES.items() if size == shape), None)
 
 
 def resizing(name: str, size: int) -> Callable[[np.ndarray], np.ndarray] | None:
@@ -224,36 +199,23 @@ def resizing(name: str, size: int) -> Callable[[np.ndarray], np.ndarray] | None:
 
     "none" is None: no resize before the network's own. "crop-lanczos" crops the central square and resizes it with
     Pillow's Lanczos filter, as in the evaluations of GigaGAN, LlamaGen and LANTERN. "bicubic" is PyTorch's without
-    antialiasing, as in LlamaGen's evaluation of classes. An image of the right size is returned unchanged. "bicubic"
-    raises ValueError for an image that is not square.
+    antialiasing, truncated to bytes, as in LlamaGen's evaluation of classes. An image of the right size is returned
+    unchanged. "bicubic" raises ValueError for an image that is not square.
     """
-    return None if name == "none" else partial({"crop-lanczos": crop_lanczos, "bicubic": bicubic}[name], size=size)
+    return None if name == "none" else partial({"crop-lanczos": _crop_lanczos, "bicubic": _bicubic}[name], size=size)
 
 
-def crop_lanczos(pixels: np.ndarray, *, size: int) -> np.ndarray:
-    """Crop the central square and resize it with Pillow's Lanczos filter."""
-    from PIL import Image
+def _crop_lanczos(pixels: np.ndarray, *, size: int) -> np.ndarray:
+    from torchvision.transforms.functional import center_crop
 
-    height, width = pixels.shape[:2]
-    side = min(height, width)
-    # as in torchvision's centre crop, round half to even
-    top, left = round((height - side) / 2), round((width - side) / 2)
-    square = pixels[top : top + side, left : left + side]
-    if side == size:
-        return square
-    return np.asarray(Image.fromarray(square).resize((size, size), Image.Resampling.LANCZOS))
+    square = center_crop(Image.fromarray(pixels), [min(pixels.shape[:2])])  # type: ignore[arg-type]
+    return np.array(square.resize((size, size), Image.Resampling.LANCZOS))
 
 
-def bicubic(pixels: np.ndarray, *, size: int) -> np.ndarray:
-    """Resize with PyTorch's bicubic without antialiasing; values are truncated to bytes as in LlamaGen.
-
-    ValueError for an image that is not square.
-    """
+def _bicubic(pixels: np.ndarray, *, size: int) -> np.ndarray:
     if pixels.shape[0] != pixels.shape[1]:
         raise ValueError(f"an image is {pixels.shape[1]} x {pixels.shape[0]}, expected a square one")
     if pixels.shape[0] == size:
         return pixels
-    found = torch.nn.functional.interpolate(
-        raw(pixels)[None].float(), (size, size), mode="bicubic", align_corners=False
-    )
+    found = torch.nn.functional.interpolate(raw(pixels)[None].float(), (size, size), mode="bicubic")
     return found[0].clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()

@@ -13,13 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from lantern.core.config import one_line
 from lantern.core.ray_cluster import cluster, machines
 from lantern.core.sampling import Sampling
 from lantern.engines.engine import Engine
 from lantern.eval.protocols.generation import ImageWriter, batches_of, finished, images_bar
+from lantern.generation.generator import Generator
 from lantern.generation.requests import Request
 from lantern.methods import Method
+from lantern.models.folder import load_model
 
 RETRIES = 3  # restarts per actor in a job
 SHARE = 0.8  # share of the CPUs for actors: Ray Data's own tasks need some and hang without
@@ -43,11 +48,6 @@ class RayJob:
 
     def worker(self, name: str, **watching: Any) -> ImageWriter:
         """Load the model and open a manifest of this name; `watching` is passed to `ImageWriter`."""
-        import torch
-
-        from lantern.generation.generator import Generator
-        from lantern.models.folder import load_model
-
         torch.set_num_threads(self.threads)
         model = load_model(self.model, device=self.device, dtype=self.dtype, engine=self.engine)
         decoder = Generator(model, self.method, self.sampling, batch=1 << 20)
@@ -55,10 +55,7 @@ class RayJob:
 
 
 class Actor:
-    """An actor of a job: one model that makes batches given by their numbers.
-
-    It returns errors as values instead of raising, since Ray keeps only the text of an exception.
-    """
+    """A model that makes batches by their numbers; errors are returned, since Ray keeps only an exception's text."""
 
     def __init__(self, recipe: RayJob, batches: Sequence[Sequence[Request]], job: str, lives: int) -> None:
         self._worker, self._batches, self._failure = None, batches, ""
@@ -72,19 +69,14 @@ class Actor:
             self._failure = sendable(error)
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        """Make the batches of some rows; return the number of images and the error of each."""
-        import numpy as np
-
-        done = [self._make(int(number)) for number in rows["number"]]
-        return {"made": np.array([made for made, _ in done]), "failure": np.array([why for _, why in done], object)}
-
-    def _make(self, number: int) -> tuple[int, str]:
-        if self._worker is None:
-            return 0, self._failure
-        try:
-            return self._worker.make(self._batches[number]), ""
-        except Exception as error:  # raised again in the process that started the job
-            return 0, sendable(error)
+        """Make the batch of a row, which is one since `batch_size` is 1; return the number of images and the error."""
+        made, failure, (number,) = 0, self._failure, rows["number"]
+        if self._worker is not None:
+            try:
+                made = self._worker.make(self._batches[int(number)])
+            except Exception as error:  # raised again in the process that started the job
+                failure = sendable(error)
+        return {"made": np.array([made]), "failure": np.array([failure], object)}
 
 
 def sendable(error: Exception) -> str:

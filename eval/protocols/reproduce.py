@@ -7,7 +7,7 @@ OUT/row.json                            protocol, choices, fingerprint, machine,
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from lantern.core.places import EMBEDDED_MODEL, resolve_model
 from lantern.core.ray_cluster import check_ray
 from lantern.engines.engine import AutoEngine, Engine
 from lantern.engines.engine import engine as make_engine
+from lantern.eval.metrics import quality
 from lantern.eval.protocols.generation import Entry, Shard, finished, picture_path, produce
 from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol, resizing
 from lantern.eval.protocols.ray_job import RayJob, produce_on_ray
@@ -78,20 +79,13 @@ class ResolvedRow:
 
 
 def fingerprint_of(
-    model: Model,
-    method: Method,
-    protocol: Protocol,
-    *,
-    engine: Engine,
-    batch: int,
-    device: torch.device,
-    dtype: torch.dtype,
+    model: Model, method: Method, protocol: Protocol, *, engine: Engine, batch: int, device: torch.device
 ) -> dict[str, Any]:
     """Return everything that an image's bytes depend on besides its number: weights, config, versions."""
     parts = {name: (model.folder or Path()) / PARTS_FOLDER / name for name in method.made.parts}
-    known = {name: file_hashes(path) for name, path in parts.items() if model.folder and path.is_dir()}
+    known = {name: file_hashes(path) if model.folder and path.is_dir() else None for name, path in parts.items()}
     return {
-        "weights": {"model": model.fingerprint} | {name: known.get(name) for name in parts},
+        "weights": {"model": model.fingerprint} | known,
         "config": {
             "model": model.name,
             "drawn": protocol.sampled,
@@ -99,7 +93,7 @@ def fingerprint_of(
             "sampling": asdict(protocol.sampling(model)),
             "engine": engine.as_dict(),
             "device": device.type,
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": str(model.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads() if device.type == "cpu" else None,
             "batch": batch,
         },
@@ -118,10 +112,8 @@ def measured(task: ResolvedRow) -> tuple[dict[str, Any], dict[str, str]]:
     can = [name for name in task.metrics if name not in missing]
     if not can:
         return {}, missing
-    from lantern.eval.metrics.quality import Options, measure
-
     row, protocol = task.row, task.protocol
-    options = Options(
+    options = quality.Options(
         reference_name=protocol.reference.name if protocol.reference else "",
         prompts_name=protocol.prompts.file if protocol.prompts else "",
         before=resizing(protocol.resize, protocol.evaluated_size),
@@ -129,23 +121,18 @@ def measured(task: ResolvedRow) -> tuple[dict[str, Any], dict[str, str]]:
         device=torch.device(task.recipe.device),
         is_quiet=row.is_quiet,
     )
-    paths = [picture_path(task.row.out, request.number) for request in task.requested]
+    paths = [picture_path(row.out, request.number) for request in task.requested]
     prompts = [request.prompt for request in task.requested if request.prompt is not None] or None
-    found = measure(
-        paths, row.reference, can, prompts=prompts, weights=row.weights, seed=protocol.seed, options=options
-    )
+    how: dict[str, Any] = {"prompts": prompts, "weights": row.weights, "seed": protocol.seed, "options": options}
+    found = quality.measure(paths, row.reference, can, **how)
     return {name: figure.as_dict() for name, figure in found.items()}, missing
 
 
 def obstacles(task: ResolvedRow) -> dict[str, str]:
     """Return the reason for each metric that cannot be computed; checked before generation starts."""
-    if not task.metrics:
-        return {}
-    from lantern.eval.metrics.quality import obstacle
-
     known, row = task.protocol.reference, task.row
     origin = f": {known.name} ({known.origin})" if known else ""
-    found = {name: obstacle(name, row.reference, row.weights, origin) for name in task.metrics}
+    found = {name: quality.obstacle(name, row.reference, row.weights, origin) for name in task.metrics}
     return {name: why for name, why in found.items() if why}
 
 
@@ -155,10 +142,7 @@ CHOICES = ("model", "method", "limit", "batch", "device", "dtype", "threads", "e
 
 
 def prepare(row: TableRow) -> ResolvedRow:
-    """Resolve and check everything that a row needs before generation.
-
-    ValueError for what does not fit, ImportError if Ray is asked for and missing.
-    """
+    """Resolve and check all that a row needs first; ValueError for what does not fit, ImportError without Ray."""
     if row.ray is not None:
         check_ray()
     protocol, before = _protocol(row.protocol)
@@ -167,19 +151,17 @@ def prepare(row: TableRow) -> ResolvedRow:
     name = row.model or EMBEDDED_MODEL
     metrics = list(protocol.metrics if row.metrics is None else row.metrics)
     prompts = find_prompts(protocol.prompts, row.prompts) if protocol.prompts else None
-    requested = protocol.requests(prompts)
-    requested = requested[: row.limit] if row.limit else requested
+    requested = protocol.requests(prompts)[: row.limit or None]
     if metrics:
-        from lantern.eval.metrics.quality import METRICS, PROMPTS, check_reference, in_order
-
-        in_order(metrics)  # rejects unknown ones
-        if not protocol.prompts and (lacking := [name for name in metrics if PROMPTS in METRICS[name].needs]):
+        quality.in_order(metrics)  # rejects unknown ones
+        lacking = [name for name in metrics if quality.PROMPTS in quality.METRICS[name].needs]
+        if lacking and not protocol.prompts:
             raise ValueError(f"{lacking[0]} needs prompts, which {protocol.name} has not: leave it out of --metrics")
         known, given = protocol.reference, row.reference
         if given and known and known.sha256 and (given.is_dir() or sha256_of(given) != known.sha256):
             expected = f"expected sha256 {known.sha256[:12]}... of {protocol.name}"
             raise ValueError(f"{given} is another reference, {expected}: get {known.name} from {known.origin}")
-        check_reference(metrics, [picture_path(row.out, one.number) for one in requested], row.reference)
+        quality.check_reference(metrics, [picture_path(row.out, one.number) for one in requested], row.reference)
     local = os.environ.get("LOCAL_RANK", "")  # with it each process has its own GPU
     is_local = row.device in ("auto", "cuda") and local.isdecimal() and torch.cuda.is_available()
     device = pick_device(f"cuda:{local}" if is_local else row.device)
@@ -203,7 +185,7 @@ def prepare(row: TableRow) -> ResolvedRow:
         sampling=sampling,
         engine=chosen,
         folder=row.out,
-        fingerprint=fingerprint_of(model, method, protocol, engine=chosen, batch=row.batch, device=device, dtype=dtype),
+        fingerprint=fingerprint_of(model, method, protocol, engine=chosen, batch=row.batch, device=device),
         threads=torch.get_num_threads(),
     )
     return ResolvedRow(row, protocol, metrics, requested, recipe, before)
@@ -213,38 +195,26 @@ def make(
     task: ResolvedRow, *, shield: Callable[[], AbstractContextManager[Any]] = nullcontext, callback: Any = None
 ) -> int:
     """Write the missing images, in this process or on Ray; return their number."""
-    row = task.row
+    row, how = task.row, {"batch": task.row.batch, "is_quiet": task.row.is_quiet}
     if row.ray is not None:
-        return produce_on_ray(
-            task.recipe,
-            task.requested,
-            batch=row.batch,
-            actors=row.actors,
-            address=row.ray or os.environ.get("RAY_ADDRESS"),
-            is_quiet=row.is_quiet,
-        )
+        address = row.ray or os.environ.get("RAY_ADDRESS")
+        return produce_on_ray(task.recipe, task.requested, actors=row.actors, address=address, **how)
     shard = row.shard or Shard()
     with task.recipe.worker(shard.name, shield=shield, callback=callback) as worker:
-        return produce(worker, task.requested, batch=row.batch, shard=shard, is_quiet=row.is_quiet)
+        return produce(worker, task.requested, shard=shard, **how)
 
 
 def complete(task: ResolvedRow) -> dict[int, Entry] | None:
     """Return the entries of all images by number, or None if some are missing."""
-    done = finished(task.row.out, task.recipe.fingerprint)
-    expected = {request.number: done[request.number] for request in task.requested if request.number in done}
-    return expected if len(expected) == len(task.requested) else None
+    done, numbers = finished(task.row.out, task.recipe.fingerprint), [request.number for request in task.requested]
+    return {number: done[number] for number in numbers} if done.keys() >= set(numbers) else None
 
 
 def conclude(task: ResolvedRow, entries: Mapping[int, Entry]) -> dict[str, Any]:
     """Compute the metrics, write row.json, return its content; `speed` is over all images."""
     figures, missing = measured(task)
-    speed, row, recipe = totals([entry.figures() for entry in entries.values()]), task.row, task.recipe
-
-    def digest(name: str) -> str:
-        """Return one digest of those of all images, in order."""
-        digests = [getattr(entry, name) for _, entry in sorted(entries.items())]
-        return hashlib.sha256("\n".join(digests).encode()).hexdigest()
-
+    ordered, row, recipe = [entries[number] for number in sorted(entries)], task.row, task.recipe
+    speed = totals([entry.figures() for entry in ordered])
     changed = ",".join(f"{name}={value}" for name, value in recipe.method.changed().items())
     choices = {
         "model": recipe.model if not Path(recipe.model).is_dir() else Path(recipe.model).name,
@@ -263,8 +233,8 @@ def conclude(task: ResolvedRow, entries: Mapping[int, Entry]) -> dict[str, Any]:
         "fingerprint": recipe.fingerprint,
         "pictures": len(entries),
         "pictures_of_protocol": task.protocol.pictures,
-        "pictures_sha256": digest("sha256"),
-        "tokens_sha256": digest("tokens_sha256"),
+        "pictures_sha256": _digest(entry.sha256 for entry in ordered),
+        "tokens_sha256": _digest(entry.tokens_sha256 for entry in ordered),
         "speed": speed | {"seconds_per_picture": round(sum(speed["seconds"].values()) / len(entries), 4)},
         "metrics": figures,
         "not_measured": missing,
@@ -278,9 +248,12 @@ def conclude(task: ResolvedRow, entries: Mapping[int, Entry]) -> dict[str, Any]:
 
 def is_repeated(task: ResolvedRow, row: Mapping[str, Any]) -> bool | None:
     """Return whether the images equal those of the repeated row byte for byte; None without a repeated row."""
-    if task.before is None:
-        return None
-    return all(row[name] == task.before.get(name) for name in ("pictures", "pictures_sha256", "tokens_sha256"))
+    names = ("pictures", "pictures_sha256", "tokens_sha256")
+    return None if task.before is None else all(row[name] == task.before.get(name) for name in names)
+
+
+def _digest(digests: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def _protocol(name: str) -> tuple[Protocol, Mapping[str, Any] | None]:

@@ -30,8 +30,7 @@ class BenchOptions:
     """Options of a bench. `methods` are specs as for `choose_method`; empty means the model's own and "auto".
 
     Empty `kinds` means all kinds of the device. Plain decoding, which is always measured, also runs in the kinds
-    `baselines`. Variants of kinds not in `kinds` are left out if short decodings show that they are slow
-    (`field_of`).
+    `baselines`. Variants of other kinds are left out if short decodings show that they are slow (`field_of`).
     """
 
     model: str = "lantern-emoji"
@@ -49,10 +48,7 @@ class BenchOptions:
 
 
 def measure(options: BenchOptions) -> dict[str, Any]:
-    """Return all figures of a model for JSON; `failures` lists broken promises, empty in a good run.
-
-    A signal after the first round raises CutShort with the figures so far.
-    """
+    """Return all figures of a model for JSON; a signal after the first round raises CutShort with those so far."""
     before = load_average()
     model = load_model(options.model, device=options.device, dtype="fp32", engine="eager")
     sampling = model.sampling(**options.sampling)
@@ -150,19 +146,14 @@ def own_methods(model: Model) -> list[str]:
 
 
 def contender_figures(one: Contender, lines: Sequence[Line], batch: int, copy_gbps: float, rows: int) -> dict[str, Any]:
-    """Return the figures of a contender for JSON; total variation and relaxed share are per token.
-
-    `rows` are the rows of a step for each node.
-    """
+    """Return the figures of a contender for JSON, changes per token; `rows` are the rows of a step for each node."""
     of_rounds, images = racing.rounds_of(lines, one.name), racing.images_of(lines, one.name)
     seconds, tokens = racing.seconds_of(lines, one.name), one.parts.target.config.block_size
     # a batch takes as many steps as its images take on average
     steps = median(fmean(image["steps"] for image in line["images"]) for line in of_rounds.values())
     bound = roofline(one, rows=rows, copy_gbps=copy_gbps, step_seconds=median(seconds) / max(steps, 1.0))
     return {
-        "method": one.label,
-        "variant": one.variant.kind,
-        "dtype": one.variant.dtype,
+        **one.described,
         "exact": one.parts.method.exact,
         "seconds": spread(seconds),
         "images_per_second": rounded(batch / median(seconds)),
@@ -176,8 +167,7 @@ def contender_figures(one: Contender, lines: Sequence[Line], batch: int, copy_gb
 def identities(field: Sequence[Contender], lines: Sequence[Line], batch: int) -> Iterator[dict[str, Any]]:
     """Yield for each exact method how many tokens differ from plain decoding in the same variant.
 
-    It must be none in fp32 and where the engine keeps tokens (`Decoder.promise`). Elsewhere the distribution is the
-    same, but rounding can change a token.
+    It must be none in fp32 and where the engine keeps tokens (`Decoder.promise`); elsewhere rounding can change some.
     """
     plain = {one.variant: one.name for one in field if one.is_plain}
     for one in field:
@@ -218,8 +208,8 @@ def render(figures: Mapping[str, Any]) -> str:
     """Return the figures of a model or a size as a table of at most WIDTH columns."""
     lines = [*_heading(figures), *(_races(figures) if figures["what"] == "model" else _size(figures))]
     lines += [f"not measured: {one['method']} {one['variant']}: {one['reason']}" for one in figures["failed"]]
-    for one in figures.get("left_out", ()):
-        lines.append(f"left out: {one['variant']}, {one['pass_ms']:g} ms a pass of plain decoding")
+    slow = figures.get("left_out", ())
+    lines += [f"left out: {one['variant']}, {one['pass_ms']:g} ms a pass of plain decoding" for one in slow]
     if figures.get("stopped"):
         lines.append(f"{figures['stopped']}: figures are of the rounds before")
     return "\n".join(line[:WIDTH].rstrip() for line in lines)
@@ -228,11 +218,8 @@ def render(figures: Mapping[str, Any]) -> str:
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows as lines with aligned columns: the first two to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    places = [str.ljust, str.ljust, *[str.rjust] * (len(widths) - 2)]
-    return [
-        "  " + "  ".join(place(cell, width) for place, cell, width in zip(places, row, widths, strict=True))
-        for row in rows
-    ]
+    form = "".join(f"  {{:{'<' if place < 2 else '>'}{width}}}" for place, width in enumerate(widths))
+    return [form.format(*row) for row in rows]
 
 
 def _heading(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -250,24 +237,15 @@ def _heading(figures: Mapping[str, Any]) -> Iterator[str]:
 def _races(figures: Mapping[str, Any]) -> Iterator[str]:
     header = ("method", "run as", "s median", "p10", "p90", "images/s", "tau", "roofline", "TV per token")
     for of_batch in figures["races"]:
-        yield from (
-            "",
-            f"batch {of_batch['batch']}: {of_batch['rounds']} rounds, {of_batch['images']} images each, interleaved",
-        )
-        rows = [
-            (
-                one["method"],
-                f"{one['variant']} {one['dtype']}",
-                *(f"{one['seconds'][name]:.3f}" for name in ("median", "p10", "p90")),
-                f"{one['images_per_second']:.2f}",
-                f"{one['tokens_per_step']:.2f}",
-                f"{one['roofline']:.0%}" if "roofline" in one else "-",
-                "exact" if one["exact"] else f"{one['total_variation']:.3f}",
-            )
-            for one in of_batch["contenders"]
-        ]
-        yield from aligned([header, *rows])
-        yield from _claims(of_batch)
+        size = f"{of_batch['rounds']} rounds, {of_batch['images']} images each"
+        yield from ("", f"batch {of_batch['batch']}: {size}, interleaved")
+        rows: list[tuple[str, ...]] = [header]
+        for one in of_batch["contenders"]:
+            rates = [f"{one[name]:.2f}" for name in ("images_per_second", "tokens_per_step")]
+            bound = f"{one['roofline']:.0%}" if "roofline" in one else "-"
+            moved = "exact" if one["exact"] else f"{one['total_variation']:.3f}"
+            rows.append((*_timed(one, "seconds", ".3f"), *rates, bound, moved))
+        yield from (*aligned(rows), *_claims(of_batch))
         for one in of_batch["identity"]:
             differing = one["differing_images"]
             what, of = ("tokens differ", f"{differing} of ") if differing else ("no token differs", "")
@@ -285,10 +263,15 @@ def _size(figures: Mapping[str, Any]) -> Iterator[str]:
     yield from ("", f"scripted acceptance, {shape}, {figures['drafter']}, batch {figures['batch']}")
     rows: list[tuple[str, ...]] = [("method", "run as", "ms per token", "p10", "p90", "tokens/s", "roofline")]
     for one in figures["contenders"]:
-        spent = [f"{one['ms_per_token'][name]:.2f}" for name in ("median", "p10", "p90")]
-        rate = f"{one['tokens_per_second']:.1f}"
-        rows.append((one["method"], f"{one['variant']} {one['dtype']}", *spent, rate, f"{one['roofline']:.0%}"))
+        rates = (f"{one['tokens_per_second']:.1f}", f"{one['roofline']:.0%}")
+        rows.append((*_timed(one, "ms_per_token", ".2f"), *rates))
     yield from (*aligned(rows), *_claims(figures))
+
+
+def _timed(one: Mapping[str, Any], name: str, form: str) -> list[str]:
+    """Return the first cells of a contender's row: how it runs, and the spread of its times."""
+    times = [format(one[name][end], form) for end in ("median", "p10", "p90")]
+    return [one["method"], f"{one['variant']} {one['dtype']}", *times]
 
 
 def _claims(race: Mapping[str, Any]) -> Iterator[str]:

@@ -1,7 +1,4 @@
-"""The contenders of a measurement: methods as written on the command line, each in its engine variants.
-
-A variant is a kind of engine (`lantern.engines.engine.VARIANTS`) in a dtype.
-"""
+"""The contenders of a measurement: methods as written on the command line, each in its engine variants."""
 
 import copy
 import dataclasses
@@ -39,7 +36,7 @@ def kinds_of(device: torch.device) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Variant:
-    """A kind, an engine with its weights, in a dtype of `lantern.models.folder.DTYPES`."""
+    """A kind of engine, of `lantern.engines.engine.VARIANTS`, in a dtype of `lantern.models.folder.DTYPES`."""
 
     kind: str
     dtype: str
@@ -77,18 +74,15 @@ class Stable:
 
     def model(self, variant: Variant) -> Model:
         """Return the model in a variant. Components other than target and drafter are shared."""
-        if variant in self._made:
-            return self._made[variant]
-        if variant.kind == "eager":
-            made = self._copy(DTYPES[variant.dtype])
-        else:
-            base, engine = self.model(dataclasses.replace(variant, kind="eager")), variant.engine()
-            with warnings.catch_warnings():  # compilers and quantisers warn of parts of torch
-                warnings.simplefilter("ignore")
-                engine.prepare(base.target)  # cached per target; raises here if this machine cannot run the variant
-            made = dataclasses.replace(base, engine=engine)
-        self._made[variant] = made
-        return made
+        if variant not in self._made:
+            self._made[variant] = self._copy(DTYPES[variant.dtype]) if variant.kind == "eager" else self._in(variant)
+        return self._made[variant]
+
+    def _in(self, variant: Variant) -> Model:
+        base, engine = self.model(dataclasses.replace(variant, kind="eager")), variant.engine()
+        with warnings.catch_warnings(action="ignore"):  # compilers and quantisers warn of parts of torch
+            engine.prepare(base.target)  # cached per target; raises here if this machine cannot run the variant
+        return dataclasses.replace(base, engine=engine)
 
     def _copy(self, dtype: torch.dtype) -> Model:
         """Return the model with networks in a dtype."""
@@ -129,6 +123,11 @@ class Contender:
     def key(self) -> tuple[str, float]:
         """Its name and its temperature, which only one contender of a race has."""
         return self.name, self.parts.sampling.temperature
+
+    @property
+    def described(self) -> dict[str, str]:
+        """Method, engine and dtype, for JSON."""
+        return {"method": self.label, "variant": self.variant.kind, "dtype": self.variant.dtype}
 
     @property
     def device(self) -> torch.device:
@@ -179,9 +178,7 @@ def entered(
     stable: Stable, label: str, variant: Variant, build: Build, run: Callable[[Contender], object]
 ) -> Contender:
     """Build a contender and run it once, which triggers compilation; the errors are those of either."""
-    # compilers print warnings about their attempts
-    with warnings.catch_warnings(), redirect_stderr(StringIO()):
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), redirect_stderr(StringIO()):  # compilers report their attempts
         contender = Contender(label, variant, build(label, stable.model(variant)))
         run(contender)
     return contender
@@ -198,8 +195,7 @@ def line_up(
 ) -> list[Contender]:
     """Build the contenders and run each once; return those that this machine can run, and add the others to `failed`.
 
-    An error of an eager contender is not specific to the machine and is raised. RuntimeError, with the reasons, if no
-    plain decoding of the entries is left as a baseline.
+    An error of an eager contender is raised: it is not the machine's. RuntimeError if all plain decoding fails.
     """
     found = list[Contender]()
     for number, (label, variant) in enumerate(entries):
@@ -218,10 +214,7 @@ def line_up(
 
 
 def condition_of(model: Model, prompts: Sequence[str], numbers: Sequence[int]) -> Condition:
-    """Return the condition of images with these numbers; prompts, or classes, are used in order and repeated.
-
-    ValueError for a model without a text encoder.
-    """
+    """Return the condition of images by number, of prompts or classes in order; ValueError without a text encoder."""
     if not model.takes_prompts:
         classes = model.target.config.num_classes
         return Condition(labels=torch.tensor([number % classes for number in numbers], device=model.device))

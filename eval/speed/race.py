@@ -53,8 +53,7 @@ def race(
 ) -> Iterator[Line]:
     """Yield what `take` returns for each contender, round by round; a round makes the images of one job.
 
-    Interleaving spreads slow phases of the machine over all contenders; the order rotates from round to round. `wants`
-    leaves out contenders of a round.
+    Interleaving spreads slow phases of the machine over all contenders, in rotated order. `wants` leaves some out.
     """
     began, whole = time.monotonic(), 0
     for number, job in enumerate(jobs):
@@ -82,8 +81,7 @@ def collect(records: Iterator[Line], contenders: int) -> tuple[list[Line], Keybo
 def take(contender: Contender, number: int, job: RoundImages, *, watches: bool = False) -> Line:
     """Decode a job and return its record; total variation and relaxed are sums over the tokens of an image.
 
-    With `watches` the nodes and tokens of steps are counted where that costs no time, else in a second decoding, which
-    is not timed.
+    With `watches` nodes and tokens of steps are counted, in a second, untimed decoding where counting costs time.
     """
     steps, device = list[tuple[Tensor, Tensor, int]](), contender.device
 
@@ -159,8 +157,7 @@ def warm(contender: Contender, jobs: Sequence[RoundImages]) -> None:
 def runs_of(steps: Sequence[tuple[Tensor, Tensor, int]], number: int) -> Line:
     """Return for image `number` the tokens of each step, and the sum of the nodes that were verified.
 
-    `steps` has first places, counts of tokens, and nodes. Empty where steps were not watched or do not commit tokens in
-    their order.
+    `steps` has first places, counts of tokens, and nodes. Empty if not watched, or if tokens are not made in order.
     """
     own = [(int(start[number]), int(counts[number]), nodes) for start, counts, nodes in steps]
     own = [one for one in own if one[1]]  # others of the batch may take more steps
@@ -241,13 +238,8 @@ def compare(baseline: Sequence[float], other: Sequence[float], *, images: int | 
         why = f"no claim: p90/p10 is {worst:.1f} for {name}, expected at most {STEADY}"
     elif found.low <= 1 <= found.high:
         why = f"no claim: the 95 % interval by rounds, {found.low:.2f} to {found.high:.2f}, contains 1"
-    return {
-        "ratio_of_medians": of_medians,
-        "median_of_ratios": rounded(found.value),
-        "interval_95": [rounded(found.low), rounded(found.high)],
-        "claim": None if why else of_medians,
-        "refusal": why,
-    }
+    ends = {"median_of_ratios": rounded(found.value), "interval_95": [rounded(found.low), rounded(found.high)]}
+    return {"ratio_of_medians": of_medians, **ends, "claim": None if why else of_medians, "refusal": why}
 
 
 def rounded(value: float) -> float:
@@ -281,9 +273,9 @@ REPEATS = 9
 TABLES = ("tok_embeddings.", "cls_embedding.")
 
 
-def copy_bandwidth(device: torch.device, *, size: int | None = None) -> float:
+def copy_bandwidth(device: torch.device) -> float:
     """Return the bandwidth in GB/s (read and written bytes) of copying a tensor larger than any cache."""
-    count = size or COPY_BYTES.get(device.type, 1 << 28)
+    count = COPY_BYTES.get(device.type, 1 << 28)
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = []
@@ -295,10 +287,7 @@ def copy_bandwidth(device: torch.device, *, size: int | None = None) -> float:
 
 
 def pass_bytes(target: nn.Module, *, rows: int, cached: int, nodes: int = 1) -> int:
-    """Return the bytes that a pass reads: weights without embedding tables, and keys and values of `cached` slots.
-
-    The cache of a CPU is in fp32 for every dtype.
-    """
+    """Return the bytes of a pass: weights without tables, and keys and values of `cached` slots, fp32 on every CPU."""
     config: Any = target.config
     weights = sum(stored_bytes(value) for name, value in target.named_parameters() if not name.startswith(TABLES))
     norm = target.get_parameter("norm.weight")

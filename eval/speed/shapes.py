@@ -59,23 +59,14 @@ class ShapeOptions:
 
 
 def measure(options: ShapeOptions) -> dict[str, Any]:
-    """Return all figures of one size for JSON: plain decoding and one scripted method per tau, each in its variants.
-
-    ValueError for a tree that is too shallow for the scripted acceptance.
-    """
+    """Return all figures of one size for JSON: plain, and a scripted method per tau; ValueError for a shallow tree."""
     before, device, tree = load_average(), pick_device(options.device), named(options.tree)
     changes: dict[str, Any] = {"model_type": "t2i", "cls_token_num": 120} | dict(options.changes)
     config = TransformerConfig.named(options.shape, **changes)
-    tokens, deep, report = (
-        min(options.tokens, config.block_size - 1),
-        math.ceil(max(options.taus)) - 1,
-        reporter(options.is_quiet),
-    )
-    if deep > tree.depth:
-        raise ValueError(
-            f"tau {max(options.taus):g} needs {deep} accepted tokens in a step, tree {options.tree} has depth "
-            f"{tree.depth}: choose a deeper --tree"
-        )
+    tokens, report = min(options.tokens, config.block_size - 1), reporter(options.is_quiet)
+    if (deep := math.ceil(max(options.taus)) - 1) > tree.depth:
+        needs = f"tau {max(options.taus):g} needs {deep} accepted tokens in a step"
+        raise ValueError(f"{needs}, tree {options.tree} has depth {tree.depth}: choose a deeper --tree")
     sampling = Sampling(guidance=7.5, top_k=1000 if config.vocab_size > 1000 else 0)
     stable = Stable(random_model(config, options.drafter, device, DTYPES[options.dtypes[0]]))
     images = RoundImages(random_captions(config, options.batch, device), [(0, n) for n in range(options.batch)])
@@ -99,9 +90,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         seconds, steps, rows = seconds_of(lines, one.name), counts[one.label], options.batch * sampling.rows
         step = median(seconds) * sum(steps) / len(steps)
         return {
-            "method": one.label,
-            "variant": one.variant.kind,
-            "dtype": one.variant.dtype,
+            **one.described,
             "ms_per_token": spread([1e3 * value for value in seconds]),
             "tokens_per_second": rounded(options.batch / median(seconds)),
             **racing.roofline(one, rows=rows, copy_gbps=copy_gbps, step_seconds=step),
@@ -130,10 +119,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
 
 
 def seconds_per_token(contender: Contender, images: RoundImages, counts: Sequence[int]) -> float:
-    """Return the seconds of the steps that commit the tokens after the first, divided by their number.
-
-    RuntimeError if the image is finished before.
-    """
+    """Return the seconds per token of the steps after the first one; RuntimeError if the image is finished before."""
     times = list[float]()
 
     def watch(step: Step) -> bool:
@@ -149,15 +135,12 @@ def seconds_per_token(contender: Contender, images: RoundImages, counts: Sequenc
 
 
 def random_model(config: TransformerConfig, drafter: str, device: torch.device, dtype: torch.dtype) -> Model:
-    """Return a target, a one-layer drafter and a codebook of a size, with random weights that are made on the device.
-
-    ValueError for a method that does not draft static trees by one network.
-    """
+    """Return a model of random weights with a one-layer drafter; ValueError for one without a tree and own layers."""
     method = find(drafter)
     found = [ADD_ONS[name] for name in method.made.needs if ADD_ONS[name].training == "drafter"]
     if method.tree is None or len(found) != 1 or "layers" not in {entry.name for entry in fields(found[0].config)}:
         raise ValueError(f'drafter is "{drafter}", wanted a method with a tree and layers of its own, such as "eagle1"')
-    entry = found[0]
+    (entry,) = found
     with device, NoInitialisation():
         target, draft = Transformer(config), entry.module(entry.config.for_target(config, layers=1))
         vq = VQVAE(VQConfig(config.vocab_size, encoder_ch_mult=(1,), decoder_ch_mult=(1,), ch=32))
@@ -170,9 +153,7 @@ def random_model(config: TransformerConfig, drafter: str, device: torch.device, 
 
 
 def randomise(module: nn.Module) -> None:
-    """Give a module random weights, buffers that are stored among them, for decoding: norms ones, matrices scaled by
-    their inputs.
-    """
+    """Give a module random weights for decoding, stored buffers too: norms ones, matrices scaled by their inputs."""
     weights = [item for item in module.eval().requires_grad_(False).state_dict().items() if item[1].is_floating_point()]
     generator = torch.Generator(weights[0][1].device).manual_seed(0)
     for name, weight in weights:
@@ -206,13 +187,10 @@ def script(tau: float, tokens: int) -> list[int]:
 
 def deepest(shape: TreeShape) -> list[int]:
     """Return the path from below the root to the first of the deepest nodes."""
-    depths, parents = shape.depths.tolist(), shape.parents.tolist()
-    node = max(range(len(depths)), key=lambda i: (depths[i], -i))
-    path: list[int] = []
-    while node != 0:
-        path.insert(0, node)
-        node = parents[node]
-    return path
+    path, parents = [int(shape.depths.argmax())], shape.parents.tolist()
+    while path[0]:
+        path.insert(0, parents[path[0]])
+    return path[1:]
 
 
 def scripted(decoder: Decoder, counts: Sequence[int], shape: TreeShape) -> Decoder:

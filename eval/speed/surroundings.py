@@ -49,15 +49,13 @@ def commit(folder: Path) -> str:
     if not (folder / "pyproject.toml").is_file():
         return lantern.__version__
     status = ("status", "--porcelain", "--untracked-files=no", "--", ".", *NO_CODE)
-    found = []
-    for words in (("rev-parse", "HEAD"), status):
-        try:
-            done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=30)
-            found.append(done.stdout.strip() if done.returncode == 0 else "")
-        except (OSError, subprocess.TimeoutExpired):  # without git
-            found.append("")
-    head, changes = found
-    return head + "+changes" * bool(changes) if head else lantern.__version__
+    how: dict[str, Any] = {"stderr": subprocess.DEVNULL, "text": True, "timeout": 30}
+    try:
+        parts = (("rev-parse", "HEAD"), status)
+        head, changes = (subprocess.check_output(["git", "-C", str(folder), *words], **how).strip() for words in parts)
+    except (OSError, subprocess.SubprocessError):  # without git, or in no repository
+        return lantern.__version__
+    return head + "+changes" * bool(changes)
 
 
 def load_average() -> list[float] | None:

@@ -48,21 +48,16 @@ def save_pictures(folder: Path, count: int, *, seed: int = 0, side: int = 32, pr
     return paths
 
 
-def tiny_clip_config():
+def save_tiny_clip(folder: Path, *, seed: int = 0) -> Path:
     """A CLIP of two layers with CLIP's own tokens."""
-    from transformers import CLIPConfig
+    from transformers import CLIPConfig, CLIPModel
 
     sizes = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
     text = sizes | {"hidden_act": "quick_gelu", "vocab_size": 49408, "projection_dim": 16}
     vision = sizes | {"hidden_act": "quick_gelu", "image_size": 32, "patch_size": 16, "projection_dim": 16}
-    return CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
-
-
-def save_tiny_clip(folder: Path, *, seed: int = 0) -> Path:
-    from transformers import CLIPModel
-
     torch.manual_seed(seed)
-    CLIPModel(tiny_clip_config()).eval().save_pretrained(folder)
+    config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+    CLIPModel(config).eval().save_pretrained(folder)
     return folder
 
 

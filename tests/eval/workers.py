@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from lantern.eval.protocols import generation
@@ -16,6 +17,7 @@ from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
 
 FINGERPRINT = {"weights": {"model": "tiny"}, "config": {"batch": 1}, "versions": {"torch": torch.__version__}}
+Patch = pytest.MonkeyPatch
 PROMPTS = ("a red apple", "a blue cat", "two dog", "a cat and a dog")
 
 

@@ -5,7 +5,6 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,46 +12,42 @@ import torch
 
 from lantern.generation.generator import generate
 from lantern.models.folder import load_model
-from tests.integrations import fake_comfy_api
+from tests.integrations.fake_comfy_api import modules, run
 from tests.tiny_folder import save_tiny_model
 
+Nodes = dict[str, Any]  # by name
 FOLDER = Path(__file__).resolve().parents[2] / "integrations" / "comfyui"
 
 
 @pytest.fixture
-def pack(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    for name, module in fake_comfy_api.modules().items():
+def found(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    for name, module in modules().items():
         monkeypatch.setitem(sys.modules, name, module)
     spec: Any = importlib.util.spec_from_file_location("lantern_nodes", FOLDER / "__init__.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "lantern_nodes", module)
     monkeypatch.delitem(sys.modules, "lantern_nodes.nodes", raising=False)
     spec.loader.exec_module(module)
-    return module
 
+    async def listed() -> list[Any]:
+        return await (await module.comfy_entrypoint()).get_node_list()
 
-def nodes(pack: ModuleType) -> dict[str, Any]:
-    async def found() -> list[Any]:
-        return await (await pack.comfy_entrypoint()).get_node_list()
-
-    return {node.define_schema().node_id: node for node in asyncio.run(found())}
+    return {node.define_schema().node_id: node for node in asyncio.run(listed())}
 
 
 @pytest.mark.parametrize("method", ["plain", "eagle1", "gumbel-jacobi"])
-def test_nodes_run_in_inference_mode_and_leave_the_model_usable(pack: ModuleType, folder: Path, method: str) -> None:
-    found = nodes(pack)
+def test_nodes_run_in_inference_mode_and_leave_the_model_usable(found: Nodes, folder: Path, method: str) -> None:
     call = {"prompt": "a red apple", "seed": 7, "method": method, "guidance": 2.0, "pictures": 1}
     with torch.inference_mode():
-        (model,) = fake_comfy_api.run(found["LanternLoad"], model=str(folder), engine="eager")
-        inside, _ = fake_comfy_api.run(found["LanternSample"], model=model, **call)
-    outside, _ = fake_comfy_api.run(found["LanternSample"], model=model, **call)
+        (model,) = run(found["LanternLoad"], model=str(folder), engine="eager")
+        inside, _ = run(found["LanternSample"], model=model, **call)
+    outside, _ = run(found["LanternSample"], model=model, **call)
     assert torch.equal(inside, outside)
 
 
-def test_pictures_are_those_of_lantern(pack: ModuleType, folder: Path) -> None:
-    found = nodes(pack)
-    (model,) = fake_comfy_api.run(found["LanternLoad"], model=str(folder), engine="eager")
-    images, report = fake_comfy_api.run(
+def test_pictures_are_those_of_lantern(found: Nodes, folder: Path) -> None:
+    (model,) = run(found["LanternLoad"], model=str(folder), engine="eager")
+    images, report = run(
         found["LanternSample"], model=model, prompt=" a red apple ", seed=7, method="eagle1", guidance=2.0, pictures=2
     )
     how: Any = {"seed": 7, "method": "eagle1", "sampling": model.sampling(guidance=2.0), "batch": 2}
@@ -64,10 +59,10 @@ def test_pictures_are_those_of_lantern(pack: ModuleType, folder: Path) -> None:
     assert [line["seed"] for line in lines] == [7, 7] and lines[0]["method"] == "eagle1"
 
 
-def test_classes_are_numbers_and_defaults_are_those_of_the_model(pack: ModuleType, tmp_path: Path) -> None:
-    found, folder = nodes(pack), save_tiny_model(tmp_path / "toy", model_type="c2i", cls_token_num=1)
-    (model,) = fake_comfy_api.run(found["LanternLoad"], model=str(folder))
-    images, report = fake_comfy_api.run(found["LanternSample"], model=model, prompt="1", method="plain")
+def test_classes_are_numbers_and_defaults_are_those_of_the_model(found: Nodes, tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "toy", model_type="c2i", cls_token_num=1)
+    (model,) = run(found["LanternLoad"], model=str(folder))
+    images, report = run(found["LanternSample"], model=model, prompt="1", method="plain")
     assert len(images) == 1 and json.loads(report)["label"] == 1
     with pytest.raises(ValueError, match="class label is 99999"):
-        fake_comfy_api.run(found["LanternSample"], model=model, prompt="99999", method="plain")
+        run(found["LanternSample"], model=model, prompt="99999", method="plain")

@@ -22,6 +22,7 @@ from lantern.eval.speed.contenders import Variant, name_of
 from lantern.methods import METHODS
 from tests.cli.calls import Capture
 from tests.eval.tiny_metrics import save_pictures, save_tiny_clip
+from tests.eval.workers import Patch
 
 RELAXED = "bounded-window:window=4,delta=0.4"
 
@@ -32,19 +33,6 @@ def main(*words: object) -> int:
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     return figures_of(path)["boards"][0]["rows"]
-
-
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of contenders, in the order in which they decode rounds from now on."""
-    names: list[str] = []
-    take = board.take
-
-    def noting(contender: Any, *given: Any, **how: Any) -> Any:
-        names.append(contender.label)
-        return take(contender, *given, **how)
-
-    monkeypatch.setattr(board, "take", noting)
-    return names
 
 
 def test_rows_have_the_figures_of_every_method(board_file: Path) -> None:
@@ -66,22 +54,19 @@ def test_rows_have_the_figures_of_every_method(board_file: Path) -> None:
     gentle, strong = (rows[f"bounded-window:window=4,delta={delta}"]["total_variation"] for delta in deltas)
     assert 0 < gentle["value"] <= 0.05 < strong["value"] <= 0.4
     assert all("no claim" in row["speedup"]["refusal"] for row in rows.values())
-
-
-def test_pairs_are_paired_columns(board_file: Path) -> None:
-    (row,) = [row for row in rows_of(board_file) if row["method"] == "eagle1"]
-    assert [pair["method"] for pair in row["against"]] == ["eagle1-rejection", "gumbel-jacobi"]
-    for pair in row["against"]:
+    assert [pair["method"] for pair in rows["eagle1"]["against"]] == ["eagle1-rejection", "gumbel-jacobi"]
+    for pair in rows["eagle1"]["against"]:
         assert pair["tokens_ratio"]["low"] <= pair["tokens_ratio"]["value"] <= pair["tokens_ratio"]["high"]
         assert pair["variation"] == {"value": 0.0, "low": 0.0, "high": 0.0} and "verdict" in pair
 
 
 def test_a_longer_run_extends_a_shorter_one(
-    board_file: Path, board_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    board_file: Path, board_words: list[str], tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     path = tmp_path / "board.jsonl"
     shutil.copy(board_file, path)
-    before, names = path.read_bytes(), counted(monkeypatch)
+    before, names, take = path.read_bytes(), list[str](), board.take
+    monkeypatch.setattr(board, "take", lambda one, *given, **how: names.append(one.label) or take(one, *given, **how))
     assert main(*board_words, "--images", 4, "--out", path) == 0
     assert path.read_bytes() == before and not names
     path.write_bytes(before[: before[:-1].rfind(b"\n") + 20])  # killed while the last line was written
@@ -118,11 +103,9 @@ def test_the_table_is_printed_without_the_model(board_file: Path, tmp_path: Path
 
 
 def test_lacking_and_failing_methods_have_a_row(
-    board_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    copied: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    folder = tmp_path / "tiny"
-    shutil.copytree(board_words[1], folder)
-    shutil.rmtree(folder / "parts")
+    shutil.rmtree(copied / "parts")
     entered = contenders.entered
 
     def failing(stable: Any, spec: str, *given: Any) -> Any:
@@ -131,19 +114,17 @@ def test_lacking_and_failing_methods_have_a_row(
         return entered(stable, spec, *given)
 
     monkeypatch.setattr(contenders, "entered", failing)
-    words = ["--model", folder, "--engine", "eager", "--baseline", "eager", "--quiet", "--images", 1]
+    words = ["--model", copied, "--engine", "eager", "--baseline", "eager", "--quiet", "--images", 1]
     assert main(*words, "--methods", "eagle1", "medusa", "gumbel-jacobi", "--out", tmp_path / "b.jsonl") == 1
-    output = capsys.readouterr()
-    assert "eagle1 failed: RuntimeError: the kernel is missing" in output.err
-    assert (
-        "not measured: RuntimeError: the kernel is missing" in output.out and "- `medusa` not measured: " in output.out
-    )
+    table, errors = capsys.readouterr()
+    assert "eagle1 failed: RuntimeError: the kernel is missing" in errors
+    assert "not measured: RuntimeError: the kernel is missing" in table and "- `medusa` not measured: " in table
     rows = rows_of(tmp_path / "b.jsonl")
     assert [row["method"] for row in rows if "reason" not in row] == ["gumbel-jacobi"]
 
 
 def test_a_method_that_fails_in_a_round_ends_alone(
-    board_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    board_words: list[str], tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     take, is_broken, path = board.take, True, tmp_path / "b.jsonl"
 
@@ -162,9 +143,7 @@ def test_a_method_that_fails_in_a_round_ends_alone(
     assert [row["images"] for row in rows_of(path)] == [3, 3]
 
 
-def test_quality_is_that_of_eval(
-    board_file: Path, board_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quality_is_that_of_eval(board_file: Path, board_words: list[str], tmp_path: Path, monkeypatch: Patch) -> None:
     path, clip = tmp_path / "board.jsonl", save_tiny_clip(tmp_path / "clip")
     shutil.copy(board_file, path)
     seen: list[Any] = []
@@ -180,17 +159,13 @@ def test_quality_is_that_of_eval(
     found = figures_of(path)
     rows = {row["method"]: row for row in found["boards"][0]["rows"]}
     assert len(seen) == 8 and "changes" not in rows["eagle1"]  # plain decoding and the relaxed methods
-    change = rows[RELAXED]["changes"]["clip"]
-    assert (
-        change["low"] <= change["value"] <= change["high"]
-        and found["boards"][0]["quality_of_plain"]["clip"]["low"] is not None
-    )
+    change, plain = rows[RELAXED]["changes"]["clip"], found["boards"][0]["quality_of_plain"]
+    assert change["low"] <= change["value"] <= change["high"] and plain["clip"]["low"] is not None
     assert (seen[0] != seen[-1]).any()
     before = path.read_bytes()
     assert main(*words) == 0 and len(seen) == 8 and path.read_bytes() == before  # measured once
     other, real = save_tiny_clip(tmp_path / "other", seed=1), tmp_path / "real"
     save_pictures(real, 2)
-    plain = found["boards"][0]["quality_of_plain"]
     for number, given in enumerate(((f"clip={other}",), ("--metrics", "clip-lantern"), ("--reference", real))):
         assert main(*words, *given) == 0 and len(seen) == 16 + 8 * number
         assert (figures_of(path)["boards"][0]["quality_of_plain"] == plain) == ("--reference" in given)
@@ -206,15 +181,14 @@ def test_quality_is_that_of_eval(
 
 
 def test_metrics_that_cannot_be_measured_are_refused_before_rounds(
-    board_words: list[str], tmp_path: Path, capsys: Capture
+    board_words: list[str], copied: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    path, folder, clip = tmp_path / "b.jsonl", tmp_path / "tiny", save_tiny_clip(tmp_path / "clip")
+    path, clip = tmp_path / "b.jsonl", save_tiny_clip(tmp_path / "clip")
     save_pictures(tmp_path / "real", 2)
-    shutil.copytree(board_words[1], folder)
-    shutil.rmtree(folder / "vqvae")
+    shutil.rmtree(copied / "vqvae")
     for words, message in {
         ("psnr", "--reference", tmp_path / "real"): "got 8 images and 2 reference images",
-        ("clip", "--weights", f"clip={clip}", "--model", folder): "has no vqvae/ folder",
+        ("clip", "--weights", f"clip={clip}", "--model", copied): "has no vqvae/ folder",
     }.items():
         capsys.readouterr()
         assert main(*board_words, "--out", path, "--metrics", *words) == 2 and not path.exists()

@@ -13,17 +13,20 @@ from tests.eval.tiny_metrics import save_pictures
 from tests.refusals import refused
 
 
-def test_batches_keep_the_order(tmp_path: Path) -> None:
-    paths = save_pictures(tmp_path, 11, prompts=True)
+def test_batches_and_digests_keep_the_order(tmp_path: Path) -> None:
+    paths, batches = save_pictures(tmp_path, 11, prompts=True), []
     for _ in range(2):
         batches = list(stream(paths, {"raw": raw}, batch=4))
-        assert [len(one.names) for one in batches] == [4, 4, 3]
-        assert [one.first for one in batches] == [0, 4, 8]
+        assert [(one.first, len(one.names)) for one in batches] == [(0, 4), (4, 4), (8, 3)]
         assert [name for one in batches for name in one.names] == [path.name for path in paths]
         assert [prompt for one in batches for prompt in one.prompts] == [f"prompt {i}" for i in range(11)]
         pixels = torch.cat([one.inputs["raw"] for one in batches])
         expected = torch.stack([torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1) for path in paths])
         assert torch.equal(pixels, expected)
+    found = [digest for one in batches for digest in one.digests]
+    assert found == [hashlib.sha256(path.read_bytes()).digest() for path in paths]
+    seen, _ = extract(tmp_path / "features", ((paths, {}), ((), {})), {}, batch=2, is_quiet=True)
+    assert seen[0].sha256 == hashlib.sha256(b"".join(found)).hexdigest()
 
 
 def test_grey_of_16_bits_is_not_clipped(tmp_path: Path) -> None:
@@ -46,14 +49,6 @@ def test_only_a_few_batches_are_in_memory(tmp_path: Path) -> None:
     for number, _ in enumerate(stream(paths, {"raw": prepare}, batch=2), start=1):
         assert prepared <= 2 * (number + AHEAD)
     assert prepared == 40
-
-
-def test_digest_is_of_the_contents_in_order(tmp_path: Path) -> None:
-    paths = save_pictures(tmp_path, 3)
-    found = [digest for one in stream(paths, {}, batch=2) for digest in one.digests]
-    assert found == [hashlib.sha256(path.read_bytes()).digest() for path in paths]
-    seen, _ = extract(tmp_path / "features", ((paths, {}), ((), {})), {}, batch=2, is_quiet=True)
-    assert seen[0].sha256 == hashlib.sha256(b"".join(found)).hexdigest()
 
 
 TORN = b"\x89PNG\r\n\x1a\n" + b"\0" * 40

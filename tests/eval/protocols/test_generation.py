@@ -20,7 +20,7 @@ from lantern.eval.protocols.generation import Entry, ImageWriter, Shard, finishe
 from lantern.generation.generator import Generator
 from lantern.generation.images import Statistics
 from tests.eval import workers
-from tests.eval.workers import FINGERPRINT, contents, expected, lines, paint
+from tests.eval.workers import FINGERPRINT, Patch, contents, expected, lines, paint
 from tests.refusals import refused
 
 # shards
@@ -60,30 +60,27 @@ def test_deleted_truncated_or_damaged_pictures_are_made_again(decoder: Generator
     assert contents(tmp_path) == before
 
 
-def test_unfinished_batches_are_made_whole(decoder: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_batches_are_made_whole(decoder: Generator, tmp_path: Path, monkeypatch: Patch) -> None:
     paint(decoder, tmp_path, 6, batch=3)
     before = contents(tmp_path)
     picture_path(tmp_path, 4).unlink()
-    begun: list[list[int]] = []
-    real = generation.make_batches
+    begun, real = list[int](), generation.make_batches
 
-    def noting(decoder: Generator, requested: list, **how: object) -> Iterator:
-        begun.append([request.number for request in requested])
-        return real(decoder, requested, **how)  # type: ignore[arg-type]
+    def noting(decoder: Generator, requested: list, **how: Any) -> Iterator:
+        begun.extend(request.number for request in requested)
+        return real(decoder, requested, **how)
 
     monkeypatch.setattr(generation, "make_batches", noting)
     assert paint(decoder, tmp_path, 6, batch=3) == 1
-    assert begun == [[3, 4, 5]] and contents(tmp_path) == before
+    assert begun == [3, 4, 5] and contents(tmp_path) == before
 
 
-def test_pictures_made_meanwhile_are_skipped(
-    decoder: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_made_meanwhile_are_skipped(decoder: Generator, tmp_path: Path, monkeypatch: Patch) -> None:
     with ImageWriter(decoder, tmp_path, FINGERPRINT, name="early") as early:
         with ImageWriter(decoder, tmp_path, FINGERPRINT, name="late") as late:
-            assert produce(late, expected(3), is_quiet=True) == 3
+            assert produce(late, expected(3), shard=Shard(), is_quiet=True) == 3
         monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("an image was begun"))
-        assert produce(early, expected(3), is_quiet=True) == 0
+        assert produce(early, expected(3), shard=Shard(), is_quiet=True) == 0
 
 
 def test_picture_metadata_has_no_time(whole: Path) -> None:
@@ -173,6 +170,7 @@ def test_a_full_disk_leaves_no_partial_picture(decoder: Generator, tmp_path: Pat
     assert not contents(tmp_path / "out") and not lines(tmp_path / "out")
 
 
+LONG = "x" * 60
 HERE = {"weights": {"model": "a"}, "config": {"batch": 1}, "versions": {"torch": "2"}}
 FIGURES: dict[str, Any] = {"method": "plain", "is_exact": True, "tokens": 16, "steps": 16}
 FIGURES |= {"accepted": [], "reached": [], "latent_distance": None, "seconds": {"decode": 0.5}}
@@ -197,46 +195,34 @@ def test_recorded_entries_are_read_back(tmp_path: Path) -> None:
     assert isinstance(figures, Statistics) and figures.tokens_per_step == 1.0 and figures.accepted == ()
 
 
-@pytest.mark.parametrize("left", range(1, 200, 23))
-def test_an_incomplete_last_line_is_dropped(tmp_path: Path, left: int) -> None:
+@pytest.mark.parametrize(("line", "left"), [(0, 20), *((2, left) for left in range(1, 200, 23))])
+def test_an_incomplete_line_is_dropped_and_written_anew(tmp_path: Path, line: int, left: int) -> None:
     path = recorded(tmp_path, 0, 1)
-    whole = path.read_bytes()
-    end = whole[:-1].rfind(b"\n") + 1
-    path.write_bytes(whole[: end + left])
-    assert set(read_entries(tmp_path, HERE)) == {0}
-    recorded(tmp_path, 1)
-    assert path.read_bytes() == whole
-
-
-def test_an_incomplete_header_is_rewritten(tmp_path: Path) -> None:
-    path = recorded(tmp_path, 0)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:20])
-    assert read_entries(tmp_path, HERE) == {}
-    recorded(tmp_path, 0)
-    assert path.read_bytes() == whole
+    whole = path.read_bytes().splitlines(keepends=True)  # the first is the header
+    path.write_bytes(b"".join([*whole[:line], whole[line][:left]]))
+    assert set(read_entries(tmp_path, HERE)) == set(range(line - 1))
+    recorded(tmp_path, *range(max(line - 1, 0), 2))
+    assert path.read_bytes() == b"".join(whole)
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("was", "now", "message"),
     [
-        ({"weights": {"model": "other"}}, r"weights\.model a, now it is other: use another --out"),
-        ({"config": {"batch": "other"}}, r"config\.batch 1, now it is other"),
-        ({"versions": {"torch": "other"}}, r"versions\.torch 2, now it is other"),
-        ({"weights": {"model": "a", "policy": "p"}}, r"weights\.policy none, now it is p"),
+        ({}, {"weights": {"model": "other"}}, r"weights\.model a, now it is other: use another --out"),
+        ({}, {"config": {"batch": "other"}}, r"config\.batch 1, now it is other"),
+        ({}, {"versions": {"torch": "other"}}, r"versions\.torch 2, now it is other"),
+        ({}, {"weights": {"model": "a", "policy": "p"}}, r"weights\.policy none, now it is p"),
+        ({"drafter": LONG + "a", "name": "a"}, {"drafter": LONG + "b", "name": "b"}, "name a, now it is b"),
     ],
 )
-def test_another_fingerprint_is_rejected_by_its_difference(
-    tmp_path: Path, changed: dict[str, Any], message: str
+def test_another_fingerprint_is_rejected_by_a_difference_that_shows(
+    tmp_path: Path, was: dict[str, Any], now: dict[str, Any], message: str
 ) -> None:
-    path = recorded(tmp_path, 0)
-    for read in (lambda: JsonLines(path, HERE | changed), lambda: read_entries(tmp_path, HERE | changed)):
+    path, here = tmp_path / "manifest-1-of-1.jsonl", HERE | {"sizes": (1, 2)}
+    JsonLines(path, here | was).close()
+    assert read_entries(tmp_path, here | was | {"sizes": [1, 2]}) == {}  # tuples are lists in a file
+    for read in (lambda: JsonLines(path, here | now), lambda: read_entries(tmp_path, here | now)):
         refused(read, match=f"begun with {message}")
-
-
-def test_tuples_and_lists_are_the_same_to_a_fingerprint(tmp_path: Path) -> None:
-    JsonLines(tmp_path / "manifest-1-of-1.jsonl", HERE | {"sizes": (1, 2)}).close()
-    assert read_entries(tmp_path, HERE | {"sizes": [1, 2]}) == {}
 
 
 @pytest.mark.parametrize("line", [b"nonsense\n", b"[]\n", b'{"id": 3}\n'])
@@ -246,7 +232,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
     refused(read_entries, tmp_path, match=r"manifest-1-of-1\.jsonl, line 3 is .*delete that line")
 
 
-def test_a_failed_write_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: Patch) -> None:
     path = recorded(tmp_path, 0)
     before = path.read_bytes()
     with JsonLines(path, HERE) as manifest:
@@ -257,11 +243,3 @@ def test_a_failed_write_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: p
         assert path.read_bytes() == before
         manifest.append(asdict(entry(1)))
     assert set(read_entries(tmp_path)) == {0, 1}
-
-
-def test_the_difference_that_is_named_shows_in_the_message(tmp_path: Path) -> None:
-    long = "x" * 60
-    was, now = ({"drafter": long + name, "name": name} for name in ("sjd", "scd"))
-    with JsonLines(tmp_path / "lines", was):
-        pass
-    refused(JsonLines, tmp_path / "lines", now, match="was begun with name sjd, now it is scd")

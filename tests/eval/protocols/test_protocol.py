@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from lantern.core.config import build_config
 from lantern.core.places import embedded_model
@@ -101,13 +102,13 @@ def prompt_set(folder: Path, name: str, text: str, count: int, **how: Any) -> Pr
 
 
 def test_prompts_are_read_in_every_form(tmp_path: Path) -> None:
-    table = prompt_set(tmp_path, "a.csv", 'Prompt\nThree dresses, with two\n"Head shot" of a zebra\n', 2, form="table")
-    assert find_prompts(table, tmp_path) == ["Three dresses, with two", '"Head shot" of a zebra']
-    columns = prompt_set(tmp_path, "b.tsv", "Category\tPrompt\nAbstract\tbond\n", 1, form="table")
-    assert find_prompts(columns, tmp_path) == ["bond"]
-    listed = prompt_set(tmp_path, "c.json", '["Ma motorcycle", "a dog"]', 2, form="json")
-    assert find_prompts(listed, tmp_path) == ["Ma motorcycle", "a dog"]
-    assert find_prompts(prompt_set(tmp_path, "d.txt", "a cat\n\na dog\n", 2), tmp_path) == ["a cat", "a dog"]
+    for form, name, text, prompts in (
+        ("table", "a.csv", 'Prompt\nThree, with two\n"Head shot" of it\n', ["Three, with two", '"Head shot" of it']),
+        ("table", "b.tsv", "Category\tPrompt\nAbstract\tbond\n", ["bond"]),
+        ("json", "c.json", '["Ma motorcycle", "a dog"]', ["Ma motorcycle", "a dog"]),
+        ("lines", "d.txt", "a cat\n\na dog\n", ["a cat", "a dog"]),
+    ):
+        assert find_prompts(prompt_set(tmp_path, name, text, len(prompts), form=form), tmp_path) == prompts
 
 
 def test_other_and_missing_prompts_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,13 +145,11 @@ def test_guidance_depends_on_the_model_size(model: Model, monkeypatch: pytest.Mo
 
 
 def test_crop_lanczos_matches_pillow_on_the_central_square() -> None:
-    from PIL import Image
-
     pixels = np.random.default_rng(0).integers(0, 256, (48, 80, 3), dtype=np.uint8)
     resize = resizing("crop-lanczos", 16)
     expected = Image.fromarray(pixels).crop((16, 0, 64, 48)).resize((16, 16), Image.Resampling.LANCZOS)
     assert (resize(pixels) == np.asarray(expected)).all()
-    assert resize(pixels[:16, :16]) is not None and (resize(pixels[:16, :16]) == pixels[:16, :16]).all()
+    assert (resize(pixels[:16, :16]) == pixels[:16, :16]).all()
 
 
 def test_bicubic_needs_squares_and_keeps_constant_ones() -> None:

@@ -1,11 +1,11 @@
 """Generation as a Ray job: two actors on a local Ray, one of them killed."""
 
-import importlib.util
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,6 @@ from lantern.methods import METHODS
 from lantern.models.folder import load_model
 from tests.eval.workers import FINGERPRINT, contents, expected, lines, paint, tiny_decoder
 
-needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None,
-    reason="Ray is not installed: pip install '.[ray]'",
-)
 PICTURES = 40
 
 
@@ -76,6 +72,8 @@ def test_actors_that_keep_ending_stop_the_job(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def ray_here() -> Iterator[None]:
+    if find_spec("ray") is None or find_spec("pyarrow") is None:
+        pytest.skip("Ray is not installed: pip install '.[ray]'")
     with cluster():
         yield
 
@@ -92,16 +90,13 @@ class Killer(threading.Thread):
         while not self.killed and time.monotonic() < until:
             if len(lines(self.out)) >= 2:
                 actors = dict(line.split() for line in self.out.with_name("pids").read_text().splitlines())
-                recorded = {name: (self.out / f"manifest-{name}.jsonl").stat().st_size for name in self._begun(actors)}
+                manifests = {name: self.out / f"manifest-{name}.jsonl" for name in actors}
+                recorded = {name: path.stat().st_size for name, path in manifests.items() if path.is_file()}
                 self.killed = int(actors[max(recorded, key=recorded.__getitem__)])
                 os.kill(self.killed, signal.SIGKILL)
             time.sleep(0.01)
 
-    def _begun(self, actors: dict[str, str]) -> list[str]:
-        return [name for name in actors if (self.out / f"manifest-{name}.jsonl").is_file()]
 
-
-@needs_ray
 @pytest.mark.filterwarnings("ignore")
 def test_two_actors_with_one_killed_match_one_process(folder: Path, ray_here: None, tmp_path: Path) -> None:
     decoder = tiny_decoder(folder)
@@ -119,7 +114,6 @@ def test_two_actors_with_one_killed_match_one_process(folder: Path, ray_here: No
     assert produce_on_ray(recipe(folder, out), expected(PICTURES), actors=2, is_quiet=True) == 0
 
 
-@needs_ray
 @pytest.mark.filterwarnings("ignore")
 def test_a_job_resumes_a_shard_and_a_shard_resumes_a_job(folder: Path, ray_here: None, tmp_path: Path) -> None:
     decoder = tiny_decoder(folder)
@@ -130,7 +124,6 @@ def test_a_job_resumes_a_shard_and_a_shard_resumes_a_job(folder: Path, ray_here:
     assert contents(tmp_path / "out") == contents(tmp_path / "here") and len(finished(tmp_path / "out")) == 8
 
 
-@needs_ray
 @pytest.mark.filterwarnings("ignore")
 def test_write_errors_of_actors_are_raised_here(folder: Path, ray_here: None, tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -1,28 +1,33 @@
 """`lantern reproduce` on a tiny model: a row is made, resumed, sharded, measured and repeated."""
 
 import json
-from collections.abc import Callable, Iterator
+import re
+import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lantern.cli.main import main
 from lantern.eval.metrics import quality
 from lantern.eval.metrics.quality import Figure, Options
 from lantern.eval.protocols import generation, reproduce
-from lantern.training.data import is_prepared, unpack
-from tests.cli.calls import Capture
+from lantern.training.data import Record, is_prepared, unpack
+from tests.cli.calls import Capture, one_line
 from tests.eval.protocols.test_protocol import prompt_set, values
 from tests.eval.tiny_metrics import save_pictures
+from tests.eval.workers import Patch
+from tests.training.drawings import prepared
 
 Run = Callable[..., int]
 TEXT = "a red apple\na blue cat\ntwo dog\n"
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A folder with a protocol of three prompts, twice each, and no weights anywhere."""
     monkeypatch.setenv("LANTERN_CACHE", str(tmp_path / "cache"))
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
@@ -65,7 +70,7 @@ def test_a_row_records_how_it_was_made(place: Path, run: Run, capsys: Capture) -
     assert "6 images" in capsys.readouterr().out
 
 
-def test_a_limit_makes_the_first_pictures(place: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_makes_the_first_pictures(place: Path, run: Run, monkeypatch: Patch, capsys: Capture) -> None:
     assert run("--metrics", "--limit", "2") == 0
     (place / "out" / "pictures" / "000" / ".0123.png").touch()  # as a kill leaves it
     assert run("--metrics", "--limit", "2") == 0
@@ -75,9 +80,12 @@ def test_a_limit_makes_the_first_pictures(place: Path, run: Run, monkeypatch: py
     assert pictures(place).items() >= first.items() and row(place)["pictures"] == 6
     monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("an image was begun"))
     assert run("--metrics") == 0
+    capsys.readouterr()
+    assert run("--metrics", method="plain") == 2
+    assert re.search("begun with config.method..*use another --out", one_line(capsys))
 
 
-def test_shards_give_the_row_of_a_run(place: Path, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_shards_give_the_row_of_a_run(place: Path, run: Run, monkeypatch: Patch, capsys: Capture) -> None:
     assert run("--metrics") == 0
     assert run("--metrics", "--shard", "2/2", out="parts") == 0
     assert "other shards are incomplete" in capsys.readouterr().err
@@ -100,7 +108,7 @@ def test_a_row_is_repeated_byte_for_byte_or_differs_by_report(place: Path, run: 
     assert pictures(place, "again") == pictures(place) and len(pictures(place)) == 3
     given = ["--limit", 1, "--batch", 1, "--dtype", "bf16", "--engine", "wide", "--target-weights", "int8"]
     assert run(*given, out="no", method="plain", file="out/row.json") == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = one_line(capsys)
     words = [str(word) for word in given] + ["--method", "plain"]
     assert all(f"{name} {value} (the row has " in line for name, value in zip(words[::2], words[1::2], strict=True))
     assert not (place / "no").exists()
@@ -114,30 +122,19 @@ def test_a_row_is_repeated_byte_for_byte_or_differs_by_report(place: Path, run: 
     assert "the images differ from those" in capsys.readouterr().err
 
 
-def test_pictures_of_another_method_are_not_mixed_in(place: Path, run: Run, capsys: Capture) -> None:
-    assert run("--metrics", "--limit", "1") == 0
-    capsys.readouterr()
-    assert run("--metrics", method="plain") == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "begun with config.method." in line and "use another --out" in line
-
-
-def figure(name: str) -> Figure:
-    return Figure(name, 0.5, "", "lib 1", "none", "w", "s", 6, "i", "r", "s", 3, 0, (0.4, 0.6), "draws", warning="few")
-
-
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def measured(monkeypatch: Patch) -> dict[str, Any]:
     """Records the requested metrics instead of computing them, which would need weights."""
     requested: dict[str, Any] = {}
 
     def measure(paths: list[Path], reference: Any, metrics: list[str], **how: Any) -> dict[str, Figure]:
         requested.update(how, paths=paths, reference=reference, metrics=metrics)
-        return {name: figure(name) for name in metrics}
+        facts: Any = (0.5, "", "lib 1", "none", "w", "s", 6, "i", "r", "s", 3, 0, (0.4, 0.6), "draws")
+        return {name: Figure(name, *facts, warning="few") for name in metrics}
 
     monkeypatch.setattr(quality, "measure", measure)
     monkeypatch.setattr(quality, "find_weights", lambda *_: None)
-    yield requested
+    return requested
 
 
 def test_metrics_get_pictures_with_their_prompts(
@@ -171,11 +168,6 @@ def test_unavailable_metrics_are_reported_before_and_after(place: Path, run: Run
 
 
 def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
-    import numpy as np
-
-    from lantern.training.data import Record
-    from tests.training.drawings import prepared
-
     made = []
     for number, (kind, split) in enumerate([("plain", "train"), ("count", "train"), ("plain", "heldout")] * 2):
         picture = np.full((8, 8, 3), number, dtype=np.uint8)
@@ -205,7 +197,7 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_input_gives_one_line(
-    place: Path, run: Run, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    place: Path, run: Run, words: list[str], message: str, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
@@ -213,38 +205,27 @@ def test_invalid_input_gives_one_line(
     save_pictures(place / "real", 2)
     (place / "empty").mkdir()
     assert run(*words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line and not (place / "out" / "pictures").exists()
+    assert message in one_line(capsys) and not (place / "out" / "pictures").exists()
 
 
-def test_another_reference_than_the_protocol_names_is_refused(place: Path, run: Run, capsys: Capture) -> None:
+def test_what_does_not_fit_the_protocol_is_refused(place: Path, run: Run, capsys: Capture) -> None:
     real = {"name": "stats", "images": 3, "origin": "nowhere", "sha256": "0" * 64}
     (place / "three.json").write_text(json.dumps(json.loads((place / "three.json").read_text()) | {"reference": real}))
     for given in (place / "three.txt", place):
         assert run("--reference", given) == 2
         assert "expected sha256 000000000000... of three: get stats from nowhere" in capsys.readouterr().err
-
-
-def test_metrics_of_prompts_are_refused_for_a_protocol_of_classes(place: Path, run: Run, capsys: Capture) -> None:
     (place / "classes.json").write_text(json.dumps(values(prompts="left out", classes=2)))
     assert run("--metrics", "clip", file="classes.json") == 2
     assert "clip needs prompts, which mine has not" in capsys.readouterr().err
 
 
-def test_an_unwritable_folder_gives_one_line_and_code_1(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_an_unwritable_folder_gives_one_line_and_code_1(run: Run, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)
     assert run("--metrics") == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "cannot be written to" in line
+    assert "cannot be written to" in one_line(capsys)
 
 
-def test_without_ray_a_ray_job_names_the_extra_at_once(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    import sys
-
+def test_without_ray_a_ray_job_names_the_extra_at_once(run: Run, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr(reproduce, "load_model", None)
     assert run("--metrics", "--ray") == 1

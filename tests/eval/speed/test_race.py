@@ -8,10 +8,21 @@ import torch
 
 from lantern.engines.engine import AutoEngine, engine
 from lantern.eval.speed import contenders
-from lantern.eval.speed.contenders import Contender, RoundImages, Stable, Variant, built, entries_of, line_up
-from lantern.eval.speed.race import collect, compare, copy_bandwidth, pass_bytes, race, roofline, spread, stored_bytes
+from lantern.eval.speed.contenders import RoundImages, Stable, Variant, built, entries_of, line_up
+from lantern.eval.speed.race import (
+    COPY_BYTES,
+    collect,
+    compare,
+    copy_bandwidth,
+    pass_bytes,
+    race,
+    roofline,
+    spread,
+    stored_bytes,
+)
 from lantern.models.folder import Model
-from tests.eval.workers import CPU, EAGER, eager
+from tests.eval.workers import CPU, EAGER, Patch, eager
+from tests.refusals import refused
 from tests.tiny import tiny_target
 
 
@@ -80,13 +91,7 @@ def test_unsure_ratios_are_not_claimed(
 # variants
 
 
-@pytest.mark.parametrize("kind", contenders.VARIANTS)
-def test_the_variant_of_an_engine_has_that_engine(kind: str) -> None:
-    variant = Variant(kind, "bf16")
-    assert Variant.of(variant.engine(), "bf16") == variant
-
-
-def test_auto_stands_for_the_engine_of_this_machine(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_stands_for_the_engine_of_this_machine(model: Model, monkeypatch: Patch) -> None:
     assert Variant.of(engine("auto"), "fp32").resolved(Stable(model)) == Variant("eager", "fp32")
     monkeypatch.setattr(AutoEngine, "resolve", lambda self, target: engine("cpu", weights=self.weights))
     assert Variant.of(engine("auto", weights="int8"), "fp32").resolved(Stable(model)) == Variant("cpu+int8", "fp32")
@@ -94,8 +99,9 @@ def test_auto_stands_for_the_engine_of_this_machine(model: Model, monkeypatch: p
 
 
 def test_variants_have_the_weights_and_devices_that_run() -> None:
-    with pytest.raises(ValueError, match="give another engine"):
-        Variant.of(engine("eager", weights="int4"), "fp32")
+    for kind in contenders.VARIANTS:
+        assert Variant.of(Variant(kind, "bf16").engine(), "bf16") == Variant(kind, "bf16")
+    refused(Variant.of, engine("eager", weights="int4"), "fp32", match="give another engine")
     plain, methods = (entries_of([label], contenders.VARIANTS, ("fp32", "bf16")) for label in ("plain", "eagle1"))
     missing = {variant for _, variant in plain} - {variant for _, variant in methods}
     assert {variant.kind for variant in missing} == {"eager+int8"} and len(plain) == len(methods) + 2
@@ -103,30 +109,26 @@ def test_variants_have_the_weights_and_devices_that_run() -> None:
     assert {"graph", "graph+int8"} <= set(contenders.kinds_of(torch.device("cuda")))
 
 
-def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(target: object, bits: int) -> object:
-        raise ImportError("no torchao here")
-
-    monkeypatch.setattr("lantern.core.prepared.quantized", fail)
-    entries, failed = entries_of(["plain"], ("eager", "eager+int8"), ("fp32",)), list[dict[str, str]]()
-    field = line_up(Stable(model), entries, built(model.sampling()), lambda one: None, failed)
-    assert [one.name for one in field] == ["plain | eager fp32"]
-    reason = "ImportError: no torchao here"
-    assert failed == [{"method": "plain", "variant": "eager+int8 fp32", "reason": reason}]
-
-
-def test_what_fails_when_run_is_listed_unless_it_is_eager(model: Model) -> None:
-    def run(contender: Contender) -> None:
+def test_what_cannot_be_made_or_run_is_listed_unless_it_is_eager(model: Model, monkeypatch: Patch) -> None:
+    def run(*_: object) -> None:
         raise RuntimeError("no such kernel\nat all")
 
-    stable, cpu, failed = Stable(model), Variant("cpu", "fp32"), list[dict[str, str]]()
+    monkeypatch.setattr("lantern.core.prepared.quantized", run)
+    entries, failed = entries_of(["plain"], ("eager", "eager+int8"), ("fp32",)), list[dict[str, str]]()
+    field = line_up(Stable(model), entries, built(model.sampling()), lambda one: None, failed)
+    reason = "RuntimeError: no such kernel at all"
+    assert [one.name for one in field] == ["plain | eager fp32"]
+    assert failed == [{"method": "plain", "variant": "eager+int8 fp32", "reason": reason}]
+    stable, cpu, failed = Stable(model), Variant("cpu", "fp32"), []
     stable._made[cpu] = model
     assert line_up(stable, [("eagle1", cpu)], built(model.sampling()), run, failed) == []
-    assert failed == [{"method": "eagle1", "variant": "cpu fp32", "reason": "RuntimeError: no such kernel at all"}]
-    with pytest.raises(RuntimeError, match="no variant of plain decoding runs on this machine: RuntimeError"):
-        line_up(stable, [("plain", cpu)], built(model.sampling()), run, failed)
-    with pytest.raises(RuntimeError, match="no such kernel"):
-        line_up(stable, [("eagle1", EAGER)], built(model.sampling()), run, failed)
+    assert failed == [{"method": "eagle1", "variant": "cpu fp32", "reason": reason}]
+    for entry, message in (
+        (("plain", cpu), "no variant of plain decoding runs on this machine: RuntimeError"),
+        (("eagle1", EAGER), "no such kernel"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            line_up(stable, [entry], built(model.sampling()), run, failed)
 
 
 def test_a_dtype_is_a_copy_of_the_model(model: Model) -> None:
@@ -137,12 +139,6 @@ def test_a_dtype_is_a_copy_of_the_model(model: Model) -> None:
     assert half.drafter is not None and half.drafter.fc.weight.dtype == torch.bfloat16
     assert stable.model(Variant("eager", "bf16")) is half
     assert stable.model(Variant("eager", "fp32")).target is model.target
-
-
-def test_int8_weights_are_less_than_a_third_of_the_bytes() -> None:
-    target, name = tiny_target(), "layers.0.attention.wo.weight"
-    small: Any = Variant("eager+int8", "fp32").engine().prepare(target)
-    assert stored_bytes(small.get_parameter(name)) < stored_bytes(target.get_parameter(name)) / 3
 
 
 def test_every_picture_has_its_prefill_and_classes_come_in_order(model: Model) -> None:
@@ -159,17 +155,19 @@ def test_a_pass_reads_weights_but_tables_and_a_cache_in_fp32() -> None:
     target = tiny_target()
     layer = 4 * 32 * 32 + 3 * 32 * target.config.ffn_dim + 2 * 32
     cache = 2 * 2 * 2 * (16 + 3) * 32
+    small: Any = Variant("eager+int8", "fp32").engine().prepare(target)
+    few, many = (stored_bytes(one.get_parameter("layers.0.attention.wo.weight")) for one in (small, target))
+    assert few < many / 3
     assert pass_bytes(target, rows=2, nodes=3, cached=16) == 4 * (2 * layer + 32 + 24 * 32 + cache)
-    target = tiny_target()
-    wide, narrow = (2 * 2 * 2 * (8 + 1) * 32 * 4, pass_bytes(target, rows=0, cached=0))
-    half = target.bfloat16()
-    assert pass_bytes(half, rows=2, nodes=1, cached=8) == wide + narrow // 2
+    narrow, wide = pass_bytes(target, rows=0, cached=0), 2 * 2 * 2 * (8 + 1) * 32 * 4
+    assert pass_bytes(target.bfloat16(), rows=2, nodes=1, cached=8) == wide + narrow // 2
 
 
-def test_the_roofline_is_the_time_to_read_weights_and_half_of_the_cache(model: Model) -> None:
+def test_the_roofline_is_the_time_to_read_weights_and_half_of_the_cache(model: Model, monkeypatch: Patch) -> None:
     plain, drafted = eager(model, "eagle1")
     found = roofline(plain, rows=2, copy_gbps=1.0, step_seconds=0.5)
     seconds = pass_bytes(model.target, rows=2, nodes=1, cached=8) / 1e9
     assert list(found.values()) == pytest.approx([1e3 * seconds, seconds / 0.5], rel=1e-4)
     assert roofline(drafted, rows=2, copy_gbps=1.0, step_seconds=0.5)["floor_ms"] > found["floor_ms"]
-    assert copy_bandwidth(CPU, size=1 << 16) > 0
+    monkeypatch.setitem(COPY_BYTES, "cpu", 1 << 16)
+    assert copy_bandwidth(CPU) > 0

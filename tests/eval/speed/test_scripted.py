@@ -15,10 +15,11 @@ from lantern.eval.speed.shapes import ShapeOptions, deepest, script
 from lantern.models.llamagen.transformer import TransformerConfig
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.scripted import ScriptedVerifier
+from tests.eval.workers import CPU
+from tests.refusals import refused
 from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_decoder import tiny_decoder
 
-CPU = torch.device("cpu")
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 ON_CPU = ("eagle1", "lantern++")
 TINY = {"dim": 32, "n_layer": 2, "n_head": 2, "multiple_of": 16, "caption_dim": 8, "cls_token_num": 6}
@@ -71,12 +72,11 @@ def test_the_scripted_path_descends_the_tree() -> None:
 
 
 def test_a_script_deeper_than_its_tree_is_rejected() -> None:
-    with pytest.raises(ValueError, match="the script accepts 2 drafted tokens in a step, the tree has depth 1"):
-        ScriptedVerifier(GumbelVerifier(), (3,), (1,), 16)
-    with pytest.raises(ValueError, match="at least 1"):
-        script(0.5, 10)
-    with pytest.raises(ValueError, match="choose a deeper --tree"):
-        shapes.measure(ShapeOptions("B", taus=(4.0,), tree="chain_2", changes=TINY, device="cpu"))
+    message = "the script accepts 2 drafted tokens in a step, the tree has depth 1"
+    refused(ScriptedVerifier, GumbelVerifier(), (3,), (1,), 16, match=message)
+    refused(script, 0.5, 10, match="at least 1")
+    options = ShapeOptions("B", taus=(4.0,), tree="chain_2", changes=TINY, device="cpu")
+    refused(shapes.measure, options, match="choose a deeper --tree")
 
 
 @pytest.mark.parametrize("drafter", ["eagle1", "parallelspec", "lantern++"])
@@ -86,7 +86,6 @@ def test_a_size_is_measured_with_scripted_acceptance(drafter: str) -> None:
     found = shapes.measure(ShapeOptions("B", is_quiet=True, **what, **how))
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert [one["method"] for one in found["contenders"]] == ["plain", "tau 2", "tau 2.5"]
-    assert [one["method"] for one in found["results"]] == ["tau 2", "tau 2.5"]
-    assert found["drafter"] == drafter
+    assert [one["method"] for one in found["results"]] == ["tau 2", "tau 2.5"] and found["drafter"] == drafter
     assert all(one["ms_per_token"]["median"] > 0 and one["roofline"] > 0 for one in found["contenders"])
     assert all(len(line) <= WIDTH for line in render(found).splitlines())
