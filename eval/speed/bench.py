@@ -7,9 +7,11 @@ features to tokens, prefill included. Text encoding and VQ decoding cost every m
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean, median
 from typing import Any
 
+from lantern.core.types import Generation
 from lantern.eval.json_lines import Line
 from lantern.eval.speed import contenders
 from lantern.eval.speed import race as racing
@@ -79,7 +81,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
             "contenders": [contender_figures(one, lines, batch, copy_gbps, rows) for one in field],
             "results": racing.results(field, lines, batch),
             "identity": list(identities(field, lines, batch)),
-            "phases": [] if stop else list(phases(racing.best_of_labels(field, lines), jobs[0])),
+            "phases": [] if stop else list(racing.phases(racing.best_of_labels(field, lines), partial(timed, jobs[0]))),
         }
         races.append(of_race)
         if stop is not None:
@@ -181,13 +183,9 @@ def identities(field: Sequence[Contender], lines: Sequence[Line], batch: int) ->
             }
 
 
-def phases(best: Sequence[Contender], job: RoundImages) -> Iterator[dict[str, Any]]:
-    """Yield the shares of each method's time by phase without prefill, measured in a run of its own."""
-    for one in best:
-        seconds = one.decode(job, is_timed=True).seconds
-        whole = sum(seconds.values()) - seconds.get("prefill", 0.0)
-        shares = {name: rounded(value / whole) for name, value in seconds.items() if name != "prefill"}
-        yield {"method": one.label, "variant": str(one.variant), "shares": shares}
+def timed(job: RoundImages, one: Contender) -> Generation:
+    """Decode a job with the time of each phase."""
+    return one.decode(job, is_timed=True)
 
 
 def broken_promises(races: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -250,11 +248,7 @@ def _races(figures: Mapping[str, Any]) -> Iterator[str]:
             differing = one["differing_images"]
             what, of = ("tokens differ", f"{differing} of ") if differing else ("no token differs", "")
             yield f"  {one['method']} as {one['variant']}: {what} from plain decoding in {of}{one['images']} images"
-        if of_batch["phases"]:
-            yield "  time of a step by phase, in runs of their own:"
-        for one in of_batch["phases"]:
-            parts = ", ".join(f"{name} {share:.0%}" for name, share in one["shares"].items())
-            yield f"    {one['method']} as {one['variant']}: {parts}"
+        yield from _phases(of_batch)
 
 
 def _size(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -265,7 +259,15 @@ def _size(figures: Mapping[str, Any]) -> Iterator[str]:
     for one in figures["contenders"]:
         rates = (f"{one['tokens_per_second']:.1f}", f"{one['roofline']:.0%}")
         rows.append((*_timed(one, "ms_per_token", ".2f"), *rates))
-    yield from (*aligned(rows), *_claims(figures))
+    yield from (*aligned(rows), *_claims(figures), *_phases(figures))
+
+
+def _phases(race: Mapping[str, Any]) -> Iterator[str]:
+    if race["phases"]:
+        yield "  time of a step by phase, in runs of their own:"
+    for one in race["phases"]:
+        parts = ", ".join(f"{name} {share:.0%}" for name, share in one["shares"].items())
+        yield f"    {one['method']} as {one['variant']}: {parts}"
 
 
 def _timed(one: Mapping[str, Any], name: str, form: str) -> list[str]:

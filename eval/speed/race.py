@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from lantern.core.prepared import original
-from lantern.core.types import SampleWindow, Step
+from lantern.core.types import Generation, SampleWindow, Step
 from lantern.core.weights import Int8Weight
 from lantern.decoding.statistics import now
 from lantern.eval.intervals import bootstrap
@@ -245,6 +245,15 @@ def compare(baseline: Sequence[float], other: Sequence[float], *, images: int | 
 def rounded(value: float) -> float:
     """Round to five significant digits, as JSON results have them."""
     return float(f"{value:.5g}")
+
+
+def phases(best: Sequence[Contender], decode: Callable[[Contender], Generation]) -> Iterator[dict[str, Any]]:
+    """Yield the shares of each method's time by phase without prefill; `decode` measures it in a run of its own."""
+    for one in best:
+        seconds = decode(one).seconds
+        whole = sum(seconds.values()) - seconds.get("prefill", 0.0)
+        shares = {name: rounded(value / whole) for name, value in seconds.items() if name != "prefill"}
+        yield {"method": one.label, "variant": str(one.variant), "shares": shares}
 
 
 def best_of_labels(contenders: Sequence[Contender], lines: Sequence[Line]) -> list[Contender]:

@@ -16,7 +16,7 @@ from torch import nn
 
 from lantern.core.io import NoInitialisation
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Step, TreeShape
+from lantern.core.types import Condition, Generation, Step, TreeShape
 from lantern.decoding.statistics import now
 from lantern.drafters.trees.static import named
 from lantern.eval.json_lines import Line
@@ -82,6 +82,10 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
     def spent(one: Contender) -> float:
         return seconds_per_token(one, images, counts[one.label])
 
+    def timed(one: Contender) -> Generation:
+        """Decode as many steps as are measured, with the time of each phase."""
+        return one.decode(images, is_timed=True, callback=lambda step: step.index == len(counts[one.label]))
+
     def take(one: Contender, number: int, _: RoundImages) -> Line:
         return {"round": number, "contender": one.name, "seconds": spent(one)}
 
@@ -113,6 +117,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         "copy_gbps": rounded(copy_gbps),
         "contenders": [figures_of(one) for one in field],
         "results": racing.results(field, lines, options.batch),
+        "phases": [] if stop else list(racing.phases(racing.best_of_labels(field, lines), timed)),
         "failed": failed,
     }
     return ended(figures, before, stop)

@@ -88,4 +88,6 @@ def test_a_size_is_measured_with_scripted_acceptance(drafter: str) -> None:
     assert [one["method"] for one in found["contenders"]] == ["plain", "tau 2", "tau 2.5"]
     assert [one["method"] for one in found["results"]] == ["tau 2", "tau 2.5"] and found["drafter"] == drafter
     assert all(one["ms_per_token"]["median"] > 0 and one["roofline"] > 0 for one in found["contenders"])
+    assert [one["method"] for one in found["phases"]] == ["plain", "tau 2", "tau 2.5"]
+    assert all(sum(one["shares"].values()) == pytest.approx(1, abs=1e-3) for one in found["phases"])
     assert all(len(line) <= WIDTH for line in render(found).splitlines())
