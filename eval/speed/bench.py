@@ -263,9 +263,9 @@ def _size(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _phases(race: Mapping[str, Any]) -> Iterator[str]:
-    if race["phases"]:
+    if race.get("phases"):
         yield "  time of a step by phase, in runs of their own:"
-    for one in race["phases"]:
+    for one in race.get("phases", ()):
         parts = ", ".join(f"{name} {share:.0%}" for name, share in one["shares"].items())
         yield f"    {one['method']} as {one['variant']}: {parts}"
 
