@@ -140,13 +140,6 @@ def test_heavy_libraries_are_imported_where_they_are_used() -> None:
             assert [name for name in found if name.split(".")[0] in HEAVY] == [], module
 
 
-def test_only_the_pipeline_and_the_conversion_of_whole_models_need_diffusers() -> None:
-    classes = {"lantern.generation.pipeline", "lantern.generation.component"}
-    assert {module for module, found in _graph().items() if found & classes} - classes == {"lantern.cli.convert"}
-    direct = {module for module, path in SOURCES.items() if any(_is_below(n, "diffusers") for n in _imports(path))}
-    assert direct == {"lantern.generation.pipeline"}
-
-
 def test_pickles_are_read_as_plain_tensors_only() -> None:
     for module, path in SOURCES.items():
         for node in ast.walk(_tree(path)):

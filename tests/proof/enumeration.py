@@ -244,7 +244,7 @@ def walk(
 
     watched = copy.copy(verifier)
     object.__setattr__(watched, "draw", draw)
-    log_p = world.log_p(node_strings(world, draft.tokens, draft.shape), draft.shape)
+    log_p = world.log_p(node_strings(world, draft.tokens, draft.shape))
     noise = Forced(uniforms)
     rows = GivenRows(log_p, draft.shape.depths.expand(draft.tokens.shape), noise)
     verdict = watched.verify(draft, rows, noise)

@@ -58,9 +58,10 @@ def test_rejection_is_exact_on_random_trees(
 
 @pytest.mark.parametrize("mode", REJECTED)
 def test_rejection_matches_target_distribution_over_several_steps(mode: DraftMode) -> None:
-    toy = world("zeros", 3, count=3)
-    sampled = draws.draw(toy, RejectionVerifier(), mode, TREES["unbalanced"])
-    assert sampled.p_value(toy.distribution()) > LEAST_P_VALUE
+    pair = StaticTree(((0,), (1,)))
+    for toy, tree in ((world("zeros", 3, count=3), TREES["unbalanced"]), (world("generic", 7, tokens=5), pair)):
+        sampled = draws.draw(toy, RejectionVerifier(), mode, tree)
+        assert sampled.p_value(toy.distribution()) > LEAST_P_VALUE
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -35,13 +35,27 @@ def decoder_of(name: str, target: Transformer, guidance: float = 3.0, weights: W
 @pytest.mark.parametrize("guidance", [1.0, 3.0, 7.5])
 @pytest.mark.parametrize("name", ["gumbel-jacobi", "eagle1", "sjd-pac"])
 def test_bf16_tokens_are_those_of_plain_decoding(name: str, guidance: float, images: int) -> None:
-    target, condition = target_in(torch.bfloat16), CONDITION.select(list(range(images)))
-    plain, decoder = decoder_of("plain", target, guidance), decoder_of(name, target, guidance)
+    target = target_in(torch.bfloat16)
+    check(decoder_of("plain", target, guidance), decoder_of(name, target, guidance), CONDITION, images)
+
+
+@pytest.mark.parametrize("name", ["gumbel-jacobi", "sjd-pac"])
+def test_bf16_tokens_of_llamas_layers_are_those_of_plain_decoding(name: str) -> None:
+    from tests.engines.cuda.kinds import llama_in
+
+    target, tokens = llama_in(torch.bfloat16, n_layer=4, side=11), torch.randint(5, 32, (2, 2, 30))
+    condition = Condition(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool)).to("cuda")
+    how: dict[str, Any] = {"sampling": Sampling(guidance=3.0), "engine": GraphEngine()}
+    plain, decoder = (build_decoder(METHODS[each], target, **how) for each in ("plain", name))
+    check(plain, decoder, condition, images=2)
+
+
+def check(plain: Decoder, decoder: Decoder, condition: Condition, images: int) -> None:
     assert decoder.promise(images) == "tokens"
     for seed in range(8):
-        keys = [(seed, image) for image in range(images)]
-        expected, made = plain.generate(condition, keys=keys), decoder.generate(condition, keys=keys)
-        assert torch.equal(made.tokens, expected.tokens)
+        how: dict[str, Any] = {"keys": [(seed, image) for image in range(images)]}
+        made = [one.generate(condition.select(list(range(images))), **how).tokens for one in (plain, decoder)]
+        assert torch.equal(*made)
 
 
 @pytest.mark.parametrize("weights", ["full", "int8"])
@@ -81,18 +95,3 @@ def test_tokens_are_those_of_torch_in_fp32() -> None:
     assert torch.equal(
         decoder_of("plain", target).generate(condition, keys=keys).tokens, eager.generate(condition, keys=keys).tokens
     )
-
-
-@pytest.mark.parametrize("name", ["gumbel-jacobi", "sjd-pac"])
-def test_bf16_tokens_of_llamas_layers_are_those_of_plain_decoding(name: str) -> None:
-    from tests.engines.cuda.kinds import llama_in
-
-    target, tokens = llama_in(torch.bfloat16, n_layer=4, side=11), torch.randint(5, 32, (2, 2, 30))
-    condition = Condition(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool)).to("cuda")
-    how: dict[str, Any] = {"sampling": Sampling(guidance=3.0), "engine": GraphEngine()}
-    plain, decoder = (build_decoder(METHODS[each], target, **how) for each in ("plain", name))
-    assert decoder.promise(2) == "tokens"
-    for seed in range(8):
-        keys = [(seed, image) for image in range(2)]
-        expected, made = plain.generate(condition, keys=keys), decoder.generate(condition, keys=keys)
-        assert torch.equal(made.tokens, expected.tokens)
