@@ -55,14 +55,6 @@ LAYERS = (
     ("lantern.generation",),
     ("lantern.training", "lantern.eval", "lantern.cli", "lantern"),
 )
-# Families of drafters, and the families that they build on. All may import `base`, `examples` and `trees`.
-FAMILIES: dict[str, tuple[str, ...]] = {
-    "eagle": ("policies",),
-    "heads": ("eagle", "windows"),
-    "lookup": (),
-    "windows": ("eagle",),
-    "combined": ("eagle", "heads", "lookup", "windows"),
-}
 
 
 @cache
@@ -113,16 +105,6 @@ def test_layers_point_one_way_without_cycles() -> None:
     wrong = [f"{module} imports {name}" for module in names for name in names[module] if _layer(name) > _layer(module)]
     assert sorted(wrong) == []
     TopologicalSorter(_graph()).prepare()  # CycleError lists the modules of a cycle
-
-
-def test_drafters_import_only_families_they_build_on() -> None:
-    wrong = []
-    for family, below in FAMILIES.items():
-        others = [f"lantern.drafters.{other}" for other in FAMILIES if other not in (family, *below)]
-        for module in (name for name in SOURCES if _is_below(name, f"lantern.drafters.{family}")):
-            found = [name for name in _graph()[module] if any(_is_below(name, other) for other in others)]
-            wrong += [f"{module} imports {name}" for name in found]
-    assert sorted(wrong) == []
 
 
 def test_wheel_imports_nothing_outside_it() -> None:

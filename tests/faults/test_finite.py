@@ -43,13 +43,13 @@ def spoil_third_picture(model: Model) -> None:
 METHODS_OF_EACH_KIND = ("plain", "eagle1", "eagle1-rejection", "lantern++", "sjd", "gumbel-jacobi")
 
 
-def spoil_one_pass(model: Model, value: float, at: int = 2) -> None:
-    """Put `value` into the second image's distribution after the root, for one token in pass `at` only."""
+def spoil_one_pass(model: Model, value: float) -> None:
+    """Put `value` into the second image's distribution after the root, for one token in pass 2 only."""
     forward, steps = model.target.forward, count()
 
     def spoilt(*args: Any, **named: Any) -> Any:
         scores = forward(*args, **named)
-        if next(steps) != at:
+        if next(steps) != 2:
             return scores
         logits = scores.logits.clone()
         logits.unflatten(0, (3, -1))[1, 0, 0, 5] = value

@@ -1,6 +1,5 @@
 """The engine `graph` on a GPU: tokens in bf16, graphs that are kept, and no wait of the host within a step."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -72,20 +71,17 @@ def test_a_graph_gives_the_tokens_of_its_rounds(name: str, weights: Weights, mon
         assert ("capture" in made.seconds) == (seed == 0) and "replay" in made.seconds
 
 
-@pytest.fixture
-def sync_allowed() -> Iterator[None]:
-    yield
-    torch.cuda.set_sync_debug_mode("default")
-
-
-def test_plain_steps_do_not_wait_for_the_device(sync_allowed: None) -> None:
+def test_plain_steps_do_not_wait_for_the_device() -> None:
     decoder, keys = decoder_of("plain", target_in(torch.bfloat16)), [(1, image) for image in range(3)]
     expected = decoder.generate(CONDITION, keys=keys).tokens
 
     def watch(step: Step) -> None:
         torch.cuda.set_sync_debug_mode("error" if 0 < step.index < TOKENS - 1 else "default")
 
-    assert torch.equal(decoder.generate(CONDITION, keys=keys, callback=watch).tokens, expected)
+    try:
+        assert torch.equal(decoder.generate(CONDITION, keys=keys, callback=watch).tokens, expected)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_tokens_are_those_of_torch_in_fp32() -> None:
