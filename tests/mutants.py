@@ -386,8 +386,6 @@ drafters/policies/svip.py: drafters/policies
 drafters/trees/dynamic.py: methods
 - above, reach = above.gather(1, above), 2 * reach
 + above, reach = above.gather(1, above), 4 * reach
-- best.sort(dim=1).values, (1, 0))
-+ best, (1, 0))
 
 drafters/trees/static.py: drafters/test_drafts_match_training.py
 - first += len(frontier) if frontier != [0] else 0
