@@ -80,10 +80,6 @@ def _imports(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
         pending.extend(ast.iter_child_nodes(node))
 
 
-def _is_below(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(prefix + ".")
-
-
 def _module_of(name: str) -> str:
     while name and name not in SOURCES:
         name = name.rpartition(".")[0]
@@ -96,7 +92,12 @@ def _graph() -> dict[str, set[str]]:
 
 
 def _layer(module: str) -> int:
-    fits = {prefix: number for number, layer in enumerate(LAYERS) for prefix in layer if _is_below(module, prefix)}
+    fits = {
+        prefix: number
+        for number, layer in enumerate(LAYERS)
+        for prefix in layer
+        if f"{module}.".startswith(f"{prefix}.")
+    }
     return fits[max(fits, key=len)]
 
 
