@@ -387,9 +387,17 @@ drafters/trees/dynamic.py: methods
 - above, reach = above.gather(1, above), 2 * reach
 + above, reach = above.gather(1, above), 4 * reach
 
-drafters/trees/static.py: drafters/test_drafts_match_training.py
+drafters/trees/static.py: drafters
 - first += len(frontier) if frontier != [0] else 0
 + first += len(frontier)
+- above.index(parents[node]) for
++ 0 for
+- is_inner.cumsum(0) - 1, 0)
++ is_inner.cumsum(0), 0)
+- [level.picks + start for
++ [level.picks + start // 2 for
+- * width + ranks[child] for
++ * width + ranks[child] // 2 for
 
 drafters/windows/jacobi.py: drafters/test_windows.py
 - index = counts[:, None] + steps
