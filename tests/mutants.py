@@ -387,6 +387,10 @@ drafters/trees/dynamic.py: methods
 - above, reach = above.gather(1, above), 2 * reach
 + above, reach = above.gather(1, above), 4 * reach
 
+drafters/trees/dynamic.py: drafters/test_dynamic.py
+- numbers.gather(1, own.parents)
++ own.parents.clamp(max=kept.shape[1] - 1)
+
 drafters/trees/static.py: drafters
 - first += len(frontier) if frontier != [0] else 0
 + first += len(frontier)
