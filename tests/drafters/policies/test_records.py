@@ -54,6 +54,7 @@ def test_saved_records_load_unchanged_and_joined_files_have_consecutive_picture_
     read = Records.load(tmp_path / "a.safetensors")
     for name in ("parents", "depths", "ranks", "is_tested", "is_taken", "start", "length", "picture"):
         assert torch.equal(getattr(read, name), getattr(wide, name))
+    assert read.traits is not None and wide.traits is not None
     assert torch.equal(read.traits, wide.traits.half().float()) and wide.about.items() <= read.about.items()
     both = load_records([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
     assert len(both) == len(wide) + len(narrow) and sorted(set(both.picture.tolist())) == list(range(6))
