@@ -80,8 +80,8 @@ def test_numbers_of_numpy_become_pythons() -> None:
     ],
 )
 def test_numbers_out_of_range_are_refused_by_name(name: str, bad: float) -> None:
-    refused(Sampling, **{name: bad}, match=f"^{name} is")
-    refused(Sampling, **{name: "3"}, error=Exception, match=name)
+    refused(lambda value: Sampling(**{name: value}), bad, match=f"^{name} is")
+    refused(lambda value: Sampling(**{name: value}), "3", error=Exception, match=name)
 
 
 def test_pick_matches_distribution_and_skips_zero_mass() -> None:
