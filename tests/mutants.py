@@ -130,6 +130,8 @@ decoding/row_front.py: decoding/test_row_front.py
 decoding/rows.py: methods
 - return logits, self.places.gather(1, nodes)
 + return logits, self.places[:, : nodes.shape[1]]
+- return self.sampling.log_probs(self.logits, self.places, self.may_stop)
++ return self.logits[:, 0].log_softmax(-1)
 
 decoding/statistics.py: methods
 - is_accepted = (is_inside & (steps < length))
@@ -144,6 +146,10 @@ verifiers/coupling.py: proof/test_exact.py
 + threshold = uniforms[:, :-1, 1]
 - sampled = pick(torch.where((is_fresh | is_empty)[..., None], p, above), uniforms[..., 1])
 + sampled = pick(p, uniforms[..., 1])
+- noise.uniform(rows.places, 2, iterations=rows.places[:, 0])
++ noise.uniform(rows.places, 2)
+- sampled, log_p, cost)
++ sampled, log_p if tree.log_q is None else tree.log_q.where(pad(is_kept, (0, 1))[..., None], log_p), cost)
 
 verifiers/coupling.py: verifiers/test_coupling.py
 - (q - kept).sum(-1, keepdim=True) * p
@@ -166,12 +172,26 @@ verifiers/rejection.py: proof/test_exact.py
 + after = (left - proposal).clamp_(min=0.0)
 - q = normalised(q.scatter(1, before, 0.0), q, numbers.is_one)
 + q = q.scatter(1, before, 0.0)
+- taken), is_open ^ is_accepted
++ taken), is_open
+- return Outcome(taken, left, is_relaxed
++ return Outcome(taken, p, is_relaxed
+- left = numbers.where(is_alive, probabilities(rows.log_p(at)[:, 0]), left)
++ left = numbers.where(is_alive, probabilities(rows.log_p(at * 0)[:, 0]), left)
+- Purpose.RESIDUAL
++ Purpose.DRAFT
 - cells = (shape.parents * width + shape.ranks)
 + cells = (shape.parents * width + width - 1 - shape.ranks)
 
-verifiers/rejection.py: proof/test_mutants.py
-- Purpose.RESIDUAL
-+ Purpose.DRAFT
+verifiers/traversal.py: proof/test_traversal.py
+- rates[node] = torch.where(is_child & (base > 0), total / base.clamp(min=1e-300), rate)[:, 0]
++ rates[node] = rate[:, 0]
+- p[node] = torch.where(is_child, normalised(rest, p[node]), p[node]).to(p[node].dtype)
++ pass
+- normalised(rest, p[node])
++ normalised((p[node] - q[node]).clamp(min=0.0), p[node])
+- normalised(q[node].scatter(1, child, 0.0), q[node])
++ q[node].scatter(1, child, 0.0)
 
 verifiers/relaxed.py: verifiers/test_relaxed.py
 - log_r = torch.where(has_children[..., None], log_r, log_p)
@@ -363,13 +383,25 @@ drafters/policies/svip.py: drafters/policies
 - (layer.depth > 0)
 + (layer.depth > 1)
 
-drafters/trees/dynamic.py: drafters/trees
+drafters/trees/dynamic.py: methods
 - above, reach = above.gather(1, above), 2 * reach
 + above, reach = above.gather(1, above), 4 * reach
 
-drafters/trees/static.py: drafters/trees
+drafters/trees/dynamic.py: drafters/test_dynamic.py
+- numbers.gather(1, own.parents)
++ own.parents.clamp(max=kept.shape[1] - 1)
+
+drafters/trees/static.py: drafters
 - first += len(frontier) if frontier != [0] else 0
 + first += len(frontier)
+- above.index(parents[node]) for
++ 0 for
+- is_inner.cumsum(0) - 1, 0)
++ is_inner.cumsum(0), 0)
+- [level.picks + start for
++ [level.picks + start // 2 for
+- * width + ranks[child] for
++ * width + ranks[child] // 2 for
 
 drafters/windows/jacobi.py: drafters/test_windows.py
 - index = counts[:, None] + steps
@@ -391,7 +423,7 @@ engines/chain.py: engines/test_pass_times.py
 - mask[..., : begin + node] =
 + mask[..., : begin + node - 1] =
 
-engines/engine.py: engines/test_promise.py
+engines/engine.py: engines/test_engine.py
 - return nodes <= MOST_WIDE
 + return nodes < 2
 
@@ -495,7 +527,7 @@ engines/cpu/tiles.h: engines/cpu/test_target.py [amx_bf16]
 - _tile_loadd(5, below + k, wide);
 + _tile_loadd(5, above + k, wide);
 
-engines/cuda/engine.py: engines/test_promise.py
+engines/cuda/engine.py: engines/test_engine.py
 - nodes > constant_rows(lines, self.rows)
 + nodes >= constant_rows(lines, self.rows)
 
@@ -519,7 +551,7 @@ engines/cuda/fused_target.py: engines/cuda/test_target.py
 - own[number] = self._live(space.x, space, live).clone()
 + own[number] = self._live(space.x, space, live)
 
-engines/cuda/graphs.py: engines/cuda/test_capture.py
+engines/cuda/graphs.py: engines/cuda/test_rounds.py
 - WARM_ROUNDS = 3
 + WARM_ROUNDS = 0
 
@@ -551,7 +583,7 @@ engines/cuda/rows.py: engines/cuda/test_target.py
 - rows = constant_rows(lines, least)
 + rows = 1
 
-engines/cuda/rows.py: engines/test_promise.py
+engines/cuda/rows.py: engines/test_engine.py
 - while rows > 1 and lines * rows > RIDGE:
 + while rows > 1 and lines * rows > 2 * RIDGE:
 

@@ -55,14 +55,6 @@ LAYERS = (
     ("lantern.generation",),
     ("lantern.training", "lantern.eval", "lantern.cli", "lantern"),
 )
-# Families of drafters, and the families that they build on. All may import `base`, `examples` and `trees`.
-FAMILIES: dict[str, tuple[str, ...]] = {
-    "eagle": ("policies",),
-    "heads": ("eagle", "windows"),
-    "lookup": (),
-    "windows": ("eagle",),
-    "combined": ("eagle", "heads", "lookup", "windows"),
-}
 
 
 @cache
@@ -88,10 +80,6 @@ def _imports(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
         pending.extend(ast.iter_child_nodes(node))
 
 
-def _is_below(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(prefix + ".")
-
-
 def _module_of(name: str) -> str:
     while name and name not in SOURCES:
         name = name.rpartition(".")[0]
@@ -104,7 +92,12 @@ def _graph() -> dict[str, set[str]]:
 
 
 def _layer(module: str) -> int:
-    fits = {prefix: number for number, layer in enumerate(LAYERS) for prefix in layer if _is_below(module, prefix)}
+    fits = {
+        prefix: number
+        for number, layer in enumerate(LAYERS)
+        for prefix in layer
+        if f"{module}.".startswith(f"{prefix}.")
+    }
     return fits[max(fits, key=len)]
 
 
@@ -113,16 +106,6 @@ def test_layers_point_one_way_without_cycles() -> None:
     wrong = [f"{module} imports {name}" for module in names for name in names[module] if _layer(name) > _layer(module)]
     assert sorted(wrong) == []
     TopologicalSorter(_graph()).prepare()  # CycleError lists the modules of a cycle
-
-
-def test_drafters_import_only_families_they_build_on() -> None:
-    wrong = []
-    for family, below in FAMILIES.items():
-        others = [f"lantern.drafters.{other}" for other in FAMILIES if other not in (family, *below)]
-        for module in (name for name in SOURCES if _is_below(name, f"lantern.drafters.{family}")):
-            found = [name for name in _graph()[module] if any(_is_below(name, other) for other in others)]
-            wrong += [f"{module} imports {name}" for name in found]
-    assert sorted(wrong) == []
 
 
 def test_wheel_imports_nothing_outside_it() -> None:
@@ -138,13 +121,6 @@ def test_heavy_libraries_are_imported_where_they_are_used() -> None:
         if module not in ("lantern.generation.pipeline", "lantern.generation.component"):  # classes of diffusers
             found = _imports(path, top_level_only=True)
             assert [name for name in found if name.split(".")[0] in HEAVY] == [], module
-
-
-def test_only_the_pipeline_and_the_conversion_of_whole_models_need_diffusers() -> None:
-    classes = {"lantern.generation.pipeline", "lantern.generation.component"}
-    assert {module for module, found in _graph().items() if found & classes} - classes == {"lantern.cli.convert"}
-    direct = {module for module, path in SOURCES.items() if any(_is_below(n, "diffusers") for n in _imports(path))}
-    assert direct == {"lantern.generation.pipeline"}
 
 
 def test_pickles_are_read_as_plain_tensors_only() -> None:

@@ -25,13 +25,6 @@ LEFT_OUT = {"profile.json", "results", "__pycache__"}  # measurements of the mac
 COMMANDS = ("lantern", "lantern-generate")
 LIBRARIES = "lantern/engines/cpu/lib"
 HAS_COMPILER = sys.platform == "linux" and shutil.which("g++") is not None
-MOST_TRACKED = 64 << 20  # bytes of a checkout
-MOST_OF_A_FILE = 1 << 20  # of each file but these
-COMPONENTS = ("transformer", "text_encoder", "drafter", "vqvae")
-DRAFTERS = ("eagle3", "medusa", "parallelspec", "poss", "small", "vertical", "vispec")
-LARGE = {
-    f"assets/lantern-emoji/{part}/model.safetensors" for part in (*COMPONENTS, *(f"parts/{name}" for name in DRAFTERS))
-}
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="needs Linux and g++")
 
 
@@ -233,13 +226,3 @@ def test_extras_are_those_that_commands_name() -> None:
 def test_metadata_passes_the_index(built: Path) -> None:
     check = pytest.importorskip("twine.commands.check", reason="twine is not installed")
     assert not check.check([str(path) for path in built.glob("lantern-*")], strict=True)
-
-
-def test_the_checkout_stays_small() -> None:
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a clone")
-    names = _run("git", "ls-files", "-z", cwd=ROOT).split("\0")
-    sizes = {name: (ROOT / name).lstat().st_size for name in names if name and os.path.lexists(ROOT / name)}
-    assert len(sizes) > 500
-    assert {name for name, size in sizes.items() if size > MOST_OF_A_FILE} <= LARGE
-    assert sum(sizes.values()) <= MOST_TRACKED

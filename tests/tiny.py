@@ -51,12 +51,12 @@ def loose_target() -> Transformer:
     return target
 
 
-def tiny_condition(lengths: tuple[int, ...] = (4,), slots: int = 6, width: int = 8, seed: int = 0) -> Condition:
+def tiny_condition(lengths: tuple[int, ...] = (4,), slots: int = 6, seed: int = 0) -> Condition:
     """Left-padded captions with these numbers of words; caption i is the same in every batch."""
     rows = []
     for i in range(len(lengths)):
         generator = torch.Generator().manual_seed(seed * 1000 + i)
-        rows.append(torch.randn(slots, width, generator=generator) * 3)
+        rows.append(torch.randn(slots, 8, generator=generator) * 3)
     mask = torch.arange(slots) >= slots - torch.tensor(lengths)[:, None]
     return Condition(embeddings=torch.stack(rows) * mask[..., None], mask=mask)
 
@@ -97,7 +97,7 @@ def initialised(module: Module) -> Module:
     return module.eval()
 
 
-def tiny_teacher(target: Transformer, reads: Collection[str] = (), seed: int = 0) -> "Teacher":
+def tiny_teacher(target: Transformer, reads: Collection[str] = ()) -> "Teacher":
     """A teacher with five captions of one to four words, at guidance 3."""
     from lantern.core.sampling import Sampling
     from lantern.training.drafter import Teacher
@@ -107,7 +107,7 @@ def tiny_teacher(target: Transformer, reads: Collection[str] = (), seed: int = 0
     texts = ["a", "b", "c", "d", "e"]
     index = {text: i for i, text in enumerate(texts)}
     captions = Conditions(index, condition.embeddings[:, 2:].bfloat16(), condition.mask[:, 2:])
-    return Teacher(target, captions.of, texts, sampling=Sampling(guidance=3.0), seed=seed, reads=reads)
+    return Teacher(target, captions.of, texts, sampling=Sampling(guidance=3.0), seed=0, reads=reads)
 
 
 @contextmanager

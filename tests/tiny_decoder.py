@@ -18,7 +18,7 @@ from lantern.methods.method import Deferred
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.relaxations.neighbours import proximity_table
-from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_parts import tiny_part
 
 TARGET = tiny_target()
@@ -127,10 +127,6 @@ def shrunk(method: Method, **small: Any) -> Method:
     return method.with_options(**{name: value for name, value in small.items() if name in method.options})
 
 
-def plain_tokens(
-    target: Transformer = TARGET, sampling: Sampling = SAMPLING, images: list[int] | None = None, **how: Any
-) -> Tensor:
-    """Return the tokens of plain decoding for `CONDITION` and `KEYS`, or for some of these images."""
-    chosen = [0, 1, 2] if images is None else images
-    decoder = build_decoder("plain", target, sampling=sampling)
-    return decoder.generate(select(CONDITION, chosen), keys=[KEYS[i] for i in chosen], **how).tokens
+def plain_tokens(target: Transformer = TARGET, sampling: Sampling = SAMPLING) -> Tensor:
+    """Return the tokens of plain decoding for `CONDITION` and `KEYS`."""
+    return build_decoder("plain", target, sampling=sampling).generate(CONDITION, keys=KEYS).tokens

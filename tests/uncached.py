@@ -18,13 +18,11 @@ def uncached(
     *,
     rows: int = 2,
     seen: Tensor | None = None,
-    places: Tensor | None = None,
     taps: tuple[int, ...] = (),
 ) -> Tensor:
     """Return logits, features or inputs of layers at the slots of the prompt and at each token, `(b rows slots+n c)`.
 
-    `seen (n n)` tells which tokens each token sees, by default itself and those before it; `places (n)` are the token
-    numbers if they are not consecutive. Padding sees padding.
+    `seen (n n)` tells which tokens each token sees, by default itself and those before it. Padding sees padding.
     """
     words, mask = condition.embeddings, condition.mask
     assert words is not None and mask is not None
@@ -33,8 +31,7 @@ def uncached(
     sees = torch.tril(valid[:, None] | ~valid[:, :, None])
     if seen is not None:
         sees[:, slots:, slots:] = seen
-    numbers = torch.arange(tokens.shape[1]) if places is None else places
-    positions = torch.cat([torch.arange(slots), slots + numbers]).expand(len(tokens), -1)
+    positions = torch.arange(valid.shape[1]).expand(len(tokens), -1)
     prompts = (target.cls_embedding(words), target.cls_embedding.unconditional(words))[:rows]
     inputs = (torch.cat([prompt, target.tok_embeddings(tokens)], 1) for prompt in prompts)
     return torch.stack([getattr(target(x, positions, sees, taps=taps), of) for x in inputs], 1)

@@ -109,7 +109,6 @@ def test_a_seed_out_of_range_is_refused(seed: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_gives_the_same_bits() -> None:
     where = torch.arange(64)
     seed, image = torch.tensor([7]), torch.tensor([3])

@@ -42,7 +42,7 @@ KINDS: list[tuple[str, Any, dict[str, Any]]] = [
 def test_drafts_match_training(kind: str, drafter: Any, changes: dict[str, Any]) -> None:
     module = tiny_part(kind, TARGET, **changes)
     sampling = Sampling(guidance=3, temperature=0.9)
-    tree = named("0 1 2 0.0 0.1 1.0 0.0.0 0.0.1 0.1.0 0.0.0.0")
+    tree = named("0 1 2 0.0 0.1 1.0 0.0.0 0.0.1 0.1.0 1.0.0 0.0.0.0")
     made = drafter(module, TARGET, tree=tree, mode="gumbel", sampling=sampling, records_log_q=True)
     tokens, drafts = drafted(made, TARGET, CONDITION, sampling)
     paths = [(known, drawn, node, way) for known, drawn, _ in drafts[::4] for node, way in ways(drawn).items()]

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lantern.cli.generate import main
+from lantern.models import folder as model_folder
 from lantern.models.folder import Model
 
 
@@ -27,3 +29,18 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple
         return code, seen.out, seen.err
 
     return command
+
+
+@pytest.fixture
+def changed_models(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], object]], None]:
+    """Let the command load models that a function has changed."""
+    load = model_folder.load_model
+
+    def change_by(change: Callable[[Any], object]) -> None:
+        def load_changed(*args: Any, **options: Any) -> Model:
+            change(model := load(*args, **options))
+            return model
+
+        monkeypatch.setattr(model_folder, "load_model", load_changed)
+
+    return change_by

@@ -5,7 +5,7 @@ import json
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from lantern import LanternPipeline
 from lantern.generation.generator import generate, is_out_of_memory
 from lantern.generation.images import Picture
 from lantern.generation.requests import as_requests
-from lantern.models import folder as model_folder
 from lantern.models.folder import Model
 
 FOUR = ("-n", "4", "--batch", "4", "--method", "eagle1")
@@ -146,30 +145,13 @@ def test_the_pipeline_warns_and_makes_the_same_pictures(folder: Path) -> None:
         assert torch.equal(pipe("a red apple", generator=5, num_images_per_prompt=4).tokens, expected.tokens)
 
 
-@pytest.fixture
-def tight(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Make the command load models with memory for `[images]` only."""
-    room, load = [100], model_folder.load_model
-
-    def load_tight(*args: Any, **options: Any) -> Model:
-        model: Any = load(*args, **options)
-        model.target.norm.register_forward_pre_hook(look)
-        return model
-
-    def look(module: torch.nn.Module, inputs: Any) -> None:
-        if len(inputs[0]) // 2 > room[0]:
-            raise CPU
-
-    monkeypatch.setattr(model_folder, "load_model", load_tight)
-    yield room
-
-
-def test_the_command_reports_a_halving_once(run: Any, tmp_path: Path, tight: list[int]) -> None:
+def test_the_command_reports_a_halving_once(run: Any, tmp_path: Path, changed_models: Any) -> None:
     whole = json.loads(run(*FOUR, "--json", "--out", tmp_path / "a")[1])
-    tight[0] = 1
-    code, out, error = run(*FOUR, "--json", "--out", tmp_path / "b")
+    with ExitStack() as stack:
+        changed_models(lambda model: stack.enter_context(room_for(1, model.target, CPU)))
+        code, out, error = run(*FOUR, "--json", "--out", tmp_path / "b")
+        assert run(*FOUR, "--json", "--out", tmp_path / "c", "--quiet")[::2] == (0, "")
     found = json.loads(out)
     assert (code, error) == (0, "lantern: out of memory with 4 images at once: continuing with 1\n")
     assert (whole["batch_halved"], found["batch_halved"], found["batch"]) == (None, 1, 4)
     assert found["tokens_sha256"] == whole["tokens_sha256"] and len(set(found["paths"])) == 4
-    assert run(*FOUR, "--json", "--out", tmp_path / "c", "--quiet")[::2] == (0, "")

@@ -15,7 +15,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Generation, Step
 from lantern.decoding import prompt
 from lantern.decoding.loop import ForcedTokens
-from lantern.engines.engine import EAGER, Engine, engine
+from lantern.engines.engine import EAGER, engine
 from lantern.generation.generator import Decoder
 from lantern.methods import METHODS, Method
 from lantern.models.llamagen.transformer import Transformer
@@ -97,17 +97,14 @@ CASES = {
 }
 
 
-def engine_of(name: str) -> Engine:
-    return {"eager": EAGER, "blind": BLIND}.get(name) or engine(name)
-
-
 def parts(name: str, sampling: Sampling, form: str = "guided") -> Decoder:
     return tiny_decoder(SPECS[name], sampling=sampling, form=form)
 
 
 def decode(name: str, case: Case, callback: Callback | None = None) -> Generation:
     """Decode a case; given tokens that all images keep are read four in a pass."""
-    decoder = tiny_decoder(SPECS[name], case.target, case.sampling, form=case.form, engine=engine_of(case.engine))
+    chosen = {"eager": EAGER, "blind": BLIND}.get(case.engine) or engine(case.engine)
+    decoder = tiny_decoder(SPECS[name], case.target, case.sampling, form=case.form, engine=chosen)
     forced = FORCED[case.forced][list(case.images)] if case.forced else None
     keys = [KEYS[i] for i in case.images]
     with patch.object(prompt, "READ_TOKENS", 4):

@@ -26,7 +26,6 @@ from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.generator import build_decoder, generate
 from lantern.generation.pipeline import LanternPipeline
-from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
 from lantern.models.transformers.chameleon import read_decoder
 from lantern.models.transformers.components import Components
@@ -82,7 +81,8 @@ def parts(name: str) -> Components:
 
 @cache
 def plain_tokens(name: str, sampling: Sampling) -> torch.Tensor:
-    return tokens_of(name, "plain", sampling)
+    decoder = build_decoder("plain", parts(name).target, sampling=sampling)
+    return decoder.generate(condition_of(name), keys=[(3, 0), (3, 1)]).tokens
 
 
 @cache
@@ -98,13 +98,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def condition_of(name: str, prompts: list[str] = PROMPTS) -> Condition:
     text = parts(name).text
     return text.condition(prompts)
-
-
-def tokens_of(
-    name: str, method: str, sampling: Sampling, prompts: list[str] = PROMPTS, **settings: Any
-) -> torch.Tensor:
-    built = build_decoder(METHODS[method].with_options(**settings), parts(name).target, sampling=sampling)
-    return built.generate(condition_of(name, prompts), keys=[(3, i) for i in range(len(prompts))]).tokens
 
 
 @pytest.mark.parametrize("name", CASES)

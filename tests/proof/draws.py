@@ -85,18 +85,21 @@ class Sampled:
     unlike_plain: int
 
     def p_value(self, distribution: Float64[Tensor, " w"]) -> float:
-        """Return the p-value of Pearson's chi-square test. Strings with few expected counts are pooled."""
-        counts, expected = self.counts.double(), distribution * self.counts.sum()
-        if bool((counts[distribution == 0] > 0).any()):
-            return 0.0
-        is_few = expected < FEW
-        counts = torch.cat([counts[~is_few], counts[is_few].sum()[None]])
-        expected = torch.cat([expected[~is_few], expected[is_few].sum()[None]])
-        if expected[-1] < FEW:
-            counts, expected = counts[:-1], expected[:-1]
-        assert len(counts) > 1, "a distribution on one string tests nothing"
-        statistic = ((counts - expected).square() / expected).sum()
-        return float(torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2).double(), statistic / 2))
+        return p_value(self.counts.double(), distribution * self.counts.sum())
+
+
+def p_value(counts: Float64[Tensor, " w"], expected: Float64[Tensor, " w"]) -> float:
+    """Return the p-value of Pearson's chi-square test. Cells with few expected counts are pooled."""
+    if bool((counts[expected == 0] > 0).any()):
+        return 0.0
+    is_few = expected < FEW
+    counts = torch.cat([counts[~is_few], counts[is_few].sum()[None]])
+    expected = torch.cat([expected[~is_few], expected[is_few].sum()[None]])
+    if expected[-1] < FEW:
+        counts, expected = counts[:-1], expected[:-1]
+    assert len(counts) > 1, "a distribution on one string tests nothing"
+    statistic = ((counts - expected).square() / expected).sum()
+    return float(torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2).double(), statistic / 2))
 
 
 def draw(
@@ -151,7 +154,7 @@ class Progress:
         """Verify trees whose roots are the ends of the strings."""
         places = (self.known[:, None] + draft.shape.depths).clamp(max=self.world.count - 1)
         strings = node_strings(self.world, draft.tokens, draft.shape, self.strings)
-        rows = GivenRows(self.world.single.log_p(strings, draft.shape), places, noise)
+        rows = GivenRows(self.world.single.log_p(strings), places, noise)
         return verifier.verify(draft, rows, noise)
 
     def take(self, tokens: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> Int[Tensor, " b"]:

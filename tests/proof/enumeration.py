@@ -154,7 +154,11 @@ def outcome(
     world: World, verifier: RejectionVerifier, draft: DraftTree, weights: Float64[Tensor, " a"]
 ) -> Float64[Tensor, " w"]:
     """Return the distribution of whole strings, from the probability of each end of the walk and its distribution."""
-    shape, rates = draft.shape, acceptance_rates(world, verifier, draft)
+    shape, many, nodes = draft.shape, repeated(draft, BASE - 1), torch.arange(draft.shape.num_nodes)
+    # the chance of each node to be accepted once it is tested; the root's means nothing
+    rates = thresholds(
+        lambda tried: shape.ancestors[walk_to_each(world, verifier, many, tried).end, nodes], draft.tokens.shape
+    )
     check_description(world, verifier, draft, rates)
     reach, refused = [weights], torch.ones_like(rates)  # refused: all children of a node that were tested so far
     for node in range(1, shape.num_nodes):
@@ -163,7 +167,7 @@ def outcome(
         refused[:, parent] *= 1 - rates[:, node]
     ends = torch.stack(reach, 1) * refused
     walked = walk_to_each(world, verifier, draft)
-    came = walked.end == torch.arange(shape.num_nodes)
+    came = walked.end == nodes
     assert float(ends[~came].sum()) < SLACK, "an end of the walk that has a chance does not come about"
     return completed(world, draft, ends, walked.distribution)
 
@@ -183,14 +187,6 @@ def completed(
     below = inside[~is_whole][:, None] * world.tokens + 1 + torch.arange(world.tokens)
     mass.index_add_(0, below.flatten(), (ends[~is_whole][:, None] * next_token[~is_whole]).flatten())
     return world.completed(mass)
-
-
-def acceptance_rates(world: World, verifier: RejectionVerifier, draft: DraftTree) -> Float64[Tensor, "a n"]:
-    """The chance of each node to be accepted once it is tested; the root's means nothing."""
-    many, nodes = repeated(draft, BASE - 1), torch.arange(draft.shape.num_nodes)
-    return thresholds(
-        lambda tried: draft.shape.ancestors[walk_to_each(world, verifier, many, tried).end, nodes], draft.tokens.shape
-    )
 
 
 def thresholds(
@@ -244,7 +240,7 @@ def walk(
 
     watched = copy.copy(verifier)
     object.__setattr__(watched, "draw", draw)
-    log_p = world.log_p(node_strings(world, draft.tokens, draft.shape), draft.shape)
+    log_p = world.log_p(node_strings(world, draft.tokens, draft.shape))
     noise = Forced(uniforms)
     rows = GivenRows(log_p, draft.shape.depths.expand(draft.tokens.shape), noise)
     verdict = watched.verify(draft, rows, noise)

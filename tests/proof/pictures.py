@@ -12,6 +12,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
+from tests.proof import draws
 from tests.tiny import select, tiny_condition, tiny_target
 from tests.uncached import uncached
 
@@ -45,20 +46,17 @@ def pictures(decoder: Decoder, count: int, seed: int = 0, **how: Any) -> Generat
 
 
 def p_value(tokens: Tensor, forced: tuple[int, ...] = (-1, -1, -1, -1)) -> float:
-    """Return the p-value of a chi-square test of images. Images expected less than eight times are pooled."""
-    distribution = enumerated(forced)
-    number = (tokens * torch.tensor([125, 25, 5, 1])).sum(1)
-    expected, got = distribution * len(tokens), torch.bincount(number, minlength=625).double()
-    is_rare = expected < 8
-    expected = torch.cat([expected[~is_rare], expected[is_rare].sum()[None]])
-    got = torch.cat([got[~is_rare], got[is_rare].sum()[None]])
-    statistic = ((got - expected).square() / expected).sum()
-    return float(torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2.0).double(), statistic / 2))
+    """Return the p-value of a chi-square test of images against the enumerated distribution."""
+    return draws.p_value(counted(tokens), enumerated(forced) * len(tokens))
+
+
+def counted(tokens: Tensor) -> Tensor:
+    """Return how often each of the 625 images occurs."""
+    return torch.bincount((tokens * torch.tensor([125, 25, 5, 1])).sum(1), minlength=625).double()
 
 
 def distance(tokens: Tensor) -> tuple[float, float]:
     """Return the distance between these images and the enumerated distribution, and what chance makes of it."""
-    number = (tokens * torch.tensor([125, 25, 5, 1])).sum(1)
-    exact, got = enumerated(), torch.bincount(number, minlength=625).double() / len(tokens)
+    exact, got = enumerated(), counted(tokens) / len(tokens)
     chance = (exact * (1 - exact) * 2 / (math.pi * len(tokens))).sqrt().sum() / 2
     return float((got - exact).abs().sum() / 2), float(chance)

@@ -4,7 +4,6 @@ A walk tests nodes in a fixed order, each by a uniform of its own against a rate
 rates are found by trying uniforms, as in `enumeration.py`.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from lantern.core.noise import Noise
 from lantern.core.types import DraftMode, DraftTree
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import StaticTree, chain
-from lantern.verifiers.rejection import RejectionVerifier, normalised
+from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.traversal import TraversalVerifier, plan_of
 from tests.proof import draws, enumeration
 from tests.proof.enumeration import BASE, SLACK, Forced, Walked, assignments, node_strings, repeated, thresholds
@@ -24,7 +23,7 @@ from tests.proof.pictures import DISTRIBUTION, PICTURES, SMALL, p_value, picture
 from tests.proof.worlds import KINDS, TREES, GivenRows, World, world
 from tests.tiny_decoder import tiny_decoder
 
-CLEAN, FAULTY = 1e-9, 1e-3
+CLEAN = 1e-9
 BRANCHED = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0)))
 
 
@@ -84,58 +83,11 @@ def test_traversal_commits_more_of_a_chain_than_rejection() -> None:
     lengths = []
     for verifier in (TraversalVerifier(), RejectionVerifier()):
         many = DraftTree(draft.tokens.repeat(200, 1), shape, "sampled", draft.log_q.repeat(200, 1, 1))  # type: ignore[union-attr]
-        log_p = toy.log_p(node_strings(toy, many.tokens, shape), shape)
+        log_p = toy.log_p(node_strings(toy, many.tokens, shape))
         noise = Drawn(torch.rand(len(many.tokens), 4, dtype=torch.float64, generator=generator))
         verdict = verifier.verify(many, GivenRows(log_p, shape.depths.expand(many.tokens.shape), noise), noise)
         lengths.append(float((verdict.length * listed.weights.repeat(200)).sum() / 200))
     assert lengths[0] > lengths[1] * 1.02
-
-
-@dataclass(frozen=True)
-class KeepsRate(TraversalVerifier):
-    """Leaves the rate of a node as it was when a child is refused."""
-
-    def _refuse(self, node: int, child: Tensor, p: Any, q: Any, rates: Any) -> None:
-        before = rates[node]
-        super()._refuse(node, child, p, q, rates)
-        rates[node] = before
-
-
-@dataclass(frozen=True)
-class KeepsTarget(TraversalVerifier):
-    """Leaves p as it was."""
-
-    def _refuse(self, node: int, child: Tensor, p: Any, q: Any, rates: Any) -> None:
-        before = p[node]
-        super()._refuse(node, child, p, q, rates)
-        p[node] = before
-
-
-@dataclass(frozen=True)
-class ForgetsRate(TraversalVerifier):
-    """Takes p - q instead of r p - q."""
-
-    def _refuse(self, node: int, child: Tensor, p: Any, q: Any, rates: Any) -> None:
-        rest = (p[node] - q[node]).clamp(min=0.0)
-        super()._refuse(node, child, p, q, rates)
-        p[node] = normalised(rest, p[node])
-
-
-@dataclass(frozen=True)
-class KeepsDraft(TraversalVerifier):
-    """Does not renormalise q after a child is removed."""
-
-    def _refuse(self, node: int, child: Tensor, p: Any, q: Any, rates: Any) -> None:
-        removed = q[node].scatter(1, child, 0.0)
-        super()._refuse(node, child, p, q, rates)
-        q[node] = removed
-
-
-def test_faulty_traversal_is_detected() -> None:
-    toy = world("generic", 5, tokens=3)  # inner nodes with rates well below 1
-    assert distance(toy, TraversalVerifier(), "sampled", BRANCHED) < CLEAN
-    for mutant in (KeepsRate(), KeepsTarget(), ForgetsRate(), KeepsDraft()):
-        assert distance(toy, mutant, "sampled", BRANCHED) > FAULTY, mutant
 
 
 def test_whole_images_need_fresh_noise() -> None:

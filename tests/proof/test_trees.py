@@ -3,9 +3,6 @@
 The oracle is one causal pass over prompt and tokens without cache, tree or collapsed prompt.
 """
 
-from dataclasses import replace
-
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -132,22 +129,3 @@ def test_committing_a_path_equals_feeding_it(draft: Draft, seed: int) -> None:
         if length + len(path) < COUNT:
             fed = torch.cat([tokens[image, :length], tree.tokens[image, path], after[image]])
             assert (oracle(image, fed, sampling)[:, -1] - logits[image, :, 0]).abs().max() <= CLOSE
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("wrong", ["ancestors", "positions", "slots"])
-def test_wrong_mask_position_or_slot_is_detected(wrong: str) -> None:
-    trees, known = [(0, 0, 0, 1, 2)], torch.tensor([5, 9])
-    tokens = torch.randint(TOKENS, (2, COUNT), generator=torch.Generator().manual_seed(0))
-    draft: Draft = (trees, tokens, known, Sampling(guidance=3.0))
-    _, tree, right = scored(draft)
-    state = state_with(tokens, known, draft[3])
-    shape = tree.shape
-    if wrong == "ancestors":
-        shape = replace(shape, ancestors=shape.ancestors | (torch.arange(5) == 1))
-    if wrong == "positions":
-        shape = replace(shape, depths=torch.arange(5))
-    if wrong == "slots":
-        state.cache.commit(torch.tensor([[1], [2]]), known - 3)
-    off = score(state, DraftTree(tree.tokens, shape, "point"))
-    assert (off - right).abs().max() > 100 * CLOSE

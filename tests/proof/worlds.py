@@ -11,8 +11,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling
-from lantern.core.types import Rows, TreeShape, rows_at
+from lantern.core.types import Rows, rows_at
 from lantern.drafters.trees.static import StaticTree
 
 # A chain, siblings only, branches of different depth, and a tree deeper than the tokens that are left.
@@ -68,7 +67,7 @@ class World:
         rows = table.index_select(0, strings.clamp(max=self.first_whole).flatten())
         return rows.view(*strings.shape, self.tokens)
 
-    def log_p(self, strings: Int[Tensor, "b n"], shape: TreeShape) -> Float[Tensor, "b n v"]:
+    def log_p(self, strings: Int[Tensor, "*n"]) -> Float[Tensor, "*n v"]:
         return self.look_up(self.logs.p, strings)
 
     def log_q(self, strings: Int[Tensor, "*n"]) -> Float[Tensor, "*n v"]:
@@ -124,30 +123,3 @@ def keep(
 
 def normal(distribution: Float64[Tensor, "r v"]) -> Float64[Tensor, "r v"]:
     return distribution / distribution.sum(-1, keepdim=True)
-
-
-@dataclass(frozen=True, eq=False)
-class ProcessedWorld(World):
-    """A world whose p comes of logits by guidance, temperature and top-k; `raw` is their softmax without them."""
-
-    raw: Float[Tensor, "s v"]
-
-
-def processed_world(seed: int = 0, *, tokens: int = 5) -> ProcessedWorld:
-    """Return a world of two tokens: two rows of logits with guidance 2, temperature 0.7 and top-k 3."""
-    plain = world("generic", seed, tokens=tokens)
-    generator = torch.Generator().manual_seed(seed + 1)
-    logits = torch.randn(1, 2, len(plain.p), tokens, generator=generator)
-    places = torch.zeros(1, len(plain.p), dtype=torch.long)
-    distribution = Sampling(guidance=2.0, temperature=0.7, top_k=3).log_probs(logits, places)[0].double().exp()
-    raw = logits[0, 0].double().softmax(-1)
-    return ProcessedWorld(normal(distribution), plain.q, plain.count, raw)
-
-
-class RawLeaves(ProcessedWorld):
-    """A mutant without guidance, temperature and top-k at the leaves of a tree."""
-
-    def log_p(self, strings: Int[Tensor, "b n"], shape: TreeShape) -> Float[Tensor, "b n v"]:
-        is_leaf = ~torch.zeros(shape.num_nodes, dtype=torch.bool).scatter(0, shape.parents[1:], True)
-        processed = super().log_p(strings, shape)
-        return torch.where(is_leaf[:, None], self.look_up(self.raw.log().to(processed.dtype), strings), processed)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,14 +16,13 @@ from lantern.decoding.plain import generate
 from lantern.models.llamagen.text import TextEncoder
 from lantern.training.loop import LoopConfig
 from lantern.training.loop import train as run_loop
-from lantern.training.stages import read_config
 from recipes.emoji import card, text_encoder
 from recipes.emoji import lexicon as lexicon_module
 from recipes.emoji.card import copies, nats
 from recipes.emoji.lexicon import Lexicon, Named, Nouns, build_lexicon, everyday_words, read_emojis, read_nouns
 from recipes.emoji.meaning import MeaningConfig, Meanings, retrofit
 from recipes.emoji.packages import Package, archives
-from recipes.emoji.phrases import Caption, Composer, Part, attributes, spell
+from recipes.emoji.phrases import Caption, Composer, Part, attributes
 from recipes.emoji.text_encoder import TextConfig, TextTask, WordsConfig, exchange, prepare, train, train_tokenizer
 from tests.refusals import refused
 from tests.tiny import tiny_condition, tiny_target
@@ -125,22 +123,6 @@ def test_lexicon_pulls_words_to_labels_and_hardly_labels_to_words(packages: Path
     assert [lexicon.concepts[i] for i in lexicon.near] == ["cat", "true cat", "tabby"]
 
 
-@pytest.mark.parametrize(
-    ("values", "start"),
-    [({"count": "two", "colour": "red"}, "cats"), ({"style": "noto", "size": "small"}, "cat"), ({}, "cat")],
-)
-def test_spelled_caption_names_its_thing_once(values: dict[str, str], start: str) -> None:
-    for seed in range(20):
-        text = spell("cat", values, np.random.default_rng(seed))
-        assert text.count("cat") == 1 and start in text
-
-
-def test_every_attribute_value_has_its_own_phrases() -> None:
-    for kind, options in attributes().items():
-        texts = {spell("cat", {kind: value}, np.random.default_rng(3)) for value in options}
-        assert len(texts) == len(options)
-
-
 def test_captions_are_a_function_of_seed_and_step() -> None:
     lexicon = toy_lexicon()
     one, two = (Composer(lexicon, seed=1) for _ in range(2))
@@ -189,14 +171,6 @@ def test_means_do_not_depend_on_the_batch(packages: Path, teacher: Path, tmp_pat
     alone = task.means(*task.tokens(["red cat"]))
     together = task.means(*task.tokens(["a dog and a cat", "red cat", "hat", "a", "a cat"]))
     torch.testing.assert_close(alone[0], together[1])
-
-
-def test_resumed_run_ends_with_the_same_weights(packages: Path, teacher: Path, tmp_path: Path) -> None:
-    for folder, stops in (("straight", [4]), ("resumed", [2, 4])):
-        for steps in stops:
-            train(tiny_config(steps), out=tmp_path / folder, packages=packages, teacher=teacher)
-    weights = [(tmp_path / f / "encoder" / "model.safetensors").read_bytes() for f in ("straight", "resumed")]
-    assert weights[0] == weights[1]
 
 
 def test_training_lowers_the_loss_and_gives_unit_embeddings(packages: Path, teacher: Path, tmp_path: Path) -> None:
@@ -275,12 +249,6 @@ def test_new_word_gets_its_meaning_and_other_captions_are_unchanged(text: TextTa
     after = trained.encode(["two red cats", "kitty"], slots=8)
     assert torch.equal(before[0], after[0])
     assert likeness(trained, "hamster", want) > max(0.5, before_training + 0.2)
-
-
-def test_config_of_the_embedded_model_loads() -> None:
-    path = Path(__file__).parents[2] / "recipes" / "emoji" / "configs" / "words-emoji.json"
-    config = read_config(WordsConfig, path)
-    assert read_config(TextConfig, config.encoder).meaning.width == 256
 
 
 def test_the_loss_of_more_probable_tokens_is_smaller() -> None:

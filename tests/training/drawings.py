@@ -28,6 +28,12 @@ def disc(colour: tuple[int, int, int], size: int = 64) -> np.ndarray:
     return picture
 
 
+def noisy(colour: tuple[int, int, int], seed: int) -> Image.Image:
+    """A photograph of one colour, darker on the right."""
+    noise, shade = np.random.default_rng(seed).integers(0, 20, (40, 48, 3)), np.linspace(60, 0, 48)[None, :, None]
+    return Image.fromarray((np.array(colour) + noise + shade).clip(0, 255).astype(np.uint8))
+
+
 def encoded(picture: np.ndarray, kind: str = "PNG") -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(picture).save(buffer, kind, **({"lossless": True} if kind == "WEBP" else {}))

@@ -16,7 +16,7 @@ from lantern.training.stages import read_config
 from tests.cli.calls import Capture
 from tests.refusals import refused
 from tests.tiny_folder import tiny_text_encoder
-from tests.training.drawings import archive, encoded
+from tests.training.drawings import archive, encoded, noisy
 
 
 @pytest.mark.parametrize(
@@ -119,6 +119,23 @@ def test_class_folders_are_captions(tmp_path: Path) -> None:
     assert [r.concepts for r in prepared.records] == [("owl",), ("red fox",)]
     assert "a red fox" in dict(prepared.records[1].captions)
     assert (prepared.images() == 255).all()
+
+
+def test_mirrors_of_training_pictures_are_added(tmp_path: Path) -> None:
+    (tmp_path / "in" / "sky").mkdir(parents=True)
+    for i in range(24):
+        noisy((40, 60, 220), i).save(tmp_path / "in" / "sky" / f"{i}.jpg")
+    (tmp_path / "in" / "sky" / "torn.jpg").write_bytes(b"no image")
+    config = DataConfig("classes", path=tmp_path / "in", size=16, held_out=0.2, mirrors=True)
+    assert prepare(config, out=tmp_path / "out").skipped == ("sky/torn.jpg: not an image that can be read",)
+    prepared = Prepared.open(tmp_path / "out")
+    pictures, held = prepared.images(), [r for r in prepared.records if r.split == "heldout"]
+    assert held and all(record.variant == "original" for record in held)
+    mirrors = [record.image for record in prepared.records if record.variant == "mirror"]
+    assert len(mirrors) == 24 - len(held) and len(prepared.records) == 24 + len(mirrors)
+    for number in mirrors:
+        assert (pictures[number] == pictures[number - 1].flip(2)).all()
+        assert prepared.records[number].concepts == prepared.records[number - 1].concepts
 
 
 def test_webdataset_shards_take_text_and_json(tmp_path: Path) -> None:

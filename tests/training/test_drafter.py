@@ -212,8 +212,8 @@ def test_a_sample_is_a_map_of_acceptance_for_each_depth(tmp_path: Path) -> None:
     assert corners[0][0] == black != corners[0][1] and corners[1][:2] == [black, black]
 
 
-def filled(folder: Path, teacher: Teacher, pictures: int = 12, shard: int = 5) -> FeatureCache:
-    cache = FeatureCache(folder, pictures=pictures, shard=shard)
+def filled(folder: Path, teacher: Teacher) -> FeatureCache:
+    cache = FeatureCache(folder, pictures=12, shard=5)
     cache.fill(teacher)
     return cache
 

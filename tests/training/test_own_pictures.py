@@ -1,10 +1,9 @@
-"""The commands of docs/train.md, at toy size: from a folder of captioned images to a generated image."""
+"""The commands of docs/train.md, at toy size: from folders of captioned images or of classes to a generated image."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -12,10 +11,10 @@ from lantern.cli import generate
 from lantern.cli.main import main
 from lantern.cli.train import AllConfig, Build, BuildStep
 from lantern.core.config import load_config
-from lantern.training.drafter import DrafterConfig
 from lantern.training.stages import find_config, find_recipe, find_stage
 from tests.cli.calls import Capture, refused_by
-from tests.training.drawings import SMALL_TARGET, SMALL_VQ, small_configs
+from tests.eval.tiny_metrics import save_tiny_inception
+from tests.training.drawings import SMALL_TARGET, SMALL_VQ, noisy, small_configs
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (40, 60, 220)}
 
@@ -27,8 +26,7 @@ def photos(tmp_path: Path) -> Path:
     folder.mkdir()
     for i in range(12):
         name, colour = list(COLOURS.items())[i % 3]
-        noise = np.random.default_rng(i).integers(0, 20, (40, 48, 3))
-        Image.fromarray((np.array(colour) + noise).clip(0, 255).astype(np.uint8)).save(folder / f"{i}.jpg")
+        noisy(colour, i).save(folder / f"{i}.jpg")
         (folder / f"{i}.txt").write_text(f"a {name} square\n{name}\n")
     return folder
 
@@ -83,6 +81,31 @@ def test_captioned_pictures_become_a_model(photos: Path, config: Path, tmp_path:
 
 
 @pytest.mark.slow
+def test_class_folders_become_a_model(tmp_path: Path, capsys: Capture) -> None:
+    changes: dict[str, dict[str, Any]] = {
+        "data-photos": {"size": 16, "held_out": 0.2},
+        "tokenizer-small": {"model": SMALL_VQ, "batch": 4, "free_steps": 1},
+        "target-photos": {"model": SMALL_TARGET, "batch": 4},
+    }
+    config = small_configs(tmp_path / "configs", "all-photos", changes, find_recipe("photos"))
+    for number, (name, colour) in enumerate(COLOURS.items()):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(8):
+            noisy(colour, 8 * number + i).save(tmp_path / "photos" / name / f"{i}.jpg")
+    out, photos = tmp_path / "model", str(tmp_path / "photos")
+    given = ["train", "all", "--recipe", "photos", "--config", str(config), "--path", photos, "--out", str(out)]
+    assert main([*given, "--steps", "3"]) == 0
+    assert "--class-label 0" in capsys.readouterr().out
+    assert json.loads((out / "model" / "transformer" / "classes.json").read_text())["classes"] == sorted(COLOURS)
+    words = ["--class-label", "2", "-n", "4", "--scale", "1", "--out", str(tmp_path / "made")]
+    assert generate.main(["--model", str(out / "model"), *words]) == 0
+    weights = f"inception={save_tiny_inception(tmp_path / 'inception.pt')}"
+    measured = [str(tmp_path / "made"), "--reference", str(out / "data"), "--weights", weights, "--metrics", "kid"]
+    assert main(["eval", *measured]) == 0
+    assert "of data" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_minutes_are_shared_among_the_steps(photos: Path, config: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "timed"
     given = ["train", "all", "--config", str(config), "--path", str(photos), "--out", str(out), "--minutes", "0.2"]
@@ -108,16 +131,6 @@ def test_every_step_of_the_committed_configs_has_the_options_of_its_stage() -> N
             for value in step.options.values():
                 assert value[0] == "@" or value.split("/")[0] in names | {"cache"}
         assert 0.5 < sum(step.share for step in config.steps) <= 1.0 + 1e-9
-
-
-def test_the_drafters_of_all_addons_are_trained_equally() -> None:
-    recipe = find_recipe("emoji")
-    steps = load_config(AllConfig, find_config("all-addons", recipe)).steps
-    configs = [load_config(DrafterConfig, find_config(s.config, recipe)) for s in steps if s.stage == "drafter"]
-    assert len({c.kind for c in configs}) == len(configs) >= 7
-    equal = {(c.loop, c.source, c.batch, c.pictures, c.held_out, c.guidance, c.scales) for c in configs}
-    assert len(equal) == 1
-    assert {c.model.get("layers", 1) for c in configs} == {1}
 
 
 def test_steps_of_all_take_folders_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

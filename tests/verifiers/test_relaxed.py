@@ -67,7 +67,7 @@ def walk(inner: Verifier, mode: DraftMode) -> tuple[DraftTree, GivenRows, Any]:
     tree = drafted(toy, mode, TREE, noise, progress, noise.generator(50), is_fresh=False)
     strings = node_strings(toy, tree.tokens, tree.shape)
     tree = replace(tree, log_q=toy.single.log_q(strings))  # also of leaves
-    rows = GivenRows(toy.single.log_p(strings, tree.shape), tree.shape.depths.expand(100, -1), noise)
+    rows = GivenRows(toy.single.log_p(strings), tree.shape.depths.expand(100, -1), noise)
     return tree, rows, RelaxedVerifier(BOUNDED, inner).verify(tree, rows, noise)
 
 

@@ -47,14 +47,6 @@ def stopped(policy: Policy, given: Layer) -> list[list[bool]]:
     return is_over.tolist()
 
 
-def network(inclined: float) -> Radar:
-    module = Radar(RadarConfig(beam=4, hidden=8))
-    module.init_weights(torch.Generator().manual_seed(0))
-    module.second.weight.data.zero_()
-    module.second.bias.data.fill_(inclined)
-    return module
-
-
 def test_open_paths_rank_above_stopped_ones_and_children_below_parents() -> None:
     assert policies.MAX_DEPTH * policies.MIN_LOG > policies.STOPPED_BELOW > policies.STOPPED
     deep = torch.tensor(policies.MAX_DEPTH * policies.STOPPED)
@@ -122,7 +114,10 @@ def test_c2t_reads_its_traits_and_counts_nodes_above_the_threshold() -> None:
 
 
 def test_radar_stops_until_the_next_step_and_reads_earlier_depths() -> None:
-    policy = RadarPolicy(network(-5.0))
+    policy = RadarPolicy(Radar(RadarConfig(beam=4, hidden=8)))
+    policy.part.init_weights(torch.Generator().manual_seed(0))
+    policy.part.second.weight.data.zero_()
+    policy.part.second.bias.data.fill_(-5.0)
     none, every = [[False] * 3] * 2, [[True] * 3] * 2
     assert stopped(policy, layer(0)) == none and stopped(policy, layer(1)) == every  # the first depth is always drafted
     policy.part.second.bias.data.fill_(5.0)

@@ -88,22 +88,18 @@ def test_pictures_of_the_embedded_model_are_those_of_torch() -> None:
     check(model.pictures(tokens), to_uint8(model.vq.decode(tokens)))
 
 
+FOUR = VQConfig(codebook_size=64, encoder_ch_mult=(1, 1, 2, 2), decoder_ch_mult=(1, 1, 2, 2), z_channels=32, ch=32)
+
+
+@torch.no_grad()
 @pytest.mark.usefixtures("with_amx")
-@torch.no_grad()
-def test_pictures_of_a_tokenizer_with_four_resolutions_are_those_of_torch() -> None:
-    config = VQConfig(
-        codebook_size=64, encoder_ch_mult=(1, 1, 2, 2), decoder_ch_mult=(1, 1, 2, 2), z_channels=32, ch=32
-    )
+@pytest.mark.parametrize(
+    ("config", "size"), [(FOUR, (2, 49)), pytest.param(VQConfig(), (1, 256), marks=pytest.mark.slow)]
+)
+def test_pictures_of_tokenizers_are_those_of_torch(config: VQConfig, size: tuple[int, int]) -> None:
+    """Of one with four resolutions, and of VQ-16 at 256 pixels."""
     vq = initialised(VQVAE(config))
-    tokens = torch.randint(64, (2, 49), generator=torch.Generator().manual_seed(1))
-    check(to_uint8(packed_vq(vq).decode(tokens)), to_uint8(vq.decode(tokens)))
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_pictures_of_vq16_at_256_pixels_are_those_of_torch() -> None:
-    vq = initialised(VQVAE(VQConfig()))
-    tokens = torch.randint(16384, (1, 256), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(config.codebook_size, size, generator=torch.Generator().manual_seed(1))
     check(to_uint8(packed_vq(vq).decode(tokens)), to_uint8(vq.decode(tokens)))
 
 

@@ -1,6 +1,5 @@
 """The engine `graph` on a GPU: tokens in bf16, graphs that are kept, and no wait of the host within a step."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,13 +34,27 @@ def decoder_of(name: str, target: Transformer, guidance: float = 3.0, weights: W
 @pytest.mark.parametrize("guidance", [1.0, 3.0, 7.5])
 @pytest.mark.parametrize("name", ["gumbel-jacobi", "eagle1", "sjd-pac"])
 def test_bf16_tokens_are_those_of_plain_decoding(name: str, guidance: float, images: int) -> None:
-    target, condition = target_in(torch.bfloat16), CONDITION.select(list(range(images)))
-    plain, decoder = decoder_of("plain", target, guidance), decoder_of(name, target, guidance)
+    target = target_in(torch.bfloat16)
+    check(decoder_of("plain", target, guidance), decoder_of(name, target, guidance), CONDITION, images)
+
+
+@pytest.mark.parametrize("name", ["gumbel-jacobi", "sjd-pac"])
+def test_bf16_tokens_of_llamas_layers_are_those_of_plain_decoding(name: str) -> None:
+    from tests.engines.cuda.kinds import llama_in
+
+    target, tokens = llama_in(torch.bfloat16, n_layer=4, side=11), torch.randint(5, 32, (2, 2, 30))
+    condition = Condition(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool)).to("cuda")
+    how: dict[str, Any] = {"sampling": Sampling(guidance=3.0), "engine": GraphEngine()}
+    plain, decoder = (build_decoder(METHODS[each], target, **how) for each in ("plain", name))
+    check(plain, decoder, condition, images=2)
+
+
+def check(plain: Decoder, decoder: Decoder, condition: Condition, images: int) -> None:
     assert decoder.promise(images) == "tokens"
     for seed in range(8):
-        keys = [(seed, image) for image in range(images)]
-        expected, made = plain.generate(condition, keys=keys), decoder.generate(condition, keys=keys)
-        assert torch.equal(made.tokens, expected.tokens)
+        how: dict[str, Any] = {"keys": [(seed, image) for image in range(images)]}
+        made = [one.generate(condition.select(list(range(images))), **how).tokens for one in (plain, decoder)]
+        assert torch.equal(*made)
 
 
 @pytest.mark.parametrize("weights", ["full", "int8"])
@@ -58,20 +71,17 @@ def test_a_graph_gives_the_tokens_of_its_rounds(name: str, weights: Weights, mon
         assert ("capture" in made.seconds) == (seed == 0) and "replay" in made.seconds
 
 
-@pytest.fixture
-def sync_allowed() -> Iterator[None]:
-    yield
-    torch.cuda.set_sync_debug_mode("default")
-
-
-def test_plain_steps_do_not_wait_for_the_device(sync_allowed: None) -> None:
+def test_plain_steps_do_not_wait_for_the_device() -> None:
     decoder, keys = decoder_of("plain", target_in(torch.bfloat16)), [(1, image) for image in range(3)]
     expected = decoder.generate(CONDITION, keys=keys).tokens
 
     def watch(step: Step) -> None:
         torch.cuda.set_sync_debug_mode("error" if 0 < step.index < TOKENS - 1 else "default")
 
-    assert torch.equal(decoder.generate(CONDITION, keys=keys, callback=watch).tokens, expected)
+    try:
+        assert torch.equal(decoder.generate(CONDITION, keys=keys, callback=watch).tokens, expected)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_tokens_are_those_of_torch_in_fp32() -> None:
@@ -81,18 +91,3 @@ def test_tokens_are_those_of_torch_in_fp32() -> None:
     assert torch.equal(
         decoder_of("plain", target).generate(condition, keys=keys).tokens, eager.generate(condition, keys=keys).tokens
     )
-
-
-@pytest.mark.parametrize("name", ["gumbel-jacobi", "sjd-pac"])
-def test_bf16_tokens_of_llamas_layers_are_those_of_plain_decoding(name: str) -> None:
-    from tests.engines.cuda.kinds import llama_in
-
-    target, tokens = llama_in(torch.bfloat16, n_layer=4, side=11), torch.randint(5, 32, (2, 2, 30))
-    condition = Condition(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool)).to("cuda")
-    how: dict[str, Any] = {"sampling": Sampling(guidance=3.0), "engine": GraphEngine()}
-    plain, decoder = (build_decoder(METHODS[each], target, **how) for each in ("plain", name))
-    assert decoder.promise(2) == "tokens"
-    for seed in range(8):
-        keys = [(seed, image) for image in range(2)]
-        expected, made = plain.generate(condition, keys=keys), decoder.generate(condition, keys=keys)
-        assert torch.equal(made.tokens, expected.tokens)

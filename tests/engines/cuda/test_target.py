@@ -10,7 +10,7 @@ from torch import Tensor
 from lantern.core.prepared import quantized
 from lantern.core.sampling import Sampling
 from lantern.decoding.cache import StaticCache
-from lantern.engines.engine import EAGER, EagerEngine, Weights
+from lantern.engines.engine import EagerEngine, Weights
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from lantern.engines.cuda import target as module
@@ -74,13 +74,6 @@ def test_a_pass_gives_what_torch_gives(
 plainly = cache(scored)
 
 
-def compare(kind: str, name: str, dtype: torch.dtype, guidance: float = 1.0) -> tuple[bool, int]:
-    """Return whether a method has plain decoding's tokens, and how many were sampled from other logits."""
-    (expected, logits), (made, others) = (f(kind, n, dtype, guidance) for f, n in ((plainly, "plain"), (scored, name)))
-    assert logits.keys() == others.keys() == set(range(1, TOKENS))
-    return torch.equal(made, expected), sum(not torch.equal(logits[token], others[token]) for token in logits)
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "dtype", "guidance"),
     [
@@ -101,39 +94,45 @@ def compare(kind: str, name: str, dtype: torch.dtype, guidance: float = 1.0) -> 
     ],
 )
 def test_logits_have_the_bits_of_plain_decoding(kind: str, name: str, dtype: torch.dtype, guidance: float) -> None:
-    assert compare(kind, name, dtype, guidance) == (True, 0)
+    (expected, logits), (made, others) = plainly(kind, "plain", dtype, guidance), scored(kind, name, dtype, guidance)
+    assert torch.equal(made, expected) and logits.keys() == others.keys() == set(range(1, TOKENS))
+    assert [token for token in logits if not torch.equal(logits[token], others[token])] == []
 
 
-@pytest.mark.parametrize("weights", ["full", "int8"])
-def test_tokens_are_those_of_the_eager_engine_in_fp32(weights: Weights) -> None:
-    target, sampling = target_of("cublas", FP32, n_layer=2, n_head=2, block_size=4), Sampling(guidance=3.0, top_k=20)
-    engines = EagerEngine(weights=weights), GraphEngine(weights=weights)
-    eager, made = (decoder_of("cublas", "plain", target, sampling, engine) for engine in engines)
-    assert isinstance(made.target, module.KernelTarget)
-    assert torch.equal(generated("cublas", made).tokens, generated("cublas", eager).tokens)
+SLOW = pytest.mark.slow
 
 
-def test_tokens_of_llamas_layers_are_those_of_the_eager_engine_in_fp32() -> None:
-    target, sampling = target_of("llama", FP32), Sampling(guidance=3.0, top_k=20)
-    eager, graph = (decoder_of("llama", "plain", target, sampling, engine) for engine in (EAGER, None))
-    assert "not on a GPU" in (GraphEngine().remark(target) or "")
-    forced = torch.full((1, TOKENS), -1)
-    forced[:, :4] = torch.tensor([7, 30, 2, 11])  # read by torch, in one pass
-    assert torch.equal(generated("llama", graph, forced=forced).tokens, generated("llama", eager, forced=forced).tokens)
+@pytest.mark.parametrize(
+    ("kind", "weights", "images"),
+    [
+        ("fused", "full", 1),
+        ("fused", "int8", 1),
+        ("llama", "full", 1),
+        *(pytest.param(kind, "full", 2, marks=SLOW) for kind in ("cublas", "llama")),
+    ],
+)
+def test_tokens_are_those_of_the_eager_engine_in_fp32(kind: str, weights: Weights, images: int) -> None:
+    """Of llama the first tokens are given, which torch reads in one pass."""
+    changes = {"n_layer": 2, "n_head": 2, "block_size": 4} if kind == "fused" else {}
+    target, sampling = target_of(kind, FP32, **changes), Sampling(guidance=3.0, top_k=20)
+    forced = torch.tensor([7, 30, 2, 11, *[-1] * 5]).expand(images, -1) if kind == "llama" else None
+    how: dict[str, Any] = {"products": KINDS[kind].products, "rows": 32 if kind == "fused" else 16}
+    engines = EagerEngine(weights=weights), GraphEngine(weights=weights, **how)
+    eager, graph = (decoder_of(kind, "plain", target, sampling, engine) for engine in engines)
+    assert isinstance(graph.target, module.KernelTarget)
+    assert kind != "llama" or "not on a GPU" in (engines[1].remark(target) or "")
+    tokens = [generated(kind, decoder, images, forced=forced).tokens for decoder in (eager, graph)]
+    assert torch.equal(*tokens)
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize("kind", ["cublas", "llama"])
 def test_images_of_a_batch_advance_by_their_own_numbers_of_tokens(kind: str) -> None:
     target, sampling = target_of(kind, BF16), Sampling(guidance=3.0)
-    plain, drafted = (
-        generated(kind, decoder_of(kind, name, target, sampling), 2) for name in ("plain", "gumbel-jacobi")
-    )
+    decoders = (decoder_of(kind, name, target, sampling) for name in ("plain", "gumbel-jacobi"))
+    plain, drafted = (generated(kind, decoder, 2) for decoder in decoders)
     assert torch.equal(plain.tokens, drafted.tokens) and not torch.equal(plain.tokens[0], plain.tokens[1])
     assert drafted.steps.tolist() != plain.steps.tolist()
-    target = target_of(kind, FP32)
-    eager, graph = (generated(kind, decoder_of(kind, "plain", target, sampling, one), 2) for one in (EAGER, None))
-    assert torch.equal(graph.tokens, eager.tokens)
 
 
 def test_rows_are_constant_until_a_batch_is_large() -> None:

@@ -31,33 +31,6 @@ def test_shape_of_small_trees() -> None:
     assert from_widths((2, 3)).choices == ((0,), (1,), (0, 0), (0, 1), (1, 0))
 
 
-@pytest.mark.parametrize("name", [*static.TREES, "chain_4"])
-def test_levels_place_every_node_under_its_parent(name: str) -> None:
-    tree = named(name)
-    choices: list[tuple[int, ...]] = [()]
-    frontier: list[tuple[int, ...]] = [()]
-    staged: list[tuple[int, ...]] = []
-    ranked, every = choices, list(choices)
-    for depth, level in enumerate(tree.levels()):
-        above, frontier = frontier, [ranked[i] for i in level.pairs]
-        if depth > 0:
-            assert [above[i] for i in level.parents] == [choice[:-1] for choice in frontier]
-            assert level.first == len(staged)
-            staged += frontier
-        ranked = [(*node, rank) for node in frontier for rank in range(level.width)]
-        every += ranked
-        choices += [ranked[i] for i in level.picks]
-    assert tuple(choices[1:]) == tree.choices
-    assert [every[i] for i in tree.order()] == choices
-    assert len(staged) == tree.num_inner
-    inner = torch.tensor([choices.index(choice) for choice in staged], dtype=torch.long)
-    for level in tree.levels()[1:]:
-        own = inner[level.first : level.first + len(level.pairs)]
-        assert torch.equal(level.ancestors, tree.shape().ancestors[own][:, inner])
-    rows = tree.log_q_rows().tolist()
-    assert [choices[i] for i, row in enumerate(rows) if row] == staged
-
-
 def test_grown_trees_take_the_nodes_of_highest_value() -> None:
     rates = (0.5, 0.3, 0.1)
     assert static.grown(4, 2, rates).choices == ((0,), (1,), (0, 0), (0, 1))
