@@ -1,6 +1,7 @@
 """The documents: their commands and examples run, and their links and paths resolve."""
 
 import argparse
+import inspect
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -11,10 +12,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
 import torch
+
+from lantern.decoding.loop import State
 
 ROOT = Path(__file__).resolve().parents[1]
 CARD = ROOT / "assets" / "lantern-emoji" / "README.md"
@@ -236,6 +240,12 @@ def run(words: list[str]) -> int:
         "torchrun": "torch.distributed.run",
     }
     return int(import_module(modules.get(program, program)).main(arguments) or 0)
+
+
+def test_the_loop_in_the_architecture_is_that_of_the_code() -> None:
+    quoted = "".join(blocks(ARCHITECTURE, "python"))
+    for method in (State.round, State.draft, State.finish):
+        assert dedent(inspect.getsource(method)) in quoted, f"copy State.{method.__name__} to ARCHITECTURE.md"
 
 
 def test_every_exercise_is_of_a_command_of_a_page() -> None:

@@ -46,6 +46,13 @@ def _copy_of_sources(target: Path) -> Path:
     return Path(shutil.copytree(ROOT, target, symlinks=True, ignore=ignored))
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
+def test_a_checkout_has_at_most_64_mib() -> None:
+    names = _run("git", "ls-files", "-z", cwd=ROOT).split("\0")
+    sizes = [(ROOT / name).lstat().st_size for name in names if name and os.path.lexists(ROOT / name)]
+    assert len(sizes) > 500 and sum(sizes) <= 64 << 20
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the sdist, and the wheel built from that sdist."""
