@@ -24,7 +24,11 @@ from lantern.models.folder import Model, load_model
 MIN_ROUNDS = 3
 RANKING_RUNS = 3  # short decodings of a variant, of which the first may compile
 WIDTH = 120
-ROOFLINE = "  roofline: seconds to read weights and half of the cache at copy bandwidth, as a share of a step's seconds"
+SHARES = ("roofline", "arithmetic")
+LEGEND = (
+    "  roofline: seconds to read weights and half of the cache at copy bandwidth, as a share of a step's seconds",
+    "  arithmetic: seconds of the pass's products at the rate of a large one, as such a share",
+)
 
 
 @dataclass(frozen=True)
@@ -233,16 +237,16 @@ def _heading(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _races(figures: Mapping[str, Any]) -> Iterator[str]:
-    header = ("method", "run as", "s median", "p10", "p90", "images/s", "tau", "roofline", "TV per token")
+    header = ("method", "run as", "s median", "p10", "p90", "images/s", "tau", *SHARES, "TV per token")
     for of_batch in figures["races"]:
         size = f"{of_batch['rounds']} rounds, {of_batch['images']} images each"
         yield from ("", f"batch {of_batch['batch']}: {size}, interleaved")
         rows: list[tuple[str, ...]] = [header]
         for one in of_batch["contenders"]:
             rates = [f"{one[name]:.2f}" for name in ("images_per_second", "tokens_per_step")]
-            bound = f"{one['roofline']:.0%}" if "roofline" in one else "-"
+            bound = [f"{one[name]:.0%}" if name in one else "-" for name in SHARES]
             moved = "exact" if one["exact"] else f"{one['total_variation']:.3f}"
-            rows.append((*_timed(one, "seconds", ".3f"), *rates, bound, moved))
+            rows.append((*_timed(one, "seconds", ".3f"), *rates, *bound, moved))
         yield from (*aligned(rows), *_claims(of_batch))
         for one in of_batch["identity"]:
             differing = one["differing_images"]
@@ -255,10 +259,10 @@ def _size(figures: Mapping[str, Any]) -> Iterator[str]:
     tree = figures["tree"]
     shape = f"tree {tree['name']} ({tree['nodes']} nodes, depth {tree['depth']})"
     yield from ("", f"scripted acceptance, {shape}, {figures['drafter']}, batch {figures['batch']}")
-    rows: list[tuple[str, ...]] = [("method", "run as", "ms per token", "p10", "p90", "tokens/s", "roofline")]
+    rows: list[tuple[str, ...]] = [("method", "run as", "ms per token", "p10", "p90", "tokens/s", *SHARES)]
     for one in figures["contenders"]:
-        rates = (f"{one['tokens_per_second']:.1f}", f"{one['roofline']:.0%}")
-        rows.append((*_timed(one, "ms_per_token", ".2f"), *rates))
+        shares = (f"{one[name]:.0%}" if name in one else "-" for name in SHARES)
+        rows.append((*_timed(one, "ms_per_token", ".2f"), f"{one['tokens_per_second']:.1f}", *shares))
     yield from (*aligned(rows), *_claims(figures), *_phases(figures))
 
 
@@ -281,7 +285,7 @@ def _claims(race: Mapping[str, Any]) -> Iterator[str]:
     plain = sum(one["method"] == PLAIN for one in race["contenders"])
     name = race["results"][0]["baseline"] if race["results"] else "none"
     yield f"  baseline: plain as {name}, the fastest of the {plain} variants of plain decoding above"
-    yield ROOFLINE
+    yield from LEGEND
     for one in race["results"]:
         low, high = one["interval_95"]
         ratio = f"{one['ratio_of_medians']:.2f}x (by rounds {one['median_of_ratios']:.2f}, {low:.2f} to {high:.2f})"

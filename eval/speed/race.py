@@ -274,10 +274,12 @@ def results(contenders: Sequence[Contender], lines: Sequence[Line], batch: int) 
     ]
 
 
-# the roofline: the least time of a pass, from the bytes that it reads and the bandwidth of a copy
+# the roofline: the least time of a pass, from the bytes that it reads and the bandwidth of a copy; and its arithmetic,
+# from its products and the rate of a large one
 
 COPY_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
 REPEATS = 9
+LINES = 256  # of a large product
 # tables of which a pass reads only a few rows
 TABLES = ("tok_embeddings.", "cls_embedding.")
 
@@ -309,8 +311,29 @@ def stored_bytes(tensor: Tensor) -> int:
     return tensor.qdata.nbytes + tensor.scale.nbytes if isinstance(tensor, Int8Weight) else tensor.nbytes
 
 
+def product_rate(contender: Contender) -> float:
+    """Return how many multiplications the target's head makes in a second over LINES inputs, in its engine."""
+    target = contender.parts.target
+    weight = target.tok_embeddings.weight
+    inputs, seconds = torch.ones(1, LINES, target.config.dim, dtype=weight.dtype, device=weight.device), list[float]()
+    for _ in range(REPEATS):
+        begin = now(weight.device)
+        target.head(inputs)
+        seconds.append(now(weight.device) - begin)
+    return LINES * target.config.dim * target.config.vocab_size / min(seconds)
+
+
+def pass_products(target: nn.Module, *, rows: int, cached: int, nodes: int = 1) -> int:
+    """Return the multiplications of a pass: of the linear layers, and with keys and values of `cached` slots."""
+    config: Any = target.config
+    named = [(name, value) for name, value in target.named_parameters() if not name.startswith(TABLES)]
+    linear = sum(value.numel() for _, value in named if value.ndim == 2)
+    return rows * nodes * (linear + 2 * config.n_layer * (cached + nodes) * config.dim)
+
+
 def roofline(contender: Contender, *, rows: int, copy_gbps: float, step_seconds: float) -> dict[str, float]:
-    """Return the least milliseconds of a pass (`floor_ms`) and its share of a step's time (`roofline`), for JSON.
+    """Return the least milliseconds of a pass (`floor_ms`), and the shares of a step's time of this (`roofline`) and of
+    the pass's products at the rate of a large one (`arithmetic`), for JSON.
 
     A pass must at least read the weights and, on average over an image, half of the keys and values; at the bandwidth
     of a copy this takes `floor_ms`. Weights that stay in a processor's cache can be read faster, and the share then
@@ -319,7 +342,9 @@ def roofline(contender: Contender, *, rows: int, copy_gbps: float, step_seconds:
     target, drafter = original(contender.parts.target), contender.parts.drafter
     if not isinstance(target, nn.Module) or "norm.weight" not in dict(target.named_parameters()):
         return {}
-    nodes = 1 if drafter is None else drafter.max_nodes
-    cached = contender.parts.target.config.block_size // 2
-    seconds = pass_bytes(target, rows=rows, nodes=nodes, cached=cached) / copy_gbps / 1e9
-    return {"floor_ms": rounded(1e3 * seconds), "roofline": rounded(seconds / max(step_seconds, 1e-12))}
+    sizes = {"rows": rows, "nodes": 1 if drafter is None else drafter.max_nodes}
+    sizes["cached"] = contender.parts.target.config.block_size // 2
+    seconds = pass_bytes(target, **sizes) / copy_gbps / 1e9
+    shares = {"roofline": seconds, "arithmetic": pass_products(target, **sizes) / product_rate(contender)}
+    step = max(step_seconds, 1e-12)
+    return {"floor_ms": rounded(1e3 * seconds)} | {name: rounded(of / step) for name, of in shares.items()}

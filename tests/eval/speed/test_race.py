@@ -15,6 +15,7 @@ from lantern.eval.speed.race import (
     compare,
     copy_bandwidth,
     pass_bytes,
+    pass_products,
     race,
     roofline,
     spread,
@@ -159,15 +160,19 @@ def test_a_pass_reads_weights_but_tables_and_a_cache_in_fp32() -> None:
     few, many = (stored_bytes(one.get_parameter("layers.0.attention.wo.weight")) for one in (small, target))
     assert few < many / 3
     assert pass_bytes(target, rows=2, nodes=3, cached=16) == 4 * (2 * layer + 32 + 24 * 32 + cache)
+    linear = 2 * (layer - 2 * 32) + 24 * 32  # without norms
+    assert pass_products(target, rows=2, nodes=3, cached=16) == 2 * 3 * (linear + 2 * 2 * (16 + 3) * 32)
     narrow, wide = pass_bytes(target, rows=0, cached=0), 2 * 2 * 2 * (8 + 1) * 32 * 4
     assert pass_bytes(target.bfloat16(), rows=2, nodes=1, cached=8) == wide + narrow // 2
 
 
 def test_the_roofline_is_the_time_to_read_weights_and_half_of_the_cache(model: Model, monkeypatch: Patch) -> None:
     plain, drafted = eager(model, "eagle1")
+    monkeypatch.setattr("lantern.eval.speed.race.product_rate", lambda _: 4e9)
     found = roofline(plain, rows=2, copy_gbps=1.0, step_seconds=0.5)
     seconds = pass_bytes(model.target, rows=2, nodes=1, cached=8) / 1e9
-    assert list(found.values()) == pytest.approx([1e3 * seconds, seconds / 0.5], rel=1e-4)
+    products = pass_products(model.target, rows=2, nodes=1, cached=8)
+    assert list(found.values()) == pytest.approx([1e3 * seconds, seconds / 0.5, products / 4e9 / 0.5], rel=1e-4)
     assert roofline(drafted, rows=2, copy_gbps=1.0, step_seconds=0.5)["floor_ms"] > found["floor_ms"]
     monkeypatch.setitem(COPY_BYTES, "cpu", 1 << 16)
     assert copy_bandwidth(CPU) > 0
