@@ -76,7 +76,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
     def build(label: str, model: Model) -> Decoder:
         if label == PLAIN:
             return Generator(model, METHODS[PLAIN], sampling).parts
-        method = METHODS[options.drafter].with_options(tree=options.tree)
+        method = find(options.drafter).with_options(tree=options.tree)
         return scripted(Generator(model, method, sampling).parts, counts[label], tree.shape())
 
     def spent(one: Contender) -> float:

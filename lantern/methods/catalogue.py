@@ -80,10 +80,12 @@ GROUPS = dict(
     p_radius=opt(1.0, 0, 1, "largest difference of probabilities within a group"),
     d_radius=opt(1e6, 0, 1e6, "largest distance of codebook vectors within a group"),
 )
+DRAFTS = ("eagle1", "parallelspec")
 REFUSED = "distribution after a refusal: of the paper, of the authors' code, or COOL-SD's of least total variation"
 CLAIMS = dict(
     residual=opt("paper", help=REFUSED, choices=("paper", "released", "cool")),
     shared=opt(False, help="whether the siblings of a node share one delta; as published each has its own"),
+    drafts=opt("eagle1", help="whose drafts: a pass of EAGLE-1 a depth, or one of ParallelSpec", choices=DRAFTS),
 )
 ALIKE = "nearest tokens that count as alike, or their share of the codebook; 0 is exact"
 GAIN = "largest factor by which a draft's probability grows; 1 is exact"
@@ -153,13 +155,15 @@ def tested(mode: str) -> Deferred:
     return Gumbel() if mode == "gumbel" else Rejection()
 
 
-def claimed(m: Parts, tree: str, rule: Deferred) -> tuple[Deferred, Deferred]:
-    """EAGLE's drafts, tested by a rule that lets a draft claim its neighbours' probability.
+def claimed(m: Parts, tree: str, rule: Deferred, drafts: str) -> tuple[Deferred, Deferred]:
+    """Drafts that are tested by a rule that lets a draft claim its neighbours' probability.
 
     Drafts of a dynamic tree are not sampled, since rejection forbids to drop a sampled token.
     """
     mode = "point" if tree.startswith(DYNAMIC) else "sampled"
-    return eagle(m, tree, mode), Greedy(rule) if m.greedy else Rejection(relaxation=rule)
+    is_parallel = drafts == "parallelspec"
+    drafter = head(m, ParallelDrafter, "parallelspec", tree, mode) if is_parallel else eagle(m, tree, mode)
+    return drafter, Greedy(rule) if m.greedy else Rejection(relaxation=rule)
 
 
 def moved(m: Parts, rule: Deferred, inner: Deferred) -> Deferred:
@@ -543,13 +547,14 @@ def lantern(
     m: Parts,
     residual: str,
     shared: bool,
+    drafts: str,
     tree: str = TREE,
     k: float = opt(100, 0, 1024, ALIKE, is_share=True),
     delta: float = opt(0.1, 0, 1, CLAIM, sweep=(0.05, 0.1, 0.2)),
 ):
     """LANTERN: a draft may claim its k nearest tokens' probability up to delta"""
     table = m.neighbours(k, spare=residual == "released")
-    return claimed(m, tree, Lantern(table, m.count(k), m.distances(k), residual, shared, delta=delta))
+    return claimed(m, tree, Lantern(table, m.count(k), m.distances(k), residual, shared, delta=delta), drafts)
 
 
 OF_58 = dict(k=0.061, delta=0.4, tree="eagle2_58_10_5")  # k is 1,000 of LlamaGen's 16,384
@@ -569,13 +574,14 @@ def lantern_pp(
     m: Parts,
     residual: str,
     shared: bool,
+    drafts: str,
     tree: str = TREE,
     k: float = opt(10, 0, 1024, ALIKE, is_share=True),
     lambda_: float = opt(2.0, 1, 1e6, GAIN, sweep=(1.5, 2.0, 3.0, 5.0)),
 ):
     """LANTERN++: a draft may claim its k nearest tokens' probability up to (lambda - 1) times its own"""
     table = m.neighbours(k, spare=residual == "released")
-    return claimed(m, tree, LanternPP(table, m.count(k), m.distances(k), residual, shared, lambda_=lambda_))
+    return claimed(m, tree, LanternPP(table, m.count(k), m.distances(k), residual, shared, lambda_=lambda_), drafts)
 
 
 STATIC = dict(tree="naive_extend_57", lambda_=5.0, residual="released")

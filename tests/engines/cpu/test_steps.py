@@ -61,9 +61,10 @@ TESTED: list[dict[str, Any]] = [  # by rejection, whose probabilities are rounde
     {"method": "lantern", "tree": "grown_8_3", "k": 8, "delta": 0.3, "residual": "released"},
     {"method": "lantern", "tree": "grown_8_3", "k": 6, "delta": 0.1, "residual": "cool", "shared": True},
     {"method": "lantern++", "tree": "naive_extend_57", "k": 5, "lambda_": 5.0},
+    {"method": "lantern", "tree": "chain_4", "k": 8, "delta": 0.3, "drafts": "parallelspec"},
     {"method": "parallelspec-paper", "tree": "grown_8_3"},
 ]
-CLAIMING = TESTED[1:5]
+CLAIMING = TESTED[1:6]
 
 
 def parts_of(target: Transformer, sampling: Sampling, options: dict[str, Any] | None) -> Decoder:

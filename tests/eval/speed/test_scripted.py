@@ -79,7 +79,7 @@ def test_a_script_deeper_than_its_tree_is_rejected() -> None:
     refused(shapes.measure, options, match="choose a deeper --tree")
 
 
-@pytest.mark.parametrize("drafter", ["eagle1", "parallelspec", "lantern++"])
+@pytest.mark.parametrize("drafter", ["eagle1", "parallelspec", "lantern++:drafts=parallelspec"])
 def test_a_size_is_measured_with_scripted_acceptance(drafter: str) -> None:
     how: Any = {"dtypes": ("fp32",), "kinds": ("eager",), "changes": TINY | {"vocab_size": 64, "block_size": 64}}
     what: Any = {"drafter": drafter, "taus": (2.0, 2.5), "tokens": 12, "tree": "grown_8_2", "images": 2}
