@@ -41,6 +41,10 @@ core/noise.py: core/test_noise.py
 + [zeros, iterations
 - random_words(seeds[part], images[part], Purpose(purpose), where, lanes, iterations[part])
 + random_words(seeds[part], images[part], Purpose(purpose), where, lanes)
+- missing.difference_update(rows)
++ pass
+- table[first : first + pictures, where] = part
++ table[first : first + pictures, : len(where)] = part
 - seeds, images = self._keys[first : first + pictures].unbind(1)
 + images, seeds = self._keys[first : first + pictures].unbind(1)
 

@@ -107,7 +107,8 @@ class Noise:
 
     Gumbel noise is a table `(b positions v)` per purpose, made at first use in blocks of positions. With `is_silent`
     (greedy decoding) Gumbel noise is 0 and no table is made. `make_uniforms` is a faster `random_uniforms` of the same
-    numbers. ValueError for a key out of range.
+    numbers, of an engine for CPUs: then rows of the table are made when they are first read. ValueError for a key out
+    of range.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Noise:
         self._keys = torch.tensor(list(keys), dtype=torch.long, device=self.device).view(-1, 2)
         self._rows = torch.arange(len(self._keys), device=self.device)[:, None]
         self._gumbel: dict[int, Tensor] = {}
+        self._missing: dict[int, set[int]] = {}  # rows that are not made yet
         self._uniform: dict[tuple[int, ...], Tensor] = {}
 
     def take_keys(self, other: "Noise") -> "Noise":
@@ -138,8 +140,8 @@ class Noise:
         if other._keys.shape != self._keys.shape or other.is_silent != self.is_silent:
             return other
         self._keys.copy_(other._keys)
-        for purpose, table in self._gumbel.items():
-            table.copy_(self._make_table(Purpose(purpose)))
+        for purpose in self._gumbel:
+            self._make_rows(Purpose(purpose), range(self.positions))
         for name, table in self._uniform.items():
             table.copy_(self._uniforms(*name))
         return self
@@ -151,19 +153,34 @@ class Noise:
 
     def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = Purpose.TARGET) -> Float[Tensor, "b n v"]:
         """Return standard Gumbel noise of every token at these token numbers (clamped to the image)."""
-        table = self.gumbel_table(purpose)
-        if table is None:
+        if self.is_silent:
             return torch.zeros(1, 1, 1, dtype=torch.float32, device=self.device).expand(
                 *positions.shape, self.vocab_size
             )
-        return table[self._rows, positions.clamp(0, self.positions - 1)]
+        where = positions.clamp(0, self.positions - 1)
+        is_lazy = self.make_uniforms is not random_uniforms
+        return self._with_rows(purpose, where.flatten().tolist() if is_lazy else None)[self._rows, where]
 
     def gumbel_table(self, purpose: int = Purpose.TARGET) -> Float[Tensor, "b p v"] | None:
         """Return the noise of every token at every token number; None with `is_silent`."""
-        if self.is_silent:
-            return None
+        return None if self.is_silent else self._with_rows(purpose, None)
+
+    def streams(self, purpose: int) -> list[tuple[int, int, int]]:
+        """Return the key of each image's numbers for a purpose, in two words, and the image's number."""
+        seeds, images = self._keys.unbind(1)
+        key = purpose_key(seeds, Purpose(purpose))
+        return list(zip(key.low.tolist(), key.high.tolist(), images.tolist(), strict=True))
+
+    def _with_rows(self, purpose: int, places: Sequence[int] | None) -> Float[Tensor, "b p v"]:
+        """Return the table of a purpose, in which the rows of these token numbers (None: all) are made."""
         if purpose not in self._gumbel:
-            self._gumbel[purpose] = self._make_table(Purpose(purpose))
+            shape = (len(self._keys), self.positions, self.vocab_size)
+            self._gumbel[purpose] = torch.empty(*shape, dtype=torch.float32, device=self.device)
+            self._missing[purpose] = set(range(self.positions))
+        missing = self._missing[purpose]
+        if missing and (rows := sorted(missing if places is None else missing.intersection(places))):
+            self._make_rows(Purpose(purpose), rows)
+            missing.difference_update(rows)
         return self._gumbel[purpose]
 
     def fresh(self, starts: Int[Tensor, " b"], rows: Int[Tensor, " n"]) -> Float[Tensor, "b n v"]:
@@ -225,19 +242,25 @@ class Noise:
             table[part] = to_uniform(words)
         return table.unflatten(0, (len(self._keys), self.positions))
 
-    def _make_table(self, purpose: Purpose) -> Float[Tensor, "b p v"]:
-        table = torch.empty(len(self._keys), self.positions, self.vocab_size, dtype=torch.float32, device=self.device)
+    def _make_rows(self, purpose: Purpose, places: Sequence[int]) -> None:
+        """Write the rows of these token numbers to the table of a purpose."""
+        table, is_whole = self._gumbel[purpose], len(places) == self.positions
         # Blocks of positions for large codebooks, of pictures for small ones.
         block = BLOCK if self.make_uniforms is random_uniforms else min(BLOCK, CACHED)
-        pictures, rows = max(block // table[0].numel(), 1), min(max(block // self.vocab_size, 1), self.positions)
+        size = len(places) * self.vocab_size
+        pictures, rows = max(block // size, 1), min(max(block // self.vocab_size, 1), len(places))
         memory = table.new_empty(pictures * rows * self.vocab_size, dtype=torch.float64)
         for first in range(0, len(self._keys), pictures):
             seeds, images = self._keys[first : first + pictures].unbind(1)
             key = purpose_key(seeds, purpose)
-            for start in range(0, self.positions, rows):
-                part = table[first : first + pictures, start : start + rows]
-                where = torch.arange(start, start + part.shape[1], device=self.device)
+            for start in range(0, len(places), rows):
+                where = torch.tensor(places[start : start + rows], device=self.device)
+                if is_whole:
+                    part = table[first : first + pictures, start : start + rows]
+                else:
+                    part = table.new_empty(len(seeds), len(where), self.vocab_size)
                 uniforms = memory[: part.numel()].view(part.shape)
                 self.make_uniforms(key, images, where, uniforms)
                 to_gumbel(uniforms, out=part)
-        return table
+                if not is_whole:
+                    table[first : first + pictures, where] = part

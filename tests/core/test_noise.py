@@ -3,7 +3,18 @@
 import pytest
 import torch
 
-from lantern.core.noise import MASK, Key, Noise, Purpose, philox, purpose_key, random_words, to_gumbel, to_uniform
+from lantern.core.noise import (
+    MASK,
+    Key,
+    Noise,
+    Purpose,
+    philox,
+    purpose_key,
+    random_uniforms,
+    random_words,
+    to_gumbel,
+    to_uniform,
+)
 
 ANSWERS = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
@@ -51,6 +62,24 @@ def test_gumbel_argmax_matches_distribution(vocab: int) -> None:
     kept = expected > 5
     chi_square = ((observed - expected).square() / expected)[kept].sum()
     assert chi_square < 30  # 7 degrees of freedom: 1e-4
+
+
+def test_rows_that_an_engine_makes_when_they_are_read_are_those_of_the_table() -> None:
+    made, keys = list[int](), [(7, 0), (2**40, 3)]
+
+    def uniforms(key: Key, images: torch.Tensor, where: torch.Tensor, out: torch.Tensor) -> None:
+        made.extend(where.tolist())
+        random_uniforms(key, images, where, out)
+
+    table = Noise(keys, positions=9, vocab_size=12).gumbel_table(Purpose.RESIDUAL)
+    noise = Noise(keys, positions=9, vocab_size=12, make_uniforms=uniforms)
+    assert table is not None
+    for places in ([[3], [5]], [[4, 8], [5, 20]], [[3, 4], [0, 0]]):
+        where = torch.tensor(places)
+        found = noise.gumbel(where, Purpose.RESIDUAL)
+        assert torch.equal(found, table[torch.arange(2)[:, None], where.clamp(max=8)])
+    assert made == [3, 5, 4, 8, 0]
+    assert torch.equal(noise.gumbel_table(Purpose.RESIDUAL), table) and sorted(made) == list(range(9))
 
 
 def test_streams_are_uncorrelated() -> None:

@@ -18,7 +18,9 @@ from pathlib import Path
 
 ABI = 11  # as `lantern_abi` of steps.cpp
 # the first includes the others
-NAMES = "steps.cpp convolution.h draft.h rejection.h images.h mixture.h sampling.h pass.cpp tiles.h thread_policy.h"
+NAMES = (
+    "steps.cpp convolution.h draft.h rejection.h images.h noise.h mixture.h sampling.h pass.cpp tiles.h thread_policy.h"
+)
 SOURCES = [Path(__file__).with_name(name) for name in NAMES.split()]
 # No contraction: fused multiply-adds are written out, or results would depend on the size of a tile. -O3 was measured
 # to make the same passes in the same time.

@@ -119,7 +119,7 @@ struct Drafts {
                 float *kept = image.test->q + size_t(row + node) * vocab;
                 std::copy_n(sums, vocab, kept);
                 softmax(kept, vocab);
-                for (int v = 0; v < vocab; v += WIDTH) store(sums + v, load(sums + v) + load(noise + v));
+                add_gumbel(image.test->drafts, where, vocab, sums);
             }
             q.take(sums, level.width, &ranked[size_t(task / level.nodes) * total + begin + node * level.width]);
         }

@@ -1,7 +1,7 @@
 // An image whose steps are taken here, and the embeddings of tokens.
 
 #pragma once
-#include "mixture.h"
+#include "noise.h"
 
 extern "C" {
 
@@ -15,8 +15,8 @@ struct Cost {
 struct TestArgs {
     int32_t near, columns, far_columns, lanes, residual, is_shared;
     float constant, factor, bound; // bound: of the total variation, that beyond is summed up
+    Stream drafts, samples;        // noise of drafts, and of samples after the tests
     const double *uniforms;        // (tokens, lanes)
-    const float *noise;            // (tokens, vocab): of samples after the tests
     const int32_t *table;          // (vocab, columns): the nearest tokens; null without claims
     const float *distances;        // (vocab, far_columns), or null
     const int64_t *rows;           // (nodes): of each node that has children, its row of q

@@ -61,16 +61,18 @@ inline Doubles exp(Doubles x) {
     return rounded((1.0 + (r + r * r * p)) * power);
 }
 
-// log x of positive normal numbers, rounded to fp32.
-inline Doubles log(Doubles x) {
+// log x of positive normal numbers.
+inline Doubles exact_log(Doubles x) {
     const Longs bits = (Longs)x, exponent = (bits - 0x3fe6a09e667f3bcdLL) >> 52; // mantissa from sqrt(1/2) to sqrt(2)
     const Doubles m = (Doubles)(bits - (exponent << 52)), s = (m - 1.0) / (m + 1.0), z = s * s;
     Doubles p = both(2.0 / 25);
     for (double c : {2.0 / 23, 2.0 / 21, 2.0 / 19, 2.0 / 17, 2.0 / 15, 2.0 / 13, 2.0 / 11, 2.0 / 9, 2.0 / 7, 2.0 / 5, 2.0 / 3})
         p = fma(p, z, both(c));
     const Doubles steps = __builtin_convertvector(exponent, Doubles);
-    return rounded(steps * 0x1.62e42fee00000p-1 + (2.0 * s + (s * z * p + steps * 0x1.a39ef35793c76p-33)));
+    return steps * 0x1.62e42fee00000p-1 + (2.0 * s + (s * z * p + steps * 0x1.a39ef35793c76p-33));
 }
+
+inline Doubles log(Doubles x) { return rounded(exact_log(x)); }
 
 // `Mixture` of mixture.py, for one row at a time.
 struct Mixture {

@@ -80,11 +80,13 @@ struct Rejection {
         return 0;
     }
 
-    // Samples from what is left.
-    int64_t draw(const float *noise) {
-        for (int v = 0; v < vocab; v += PAIR)
-            put_any(&after[v], __builtin_convertvector(log(not_less(widened(&left[v]), double(1.17549435e-38f))), Singles));
-        for (int v = 0; v < vocab; v += WIDTH) store(&after[v], load(&after[v]) + load(noise + v));
+    // Samples the token of a number from what is left.
+    int64_t draw(const Stream &noise, int64_t where) {
+        for (int v = 0; v < vocab; v += PAIR) {
+            const Doubles p = widened(&left[v]), score = log(not_less(p, double(1.17549435e-38f)));
+            put_any(&after[v], __builtin_convertvector(p > both(0.0) ? score : both(-INFINITY), Singles));
+        }
+        add_gumbel(noise, where, vocab, after.data());
         return Distribution{vocab}.largest(after.data());
     }
 

@@ -144,7 +144,7 @@ struct Stepper {
             of.sampled[node] = of.tree[child];
             of.path[length++] = node = child;
         }
-        const int64_t last = test.draw(of.test->noise + size_t(place(of, node)) * model.vocab);
+        const int64_t last = test.draw(of.test->samples, place(of, node));
         if (of.lengths) {
             std::fill(of.path, of.path + length, 0);
             for (length = node = 0; const int child = scripted(of, node, length); node = child) {
@@ -348,34 +348,17 @@ extern "C" int64_t lantern_steps(const Model *model, const PassArgs *pass, StepA
     });
 }
 
-// Philox4x32-10 as in lantern/core/noise.py: the uniforms of `count` tokens at each token number of each image. BLOCKS
-// blocks of four numbers are computed side by side.
+// The uniforms of `count` tokens at each token number of each image, as in lantern/core/noise.py.
 extern "C" void lantern_uniforms(int32_t images, int32_t positions, int32_t count, int32_t threads, const int64_t *low,
                                  const int64_t *high, const int64_t *image, const int64_t *position, double *out) {
-    constexpr int BLOCKS = 16;
 #pragma omp parallel for num_threads(threads)
     for (int row = 0; row < images * positions; row++) {
         const int of = row / positions;
-        double *to = out + int64_t(row) * count;
+        double *to = out + int64_t(row) * count, numbers[4 * BLOCKS];
         for (int first = 0; first < count; first += 4 * BLOCKS) {
-            uint32_t a[BLOCKS], b[BLOCKS], c[BLOCKS], d[BLOCKS], k0 = uint32_t(low[of]), k1 = uint32_t(high[of]);
-            for (int j = 0; j < BLOCKS; j++) {
-                a[j] = uint32_t(first / 4 + j), b[j] = uint32_t(position[row % positions]);
-                c[j] = uint32_t(image[of]), d[j] = uint32_t(image[of] >> 32);
-            }
-            for (int round = 0; round < 10; round++, k0 += 0x9E3779B9, k1 += 0xBB67AE85)
-                for (int j = 0; j < BLOCKS; j++) {
-                    const uint64_t left = uint64_t(a[j]) * 0xD2511F53, right = uint64_t(c[j]) * 0xCD9E8D57;
-                    a[j] = uint32_t(right >> 32) ^ b[j] ^ k0;
-                    c[j] = uint32_t(left >> 32) ^ d[j] ^ k1;
-                    b[j] = uint32_t(right);
-                    d[j] = uint32_t(left);
-                }
-            double numbers[4 * BLOCKS];
-            for (int j = 0; j < BLOCKS; j++) {
-                numbers[4 * j] = (a[j] + 0.5) * 0x1p-32, numbers[4 * j + 1] = (b[j] + 0.5) * 0x1p-32;
-                numbers[4 * j + 2] = (c[j] + 0.5) * 0x1p-32, numbers[4 * j + 3] = (d[j] + 0.5) * 0x1p-32;
-            }
+            uint32_t blocks[BLOCKS];
+            for (int j = 0; j < BLOCKS; j++) blocks[j] = uint32_t(first / 4 + j);
+            uniforms_of({low[of], high[of], image[of]}, position[row % positions], blocks, numbers);
             std::memcpy(to + first, numbers, sizeof(double) * std::min(4 * BLOCKS, count - first));
         }
     }

@@ -36,13 +36,20 @@ from lantern.verifiers.scripted import ScriptedVerifier
 RESIDUALS = {"cool": 0, "paper": 1, "released": 2}  # `Residual` of rejection.h; COOL-SD's is that of exact rejection
 
 
+class Stream(ctypes.Structure):
+    """`Stream` of noise.h."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("low", "high", "image")]
+
+
 class TestArgs(ctypes.Structure):
     """`TestArgs` of images.h."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("near", "columns", "far_columns", "lanes", "residual", "is_shared")),
         *((name, ctypes.c_float) for name in ("constant", "factor", "bound")),
-        *((name, ctypes.c_void_p) for name in ("uniforms", "noise", "table", "distances", "rows", "q")),
+        *((name, Stream) for name in ("drafts", "samples")),
+        *((name, ctypes.c_void_p) for name in ("uniforms", "table", "distances", "rows", "q")),
         *((name, ctypes.c_void_p) for name in ("distance", "excess")),
     ]
 
@@ -178,8 +185,7 @@ class FusedImages:
         else:
             self.tokens, steps = state.tokens.gather(1, state.known[:, None] - 1), scratch
         self.rejection = None if self.passes is None else rejection_of(state)
-        purpose, sampling = Purpose.TARGET if self.rejection is None else Purpose.DRAFT, state.sampling
-        table = state.noise.gumbel_table(purpose)
+        sampling, table = state.sampling, None if self.rejection is not None else state.noise.gumbel_table()
         tree = (one.expand(images, -1) for one in (self.tree.parents, self.tree.depths))
         rows = (state.known, self.tokens, *tree, held.tokens, self.start, self.counts, self.sampled, self.path)
         self.rule = rule_of(state)
@@ -228,15 +234,16 @@ class FusedImages:
             settings = (rule.k, *strides, lanes, RESIDUALS[rule.residual], rule.shared, rule.constant, rule.factor)
             settings += (torch.inf if bound is None else bound,)
             sums.has_distance, sums.is_bounded = rule.distances is not None, bound is not None
-        gumbel, q = noise.gumbel_table(Purpose.RESIDUAL), passes.q
-        assert gumbel is not None and q is not None, "rejection tests sampled drafts"
-        before, shared = (noise.uniform_table(lanes), gumbel), (*tables, passes.log_q_rows)
-        after = (q, sums.distance, sums.excess)
-        self._tested = (before, shared, after)  # C++ has addresses only
+        assert passes.q is not None, "rejection tests sampled drafts"
+        streams = [noise.streams(purpose) for purpose in (Purpose.DRAFT, Purpose.RESIDUAL)]
+        uniforms, shared = noise.uniform_table(lanes), (*tables, passes.log_q_rows)
+        after = (passes.q, sums.distance, sums.excess)
+        self._tested = (uniforms, shared, after)  # C++ has addresses only
 
         def args(i: int) -> TestArgs:
-            rows = (*(one[i] for one in before), *shared, *(one[i] for one in after))
-            return TestArgs(*settings, *(None if row is None else row.data_ptr() for row in rows))
+            rows = (uniforms[i], *shared, *(one[i] for one in after))
+            keys = (Stream(*keys[i]) for keys in streams)
+            return TestArgs(*settings, *keys, *(None if row is None else row.data_ptr() for row in rows))
 
         return (TestArgs * len(self.start))(*map(args, range(len(self.start))))
 
