@@ -54,13 +54,12 @@ def run(args: argparse.Namespace) -> int:
     stated = {name: value for name, value in sorted(vars(args).items()) if name in known}
     given = {name: value for name, value in stated.items() if value is not None and value is not False}
     if stage == stages.ALL:
-        from lantern.training.loop import check_accelerate
-
         config = config or (recipe and recipe.name)
         if not config:
             raise ValueError("stage all needs --config: a file, or small (images of one's own), or --recipe NAME")
         path = stages.find_config(config, recipe, stage=stages.ALL)
-        check_accelerate()  # before the first step, which prepares data for hours
+        import accelerate  # noqa: F401 (before the first step, which prepares data for hours)
+
         return run_all(path, out, given, recipe)
     if config is None and (kind := given.get("kind") or (recipe and recipe.name)):
         config = f"{stage}-{kind}"
@@ -86,9 +85,10 @@ def run_stage(name: str, config: str, out: Path, given: dict[str, Any], recipe: 
             raise ValueError(f"stage {name} needs {flag(option)}")
     path = stages.find_config(config, recipe, stage=name)
     if stage.is_training:  # nothing is written before its packages are known to be there
-        from lantern.training.loop import check_accelerate, keep_freed_memory
+        import accelerate  # noqa: F401
 
-        check_accelerate()
+        from lantern.training.loop import keep_freed_memory
+
         keep_freed_memory()
     function = stage.load()
     loaded = stages.read_config(get_type_hints(function)["config"], path)

@@ -118,9 +118,8 @@ def check_fit(config: TransformerConfig, tokens: Int[Tensor, "n tokens"], captio
         sizes["caption_dim"] = captions.features.shape[-1]
     for name, size in sizes.items():
         if (got := getattr(config, name)) != size:
-            raise ValueError(
-                f"{name} of the model is {got}, wanted {size} for this tokenizer, these images and captions"
-            )
+            wanted = f"{size} for this tokenizer, these images and captions"
+            raise ValueError(f"{name} of the model is {got}, wanted {wanted}")
     if (slots := captions.mask.shape[1]) > config.cls_token_num:
         raise ValueError(f"slots is {slots}, wanted at most the model's cls_token_num, {config.cls_token_num}")
 
@@ -241,9 +240,9 @@ class TargetTask(Task):
         losses = {}
         device = self.target.norm.weight.device
         features, mask, tokens = (t.to(device) for t in self._examples(self._held))
-        for name, flag in (("loss", False), ("loss_without_caption", True)):
-            dropped = torch.full((len(tokens),), flag, device=device)
-            with torch.autocast(device.type, torch.bfloat16, enabled=self.config.loop.precision == "bf16"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.config.loop.precision == "bf16"):
+            for name, flag in (("loss", False), ("loss_without_caption", True)):
+                dropped = torch.full((len(tokens),), flag, device=device)
                 losses[name] = float(self._token_loss(features, mask, tokens, tokens, dropped).mean())
         gain = (losses["loss_without_caption"] - losses["loss"]) * tokens.shape[1]
         return {**losses, "caption_nats_per_picture": gain}

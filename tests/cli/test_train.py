@@ -1,4 +1,5 @@
 import inspect
+import sys
 from functools import wraps
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -8,7 +9,7 @@ import pytest
 from lantern.cli.main import main
 from lantern.training import stages
 from lantern.training.stages import STAGES, Stage, StageOptions, find_config, find_recipe
-from tests.cli.calls import Capture, refused_by
+from tests.cli.calls import Capture, one_line, refused_by
 
 EMOJI = find_recipe("emoji")
 RECIPES = list(stages.find_recipes().values())
@@ -111,8 +112,9 @@ def test_a_kind_names_its_config_and_fits_it(calls: list[Any], tmp_path: Path, c
 def test_a_missing_package_is_reported(
     stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr("lantern.training.loop.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "accelerate", None)
     (tmp_path / "given").mkdir()
     given = ["--config", "small", "--path"] if stage == "all" else ["--kind", "c2t", "--records"]
     assert main(["train", stage, *given, str(tmp_path / "given"), "--out", str(tmp_path / "out")]) == 1
-    assert "No module named 'accelerate'; in the clone" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    line = one_line(capsys)
+    assert "import of accelerate halted" in line and "; in the clone" in line and not (tmp_path / "out").exists()
