@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, TextIO
 
-from lantern.cli.command import DONE, OneOf, arg, command
+from lantern.cli.command import OneOf, arg, command
 from lantern.methods import METHODS
 
 SHELLS = ("bash", "zsh", "fish")
@@ -17,12 +17,11 @@ PROGRAMS = ("lantern", "lantern-generate")
 EPILOG = 'bash: eval "$(lantern completion bash)"; zsh: the same; fish: lantern completion fish | source'
 
 
-def completion(shell: str = arg(f"one of {', '.join(SHELLS)}", type=OneOf(SHELLS))) -> int:
+def completion(shell: str = arg(f"one of {', '.join(SHELLS)}", type=OneOf(SHELLS))) -> None:
     """Print the script with which a shell completes options and names."""
     from argcomplete.shell_integration import shellcode
 
     print(shellcode(PROGRAMS, shell=shell))
-    return DONE
 
 
 def complete(

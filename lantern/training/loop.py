@@ -341,9 +341,8 @@ class Run:
             why = f"for {state['step']} steps, got {config.steps}: give more --steps, or another --out"
         elif state["source"] != self.source:
             why = "on other data, for another target or from another --init: use another folder, or those"
-        elif (state["average"] is None) != (self.average is None):
-            was = "without" if state["average"] is None else "with"
-            why = f"{was} an average of weights: set ema in the config as before"
+        elif (had_average := state["average"] is not None) != bool(config.ema):
+            why = f"with{'' if had_average else 'out'} an average of weights: set ema in the config as before"
         if why:
             raise ValueError(f"{path} was trained {why}")
         try:
