@@ -22,7 +22,7 @@ import httpx
 from safetensors.torch import load_file, save_file
 
 from lantern.cli.main import main
-from tests.cli.calls import Capture
+from tests.cli.calls import Capture, refused_by
 
 COMMAND = [sys.executable, "-m", "lantern.cli.main", "serve", "--port", "0", "--engine", "eager"]
 
@@ -71,8 +71,7 @@ def test_no_prompts_or_no_pixels_is_refused(
     tmp_path: Path, kind: str, lacks: str, message: str, capsys: Capture
 ) -> None:
     shutil.rmtree(save_tiny_model(tmp_path / "toy", model_type=kind) / lacks)
-    assert main(["serve", str(tmp_path / "toy"), "--port", "0"]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused_by(capsys, "serve", str(tmp_path / "toy"), "--port", "0")
 
 
 def test_a_port_in_use_is_refused_before_the_model_is_loaded(capsys: Capture) -> None:
