@@ -5,9 +5,8 @@ The script calls the program at each completion, so that the options offered are
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, TextIO
 
 from lantern.cli.command import OneOf, arg, command
 from lantern.methods import METHODS
@@ -24,17 +23,11 @@ def completion(shell: str = arg(f"one of {', '.join(SHELLS)}", type=OneOf(SHELLS
     print(shellcode(PROGRAMS, shell=shell))
 
 
-def complete(
-    program: str,
-    commands: Mapping[str, str] | None = None,
-    *,
-    output: TextIO | None = None,
-    leave: Callable[[int], Any] = os._exit,
-) -> None:
-    """Write the completions of the line that the shell's script has set to `output`, and `leave`.
+def complete(program: str, commands: Mapping[str, str] | None = None) -> None:
+    """Write the completions of the line that the shell's script has set to the file that it reads, and exit.
 
     `commands` are those of the program with a line of help each; without any it is the command that its name has after
-    "lantern-". Without `output` the completions go to the file that the script reads.
+    "lantern-".
     """
     import argcomplete
 
@@ -48,7 +41,7 @@ def complete(
                 _fill(parser, name, words[1:])
     else:
         _fill(root, program.removeprefix("lantern-"), words)
-    argcomplete.autocomplete(root, exit_method=leave, output_stream=output)
+    argcomplete.autocomplete(root)
 
 
 def _fill(parser: argparse.ArgumentParser, name: str, words: Sequence[str]) -> None:

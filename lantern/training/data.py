@@ -207,14 +207,13 @@ def write_prepared(
     total: int | None = None,
     skipped: Iterable[str] = (),
     packages: Iterable[dict[str, str]] = (),
-    workers: int | None = None,
 ) -> Summary:
     """Prepare the images of jobs into `out`, which is replaced as a whole once everything is written.
 
-    Jobs run in threads on all cores, or in `workers`: Pillow and NumPy release Python's lock in most of the work. What
-    is written does not depend on their number. `skipped` are inputs left out before, `origin` names the input in the
-    error that no image is usable. A terminal shows a bar up to `total`. ValueError, in one line, if `out` holds
-    something else or no image is usable.
+    Jobs run in threads on all cores: Pillow and NumPy release Python's lock in most of the work. What is written does
+    not depend on their number. `skipped` are inputs left out before, `origin` names the input in the error that no
+    image is usable. A terminal shows a bar up to `total`. ValueError, in one line, if `out` holds something else or no
+    image is usable.
     """
     from PIL import Image
     from tqdm import tqdm
@@ -234,7 +233,7 @@ def write_prepared(
         return png.getvalue(), made[1]
 
     def every() -> Iterator[tuple[bytes, Record] | str]:
-        count, waiting = workers or os.cpu_count() or 1, iter(jobs)
+        count, waiting = os.cpu_count() or 1, iter(jobs)
         with ThreadPoolExecutor(count) as threads:
             while some := [*islice(waiting, 8 * count)]:  # not all at once: a job may hold its file
                 yield from threads.map(encoded, some)

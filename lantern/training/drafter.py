@@ -8,7 +8,7 @@ test (arXiv:2503.01840): see losses.py.
 import hashlib
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
@@ -370,17 +370,14 @@ class DrafterTask(Task):
         blocks = torch.arange(config.held_out).split(config.batch)
         return [self._examples(b.tolist(), torch.full((len(b),), config.guidance), device) for b in blocks]
 
-    def _held_drafts(self) -> Iterator[list[Draft]]:
-        return map(self._draft, self._held)
-
     def evaluate(self) -> dict[str, float]:
         """Return acceptance and hit rates of every depth on held-out images."""
-        return measure(self._held_drafts(), self.target.config.block_size)
+        return measure(map(self._draft, self._held), self.target.config.block_size)
 
     def sample(self, path: Path) -> None:
         """Write a map of acceptance per depth."""
         config = self.target.config
-        found = maps(self._held_drafts(), config.block_size, config.raster.columns)
+        found = maps(map(self._draft, self._held), config.block_size, config.raster.columns)
         save_sheet(found, path, columns=len(found))
 
     def export(self, folder: Path) -> None:

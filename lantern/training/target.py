@@ -1,7 +1,6 @@
 """Training of the target: a LlamaGen transformer on tokens of images with captions or classes (arXiv:2406.06525)."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -70,17 +69,6 @@ class TargetConfig:
                 raise ValueError(f"{name} is {share}, wanted a share from 0 to 1")
         if self.corruption_others and self.batch < 2:
             raise ValueError(f"corruption_others needs other images: batch is {self.batch}, wanted 2 or more")
-
-
-@contextmanager
-def bf16_products() -> Iterator[None]:
-    """Let plain products of attention in the context stay in bf16, on a CPU too, where torch else computes in fp32."""
-    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
-    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
 def prefix_mask(valid: Bool[Tensor, "b t"], tokens: int) -> Bool[Tensor, "b n n"]:
@@ -232,8 +220,13 @@ class TargetTask(Task):
         self, features: Tensor, mask: Tensor, tokens: Tensor, given: Tensor, is_dropped: Tensor
     ) -> dict[str, Tensor]:
         """Return the mean cross-entropy in nats per token."""
-        with bf16_products():
+        switches = torch.backends.cuda  # of a CPU too, where plain products of attention in bf16 are else in fp32
+        before = switches.fp16_bf16_reduction_math_sdp_allowed()
+        switches.allow_fp16_bf16_reduction_math_sdp(True)
+        try:
             return {"loss": self._loss(features, mask, tokens, given, is_dropped).mean()}
+        finally:
+            switches.allow_fp16_bf16_reduction_math_sdp(before)
 
     def evaluate(self) -> dict[str, float]:
         """Return the cross-entropy on held-out images (nats per token) and the gain by captions (nats per image)."""

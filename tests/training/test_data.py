@@ -150,17 +150,18 @@ def test_decoded_pictures_are_cached_in_one_file_that_callers_cannot_change(tmp_
     refused(prepared.images, match=r"pictures\.npy cannot be read .*remove it")
 
 
-def test_number_of_workers_does_not_change_what_is_written(tmp_path: Path) -> None:
+def test_number_of_cores_does_not_change_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def job(i: int) -> tuple[np.ndarray, Record] | str:
         record = Record(image=0, captions=((f"c{i}", 1.0),), kind="plain", concepts=(), style="", split="train")
         return "left out" if i % 7 == 3 else (np.full((8, 8, 3), i, np.uint8), record)
 
     digests = set()
-    for workers in (1, 3):
-        how: Any = {"source": "x", "origin": "x", "seed": 0, "size": 8, "workers": workers}
-        summary = write_prepared(tmp_path / str(workers), (partial(job, i) for i in range(40)), **how)
+    for cores in (1, 3):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        jobs = (partial(job, i) for i in range(40))
+        summary = write_prepared(tmp_path / str(cores), jobs, source="x", origin="x", seed=0, size=8)
         assert summary.skipped == ("left out",) and summary.records == 34
-        records = Prepared.open(tmp_path / str(workers)).records
+        records = Prepared.open(tmp_path / str(cores)).records
         assert [r.captions[0][0] for r in records] == [f"c{i}" for i in range(40) if i % 7 != 3]
         assert [r.image for r in records] == list(range(34))
         digests.add(summary.sha256)
