@@ -198,8 +198,9 @@ class FeatureCache:
 
         places = [divmod(number, self.shard) for number in numbers]
         with ExitStack() as stack:
-            opened = {shard: safe_open(self._path(shard), framework="pt") for shard, _ in places}
-            files: dict[int, Any] = {shard: stack.enter_context(file) for shard, file in opened.items()}
+            files: dict[int, Any] = {}
+            for shard in {shard for shard, _ in places}:
+                files[shard] = stack.enter_context(safe_open(self._path(shard), framework="pt"))
             names = files[places[0][0]].keys()
             return {name: torch.stack([files[shard].get_slice(name)[at] for shard, at in places]) for name in names}
 
