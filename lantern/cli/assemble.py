@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, Group, arg, command, existing, opt
+from lantern.cli.command import Group, arg, command, existing, opt
 from lantern.cli.options import Distribution
 from lantern.generation.images import MAX_SCALE
 
@@ -46,7 +46,7 @@ def assemble(
     *,
     components: ComponentFolders,
     defaults: DefaultOptions,
-) -> int:
+) -> None:
     """Put components together into a model folder."""
     from lantern.core.io import CONFIG_NAME, read_config, write_json
     from lantern.models import folder as model_folder
@@ -70,7 +70,6 @@ def assemble(
         write_json(out / "drafter" / CONFIG_NAME, config | {"target": model.weights_digest})
     parts = [part for part in vars(components) if (out / part).is_dir()]
     print(f"{out}: {', '.join(parts)}; codebook of {model.target.config.vocab_size}, defaults {generation}")
-    return DONE
 
 
 def _tried(folders: Mapping[str, Path], out: Path, generation: Mapping[str, Any]) -> "Model":

@@ -11,11 +11,12 @@ A command is a function whose signature declares its options:
         *,
         grid: int | None = opt(None, "tokens along one side of the image", 1, 256),
         where: Placement,
-    ) -> int:
+    ) -> None:
         '''Convert a released checkpoint.'''
 
 An option's type is that of its annotation: a list takes several values, a bool is a flag. A subclass of `Group` is a
-group. Parameters without `opt` get what was parsed under their name; `stopping` and `debug` are always there.
+group. Parameters without `opt` get what was parsed under their name; `stopping` and `debug` are always there. What it
+returns, if not None, is the exit code.
 """
 
 import argparse
@@ -45,7 +46,7 @@ METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
 
 @dataclass(frozen=True)
 class Command:
-    """One command: name, one line of help, a function that adds its options, and `run`, which returns the exit code.
+    """One command: name, one line of help, a function that adds its options, and `run`, with its exit code if not 0.
 
     is_brief: --help lists only the options outside of groups; --help-all lists all.
     """
@@ -53,7 +54,7 @@ class Command:
     name: str
     summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[Namespace], int]
+    run: Callable[[Namespace], int | None]
     is_brief: bool = False
 
 
@@ -132,7 +133,7 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
         except SystemExit as leaving:  # after --help, --version and an error that was printed
             return int(leaving.code or DONE)
         args.debug, args.stopping = is_debug, stopping
-        return command.run(args)
+        return command.run(args) or DONE
 
     return contained(run, is_debug=is_debug)
 
@@ -277,7 +278,7 @@ class Group:
 
 
 def command(
-    function: Callable[..., int],
+    function: Callable[..., int | None],
     *,
     is_brief: bool = False,
     epilog: str | None = None,
@@ -300,7 +301,7 @@ def command(
         if more is not None:
             more(parser)
 
-    def run(args: argparse.Namespace) -> int:
+    def run(args: Namespace) -> int | None:
         given = vars(args)
         made = {name: kind(**{each: given[each] for each in kind.OPTIONS}) for name, kind in groups.items()}
         return function(**{name: given[name] for name in declared if name not in made}, **made)
@@ -309,7 +310,7 @@ def command(
     return Command(function.__name__.strip("_"), summary, add_arguments, run, is_brief)
 
 
-def changed(function: Callable[..., int], values: Mapping[str, Any], *, but: Collection[str] = ()) -> list[str]:
+def changed(function: Callable[..., int | None], values: Mapping[str, Any], *, but: Collection[str] = ()) -> list[str]:
     """Return the options of a command's function, `but` some, whose values in a call are not their defaults."""
     options = dict[str, tuple[Any, Argument]]()
     for name, one in inspect.signature(function).parameters.items():

@@ -5,11 +5,10 @@ The script calls the program at each completion, so that the options offered are
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, TextIO
 
-from lantern.cli.command import DONE, OneOf, arg, command
+from lantern.cli.command import OneOf, arg, command
 from lantern.methods import METHODS
 
 SHELLS = ("bash", "zsh", "fish")
@@ -17,25 +16,18 @@ PROGRAMS = ("lantern", "lantern-generate")
 EPILOG = 'bash: eval "$(lantern completion bash)"; zsh: the same; fish: lantern completion fish | source'
 
 
-def completion(shell: str = arg(f"one of {', '.join(SHELLS)}", type=OneOf(SHELLS))) -> int:
+def completion(shell: str = arg(f"one of {', '.join(SHELLS)}", type=OneOf(SHELLS))) -> None:
     """Print the script with which a shell completes options and names."""
     from argcomplete.shell_integration import shellcode
 
     print(shellcode(PROGRAMS, shell=shell))
-    return DONE
 
 
-def complete(
-    program: str,
-    commands: Mapping[str, str] | None = None,
-    *,
-    output: TextIO | None = None,
-    leave: Callable[[int], Any] = os._exit,
-) -> None:
-    """Write the completions of the line that the shell's script has set to `output`, and `leave`.
+def complete(program: str, commands: Mapping[str, str] | None = None) -> None:
+    """Write the completions of the line that the shell's script has set to the file that it reads, and exit.
 
     `commands` are those of the program with a line of help each; without any it is the command that its name has after
-    "lantern-". Without `output` the completions go to the file that the script reads.
+    "lantern-".
     """
     import argcomplete
 
@@ -49,7 +41,7 @@ def complete(
                 _fill(parser, name, words[1:])
     else:
         _fill(root, program.removeprefix("lantern-"), words)
-    argcomplete.autocomplete(root, exit_method=leave, output_stream=output)
+    argcomplete.autocomplete(root)
 
 
 def _fill(parser: argparse.ArgumentParser, name: str, words: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, OneOf, arg, command, existing, explained, opt
+from lantern.cli.command import OneOf, arg, command, existing, explained, opt
 from lantern.cli.options import DTYPES
 
 COMPONENTS = ("t2i", "c2i", "vq", "drafter")
@@ -34,7 +34,7 @@ def convert(
     dtype: str = opt("keep", "keep, bf16, fp16 or fp32", type=OneOf(("keep", *DTYPES))),
     to: str = opt("lantern", TO_HELP, type=OneOf(("lantern", "hf"))),
     overwrite: bool = opt(False, "replace an existing component in OUT"),
-) -> int:
+) -> None:
     """Convert a released checkpoint to a component or model folder."""
     if image_size is not None and grid is not None:
         raise ValueError("--image-size is not allowed with --grid: give one of them")
@@ -70,7 +70,7 @@ def convert(
         with temporary_until_complete(out) as trial:
             LanternPipeline.from_pretrained(checkpoint, dtype=own).save_pretrained(trial)
         print(f"{out}: model folder")
-        return DONE
+        return
     release = None if is_vqgan or kind in COMPONENTS else read_release(checkpoint)
     if is_vqgan or release is not None:
         found_kind = "vqgan" if release is None else release.kind
@@ -85,7 +85,7 @@ def convert(
                 numbers = convert_release(release, trial, dtype=stored)
                 shape_of(trial)
         print(f"{out}: {found_kind}, {numbers:,} values")
-        return DONE
+        return
     if kind in RELEASES:
         raise ValueError(f"{checkpoint} holds no {kind} checkpoint")
     side = grid or (image_size or 0) // 16
@@ -104,7 +104,6 @@ def convert(
             save_component(foreign_state(found.state), foreign_config(found.config), trial, dtype=stored)
     numbers = sum(tensor.numel() for tensor in found.state.values())
     print(f"{out}: {found.kind}, {len(found.state)} tensors, {numbers:,} values")
-    return DONE
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import importlib.util
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import DONE, arg, command, opt
+from lantern.cli.command import arg, command, opt
 from lantern.cli.options import MODEL, MODEL_HELP, Placement
 from lantern.core.config import install_hint
 
@@ -19,7 +19,7 @@ def demo(
     *,
     where: Placement,
     stopping: "Stopping",
-) -> int:
+) -> None:
     """Show plain decoding and a method side by side in the browser."""
     if importlib.util.find_spec("gradio") is None:
         raise ImportError(f"lantern demo needs gradio, which is not installed: {install_hint('demo')}")
@@ -40,7 +40,6 @@ def demo(
     finally:
         page.close(verbose=False)
         sides.close()
-    return DONE
 
 
 COMMAND = command(demo)

@@ -6,7 +6,7 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import DONE, arg, changed, check_file, command, existing, named, opt
+from lantern.cli.command import arg, changed, check_file, command, existing, named, opt
 from lantern.cli.options import MAX_SEED, Machine
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def eval_(
     out: Path | None = opt(None, "write the figures to a JSON file as well", metavar="FILE"),
     *,
     machine: Machine,
-) -> int:
+) -> None:
     """Measure the quality of images."""
     given = locals()
     check_file("--out", out)
@@ -84,7 +84,6 @@ def eval_(
         print(dumps(result, ensure_ascii=False, allow_nan=False))
     if out is not None:
         write_json(out, result)
-    return DONE
 
 
 def render(figures: Mapping[str, "Figure"]) -> str:

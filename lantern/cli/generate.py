@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from lantern import __version__
 from lantern.cli.command import (
-    DONE,
     Group,
     OneOf,
     check_file,
@@ -157,13 +156,13 @@ def generate(
     files: Files,
     stopping: "Stopping",
     debug: bool,
-) -> int:
+) -> None:
     """Make images from prompts or class labels."""
     if inputs.list_words or inputs.list_names:
         from lantern.models.names import list_names, read_words
 
         print("\n".join((read_words if inputs.list_words else list_names)(resolve_model(model))))
-        return DONE
+        return
     prompts = _prompts(prompt, prompts_file, class_label)
     rank, processes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1 and (method in (None, "auto") or files.compare):
@@ -221,7 +220,6 @@ def generate(
         distributed.destroy_process_group()
     if (hint := advice(loaded)) is not None:
         say(hint, files.quiet)
-    return DONE
 
 
 def _chosen(name: str | None, folder: Path, texts: Mapping[str, str]) -> Method | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from lantern.cli.command import DONE, arg, command, opt
+from lantern.cli.command import arg, command, opt
 from lantern.cli.options import METHOD, MODEL, MODEL_HELP
 from lantern.core.config import read_json_object
 from lantern.core.places import resolve_model
@@ -21,7 +21,7 @@ def methods(
     name: str | None = arg("method to describe", type=METHOD),
     model: str = opt(MODEL, MODEL_HELP),
     json: bool = opt(False, "print JSON"),
-) -> int:
+) -> None:
     """List all methods, or the settings of one."""
     folder = resolve_model(model)
     if name is not None:
@@ -30,7 +30,6 @@ def methods(
     else:
         every = [row(method, folder) for method in METHODS.values()]
         print(dumps(every) if json else "\n".join(table(every, model)))
-    return DONE
 
 
 def row(method: Method, folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from lantern.cli.command import DONE, Command, Parser, add_option, flag, parser_of
+from lantern.cli.command import Command, Parser, add_option, flag, parser_of
 from lantern.core.config import load_config, read_json_object
 from lantern.training import stages
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             add_option(one, option, *options[option])
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Check that the options are the stage's own, read its config and call its function."""
     stage, config, out = args.stage, args.config, args.out
     recipe = stages.find_recipe(args.recipe) if args.recipe else _recipe_of(stage, config)
@@ -54,21 +54,20 @@ def run(args: argparse.Namespace) -> int:
     stated = {name: value for name, value in sorted(vars(args).items()) if name in known}
     given = {name: value for name, value in stated.items() if value is not None and value is not False}
     if stage == stages.ALL:
-        from lantern.training.loop import check_accelerate
-
         config = config or (recipe and recipe.name)
         if not config:
             raise ValueError("stage all needs --config: a file, or small (images of one's own), or --recipe NAME")
         path = stages.find_config(config, recipe, stage=stages.ALL)
-        check_accelerate()  # before the first step, which prepares data for hours
-        return run_all(path, out, given, recipe)
+        import accelerate  # noqa: F401 (before the first step, which prepares data for hours)
+
+        run_all(path, out, given, recipe)
+        return
     if config is None and (kind := given.get("kind") or (recipe and recipe.name)):
         config = f"{stage}-{kind}"
     if config is None:
         raise ValueError(f"stage {stage} needs --config, one of {', '.join(stages.config_names())} or a file")
     result = run_stage(stage, config, out, given, recipe)
     print(f"{out}: {result}" if result is not None else out)
-    return DONE
 
 
 def run_stage(name: str, config: str, out: Path, given: dict[str, Any], recipe: stages.Recipe | None) -> Any:
@@ -86,9 +85,10 @@ def run_stage(name: str, config: str, out: Path, given: dict[str, Any], recipe: 
             raise ValueError(f"stage {name} needs {flag(option)}")
     path = stages.find_config(config, recipe, stage=name)
     if stage.is_training:  # nothing is written before its packages are known to be there
-        from lantern.training.loop import check_accelerate, keep_freed_memory
+        import accelerate  # noqa: F401
 
-        check_accelerate()
+        from lantern.training.loop import keep_freed_memory
+
         keep_freed_memory()
     function = stage.load()
     loaded = stages.read_config(get_type_hints(function)["config"], path)
@@ -233,7 +233,7 @@ def card(build: Build) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run_all(path: Path, out: Path, given: Mapping[str, Any], recipe: stages.Recipe | None) -> int:
+def run_all(path: Path, out: Path, given: Mapping[str, Any], recipe: stages.Recipe | None) -> None:
     """Run the steps of a config into `out` and assemble the model if all are done."""
     from lantern.core.places import embedded_model
 
@@ -247,29 +247,27 @@ def run_all(path: Path, out: Path, given: Mapping[str, Any], recipe: stages.Reci
         inputs |= {"text_encoder": embedded / "text_encoder", "tokenizer": embedded / "tokenizer"}
     config = load_config(AllConfig, path)
     build = Build(config, path.parent, out, inputs, recipe)
-    only, names = inputs.get("only"), [step.name for step in build.config.steps]
+    only, names = inputs.get("only"), [step.name for step in config.steps]
     if only not in (None, *names):
         raise ValueError(f"step is {only[:40]!r}, wanted one of {', '.join(names)}")
     known = build.state.inputs
     for name, value in given.items():
         if isinstance(value, Path) and known.setdefault(name, str(value.resolve())) != str(value.resolve()):
             raise ValueError(f"{out} was begun with {flag(name)} {known[name]}, got {value}: use another --out")
-    for step in build.config.steps:
-        if step.name not in build.state.done and only in (None, step.name):
-            build.run(step)
-        elif only in (None, step.name):
+    for step in (each for each in config.steps if only in (None, each.name)):
+        if step.name in build.state.done:
             print(f"step {step.name} was done before")
-    left = [step.name for step in build.config.steps if step.name not in build.state.done]
-    if left:
+        else:
+            build.run(step)
+    if left := [name for name in names if name not in build.state.done]:
         print(f"{out}: {', '.join(left)} to do")
-        return DONE
+        return
     model = assemble(build)
     if not inputs.get("keep"):
         for cache in [*out.glob("*/pictures.npy"), *out.glob("*/features-*")]:
             shutil.rmtree(cache) if cache.is_dir() else cache.unlink()
     what = '--prompt "..."' if "text_encoder" in config.components else "--class-label 0"
     print(f"{model}: try lantern-generate --model {model} {what}")
-    return DONE
 
 
 COMMAND = Command(

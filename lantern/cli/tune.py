@@ -6,7 +6,7 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, Group, check_file, command, opt, say
+from lantern.cli.command import Group, check_file, command, opt, say
 from lantern.cli.options import MAX_SEED, MODEL, MODEL_HELP, Distribution, Placement
 
 SHOWN = 12  # candidates in the table
@@ -37,7 +37,7 @@ def tune(
     race: Race,
     where: Placement,
     distribution: Distribution,
-) -> int:
+) -> None:
     """Measure this machine and find the fastest method for --method auto."""
     check_file("--out", out)
     from lantern.generation import tuning
@@ -61,7 +61,6 @@ def tune(
         print(dumps(profile | {"path": str(path)}, sort_keys=True))
     else:
         print("\n".join([*table(profile), f"profile: {path}"]))
-    return DONE
 
 
 def table(profile: Mapping[str, Any]) -> list[str]:

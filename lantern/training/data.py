@@ -183,15 +183,6 @@ def unpack(folder: Path, out: Path) -> list[Path]:
     return [out / name for name in names]
 
 
-def encode_png(picture: UInt8[np.ndarray, "h w 3"]) -> bytes:
-    """Return an image as a PNG file."""
-    from PIL import Image
-
-    buffer = BytesIO()
-    Image.fromarray(picture).save(buffer, "PNG", compress_level=9)
-    return buffer.getvalue()
-
-
 def share_of(key: str) -> float:
     """Return a number in [0, 1) that depends on the key alone, the same on every machine and in every order."""
     return int(hashlib.md5(key.encode()).hexdigest()[:13], 16) / 16**13
@@ -216,21 +207,19 @@ def write_prepared(
     total: int | None = None,
     skipped: Iterable[str] = (),
     packages: Iterable[dict[str, str]] = (),
-    workers: int | None = None,
 ) -> Summary:
     """Prepare the images of jobs into `out`, which is replaced as a whole once everything is written.
 
-    Jobs run in threads on all cores, or in `workers`: Pillow and NumPy release Python's lock in most of the work. What
-    is written does not depend on their number. `skipped` are inputs left out before, `origin` names the input in the
-    error that no image is usable. A terminal shows a bar up to `total`. ValueError, in one line, if `out` holds
-    something else or no image is usable.
+    Jobs run in threads on all cores: Pillow and NumPy release Python's lock in most of the work. What is written does
+    not depend on their number. `skipped` are inputs left out before, `origin` names the input in the error that no
+    image is usable. A terminal shows a bar up to `total`. ValueError, in one line, if `out` holds something else or no
+    image is usable.
     """
+    from PIL import Image
     from tqdm import tqdm
 
-    out = out.resolve()  # a link to another disk stays a link
-    if out.exists() and not (
-        out.is_dir() and {path.name for path in out.iterdir()} <= {PICTURES, RECORDS, SUMMARY, CACHE}
-    ):
+    out, own = out.resolve(), {PICTURES, RECORDS, SUMMARY, CACHE}  # a link to another disk stays a link
+    if out.exists() and not (out.is_dir() and {path.name for path in out.iterdir()} <= own):
         raise ValueError(f"{out} exists and is no prepared data: choose another folder or remove it")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -238,11 +227,13 @@ def write_prepared(
     left_out, records = dict.fromkeys(skipped), list[Record]()
 
     def encoded(job: Job) -> tuple[bytes, Record] | str:
-        made = job()
-        return made if isinstance(made, str) else (encode_png(made[0]), made[1])
+        if isinstance(made := job(), str):
+            return made
+        Image.fromarray(made[0]).save(png := BytesIO(), "PNG", compress_level=9)
+        return png.getvalue(), made[1]
 
     def every() -> Iterator[tuple[bytes, Record] | str]:
-        count, waiting = workers or os.cpu_count() or 1, iter(jobs)
+        count, waiting = os.cpu_count() or 1, iter(jobs)
         with ThreadPoolExecutor(count) as threads:
             while some := [*islice(waiting, 8 * count)]:  # not all at once: a job may hold its file
                 yield from threads.map(encoded, some)
@@ -324,37 +315,28 @@ def prepare(config: DataConfig, *, out: Path, path: Path | None = None) -> Summa
     origin = path or config.path
     if origin is None:
         raise ValueError(f"path is empty, wanted the {config.source} data to read: give --path")
-    readers = {"folder": read_folder, "classes": read_classes, "webdataset": read_shards}
-    variants = ("original", "mirror") if config.mirrors else ("original",)
-    jobs = (
-        partial(make, sample, config, variant)
-        for sample in readers[config.source](origin)
-        for variant in variants
-        if variant == "original" or share_of(sample.name) >= config.held_out
-    )
-    return write_prepared(out, jobs, source=config.source, origin=str(origin), seed=config.seed, size=config.size)
+    reader = {"folder": read_folder, "classes": read_classes, "webdataset": read_shards}[config.source]
+
+    def jobs() -> Iterator[Job]:
+        for sample in reader(origin):  # its name alone decides whether it is kept from training
+            split = "heldout" if share_of(sample.name) < config.held_out else "train"
+            yield partial(make, sample, config.size, split)
+            if config.mirrors and split == "train":
+                yield partial(make, sample, config.size, split, "mirror")
+
+    return write_prepared(out, jobs(), source=config.source, origin=str(origin), seed=config.seed, size=config.size)
 
 
-def make(sample: Sample, config: DataConfig, variant: str) -> Made | str:
-    """Return the image and the record of a sample or its mirror, or "name: reason" if it cannot be used.
-
-    The name of a sample alone decides whether it is kept from training.
-    """
+def make(sample: Sample, size: int, split: str, variant: str = "original") -> Made | str:
+    """Return the image and the record of a sample or its mirror, or "name: reason" if it cannot be used."""
     if not sample.captions:
         return f"{sample.name}: no caption in UTF-8"
-    picture = read_square(sample.data, config.size)
-    if picture is None:
+    if (picture := read_square(sample.data, size)) is None:
         return f"{sample.name}: not an image that can be read"
-    share = round(1 / len(sample.captions), 4)
-    return np.ascontiguousarray(picture[:, ::-1]) if variant == "mirror" else picture, Record(
-        image=0,
-        captions=tuple((caption, share) for caption in sample.captions),
-        kind="plain",
-        concepts=(sample.label,) if sample.label else (),
-        style="",
-        split="heldout" if share_of(sample.name) < config.held_out else "train",
-        variant=variant,
-    )
+    picture = np.ascontiguousarray(picture[:, ::-1]) if variant == "mirror" else picture
+    captions = tuple((caption, round(1 / len(sample.captions), 4)) for caption in sample.captions)
+    concepts = (sample.label,) if sample.label else ()
+    return picture, Record(0, captions, "plain", concepts, style="", split=split, variant=variant)
 
 
 def read_square(data: bytes, size: int) -> UInt8[np.ndarray, "h w 3"] | None:
@@ -415,10 +397,8 @@ def read_shards(path: Path) -> Iterator[Sample]:
         try:
             with tarfile.open(shard) as tar:
                 for (_, stem), members in groupby((member for member in tar if member.isfile()), key):
-                    files = [
-                        (PurePosixPath(m.name).name.partition(".")[2].lower(), tar.extractfile(m)) for m in members
-                    ]
-                    parts = {f".{suffix}": file.read() for suffix, file in files if file is not None}
+                    files = {PurePosixPath(m.name).name.partition(".")[2].lower(): tar.extractfile(m) for m in members}
+                    parts = {f".{suffix}": file.read() for suffix, file in files.items() if file is not None}
                     picture = next((data for suffix, data in parts.items() if suffix in SUFFIXES), None)
                     if picture is not None:
                         captions = clean_lines(utf8_text(parts.get(".txt", b"")))

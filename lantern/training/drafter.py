@@ -8,7 +8,8 @@ test (arXiv:2503.01840): see losses.py.
 import hashlib
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -195,14 +196,13 @@ class FeatureCache:
         """Return the tensors of these images."""
         from safetensors import safe_open
 
-        rows: dict[int, dict[str, Tensor]] = {}
-        for shard in sorted({number // self.shard for number in numbers}):
-            with safe_open(self._path(shard), framework="pt") as file:
-                parts: dict[str, Any] = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-                for number in {n for n in numbers if n // self.shard == shard}:
-                    at = number % self.shard
-                    rows[number] = {name: part[at : at + 1] for name, part in parts.items()}
-        return {name: torch.cat([rows[number][name] for number in numbers]) for name in rows[numbers[0]]}
+        places = [divmod(number, self.shard) for number in numbers]
+        with ExitStack() as stack:
+            files: dict[int, Any] = {}
+            for shard in {shard for shard, _ in places}:
+                files[shard] = stack.enter_context(safe_open(self._path(shard), framework="pt"))
+            names = files[places[0][0]].keys()
+            return {name: torch.stack([files[shard].get_slice(name)[at] for shard, at in places]) for name in names}
 
     def _path(self, shard: int) -> Path:
         return self.folder / f"{shard:05d}.safetensors"
@@ -228,8 +228,7 @@ class FeatureCache:
         with tqdm(total=sum(map(len, todo.values())), desc="images", disable=True if is_quiet else None) as bar:
             for shard, numbers in todo.items():
                 parts = []
-                for first in range(0, len(numbers), BATCH):
-                    some = numbers[first : first + BATCH]
+                for some in (numbers[first : first + BATCH] for first in range(0, len(numbers), BATCH)):
                     parts.append({name: x.cpu() for name, x in teacher.read(some).items()})
                     bar.update(len(some))
                 with atomic_write(self._path(shard)) as temporary:
@@ -312,8 +311,8 @@ class DrafterTask(Task):
 
     def _examples(self, numbers: list[int], scales: Tensor, device: torch.device) -> Examples:
         read = {name: x.to(device) for name, x in self._source.read(numbers).items()}
-        whole = {name: x.float() if x.is_floating_point() else x for name, x in read.items()}
-        return Examples(scales=scales.to(device), **{**whole, "tokens": read["tokens"].long()})
+        read |= {name: x.float() for name, x in read.items() if x.is_floating_point()}
+        return Examples(scales=scales.to(device), **read | {"tokens": read["tokens"].long()})
 
     def _draft(self, examples: Examples) -> list[Draft]:
         """Return the target's and the drafter's distributions at every depth."""
@@ -322,10 +321,9 @@ class DrafterTask(Task):
             p = self.sampling.filtered(self._logits(examples.rows, examples)).exp()
         made = []
         for predicted in self.drafter.training_predictions(examples, self.config.unroll):
-            logits = predicted.logits
             if predicted.rows is not None:
                 logits = self._logits(predicted.rows, examples)
-            elif logits is None:
+            elif (logits := predicted.logits) is None:
                 assert predicted.features is not None
                 logits = self._head(predicted.features)
             made.append(Draft(predicted, p[:, predicted.places], self.sampling.filtered(logits)))
@@ -364,8 +362,7 @@ class DrafterTask(Task):
         fade = self.config.objective.fade
         losses = [fade ** (draft.predicted.depth - 1) * self._loss(draft, examples).mean() for draft in drafts]
         first, last = (acceptance(draft.p, draft.log_q).mean() for draft in (drafts[0], drafts[-1]))
-        loss = torch.stack(losses).sum()
-        return {"loss": loss, "accepted_first": first, "accepted_last": last}
+        return {"loss": torch.stack(losses).sum(), "accepted_first": first, "accepted_last": last}
 
     @cached_property
     def _held(self) -> list[Examples]:
@@ -374,17 +371,14 @@ class DrafterTask(Task):
         blocks = torch.arange(config.held_out).split(config.batch)
         return [self._examples(b.tolist(), torch.full((len(b),), config.guidance), device) for b in blocks]
 
-    def _held_drafts(self) -> Iterator[list[Draft]]:
-        return map(self._draft, self._held)
-
     def evaluate(self) -> dict[str, float]:
         """Return acceptance and hit rates of every depth on held-out images."""
-        return measure(self._held_drafts(), self.target.config.block_size)
+        return measure(map(self._draft, self._held), self.target.config.block_size)
 
     def sample(self, path: Path) -> None:
         """Write a map of acceptance per depth."""
         config = self.target.config
-        found = maps(self._held_drafts(), config.block_size, config.raster.columns)
+        found = maps(map(self._draft, self._held), config.block_size, config.raster.columns)
         save_sheet(found, path, columns=len(found))
 
     def export(self, folder: Path) -> None:
@@ -469,5 +463,5 @@ def train(
         name = f"features-{hashlib.sha256(made.encode()).hexdigest()[:16]}"
         source = FeatureCache(cache / name, pictures=config.pictures, shard=config.shard)
         source.fill(teacher)
-    task, about = DrafterTask(config, model, source, module=module), f"{module.config.target} {read}"
-    run_loop(task, config.loop, out=out, init=init, source=about)
+    task = DrafterTask(config, model, source, module=module)
+    run_loop(task, config.loop, out=out, init=init, source=f"{module.config.target} {read}")

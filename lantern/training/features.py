@@ -27,6 +27,7 @@ from lantern.training.data import RECORDS, Prepared, Record
 WHITE = 250  # darkest byte that counts as background
 READ = {".safetensors", ".bin", ".json", ".model", ".txt"}  # files of text encoders and their tokenizers
 MARGIN = 1  # pixels around a patch that must be background too
+BATCH = 256  # captions that are encoded together
 
 
 def cached(path: Path, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -138,9 +139,7 @@ def number_classes(prepared: Prepared) -> Conditions:
 
 
 @torch.no_grad()
-def encode_captions(
-    encoder: TextEncoder, prepared: Prepared, path: Path, *, slots: int, batch: int = 256
-) -> Conditions:
+def encode_captions(encoder: TextEncoder, prepared: Prepared, path: Path, *, slots: int) -> Conditions:
     """Encode every distinct caption once on the training device, cached in a file; cut at `slots` tokens.
 
     Captions of which cleaning leaves nothing, such as names of files, have no features: a warning counts them.
@@ -152,8 +151,8 @@ def encode_captions(
         encoder.to(training_device())
         is_blank = torch.tensor([encoder.is_blank(text) for text in texts])
         given = ["a" if blank else text for text, blank in zip(texts, is_blank.tolist(), strict=True)]
-        blocks = [given[i : i + batch] for i in range(0, len(given), batch)]
-        parts = [encoder.encode(block, slots=slots, batch_size=batch) for block in blocks]
+        blocks = [given[i : i + BATCH] for i in range(0, len(given), BATCH)]
+        parts = [encoder.encode(block, slots=slots, batch_size=BATCH) for block in blocks]
         return {
             "features": torch.cat([embeddings.bfloat16().cpu() for embeddings, _ in parts]),
             "mask": torch.cat([mask.cpu() for _, mask in parts]) & ~is_blank[:, None],

@@ -32,6 +32,7 @@ from lantern.core.io import (
     sha256_of,
     trained_steps,
     write_json,
+    write_text,
 )
 from lantern.core.signals import Stopped, Stopping
 from lantern.generation.images import to_image
@@ -167,12 +168,6 @@ def save_sheet(pictures: UInt8[Tensor, "n 3 h w"], path: Path, *, columns: int) 
         to_image(sheet.permute(1, 2, 0)).save(temporary, format="PNG", optimize=True)
 
 
-def check_accelerate() -> None:
-    """Raise ModuleNotFoundError if the package accelerate, of the extra `train`, is missing."""
-    if find_spec("accelerate") is None:
-        raise ModuleNotFoundError("No module named 'accelerate'", name="accelerate")
-
-
 def keep_freed_memory() -> bool:
     """Let glibc reuse freed blocks of up to 1 GiB; return False where the C library has no such setting.
 
@@ -221,8 +216,7 @@ class TrainingLog:
             with suppress(ValueError):
                 if json.loads(line)["step"] <= self.run.done:
                     kept.append(line)
-        with atomic_write(path) as temporary:
-            temporary.write_text("".join(kept))
+        write_text(path, "".join(kept))
 
     def speak(self, figures: dict[str, Tensor], *, is_last: bool) -> None:
         """Advance the bar, or print a line if the last one is a minute old or this step is the last."""
@@ -340,20 +334,17 @@ class Run:
         names = {"task", "optimizers", "average", "step", "seed", "seconds", "source"}
         if not isinstance(state, dict) or names - set(state):
             raise ValueError(f"{path} is no checkpoint of a training: {advice}")
+        why = ""
         if state["seed"] != config.seed:
-            raise ValueError(
-                f"{path} was trained with seed {state['seed']}, got {config.seed}: use another folder or that seed"
-            )
-        if not config.minutes and state["step"] > config.steps:
-            raise ValueError(
-                f"{path} was trained for {state['step']} steps, got {config.steps}: give more --steps, or another --out"
-            )
-        if state["source"] != self.source:
-            why = "on other data, for another target or from another --init"
-            raise ValueError(f"{path} was trained {why}: use another folder, or those")
-        if (state["average"] is None) != (self.average is None):
-            was = "without" if state["average"] is None else "with"
-            raise ValueError(f"{path} was trained {was} an average of weights: set ema in the config as before")
+            why = f"with seed {state['seed']}, got {config.seed}: use another folder or that seed"
+        elif not config.minutes and state["step"] > config.steps:
+            why = f"for {state['step']} steps, got {config.steps}: give more --steps, or another --out"
+        elif state["source"] != self.source:
+            why = "on other data, for another target or from another --init: use another folder, or those"
+        elif (had_average := state["average"] is not None) != bool(config.ema):
+            why = f"with{'' if had_average else 'out'} an average of weights: set ema in the config as before"
+        if why:
+            raise ValueError(f"{path} was trained {why}")
         try:
             self.task.load_state_dict(state["task"])
             if self.average is not None:

@@ -53,21 +53,15 @@ class Objective:
     fade: float = 0.8
 
     def __post_init__(self) -> None:
-        if min(self.acceptance, self.cross_entropy, self.regression) < 0 or not (
-            self.acceptance or self.cross_entropy or self.regression
-        ):
+        weights = (self.acceptance, self.cross_entropy, self.regression)
+        if min(weights) < 0 or not any(weights):
             raise ValueError("acceptance, cross_entropy and regression are weights: wanted none below 0 and one above")
         if self.fade <= 0:
             raise ValueError(f"fade is {self.fade}, wanted above 0")
 
     def of_distributions(self, p: Float[Tensor, "*n v"], log_q: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:
         """Return the loss of the drafter's distribution."""
-        loss = torch.zeros_like(p[..., 0])
-        if self.acceptance:
-            loss = loss + self.acceptance * lk_alpha(p, log_q)
-        if self.cross_entropy:
-            loss = loss + self.cross_entropy * soft_cross_entropy(p, log_q)
-        return loss
+        return self.acceptance * lk_alpha(p, log_q) + self.cross_entropy * soft_cross_entropy(p, log_q)
 
 
 @dataclass(frozen=True)

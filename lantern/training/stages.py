@@ -13,6 +13,7 @@ from typing import Any
 
 from lantern.cli.command import Group, existing, opt, size_of
 from lantern.core.config import hint_for, load_config
+from lantern.methods.parts import resolved
 
 CONFIGS = Path(__file__).parent / "configs"
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -43,8 +44,7 @@ class Stage:
 
     def load(self) -> Any:
         """Import the function."""
-        module, name = self.function.split(":")
-        return getattr(import_module(module), name)
+        return resolved(self.function)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Training of the target: a LlamaGen transformer on tokens of images with captions or classes (arXiv:2406.06525)."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -72,17 +71,6 @@ class TargetConfig:
             raise ValueError(f"corruption_others needs other images: batch is {self.batch}, wanted 2 or more")
 
 
-@contextmanager
-def bf16_products() -> Iterator[None]:
-    """Let plain products of attention in the context stay in bf16, on a CPU too, where torch else computes in fp32."""
-    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
-    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
-
-
 def prefix_mask(valid: Bool[Tensor, "b t"], tokens: int) -> Bool[Tensor, "b n n"]:
     """Return the causal mask over t conditioning slots and `tokens` tokens; padding is visible to itself alone."""
     count = valid.shape[1] + tokens
@@ -118,9 +106,8 @@ def check_fit(config: TransformerConfig, tokens: Int[Tensor, "n tokens"], captio
         sizes["caption_dim"] = captions.features.shape[-1]
     for name, size in sizes.items():
         if (got := getattr(config, name)) != size:
-            raise ValueError(
-                f"{name} of the model is {got}, wanted {size} for this tokenizer, these images and captions"
-            )
+            wanted = f"{size} for this tokenizer, these images and captions"
+            raise ValueError(f"{name} of the model is {got}, wanted {wanted}")
     if (slots := captions.mask.shape[1]) > config.cls_token_num:
         raise ValueError(f"slots is {slots}, wanted at most the model's cls_token_num, {config.cls_token_num}")
 
@@ -233,17 +220,22 @@ class TargetTask(Task):
         self, features: Tensor, mask: Tensor, tokens: Tensor, given: Tensor, is_dropped: Tensor
     ) -> dict[str, Tensor]:
         """Return the mean cross-entropy in nats per token."""
-        with bf16_products():
+        switches = torch.backends.cuda  # of a CPU too, where plain products of attention in bf16 are else in fp32
+        before = switches.fp16_bf16_reduction_math_sdp_allowed()
+        switches.allow_fp16_bf16_reduction_math_sdp(True)
+        try:
             return {"loss": self._loss(features, mask, tokens, given, is_dropped).mean()}
+        finally:
+            switches.allow_fp16_bf16_reduction_math_sdp(before)
 
     def evaluate(self) -> dict[str, float]:
         """Return the cross-entropy on held-out images (nats per token) and the gain by captions (nats per image)."""
         losses = {}
         device = self.target.norm.weight.device
         features, mask, tokens = (t.to(device) for t in self._examples(self._held))
-        for name, flag in (("loss", False), ("loss_without_caption", True)):
-            dropped = torch.full((len(tokens),), flag, device=device)
-            with torch.autocast(device.type, torch.bfloat16, enabled=self.config.loop.precision == "bf16"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.config.loop.precision == "bf16"):
+            for name, flag in (("loss", False), ("loss_without_caption", True)):
+                dropped = torch.full((len(tokens),), flag, device=device)
                 losses[name] = float(self._token_loss(features, mask, tokens, tokens, dropped).mean())
         gain = (losses["loss_without_caption"] - losses["loss"]) * tokens.shape[1]
         return {**losses, "caption_nats_per_picture": gain}

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,13 @@ def refused_by(capsys: Capture, *words: str) -> str:
     capsys.readouterr()
     assert lantern([*words]) == 2
     return one_line(capsys)
+
+
+def answer(capsys: Capture, *words: str) -> Any:
+    """Return the JSON value that `lantern` prints for these words."""
+    capsys.readouterr()
+    assert lantern([*words]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 def one_line(capsys: Capture) -> str:

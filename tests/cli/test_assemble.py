@@ -16,7 +16,7 @@ from lantern.generation.generator import neighbours_for
 from lantern.models.folder import load_model
 from lantern.models.llamagen.vqvae import VQVAE
 from lantern.verifiers.relaxations.neighbours import proximity_table
-from tests.cli.calls import Capture, one_line
+from tests.cli.calls import Capture, one_line, refused_by
 from tests.tiny import tiny_config, tiny_target
 from tests.tiny_folder import VQ
 
@@ -57,9 +57,7 @@ def test_a_signed_drafter_refuses_another_target(tmp_path: Path, components: dic
     other = tiny_target(seed=5)
     save_component(other.state_dict(), other.config, tmp_path / "t2")
     before = (out / "transformer" / "model.safetensors").read_bytes()
-    capsys.readouterr()
-    assert main(["assemble", str(out), "--transformer", str(tmp_path / "t2")]) == 2
-    error = one_line(capsys)
+    error = refused_by(capsys, "assemble", str(out), "--transformer", str(tmp_path / "t2"))
     assert f"drafter {out / 'drafter'} was trained for a target of digest" in error and "that of model model" in error
     assert (out / "transformer" / "model.safetensors").read_bytes() == before
 
@@ -84,9 +82,7 @@ def test_components_that_do_not_fit_are_refused_before_anything_is_copied(
     else:
         path = components["drafter"] / "config.json"
         write_json(path, read_config(components["drafter"]) | {"kind": "eagle3"})
-    capsys.readouterr()
-    assert main(["assemble", str(tmp_path / "model"), *options(given)]) == 2
-    error = one_line(capsys)
+    error = refused_by(capsys, "assemble", str(tmp_path / "model"), *options(given))
     assert str(path) in error and message in error and not (tmp_path / "model").exists()
 
 

@@ -41,11 +41,10 @@ def test_a_converted_folder_loads_as_the_same_model(is_foreign: bool, checkpoint
     assert found.config == CONFIG
     for name, tensor in torch.load(checkpoint, weights_only=True)["model"].items():
         assert torch.equal(found.state_dict()[name], tensor)
-    capsys.readouterr()
-    assert main(["convert", str(out), str(out.parent / "vqvae")]) == 2
-    assert "c2i checkpoint, which is no vqvae: give a folder transformer" in one_line(capsys)
-    assert main(["convert", str(out), str(out), "--overwrite", "--kind", "drafter"]) == 2
-    assert "holds a c2i checkpoint, not drafter" in one_line(capsys)
+    message = "c2i checkpoint, which is no vqvae: give a folder transformer"
+    assert message in refused_by(capsys, "convert", str(out), str(out.parent / "vqvae"))
+    line = refused_by(capsys, "convert", str(out), str(out), "--overwrite", "--kind", "drafter")
+    assert "holds a c2i checkpoint, not drafter" in line
 
 
 def test_a_model_folder_is_rewritten_in_another_dtype(folder: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -60,9 +59,8 @@ def test_a_model_folder_is_rewritten_in_another_dtype(folder: Path, tmp_path: Pa
     assert "replace it with --overwrite" in refused_by(capsys, "convert", str(source), str(out))
     assert main(["convert", str(source), str(out), "--overwrite"]) == 0
     assert load_state(out / "transformer")["norm.weight"].dtype == torch.float32
-    capsys.readouterr()
-    assert main(["convert", str(source), str(tmp_path / "other"), "--to", "hf"]) == 2
-    assert "is a whole model, of which only --dtype changes" in one_line(capsys)
+    line = refused_by(capsys, "convert", str(source), str(tmp_path / "other"), "--to", "hf")
+    assert "is a whole model, of which only --dtype changes" in line
 
 
 def test_a_component_is_replaced_only_on_request(checkpoint: Path, capsys: Capture) -> None:

@@ -16,7 +16,7 @@ from lantern.drafters.policies.records import Records
 from lantern.methods import METHODS
 from lantern.models.llamagen.vqvae import VQVAE
 from lantern.models.names import NAMES_NAME, RECOGNISED_NAME, write_names, write_words
-from tests.cli.calls import Capture, grid, made, refusal
+from tests.cli.calls import Capture, answer, grid, made, refusal
 from tests.tiny_folder import VQ, save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -147,15 +147,13 @@ def test_negative_prompts_are_those_of_the_pipeline(model: str, capsys: Capture)
         given = [word for text in texts for word in ("--negative-prompt", text)]
         comparing = "--compare" in more
         where = ["--out", "pairs"] if comparing else ["--tokens", "tokens.json"]
-        assert (
-            main(["--model", model, *words, *given, "--method", "eagle1", "--json", "--seed", "5", *where, *more]) == 0
-        )
-        found = json.loads(capsys.readouterr().out)["comparisons" if comparing else "pictures"]
+        call = ["--model", model, *words, *given, "--method", "eagle1", "--json", "--seed", "5", *where, *more]
+        found = answer(capsys, "generate", *call)["comparisons" if comparing else "pictures"]
         assert list(dict.fromkeys(one["negative_prompt"] for one in found)) == texts
         if not comparing:
             how: dict[str, Any] = {"output_type": "latent", "num_images_per_prompt": len(found) // 2}
-            call: Any = pipe(prompts, negative_prompt=texts, generator=5, **how)
-            assert json.loads(Path("tokens.json").read_text()) == call.tokens.tolist()
+            same: Any = pipe(prompts, negative_prompt=texts, generator=5, **how)
+            assert json.loads(Path("tokens.json").read_text()) == same.tokens.tolist()
 
 
 def test_drafts_are_recorded_with_settings_given_by_name(model: str) -> None:

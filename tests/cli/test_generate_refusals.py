@@ -146,16 +146,14 @@ def test_labels_are_for_models_of_classes_prompts_for_others(model: str, tmp_pat
     classes = str(save_tiny_model(tmp_path / "classes", model_type="c2i", cls_token_num=1))
     labels = ["--class-label", "7", "--class-label", "8"]
     assert main(["--model", classes, *labels, "--out", "c", "--method", "eagle1"]) == 0
-    assert sorted(path.name for path in Path("c").iterdir()) == [
-        f"class-{label}-eagle1-fp32-g3-seed0-0.png" for label in (7, 8)
-    ]
+    names = [f"class-{label}-eagle1-fp32-g3-seed0-0.png" for label in (7, 8)]
+    assert sorted(path.name for path in Path("c").iterdir()) == names
     capsys.readouterr()
     assert "takes class labels" in refusal(capsys, made(classes))
     assert "0 to 999" in refusal(capsys, main(["--model", classes, "--class-label", "1000"]))
     assert "takes prompts" in refusal(capsys, main(["--model", model, "--class-label", "1"]))
-    assert "negative_prompt is not supported" in refusal(
-        capsys, main(["--model", classes, *labels, "--negative-prompt", "blue"])
-    )
+    line = refusal(capsys, main(["--model", classes, *labels, "--negative-prompt", "blue"]))
+    assert "negative_prompt is not supported" in line
 
 
 @pytest.mark.parametrize(
@@ -175,9 +173,8 @@ def test_a_broken_target_is_named_before_a_missing_drafter(
 def test_a_model_without_a_vq_makes_tokens_only(model: str, tmp_path: Path, capsys: Capture, options: str) -> None:
     copy = shutil.copytree(model, tmp_path / "copy")
     shutil.rmtree(copy / "vqvae")
-    assert f"has no VQ decoder: it can make tokens but no images ({copy}/vqvae is missing)" in refusal(
-        capsys, made(str(copy), *options.split())
-    )
+    message = f"has no VQ decoder: it can make tokens but no images ({copy}/vqvae is missing)"
+    assert message in refusal(capsys, made(str(copy), *options.split()))
     assert made(str(copy), "--tokens", "-") == 0
 
 

@@ -1,6 +1,5 @@
 """What all commands share: help, refusals in one line, exit codes, signals and standard output."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -114,6 +113,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("here/board.jsonl").write_text("{}\n")
 
 
+def called(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("words", REFUSED)
 def test_bad_input_is_refused_in_one_line(words: str, model: str, capsys: Capture) -> None:
@@ -145,7 +148,7 @@ def test_every_command_has_help_a_version_and_refusals(capsys: Capture) -> None:
 def test_help_of_no_command_imports_torch() -> None:
     code = "import sys; from lantern.cli.main import SUMMARIES, main; print(["
     code += "main([name, '--help']) for name in SUMMARIES], main(['generate', '--help-all']), 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    done = called(sys.executable, "-c", code)
     assert done.stdout.splitlines()[-1] == f"{[0] * len(SUMMARIES)} 0 False" and done.stderr == ""
 
 
@@ -206,21 +209,17 @@ def test_a_signal_while_arguments_are_read_ends_in_one_line(capsys: Capture) -> 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("words", ["--help", "completion bash", "generate --version", "generate --help-all", "methods"])
 def test_output_that_cannot_be_written_is_a_failure(words: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    command = [sys.executable, "-m", "lantern.cli.main", *words.split()]
-    with open("/dev/full", "w") as full:
-        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+    command = f"unset PYTHONUNBUFFERED; {sys.executable} -m lantern.cli.main {words}"
+    found = called("bash", "-c", f"{command} > /dev/full")
     assert (found.returncode, found.stderr) == (1, "lantern: error: No space left on device\n")
-    line = f"{sys.executable} -m lantern.cli.main {words} | true; exit ${{PIPESTATUS[0]}}"
-    found = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, cwd=ROOT)
+    found = called("bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}")
     assert (found.returncode, found.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("closed", "words", "code"), [(1, "methods", 0), (2, "methods nowhere", 2)])
 def test_a_stream_that_is_closed_takes_nothing_and_stops_nothing(closed: int, words: str, code: int) -> None:
     line = "from lantern.cli.main import main; import sys; code = main(); sys.stdout.encoding, sys.exit(code)"
-    words = f"{sys.executable} -c '{line}' {words} {closed}>&-"
-    found = subprocess.run(["bash", "-c", words], capture_output=True, text=True, cwd=ROOT)
+    found = called("bash", "-c", f"{sys.executable} -c '{line}' {words} {closed}>&-")
     assert (found.returncode, found.stdout, found.stderr) == (code, "", "")
 
 

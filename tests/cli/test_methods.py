@@ -1,4 +1,3 @@
-import json
 import shutil
 from pathlib import Path
 
@@ -7,7 +6,7 @@ import pytest
 from lantern.cli.generate import main as generate
 from lantern.cli.main import main
 from lantern.methods import METHODS
-from tests.cli.calls import Capture
+from tests.cli.calls import Capture, answer
 
 
 def test_all_methods_are_listed_with_what_they_promise(capsys: Capture) -> None:
@@ -15,16 +14,14 @@ def test_all_methods_are_listed_with_what_they_promise(capsys: Capture) -> None:
     lines = capsys.readouterr().out.splitlines()
     for one, line in zip(METHODS.values(), lines[1:], strict=False):
         assert line.split()[:3] == [one.name, one.made.family, one.promise] and line.endswith(one.summary)
-    assert main(["methods", "--json"]) == 0
-    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(METHODS)
+    assert [row["name"] for row in answer(capsys, "methods", "--json")] == list(METHODS)
 
 
 def test_a_method_is_described_with_its_settings_and_needs(capsys: Capture) -> None:
     assert main(["methods", "lantern++"]) == 0
     out = capsys.readouterr().out
     assert "--lambda" in out and "arxiv.org/abs/2502.06352" in out and "drafter: lantern-emoji has it" in out
-    assert main(["methods", "medusa", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answer(capsys, "methods", "medusa", "--json")
     assert found["add_ons"][0]["folder"] == "parts/medusa" and found["add_ons"][0]["present"]
     assert found["settings"][0]["flag"] == "--tree" and found["page"] == "docs/methods.md#medusa"
 
@@ -43,8 +40,7 @@ def test_a_setting_is_the_one_that_the_default_engine_uses(capsys: Capture, monk
     assert main(["methods", "gumbel-jacobi"]) == 0
     (line,) = [one for one in capsys.readouterr().out.splitlines() if one.split()[:1] == ["--window"]]
     assert line.split()[2] == "3" and line.endswith("engine of this machine, elsewhere 16")
-    assert main(["methods", "gumbel-jacobi", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answer(capsys, "methods", "gumbel-jacobi", "--json")
     assert {one["name"]: (one["default"], one["here"]) for one in found["settings"]}["window"] == (16, 3)
 
 

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,31 +24,41 @@ import httpx
 from safetensors.torch import load_file, save_file
 
 from lantern.cli.main import main
-from tests.cli.calls import Capture
+from tests.cli.calls import Capture, refused_by
 
 COMMAND = [sys.executable, "-m", "lantern.cli.main", "serve", "--port", "0", "--engine", "eager"]
+
+
+@contextmanager
+def running(*words: str, until: str) -> Iterator[tuple[re.Match[str], list[str]]]:
+    """A server that has printed `until`: what was found, and all lines that it prints. It ends by SIGTERM."""
+    printed: list[str] = []
+    with subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True) as server:
+        reader = threading.Thread(target=lambda: printed.extend(server.stderr or []))  # the pipe must not fill
+        try:
+            for line in server.stderr:
+                printed.append(line)
+                if found := re.search(until, line):
+                    break
+            else:
+                raise AssertionError("".join(printed))
+            reader.start()
+            yield found, printed
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(120)
+            if reader.ident is not None:
+                reader.join()
+    assert server.returncode == 143, "".join(printed)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGTERM")
 def test_a_server_says_where_it_is_and_ends_without_an_error(tmp_path: Path) -> None:
-    folder, printed = str(save_tiny_model(tmp_path / "toy")), list[str]()
-    with subprocess.Popen([*COMMAND, folder], stderr=subprocess.PIPE, text=True) as server:
-        try:
-            for line in server.stderr:
-                printed.append(line)
-                if found := re.search(r"toy is served at (http://127.0.0.1:\d+)", line):
-                    break
-            else:
-                raise AssertionError("".join(printed))
-            reader = threading.Thread(target=lambda: printed.extend(server.stderr or []))
-            reader.start()
-            answer = httpx.post(f"{found[1]}/v1/images/generations", json={"prompt": "a red apple"}, timeout=120)
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(60)
-            reader.join()
-    assert answer.status_code == 200 and server.returncode == 143
+    folder, until = str(save_tiny_model(tmp_path / "toy")), r"toy is served at (http://127.0.0.1:\d+)"
+    with running(folder, until=until) as (found, printed):
+        answer = httpx.post(f"{found[1]}/v1/images/generations", json={"prompt": "a red apple"}, timeout=120)
+    assert answer.status_code == 200
     log = "".join(printed)
     assert answer.headers["x-request-id"] in log and "error" not in log.lower()
 
@@ -71,8 +83,7 @@ def test_no_prompts_or_no_pixels_is_refused(
     tmp_path: Path, kind: str, lacks: str, message: str, capsys: Capture
 ) -> None:
     shutil.rmtree(save_tiny_model(tmp_path / "toy", model_type=kind) / lacks)
-    assert main(["serve", str(tmp_path / "toy"), "--port", "0"]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused_by(capsys, "serve", str(tmp_path / "toy"), "--port", "0")
 
 
 def test_a_port_in_use_is_refused_before_the_model_is_loaded(capsys: Capture) -> None:
@@ -111,41 +122,26 @@ def test_pictures_are_the_same_from_every_replica_and_after_one_is_killed(tmp_pa
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     folder = str(save_tiny_model(tmp_path / "toy"))
-    command = [*COMMAND, folder, "--ray", "--replicas", "2", "--port", str(port), "--drain", "5"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        printed: list[str] = []
-        reader = threading.Thread(target=lambda: printed.extend(server.stderr or []))  # the pipe must not fill
-        try:
-            for line in server.stderr:
-                printed.append(line)
-                if "2 replicas serve" in line:
-                    break
-            assert server.poll() is None, "".join(printed)
-            reader.start()
-            before = replicas()
-            assert len(before) == 2
-            with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=20) as client:
+    words = [folder, "--ray", "--replicas", "2", "--port", str(port), "--drain", "5"]
+    with running(*words, until="2 replicas serve"):
+        before = replicas()
+        assert len(before) == 2
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=20) as client:
 
-                def picture(number: int) -> str | None:
-                    made = client.images.generate(prompt="a red apple", extra_body={"seed": number % 4}, timeout=60)
-                    return made.data[0].b64_json
+            def picture(number: int) -> str | None:
+                made = client.images.generate(prompt="a red apple", extra_body={"seed": number % 4}, timeout=60)
+                return made.data[0].b64_json
 
-                first = [picture(number) for number in range(4)]
-                with ThreadPoolExecutor(CLIENTS) as pool:
-                    under_way = [pool.submit(picture, number) for number in range(PICTURES)]
-                    os.kill(before[0], signal.SIGKILL)
-                    assert [one.result() for one in under_way] == first * (PICTURES // 4)
-                assert len(set(first)) == 4
-                deadline = time.monotonic() + 120
-                while len(set(replicas()) - {before[0]}) < 2:
-                    assert time.monotonic() < deadline, "the killed replica was not started again"
-                    time.sleep(0.2)
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(120)
-            if reader.is_alive():
-                reader.join()
-    assert server.returncode == 143, "".join(printed)
+            first = [picture(number) for number in range(4)]
+            with ThreadPoolExecutor(CLIENTS) as pool:
+                under_way = [pool.submit(picture, number) for number in range(PICTURES)]
+                os.kill(before[0], signal.SIGKILL)
+                assert [one.result() for one in under_way] == first * (PICTURES // 4)
+            assert len(set(first)) == 4
+            deadline = time.monotonic() + 120
+            while len(set(replicas()) - {before[0]}) < 2:
+                assert time.monotonic() < deadline, "the killed replica was not started again"
+                time.sleep(0.2)
     assert not replicas()
 
 

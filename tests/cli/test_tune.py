@@ -10,7 +10,7 @@ from lantern.cli.main import main
 from lantern.drafters.trees.static import named
 from lantern.generation.choice import choose_method
 from lantern.models.folder import load_model
-from tests.cli.calls import Capture, refusal
+from tests.cli.calls import Capture, answer, refused_by
 from tests.tiny_folder import save_tiny_model
 
 
@@ -33,8 +33,7 @@ def folder(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def test_with_random_drafter_weights_auto_is_plain(folder: Path, capsys: Capture) -> None:
     assert choose_method(load_model(folder), "auto").name == "gumbel-jacobi"
     drafted = ["--methods", "eagle1", "eagle1-rejection", "--max-nodes", "8", "--max-depth", "3"]
-    assert main(["tune", "--model", str(folder), "--images", "2", "--json", "--quiet", *drafted]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answer(capsys, "tune", "--model", str(folder), "--images", "2", "--json", "--quiet", *drafted)
     assert found["choice"]["method"] == "plain" and Path(found["path"]) == folder / "profile.json"
     assert found["candidates"] and all(one["tokens_per_step"] < 1.5 for one in found["candidates"])
     assert choose_method(load_model(folder), "auto").name == "plain"
@@ -51,8 +50,7 @@ def test_tokens_per_pass_of_windows_are_written_into_the_model_on_request(folder
     found = load_model(folder).tokens_per_step
     assert {2, 4, 8, 16} <= set(found) and all(1 <= tokens <= window for window, tokens in found.items())
     assert found[2] <= found[16]
-    capsys.readouterr()
-    assert "default sampling" in refusal(capsys, main([*words, "--write-model", "--temperature", "0.5"]))
+    assert "default sampling" in refused_by(capsys, *words, "--write-model", "--temperature", "0.5")
 
 
 def test_the_profile_holds_the_measurements(folder: Path, capsys: Capture) -> None:
@@ -76,4 +74,4 @@ def test_a_model_of_classes_is_measured_on_classes(tmp_path: Path, capsys: Captu
     words = ["--images", "2", "--max-nodes", "4", "--max-depth", "2", "--methods", "eagle1", "--quiet"]
     assert main(["tune", "--model", str(folder), *words]) == 0
     assert "profile:" in capsys.readouterr().out
-    assert "leave --prompts-file out" in refusal(capsys, main(["tune", "--model", str(folder), "--prompts-file", "x"]))
+    assert "leave --prompts-file out" in refused_by(capsys, "tune", "--model", str(folder), "--prompts-file", "x")

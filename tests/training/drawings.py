@@ -50,6 +50,12 @@ def archive(path: Path, files: dict[str, bytes]) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def logged(folder: Path, name: str = "") -> list[dict[str, Any]]:
+    """The lines of the log of a training, or those that have a figure of this name."""
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if not name or name in line]
+
+
 def prepared(folder: Path, made: Sequence[tuple[np.ndarray, Record]]) -> Path:
     """Write pictures and their records as prepared data with an empty summary."""
     write_prepared(folder, (partial(tuple, one) for one in made), source="x", origin="x", seed=0, size=64)

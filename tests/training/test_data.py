@@ -10,13 +10,25 @@ import pytest
 from PIL import Image
 
 from lantern.core.config import build_config
-from lantern.training.data import DataConfig, Prepared, Record, prepare, write_prepared
+from lantern.training.data import DataConfig, Prepared, Record, Summary, prepare, write_prepared
 from lantern.training.features import Conditions, encode_captions
 from lantern.training.stages import read_config
 from tests.cli.calls import Capture
 from tests.refusals import refused
 from tests.tiny_folder import tiny_text_encoder
 from tests.training.drawings import archive, encoded, noisy
+
+
+def made(place: Path, files: dict[str, Any], source: str = "classes", **settings: Any) -> tuple[Prepared, Summary]:
+    """Prepare the files of a folder at `place / "in"`, of bytes, text or images, into `place / "out"`."""
+    for name, content in files.items():
+        path = place / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = content.encode() if isinstance(content, str) else content
+        path.write_bytes(content) if isinstance(content, bytes) else content.save(path)
+    given = {"source": source, "path": place / "in", "size": 8} | settings
+    summary = prepare(build_config(DataConfig, given, source="x"), out=place / "out")
+    return Prepared.open(place / "out"), summary
 
 
 @pytest.mark.parametrize(
@@ -29,17 +41,10 @@ def test_wrong_configs_are_refused_in_one_line(values: object, tmp_path: Path) -
 
 
 def test_folder_source_lists_what_it_leaves_out(tmp_path: Path) -> None:
-    data = tmp_path / "pictures"
-    data.mkdir()
-    for i in range(5):
-        Image.new("RGB", (40, 20 + i), (i * 40, 0, 0)).save(data / f"{i}.jpg")
-        (data / f"{i}.txt").write_text(f"picture {i}\nnumber {i}\n")
-    (data / "broken.png").write_bytes(b"x")
-    (data / "broken.txt").write_text("broken")
-    Image.new("RGB", (9, 9)).save(data / "silent.png")
-    config = DataConfig(source="folder", path=data, size=32)
-    summary = prepare(config, out=tmp_path / "out")
-    prepared = Prepared.open(tmp_path / "out")
+    files = {f"{i}.jpg": Image.new("RGB", (40, 20 + i), (i * 40, 0, 0)) for i in range(5)}
+    files |= {f"{i}.txt": f"picture {i}\nnumber {i}\n" for i in range(5)}
+    files |= {"broken.png": b"x", "broken.txt": "broken", "silent.png": Image.new("RGB", (9, 9))}
+    prepared, summary = made(tmp_path, files, "folder", size=32)
     assert summary.records == 5 and summary.num_skipped == 2
     assert {entry.split(":")[0] for entry in summary.skipped} == {"broken.png", "silent.png"}
     assert prepared.images().shape == (5, 3, 32, 32)
@@ -47,44 +52,33 @@ def test_folder_source_lists_what_it_leaves_out(tmp_path: Path) -> None:
 
 
 def test_captions_have_no_byte_order_mark_and_other_encodings_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    files = {
-        "a.txt": "a fox".encode("utf-8-sig"),
-        "b.txt": "a fox".encode("utf-16"),
-        "c.txt": "a café".encode("latin-1"),
-    }
+    texts = {"a": "a fox".encode("utf-8-sig"), "b": "a fox".encode("utf-16"), "c": "a café".encode("latin-1")}
+    files = {f"{name}.txt": text for name, text in texts.items()}
     files |= {f"{name}.png": encoded(np.full((8, 8, 3), 7, np.uint8)) for name in "abc"}
-    for name, data in files.items():
-        (tmp_path / "in" / name).write_bytes(data)
     archive(tmp_path / "shard.tar", dict(sorted(files.items())))
     for source, path in (("folder", tmp_path / "in"), ("webdataset", tmp_path / "shard.tar")):
-        config = build_config(DataConfig, {"source": source, "size": 8}, source="x")
-        summary = prepare(config, path=path, out=tmp_path / source)
-        assert Prepared.open(tmp_path / source).records[0].captions == (("a fox", 1.0),)
+        prepared, summary = made(tmp_path, files, source, path=path)
+        assert prepared.records[0].captions == (("a fox", 1.0),)
         assert [text.split(": ")[1] for text in summary.skipped] == ["no caption in UTF-8"] * 2
 
 
 def test_grey_of_16_bits_stays_grey(tmp_path: Path) -> None:
-    (tmp_path / "in" / "grey").mkdir(parents=True)
-    Image.fromarray(np.full((8, 8), 128 << 8, np.uint16)).save(tmp_path / "in" / "grey" / "0.png")
-    prepare(DataConfig(source="classes", path=tmp_path / "in", size=8), out=tmp_path / "out")
-    assert bool((Prepared.open(tmp_path / "out").images() == 128).all())
+    prepared, _ = made(tmp_path, {"grey/0.png": Image.fromarray(np.full((8, 8), 128 << 8, np.uint16))})
+    assert bool((prepared.images() == 128).all())
 
 
 def test_a_link_stays_a_link_to_the_prepared_data(tmp_path: Path) -> None:
-    (tmp_path / "in" / "owl").mkdir(parents=True)
-    Image.new("RGB", (8, 8)).save(tmp_path / "in" / "owl" / "0.png")
     (tmp_path / "large").mkdir()
     (tmp_path / "out").symlink_to("large")
-    prepare(DataConfig(source="classes", path=tmp_path / "in", size=8), out=tmp_path / "out")
+    made(tmp_path, {"owl/0.png": Image.new("RGB", (8, 8))})
     assert (tmp_path / "out").is_symlink() and len(Prepared.open(tmp_path / "large").records) == 1
 
 
 def test_a_torn_shard_and_a_folder_of_other_files_are_refused(tmp_path: Path) -> None:
     archive(tmp_path / "s.tgz", {"a.png": np.random.default_rng(0).bytes(1 << 12), "a.txt": b"first"})
     (tmp_path / "s.tgz").write_bytes((tmp_path / "s.tgz").read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"s\.tgz: not a complete tar file"):
-        prepare(DataConfig(source="webdataset", path=tmp_path / "s.tgz", size=8), out=tmp_path / "out")
+    config = DataConfig(source="webdataset", path=tmp_path / "s.tgz", size=8)
+    refused(prepare, config, out=tmp_path / "out", match=r"s\.tgz: not a complete tar file")
     (tmp_path / "thesis.txt").write_text("mine")
     assert "no prepared data" in refused(prepare, DataConfig(source="folder", path=Path("x")), out=tmp_path)
     assert "holds no prepared data" in refused(Prepared.open, tmp_path)
@@ -101,34 +95,23 @@ def test_captions_that_cleaning_empties_are_left_out_of_training(tmp_path: Path,
 
     for _ in range(2):  # encoded, and read from the cache
         kept = conditions(records, "all.safetensors").readable(records)
-        assert [(one.image, [text for text, _ in one.captions]) for one in kept] == [
-            (0, ["a red apple"]),
-            (2, ["a cat"]),
-        ]
+        found = {one.image: [text for text, _ in one.captions] for one in kept}
+        assert found == {0: ["a red apple"], 2: ["a cat"]}
         assert "warning: 1 of 3 captions are empty once cleaned, such as 'download.jpg'" in capsys.readouterr().err
     assert "1 of 1 captions are empty once cleaned" in refused(conditions, records[1:2], "none.safetensors")
 
 
 def test_class_folders_are_captions(tmp_path: Path) -> None:
-    for label in ("red_fox", "owl"):
-        (tmp_path / "in" / label).mkdir(parents=True)
-        Image.new("RGBA", (30, 50)).save(tmp_path / "in" / label / "1.webp")
-    config = DataConfig(source="classes", path=tmp_path / "in", size=16)
-    prepare(config, out=tmp_path / "out")
-    prepared = Prepared.open(tmp_path / "out")
+    prepared, _ = made(tmp_path, {f"{label}/1.webp": Image.new("RGBA", (30, 50)) for label in ("red_fox", "owl")})
     assert [r.concepts for r in prepared.records] == [("owl",), ("red fox",)]
     assert "a red fox" in dict(prepared.records[1].captions)
     assert (prepared.images() == 255).all()
 
 
 def test_mirrors_of_training_pictures_are_added(tmp_path: Path) -> None:
-    (tmp_path / "in" / "sky").mkdir(parents=True)
-    for i in range(24):
-        noisy((40, 60, 220), i).save(tmp_path / "in" / "sky" / f"{i}.jpg")
-    (tmp_path / "in" / "sky" / "torn.jpg").write_bytes(b"no image")
-    config = DataConfig("classes", path=tmp_path / "in", size=16, held_out=0.2, mirrors=True)
-    assert prepare(config, out=tmp_path / "out").skipped == ("sky/torn.jpg: not an image that can be read",)
-    prepared = Prepared.open(tmp_path / "out")
+    files: dict[str, Any] = {f"sky/{i}.jpg": noisy((40, 60, 220), i) for i in range(24)}
+    prepared, summary = made(tmp_path, files | {"sky/torn.jpg": b"no image"}, size=16, held_out=0.2, mirrors=True)
+    assert summary.skipped == ("sky/torn.jpg: not an image that can be read",)
     pictures, held = prepared.images(), [r for r in prepared.records if r.split == "heldout"]
     assert held and all(record.variant == "original" for record in held)
     mirrors = [record.image for record in prepared.records if record.variant == "mirror"]
@@ -140,41 +123,25 @@ def test_mirrors_of_training_pictures_are_added(tmp_path: Path) -> None:
 
 def test_webdataset_shards_take_text_and_json(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    picture = encoded(np.full((8, 8, 3), 7, np.uint8))
-    files = {
-        "a.png": picture,
-        "a.txt": b"first",
-        "b.json": b'{"caption": "second"}',
-        "b.jpg": picture,
-        "c.png": picture,
-    }
-    archive(tmp_path / "in" / "0.tar", files)
-    archive(
-        tmp_path / "in" / "1.tar", {"x/d.webp": encoded(np.zeros((9, 5, 3), np.uint8), "WEBP"), "x/d.txt": b"third"}
-    )
-    config = DataConfig(source="webdataset", path=tmp_path / "in", size=8)
-    summary = prepare(config, out=tmp_path / "out")
-    texts = [r.captions[0][0] for r in Prepared.open(tmp_path / "out").records]
-    assert texts == ["first", "second", "third"]
+    picture, wide = encoded(np.full((8, 8, 3), 7, np.uint8)), encoded(np.zeros((9, 5, 3), np.uint8), "WEBP")
+    files = {"a.png": picture, "a.txt": b"first", "b.json": b'{"caption": "second"}', "b.jpg": picture}
+    archive(tmp_path / "in" / "0.tar", files | {"c.png": picture})
+    archive(tmp_path / "in" / "1.tar", {"x/d.webp": wide, "x/d.txt": b"third"})
+    prepared, summary = made(tmp_path, {}, "webdataset")
+    assert [r.captions[0][0] for r in prepared.records] == ["first", "second", "third"]
     assert summary.skipped == ("0.tar/c: no caption in UTF-8",)
 
 
 def test_no_usable_picture_or_path_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "x.png").write_bytes(b"x")
     for source, expected in (("folder", "no usable image"), ("classes", "no usable"), ("webdataset", "no tar file")):
-        config = build_config(DataConfig, {"source": source, "path": tmp_path / "in"}, source="x")
-        refused(prepare, config, out=tmp_path / "out", match=expected)
-    with pytest.raises(ValueError, match="path is empty, wanted the folder data to read: give --path"):
-        prepare(DataConfig(), out=tmp_path / "out")
+        refused(made, tmp_path, {"x.png": b"x"}, source, match=expected)
+    message = "path is empty, wanted the folder data to read: give --path"
+    refused(prepare, DataConfig(), out=tmp_path / "out", match=message)
     assert not list(tmp_path.glob("*out*"))
 
 
 def test_decoded_pictures_are_cached_in_one_file_that_callers_cannot_change(tmp_path: Path) -> None:
-    (tmp_path / "in" / "owl").mkdir(parents=True)
-    Image.new("RGB", (16, 16), (9, 8, 7)).save(tmp_path / "in" / "owl" / "1.png")
-    prepare(DataConfig(source="classes", size=16), out=tmp_path / "out", path=tmp_path / "in")
-    prepared = Prepared.open(tmp_path / "out")
+    prepared, _ = made(tmp_path, {"owl/1.png": Image.new("RGB", (16, 16), (9, 8, 7))}, size=16)
     first = prepared.images()
     (tmp_path / "out" / "pictures.tar").unlink()
     first += 1
@@ -183,17 +150,18 @@ def test_decoded_pictures_are_cached_in_one_file_that_callers_cannot_change(tmp_
     refused(prepared.images, match=r"pictures\.npy cannot be read .*remove it")
 
 
-def test_number_of_workers_does_not_change_what_is_written(tmp_path: Path) -> None:
+def test_number_of_cores_does_not_change_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def job(i: int) -> tuple[np.ndarray, Record] | str:
         record = Record(image=0, captions=((f"c{i}", 1.0),), kind="plain", concepts=(), style="", split="train")
         return "left out" if i % 7 == 3 else (np.full((8, 8, 3), i, np.uint8), record)
 
     digests = set()
-    for workers in (1, 3):
-        how: Any = {"source": "x", "origin": "x", "seed": 0, "size": 8, "workers": workers}
-        summary = write_prepared(tmp_path / str(workers), (partial(job, i) for i in range(40)), **how)
+    for cores in (1, 3):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        jobs = (partial(job, i) for i in range(40))
+        summary = write_prepared(tmp_path / str(cores), jobs, source="x", origin="x", seed=0, size=8)
         assert summary.skipped == ("left out",) and summary.records == 34
-        records = Prepared.open(tmp_path / str(workers)).records
+        records = Prepared.open(tmp_path / str(cores)).records
         assert [r.captions[0][0] for r in records] == [f"c{i}" for i in range(40) if i % 7 != 3]
         assert [r.image for r in records] == list(range(34))
         digests.add(summary.sha256)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from lantern.training.loop import LoopConfig, train
 from tests.models.test_checkpoint import released_drafter
 from tests.refusals import refused
 from tests.tiny import tiny_eagle, tiny_target, tiny_teacher
+from tests.training.drawings import logged
 
 LOOP = LoopConfig(steps=60, warmup=5, precision="fp32", log_every=30, evaluate_every=60)
 CONFIG = DrafterConfig(loop=LOOP, batch=8, lr=1e-2, unroll=3, pictures=32, held_out=4)
@@ -42,16 +43,15 @@ def kept(teacher: Teacher, pictures: int) -> Any:
     return SimpleNamespace(read=lambda numbers: {name: x[list(numbers)] for name, x in tensors.items()})
 
 
-def examples(pictures: int, *reads: str, scale: float = 3.0) -> Examples:
-    made = tiny_teacher(tiny_target(), reads).read(list(range(pictures)))
-    whole = {name: x.float() if x.is_floating_point() else x for name, x in made.items()}
-    return Examples(scales=torch.full((pictures,), scale), **{**whole, "tokens": made["tokens"].long()})
+def task_of(pictures: int = 8, config: DrafterConfig = CONFIG, reads: Collection[str] = (), **how: Any) -> DrafterTask:
+    """A task whose tiny target's images are kept."""
+    target = tiny_target()
+    return DrafterTask(config, target, kept(tiny_teacher(target, reads), pictures), **how)
 
 
 def test_training_raises_acceptance_at_every_depth(tmp_path: Path) -> None:
-    target = tiny_target()
-    task = DrafterTask(CONFIG, target, kept(tiny_teacher(target), 32))
-    before = task.evaluate()
+    task = task_of(32)
+    before, target = task.evaluate(), task.target
     train(task, LOOP, out=tmp_path)
     after = task.evaluate()
     depths = [name for name in before if name.startswith("accepted")]
@@ -65,9 +65,7 @@ def test_training_raises_acceptance_at_every_depth(tmp_path: Path) -> None:
 def test_drafters_that_are_no_chain_learn_every_depth(name: str) -> None:
     kind, (fields, depths) = name.split()[0], LEARNERS[name]
     torch.manual_seed(0)
-    target, config = tiny_target(), replace(LEARNING, kind=kind, model=fields)
-    reads = ("prompt",) if kind == "vispec" else ()
-    task = DrafterTask(config, target, kept(tiny_teacher(target, reads), 104))
+    task = task_of(104, replace(LEARNING, kind=kind, model=fields), ("prompt",) if kind == "vispec" else ())
     task.eval()
     before = task.evaluate()
     assert [key for key in before if key.startswith("accepted")] == [f"accepted_{i + 1}" for i in range(depths)]
@@ -86,26 +84,23 @@ def test_drafters_that_are_no_chain_learn_every_depth(name: str) -> None:
 
 
 def test_wider_drafts_hit_the_sample_of_the_target_more_often() -> None:
-    target = tiny_target()
-    figures = DrafterTask(CONFIG, target, kept(tiny_teacher(target), 8)).evaluate()
+    figures = task_of().evaluate()
     for depth in (1, 2, 3):
         narrow, wide, wider = (figures[f"hits{width}_{depth}"] for width in (1, 4, 8))
         assert 0 < narrow < wide < wider <= 1
 
 
 @pytest.mark.parametrize(
-    ("kind", "model"), [("poss", {"depths": 5}), ("medusa", {"depths": 4}), ("parallelspec", {"depths": 4})]
+    ("kind", "model"),
+    [("poss", {"depths": 5, "per_layer": 1}), ("medusa", {"depths": 4}), ("parallelspec", {"depths": 4})],
 )
 def test_a_training_that_leaves_layers_or_heads_untrained_is_refused(kind: str, model: dict[str, Any]) -> None:
-    target = tiny_target()
-    config = replace(CONFIG, kind=kind, model={**model, **({"per_layer": 1} if kind == "poss" else {})})
-    with pytest.raises(ValueError, match=rf"unroll is 3, wanted at least {model['depths']}"):
-        DrafterTask(config, target, kept(tiny_teacher(target), 8))
+    config = replace(CONFIG, kind=kind, model=model)
+    refused(task_of, config=config, match=rf"unroll is 3, wanted at least {model['depths']}")
 
 
 def test_a_drafter_that_is_the_target_is_always_accepted_and_always_hits() -> None:
-    target = tiny_target()
-    task = DrafterTask(CONFIG, target, kept(tiny_teacher(target), 8))
+    task = task_of()
 
     def exact(examples: Examples, depths: int) -> list[Prediction]:
         places = {depth: torch.arange(depth, 16) for depth in range(1, depths + 1)}
@@ -141,7 +136,7 @@ def test_teacher_reads_what_one_pass_over_the_prompt_and_all_tokens_reads() -> N
 def test_every_kind_predicts_each_requested_depth(name: str, tmp_path: Path) -> None:
     target = tiny_target()
     module = new_module(name, target, {}, seed=0)
-    some = examples(2, *module.reads)  # type: ignore[misc]
+    some = task_of(2, reads=module.reads)._examples([0, 1], torch.full((2,), 3.0), torch.device("cpu"))
     made = module.training_predictions(some, 3)  # type: ignore[operator]
     assert [output.depth for output in made][:3] == [1, 2, 3]  # heads for the row below count as one depth more
     for output in made:
@@ -167,11 +162,8 @@ def test_a_released_drafter_is_fine_tuned_with_its_own_sizes(tmp_path: Path) -> 
     module = load_kind("eagle1", tmp_path / "released", target)
     assert module.config.form == "rows" and module.reads == {"prompt"}  # type: ignore[union-attr]
     loop = replace(LOOP, steps=40, log_every=1, evaluate_every=40)
-    config = replace(CONFIG, loop=loop, lr=3e-3)
-    task = DrafterTask(config, target, kept(tiny_teacher(target, {"prompt"}), 32), module=module)
-    train(task, loop, out=tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if "loss" in line]
+    train(task_of(32, replace(CONFIG, loop=loop, lr=3e-3), {"prompt"}, module=module), loop, out=tmp_path / "run")
+    losses = [line["loss"] for line in logged(tmp_path / "run", "loss")]
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     tuned = load_component(Eagle, EagleConfig, tmp_path / "run" / "drafter")
     assert tuned.config.form == "rows" and tuned.config.cls_token_num == 5
@@ -182,15 +174,15 @@ def test_a_released_drafter_is_fine_tuned_with_its_own_sizes(tmp_path: Path) -> 
 
 def test_a_drafter_for_another_target_or_kind_is_refused(tmp_path: Path) -> None:
     released(tmp_path / "released")
-    with pytest.raises(ValueError, match="vocab_size is 24, the target has 48"):
-        load_kind("eagle1", tmp_path / "released", tiny_target(vocab_size=48))
+    wide = tiny_target(vocab_size=48)
+    refused(load_kind, "eagle1", tmp_path / "released", wide, match="vocab_size is 24, the target has 48")
     other = tmp_path / "other"
     module = tiny_eagle(tiny_target())
     save_component(module.state_dict(), {**dataclasses.asdict(module.config), "kind": "medusa"}, other)
     assert "of kind medusa, wanted eagle1" in refused(load_kind, "eagle1", other, tiny_target())
     assert "did you mean 'eagle1'" in refused(load_kind, "eagle-1", other, tiny_target())
-    with pytest.raises(ValueError, match="has 'dims', no field of this kind; did you mean 'dim'"):
-        new_module("eagle1", tiny_target(), {"dims": 8}, seed=0)
+    message = "has 'dims', no field of this kind; did you mean 'dim'"
+    refused(new_module, "eagle1", tiny_target(), {"dims": 8}, seed=0, match=message)
 
 
 def test_as_many_pictures_as_are_held_out_are_refused() -> None:
@@ -200,8 +192,7 @@ def test_as_many_pictures_as_are_held_out_are_refused() -> None:
 
 
 def test_a_sample_is_a_map_of_acceptance_for_each_depth(tmp_path: Path) -> None:
-    target = tiny_target()
-    DrafterTask(CONFIG, target, kept(tiny_teacher(target), 8)).sample(tmp_path / "sample.png")
+    task_of().sample(tmp_path / "sample.png")
     with Image.open(tmp_path / "sample.png") as sheet:
         assert sheet.size == (3 * 32 + 8, 36)
         corners = [
@@ -240,8 +231,8 @@ def test_files_are_as_large_as_announced_and_must_fit_the_disk(
     found = re.search(r"12 images, ([\d.]+)kB to write, .* free", capsys.readouterr().err)
     assert found and 0 <= held - 1000 * float(found[1]) < 1024 * 3 + 1000
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
-    with pytest.raises(ValueError, match=r"do not fit on a disk with 1.05MB left.*online"):
-        filled(tmp_path / "cache", tiny_teacher(tiny_target()))
+    message = r"do not fit on a disk with 1.05MB left.*online"
+    refused(filled, tmp_path / "cache", tiny_teacher(tiny_target()), match=message)
     assert list((tmp_path / "cache").iterdir()) == []
 
 

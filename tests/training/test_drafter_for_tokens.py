@@ -108,14 +108,15 @@ def test_drafters_that_read_what_the_target_lacks_are_refused() -> None:
     (target, text), sampling = target_and_text("janus"), Sampling(guidance=4.0)
     vispec, small = new_module("vispec", target, {}, seed=0).eval(), tiny_target(vocab_size=40)
     decoder = build_decoder("vispec", target, sampling=sampling, add_ons={"vispec": vispec})
-    with pytest.raises(ValueError, match="reads the prompt slot by slot, but here each guidance row has a prompt"):
-        decoder.generate(text.condition(PROMPTS), keys=[(0, 0), (0, 1)])
-    with pytest.raises(ValueError, match="the small model has cls_token_num 6, its target 0"):
-        build_decoder("self-cascade", target, sampling=sampling, add_ons={"small": small})
+    message = "reads the prompt slot by slot, but here each guidance row has a prompt"
+    refused(decoder.generate, text.condition(PROMPTS), keys=[(0, 0), (0, 1)], match=message)
+    how: dict[str, Any] = {"sampling": sampling, "add_ons": {"small": small}}
+    refused(build_decoder, "self-cascade", target, **how, match="the small model has cls_token_num 6, its target 0")
     table = FrequencyTable(FrequencyConfig(vocab_size=40))
     eagle: Any = new_module("eagle1", target, {"form": "rows"}, seed=0).eval()
-    with pytest.raises(ValueError, match="FR-Spec scores rows of a linear head, which this model lacks"):
-        build_decoder("fr-spec", target, sampling=sampling, drafter_module=eagle, add_ons={"fr-spec": table})
+    how = {"sampling": sampling, "drafter_module": eagle, "add_ons": {"fr-spec": table}}
+    message = "FR-Spec scores rows of a linear head, which this model lacks"
+    refused(build_decoder, "fr-spec", target, **how, match=message)
 
 
 def test_tapped_layers_are_those_of_sequential_passes() -> None:
@@ -172,11 +173,11 @@ def test_what_cannot_be_trained_is_refused(folder: Path, tmp_path: Path) -> None
     heads = replace(guided, kind="medusa", model={})
     assert for_tokens(heads, emu3).objective.regression == 0.1
     assert for_tokens(heads, target).objective.regression == 0
-    with pytest.raises(ValueError, match="reads prompt, which targets of transformers do not give"):
-        Teacher(target, text.condition, PROMPTS, sampling=Sampling(), seed=0, reads={"prompt"})
-    with pytest.raises(ValueError, match="block_size is 12, wanted a perfect square"):
-        new_module("eagle3", target_and_text("emu3", (24, 32))[0], {}, seed=0)
-    with pytest.raises(ValueError, match=r"guidance is 1\.0, wanted above 1"):
-        Teacher(target, text.condition, PROMPTS, sampling=Sampling(guidance=1.0), seed=0)
+    given = (Teacher, target, text.condition, PROMPTS)
+    message = "reads prompt, which targets of transformers do not give"
+    refused(*given, sampling=Sampling(), seed=0, reads={"prompt"}, match=message)
+    refused(*given, sampling=Sampling(guidance=1.0), seed=0, match=r"guidance is 1\.0, wanted above 1")
+    wide, _ = target_and_text("emu3", (24, 32))
+    refused(new_module, "eagle3", wide, {}, seed=0, match="block_size is 12, wanted a perfect square")
     data = drawings(tmp_path / "drawings")
     refused(train, base, out=tmp_path / "out", data=data, target=folder / "transformer", match="give --text-encoder")

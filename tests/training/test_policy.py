@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,8 @@ from lantern.drafters.policies.records import Records
 from lantern.training.loop import LoopConfig
 from lantern.training.policy import PolicyConfig, RadarTask, train
 from tests.cli.calls import refused_by
+from tests.refusals import refused
+from tests.training.drawings import logged
 
 LOOP = LoopConfig(steps=150, warmup=5, decay=50, precision="fp32", log_every=50, evaluate_every=150)
 
@@ -49,16 +50,11 @@ def records(drafts: int = 600, seed: int = 0) -> Records:
     )
 
 
-def last_figures(folder: Path) -> dict[str, float]:
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return next(line for line in reversed(lines) if any(name.startswith("held_out_") for name in line))
-
-
 def test_classifier_learns_what_acceptance_depends_on(tmp_path: Path) -> None:
     records().save(tmp_path / "r.safetensors")
     config = PolicyConfig(LOOP, model={"hidden": 8}, batch=64, lr=0.02)
     train(config, out=tmp_path / "out", records=tmp_path / "r.safetensors")
-    reported = last_figures(tmp_path / "out")
+    reported = logged(tmp_path / "out", "held_out_auc")[-1]
     assert reported["held_out_auc"] > 0.85 and reported["held_out_auc_of_scores"] == 0.5
     assert reported["held_out_loss"] < reported["held_out_loss_of_scores"] and reported["held_out_calibration"] < 0.1
     part = load_component(C2T, C2TConfig, tmp_path / "out" / "c2t")
@@ -73,7 +69,7 @@ def test_radar_learns_to_stop_from_the_beam(tmp_path: Path) -> None:
     records().save(tmp_path / "r.safetensors")
     config = PolicyConfig(LOOP, kind="radar", model={"beam": 4, "hidden": 8}, batch=64, lr=0.02, nodes=4)
     train(config, out=tmp_path / "out", records=tmp_path / "r.safetensors")
-    reported = last_figures(tmp_path / "out")
+    reported = logged(tmp_path / "out", "held_out_speed")[-1]
     assert reported["held_out_speed"] > 1.02 * reported["held_out_speed_of_best_depth"]
     assert reported["held_out_speed_of_best_depth"] >= reported["held_out_speed_of_all_depths"]
     part = load_component(Radar, RadarConfig, tmp_path / "out" / "radar")
@@ -95,9 +91,8 @@ def test_command_trains_and_refuses_unusable_records(tmp_path: Path, capsys: pyt
     given = ["train", "policy", "--records", str(file), "--out", out, "--kind"]
     assert main([*given, "c2t", "--steps", "3", "--decay", "0"]) == 0
     assert (tmp_path / "out" / "c2t" / "model.safetensors").is_file()
-    with pytest.raises(ValueError, match="the config's \"model\" has 'beam', no field of this kind"):
-        train(PolicyConfig(LOOP, model={"beam": 4}), out=tmp_path / "other", records=file)
+    message, config = "the config's \"model\" has 'beam', no field of this kind", PolicyConfig(LOOP, model={"beam": 4})
+    refused(train, config, out=tmp_path / "other", records=file, match=message)
     replace(records(60), traits=None, beams=None, about={"method": "eagle1"}).save(file)
     assert "eagle1 records no traits of nodes" in refused_by(capsys, *given, "c2t")
-    with pytest.raises(ValueError, match="policy kind is 'c3t'"):
-        PolicyConfig(LOOP, kind="c3t")
+    refused(PolicyConfig, LOOP, kind="c3t", match="policy kind is 'c3t'")

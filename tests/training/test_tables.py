@@ -11,6 +11,7 @@ from lantern.drafters.eagle.fr_spec import FrequencyTable
 from lantern.drafters.lookup.tables import SamTables
 from lantern.models.folder import load_model
 from lantern.models.llamagen.text import TextEncoder
+from tests.cli.calls import refused_by
 
 
 def test_tables_are_those_of_the_tokens_that_the_model_samples(copied: Path, tmp_path: Path) -> None:
@@ -34,5 +35,5 @@ def test_tables_are_those_of_the_tokens_that_the_model_samples(copied: Path, tmp
 def test_wrong_tables_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.json").write_text('{"kind": "sam", "groups": 0}')
     given = ["--prompts", str(tmp_path), "--out", str(tmp_path / "out")]
-    assert main(["train", "tables", "--config", str(tmp_path / "c.json"), *given]) == 2
-    assert "groups 0, batch 16: wanted at least 1" in capsys.readouterr().err
+    line = refused_by(capsys, "train", "tables", "--config", str(tmp_path / "c.json"), *given)
+    assert "groups 0, batch 16: wanted at least 1" in line

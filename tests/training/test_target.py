@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,8 +135,8 @@ def test_corruption_by_other_pictures_takes_the_token_at_the_same_place(tmp_path
 def test_wrong_shares_of_corruption_are_errors(tmp_path: Path) -> None:
     config = task_of(tmp_path, 10).config
     refused(replace, config, corruption_others=1.5, match="corruption_others is 1.5, wanted a share from 0 to 1")
-    with pytest.raises(ValueError, match="corruption_others needs other images: batch is 1, wanted 2 or more"):
-        replace(config, corruption_others=0.5, batch=1)
+    message = "corruption_others needs other images: batch is 1, wanted 2 or more"
+    refused(replace, config, corruption_others=0.5, batch=1, match=message)
 
 
 def test_the_switch_of_bf16_products_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,8 +186,8 @@ def test_classes_are_numbered_by_name_and_each_picture_has_one() -> None:
     records = [replace(record, concepts=(name,), captions=captions[name]) for record, name in named]
     classes = number_classes(Prepared(Path("data"), records, {}))
     assert classes.names == ("a", "b") and classes.index == {"a": 0, "a a": 0, "b": 1, "a b": 1}
-    with pytest.raises(ValueError, match="image 0 has the classes none, wanted one"):
-        number_classes(Prepared(Path("data"), [replace(records[0], concepts=())], {}))
+    nameless = Prepared(Path("data"), [replace(records[0], concepts=())], {})
+    refused(number_classes, nameless, match="image 0 has the classes none, wanted one")
 
 
 TEXT = ["--text-encoder", "text", "--tokenizer", "words"]
@@ -215,8 +216,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def command(stage: str, *words: str) -> list[str]:
-    return ["train", stage, "--config", "target.json", *words]
+def target(out: str, *words: str, data: str = "data", vq: str = "vqvae", text: Sequence[str] = TEXT) -> list[str]:
+    """The command that trains a target of the working folder."""
+    given = ["--data", data, "--vq", vq, *text, "--out", out, *words]
+    return ["train", "target", "--config", "target.json", *given]
 
 
 def test_tokens_of_background_patches_are_stored_by_their_sign(place: Path) -> None:
@@ -233,55 +236,50 @@ def test_tokens_of_background_patches_are_stored_by_their_sign(place: Path) -> N
 
 
 def test_a_target_trains_from_tokens_without_images(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command("target", "--data", "data", "--vq", "vqvae", *TEXT, "--out", "whole")) == 0
+    assert main(target("whole")) == 0
     Path("copy").mkdir()
     for path in ("data/records.jsonl", "data/summary.json", next(Path("whole").glob("tokens-*"))):
         shutil.copy(path, "copy")
-    assert main(command("target", "--data", "copy", "--vq", "vqvae", *TEXT, "--out", "again")) == 0
+    assert main(target("again", data="copy")) == 0
     whole, again = load_state("whole/transformer"), load_state("again/transformer")
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     assert again["output.weight"].dtype == torch.bfloat16
     torch.manual_seed(1)
     save_component(VQVAE(VQ).state_dict(), VQ, "other")
-    capsys.readouterr()
-    assert main(command("target", "--data", "copy", "--vq", "other", *TEXT, "--out", "run")) == 2
-    assert "copy has no pictures.tar, and no tokens of its images by this tokenizer" in capsys.readouterr().err
-    assert main(command("target", "--data", "data", "--vq", "vqvae", "--out", "run")) == 2
-    assert "give --text-encoder" in capsys.readouterr().err
+    message = "copy has no pictures.tar, and no tokens of its images by this tokenizer"
+    assert message in refused_by(capsys, *target("run", data="copy", vq="other"))
+    assert "give --text-encoder" in refused_by(capsys, *target("run", text=()))
 
 
 def test_parts_of_other_sizes_are_refused_in_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    target = ["--data", "data", "--vq", "vqvae", "--out"]
-    assert main(command("target", *target, "whole", *TEXT)) == 0
+    assert main(target("whole")) == 0
     tiny_text_encoder(16).save_pretrained("wide", "words")
     drafter = ["train", "drafter", "--kind", "eagle1", "--data", "data", "--out", "run"]
     drafter += ["--target", "whole/transformer"]
     wide = ["--text-encoder", "wide", "--tokenizer", "words"]
     for words, message in (
-        (command("target", *target, "run", *TEXT, "--init", "vqvae"), "vqvae: tensor 'cls_embedding"),
+        (target("run", "--init", "vqvae"), "vqvae: tensor 'cls_embedding"),
         ([*drafter, *wide], "wide has embeddings of width 16, wanted that of width 8"),
         ([*drafter, *TEXT, "--size", "8x8"], "whole/transformer makes images of one size: omit --size"),
     ):
         assert message in refused_by(capsys, *words)
     Path("data.json").write_text('{"source": "folder", "size": 9}')
     assert main(["train", "data", "--config", "data.json", "--path", "photos", "--out", "odd"]) == 0
-    with pytest.raises(ValueError, match="images are 9 pixels wide, wanted a multiple of 2"):
-        TokenizerTask(TokenizerConfig(VQ, LoopConfig(1)), Prepared.open("odd"), None)
+    message = "images are 9 pixels wide, wanted a multiple of 2"
+    refused(TokenizerTask, TokenizerConfig(VQ, LoopConfig(1)), Prepared.open("odd"), None, match=message)
     config = json.loads(Path("whole/transformer/config.json").read_text())
     Path("classes").mkdir()
     Path("classes/config.json").write_text(json.dumps(config | {"model_type": "c2i"}))
-    assert "classes takes classes, wanted a target that takes captions" in refused_by(
-        capsys, *drafter[:-1], "classes", *TEXT
-    )
+    message = "classes takes classes, wanted a target that takes captions"
+    assert message in refused_by(capsys, *drafter[:-1], "classes", *TEXT)
 
 
 def test_data_without_images_to_train_on_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command("target", "--data", "data", "--vq", "vqvae", *TEXT, "--out", "whole")) == 0
+    assert main(target("whole")) == 0
     lines = Path("data/records.jsonl").read_text()
     Path("data/records.jsonl").write_text(lines.replace('"split": "train"', '"split": "heldout"'))
     message = "data has no images to train on: prepare more of them, or hold out fewer"
-    with pytest.raises(ValueError, match=message):
-        TokenizerTask(TokenizerConfig(VQ, LoopConfig(1)), Prepared.open("data"), None)
+    refused(TokenizerTask, TokenizerConfig(VQ, LoopConfig(1)), Prepared.open("data"), None, match=message)
     words = ["--kind", "eagle1", "--data", "data", "--target", "whole/transformer", *TEXT, "--out", "run"]
     assert message in refused_by(capsys, "train", "drafter", *words)
 
@@ -309,10 +307,9 @@ def test_tokens_above_16_bits_are_kept(place: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_weights_of_a_text_encoder_may_be_in_several_files(place: Path) -> None:
-    given = ["--data", "data", "--vq", "vqvae", "--tokenizer", "words"]
     tiny_text_encoder().model.save_pretrained("sharded", max_shard_size="1KB")
     assert len(list(Path("sharded").glob("*.safetensors"))) > 1
     for text in ("text", "sharded"):
-        assert main(command("target", *given, "--text-encoder", text, "--out", f"by-{text}")) == 0
+        assert main(target(f"by-{text}", text=["--text-encoder", text, "--tokenizer", "words"])) == 0
     whole, sharded = load_state("by-text/transformer"), load_state("by-sharded/transformer")
     assert all(torch.equal(whole[name], sharded[name]) for name in whole)
