@@ -61,7 +61,12 @@ class Objective:
 
     def of_distributions(self, p: Float[Tensor, "*n v"], log_q: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:
         """Return the loss of the drafter's distribution."""
-        return self.acceptance * lk_alpha(p, log_q) + self.cross_entropy * soft_cross_entropy(p, log_q)
+        loss = torch.zeros_like(p[..., 0])
+        if self.acceptance:
+            loss = loss + self.acceptance * lk_alpha(p, log_q)
+        if self.cross_entropy:
+            loss = loss + self.cross_entropy * soft_cross_entropy(p, log_q)
+        return loss
 
 
 @dataclass(frozen=True)
