@@ -190,7 +190,8 @@ def explained(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"{error}; {install_hint('eval,train')}"
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        file = error.filename2 or error.filename  # a copy that fails names its source first
+        return f"{file}: {error.strerror}" if file else error.strerror
     is_clear = isinstance(error, ValueError | OSError | ImportError | FloatingPointError)
     if is_clear or (isinstance(error, MemoryError) and str(error)):
         return one_line(error, 2000)  # a command that it names is whole

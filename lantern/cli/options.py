@@ -100,6 +100,9 @@ def advice(model: "Model") -> str | None:
     """Return how to get a faster engine, if `auto` chose eager only because the C++ library is not built."""
     if model.device.type != "cpu" or model.engine.name != "eager" or not model.engine.reason:
         return None
-    if engine("cpu", weights=model.engine.weights).why_not(model.target) is not None:
+    from lantern.engines.cpu import build
+
+    # with --debug the library was not chosen although it is built
+    if build.missing() is None or engine("cpu", weights=model.engine.weights).why_not(model.target) is not None:
         return None
     return "`lantern doctor --build` or `--engine cpu` builds the C++ engine, which is several times as fast here"

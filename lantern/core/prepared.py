@@ -18,7 +18,7 @@ KNOWN = {"lantern", "torch", "torchao", "transformers"}  # libraries whose modul
 
 
 def weights_of(module: Any) -> tuple[Any, ...]:
-    """Return a value that changes whenever a weight or a forward hook does, a dtype or device, or a submodule.
+    """Return a value that changes whenever a weight, a forward or its hooks do, a dtype or device, or a submodule.
 
     It is computed several times for every image, and `module.parameters()`, which wrappers of modules have to do
     with, takes more than twice as long; weights of a subclass of Tensor take eight times as long if it is asked.
@@ -32,6 +32,7 @@ def weights_of(module: Any) -> tuple[Any, ...]:
                 modules += [child for child in one._modules.values() if child is not None]
             found += [_state_of(p) for p in one._parameters.values() if p is not None]
             found += [*one._forward_hooks, *one._forward_pre_hooks]
+            found += [type(one), id(vars(one).get("forward"))]  # not the forward itself, which may hold its module
         return tuple(found)
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 if sys.platform != "win32":  # where a terminal that is closed sends no signal
@@ -25,8 +25,11 @@ class Stopping:
     """Context in which the first of these signals raises Stopped, and a second one ends the process at once.
 
     In a block under `shield` the first signal takes effect at the end of the block, so that the block is done whole or
-    not begun. Outside of the main thread, where Python delivers no signals, the context does nothing.
+    not begun. A context within another begins with the check of that. Outside of the main thread, where Python delivers
+    no signals, the context does nothing.
     """
+
+    _entered: ClassVar[list["Stopping"]] = []  # in the main thread, the innermost last
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
@@ -34,12 +37,17 @@ class Stopping:
 
     def __enter__(self) -> "Stopping":
         if threading.current_thread() is threading.main_thread():
+            if self._entered:
+                self._entered[-1].check()
+            self._entered.append(self)
             # a signal that the caller ignores, as a shell does for background jobs, stays ignored
             handled = [number for number in WORDS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
             self._before = {number: signal.signal(number, self._stop) for number in handled}
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self in self._entered:
+            self._entered.remove(self)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -60,7 +68,7 @@ class Stopping:
             self.check()
 
     def check(self) -> None:
-        """Raise Stopped if a signal was delayed, or if foreign code swallowed its exception."""
+        """Raise Stopped if a signal was delayed, or if foreign code, such as a `__del__`, swallowed its exception."""
         if self._pending and not self._shields:
             raise Stopped(self._pending)
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from lantern.core.config import WEIGHTS, Weights, install_hint
 from lantern.core.io import trim_memory
@@ -110,9 +111,14 @@ def marked(module: Module, weights: Weights) -> Module:
 def quantize(name: str, part: nn.Module, weights: Weights) -> None:
     """Quantize the linears of a part of a target in place; of parts that `weights` leaves full, none.
 
-    ValueError for widths that are not multiples of a group (int4).
+    ValueError for widths that are not multiples of a group (int4), and for parametrized weights.
     """
     linears = {inner: module for inner, module in part.named_modules(prefix=name) if isinstance(module, nn.Linear)}
+    if (inner := next((inner for inner, linear in linears.items() if is_parametrized(linear)), None)) is not None:
+        raise ValueError(
+            f"the weight of {inner} is parametrized, so it is not quantized: merge it by remove_parametrizations, or "
+            "use weights in full"
+        )
     if weights == "int8":
         for linear in linears.values():
             linear.weight = nn.Parameter(Int8Weight.of(linear.weight), requires_grad=False)

@@ -21,7 +21,8 @@ class PromptCache:
     """Prompts of earlier calls, so that another seed needs no pass over them.
 
     It holds the latest `limit` prompts, of at most `limit_bytes` together beside those of the last call. They are
-    looked up by the bytes of the condition, and dropped when the target's weights change.
+    looked up by the bytes of the condition and the engine that read them, which rounds in its own way, and dropped when
+    the target's weights change.
     """
 
     def __init__(self, limit: int = 256, limit_bytes: int = 1 << 30) -> None:
@@ -49,7 +50,8 @@ class PromptCache:
         weights = weights_of(original(target))
         if weights != self._weights:
             self._weights, self._prompts = weights, OrderedDict()
-        names = [_digest(condition, i, f"{rows} {whole} {taps} {alone}") for i in range(condition.batch)]
+        kind = f"{type(target).__qualname__} {rows} {whole} {taps} {alone}"
+        names = [_digest(condition, i, kind) for i in range(condition.batch)]
         new = {name: i for i, name in enumerate(names) if name not in self._prompts}
         size = 1 if alone else max(len(new), 1)
         for first in range(0, len(new), size):

@@ -75,6 +75,9 @@ def test_advice_is_given_only_where_auto_wants_an_unbuilt_library(
 
     monkeypatch.setattr(build, "find_compiler", no_compiler)
     assert advice(Model("toy", fitting, engine=AutoEngine())) is None
+    monkeypatch.setattr(build, "missing", lambda: None)
+    monkeypatch.setattr(build, "find_compiler", lambda: "g++")
+    assert advice(Model("toy", fitting, engine=EagerEngine(reason="a forward hook"))) is None
 
 
 @pytest.mark.parametrize("is_quiet", [False, True])

@@ -167,6 +167,7 @@ def failing(error: BaseException | signal.Signals) -> Command:
     [
         (ValueError("got 3,\nwanted 4"), 2, "got 3, wanted 4"),
         (OSError(28, "No space left on device", "x.png"), 1, "x.png: No space left on device"),
+        (OSError(28, "No space left on device", "from.png", None, "to.png"), 1, "to.png: No space left on device"),
         (ConnectionError("the hub did not answer"), 1, "the hub did not answer"),
         (ModuleNotFoundError("No module named 'accelerate'"), 1, "No module named 'accelerate'; in the clone"),
         (KeyError("k"), 1, "KeyError: 'k' (--debug prints a traceback)"),

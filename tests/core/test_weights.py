@@ -9,8 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
 
+from lantern.core.config import Weights
 from lantern.core.weights import Int8Weight, quantize
+from tests.refusals import refused
 from tests.tiny import needs_torchao
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -74,6 +77,7 @@ def test_quantizing_to_8_bits_imports_neither_torchao_nor_sympy() -> None:
     code = """
 import copy, sys
 from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
 from lantern.core.weights import quantize
 linear = nn.Linear(32, 32)
 quantize("fc", linear, "int8")
@@ -81,3 +85,10 @@ copy.deepcopy(linear)(linear.weight.scale.T)
 assert not {"torchao", "sympy"} & set(sys.modules), "slow imports"
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("weights", ["int8", pytest.param("int4", marks=needs_torchao)])
+def test_a_parametrized_weight_is_not_quantized(weights: Weights) -> None:
+    linear = linear_of(torch.float32)
+    register_parametrization(linear, "weight", nn.Tanh())
+    assert "the weight of fc is parametrized" in refused(quantize, "fc", linear, weights)

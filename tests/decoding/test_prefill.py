@@ -1,12 +1,14 @@
 """The prompt: one slot per layer, computed without attention scores, cached between calls."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from lantern.core.prepared import read_in_passes
+from lantern.core.prepared import PreparedTarget, read_in_passes
+from lantern.core.types import Prompt
 from lantern.decoding.prompt import PromptCache, prefill
 from lantern.models.llamagen.transformer import word_scores
 from tests.tiny import one_thread, select, tiny_condition, tiny_target
@@ -78,6 +80,18 @@ def test_changed_weights_clear_the_prompt_cache() -> None:
     after = prompts.read(target, CONDITION, 1)
     assert len(prompts) == CONDITION.batch
     assert not torch.equal(before.entries, after.entries)
+
+
+@torch.no_grad()
+def test_a_prompt_that_another_engine_read_is_read_again() -> None:
+    class Doubled(PreparedTarget):
+        def read(self, *args: Any, **how: Any) -> Prompt:
+            prompt = self.module.read(*args, **how)
+            return replace(prompt, entries=2 * prompt.entries)
+
+    target, prompts = tiny_target(), PromptCache()
+    found = [prompts.read(one, CONDITION, 1).entries for one in (target, Doubled(target), target)]
+    assert torch.equal(found[1], 2 * found[0]) and torch.equal(found[2], found[0])
 
 
 @one_thread()

@@ -87,6 +87,20 @@ def test_a_signal_swallowed_by_foreign_token_is_remembered() -> None:
         stopping.check()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_swallowed_by_a_finalizer_ends_the_next_context() -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    with Stopping():
+        Finalized()
+        with pytest.raises(Stopped, match="interrupted"), Stopping():
+            pytest.fail("the training has begun")
+    with Stopping() as stopping:  # another command of the process
+        assert not stopping.is_requested
+
+
 def test_a_shield_holds_until_the_outermost_block_is_done() -> None:
     done = []
     with pytest.raises(Stopped), Stopping() as stopping, stopping.shield():
