@@ -78,6 +78,7 @@ class Files(Group):
 
     name: str | None = opt(None, NAME_HELP, metavar="TEMPLATE")
     overwrite: bool = opt(False, "replace files that exist; a file named by --out is always replaced")
+    skip_existing: bool = opt(False, "keep files that exist, such as those of an interrupted run, and make the others")
     format: str | None = opt(
         None, f"file format, of {', '.join(images.SUFFIXES)} (default png)", type=OneOf(list(images.SUFFIXES))
     )
@@ -105,10 +106,13 @@ class Files(Group):
         """Return where images go, None for none; ValueError or OSError for what is unusable or contradicts."""
         place = None
         if out is not None or self.tokens is None:
-            place = images.destination(out, template=self.name, form=self.format, overwrites=self.overwrite)
+            place = images.destination(out, template=self.name, form=self.format)
             check_folder(place.out.parent if place.is_file else place.out)
         of_files = [name for name in ("name", "format", "quality", "scale", "grid") if getattr(self, name) is not None]
+        one_file = next((name for name in ("grid", "tokens", "record") if getattr(self, name) is not None), None)
         contradictions = (
+            (self.skip_existing and (self.overwrite or one_file), "--skip-existing keeps files of single images, and"
+             f" --{one_file or 'overwrite'} is given: leave one of them out"),
             (of_files and place is None, f"--{'/--'.join(of_files)} is an option of image files, which --tokens alone"
              " does not write: give --out"),
             (self.quality and place is not None and images.FORMATS[place.suffix] == "png",
@@ -213,7 +217,11 @@ def generate(
         from lantern.generation.init_image import with_init_image
 
         requested = with_init_image(loaded, requested, **inputs.kept)
-    ImageRun(loaded, decoded_by, own, sampling, requested, batch, files, place, stopping).run(notes, debug)
+    run = ImageRun(loaded, decoded_by, own, sampling, requested, batch, files, place, stopping)
+    if run.requested:
+        run.run(notes, debug)
+    else:
+        say(f"all {len(requested)} images exist", files.quiet)
     if processes > 1:
         from torch import distributed
 
@@ -300,8 +308,12 @@ class ImageRun:
             cell = width * self.scale, height * self.scale
             images.sheet_size(cell, len(values), self.columns, has_labels=self.has_labels)  # ValueError for a large one
             values = [values[0] | {"prompt": images.slug(", ".join(subjects)), "image": f"grid{len(values)}"}]
-        paths = self.place.paths(values)
-        for request, path in zip(self.requested, paths * (len(self.requested) // len(paths)), strict=True):
+        paths = self.place.paths(values, may_exist=self.files.overwrite or self.files.skip_existing)
+        planned = list(zip(self.requested, paths * (len(self.requested) // len(paths)), strict=True))
+        if self.files.skip_existing:
+            planned = [(request, path) for request, path in planned if not path.exists()]
+            self.requested = [request for request, _ in planned]
+        for request, path in planned:
             self.planned.setdefault(request, []).append(path)
 
     def run(self, notes: Sequence[str], debug: bool) -> None:

@@ -359,17 +359,18 @@ def _text(value: Any) -> str:
 class Destination:
     """Where images are written: `out` is a file, or a folder of files with names of a template.
 
-    suffix: of the files of a folder. overwrites: files that exist are replaced; otherwise only `out` itself is.
+    suffix: of the files of a folder.
     """
 
     out: Path
     is_file: bool
     suffix: str = ".png"
     template: str = TEMPLATE
-    overwrites: bool = False
 
-    def paths(self, values: Sequence[Mapping[str, Any]]) -> list[Path]:
-        """Return distinct paths for images with these values of FIELDS; ValueError if one exists or has no name.
+    def paths(self, values: Sequence[Mapping[str, Any]], *, may_exist: bool = False) -> list[Path]:
+        """Return distinct paths for images with these values of FIELDS; ValueError if one has no name, or exists.
+
+        `out` itself may exist, with `may_exist` all of them.
 
         A name does not depend on the other images of the run, except where two names would be equal: the second one
         ends in ".2". With a file as `out`, several images are numbered after it.
@@ -385,16 +386,15 @@ class Destination:
                 name = fill(self.template, each)
                 seen[name] += 1
                 found.append(self.out / f"{name}{f'.{seen[name]}' if seen[name] > 1 else ''}{self.suffix}")
-        there = [path for path in found if not self.overwrites and path.exists()]
+        there = [path for path in found if not may_exist and path.exists()]
         if there:
             more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
-            raise ValueError(f"{there[0]}{more} exists: give --overwrite to replace it, or another --out or --name")
+            instead = "give --overwrite to replace it, --skip-existing to keep it, or another --out or --name"
+            raise ValueError(f"{there[0]}{more} exists: {instead}")
         return found
 
 
-def destination(
-    out: Path | None, *, template: str | None = None, form: str | None = None, overwrites: bool = False
-) -> Destination:
+def destination(out: Path | None, *, template: str | None = None, form: str | None = None) -> Destination:
     """Return where images go for --out, --name and --format; ValueError if they are invalid or contradict.
 
     A template may hold FIELDS only, and names no folder.
@@ -412,7 +412,7 @@ def destination(
             raise ValueError(f"--name names the files of a folder, and --out is the file {place}: give one of them")
         if form is not None and FORMATS[ending] != form:
             raise ValueError(f"--out ends in {ending}, --format is {form}: give one of them")
-        return Destination(place, True, ending, overwrites=overwrites)
+        return Destination(place, True, ending)
     template = TEMPLATE if template is None else template
     if "/" in template or "\0" in template:
         raise ValueError(f"--name is {template[:60]!r}, wanted the name of a file: give its folder with --out")
@@ -428,7 +428,7 @@ def destination(
         if form is not None and FORMATS[own] != form:
             raise ValueError(f"--name ends in {own}, --format is {form}: give one of them")
         template, form = template[: -len(own)], FORMATS[own]
-    return Destination(place, False, SUFFIXES[form or "png"], template, overwrites)
+    return Destination(place, False, SUFFIXES[form or "png"], template)
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:

@@ -240,8 +240,11 @@ class Made:
         return (*((DRAFTER,) if self.reads_drafter else ()), *self.parts)
 
     def columns(self, tokens: int) -> int:
-        """Return the columns that it reads of the proximity table of so many tokens; one to spare for a share."""
-        return max((count_of(k, tokens) + (k < 1) for k in self.asks("neighbours")), default=0)
+        """Return the columns that it reads of the proximity table of so many tokens; for a share one to spare, if the
+        table has room.
+        """
+        counts = {k: count_of(k, tokens) for k in self.asks("neighbours")}
+        return max((max(min(n + (k < 1), MAX_NEIGHBOURS), n) for k, n in counts.items()), default=0)
 
     @property
     def needs_host(self) -> bool:

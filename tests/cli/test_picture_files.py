@@ -53,6 +53,21 @@ def test_only_files_that_are_named_are_replaced(model: str, capsys: Capture, mon
     assert made(model, "--overwrite") == 0 and path.read_bytes() != b"own"
 
 
+def test_files_that_exist_are_kept_and_the_others_made(model: str, capsys: Capture) -> None:
+    assert made(model, "-n", "3", "--out", "whole") == made(model, "--out", "o") == 0
+    [kept] = Path("o").iterdir()
+    kept.write_bytes(b"own")
+    assert made(model, "-n", "3", "--out", "o", "--skip-existing", "--batch", "2") == 0
+    assert kept.read_bytes() == b"own" and names("o") == names("whole")
+    others = [name for name in names("o") if name != kept.name]
+    assert all((Path("o") / name).read_bytes() == (Path("whole") / name).read_bytes() for name in others)
+    capsys.readouterr()
+    assert made(model, "-n", "3", "--out", "o", "--skip-existing") == 0
+    assert capsys.readouterr().err == "lantern: all 3 images exist\n"
+    for option in ("--overwrite", "--grid"):
+        assert f"{option} is given" in refusal(capsys, made(model, "--out", "o", "--skip-existing", option))
+
+
 def test_a_template_names_the_files_of_a_folder(model: str, capsys: Capture) -> None:
     assert made(model, "--name", "{prompt}-{method}-g{guidance}-seed{seed:03d}", "-n", "2", "--out", "o") == 0
     assert names("o") == ["a-red-apple-eagle1-g3-seed000.2.png", "a-red-apple-eagle1-g3-seed000.png"]

@@ -75,6 +75,7 @@ def test_what_a_method_lacks_is_named_and_parts_must_fit() -> None:
 def test_needs_and_changes_follow_from_the_options() -> None:
     assert METHODS["fr-spec"].made.columns(2048) == 0
     assert METHODS["lantern"].with_options(k=5, residual="released").made.columns(2048) == 6
+    assert [METHODS["lantern"].with_options(k=k).made.columns(2048) for k in (0.25, 0.5)] == [513, 1024]
     assert not METHODS["sjd"].made.needs and METHODS["eagle1"].made.needs == ("eagle1",)
     assert METHODS["ddd"].made.needs_host and not METHODS["ddd"].with_options(adaptive=False).made.needs_host
     assert METHODS["lantern"].with_options(k=5, delta=0.1).changed() == {"k": 5}
