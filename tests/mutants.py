@@ -486,8 +486,6 @@ engines/cpu/steps.cpp: engines/cpu/test_steps.py
 + if (count + j + 1 < state.nodes) {
 - if (i < length) *of.relaxed += cost.relaxed;
 + *of.relaxed += cost.relaxed;
-- k1 += 0xBB67AE85
-+ k1 += 0xBB67AE84
 - for (int i = 0; i <= length && known - 1 + i < state.tokens; i++)
 + for (int i = 0; i < length && known - 1 + i < state.tokens; i++)
 - slots + stage[i ? path[i - 1] : 0] * head_dim
@@ -500,6 +498,12 @@ engines/cpu/draft.h: engines/cpu/test_steps.py
 + ranked[size_t(b) * total + begin + i]
 - if (level.ancestors[size_t(i) * level.staged + k]) row[of.tokens + k] = 0;
 + row[of.tokens + k] = 0;
+
+engines/cpu/noise.h: engines/cpu/test_steps.py
+- k1 += 0xBB67AE85
++ k1 += 0xBB67AE84
+- i < 4 * count; i++
++ i < 4 * count - 4; i++
 
 engines/cpu/rejection.h: engines/cpu/test_steps.py
 - std::exchange(q[before], 0.0f)
