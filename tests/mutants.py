@@ -112,8 +112,10 @@ decoding/prompt.py: methods/test_contracts.py decoding/test_plain.py
 + numbers < block[:, None]
 
 decoding/prompt.py: decoding/test_prefill.py
-- f"{rows} {whole} {taps} {alone}"
-+ f"{whole} {taps} {alone}"
+- {type(target).__qualname__} {rows} {whole}
++ {type(target).__qualname__} {whole}
+- f"{type(target).__qualname__} {rows}
++ f"{rows}
 
 decoding/rounds.py: decoding/test_joint.py
 - if before.get(id(state), name) != name:
