@@ -39,13 +39,14 @@ from lantern.engines.cuda.graphs import forget_all
 from lantern.engines.engine import EAGER, AutoEngine, Engine
 from lantern.eval.speed.contenders import PROMPTS, condition_of
 from lantern.eval.speed.race import copy_bandwidth, pass_bytes, rounded
-from lantern.eval.speed.shapes import random_captions, random_model, randomise, script, scripted
+from lantern.eval.speed.shapes import random_captions, random_drafter, random_model, randomise, script, scripted
 from lantern.eval.speed.surroundings import surroundings
 from lantern.generation.choice import choose_method
 from lantern.generation.generator import Decoder, Generator, build_decoder
 from lantern.generation.requests import Request
 from lantern.generation.serving.worker import Job, Worker
-from lantern.methods import METHODS
+from lantern.methods import METHODS, find
+from lantern.methods.parts import ADD_ONS
 from lantern.models.folder import load_model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig, rotate
 
@@ -169,9 +170,11 @@ class Bench:
         ahead = torch.arange(1, min(128, tokens), device=self.device)
         near = (torch.arange(tokens, device=self.device)[:, None] + ahead) % tokens
         how: Figures = {"sampling": self.sampling, "drafter_module": drafter, "engine": engine}
-        method = METHODS[name].with_options(**settings)
+        method = find(name).with_options(**settings)
         if "k" in method.settings:
             method = method.with_options(k=min(int(method.settings["k"]), near.shape[1]))
+        made = (random_drafter(ADD_ONS[part], target.config, self.device, torch.bfloat16) for part in method.made.parts)
+        how["add_ons"] = dict(zip(method.made.parts, made, strict=True))
         return build_decoder(method, target, neighbours=near.int(), **how)
 
     def steps(self, decoder: Decoder, images: int = 1, *, most: int | None = None, **how: Any) -> Figures:

@@ -7,11 +7,9 @@ features to tokens, prefill included. Text encoding and VQ decoding cost every m
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import fmean, median
 from typing import Any
 
-from lantern.core.types import Generation
 from lantern.eval.json_lines import Line
 from lantern.eval.speed import contenders
 from lantern.eval.speed import race as racing
@@ -85,7 +83,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
             "contenders": [contender_figures(one, lines, batch, copy_gbps, rows) for one in field],
             "results": racing.results(field, lines, batch),
             "identity": list(identities(field, lines, batch)),
-            "phases": [] if stop else list(racing.phases(racing.best_of_labels(field, lines), partial(timed, jobs[0]))),
+            "phases": [] if stop else list(racing.phases(racing.best_of_labels(field, lines), jobs[0])),
         }
         races.append(of_race)
         if stop is not None:
@@ -185,11 +183,6 @@ def identities(field: Sequence[Contender], lines: Sequence[Line], batch: int) ->
                 **racing.identity(lines, one.name, plain[one.variant]),
                 "must_be_identical": one.variant.dtype == "fp32" or one.parts.promise(batch) == "tokens",
             }
-
-
-def timed(job: RoundImages, one: Contender) -> Generation:
-    """Decode a job with the time of each phase."""
-    return one.decode(job, is_timed=True)
 
 
 def broken_promises(races: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -10,7 +10,7 @@ import base64
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from lantern.core.prepared import original
-from lantern.core.types import Generation, SampleWindow, Step
+from lantern.core.types import SampleWindow, Step
 from lantern.core.weights import Int8Weight
 from lantern.decoding.statistics import now
 from lantern.eval.intervals import bootstrap
@@ -247,10 +247,11 @@ def rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def phases(best: Sequence[Contender], decode: Callable[[Contender], Generation]) -> Iterator[dict[str, Any]]:
-    """Yield the shares of each method's time by phase without prefill; `decode` measures it in a run of its own."""
+def phases(best: Sequence[Contender], job: RoundImages, steps: Mapping[str, int] | None = None) -> Iterator[Line]:
+    """Yield the shares of each method's time by phase without prefill, of all steps or so many, in a run of its own."""
     for one in best:
-        seconds = decode(one).seconds
+        how = {} if steps is None else {"callback": lambda step, last=steps[one.label]: step.index == last}
+        seconds = one.decode(job, is_timed=True, **how).seconds
         whole = sum(seconds.values()) - seconds.get("prefill", 0.0)
         shares = {name: rounded(value / whole) for name, value in seconds.items() if name != "prefill"}
         yield {"method": one.label, "variant": str(one.variant), "shares": shares}

@@ -16,7 +16,7 @@ from torch import nn
 
 from lantern.core.io import NoInitialisation
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Generation, Step, TreeShape
+from lantern.core.types import Condition, Step, TreeShape
 from lantern.decoding.statistics import now
 from lantern.drafters.trees.static import named
 from lantern.eval.json_lines import Line
@@ -27,7 +27,7 @@ from lantern.eval.speed.race import reporter, rounded, seconds_of, spread
 from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.generation.generator import Decoder, Generator
 from lantern.methods import METHODS, find
-from lantern.methods.parts import ADD_ONS, DRAFTER
+from lantern.methods.parts import ADD_ONS, DRAFTER, AddOn
 from lantern.models.folder import DTYPES, Model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
@@ -82,10 +82,6 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
     def spent(one: Contender) -> float:
         return seconds_per_token(one, images, counts[one.label])
 
-    def timed(one: Contender) -> Generation:
-        """Decode as many steps as are measured, with the time of each phase."""
-        return one.decode(images, is_timed=True, callback=lambda step: step.index == len(counts[one.label]))
-
     def take(one: Contender, number: int, _: RoundImages) -> Line:
         return {"round": number, "contender": one.name, "seconds": spent(one)}
 
@@ -106,6 +102,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
     field = line_up(stable, entries, build, spent, failed, report=lambda line: report(f"{options.shape}: {line}"))
     rounds = racing.race(field, [images] * options.images, take, report=report)
     lines, stop = racing.collect(rounds, len(field))
+    steps = {label: len(of) for label, of in counts.items()}
     figures = {
         "what": "shape",
         "shape": options.shape,
@@ -117,7 +114,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         "copy_gbps": rounded(copy_gbps),
         "contenders": [figures_of(one) for one in field],
         "results": racing.results(field, lines, options.batch),
-        "phases": [] if stop else list(racing.phases(racing.best_of_labels(field, lines), timed)),
+        "phases": [] if stop else list(racing.phases(racing.best_of_labels(field, lines), images, steps)),
         "failed": failed,
     }
     return ended(figures, before, stop)
@@ -146,15 +143,24 @@ def random_model(config: TransformerConfig, drafter: str, device: torch.device, 
     if method.tree is None or len(found) != 1 or "layers" not in {entry.name for entry in fields(found[0].config)}:
         raise ValueError(f'drafter is "{drafter}", wanted a method with a tree and layers of its own, such as "eagle1"')
     (entry,) = found
+    draft = random_drafter(entry, config, device, dtype)
     with device, NoInitialisation():
-        target, draft = Transformer(config), entry.module(entry.config.for_target(config, layers=1))
+        target = Transformer(config)
         vq = VQVAE(VQConfig(config.vocab_size, encoder_ch_mult=(1,), decoder_ch_mult=(1,), ch=32))
-    for network in (target, draft, vq):
+    for network in (target, vq):
         randomise(network.to(dtype))
     target.tok_embeddings.weight.data.mul_(config.dim**0.5)
     target.output.weight.data.mul_(3)
     add_ons = {entry.name: draft} if entry.name != DRAFTER else {}
     return Model(name="random", target=target, vq=vq, drafter=None if add_ons else draft, add_ons=add_ons)
+
+
+def random_drafter(entry: AddOn, config: TransformerConfig, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Return a drafter of one layer with random weights, for a target of this config."""
+    with device, NoInitialisation():
+        made = entry.module(entry.config.for_target(config, layers=1)).to(dtype)
+    randomise(made)
+    return made
 
 
 def randomise(module: nn.Module) -> None:
