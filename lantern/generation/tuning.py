@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -53,6 +53,13 @@ def swept(method: Method) -> list[dict[str, Any]]:
     return [{option.name: value} for value in option.sweep]
 
 
+def by_drafts(method: Method) -> list[Method]:
+    """Return a method, and with each of the other networks that can draft for it."""
+    option = method.options.get("drafts")
+    others = () if option is None else (one for one in option.choices if one != option.default)
+    return [method, *(method.with_options(drafts=one) for one in others)]
+
+
 def candidates(
     model: Model, max_tv: float = 0.0, *, max_nodes: int = 32, max_depth: int = 8, names: Sequence[str] = ()
 ) -> list[Method]:
@@ -69,7 +76,7 @@ def candidates(
         if not METHODS[name].exact and not max_tv:
             raise ValueError(f'method "{name}" is relaxed: give a bound on its cost with --max-tv')
     found, has_table = list[Method](), max_tv > 0 and model.codebook is not None
-    for method in METHODS.values():
+    for method in chain.from_iterable(map(by_drafts, METHODS.values())):
         is_admitted = method.exact or (max_tv > 0 and (has_table or "k" not in method.options))
         if is_admitted and has_parts(model, method) and (not names or method.name in names):
             knobs: list[dict[str, Any]] = [{}] if method.exact else swept(method)
@@ -207,12 +214,13 @@ def tune(
 
     report("plain decoding")
     plain = METHODS["plain"]
-    [baseline] = race(model, [plain], sampled, batches[:1])
+    [baseline] = race(model, [plain], sampled, batches[:1] * ROUNDS)
+    fastest = [min(baseline, key=lambda run: run.seconds)]  # its first batch may take several times as long
     found = []
     for number, method in enumerate(entered):
         report(f"{number + 1} of {len(entered)}: {label(method.name, method.chosen)}")
         [runs] = race(model, [method], sampled, batches[:1])
-        found.append(figures(method, runs, baseline))
+        found.append(figures(method, runs, fastest))
     racing = list(dict.fromkeys([*finalists(found, max_tv), *windows]))
     report(f"race: plain and {len(racing)} more")
     rounds = batches * -(-ROUNDS // count)

@@ -46,6 +46,8 @@ def test_methods_are_candidates_if_the_model_has_their_networks(model: Model) ->
     parts = {"parallelspec": tiny_part("parallelspec", cast(Any, model.target))}
     drafted = names(replace(bare, add_ons=parts)) - names(bare)
     assert drafted == {"parallelspec", "parallelspec-paper"}
+    own = candidates(replace(model, add_ons=parts), 0.5, names=["lantern++"])
+    assert {one.settings["drafts"] for one in own} == {"eagle1", "parallelspec"}
     assert {"eagle1"} <= names(replace(bare, drafter=model.drafter)) - names(bare)
 
 
@@ -76,7 +78,7 @@ def decide(
 
     def scripted(_: Model, methods: Sequence[Method], sampling: Sampling, batches: Sequence[Any]) -> list[list[Timing]]:
         races.append([method.name for method in methods])
-        is_race = len(batches) > 1
+        is_race = len(methods) > 1
         return [[script(method, i + is_race) for i in range(len(batches))] for method in methods]
 
     monkeypatch.setattr("lantern.generation.tuning.race", scripted)
