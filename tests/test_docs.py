@@ -25,7 +25,7 @@ CARD = ROOT / "assets" / "lantern-emoji" / "README.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EVERYWHERE = [*PAGES, *sorted((ROOT / "docs").glob("*/*.md")), ARCHITECTURE, CARD]
-EVERYWHERE += [ROOT / name for name in ("integrations/comfyui/README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+EVERYWHERE += [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 
