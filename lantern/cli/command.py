@@ -115,7 +115,7 @@ def parser_of(command: Command, prog: str) -> Parser:
     else:
         add("-h", "--help", action="help", help="list the options")
     add("--version", action="version", version=f"lantern {__version__}", help="print the version")
-    add("--debug", action="store_true", help="print tracebacks, and the layer that first gives NaN")
+    add("--debug", action="store_true", help="print tracebacks, and the layer that first gives NaN, in eager passes")
     return parser
 
 

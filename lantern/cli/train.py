@@ -5,6 +5,7 @@ lists the steps. A finished step is noted in OUT/state.json and not repeated, an
 """
 
 import argparse
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -67,7 +68,8 @@ def run(args: argparse.Namespace) -> None:
     if config is None:
         raise ValueError(f"stage {stage} needs --config, one of {', '.join(stages.config_names())} or a file")
     result = run_stage(stage, config, out, given, recipe)
-    print(f"{out}: {result}" if result is not None else out)
+    if os.environ.get("RANK", "0") == "0":  # of the processes of torchrun
+        print(f"{out}: {result}" if result is not None else out)
 
 
 def run_stage(name: str, config: str, out: Path, given: dict[str, Any], recipe: stages.Recipe | None) -> Any:

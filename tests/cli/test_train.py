@@ -66,6 +66,17 @@ def test_a_stage_is_called_with_its_config_and_options(calls: list[Any], tmp_pat
     assert (config.loop.steps, config.loop.decay) == (7, 3) and config.batch == 32 and committed.is_file()
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_first_process_of_torchrun_prints_the_result(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture, rank: str
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    folder = str(tmp_path)
+    given = ["--data", folder, "--vq", folder, "--text-encoder", folder]
+    assert main(["train", "target", "--config", "target-small", "--out", folder, *given]) == 0
+    assert len(calls) == 1 and bool(capsys.readouterr().out) == (rank == "0")
+
+
 @pytest.mark.parametrize("arguments", [["--config", "data-emoji"], ["--recipe", "emoji"], ["--config", "mine.json"]])
 def test_a_recipe_is_found_by_name_by_its_config_and_by_the_source_of_a_data_config(
     calls: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
