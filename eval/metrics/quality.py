@@ -98,7 +98,8 @@ def _aligned(given: Material, judge: str, *, prefix: str = "", least: float = -m
 
 def _pairwise(given: Material, judge: str) -> Estimate:
     values = given.pairs[judge]
-    values = values[~values.isinf()]  # the PSNR of equal images is infinite
+    if judge == "psnr":
+        values = values[values.isfinite()]  # that of equal images is infinite
     return given.mean(values) if len(values) else Estimate(math.inf)
 
 

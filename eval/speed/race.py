@@ -91,8 +91,8 @@ def take(contender: Contender, number: int, job: RoundImages, *, watches: bool =
 
     # an engine may take several rounds at once, so that watching single steps costs time
     drafter = contender.parts.drafter
-    has_drafts = drafter is not None and (isinstance(drafter, SampleWindow) or drafter.passes is not None)
-    has_rounds = contender.is_plain or has_drafts
+    is_drafted = drafter is not None and (isinstance(drafter, SampleWindow) or drafter.passes is not None)
+    has_rounds = contender.is_plain or is_drafted
     is_fused = contender.variant.kind.startswith("cpu") and has_rounds
     load, begin = load_average(), now(device)
     made = contender.decode(job, **({"callback": watch} if watches and not is_fused else {}))

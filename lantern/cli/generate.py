@@ -109,10 +109,10 @@ class Files(Group):
             place = images.destination(out, template=self.name, form=self.format)
             check_folder(place.out.parent if place.is_file else place.out)
         of_files = [name for name in ("name", "format", "quality", "scale", "grid") if getattr(self, name) is not None]
-        one_file = next((name for name in ("grid", "tokens", "record") if getattr(self, name) is not None), None)
+        of_all = next((name for name in ("grid", "tokens", "record") if getattr(self, name) is not None), None)
         contradictions = (
-            (self.skip_existing and (self.overwrite or one_file), "--skip-existing keeps files of single images, and"
-             f" --{one_file or 'overwrite'} is given: leave one of them out"),
+            (self.skip_existing and (self.overwrite or of_all), "--skip-existing keeps files of single images, and"
+             f" --{of_all or 'overwrite'} is given: leave one of them out"),
             (of_files and place is None, f"--{'/--'.join(of_files)} is an option of image files, which --tokens alone"
              " does not write: give --out"),
             (self.quality and place is not None and images.FORMATS[place.suffix] == "png",

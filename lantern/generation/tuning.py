@@ -215,7 +215,7 @@ def tune(
     report("plain decoding")
     plain = METHODS["plain"]
     [baseline] = race(model, [plain], sampled, batches[:1] * ROUNDS)
-    fastest = [min(baseline, key=lambda run: run.seconds)]  # its first batch may take several times as long
+    fastest = [min(baseline, key=lambda run: run.seconds)]  # other programs may slow a batch
     found = []
     for number, method in enumerate(entered):
         report(f"{number + 1} of {len(entered)}: {label(method.name, method.chosen)}")

@@ -114,8 +114,8 @@ struct Drafts {
             const int64_t where = number(image, of.masks ? node : depth);
             float *sums = scores[thread].data();
             const float *noise = image.noise ? image.noise + where * vocab : nullptr;
-            q.score(&logits[size_t(task) * vocab], nullptr, where, image.test ? nullptr : noise, sums, room[thread].data());
-            if (image.test) {
+            q.score(&logits[size_t(task) * vocab], nullptr, where, noise, sums, room[thread].data());
+            if (image.test) { // without a table of noise
                 float *kept = image.test->q + size_t(row + node) * vocab;
                 std::copy_n(sums, vocab, kept);
                 softmax(kept, vocab);

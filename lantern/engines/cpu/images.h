@@ -50,7 +50,7 @@ struct ImageArgs {
     float *pairs;           // (depth + 1, dim): the guided features that predicted the new tokens, null for windows
     const int64_t *lengths; // (tokens): drafts that a benchmark accepts there, along the first of the deepest paths; null: none
     double delta, cap;
-    const TestArgs *test; // of drafts that are tested by rejection; null: they are matched
+    const TestArgs *test; // how drafts are tested by rejection, then without `noise`; null: they are matched
 };
 }
 

@@ -46,7 +46,9 @@ def test_generations_are_those_of_the_cpu_and_a_captured_round_waits_for_nothing
     for own, other in zip(made, expected, strict=True):
         for each in ("tokens", "steps", "accepted"):
             assert torch.equal(held(getattr(own, each)), getattr(other, each)), each
-        assert torch.allclose(held(own.total_variation), other.total_variation, atol=1e-5)
+        # that of row fronts is measured in passes of other sizes, and is rounding here
+        atol = 1e-5 if name in ("zipar", "pjd") else 1e-8
+        assert torch.allclose(held(own.total_variation), other.total_variation, atol=atol)
     if name not in UNCAPTURED:
         assert rounds.waits == [] and rounds.captured == 1 and rounds.replayed > 1
 
