@@ -28,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.cli.command import DONE, FAILED, OneOf, command, opt, run_command
-from lantern.core.config import read_json_object
+from lantern.core.config import KvCache, read_json_object
 from lantern.core.io import write_json
 from lantern.core.prepared import original
 from lantern.core.sampling import Sampling
@@ -202,9 +202,10 @@ class Bench:
         decoder.generate(condition, keys=[(0, number) for number in range(condition.batch)], callback=watch, **how)
         return clock, int(torch.stack(counts).sum())
 
-    def with_share(self, figures: Figures, target: Any, images: int = 1) -> Figures:
+    def with_share(self, figures: Figures, target: Any, images: int = 1, kept: KvCache = "full") -> Figures:
         """Add the least time of a pass at the bandwidth of a copy, and its share of the step."""
-        read = pass_bytes(target, rows=images * self.sampling.rows, cached=target.config.block_size // 2)
+        rows, cached = images * self.sampling.rows, target.config.block_size // 2
+        read = pass_bytes(target, rows=rows, cached=cached, kv_cache=kept)
         floor = 1e3 * read / self.found["sections"]["machine"]["copy_gbps"] / 1e9
         return figures | {"floor_ms": rounded(floor), "share": rounded(floor / figures["ms_per_step"])}
 
@@ -389,14 +390,15 @@ class Bench:
         return load_model("lantern-emoji", device=str(self.device), dtype="bf16", engine=engine)
 
     def batches(self) -> None:
-        """Plain decoding and a window of several images at a time: tokens a second, and the peak of memory."""
+        """Plain decoding, also with a KV cache in fp8, and a window of several images: tokens a second, peak memory."""
         target, _ = self.model()
 
-        def of(name: str, settings: Figures, images: int) -> Figures:
+        def of(name: str, settings: Figures, images: int, kept: KvCache = "full") -> Figures:
             if self.is_cuda:
                 torch.cuda.reset_peak_memory_stats()
-            decoder = self.decoder(name, GraphEngine(products=self.products()), **settings)
-            found = self.with_share(self.steps(decoder, images, most=self.sizes.steps), target, images)
+            engine = GraphEngine(products=self.products(), kv_cache=kept)
+            made = self.steps(self.decoder(name, engine, **settings), images, most=self.sizes.steps)
+            found = self.with_share(made, target, images, kept)
             forget_all()
             peak = torch.cuda.max_memory_allocated() / 2**30 if self.is_cuda else 0.0
             rate = 1e3 * images / found["ms_per_token"]
@@ -405,6 +407,7 @@ class Bench:
         for images in self.sizes.batches:
             for name, settings in (("plain", {}), ("gumbel-jacobi", {"window": 4})):
                 self.measure("batches", f"{name} {images}", partial(of, name, settings, images))
+            self.measure("batches", f"plain {images} fp8", partial(of, "plain", {}, images, "fp8"))
 
     def shapes(self) -> None:
         """Plain decoding and a drafted method of other sizes, and of Janus."""

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from lantern.core.config import KvCache
 from lantern.core.prepared import original
 from lantern.core.types import SampleWindow, Step
 from lantern.core.weights import Int8Weight
@@ -298,12 +299,12 @@ def copy_bandwidth(device: torch.device) -> float:
     return 2 * count / median(seconds[1:]) / 1e9
 
 
-def pass_bytes(target: nn.Module, *, rows: int, cached: int, nodes: int = 1) -> int:
+def pass_bytes(target: nn.Module, *, rows: int, cached: int, nodes: int = 1, kv_cache: KvCache = "full") -> int:
     """Return the bytes of a pass: weights without tables, and keys and values of `cached` slots, fp32 on every CPU."""
     config: Any = target.config
     weights = sum(stored_bytes(value) for name, value in target.named_parameters() if not name.startswith(TABLES))
     norm = target.get_parameter("norm.weight")
-    width = 4 if norm.device.type == "cpu" else norm.dtype.itemsize
+    width = 1 if kv_cache == "fp8" else 4 if norm.device.type == "cpu" else norm.dtype.itemsize
     return weights + 2 * config.n_layer * rows * (cached + nodes) * config.dim * width
 
 
@@ -343,9 +344,9 @@ def roofline(contender: Contender, *, rows: int, copy_gbps: float, step_seconds:
     target, drafter = original(contender.parts.target), contender.parts.drafter
     if not isinstance(target, nn.Module) or "norm.weight" not in dict(target.named_parameters()):
         return {}
-    sizes = {"rows": rows, "nodes": 1 if drafter is None else drafter.max_nodes}
+    sizes: dict[str, Any] = {"rows": rows, "nodes": 1 if drafter is None else drafter.max_nodes}
     sizes["cached"] = contender.parts.target.config.block_size // 2
-    seconds = pass_bytes(target, **sizes) / copy_gbps / 1e9
+    seconds = pass_bytes(target, **sizes, kv_cache=contender.parts.engine.kv_cache) / copy_gbps / 1e9
     shares = {"roofline": seconds, "arithmetic": pass_products(target, **sizes) / product_rate(contender)}
     step = max(step_seconds, 1e-12)
     return {"floor_ms": rounded(1e3 * seconds)} | {name: rounded(of / step) for name, of in shares.items()}

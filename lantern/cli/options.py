@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import Group, OneOf, opt
-from lantern.engines.engine import ENGINES, VARIANTS, WEIGHTS, Engine, engine
+from lantern.engines.engine import ENGINES, KV_CACHES, VARIANTS, WEIGHTS, Engine, engine
 from lantern.methods import METHODS
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ ENGINE_HELP = (
 WEIGHTS_HELP = (
     "weights of the target: full (the model's own, default), bf16, int8 (layers, head and the cpu engine's drafters), "
     "int4 (layers); exact methods are exact with respect to the quantized target"
+)
+KV_CACHE_HELP = (
+    "keys and values: full, or fp8 (engines graph and eager), for batches of 16 and more on a GPU; exact methods are "
+    "exact with respect to the target with this cache"
 )
 OF_MODEL = "(default: the model's)"
 
@@ -52,11 +56,12 @@ class Runs(Group):
 
     engine: str = opt("auto", ENGINE_HELP, type=OneOf(list(ENGINES)))
     target_weights: str | None = opt(None, WEIGHTS_HELP, type=OneOf(["full", "bf16", *WEIGHTS[1:]]))
+    kv_cache: str = opt("full", KV_CACHE_HELP, type=OneOf(list(KV_CACHES)))
 
     def chosen(self) -> Engine:
         """Return the engine that the options describe."""
         weights = self.target_weights if self.target_weights in WEIGHTS else "full"
-        return engine(self.engine, weights=weights)
+        return engine(self.engine, weights=weights, kv_cache=self.kv_cache)
 
 
 class Apart(Runs):
@@ -103,6 +108,7 @@ def advice(model: "Model") -> str | None:
     from lantern.engines.cpu import build
 
     # with --debug the library was not chosen although it is built
-    if build.missing() is None or engine("cpu", weights=model.engine.weights).why_not(model.target) is not None:
+    cpu = engine("cpu", weights=model.engine.weights, kv_cache=model.engine.kv_cache)
+    if build.missing() is None or cpu.why_not(model.target) is not None:
         return None
     return "`lantern doctor --build` or `--engine cpu` builds the C++ engine, which is several times as fast here"

@@ -22,6 +22,8 @@ MAX_INTEGER = 1 << 31
 DEBUG_VARIABLE = "LANTERN_DEBUG"
 Weights = Literal["full", "int8", "int4"]  # how a target's weights are kept (`lantern.core.weights`)
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
+KvCache = Literal["full", "fp8"]  # how keys and values are kept (`lantern.decoding.cache`)
+KV_CACHES: tuple[KvCache, ...] = get_args(KvCache)
 
 Config = TypeVar("Config")
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from lantern.core.types import Prompt
 
+LARGEST_FP8 = 448.0  # of e4m3
+
 
 class StaticCache:
     """Keys and values of all layers in one buffer, in three regions of slots.
@@ -22,6 +24,9 @@ class StaticCache:
 
         stage  [a b c d]  path of image 0: a, c   tokens 5.. -> [.. a c]
                           path of image 1: a, b   tokens 7.. -> [.. a b]
+
+    Keys and values are stored in the `dtype` of masks, or with `is_fp8` in a byte each: the bits of e4m3, rounded to
+    nearest even, at most 448. Passes read them in `dtype`.
 
     Memory starts as zeros: values that a pass reads and masks must be finite. The slot of the last token is never read
     (nothing follows it), and writes past the end of the image go to stage slots, which the next pass overwrites. A
@@ -51,15 +56,17 @@ class StaticCache:
         device: torch.device | str,
         least_rows: int = 0,
         columns: int = 0,
+        is_fp8: bool = False,
     ) -> None:
-        self.least_rows = least_rows
+        self.least_rows, self.dtype, self.is_fp8 = least_rows, dtype, is_fp8
         self.images, self.rows = images, rows
         self.prefix, self.tokens, self.stage = prefix, tokens, stage
         self.columns, lines = columns, tokens // columns if columns else 0
         self._slots, self._first_staged_newline = prefix + tokens + stage, prefix + tokens + stage + lines
         size = (2 * layers, images * rows, heads, self._slots + (lines + stage if columns else 0), head_dim)
         first = torch.zeros(images * rows, 1, dtype=torch.long, device=device)
-        self._hold(torch.zeros(size, dtype=dtype, device=device), slice(None), first)
+        memory = torch.zeros(size, dtype=torch.uint8 if is_fp8 else dtype, device=device)
+        self._hold(memory, slice(None), first)
         self._first_slots = torch.arange(stage, device=device) + prefix
         ends = torch.arange(1, lines + 1, device=device) * columns - 1 + prefix
         # the slot that each newline follows
@@ -109,11 +116,11 @@ class StaticCache:
     @classmethod
     def of(cls, earlier: "Self | None", **sizes: Any) -> "Self":
         """Return an earlier cache if it has the given sizes, else a new one; the arguments are those of the class."""
-        names = ("images", "rows", "prefix", "tokens", "stage", "least_rows", "columns")
+        names = ("images", "rows", "prefix", "tokens", "stage", "least_rows", "columns", "is_fp8")
         wanted = [*(sizes.get(name, 0) for name in names), sizes["dtype"], torch.device(sizes["device"])]
         if earlier is None:
             return cls(**sizes)
-        found = [*(getattr(earlier, name) for name in names), earlier.buffer.dtype, earlier.buffer.device]
+        found = [*(getattr(earlier, name) for name in names), earlier.dtype, earlier.buffer.device]
         return earlier if found == wanted else cls(**sizes)
 
     def tree_mask(self, prefix: Bool[Tensor, "*b t"] | Float[Tensor, "*b t"], nodes: int) -> "TreeMask":
@@ -131,7 +138,7 @@ class StaticCache:
     def form(self) -> tuple[object, ...]:
         """What caches must have in common to be joined."""
         sizes = (self.rows, self.prefix, self.tokens, self.stage, self.columns, self.least_rows)
-        return (*sizes, self.buffer.dtype, self.buffer.device)
+        return (*sizes, self.dtype, self.is_fp8, self.buffer.device)
 
     @property
     def slots(self) -> int:
@@ -148,8 +155,15 @@ class StaticCache:
     ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:
         """Store n keys and values of a layer at `slots`, the same for every row; return all keys and values of it."""
         both = self.layer(layer)
-        both.index_copy_(3, slots[0], fresh.permute(2, 0, 3, 1, 4).to(both.dtype))
-        return both[0], both[1]
+        both.index_copy_(3, slots[0], self.stored(fresh.permute(2, 0, 3, 1, 4)))
+        keys, values = both.view(torch.float8_e4m3fn).to(self.dtype) if self.is_fp8 else both
+        return keys, values
+
+    def stored(self, numbers: Float[Tensor, "*n"]) -> Tensor:
+        """Return keys or values as the cache stores them."""
+        if not self.is_fp8:
+            return numbers.to(self.dtype)
+        return numbers.clamp(-LARGEST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn).view(torch.uint8)
 
     def write_newlines(
         self, layer: int, nodes: Int[Tensor, "b n"], fresh: Float[Tensor, "b n 2 h d"], is_real: Bool[Tensor, "b n"]
@@ -158,7 +172,7 @@ class StaticCache:
         staged = self._first_staged_newline + nodes - self.first_stage_slot
         places = torch.where(nodes < self.first_stage_slot, self._slots + (nodes - self.prefix) // self.columns, staged)
         places = places.where(is_real, self._first_staged_newline - 1)
-        self._layers[layer][:, self._rows, :, places] = fresh.to(self.buffer.dtype)
+        self._layers[layer][:, self._rows, :, places] = self.stored(fresh)
 
     def newline_mask(
         self, mask: Float[Tensor, "rows n s"], slots: Int[Tensor, "rows n"], is_end: Bool[Tensor, "rows n"]
@@ -179,9 +193,9 @@ class StaticCache:
     def fill(self, prompt: Prompt) -> None:
         """Write what a target read of prompts; `prefix_scores` are added to the attention scores of their slots."""
         flat = prompt.entries.permute(1, 2, 0, 3, 4, 5, 6).flatten(2, 3).flatten(0, 1)
-        self.buffer[:, :, :, : self.prefix] = flat.to(self.buffer.dtype)
+        self.buffer[:, :, :, : self.prefix] = self.stored(flat)
         self.first.copy_(prompt.first.reshape(-1, 1))
-        self.prefix_scores = prompt.scores.to(self.buffer.dtype)
+        self.prefix_scores = prompt.scores.to(self.dtype)
 
     def layer(self, number: int) -> Float[Tensor, "2 b h s d"]:
         """Return keys and values of a layer."""
@@ -233,7 +247,7 @@ class TreeMask:
     """
 
     def __init__(self, cache: StaticCache, nodes: int) -> None:
-        dtype, device = cache.buffer.dtype, cache.buffer.device
+        dtype, device = cache.dtype, cache.buffer.device
         size = (cache.images, cache.rows, nodes, cache.slots)
         self._buffer = torch.full(size, -torch.inf, dtype=dtype, device=device)
         self._shown, self._hidden = torch.tensor([0.0, -torch.inf], dtype=dtype, device=device).unbind()

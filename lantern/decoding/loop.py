@@ -280,6 +280,7 @@ def begin(
     prompts: PromptCache | None = None,
     forced: Int[Tensor, "b n"] | None = None,
     is_wide: bool = False,
+    is_fp8: bool = False,
     is_timed: bool = False,
 ) -> State:
     """Begin a generation: read the prompt; return the state after token 0, which is its `step`.
@@ -287,7 +288,8 @@ def begin(
     `keys` are the (seed, image number) of each image's noise. `forced` are tokens that are given, -1 where a token is
     sampled: no method changes them. Those that all images keep from the start are read in few passes and reported with
     token 0; the others count as drafted tokens that were accepted. `prompts` keeps prompts between calls. A state that
-    has begun before keeps its cache if it fits; with `is_wide` it is that of reproducible decoding (`make_cache`).
+    has begun before keeps its cache if it fits; with `is_wide` it is that of reproducible decoding (`make_cache`), with
+    `is_fp8` it is stored in fp8.
     ValueError for another number of keys, and for forced tokens of another shape or number.
     """
     if len(keys) != condition.batch:
@@ -305,6 +307,7 @@ def begin(
         cache=state.cache if state.has_begun else None,
         prompts=prompts,
         reproducible=is_wide,
+        is_fp8=is_fp8,
     )
     sizes = {"positions": config.block_size, "vocab_size": config.vocab_size, "device": device}
     how = {"is_silent": state.sampling.is_greedy, "make_uniforms": target.make_uniforms}

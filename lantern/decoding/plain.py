@@ -70,7 +70,7 @@ class Plain(State):
         held.finite = torch.ones(images, dtype=torch.bool, device=device)
         held.known = torch.zeros(images, dtype=torch.long, device=device)
         held.one = torch.ones_like(held.known)
-        mask = cache.buffer.new_full((images, cache.rows, 1, cache.slots), -torch.inf)
+        mask = cache.prefix_scores.new_full((images, cache.rows, 1, cache.slots), -torch.inf)
         mask[..., : cache.prefix] = by_row(cache.prefix_scores)
         held.shown = mask.flatten(0, 1)
         scores = Scores(prompt.logits, prompt.features[:, :, -1:])

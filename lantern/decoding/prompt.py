@@ -79,17 +79,18 @@ def prefill(
     cache: StaticCache | None = None,
     prompts: PromptCache | None = None,
     reproducible: bool = False,
+    is_fp8: bool = False,
 ) -> tuple[Prompt, StaticCache]:
     """Read prompts as `Target.read` does, or find them in `prompts`, and fill a cache with `stage` slots for nodes.
 
     `cache` is reused if it has the right size. With `reproducible` prompts are read one by one, and the cache is that
-    of reproducible decoding (`make_cache`). ValueError for a target in training mode.
+    of reproducible decoding (`make_cache`), with `is_fp8` it is in fp8. ValueError for a target in training mode.
     """
     if target.training:
         raise ValueError("the target is in training mode, in which dropout is random: call .eval() on it first")
     prompts = prompts if prompts is not None else PromptCache()
     prompt = prompts.read(target, condition, rows, whole=whole, taps=taps, alone=reproducible)
-    cache = make_cache(target, prompt, stage, reproducible, cache)
+    cache = make_cache(target, prompt, stage, reproducible, cache, is_fp8)
     cache.fill(prompt)
     return prompt, cache
 
@@ -107,7 +108,7 @@ def read_tokens(
     numbers = torch.arange(count, device=tokens.device)
     found, entered = list[Tensor](), list[Tensor]()
     for block in numbers.split(READ_TOKENS):
-        mask = cache.buffer.new_full((images, rows, len(block), cache.slots), -torch.inf)
+        mask = cache.prefix_scores.new_full((images, rows, len(block), cache.slots), -torch.inf)
         mask[..., : cache.prefix] = by_row(cache.prefix_scores)
         mask[..., cache.prefix : cache.prefix + count].masked_fill_(numbers <= block[:, None], 0.0)
         places = block.expand(images * rows, -1)
@@ -137,6 +138,7 @@ def make_cache(
     stage: int,
     reproducible: bool = False,
     used: StaticCache | None = None,
+    is_fp8: bool = False,
 ) -> StaticCache:
     """Return a cache of the size that these prompts need: `used` if it fits, else a new one.
 
@@ -160,6 +162,7 @@ def make_cache(
         device=prompt.mask.device,
         least_rows=FP32_ROWS if reproducible and is_fp32 else 0,
         columns=config.raster.columns if config.raster.newlines else 0,
+        is_fp8=is_fp8,
     )
 
 

@@ -238,7 +238,7 @@ class RowFront(State):
         own = torch.ones(width, width, dtype=torch.bool, device=tokens.device).tril()
         staged[:, self.lines, :, self.lines] = own
         seen = torch.cat([is_cached.repeat_interleave(width, 1), staged.view(len(tokens), nodes, nodes)], -1)
-        mask = cache.buffer.new_zeros(len(tokens), cache.rows, nodes, cache.slots)
+        mask = cache.prefix_scores.new_zeros(len(tokens), cache.rows, nodes, cache.slots)
         mask[..., : cache.prefix] = by_row(cache.prefix_scores)
         mask[..., cache.prefix :] = torch.where(seen, 0.0, -torch.inf)[:, None]
         inputs = self.target.tok_embeddings(tokens.flatten(1)).repeat_interleave(cache.rows, 0)
@@ -284,7 +284,7 @@ class RowFront(State):
         cache, config, tokens = self.cache, self.target.config, self.tokens
         images, columns = len(tokens), config.raster.columns
         numbers = self.places
-        mask = cache.buffer.new_full((images, cache.rows, columns, cache.slots), -torch.inf)
+        mask = cache.prefix_scores.new_full((images, cache.rows, columns, cache.slots), -torch.inf)
         mask[..., : cache.prefix] = by_row(cache.prefix_scores)
 
         def apart(exact: Float[Tensor, "b m v"], first: int) -> Float[Tensor, "b m"]:

@@ -20,7 +20,7 @@ def waves(count: int, *, device: torch.device, begin: int = 0) -> Float[Tensor, 
 class Chain:
     """A chain of n nodes of one image, with half of the image in the cache: zeros, or random numbers."""
 
-    def __init__(self, target: Target, rows: int, nodes: int, *, is_random: bool = False) -> None:
+    def __init__(self, target: Target, rows: int, nodes: int, *, is_random: bool = False, is_fp8: bool = False) -> None:
         config: Any = target.config
         weight, self.nodes = target.tok_embeddings.weight, nodes
         device, self.known = weight.device, (config.block_size - nodes) // 2
@@ -36,13 +36,14 @@ class Chain:
             dtype=config.cache_dtype(device, weight.dtype),
             device=device,
             columns=config.raster.columns if config.raster.newlines else 0,
+            is_fp8=is_fp8,
         )
         if is_random:
             for number, layer in enumerate(self.cache.buffer):
-                layer.copy_(waves(layer.numel(), device=device, begin=number).view_as(layer))
-            self.cache.buffer[0::2, :, :, 0] = 0.0  # LlamaGen's prompts are values without keys
+                layer.copy_(self.cache.stored(waves(layer.numel(), device=device, begin=number)).view_as(layer))
+            self.cache.buffer[0::2, :, :, 0] = 0  # LlamaGen's prompts are values without keys
         size = (rows, nodes, self.cache.slots)
-        self.mask = torch.full(size, -torch.inf, dtype=self.cache.buffer.dtype, device=device)
+        self.mask = torch.full(size, -torch.inf, dtype=self.cache.dtype, device=device)
         self.mask[..., : 1 + self.known] = 0.0
         staged = torch.full((nodes, nodes), -torch.inf, dtype=torch.float32, device=device).triu(1)
         self.mask[..., self.cache.first_stage_slot :] = staged

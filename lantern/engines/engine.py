@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lantern.core.config import WEIGHTS, Weights
+from lantern.core.config import KV_CACHES, WEIGHTS, KvCache, Weights
 
 if TYPE_CHECKING:
     from lantern.core.sampling import Sampling
@@ -40,11 +40,13 @@ class Engine(ABC):
     rounds have so little overhead that the best window follows from the times of passes.
 
     `weights`: "full" are the target's own; "int8" quantizes the linears of its layers and its head, "int4" those of its
-    layers. The result is another target: exact methods are exact with respect to it. `reason` is why `auto` chose this
-    engine; empty if it was given.
+    layers. `kv_cache`: "full" keeps keys and values in the dtype of passes, "fp8" in a byte each: of a large batch they
+    are most of what a step reads. The result is another target: exact methods are exact with respect to it. `reason` is
+    why `auto` chose this engine; empty if it was given.
     """
 
     weights: Weights = "full"
+    kv_cache: KvCache = "full"
     reason: str = field(default="", compare=False)
     name: ClassVar[str]
     is_wide: ClassVar[bool] = False
@@ -54,6 +56,13 @@ class Engine(ABC):
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
             raise ValueError(f"weights is {self.weights!r}, expected one of {', '.join(WEIGHTS)}")
+        if self.kv_cache not in KV_CACHES:
+            raise ValueError(f"kv_cache is {self.kv_cache!r}, expected one of {', '.join(KV_CACHES)}")
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether keys and values are in fp8."""
+        return self.kv_cache == "fp8"
 
     def resolve(self, target: "Target") -> "Engine":
         """Return the engine that runs this target: itself, unless it is `auto`."""
@@ -117,6 +126,10 @@ class Engine(ABC):
         """Return name and settings for reports, which `engine(**settings)` takes."""
         return {"name": self.name} | asdict(self)
 
+    def as_eager(self, reason: str) -> "EagerEngine":
+        """Return the engine that runs every target, with the same weights and KV cache."""
+        return EagerEngine(self.weights, self.kv_cache, reason)
+
 
 def engine(name: "str | Engine", **settings: Any) -> Engine:
     """Return the engine of a name, with settings; an Engine is returned as it is. ValueError for an unknown name."""
@@ -156,6 +169,8 @@ class WideEngine(Engine):
             return "the wide engine runs LlamaGen's layers, not this model's: use --engine eager"
         if target.tok_embeddings.weight.device.type != "cpu":
             return "the wide engine runs on CPUs only: use --engine eager, or move the model"
+        if self.is_fp8:
+            return "the wide engine keeps keys and values in fp64, a KV cache in fp8 was given: use --engine eager"
         if drafter is not None and drafter.max_nodes > MOST_WIDE:
             return (
                 f"the drafter scores {drafter.max_nodes} tokens in a pass, the wide engine at most {MOST_WIDE}: "
@@ -195,16 +210,16 @@ class AutoEngine(Engine):
         """Return the chosen engine, with the reason of the choice."""
         device = target.tok_embeddings.weight.device.type
         if device not in PREFERRED:
-            return EagerEngine(self.weights, f"no other engine runs on {device}")
+            return self.as_eager(f"no other engine runs on {device}")
         name, reason = PREFERRED[device]
-        found = engine(name, weights=self.weights, reason=reason)
+        found = engine(name, weights=self.weights, kv_cache=self.kv_cache, reason=reason)
         why_not = found.why_not(target, can_wait=False)
         if why_not is None and device == "cuda":
             from lantern.engines.cuda.trial import trial_of
 
-            trial = trial_of(found.prepare(target))
+            trial = trial_of(found.prepare(target), is_fp8=self.is_fp8)
             why_not, found = trial.fault, replace(found, reason=f"{reason}; {trial.found}")
-        return found if why_not is None else EagerEngine(self.weights, f"{name} is not available: {why_not}")
+        return found if why_not is None else self.as_eager(f"{name} is not available: {why_not}")
 
     def prepare(self, target: "Target") -> "Target":
         """Prepare by the engine that suits the target."""

@@ -29,7 +29,6 @@ from lantern.decoding.plain import NoDrafts, Plain
 from lantern.decoding.prompt import PromptCache, reading_passes
 from lantern.decoding.statistics import Stopwatch
 from lantern.engines.engine import EAGER, Engine
-from lantern.engines.engine import engine as make_engine
 from lantern.generation.choice import choose_method
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.requests import Request, as_requests, captions, check_init_image, check_requests, with_warnings
@@ -178,6 +177,7 @@ class Decoder:
                 self._state(is_joined and (how.get("forced") is not None or not fuses)),
                 condition,
                 is_wide=self.engine.is_wide,
+                is_fp8=self.engine.is_fp8,
                 **{"prompts": self.prompts, **how},
             )
 
@@ -280,12 +280,12 @@ def build_decoder(
         if not engine.reason or engine.name == "eager":
             raise ValueError(f'method "{method.name}": {reason}')
         # The engine was chosen automatically and does not suit this drafter.
-        engine = make_engine("eager", weights=engine.weights, reason=reason)
+        engine = engine.as_eager(reason)
 
 
 def watchable(model: Model) -> Model:
     """Return a model with the engine `eager`: only its layers can be watched."""
-    return replace(model, engine=make_engine("eager", weights=model.engine.weights, reason="--debug"))
+    return replace(model, engine=model.engine.as_eager("--debug"))
 
 
 @contextmanager

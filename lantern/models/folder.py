@@ -170,6 +170,7 @@ class Model:
             "reproducible": self.engine.is_wide,
             "in 4 bits": self.engine.weights == "int4",
             "in 8 bits": self.engine.weights == "int8",
+            "with a KV cache in fp8": self.engine.is_fp8,
         }
         return ", ".join(word for word, holds in words.items() if holds) or "as torch runs them"
 

@@ -139,6 +139,10 @@ def test_engines_are_named_and_other_names_refused() -> None:
         assert engine(**made.as_dict()) == made
     refused(engine, "gpu", match="engine is 'gpu', expected one of auto, eager")
     refused(engine, "eager", weights="int2", match="weights is 'int2', expected one of full")
+    refused(engine, "eager", kv_cache="fp4", match="kv_cache is 'fp4', expected one of full, fp8")
+    for name in ("wide", "cpu"):
+        assert "KV cache in fp8 was given" in (engine(name, kv_cache="fp8").why_not(tiny_target()) or "")
+    assert AutoEngine(kv_cache="fp8").resolve(tiny_target()) == EagerEngine(kv_cache="fp8")
 
 
 def test_variants_are_engines_with_weights() -> None:

@@ -31,6 +31,8 @@ class CpuEngine(Engine):
             return "the cpu engine runs LlamaGen's layers, not this model's: use --engine eager"
         if self.weights == "int4":
             return "the cpu engine reads weights in full or in int8, int4 was given: use --engine eager"
+        if self.is_fp8:
+            return "the cpu engine keeps keys and values in fp32, a KV cache in fp8 was given: use --engine eager"
         try:
             check(target)
             missing = build.missing()

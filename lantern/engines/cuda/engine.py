@@ -74,7 +74,7 @@ class GraphEngine(Engine):
             return "the GPU kernels read weights in full or in int8, int4 was given"
         if (reason := left_out(original(target))) is not None:
             return f"the GPU kernels read the weights themselves, and {reason}"
-        faults = [failed_kernels(original(target), kind) for kind in self._kinds(target)]
+        faults = [failed_kernels(original(target), kind, is_fp8=self.is_fp8) for kind in self._kinds(target)]
         if all(faults):
             return faults[-1]
         if target.config.family == "llamagen":
@@ -90,7 +90,7 @@ class GraphEngine(Engine):
 
         for kind in self._kinds(target):
             made = kind(target, self.rows)
-            if trial_of(made).fault is None:
+            if trial_of(made, is_fp8=self.is_fp8).fault is None:
                 return made
         return self.prepare_part(target)
 
@@ -136,7 +136,7 @@ class GraphEngine(Engine):
         from lantern.engines.cuda.trial import trial_of
 
         rows = lines * constant_rows(lines, self.rows)
-        return trial_of(target).keeps_bits and (is_fused(target, rows) or keeps_rows(target, rows))
+        return trial_of(target, is_fp8=self.is_fp8).keeps_bits and (is_fused(target, rows) or keeps_rows(target, rows))
 
     def free_nodes(self, lines: int) -> int:
         """Return the rows of plain decoding, which shrink as the batch grows."""

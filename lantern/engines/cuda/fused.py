@@ -22,7 +22,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.engines.cuda.kernels import PART, is_interpreted, kernel
+from lantern.engines.cuda.kernels import PART, is_interpreted, kernel, to_cache
 
 MOST_ROWS = 64  # of a program; half as many for two products, whose sums would not fit the registers
 OUTPUTS = PART  # of a program: one tile of tensor cores wide, twice for `pair`
@@ -168,8 +168,8 @@ def pair_kernel(
         base = ((kind - 1)[None] * lines + line[:, None]).to(tl.int64) * HEADS * slots * WIDTH
         c_at = CACHE + base + (head[None] * slots + slot[:, None]) * WIDTH + (STEP * place)[None]
         is_cached = kept & (kind > 0)[None]
-        tl.store(c_at, even.to(CACHE.dtype.element_ty), mask=is_cached)
-        tl.store(c_at + APART, odd.to(CACHE.dtype.element_ty), mask=is_cached)
+        tl.store(c_at, to_cache(even, CACHE), mask=is_cached)
+        tl.store(c_at + APART, to_cache(odd, CACHE), mask=is_cached)
 
 
 @kernel

@@ -57,6 +57,34 @@ def dot(left, right, IS_WIDE: tl.constexpr):
     return tl.dot(left, right, input_precision="ieee")
 
 
+@triton.jit
+def to_cache(x, CACHE):
+    """Return keys or values as the cache stores them: in its dtype, or the bits of e4m3 (`decoding.cache`)."""
+    if CACHE.dtype.element_ty == tl.uint8:
+        x = x.to(tl.float32)
+        size = tl.minimum(tl.abs(x), 448.0)
+        bits = size.to(tl.int32, bitcast=True)
+        # three digits of the fraction, rounded to nearest even; below 2^-6 they have one exponent, as the sum has
+        number = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
+        small = (size + 16384.0).to(tl.int32, bitcast=True) & 0xF
+        kept = (tl.where(size < 0.015625, small, number) | tl.where(x < 0, 0x80, 0)).to(tl.uint8)
+    else:
+        kept = x.to(CACHE.dtype.element_ty)
+    return kept
+
+
+@triton.jit
+def of_cache(stored, X):
+    """Return stored keys or values as numbers: those of e4m3 in the dtype of X, exactly."""
+    if stored.dtype == tl.uint8:
+        bits = stored.to(tl.int16)
+        bits = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)  # in fp16 with exponents too small by 8
+        number = (bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0).to(X.dtype.element_ty)
+    else:
+        number = stored
+    return number
+
+
 @kernel
 def norm_kernel(X, DELTA, WEIGHT, Y, eps, rows, DIM: tl.constexpr, SIZE: tl.constexpr, ADDS: tl.constexpr):
     """Compute one row of `norm`."""
@@ -118,8 +146,8 @@ def rotary_kernel(
         slot = tl.load(SLOTS + node)
         base = ((kind - GROUP) * lines + line).to(tl.int64) * HEADS * slots * WIDTH
         target = CACHE + base + (head * slots + slot) * WIDTH + (2 if APART == 1 else 1) * pair[None]
-        tl.store(target, even.to(CACHE.dtype.element_ty), mask=inside)
-        tl.store(target + APART, odd.to(CACHE.dtype.element_ty), mask=inside)
+        tl.store(target, to_cache(even, CACHE), mask=inside)
+        tl.store(target + APART, to_cache(odd, CACHE), mask=inside)
 
 
 @kernel
@@ -231,13 +259,13 @@ def partials_kernel(
         held = dims < WIDTH
         is_live = row < live
         q_at = QKV + ((line * rows + row) * (HEADS + 2 * KEPT) + head)[:, None] * WIDTH + dims[None]
-        q = tl.load(q_at, mask=is_live[:, None] & held[None], other=0.0).to(CACHE.dtype.element_ty)
+        q = tl.load(q_at, mask=is_live[:, None] & held[None], other=0.0)
         base = (line * KEPT + head // GROUP).to(tl.int64) * slots * WIDTH
         kv_at = base + slot[:, None] * WIDTH + dims[None]
         kv_seen = seen[:, None] & held[None]
-        k = tl.load(CACHE + kv_at, mask=kv_seen, other=0.0)
-        v = tl.load(CACHE + lines.to(tl.int64) * KEPT * slots * WIDTH + kv_at, mask=kv_seen, other=0.0)
-        scores = dot(q, tl.trans(k), IS_WIDE) * scale
+        k = of_cache(tl.load(CACHE + kv_at, mask=kv_seen, other=0), QKV)
+        v = of_cache(tl.load(CACHE + lines.to(tl.int64) * KEPT * slots * WIDTH + kv_at, mask=kv_seen, other=0), QKV)
+        scores = dot(q.to(k.dtype), tl.trans(k), IS_WIDE) * scale
         scores = tl.where(seen[None], scores, float("-inf"))
         largest = tl.max(scores, 1)
         weights = tl.exp(scores - tl.where(largest == float("-inf"), 0.0, largest)[:, None])
@@ -303,7 +331,7 @@ def combine_kernel(
         if PREFIX == 2:
             shared += tl.exp(tl.load(MASK + line * mask_line + 1).to(tl.float32) - score)
         source = CACHE + (lines + line).to(tl.int64) * HEADS * slots * WIDTH + head * slots * WIDTH + dims
-        prompt = tl.load(source, mask=held, other=0.0).to(tl.float32)
+        prompt = of_cache(tl.load(source, mask=held, other=0), MAXIMA).to(tl.float32)
         largest = tl.maximum(tl.max(maxima, 0), score)
         factors = tl.exp(maxima - largest)
         own = tl.exp(score - largest) * shared

@@ -51,8 +51,8 @@ class Trial:
 _TRIALS: WeakKeyDictionary[Any, dict[Any, Trial]] = WeakKeyDictionary()
 
 
-def trial_of(prepared: Any) -> Trial:
-    """Return the trial of a prepared target, made once for each kind of passes, dtype and device.
+def trial_of(prepared: Any, *, is_fp8: bool = False) -> Trial:
+    """Return the trial of a prepared target, made once for each kind of passes, KV cache, dtype and device.
 
     Only a GPU is tried: Triton's interpreter computes row by row, and is there for tests.
     """
@@ -60,23 +60,23 @@ def trial_of(prepared: Any) -> Trial:
     if weight.device.type != "cuda":
         return Trial(keeps_bits=isinstance(prepared, KernelTarget))
     kept = _TRIALS.setdefault(original(prepared), {})
-    key = (type(prepared), weight.dtype, weight.device)
+    key = (type(prepared), is_fp8, weight.dtype, weight.device)
     if key not in kept:
-        kept[key] = tried(prepared)
+        kept[key] = tried(prepared, is_fp8=is_fp8)
         if kept[key].fault:
             LOG.warning("passes of %s are not used: %s", type(prepared).__name__, kept[key].fault)
     return kept[key]
 
 
-def failed_kernels(target: Any, kind: type) -> str | None:
+def failed_kernels(target: Any, kind: type, *, is_fp8: bool = False) -> str | None:
     """Return why kernels of a kind do not run a target's present weights here, as a trial found; None if none did."""
     weight, found = target.tok_embeddings.weight, _TRIALS.get(target, {})
-    trial = found.get((kind, weight.dtype, weight.device))
+    trial = found.get((kind, is_fp8, weight.dtype, weight.device))
     return None if trial is None else trial.fault
 
 
 @torch.no_grad()
-def tried(prepared: Any) -> Trial:
+def tried(prepared: Any, *, is_fp8: bool = False) -> Trial:
     """Run passes of a prepared target beside torch's. Only memory that runs out is raised."""
     module, name = original(prepared), type(prepared).__name__
     if any(weight.is_meta for weight in module.parameters()):
@@ -86,7 +86,7 @@ def tried(prepared: Any) -> Trial:
         with on_device(device):
             most = prepared.rows if isinstance(prepared, KernelTarget) else ROWS
             nodes = min(most, module.config.block_size // 2)
-            chain, own = (Chain(module, 2, nodes, is_random=True) for _ in range(2))
+            chain, own = (Chain(module, 2, nodes, is_random=True, is_fp8=is_fp8) for _ in range(2))
             expected = chain.run(FixedPasses(module) if isinstance(prepared, FixedPasses) else module).logits
             made = own.run(prepared).logits
             if device.type == "cuda":

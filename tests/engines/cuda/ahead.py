@@ -98,6 +98,24 @@ def launch_layer(nodes: int, weights: torch.dtype = torch.bfloat16) -> None:
     fused.single(x, weight(TOKENS), logits, None, live=nodes, **how)
 
 
+CACHES = {"": torch.bfloat16, " fp8": torch.uint8}
+
+
+def launch_attention(nodes: int, kept: torch.dtype) -> None:
+    """Launch the kernels that read and write the KV cache, over `nodes` nodes."""
+    rows, width, cache = 32, DIM // HEADS, empty(2, LINES, HEADS, SLOTS, DIM // HEADS, dtype=kept)
+    positions, slots = empty(LINES, nodes, dtype=torch.long), empty(nodes, dtype=torch.long)
+    qkv, rope = empty(LINES * rows, 3 * DIM), empty(2048, width // 2, 2, dtype=torch.float32)
+    kernels.rotate_and_store(qkv, rope, positions, slots, cache, rows=rows)
+    x, squares = empty(LINES * rows, DIM), empty(LINES * rows, DIM // 16, dtype=torch.float32)
+    given = (x, empty(3 * DIM, DIM), empty(DIM), squares, qkv, rope, positions, slots, cache)
+    fused.qkv(*given, eps=1e-5, rows=rows)
+    plan = kernels.Plan(images=1, guided=LINES, rows=rows, tokens=1024, device=META)
+    plan.live = nodes
+    attention = kernels.BlockAttention(plan, heads=HEADS, width=width, device=META)
+    attention(qkv, cache, empty(LINES, nodes, SLOTS), x, prefix=1)
+
+
 def launch_walk(mode: Any, rule: str, tokens: int) -> None:
     shape, wide = grown(8, 2).shape(META), torch.float32
     nodes = shape.num_nodes
@@ -183,13 +201,16 @@ def main() -> dict[str, Any]:
                 found[f"{DIM} sm_{architecture}"] = {nodes: orders(nodes, architecture) for nodes in (1, 12, 30)}
         return found
     found = {}
-    for architecture in (80, 90):
+    for architecture in (80, 90, 100):
         with compiled_for(architecture) as made:
             names = list[str]()
             for nodes in (1, 30):
                 launch_layer(nodes)
                 launch_layer(nodes, torch.int8)
                 names += [f"{name} {kind}{nodes}" for kind in ("", "int8 ") for name in NAMES]
+                for kind, kept in CACHES.items():
+                    launch_attention(nodes, kept)
+                    names += [f"{name}{kind} {nodes}" for name in ("rotary", "stored qkv", "partials", "combine")]
             for case in WALKS:
                 launch_walk(*case)
                 names += [f"{kernel} {' '.join(map(str, case))}" for kernel in ("summary", "walk")]

@@ -118,7 +118,7 @@ def test_kernels_get_tensors_of_the_device_only(kind: str, name: str, monkeypatc
         return kinds.generated(kind, decoder).tokens
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
-    monkeypatch.setattr(trial, "trial_of", lambda prepared: trial.Trial(keeps_bits=True))
+    monkeypatch.setattr(trial, "trial_of", lambda prepared, **_: trial.Trial(keeps_bits=True))
     monkeypatch.setattr(module, "is_quantized", lambda weight: False)  # other subclasses of Tensor are
     expected = tokens(is_claimed=False)
     with claimed_cuda():

@@ -17,6 +17,9 @@ from lantern.drafters.base import ranking
 from lantern.drafters.trees.static import StaticTree
 
 pytest.importorskip("triton", reason="Triton is not installed")
+import triton
+import triton.language as tl
+
 from lantern.engines.cuda import fused, kernels
 from lantern.engines.cuda.target import KernelTarget
 
@@ -32,6 +35,10 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 TREE = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)))
 BLOCK, CONDITIONING, TOKENS, HEADS, WIDTH = 16, 3, 49, 2, 12
+SIZES_OF_FP8: dict[str, Any] = {
+    **dict.fromkeys(("layers", "images", "rows", "heads", "head_dim", "prefix", "tokens", "stage"), 1),
+    **{"dtype": torch.float32, "device": DEVICE},
+}
 
 
 class Scene:
@@ -114,6 +121,28 @@ def test_the_bits_of_attention_do_not_depend_on_the_padding_of_prompts() -> None
         qkv = random(2 * rows, 2 * HEADS * 2 * WIDTH, dtype=torch.bfloat16, seed=4)
         made.append(scene.attention(qkv, rows)[:, : scene.nodes])
     assert torch.equal(*made) and made[0].any()
+
+
+@triton.jit
+def stored_kernel(X, CACHE, OUT):
+    at = tl.arange(0, 1024)
+    tl.store(CACHE + at, kernels.to_cache(tl.load(X + at), CACHE))
+    tl.store(OUT + at, kernels.of_cache(tl.load(CACHE + at), OUT))
+
+
+def test_keys_in_fp8_have_the_bits_that_torch_gives_them() -> None:
+    """All numbers of e4m3, the middles between neighbours, numbers next to them, and numbers past the largest."""
+    numbers = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    near = [middles * (1 + sign * 2**-20) for sign in (1, -1)]
+    x = torch.cat([numbers, middles, *near, torch.tensor([449.0, 1e30, 2**-11])]).to(DEVICE)
+    x = torch.nn.functional.pad(torch.cat([x, -x]), (0, 1024 - 2 * len(x)))
+    cache = StaticCache(**SIZES_OF_FP8, is_fp8=True)
+    made, out = torch.zeros(1024, dtype=torch.uint8, device=DEVICE), torch.zeros(1024, device=DEVICE)
+    stored_kernel[(1,)](x, made, out)
+    assert cache.buffer.dtype == torch.uint8
+    expected = cache.stored(x).view(torch.float8_e4m3fn).float()
+    assert torch.equal(made.view(torch.float8_e4m3fn).float(), expected) and torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2])
@@ -219,7 +248,7 @@ def test_sums_and_products_are_divided_among_threads_in_one_way_for_any_number_o
 @pytest.mark.slow
 def test_kernels_compile_for_gpus_without_spills_and_fit_their_shared_memory() -> None:
     found = compiled()
-    assert len(found) == 3 * 24 + 4
+    assert len(found) == 3 * (2 * (6 + 6 + 4 + 4) + 6 * 2 + 2)
     for name, used in found.items():
         assert used["stores"] == used["loads"] == 0, name
         assert used["registers"] <= 168 and used["shared"] <= 100_000, name  # three programs of 128 threads at a time

@@ -23,17 +23,19 @@ FP32, BF16 = torch.float32, torch.bfloat16
 
 
 @torch.no_grad()
-def pass_of(target: Any, lengths: list[int]) -> dict[str, Tensor]:
+def pass_of(target: Any, lengths: list[int], is_fp8: bool = False) -> dict[str, Tensor]:
     """Return what a pass over a node and its two children gives after three tokens, and the cache that it leaves.
 
     There is a row of the image for each of the `lengths` of its prompts; LlamaGen's prompts are one slot.
     """
     config, first, prefix = target.config, max(lengths) + TOKENS, max(lengths)
     sizes = {"layers": config.n_layer, "heads": config.n_head, "head_dim": config.head_dim, "rows": len(lengths)}
-    cache = StaticCache(**sizes, images=1, prefix=prefix, tokens=TOKENS, stage=3, dtype=FP32, device=DEVICE)
-    cache.buffer.normal_(generator=torch.Generator(DEVICE).manual_seed(1))
+    sizes |= {"images": 1, "prefix": prefix, "tokens": TOKENS, "stage": 3}
+    cache = StaticCache(**sizes, dtype=FP32, device=DEVICE, is_fp8=is_fp8)
+    before = torch.randn(cache.buffer.shape, generator=torch.Generator(DEVICE).manual_seed(1), device=DEVICE)
+    cache.buffer.copy_(cache.stored(before))
     if prefix == 1:
-        cache.buffer[0::2, :, :, 0] = 0.0
+        cache.buffer[0::2, :, :, 0] = 0
     else:
         cache.first.copy_(torch.tensor(lengths)[:, None])
     shown = torch.arange(prefix, device=DEVICE) >= prefix - torch.tensor(lengths, device=DEVICE)[:, None]
@@ -44,29 +46,30 @@ def pass_of(target: Any, lengths: list[int]) -> dict[str, Tensor]:
     positions = torch.tensor([[3, 4, 4]] * len(lengths), device=DEVICE) + config.cls_token_num
     slots = torch.arange(first, first + 3, device=DEVICE).expand(len(lengths), -1)
     scores = target(inputs, positions, mask, cache=cache, slots=slots, taps=(0, 1))
-    return {name: getattr(scores, name) for name in ("logits", "features", "fused")} | {"cache": cache.buffer}
+    numbers = cache.buffer.view(torch.float8_e4m3fn).float() if is_fp8 else cache.buffer
+    return {name: getattr(scores, name) for name in ("logits", "features", "fused")} | {"cache": numbers}
 
 
 @pytest.mark.parametrize(
-    ("kind", "lengths", "weights", "changes"),
+    ("kind", "lengths", "weights", "is_fp8", "changes"),
     [
-        ("cublas", [1], "int8", {}),
-        ("cublas", [1, 1], "full", {"n_head": 3, "dim": 36}),  # no powers of two
-        ("fused", [1, 1], "full", {"n_head": 3, "dim": 48}),
-        ("fused", [1, 1], "int8", {"n_head": 3, "dim": 48}),
-        ("llama", [6, 3], "full", {"kept": 1}),
-        ("llama", [6, 3], "full", {"kept": 2, "has_tokens": True}),
+        ("cublas", [1], "int8", False, {}),
+        ("cublas", [1, 1], "full", True, {"n_head": 3, "dim": 36}),  # no powers of two
+        ("fused", [1, 1], "full", False, {"n_head": 3, "dim": 48}),
+        ("fused", [1, 1], "int8", True, {"n_head": 3, "dim": 48}),
+        ("llama", [6, 3], "full", True, {"kept": 1}),
+        ("llama", [6, 3], "full", False, {"kept": 2, "has_tokens": True}),
     ],
 )
 def test_a_pass_gives_what_torch_gives(
-    kind: str, lengths: list[int], weights: Weights, changes: dict[str, int]
+    kind: str, lengths: list[int], weights: Weights, is_fp8: bool, changes: dict[str, int]
 ) -> None:
     target: Any = target_of(kind, FP32, n_layer=2, **changes)
     for weight in target.parameters():
         if weight.ndim == 1:  # of norms, all 1 in a new model
             weight.data.mul_(torch.linspace(0.5, 1.5, len(weight), device=DEVICE))
     target = quantized(target, weights)
-    expected, made = (pass_of(each, lengths) for each in (target, KINDS[kind].prepared(target, 16)))
+    expected, made = (pass_of(each, lengths, is_fp8) for each in (target, KINDS[kind].prepared(target, 16)))
     for name in expected:
         torch.testing.assert_close(made[name], expected[name], atol=1e-4, rtol=1e-4, msg=name)
 
@@ -123,6 +126,15 @@ def test_tokens_are_those_of_the_eager_engine_in_fp32(kind: str, weights: Weight
     assert kind != "llama" or "not on a GPU" in (engines[1].remark(target) or "")
     tokens = [generated(kind, decoder, images, forced=forced).tokens for decoder in (eager, graph)]
     assert torch.equal(*tokens)
+
+
+@pytest.mark.parametrize("kind", ["fused", "llama"])
+def test_drafts_do_not_change_tokens_with_a_kv_cache_in_fp8(kind: str) -> None:
+    target, sampling, engine = target_of(kind, BF16), Sampling(), GraphEngine(rows=16, kv_cache="fp8")
+    decoders = [decoder_of(kind, name, target, sampling, engine) for name in ("plain", "gumbel-jacobi")]
+    plain, drafted = (generated(kind, decoder) for decoder in decoders)
+    assert torch.equal(plain.tokens, drafted.tokens) and drafted.steps < plain.steps
+    assert decoders[1].promise(1) == "tokens"
 
 
 @SLOW

@@ -36,17 +36,20 @@ def prepared() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"),
+    ("kind", "dtype", "is_fp8"),
     [
-        (KernelTarget, torch.float32),
-        (KernelTarget, torch.bfloat16),
-        (KernelTarget, torch.float16),
-        (FusedTarget, torch.bfloat16),
+        (KernelTarget, torch.float32, False),
+        (KernelTarget, torch.bfloat16, False),
+        (KernelTarget, torch.float16, True),
+        (FusedTarget, torch.bfloat16, False),
+        (FusedTarget, torch.bfloat16, True),
     ],
 )
-def test_passes_agree_with_torch_and_keep_the_bits_of_a_node(kind: type[KernelTarget], dtype: torch.dtype) -> None:
+def test_passes_agree_with_torch_and_keep_the_bits_of_a_node(
+    kind: type[KernelTarget], dtype: torch.dtype, is_fp8: bool
+) -> None:
     prepared = kind(target_in(dtype, **PAIR), 16)
-    found = tried(prepared)
+    found = tried(prepared, is_fp8=is_fp8)
     assert found.fault is None and 0 < found.difference < TOLERANCE[dtype] and found.keeps_bits
     assert keeps_rows(prepared, 32) and "do not depend" in found.found
 
@@ -124,7 +127,7 @@ def test_a_fault_leads_to_torch_passes_and_lost_bits_to_no_promise(monkeypatch: 
     target, how = target_in(torch.float32), {"sampling": Sampling(), "engine": GraphEngine(rows=16)}
 
     def promise_after(found: Trial) -> str:
-        monkeypatch.setattr(trials, "trial_of", lambda prepared: found)
+        monkeypatch.setattr(trials, "trial_of", lambda prepared, **_: found)
         decoder = build_decoder(METHODS["gumbel-jacobi"].with_options(window=3), target, **how)  # type: ignore[arg-type]
         assert isinstance(decoder.target, KernelTarget) == (found.fault is None)
         return decoder.promise(1)

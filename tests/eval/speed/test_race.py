@@ -164,6 +164,7 @@ def test_a_pass_reads_weights_but_tables_and_a_cache_in_fp32() -> None:
     assert pass_products(target, rows=2, nodes=3, cached=16) == 2 * 3 * (linear + 2 * 2 * (16 + 3) * 32)
     narrow, wide = pass_bytes(target, rows=0, cached=0), 2 * 2 * 2 * (8 + 1) * 32 * 4
     assert pass_bytes(target.bfloat16(), rows=2, nodes=1, cached=8) == wide + narrow // 2
+    assert pass_bytes(target, rows=2, nodes=1, cached=8, kv_cache="fp8") == wide // 4 + narrow // 2
 
 
 def test_the_roofline_is_the_time_to_read_weights_and_half_of_the_cache(model: Model, monkeypatch: Patch) -> None:
