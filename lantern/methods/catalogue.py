@@ -548,7 +548,7 @@ def lantern(
     residual: str,
     shared: bool,
     drafts: str,
-    tree: str = TREE,
+    tree: str = tree_of("chain_3"),
     k: float = opt(100, 0, 1024, ALIKE, is_share=True),
     delta: float = opt(0.1, 0, 1, CLAIM, sweep=(0.05, 0.1, 0.2)),
 ):

@@ -50,7 +50,9 @@ def has_compiler() -> bool:
 def decode(model: str, engine: str, method: str) -> list[dict[str, Any]]:
     pipe: Any = _pipeline(model)
     pipe.engine = ENGINES[engine]
-    settings = {"k": TOY_NEIGHBOURS} if model == TOY and "k" in METHODS[method].settings else {}
+    settings: dict[str, Any] = {"k": TOY_NEIGHBOURS} if model == TOY and "k" in METHODS[method].settings else {}
+    if method == "lantern":
+        settings["tree"] = "grown_8_2"  # whose nodes have siblings
     if engine == "fused" and method in WINDOWS:
         settings["window"] = WINDOW
     with one_thread():
