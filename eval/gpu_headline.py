@@ -152,7 +152,7 @@ class Bench:
             if self.is_cuda:
                 torch.cuda.empty_cache()
             changes = {"model_type": "t2i", "cls_token_num": 120, "block_size": key[1], **self.sizes.changes}
-            made: Any = random_model(TransformerConfig.named(shape, **changes), "eagle1", self.device, torch.bfloat16)
+            made: Any = random_model(TransformerConfig.named(shape, **changes), ["eagle1"], self.device, torch.bfloat16)
             self._models[key] = made.target, made.drafter
         return self._models[key]
 

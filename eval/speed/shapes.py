@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -47,7 +48,7 @@ class ShapeOptions:
     taus: Sequence[float] = (2.0, 3.0, 3.5, 4.0)
     tokens: int = 48
     tree: str = "grown_15_4"
-    drafter: str = "eagle1"
+    drafters: Sequence[str] = ("eagle1",)
     images: int = 10
     batch: int = 1
     dtypes: Sequence[str] = ("bf16",)
@@ -59,7 +60,10 @@ class ShapeOptions:
 
 
 def measure(options: ShapeOptions) -> dict[str, Any]:
-    """Return all figures of one size for JSON: plain, and a scripted method per tau; ValueError for a shallow tree."""
+    """Return all figures of one size for JSON: plain decoding, and scripted methods of each drafter, one per tau.
+
+    ValueError for a shallow tree.
+    """
     before, device, tree = load_average(), pick_device(options.device), named(options.tree)
     changes: dict[str, Any] = {"model_type": "t2i", "cls_token_num": 120} | dict(options.changes)
     config = TransformerConfig.named(options.shape, **changes)
@@ -68,15 +72,18 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         needs = f"tau {max(options.taus):g} needs {deep} accepted tokens in a step"
         raise ValueError(f"{needs}, tree {options.tree} has depth {tree.depth}: choose a deeper --tree")
     sampling = Sampling(guidance=7.5, top_k=1000 if config.vocab_size > 1000 else 0)
-    stable = Stable(random_model(config, options.drafter, device, DTYPES[options.dtypes[0]]))
+    stable = Stable(random_model(config, options.drafters, device, DTYPES[options.dtypes[0]]))
     images = RoundImages(random_captions(config, options.batch, device), [(0, n) for n in range(options.batch)])
-    scripts = {f"tau {tau:g}": script(tau, tokens) for tau in options.taus}
-    counts = {PLAIN: [1] * tokens} | scripts  # tokens that each step commits
+    of_label = {
+        f"{f'{name}, ' if len(options.drafters) > 1 else ''}tau {tau:g}": (name, script(tau, tokens))
+        for name, tau in product(options.drafters, options.taus)
+    }
+    counts = {PLAIN: [1] * tokens} | {label: of for label, (_, of) in of_label.items()}  # tokens of each step
 
     def build(label: str, model: Model) -> Decoder:
         if label == PLAIN:
             return Generator(model, METHODS[PLAIN], sampling).parts
-        method = find(options.drafter).with_options(tree=options.tree)
+        method = find(of_label[label][0]).with_options(tree=options.tree)
         return scripted(Generator(model, method, sampling).parts, counts[label], tree.shape())
 
     def spent(one: Contender) -> float:
@@ -98,7 +105,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
 
     copy_gbps, kinds, failed = racing.copy_bandwidth(device), options.kinds or kinds_of(device), list[dict[str, str]]()
     entries = entries_of([PLAIN], {*kinds, *options.baselines}, options.dtypes)
-    entries += entries_of(list(scripts), kinds, options.dtypes)
+    entries += entries_of(list(of_label), kinds, options.dtypes)
     field = line_up(stable, entries, build, spent, failed, report=lambda line: report(f"{options.shape}: {line}"))
     rounds = racing.race(field, [images] * options.images, take, report=report)
     lines, stop = racing.collect(rounds, len(field))
@@ -108,7 +115,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         "shape": options.shape,
         "tree": {"name": options.tree, "nodes": tree.max_nodes, "depth": tree.depth},
         "batch": options.batch,
-        "drafter": options.drafter,
+        "drafter": ", ".join(options.drafters),
         "tokens": options.tokens,
         "surroundings": surroundings(device),
         "copy_gbps": rounded(copy_gbps),
@@ -136,14 +143,17 @@ def seconds_per_token(contender: Contender, images: RoundImages, counts: Sequenc
     return (times[1] - times[0]) / sum(counts)
 
 
-def random_model(config: TransformerConfig, drafter: str, device: torch.device, dtype: torch.dtype) -> Model:
-    """Return a model of random weights with a one-layer drafter; ValueError for one without a tree and own layers."""
-    method = find(drafter)
-    found = [ADD_ONS[name] for name in method.made.needs if ADD_ONS[name].training == "drafter"]
-    if method.tree is None or len(found) != 1 or "layers" not in {entry.name for entry in fields(found[0].config)}:
-        raise ValueError(f'drafter is "{drafter}", wanted a method with a tree and layers of its own, such as "eagle1"')
-    (entry,) = found
-    draft = random_drafter(entry, config, device, dtype)
+def random_model(config: TransformerConfig, drafters: Sequence[str], device: torch.device, dtype: torch.dtype) -> Model:
+    """Return a model of random weights with one-layer drafters; ValueError for one without a tree and own layers."""
+    drafts = dict[str, nn.Module]()
+    for name in drafters:
+        method = find(name)
+        found = [ADD_ONS[part] for part in method.made.needs if ADD_ONS[part].training == "drafter"]
+        if method.tree is None or len(found) != 1 or "layers" not in {entry.name for entry in fields(found[0].config)}:
+            raise ValueError(
+                f'drafter is "{name}", wanted a method with a tree and layers of its own, such as "eagle1"'
+            )
+        drafts[found[0].name] = random_drafter(found[0], config, device, dtype)
     with device, NoInitialisation():
         target = Transformer(config)
         vq = VQVAE(VQConfig(config.vocab_size, encoder_ch_mult=(1,), decoder_ch_mult=(1,), ch=32))
@@ -151,8 +161,7 @@ def random_model(config: TransformerConfig, drafter: str, device: torch.device, 
         randomise(network.to(dtype))
     target.tok_embeddings.weight.data.mul_(config.dim**0.5)
     target.output.weight.data.mul_(3)
-    add_ons = {entry.name: draft} if entry.name != DRAFTER else {}
-    return Model(name="random", target=target, vq=vq, drafter=None if add_ons else draft, add_ons=add_ons)
+    return Model(name="random", target=target, vq=vq, drafter=drafts.pop(DRAFTER, None), add_ons=drafts)
 
 
 def random_drafter(entry: AddOn, config: TransformerConfig, device: torch.device, dtype: torch.dtype) -> nn.Module:

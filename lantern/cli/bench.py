@@ -13,7 +13,7 @@ from lantern.cli.options import DTYPES, MAX_SEED, MODEL, MODEL_HELP, VARIANT, Di
 
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 METHODS_HELP = 'such as eagle1 "lantern++:k=5,lambda_=1.5"; default: auto and the model\'s default'
-DRAFTER_HELP = 'method to measure, such as eagle1 (default), parallelspec or "lantern++:drafts=parallelspec"'
+DRAFTER_HELP = 'methods to measure, such as eagle1 (default), parallelspec or "lantern++:drafts=parallelspec"'
 VARIANTS_HELP = "how methods run, of eager, cpu, graph, each also +int8 (default those of --baseline, else all)"
 BASELINE_HELP = "how plain decoding runs beside --variants; the fastest is the baseline (default: in all ways)"
 
@@ -33,7 +33,7 @@ class OfShape(Group):
     tau: list[float] | None = opt(None, "tokens per step to simulate (default 2 3 3.5 4)", 1, 64)
     tokens: int | None = opt(None, "tokens of the canvas to decode (default 48)", 1, 65535)
     tree: str | None = opt(None, "draft tree (default grown_15_4)")
-    drafter: str | None = opt(None, DRAFTER_HELP)
+    drafter: list[str] | None = opt(None, DRAFTER_HELP, metavar="METHOD")
 
 
 def bench(
@@ -73,7 +73,7 @@ def bench(
     baselines = baseline or kinds_of(pick_device(machine.device))
     chosen: dict[str, Any] = {"dtypes": dtype, "kinds": variants or baseline, "baselines": baselines}
     if is_shape:
-        chosen |= {"taus": of_shape.tau, "tokens": of_shape.tokens, "tree": of_shape.tree, "drafter": of_shape.drafter}
+        chosen |= {"taus": of_shape.tau, "tokens": of_shape.tokens, "tree": of_shape.tree, "drafters": of_shape.drafter}
     else:
         prompts = None if of_model.prompts_file is None else read_prompts(of_model.prompts_file)
         chosen |= {"model": of_model.model, "methods": of_model.methods, "prompts": prompts, "batches": batch}

@@ -55,7 +55,7 @@ def test_random_models_hold_no_values_that_were_not_written() -> None:
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN
     try:
-        made = shapes.random_model(config, "eagle1", CPU, torch.bfloat16)
+        made = shapes.random_model(config, ["eagle1"], CPU, torch.bfloat16)
     finally:
         torch.use_deterministic_algorithms(before, warn_only=True)
     networks = [made.target, made.vq, made.drafter]
@@ -79,15 +79,17 @@ def test_a_script_deeper_than_its_tree_is_rejected() -> None:
     refused(shapes.measure, options, match="choose a deeper --tree")
 
 
-@pytest.mark.parametrize("drafter", ["eagle1", "parallelspec", "lantern++:drafts=parallelspec"])
-def test_a_size_is_measured_with_scripted_acceptance(drafter: str) -> None:
+@pytest.mark.parametrize("drafters", [["eagle1"], ["parallelspec", "lantern++:drafts=parallelspec", "eagle1"]])
+def test_a_size_is_measured_with_scripted_acceptance(drafters: list[str]) -> None:
     how: Any = {"dtypes": ("fp32",), "kinds": ("eager",), "changes": TINY | {"vocab_size": 64, "block_size": 64}}
-    what: Any = {"drafter": drafter, "taus": (2.0, 2.5), "tokens": 12, "tree": "grown_8_2", "images": 2}
+    what: Any = {"drafters": drafters, "taus": (2.0, 2.5), "tokens": 12, "tree": "grown_8_2", "images": 2}
     found = shapes.measure(ShapeOptions("B", is_quiet=True, **what, **how))
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert [one["method"] for one in found["contenders"]] == ["plain", "tau 2", "tau 2.5"]
-    assert [one["method"] for one in found["results"]] == ["tau 2", "tau 2.5"] and found["drafter"] == drafter
+    one_each = [f"{name}, tau {tau}" for name in drafters for tau in ("2", "2.5")]
+    names = one_each if len(drafters) > 1 else ["tau 2", "tau 2.5"]
+    assert [one["method"] for one in found["contenders"]] == ["plain", *names]
+    assert [one["method"] for one in found["results"]] == names and found["drafter"] == ", ".join(drafters)
     assert all(one["ms_per_token"]["median"] > 0 and one["roofline"] > 0 for one in found["contenders"])
-    assert [one["method"] for one in found["phases"]] == ["plain", "tau 2", "tau 2.5"]
+    assert [one["method"] for one in found["phases"]] == ["plain", *names]
     assert all(sum(one["shares"].values()) == pytest.approx(1, abs=1e-3) for one in found["phases"])
     assert all(len(line) <= WIDTH for line in render(found).splitlines())
