@@ -60,10 +60,7 @@ class ShapeOptions:
 
 
 def measure(options: ShapeOptions) -> dict[str, Any]:
-    """Return all figures of one size for JSON: plain decoding, and scripted methods of each drafter, one per tau.
-
-    ValueError for a shallow tree.
-    """
+    """Return all figures of one size for JSON: plain, and each drafter at each tau; ValueError for a shallow tree."""
     before, device, tree = load_average(), pick_device(options.device), named(options.tree)
     changes: dict[str, Any] = {"model_type": "t2i", "cls_token_num": 120} | dict(options.changes)
     config = TransformerConfig.named(options.shape, **changes)
