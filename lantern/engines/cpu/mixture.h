@@ -84,19 +84,16 @@ struct Mixture {
 
     // Scores to log-probabilities, in place: `rounded_log_softmax`.
     void normalize(float *scores) const {
-        Lanes best = all(-INFINITY);
-        for (int v = 0; v < vocab; v += WIDTH) best = larger(load(scores + v), best);
-        float most = -INFINITY;
-        for (int i = 0; i < WIDTH; i++) most = best[i] > most ? best[i] : most;
+        const float most = largest_of(scores, vocab);
         Doubles sums = {};
-        for (int v = 0; v < vocab; v += WIDTH) {
-            store(scores + v, load(scores + v) - most);
-            for (int i = 0; i < WIDTH; i += PAIR) sums += whole(exp(widened(scores + v + i)) * COARSE);
+        for (int v = 0; v < vocab; v += UNIT) {
+            put(scores + v, get<Unit>(scores + v) - most);
+            for (int i = 0; i < UNIT; i += PAIR) sums += whole(exp(widened(scores + v + i)) * COARSE);
         }
         double total = 0;
         for (int i = 0; i < PAIR; i++) total += sums[i];
         const float log_total = float(std::log(double(float(total / COARSE))));
-        for (int v = 0; v < vocab; v += WIDTH) store(scores + v, load(scores + v) - log_total);
+        for (int v = 0; v < vocab; v += UNIT) put(scores + v, get<Unit>(scores + v) - log_total);
     }
 
     // Moves log p, in place, toward log q; returns the total variation.

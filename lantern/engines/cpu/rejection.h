@@ -112,7 +112,7 @@ struct Rejection {
     // Writes to `after` what a refusal of x leaves, and to `exact` what exact rejection would leave.
     void refuse(const TestArgs &by, int64_t x, const Claim &claim) {
         const int32_t *near = by.table + x * by.columns;
-        for (int v = 0; v < vocab; v += WIDTH) store(&exact[v], larger(load(&left[v]) - load(&q[v]), Lanes{}));
+        for (int v = 0; v < vocab; v += UNIT) put(&exact[v], larger(get<Unit>(&left[v]) - get<Unit>(&q[v]), Unit{}));
         after = exact;
         if (by.residual == PAPER && claim.count) {
             for (int i = 0; i < claim.count; i++) after[near[i]] = 0;

@@ -8,7 +8,16 @@ namespace {
 
 constexpr int SINGLE_THREAD = 1 << 15; // with fewer scores, one thread is faster
 
-inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
+inline Unit larger(Unit a, Unit b) { return a > b ? a : b; }
+
+// Returns the largest of whole vectors of numbers, -inf if all are NaN.
+inline float largest_of(const float *numbers, int count) {
+    Unit best = spread<Unit>(-INFINITY);
+    for (int v = 0; v < count; v += UNIT) best = larger(get<Unit>(numbers + v), best);
+    float most = -INFINITY;
+    for (int i = 0; i < UNIT; i++) most = best[i] > most ? best[i] : most;
+    return most;
+}
 
 // Maps rows of logits to log-probabilities, up to a constant per row.
 struct Distribution {
@@ -20,46 +29,83 @@ struct Distribution {
     void score(const float *c, const float *u, int64_t where, const float *noise, float *out, float *room) const {
         const bool is_guided = u && (interval < 0 || where <= interval + 1);
         const bool is_cooled = temperature != 0 && temperature != 1;
-        const Lanes scale = all(guidance), divisor = all(temperature), none = all(-INFINITY);
-        for (int v = 0; v < vocab; v += WIDTH) {
-            Lanes x = load(c + v);
-            if (is_guided) x = load(u + v) + (x - load(u + v)) * scale;
+        const Unit scale = spread<Unit>(guidance), divisor = spread<Unit>(temperature), none = spread<Unit>(-INFINITY);
+        for (int v = 0; v < vocab; v += UNIT) {
+            Unit x = get<Unit>(c + v);
+            if (is_guided) x = get<Unit>(u + v) + (x - get<Unit>(u + v)) * scale;
             if (is_cooled) x = x / divisor;
-            store(out + v, x);
+            put(out + v, x);
         }
         float least = -INFINITY;
-        if (top_k > 0 && top_k < vocab) {
-            least = kth_largest(out, top_k, room);
-        }
-        for (int v = 0; v < vocab; v += WIDTH) {
-            Lanes x = load(out + v);
-            x = x < least ? none : x;
-            store(out + v, noise ? x + load(noise + v) : x);
+        if (top_k > 0 && top_k < vocab) least = kth_largest(out, top_k, room);
+        const Unit bound = spread<Unit>(least);
+        for (int v = 0; v < vocab; v += UNIT) {
+            Unit x = get<Unit>(out + v);
+            x = x < bound ? none : x;
+            put(out + v, noise ? x + get<Unit>(noise + v) : x);
         }
     }
 
-    // Returns the k-th largest number, by a histogram of leading bits and a selection among those that share them.
+    // Returns the k-th largest number, of which NaN is the least. It is at least the k-th of the largest of groups of
+    // eight, so it is looked for among the few numbers that are.
     float kth_largest(const float *numbers, int k, float *room) const {
-        constexpr int SHIFT = 20;
-        int32_t counts[1 << (32 - SHIFT)] = {};
-        for (int v = 0; v < vocab; v++) counts[order(numbers[v]) >> SHIFT]++;
-        uint32_t bits = uint32_t(-1) >> SHIFT;
-        while (counts[bits] < k) k -= counts[bits--];
-        int found = 0;
-        for (int v = 0; v < vocab; v++) { // without branches, which could not be predicted
-            room[found] = numbers[v] == numbers[v] ? numbers[v] : -INFINITY;
-            found += order(numbers[v]) >> SHIFT == bits;
+        constexpr int GROUP = 8;
+        int count = vocab;
+        if (vocab % (GROUP * WIDTH) == 0 && vocab / GROUP >= 2 * k) {
+            for (int v = 0; v < vocab; v += GROUP * UNIT) {
+                Unit most = spread<Unit>(-INFINITY);
+                for (int i = 0; i < GROUP; i++) most = larger(get<Unit>(numbers + v + i * UNIT), most);
+                put(room + v / GROUP, most);
+            }
+            count = at_least(kth_of(room, vocab / GROUP, k), numbers, room);
+        } else {
+            std::copy_n(numbers, vocab, room);
         }
-        std::nth_element(room, room + k - 1, room + found, std::greater<float>());
-        return room[k - 1];
+        return kth_of(room, count, k);
     }
 
-    // Maps floats to integers of the same order; NaN is mapped like -inf.
-    static uint32_t order(float x) {
-        const float y = x == x ? x : -INFINITY;
-        uint32_t bits;
-        std::memcpy(&bits, &y, 4);
-        return bits ^ (uint32_t(int32_t(bits) >> 31) | 0x80000000u);
+    // Packs the numbers that are at least `least`, and NaN up to a whole vector; returns their number, rounded up to it.
+    int at_least(float least, const float *numbers, float *to) const {
+        int count = 0;
+        for (int v = 0; v < vocab; v += WIDTH) {
+#if defined(__AVX512F__)
+            const __m512 x = _mm512_loadu_ps(numbers + v);
+            const __mmask16 is_kept = _mm512_cmp_ps_mask(x, _mm512_set1_ps(least), _CMP_GE_OQ);
+            _mm512_storeu_ps(to + count, _mm512_maskz_compress_ps(is_kept, x));
+            count += __builtin_popcount(is_kept);
+#else
+            for (int i = 0; i < WIDTH; i++) { // without branches, which could not be predicted
+                to[count] = numbers[v + i];
+                count += numbers[v + i] >= least;
+            }
+#endif
+        }
+        const int whole = (count + WIDTH - 1) / WIDTH * WIDTH;
+        std::fill(to + count, to + whole, NAN);
+        return whole;
+    }
+
+    // Returns the k-th largest of whole vectors of numbers: the largest number that at least k of them reach, bit by bit.
+    static float kth_of(const float *numbers, int count, int k) {
+        uint32_t found = 0; // in the order of the floats
+        for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
+            const Unit least = spread<Unit>(float_of(found | bit));
+            decltype(least >= least) reached = {};
+            for (int v = 0; v < count; v += UNIT) reached -= get<Unit>(numbers + v) >= least;
+            int total = 0;
+            for (int i = 0; i < UNIT; i++) total += reached[i];
+            if (total >= k) found |= bit;
+        }
+        const float kth = float_of(found);
+        return kth == kth ? kth : -INFINITY;
+    }
+
+    // Returns the float at a place in their order: NaN below -inf and above inf.
+    static float float_of(uint32_t place) {
+        const uint32_t bits = place >> 31 ? place ^ 0x80000000u : ~place;
+        float x;
+        std::memcpy(&x, &bits, 4);
+        return x;
     }
 
     // Writes the indices of the largest numbers in descending order, the lowest index among equals; overwrites numbers.
@@ -72,10 +118,7 @@ struct Distribution {
 
     // Returns the index of the largest number, the lowest among equals.
     int64_t largest(const float *numbers) const {
-        Lanes best = all(-INFINITY);
-        for (int v = 0; v < vocab; v += WIDTH) best = larger(load(numbers + v), best);
-        float most = -INFINITY;
-        for (int i = 0; i < WIDTH; i++) most = best[i] > most ? best[i] : most;
+        const float most = largest_of(numbers, vocab);
         for (int v = 0; v < vocab; v++)
             if (numbers[v] == most) return v;
         return 0; // all are NaN: `finite` reports it

@@ -11,7 +11,7 @@ extern "C" {
 int32_t lantern_abi() { return 11; }
 
 struct StepArgs {
-    // With `is_staged`, keys and values are written to the stage first; else to the slot of the one token of a pass.
+    // With `is_staged`, keys and values are written to the stage first; else, of chains, to the slots of their tokens.
     int32_t images, nodes, tokens, prefix, conditioning, is_staged, is_half;
     const void *embeddings; // (vocab, dim), in bf16 if `is_half`, else in fp32
     const ImageArgs *of;    // (images)
@@ -63,7 +63,7 @@ struct Stepper {
                 const_cast<int64_t *>(pass.positions)[at] = where + state.conditioning;
                 if (!state.is_staged) const_cast<int64_t *>(pass.places)[at] = where + state.prefix;
                 float *seen = mask + m * pass.mask_row + i * pass.mask_node + state.prefix;
-                std::fill(seen, seen + known - state.is_staged, 0.0f);
+                std::fill(seen, seen + (state.is_staged ? known - 1 : where + 1), 0.0f);
             }
         }
     }
@@ -94,7 +94,10 @@ struct Stepper {
     // Returns the token with the largest sum of score and noise.
     int64_t best(const float *row, const float *noise, int thread) {
         float *sums = scores[thread].data();
-        for (int v = 0; v < model.vocab; v += WIDTH) store(sums + v, noise ? load(row + v) + load(noise + v) : load(row + v));
+        for (int v = 0; v < model.vocab; v += UNIT) {
+            const Unit x = get<Unit>(row + v);
+            put(sums + v, noise ? x + get<Unit>(noise + v) : x);
+        }
         return Distribution{model.vocab}.largest(sums);
     }
 
@@ -172,13 +175,13 @@ struct Stepper {
     }
 
     bool is_finite(int image, int node) const {
-        Lanes off = {};
+        Unit off = {};
         for (int row = 0; row < rows; row++)
-            for (int v = 0; v < model.vocab; v += WIDTH) {
-                const Lanes x = load(logits(image, row, node) + v);
+            for (int v = 0; v < model.vocab; v += UNIT) {
+                const Unit x = get<Unit>(logits(image, row, node) + v);
                 off += x - x;
             }
-        for (int i = 0; i < WIDTH; i++)
+        for (int i = 0; i < UNIT; i++)
             if (!(off[i] == 0)) return false;
         return true;
     }

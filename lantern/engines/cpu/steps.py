@@ -355,9 +355,10 @@ class FusedRounds:
         self._mask = torch.full((rows, nodes, cache.slots), -torch.inf, dtype=torch.float32)
         prompts = torch.cat([state.cache.prefix_scores for state in self.states])
         self._mask[..., : cache.prefix] = prompts.flatten(0, 1)[:, None]
-        seen = torch.cat([image.tree.ancestors.expand(len(image.start) * cache.rows, -1, -1) for image in self.images])
-        if cache.stage:
-            self._mask[..., first : first + nodes].masked_fill_(seen, 0.0)
+        is_staged = any(image.tree.depth + 1 < nodes for image in self.images)
+        if is_staged:
+            seen = [image.tree.ancestors.expand(len(image.start) * cache.rows, -1, -1) for image in self.images]
+            self._mask[..., first : first + nodes].masked_fill_(torch.cat(seen), 0.0)
         taken = (self._inputs, self._positions, self._places, self._mask)
         self._args = PassArgs.of(taken, cache.buffer, (None, self._features, self._logits))
         self._images = (ImageArgs * cache.images)(*(args for image in self.images for args in image.args))
@@ -367,7 +368,7 @@ class FusedRounds:
         drafts = (DraftArgs * len(self._drafts))(*(one.args for one in self._drafts))
         self._steps = StepArgs(
             *(cache.images, nodes, one.count, cache.prefix, config.cls_token_num),
-            *(cache.stage > 0, embeddings.dtype == torch.bfloat16),
+            *(is_staged, embeddings.dtype == torch.bfloat16),
             *(embeddings.data_ptr(), ctypes.addressof(self._images), ctypes.addressof(drafts), len(drafts)),
         )
         self._kept = embeddings, drafts
