@@ -369,13 +369,17 @@ class Generator:
 
     def condition(self, requested: Sequence[Request]) -> Condition:
         """Return the target's conditioning for each request."""
-        given = [request.condition for request in requested if request.condition is not None]
-        if given:
-            return Condition.joined(given)
         labels = [request.label for request in requested if request.label is not None]
         if labels:
             return Condition(labels=torch.tensor(labels, device=self.model.device))
-        return captions(self.model, [request.text for request in requested if request.text is not None])
+        given = [request.condition for request in requested if request.condition is not None]
+        texts = [request.text for request in requested if request.text is not None]
+        found = Condition.joined(given) if given else captions(self.model, texts)
+        negative = [request.negative for request in requested if request.negative is not None]
+        texts = [request.negative_prompt for request in requested if request.negative_prompt is not None]
+        if negative or texts:
+            found = replace(found, negative=Condition.joined(negative) if negative else captions(self.model, texts))
+        return found
 
     def warm_up(self, requested: Sequence[Request]) -> None:
         """Decode a few passes of a batch, so that compilation and allocation are not measured."""

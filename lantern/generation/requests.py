@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from io import StringIO
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from lantern.core.config import one_line
 
@@ -37,7 +37,7 @@ class Request:
     reading: what the text encoder reads in place of the prompt, "" for the prompt itself.
     warning: why the image will not be of its prompt, as `with_warnings` finds; the image's statistics have it.
     condition: conditioning of one image in place of what the text encoder makes of the prompt, which may then be None.
-    negative_prompt: the text of the condition's negative caption, for the image's metadata.
+    negative_prompt: the text that guidance leads away from, or `negative`, its condition.
     forced: tokens (n) that the image keeps of another, -1 where they are generated, as `with_init_image` adds them.
     """
 
@@ -49,6 +49,7 @@ class Request:
     warning: str | None = field(default=None, compare=False)
     condition: "Condition | None" = field(default=None, compare=False)
     negative_prompt: str | None = None
+    negative: "Condition | None" = field(default=None, compare=False)
     forced: "Int[Tensor, ' n'] | None" = field(default=None, compare=False)
 
     @property
@@ -105,50 +106,32 @@ def requests_of_call(
     these per image, or None for a random seed. ValueError names an argument that does not fit the model, the
     other arguments, or guidance, without which a negative prompt has no effect; TypeError one of another type.
     """
-    if prompt_embeds is not None and prompt is None and class_labels is None:
-        subjects = list[Request]()
-    elif (prompt is None) == (class_labels is None):
-        raise ValueError("a call takes prompt or class_labels: give one of them")
+    found = given_condition(model, prompt_embeds, prompt_attention_mask, name="prompt")
+    if sum(one is not None for one in (prompt, class_labels, found)) != 1:
+        raise ValueError("a call takes prompt, class_labels or prompt_embeds: give one of them")
+    if found is not None:
+        subjects = [Request(condition=found.select([i])) for i in range(found.batch)]
     elif prompt is not None:
         subjects = [Request(prompt=text) for text in texts_of(prompt, "prompt")]
     else:
         labels = list(class_labels) if isinstance(class_labels, Iterable) else [class_labels]
-        try:
-            if any(isinstance(label, bool) for label in labels):
-                raise TypeError
-            subjects = [Request(label=index(label)) for label in labels]
-        except TypeError:
-            wanted = "wanted a whole number or a list of them"
-            raise TypeError(f"class_labels is {str(class_labels)[:40]!r}, {wanted}") from None
+        if any(isinstance(label, bool) or not isinstance(label, SupportsIndex) for label in labels):
+            raise TypeError(f"class_labels is {str(class_labels)[:40]!r}, wanted a whole number or a list of them")
+        subjects = [Request(label=index(label)) for label in labels]
     texts = [] if negative_prompt is None else texts_of(negative_prompt, "negative_prompt")
-    found = given_condition(model, prompt_embeds, prompt_attention_mask, name="prompt")
     negative = given_condition(model, negative_prompt_embeds, negative_prompt_attention_mask, name="negative_prompt")
-    if found is not None and subjects:
-        raise ValueError("a call takes prompt or prompt_embeds: give one of them")
-    if any(texts):
-        check_captions(model, "negative_prompt")
-        if negative is not None:
-            raise ValueError("a call takes negative_prompt or negative_prompt_embeds: give one of them")
-        if not all(texts):
-            raise ValueError("negative_prompt is empty for some prompts: give a text for each, or none")
-        negative = captions(model, [check_prompt(text) for text in texts])
-    else:
-        texts = []
-    if found is None and negative is not None:
-        check_requests(model, subjects)
-        found = captions(model, [model.read(subject.prompt or "") for subject in subjects])
-    if found is not None and negative is not None:
+    if any(texts) and negative is not None:
+        raise ValueError("a call takes negative_prompt or negative_prompt_embeds: give one of them")
+    if any(texts) and not all(texts):
+        raise ValueError("negative_prompt is empty for some prompts: give a text for each, or none")
+    changes: list[dict[str, Any]] = [{"negative_prompt": check_prompt(text)} for text in texts if text]
+    if negative is not None:
+        changes = [{"negative": negative.select([i])} for i in range(negative.batch)]
+    if changes:
         check_captions(model, "negative_prompt", sampling)
-        if negative.batch not in (1, found.batch):
-            wanted = "1" if found.batch == 1 else f"1 or {found.batch}"
-            raise ValueError(f"got {negative.batch} negative prompts for {found.batch} images, wanted {wanted}")
-        repeats = found.batch // negative.batch
-        found, texts = replace(found, negative=negative.select([*range(negative.batch)] * repeats)), texts * repeats
-    if found is not None:
-        subjects = [
-            replace(subject, condition=found.select([i]), negative_prompt=texts[i] or None if texts else None)
-            for i, subject in enumerate(subjects or [Request()] * found.batch)
-        ]
+        if len(changes) not in (1, len(subjects)):
+            raise ValueError(f"got {len(changes)} negative prompts for {len(subjects)} images, wanted 1 or one each")
+        subjects = [replace(subject, **changes[i % len(changes)]) for i, subject in enumerate(subjects)]
     total = len(subjects) * images
     if isinstance(generator, list | tuple):
         if len(generator) != total:

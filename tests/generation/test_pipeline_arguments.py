@@ -130,7 +130,7 @@ VALUES: list[tuple[dict[str, Any], str]] = [
     ({"negative_prompt": ["a", "b"]}, "got 2 negative prompts for 1 images"),
     ({"prompt": ["a cat", "a dog"], "negative_prompt": ["blue", ""]}, "negative_prompt is empty for some prompts"),
     ({"negative_prompt": "blue", "negative_prompt_embeds": torch.ones(1, 6, 8)}, "give one of them"),
-    ({"prompt_embeds": torch.ones(1, 6, 8)}, "prompt or prompt_embeds: give one of them"),
+    ({"prompt_embeds": torch.ones(1, 6, 8)}, "or prompt_embeds: give one of them"),
     ({"prompt": None, "prompt_embeds": torch.ones(1, 6, 9)}, "has shape [1, 6, 9], wanted [b, 1 to 6, 8]"),
     ({"prompt": None, "prompt_embeds": torch.ones(1, 7, 8)}, "has shape [1, 7, 8], wanted [b, 1 to 6, 8]"),
     ({"prompt": None, "prompt_embeds": torch.full((1, 6, 8), torch.nan)}, "prompt_embeds holds NaN"),

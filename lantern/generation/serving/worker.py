@@ -254,10 +254,8 @@ class Worker(threading.Thread):
         if request.text is None or not isinstance(encoder, TextEncoder):
             return request
         caption = self._captions.get(encoder.model)
-        found: Condition = caption(request.text)
-        if request.negative_prompt:
-            found = replace(found, negative=caption(request.negative_prompt))
-        return replace(request, condition=found)
+        negative: Condition | None = caption(request.negative_prompt) if request.negative_prompt else None
+        return replace(request, condition=caption(request.text), negative=negative)
 
     def _decoder(self, job: Job) -> Generator:
         """Return a decoder for an image that no other image uses, kept from an earlier one if there was one.
