@@ -33,7 +33,7 @@ from torch import Tensor
 
 from lantern import __version__
 from lantern.core.config import one_line
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import MAX_GUIDANCE, MAX_TEMPERATURE, Sampling
 from lantern.generation.images import Statistics, enlarge, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import (
@@ -105,11 +105,11 @@ class ImageRequest(BaseModel):
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     method: Annotated[str, Field(min_length=1)] | None = None
     negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT)] | None = None
-    guidance: float | None = None
-    guidance_scale: float | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
+    guidance: Annotated[float, Field(ge=0, le=MAX_GUIDANCE)] | None = None
+    guidance_scale: Annotated[float, Field(ge=0, le=MAX_GUIDANCE)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
 class EditRequest(ImageRequest):
@@ -313,11 +313,8 @@ class Service:
         if None not in (body.guidance, body.guidance_scale) and body.guidance != body.guidance_scale:
             raise RefusedError(400, "guidance and guidance_scale are one setting: give one of them", param="guidance")
         guidance = body.guidance if body.guidance is not None else body.guidance_scale
-        given = {"guidance": guidance, "temperature": body.temperature, "top_k": body.top_k, "top_p": body.top_p}
-        for name, value in given.items():
-            with refused_for(name):
-                self.model.sampling(**{name: value})
-        return self.model.sampling(**given)
+        with refused_for("temperature"):  # below the least one above 0
+            return self.model.sampling(guidance=guidance, **body.model_dump(include={"temperature", "top_k", "top_p"}))
 
     def size_of(self, requested: str | None) -> tuple[str, int]:
         """Return the size in pixels as text, and how much images are enlarged; RefusedError 400 for another size."""
