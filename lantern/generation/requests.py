@@ -256,7 +256,9 @@ def check_requests(model: "Model", requested: Sequence[Request], *, with_pixels:
             check_prompt(request.prompt)
         if request.label is not None and not 0 <= request.label < classes:
             raise ValueError(f"class label is {request.label}, wanted a number from 0 to {classes - 1}")
-    if not model.takes_prompts or all(request.condition is not None for request in requested):
+    if len({request.negative_prompt is None and request.negative is None for request in requested}) > 1:
+        raise ValueError("some requests have a negative prompt: give one to each, or to none")
+    if not model.takes_prompts or all(one.condition is not None and one.negative_prompt is None for one in requested):
         return
     if model.text is None:
         raise ValueError(f"model {model.name} has no text encoder, which prompts need{model.missing('text_encoder')}")
