@@ -108,16 +108,9 @@ def test_layers_point_one_way_without_cycles() -> None:
     TopologicalSorter(_graph()).prepare()  # CycleError lists the modules of a cycle
 
 
-def test_wheel_imports_nothing_outside_it() -> None:
-    found = {
-        module: [name for name in _imports(path) if name.split(".")[0] in OUTSIDE_THE_WHEEL]
-        for module, path in SOURCES.items()
-    }
-    assert {module: names for module, names in found.items() if names} == {}
-
-
-def test_heavy_libraries_are_imported_where_they_are_used() -> None:
+def test_the_wheel_imports_nothing_outside_it_and_heavy_libraries_where_they_are_used() -> None:
     for module, path in SOURCES.items():
+        assert [name for name in _imports(path) if name.split(".")[0] in OUTSIDE_THE_WHEEL] == [], module
         if module not in ("lantern.generation.pipeline", "lantern.generation.component"):  # classes of diffusers
             found = _imports(path, top_level_only=True)
             assert [name for name in found if name.split(".")[0] in HEAVY] == [], module
@@ -169,9 +162,28 @@ importlib.reload(torchvision)
     assert warnings.startswith("all quiet\n"), warnings
 
 
-def test_importing_lantern_costs_no_library_and_other_names_are_errors() -> None:
-    code = "import sys, lantern; print([m for m in ('torch', 'numpy', 'jaxtyping') if m in sys.modules])"
-    assert _fresh(code)[0] == "[]"
+HELP = "from lantern.cli.main import SUMMARIES, main; calls = [*([name, '--help'] for name in SUMMARIES)]; "
+HELP += "assert not any(map(main, [*calls, ['generate', '--help-all']]))"
+QUANTIZE = "import copy; from torch import nn; from lantern.core.weights import quantize; linear = nn.Linear(32, 32); "
+QUANTIZE += "quantize('fc', linear, 'int8'); copy.deepcopy(linear)(linear.weight.scale.T)"
+
+
+@pytest.mark.parametrize(
+    ("code", "libraries"),
+    [
+        ("import lantern", ("torch", "numpy", "jaxtyping")),
+        ("from lantern.methods import METHODS; [one.promise for one in METHODS.values()]", ("torch",)),
+        (HELP, ("torch",)),
+        (QUANTIZE, ("torchao", "sympy")),
+    ],
+    ids=["lantern", "methods", "help", "8 bits"],
+)
+def test_what_needs_no_library_imports_none(code: str, libraries: tuple[str, ...]) -> None:
+    printed, warnings = _fresh(f"import sys; {code}; print([name for name in {libraries} if name in sys.modules])")
+    assert printed.splitlines()[-1] == "[]" and warnings == ""
+
+
+def test_other_names_of_the_package_are_errors() -> None:
     import lantern
 
     with pytest.raises(AttributeError, match="no attribute 'Pipelin'"):

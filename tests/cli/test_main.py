@@ -145,13 +145,6 @@ def test_every_command_has_help_a_version_and_refusals(capsys: Capture) -> None:
         assert capsys.readouterr().out == f"lantern {__version__}\n"
 
 
-def test_help_of_no_command_imports_torch() -> None:
-    code = "import sys; from lantern.cli.main import SUMMARIES, main; print(["
-    code += "main([name, '--help']) for name in SUMMARIES], main(['generate', '--help-all']), 'torch' in sys.modules)"
-    done = called(sys.executable, "-c", code)
-    assert done.stdout.splitlines()[-1] == f"{[0] * len(SUMMARIES)} 0 False" and done.stderr == ""
-
-
 def failing(error: BaseException | signal.Signals) -> Command:
     def fail(args: object) -> int:
         if isinstance(error, signal.Signals):

@@ -40,14 +40,10 @@ def recipe(folder: Path, out: Path) -> RayJob:
 
 
 @pytest.mark.parametrize(("cpus", "actors"), [(2, 2), (1, 1), (1, 2), (64, 2), (3, 50)])
-def test_actors_leave_cpus_for_rays_own_tasks(cpus: float, actors: int) -> None:
+def test_actors_share_the_gpus_and_leave_cpus_for_rays_own_tasks(cpus: float, actors: int) -> None:
     requested = shares({"CPU": cpus}, actors)
     assert 0 < requested["num_cpus"] <= 1 and requested["num_cpus"] * actors < cpus and "num_gpus" not in requested
-
-
-def test_actors_share_the_gpus() -> None:
-    assert shares({"CPU": 8.0, "GPU": 2.0}, 2)["num_gpus"] == 1.0
-    assert shares({"CPU": 8.0, "GPU": 1.0}, 2)["num_gpus"] == 0.5
+    assert shares({"CPU": cpus, "GPU": 2.0}, actors)["num_gpus"] == min(1.0, 2.0 / actors)
 
 
 def test_an_error_keeps_its_type() -> None:

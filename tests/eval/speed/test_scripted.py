@@ -11,7 +11,7 @@ from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine
 from lantern.eval.speed import shapes
 from lantern.eval.speed.bench import WIDTH, render
-from lantern.eval.speed.shapes import ShapeOptions, deepest, script
+from lantern.eval.speed.shapes import ShapeOptions, script
 from lantern.models.llamagen.transformer import TransformerConfig
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.scripted import ScriptedVerifier
@@ -62,13 +62,6 @@ def test_random_models_hold_no_values_that_were_not_written() -> None:
     values = {name: value for one in networks if one is not None for name, value in one.state_dict().items()}
     assert len(networks) == 3 and "cls_embedding.uncond_embedding" in values
     assert [name for name, value in values.items() if not value.isfinite().all()] == []
-
-
-def test_the_scripted_path_descends_the_tree() -> None:
-    shape = named("narrow_10").shape()
-    path = deepest(shape)
-    assert [int(shape.depths[node]) for node in path] == [1, 2, 3, 4, 5]
-    assert [int(shape.parents[node]) for node in path] == [0, *path[:-1]]
 
 
 def test_a_script_deeper_than_its_tree_is_rejected() -> None:

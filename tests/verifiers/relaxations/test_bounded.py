@@ -9,6 +9,7 @@ from lantern.verifiers.relaxations import neighbours
 from lantern.verifiers.relaxations.bounded import Bounded
 from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
 from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
+from tests.refusals import refused
 
 DEPTHS = torch.zeros(1, dtype=torch.long)
 TOLERANCE = 1e-12
@@ -166,33 +167,22 @@ def test_selection_is_that_of_a_stable_sort(tokens: int, k: int, values: int) ->
     assert torch.equal(neighbours.nearest(distances, k), distances.sort(dim=1, stable=True).indices[:, :k])
 
 
-def test_block_size_does_not_change_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_hold_all_other_tokens_with_their_distances_in_blocks_of_any_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     codebook = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
-    whole = neighbours.proximity_table(codebook, 49)
-    monkeypatch.setattr(neighbours, "BLOCK", 7)
-    assert torch.equal(neighbours.proximity_table(codebook, 49), whole)
-    assert torch.equal(neighbours.proximity_table(codebook, 5), whole[:, :5])
-    assert torch.equal(
-        whole.sort(1).values, torch.stack([torch.tensor([j for j in range(50) if j != i]) for i in range(50)]).int()
-    )
-
-
-def test_distances_match_the_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    codebook = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
-    table = neighbours.proximity_table(codebook, 20)
+    table = neighbours.proximity_table(codebook, 49)
     distances = neighbours.proximity_distances(codebook, table)
+    assert all(set(row) == set(range(50)) - {i} for i, row in enumerate(table.tolist()))
     assert torch.allclose(distances, torch.cdist(codebook, codebook).gather(1, table.long()), atol=1e-5)
     assert (distances.diff(dim=1) >= 0).all()
     monkeypatch.setattr(neighbours, "BLOCK", 7)
+    assert torch.equal(neighbours.proximity_table(codebook, 49), table)
+    assert torch.equal(neighbours.proximity_table(codebook, 5), table[:, :5])
     assert torch.equal(neighbours.proximity_distances(codebook, table), distances)
-    with pytest.raises(ValueError, match="the codebook has 49 tokens, the proximity table 50"):
-        neighbours.proximity_distances(codebook[:49], table)
-
-
-@pytest.mark.parametrize("k", [0, 4, 2000])
-def test_invalid_k_raises(k: int) -> None:
-    with pytest.raises(ValueError, match=f"k is {k}, wanted from 1 to 3"):
-        neighbours.proximity_table(torch.randn(4, 2), k)
+    refused(neighbours.proximity_distances, codebook[:49], table, match="has 49 tokens, the proximity table 50")
+    for k in (0, 50, 2000):
+        refused(neighbours.proximity_table, codebook, k, match=f"k is {k}, wanted from 1 to 49")
 
 
 def test_prefix_stops_at_the_first_token_over_the_budget() -> None:
