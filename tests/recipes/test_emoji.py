@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lantern.training.data import Prepared
 from lantern.training.stages import read_config
 from recipes.emoji import captions
 from recipes.emoji import packages as emoji
-from recipes.emoji.compositing import copies, find_colour, on_white, recolour
+from recipes.emoji.compositing import copies, find_colour, on_white, recolour, to_hsv, to_rgb
 from recipes.emoji.dataset import EmojiConfig, prepare
 from recipes.emoji.packages import Concept, read_concepts
 from tests.refusals import refused
@@ -167,6 +169,12 @@ def test_recolouring_changes_the_object_and_not_white() -> None:
     half[:32, :, :3] = 255
     kept = recolour(half, colouring, "blue")
     assert (kept[:32] == half[:32]).all()
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 255)] * 3), min_size=1, max_size=20))
+def test_hsv_and_back_is_the_identity(colours: list[tuple[int, int, int]]) -> None:
+    picture = np.array([colours], np.uint8)
+    assert np.abs(to_rgb(to_hsv(picture)).astype(int) - picture.astype(int)).max() <= 1
 
 
 @pytest.mark.parametrize("number", [2, 3, 4])

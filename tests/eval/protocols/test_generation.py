@@ -83,6 +83,16 @@ def test_pictures_made_meanwhile_are_skipped(decoder: Generator, tmp_path: Path,
         assert produce(early, expected(3), shard=Shard(), is_quiet=True) == 0
 
 
+def test_picture_metadata_has_no_time(whole: Path) -> None:
+    from PIL import Image
+
+    with Image.open(picture_path(whole, 1)) as picture:
+        output = dict(picture.info)
+    assert output["prompt"] == "a blue cat" and output["image"] == "1" and output["method"] == "gumbel-jacobi"
+    assert not [name for name in map(str, output) if any(word in name.lower() for word in ("time", "date", "second"))]
+    assert read_entries(whole)[1].tokens_sha256 == output["tokens_sha256"]
+
+
 PICTURES = 40
 KILLS = int(os.environ.get("LANTERN_KILLS", "4"))
 
