@@ -29,6 +29,7 @@ from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 from tests.tiny_parts import tiny_part
 
 SHAPE: dict[str, Any] = {"block_size": 36, "dim": 64, "n_head": 2, "vocab_size": 32}
+TOKENS = 64  # of images whose steps are compared
 DISTRIBUTIONS = [
     Sampling(guidance=3.0),
     Sampling(guidance=1.0, temperature=0.7),
@@ -114,12 +115,20 @@ def near(one: Tensor, other: Tensor, options: dict[str, Any] | None) -> bool:
     return torch.allclose(one, other, rtol=0.0, atol=1e-4 if options in TESTED else 0.0)
 
 
+def is_inside(step: Step, image: int) -> Tensor:
+    """Return which nodes predict a token of the image; what others give is not read."""
+    depths = torch.zeros(1) if step.tree is None else step.tree.shape.depths.flatten()
+    return depths < TOKENS - step.start[image]
+
+
 def seen_of(step: Step, image: int) -> dict[str, Any]:
-    """Return what a step says of an image, up to its last new token: the verdict may accept more than the image has."""
+    """Return what a step says of an image up to its end: drafts and verdict may have more than the image has."""
     count, tree, verdict = int(step.counts[image]), step.tree, step.verdict
+    inside = is_inside(step, image)
     seen: dict[str, Any] = {"start": step.start[image], "tokens": step.tokens[image, :count]}
+    seen |= {"logits": step.scores.logits[image][:, inside].clone()}
     if tree is not None and verdict is not None:
-        seen |= {"drafts": tree.tokens[image], "path": verdict.path[image, : count - 1]}
+        seen |= {"drafts": tree.tokens[image, inside], "path": verdict.path[image, : count - 1]}
         seen |= {"length": verdict.length[image].clamp(max=count - 1)}
         if (cost := verdict.cost) is not None:
             seen |= {"relaxed": cost.relaxed[image, : count - 1], "spent": cost.total_variation[image, :count]}
@@ -131,29 +140,26 @@ def seen_of(step: Step, image: int) -> dict[str, Any]:
     "options", [None, {"window": 5}, {"window": 16, "init": "random"}, *RELAXED[:2], *DRAFTED, *TESTED], ids=str
 )
 def test_callbacks_see_the_steps_of_the_loop(options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = parts_of(tiny_target(**SHAPE | {"block_size": 64}), DISTRIBUTIONS[0], options)
+    parts = parts_of(tiny_target(**SHAPE | {"block_size": TOKENS}), DISTRIBUTIONS[0], options)
 
-    def watched(run: Callable[..., Generation]) -> tuple[Generation, list[tuple[Step, Tensor]]]:
-        seen = list[tuple[Step, Tensor]]()
+    def watched(run: Callable[..., Generation]) -> tuple[Generation, list[tuple[Step, list[dict[str, Any]]]]]:
+        seen = list[tuple[Step, list[dict[str, Any]]]]()
 
         def watch(step: Step) -> None:
-            seen.append((step, step.scores.logits.clone()))
+            seen.append((step, [seen_of(step, image) for image in range(len(KEYS))]))
 
         return run(callback=watch, keep_history=True), seen
 
     expected, loop = watched(lambda **how: by_the_loop(parts, monkeypatch, **how))
     found, fused = watched(lambda **how: parts.generate(CONDITION, keys=KEYS, **how))
     assert torch.equal(found.tokens, expected.tokens)
-    for (a, logits), (b, same), c in zip(loop, fused, found.history, strict=True):
+    for (a, looped), (b, joined), c in zip(loop, fused, found.history, strict=True):
         assert a.index == b.index == c.index and torch.equal(a.counts, b.counts)
         for image in a.counts.nonzero().flatten().tolist():  # others are finished, and idle
-            depths = torch.zeros(1) if a.tree is None else a.tree.shape.depths
-            is_inside = depths.flatten() < 64 - a.start[image]  # nodes past the end are not read
-            assert torch.equal(logits[image][:, is_inside], same[image][:, is_inside])
-            one, other = seen_of(a, image), seen_of(b, image)
-            assert one.keys() == other.keys()
+            one, other = looped[image], joined[image]
+            assert one.keys() == other.keys() and torch.equal(one["logits"], other["logits"])
             assert all(near(one[name], other[name], options) for name in one)
-            assert torch.equal(one["tokens"], seen_of(c, image)["tokens"])
+            assert torch.equal(one["tokens"], c.tokens[image, : int(c.counts[image])])
 
 
 @pytest.mark.parametrize("options", [None, {"window": 5}], ids=str)
