@@ -66,10 +66,6 @@ core/types.py: drafters/test_drafts_match_training.py
 - return pad(self.path, (1, 0))
 + return pad(self.path, (0, 1))
 
-decoding/cache.py: engines/cuda/test_kernels.py
-- numbers.clamp(-LARGEST_FP8, LARGEST_FP8)
-+ numbers
-
 decoding/cache.py: proof/test_trees.py
 - start[:, None] + self._first_slots[: nodes.shape[1]])
 + start[:, None] + self._first_slots[: nodes.shape[1]] + 1)

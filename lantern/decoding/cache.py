@@ -163,6 +163,7 @@ class StaticCache:
         """Return keys or values as the cache stores them."""
         if not self.is_fp8:
             return numbers.to(self.dtype)
+        # versions of torch differ in what larger numbers become
         return numbers.clamp(-LARGEST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn).view(torch.uint8)
 
     def write_newlines(
