@@ -16,6 +16,12 @@ from lantern.cli.command import DONE, FAILED, OneOf, command, opt, size_of
 from lantern.cli.options import DTYPES
 from lantern.core.config import install_hint, one_line
 
+# what lacks without a package that pip installs with lantern, and that decoding runs without
+OPTIONAL = {
+    "diffusers": "there is no diffusers pipeline",
+    "ftfy": "prompts can be plain ASCII only",
+    "argcomplete": "shells complete no options",
+}
 PIP = f"{sys.executable} -m pip install"
 EXTRAS = ("eval", "train", "quantized", "serve", "demo", "ray")
 
@@ -70,7 +76,10 @@ def _packages() -> Iterator[Finding]:
     of_torch = [one for one in _requirements("torchvision") if one.name == "torch"]  # they are released together
     for needing, one in [*(("lantern", one) for one in own), *(("torchvision", one) for one in of_torch)]:
         found = _version(one.name)
-        if not found or not one.specifier.contains(found, prereleases=True):
+        if not found and one.name in OPTIONAL:
+            text = f"{one.name} is not installed: {OPTIONAL[one.name]}; {PIP} {one.name}"
+            yield Finding(text, state="absent")
+        elif not found or not one.specifier.contains(found, prereleases=True):
             yield Finding(f"{one.name} {found or 'is not installed'}: {needing} needs {one}", f'{PIP} "{one}"')
     for extra in EXTRAS:
         versions = {one.name: _version(one.name) for one in _requirements("lantern", extra)}

@@ -24,10 +24,11 @@ def test_a_fault_exits_with_1_and_its_repair(capsys: Capture, monkeypatch: pytes
         ("numpy", "", 1, 'run: {pip} "numpy>=1.26"'),
         ("torch", "2.4.1", 1, "broken  torch 2.4.1: lantern needs torch<2.15,>=2.10"),
         ("torch", "2.9.99+cpu", 1, "broken  torch 2.9.99+cpu: torchvision needs torch"),
+        ("ftfy", "", 0, "absent  ftfy is not installed: prompts can be plain ASCII only; {pip} ftfy"),
         ("accelerate", "", 0, 'accelerate not installed, in the clone of lantern run: pip install ".[train]"'),
     ],
 )
-def test_a_required_package_that_lacks_or_has_another_version_is_a_fault(
+def test_only_a_package_without_which_nothing_runs_or_of_another_version_is_a_fault(
     package: str, version: str, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     kept = doctor._version
