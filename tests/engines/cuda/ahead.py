@@ -148,7 +148,8 @@ def report(made: Any) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(made.asm["ptx"])
-        command = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={found[1]}", str(path), "-o", f"{path}.cubin"]
+        of_target = knobs.nvidia.ptxas_blackwell if found[1].startswith("sm_10") else knobs.nvidia.ptxas
+        command = [of_target.path, "-v", f"--gpu-name={found[1]}", str(path), "-o", f"{path}.cubin"]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     numbers = {"registers": r"Used (\d+) registers", "stores": r"(\d+) bytes spill stores"}
     numbers |= {"loads": r"(\d+) bytes spill loads"}
