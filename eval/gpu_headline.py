@@ -202,10 +202,10 @@ class Bench:
         decoder.generate(condition, keys=[(0, number) for number in range(condition.batch)], callback=watch, **how)
         return clock, int(torch.stack(counts).sum())
 
-    def with_share(self, figures: Figures, target: Any, images: int = 1, kept: KvCache = "full") -> Figures:
+    def with_share(self, figures: Figures, target: Any, images: int = 1, kv_cache: KvCache = "full") -> Figures:
         """Add the least time of a pass at the bandwidth of a copy, and its share of the step."""
         rows, cached = images * self.sampling.rows, target.config.block_size // 2
-        read = pass_bytes(target, rows=rows, cached=cached, kv_cache=kept)
+        read = pass_bytes(target, rows=rows, cached=cached, kv_cache=kv_cache)
         floor = 1e3 * read / self.found["sections"]["machine"]["copy_gbps"] / 1e9
         return figures | {"floor_ms": rounded(floor), "share": rounded(floor / figures["ms_per_step"])}
 
@@ -393,12 +393,12 @@ class Bench:
         """Plain decoding, also with a KV cache in fp8, and a window of several images: tokens a second, peak memory."""
         target, _ = self.model()
 
-        def of(name: str, settings: Figures, images: int, kept: KvCache = "full") -> Figures:
+        def of(name: str, settings: Figures, images: int, kv_cache: KvCache = "full") -> Figures:
             if self.is_cuda:
                 torch.cuda.reset_peak_memory_stats()
-            engine = GraphEngine(products=self.products(), kv_cache=kept)
+            engine = GraphEngine(products=self.products(), kv_cache=kv_cache)
             made = self.steps(self.decoder(name, engine, **settings), images, most=self.sizes.steps)
-            found = self.with_share(made, target, images, kept)
+            found = self.with_share(made, target, images, kv_cache)
             forget_all()
             peak = torch.cuda.max_memory_allocated() / 2**30 if self.is_cuda else 0.0
             rate = 1e3 * images / found["ms_per_token"]

@@ -368,7 +368,7 @@ class ImageRun:
     def _values(self, request: "Request") -> dict[str, Any]:
         """Return the values of the fields of file names."""
         sampling, engine = dataclasses.asdict(self.sampling), self.model.engine
-        kept = {"full": engine.weights, "kv-full": f"kv-{engine.kv_cache}"}
+        kept = (engine.weights, f"kv-{engine.kv_cache}")
         # no name depends on what was chosen by times that were measured
         changed = {name: value for name, value in self.own.items() if value != self.method.options[name].default}
         usual = dataclasses.asdict(self.model.sampling())
@@ -381,7 +381,7 @@ class ImageRun:
             "model": images.slug(self.model.name),
             "engine": self.model.engine.name,
             "dtype": self.model.dtype_name,
-            "weights": "-".join(value for usual, value in kept.items() if value != usual),
+            "weights": "-".join(one for one in kept if not one.endswith("full")),
             **{name: f"{sampling[name]:g}" for name in ("guidance", "temperature", "top_p")},
             "top_k": self.sampling.top_k,
             "seed": request.seed,

@@ -36,7 +36,7 @@ RESAMPLINGS = ("lanczos", "nearest")
 MAX_SCALE = 16
 OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".jxl", ".svg", ".pdf", ".txt", ".json", ".zip")
 MAX_SLUG, MAX_NAME = 60, 200
-# `settings` are those that are not the defaults; `weights` is empty for the model's own, `image` a number
+# `settings` are those that are not the defaults; `weights` has what is not full, `image` is a number
 FIELDS = (
     *("prompt", "method", "settings", "model", "engine", "dtype", "weights"),
     *("guidance", "temperature", "top_k", "top_p", "seed", "image"),

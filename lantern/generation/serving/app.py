@@ -313,7 +313,7 @@ class Service:
         if None not in (body.guidance, body.guidance_scale) and body.guidance != body.guidance_scale:
             raise RefusedError(400, "guidance and guidance_scale are one setting: give one of them", param="guidance")
         guidance = body.guidance if body.guidance is not None else body.guidance_scale
-        with refused_for("temperature"):  # below the least one above 0
+        with refused_for("temperature"):  # above 0 there is a least one
             return self.model.sampling(guidance=guidance, **body.model_dump(include={"temperature", "top_k", "top_p"}))
 
     def size_of(self, requested: str | None) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine
 from lantern.eval.speed import shapes
 from lantern.eval.speed.bench import WIDTH, render
-from lantern.eval.speed.shapes import ShapeOptions, script
+from lantern.eval.speed.shapes import ShapeOptions, deepest, script
 from lantern.models.llamagen.transformer import TransformerConfig
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.scripted import ScriptedVerifier
@@ -70,6 +70,13 @@ def test_a_script_deeper_than_its_tree_is_rejected() -> None:
     refused(script, 0.5, 10, match="at least 1")
     options = ShapeOptions("B", taus=(4.0,), tree="chain_2", changes=TINY, device="cpu")
     refused(shapes.measure, options, match="choose a deeper --tree")
+
+
+def test_the_scripted_path_descends_the_tree() -> None:
+    shape = named("narrow_10").shape()
+    path = deepest(shape)
+    assert [int(shape.depths[node]) for node in path] == [1, 2, 3, 4, 5]
+    assert [int(shape.parents[node]) for node in path] == [0, *path[:-1]]
 
 
 @pytest.mark.parametrize("drafters", [["eagle1"], ["parallelspec", "lantern++:drafts=parallelspec", "eagle1"]])
