@@ -258,7 +258,7 @@ class Target:
     raster order; targets add the length of a prompt (`Prompt.first`) and newlines themselves. The mask is over cache
     slots. `Transformer` and `TransformersTarget` are targets, and so is what `Engine.prepare` makes of one, with faster
     ways where an engine has them: `make_uniforms` is a `noise.random_uniforms` with the same numbers. Unless it
-    `follows_masks`, all nodes of a pass see the tokens committed before node 0.
+    `follows_masks`, all nodes of a pass see the tokens committed before node 0, whatever the mask is there.
     """
 
     config: Any
@@ -493,11 +493,17 @@ class Generation:
         return self.tokens.shape[1] / self.steps.float()
 
 
+def copy_all(values: list[Tensor], into: list[Tensor]) -> None:
+    """Copy tensors, on a GPU in one launch for each dtype."""
+    torch._foreach_copy_(into, values)  # pyright: ignore[reportPrivateImportUsage]
+
+
 class Buffers:
     """Attributes in fixed memory: a tensor that is assigned is copied to the buffer of its name, shape and dtype.
 
     A step therefore finds its state where the last one left it, so that a CUDA graph can replay steps; a later
-    generation of the same sizes uses the same memory. A tuple of tensors has one buffer per entry.
+    generation of the same sizes uses the same memory. A tuple of tensors has one buffer per entry. `hold` assigns
+    several tensors in one launch for each dtype.
     """
 
     def __init__(self) -> None:
@@ -512,14 +518,22 @@ class Buffers:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"nothing was assigned to {name} yet")
 
+    def hold(self, **values: Tensor) -> None:
+        """Assign tensors to attributes."""
+        memory = [self._of(name, value) for name, value in values.items()]
+        copy_all(list(values.values()), memory)
+        self.__dict__.update(zip(values, memory, strict=True))
+
     def _hold(self, name: str, value: Tensor) -> Tensor:
+        memory = self._of(name, value)
+        return memory if memory is value else memory.copy_(value)
+
+    def _of(self, name: str, value: Tensor) -> Tensor:
+        """Return the buffer for a tensor."""
         key = (name, value.shape, value.dtype, value.device)
-        memory = self._memory.get(key)
-        if memory is None:
-            memory = self._memory[key] = value.clone()
-        elif memory is not value:
-            memory.copy_(value)
-        return memory
+        if key not in self._memory:
+            self._memory[key] = torch.empty_like(value, memory_format=torch.contiguous_format)
+        return self._memory[key]
 
 
 @dataclass

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from lantern.core.types import Prompt
@@ -123,14 +123,16 @@ class StaticCache:
         found = [*(getattr(earlier, name) for name in names), earlier.dtype, earlier.buffer.device]
         return earlier if found == wanted else cls(**sizes)
 
-    def tree_mask(self, prefix: Bool[Tensor, "*b t"] | Float[Tensor, "*b t"], nodes: int) -> "TreeMask":
+    def tree_mask(
+        self, prefix: Bool[Tensor, "*b t"] | Float[Tensor, "*b t"], nodes: int, *, hides: bool = True
+    ) -> "TreeMask":
         """Return the mask of passes over up to `nodes` staged nodes: the same one as long as their number is the same.
 
         `prefix` holds the values added at the slots of the prompt, or which of them are seen, of each image or of each
-        of its rows.
+        of its rows. With `hides` it hides tokens that are not committed, else it shows all slots of tokens.
         """
-        if self._mask is None or self._mask.nodes != nodes:
-            self._mask = TreeMask(self, nodes)
+        if self._mask is None or (self._mask.nodes, self._mask.hides) != (nodes, hides):
+            self._mask = TreeMask(self, nodes, hides)
         self._mask.show(prefix)
         return self._mask
 
@@ -229,6 +231,11 @@ class StaticCache:
         self.buffer[:, self._rows, :, places] = staged[:, self._rows, :, nodes]
 
 
+def by_line(values: Shaped[Tensor, "b n *rest"], rows: int) -> Shaped[Tensor, "lines n *rest"]:
+    """Return the values of images for each of their guidance rows, those of one image without a copy."""
+    return values[:, None].expand(-1, rows, *values.shape[1:]).flatten(0, 1)
+
+
 def by_row(scores: Float[Tensor, "*b t"]) -> Float[Tensor, "b r 1 t"]:
     """Return the scores of prefix slots, of images or of each row of them, in the shape of a mask."""
     return scores[:, None, None] if scores.ndim == 2 else scores[:, :, None]
@@ -247,13 +254,14 @@ class TreeMask:
         d     1 | 1 1 . . | 1 . 1 1
     """
 
-    def __init__(self, cache: StaticCache, nodes: int) -> None:
+    def __init__(self, cache: StaticCache, nodes: int, hides: bool) -> None:
         dtype, device = cache.dtype, cache.buffer.device
         size = (cache.images, cache.rows, nodes, cache.slots)
         self._buffer = torch.full(size, -torch.inf, dtype=dtype, device=device)
         self._shown, self._hidden = torch.tensor([0.0, -torch.inf], dtype=dtype, device=device).unbind()
         self._tokens = torch.arange(cache.tokens, device=device)
-        self.nodes, self._prefix, self._first = nodes, cache.prefix, cache.first_stage_slot
+        self.nodes, self.hides, self._prefix, self._first = nodes, hides, cache.prefix, cache.first_stage_slot
+        self._buffer[..., self._prefix : self._first] = 0.0
         self._last: Tensor | None = None
 
     def show(self, prefix: Bool[Tensor, "*b t"] | Float[Tensor, "*b t"]) -> None:
@@ -265,9 +273,10 @@ class TreeMask:
         """Return the mask of n nodes, which see `lengths` committed tokens and `ancestors` among m stage slots."""
         nodes, width = ancestors.shape[-2:]
         view, first = self._buffer[:, :, :nodes], self._first
-        tokens = view[..., self._prefix : first]
-        is_known = (self._tokens < lengths[:, None])[:, None, None].expand_as(tokens)
-        torch.where(is_known, self._shown, self._hidden, out=tokens)
+        if self.hides:
+            tokens = view[..., self._prefix : first]
+            is_known = (self._tokens < lengths[:, None])[:, None, None].expand_as(tokens)
+            torch.where(is_known, self._shown, self._hidden, out=tokens)
         if ancestors is not self._last:  # a static tree is written once
             seen = self._scores(ancestors)
             view[..., first : first + width] = seen if seen.ndim == 2 else seen[:, None]

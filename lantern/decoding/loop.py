@@ -36,14 +36,14 @@ from lantern.core.types import (
     Verdict,
     Verifier,
 )
-from lantern.decoding.cache import StaticCache, TreeMask
+from lantern.decoding.cache import StaticCache, TreeMask, by_line
 from lantern.decoding.prompt import PromptCache, prefill, read_tokens
 from lantern.decoding.rows import LogitRows, logits_at
-from lantern.decoding.statistics import Readback, StepSums, Stopwatch, is_finite
+from lantern.decoding.statistics import Readback, StepSums, Stopwatch, totals
 
 PATIENCE = 0.1  # seconds of rounds per call; between calls the interpreter handles signals
 NO_SCORES: Any = None  # of steps that are kept
-LOW = -1e30  # logit beside a forced token: finite, since guidance subtracts logits and their sums are checked
+LOW = -1e20  # logit beside a forced token: guidance subtracts logits, and the sum of all of them must be finite
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class State:
     def start(self, prompt: Prompt) -> Step:
         """Take over the prompt, which fills `cache`; return the step that gives token 0 and the given tokens after."""
         images, device, nodes = len(prompt.mask), prompt.mask.device, self.drafter.max_nodes
-        self.mask = self.cache.tree_mask(self.cache.prefix_scores, nodes)
+        self.mask = self.cache.tree_mask(self.cache.prefix_scores, nodes, hides=self.target.follows_masks)
         self.held.ahead = torch.arange(max(nodes, self.drafter.depth + 1), device=device)
         self.held.slots = self.held.ahead[:nodes] + self.cache.first_stage_slot
         self.statistics = StepSums(images, self.drafter.depth, self.count, device)
@@ -99,7 +99,6 @@ class State:
         # `tokens` has room past the end of the image.
         self.held.tokens = torch.zeros(images, self.count + nodes, dtype=torch.long, device=device)
         self.held.known = torch.zeros(images, dtype=torch.long, device=device)
-        self.held.finite = torch.ones(images, dtype=torch.bool, device=device)
         self.drafter.begin(prompt, self.noise)
         first = self._first(prompt)
         self.drafter.observe(first)
@@ -115,8 +114,8 @@ class State:
         self.watch.lap("propose")
         self.root = self.known - 1  # the number of its token
         places = self.places_of(self.tree, self.root)
-        embedded = self.target.tok_embeddings(self.tree.tokens).repeat_interleave(rows, 0)
-        positions = (places + self.target.config.cls_token_num).repeat_interleave(rows, 0)
+        embedded = by_line(self.target.tok_embeddings(self.tree.tokens), rows)
+        positions = by_line(places + self.target.config.cls_token_num, rows)
         mask = self.mask.update(self.root, self.tree.shape.ancestors)
         slots = self.held.slots[: self.tree.shape.num_nodes].expand(len(positions), -1)
         return Inputs(embedded, positions, mask, self.cache, slots, places, self.drafter.taps)
@@ -185,7 +184,7 @@ class State:
             relaxed=sums.relaxed.float(),
             total_variation=sums.variation.float(),
             total_variation_max=sums.largest,
-            is_finite=self.held.finite.clone(),
+            is_finite=self.held.total.isfinite(),
             latent_distance=sums.distance.float() if sums.has_distance else None,
             excess=sums.excess.float() if sums.is_bounded else None,
             seconds=self.watch.seconds,
@@ -237,7 +236,7 @@ class State:
         verdict = self.verify(DraftTree(node, TreeShape.chain(0, node.device), self.drafter.mode), prompt.logits, node)
         self.tokens[:, :1] = verdict.next_token[:, None]
         self.known.fill_(1)
-        self.held.finite = is_finite(prompt.logits)
+        self.held.total = totals(prompt.logits).float()
         fused = None if prompt.fused is None else prompt.fused[:, :, -1:]
         scores = Scores(prompt.logits, prompt.features[:, :, -1:], fused)
         return Step(0, node[:, 0], torch.ones_like(self.known), self.tokens[:, :1].clone(), scores)
@@ -262,12 +261,12 @@ class State:
         self._left = self.count - kept
 
     def _check(self, logits: Float[Tensor, "b r n v"], verdict: Verdict) -> None:
-        """Note images with a NaN or an infinite number among the logits that a token was sampled from.
+        """Add the logits that a token was sampled from to their sum, which keeps a NaN or an infinite number.
 
         The drafts of a window keep the distributions that they were sampled from for the next step.
         """
         read = logits if verdict.log_q is not None else logits_at(logits, verdict.walked)
-        self.held.finite.logical_and_(is_finite(read))
+        self.held.total.add_(totals(read))
 
 
 @outside_modes

@@ -25,11 +25,11 @@ from lantern.core.types import (
     Target,
     TreeShape,
 )
-from lantern.decoding.cache import by_row
+from lantern.decoding.cache import by_line, by_row
 from lantern.decoding.loop import Inputs, State, begin, run
 from lantern.decoding.prompt import read_tokens
 from lantern.decoding.rows import LogitRows
-from lantern.decoding.statistics import StepSums, is_finite
+from lantern.decoding.statistics import StepSums, totals
 from lantern.verifiers.gumbel import GumbelVerifier
 
 
@@ -67,14 +67,16 @@ class Plain(State):
         cache, images, device, held = self.cache, len(prompt.mask), prompt.mask.device, self.held
         self.statistics = StepSums(images, 0, self.count, device)
         held.tokens = torch.zeros(images, self.count, dtype=torch.long, device=device)
-        held.finite = torch.ones(images, dtype=torch.bool, device=device)
+        held.total = torch.zeros(images, dtype=torch.float32, device=device)
         held.known = torch.zeros(images, dtype=torch.long, device=device)
         held.one = torch.ones_like(held.known)
-        mask = cache.prefix_scores.new_full((images, cache.rows, 1, cache.slots), -torch.inf)
+        hidden = -torch.inf if self.target.follows_masks else 0.0
+        mask = cache.prefix_scores.new_full((images, cache.rows, 1, cache.slots), hidden)
         mask[..., : cache.prefix] = by_row(cache.prefix_scores)
         held.shown = mask.flatten(0, 1)
         scores = Scores(prompt.logits, prompt.features[:, :, -1:])
         first, self.kept = self._sample(scores), 1
+        held.known.fill_(1)
         if self.forced is not None and (kept := self.forced.kept) > 1:
             tokens = self.forced.tokens[:, :kept]
             self.statistics.steps += read_tokens(self.target, cache, tokens[:, :-1])[1]
@@ -82,30 +84,34 @@ class Plain(State):
             held.tokens[:, :kept] = tokens
             held.known, self.kept = held.known + (kept - 1), kept
             first = replace(first, counts=first.counts + (kept - 1), tokens=tokens)
+        held.place = held.known[:1, None] - 1  # of the last token; all images have as many
+        held.slot, held.position = held.place + cache.prefix, held.place + self.target.config.cls_token_num
         return first
 
     def draft(self) -> Inputs:
         """Return the pass that scores the last token of each image."""
-        cache, rows = self.cache, self.cache.rows
-        place = self.known[:, None] - 1
-        slots = (place[:1] + cache.prefix).expand(len(self.held.shown), -1)
-        self.held.shown.index_fill_(-1, slots[0], 0.0)
-        embedded = self.target.tok_embeddings(self.tokens.gather(1, place)).repeat_interleave(rows, 0)
-        positions = (place[:1] + self.target.config.cls_token_num).expand(len(slots), -1)
-        return Inputs(embedded, positions, self.held.shown, cache, slots, place)
+        held, lines = self.held, len(self.held.shown)
+        if self.target.follows_masks:
+            held.shown.index_fill_(-1, held.slot[0], 0.0)
+        place = held.place.expand(len(self.known), -1)
+        embedded = by_line(self.target.tok_embeddings(self.tokens.gather(1, place)), self.cache.rows)
+        slots, positions = held.slot.expand(lines, -1), held.position.expand(lines, -1)
+        return Inputs(embedded, positions, held.shown, self.cache, slots, place)
 
     def finish(self, found: Scores) -> Step:
         """Sample the next token."""
         self.watch.lap("score")
-        return self._sample(self.by_image(found, self.known[:, None]))
+        step = self._sample(self.by_image(found, self.known[:, None]))
+        counters = [self.held.known, self.held.place, self.held.slot, self.held.position]
+        torch._foreach_add_(counters, 1)  # pyright: ignore[reportPrivateImportUsage]
+        return step
 
     def _sample(self, scores: Scores) -> Step:
         place = self.known[:, None]
         token = LogitRows(self.sampling, scores.logits, place, self.noise, self.sampler).sample()
         self.tokens.scatter_(1, place, token)
         start = self.known.clone()
-        self.known.add_(1)
-        self.held.finite.logical_and_(is_finite(scores.logits))
+        self.held.total.add_(totals(scores.logits))
         self.watch.lap("draw")
         return Step(0, start, self.held.one, token, scores)
 

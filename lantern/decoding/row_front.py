@@ -19,7 +19,7 @@ from lantern.decoding.cache import by_row
 from lantern.decoding.loop import State
 from lantern.decoding.plain import NoDrafts
 from lantern.decoding.prompt import read_tokens
-from lantern.decoding.statistics import Readback, StepSums, is_finite
+from lantern.decoding.statistics import Readback, StepSums, totals
 from lantern.verifiers.gumbel import GumbelVerifier
 
 
@@ -122,7 +122,7 @@ class RowFront(State):
         size = (images, layout.tokens + 1, self.target.config.vocab_size)
         self.log_p = torch.zeros(size, dtype=torch.float32, device=device) if self.is_measured else None
         place = torch.zeros_like(self.images)
-        self.held.finite = is_finite(prompt.logits)
+        self.held.total = totals(prompt.logits).float()
         log_p = self.sampling.log_probs(prompt.logits, place)
         self.grid[:, 0] = (log_p + self.noise.gumbel(place)).argmax(-1)
         self.counts[:, 0] = 1
@@ -145,7 +145,7 @@ class RowFront(State):
         is_match = (tokens[..., 1:] == sampled[..., :-1]).cumprod(-1)
         length = torch.minimum(1 + is_match.sum(-1), front.free)
         is_new = self.steps < length[..., None]
-        self.held.finite.logical_and_(is_finite(logits, is_new.flatten(1)))
+        self.held.total.add_(totals(logits, is_new.flatten(1)))
         self._record(torch.where(is_new, front.heads[..., None] + 1 + self.steps, layout.tokens).flatten(1), log_p)
         self._keep(front, length)
         self._write(front, sampled)

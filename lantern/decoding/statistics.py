@@ -71,13 +71,12 @@ class StepSums:
             self.distance.add_(torch.where(is_committed, torch.stack(moved), 0.0).double().sum((0, 2)))
 
 
-def is_finite(logits: Float[Tensor, "b r n v"], where: Bool[Tensor, "b n"] | None = None) -> Bool[Tensor, " b"]:
-    """Return whose logits hold no NaN and nothing infinite, at all nodes or at those of `where`.
+def totals(logits: Float[Tensor, "b r n v"], where: Bool[Tensor, "b n"] | None = None) -> Float[Tensor, " b"]:
+    """Return the sums of each image's logits, at all nodes or at those of `where`.
 
-    Logits are summed, since NaN and infinity carry over to the sum. A sum that overflows counts as infinite.
+    NaN and infinity carry over to the sum, and from there to the sum over all steps.
     """
-    sums = logits.sum((1, 2, 3)) if where is None else torch.where(where, logits.sum((1, 3)), 0.0).sum(1)
-    return sums - sums == 0
+    return logits.sum((1, 2, 3)) if where is None else torch.where(where, logits.sum((1, 3)), 0.0).sum(1)
 
 
 def now(device: torch.device) -> float:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lantern.core.types import Step
-from lantern.decoding.statistics import is_finite
+from lantern.decoding.statistics import totals
 from lantern.methods import METHODS
 from tests.tiny import tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
@@ -20,11 +20,11 @@ WINDOWS = [name for name, method in METHODS.items() if method.made.calls("Coupli
 def test_one_nonfinite_logit_in_either_row_is_detected(value: float, row: int, other: float) -> None:
     """Also beside an infinity in the other guidance row, whose sign may be the opposite."""
     logits = torch.randn(2, 2, 4, 7, generator=torch.Generator().manual_seed(0))
-    assert is_finite(logits).all()
+    assert totals(logits).isfinite().all()
     logits[1, row, 2, 3], logits[1, 1 - row, 2, 3] = value, other
-    assert is_finite(logits).tolist() == [True, False]
+    assert totals(logits).isfinite().tolist() == [True, False]
     others = torch.tensor([True, True, False, True]).expand(2, 4)
-    assert is_finite(logits, others).all() and is_finite(logits, ~others).tolist() == [True, False]
+    assert totals(logits, others).isfinite().all() and totals(logits, ~others).isfinite().tolist() == [True, False]
 
 
 class Spoilt:

@@ -57,7 +57,8 @@ class SmallModel:
         """Keep the committed tokens of a step for the next pass; of given tokens there are several steps before it."""
         if not self._is_read:
             self.read()
-        self._is_read, self.held.waiting, self.held.counts = False, step.tokens, step.counts
+        self._is_read = False
+        self.held.hold(waiting=step.tokens, counts=step.counts)
 
     @property
     def known(self) -> Int[Tensor, " b"]:

@@ -76,7 +76,7 @@ class EagleDrafter(NetworkDrafter):
             self._read_pending()
         read = step.scores.fused if self.taps else step.scores.features
         assert read is not None, "the pass did not record the inputs of the tapped layers"
-        self.held.features, self.held.tokens, self.held.counts = step.of_tokens(read), step.tokens, step.counts
+        self.held.hold(features=step.of_tokens(read), tokens=step.tokens, counts=step.counts)
         self._is_read = False
 
     def propose(self) -> DraftTree:

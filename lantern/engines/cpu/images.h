@@ -39,7 +39,7 @@ struct ImageArgs {
     int64_t *path;               // (nodes): those accepted in the last step, then 0
     int64_t *passes;
     int64_t *accepted, *reached; // (depth)
-    uint8_t *finite;
+    float *total;                // NaN once logits that a token was sampled from were not finite
     // With a relaxation: the distributions of the window's drafts (nodes, vocab), row i that of draft i + 1, null: none;
     // and the settings of `Mixture`. With any relaxation sums over tokens, and what the last step cost along the path
     // (depth + 1).

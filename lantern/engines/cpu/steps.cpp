@@ -218,7 +218,7 @@ struct Stepper {
         for (int i = 0; i < count; i++) {
             node = i ? int(of.path[i - 1]) : 0;
             of.grid[known + i] = of.sampled[node];
-            if (!is_finite(image, node)) *of.finite = 0;
+            if (!is_finite(image, node)) *of.total = NAN;
             if (of.pairs) keep_feature(image, node, known + i, of.pairs + size_t(i) * model.dim);
         }
         if (of.log_q || (of.test && !of.lengths)) charge(image, length);
@@ -256,7 +256,7 @@ struct Stepper {
     void charge(int image, int length) {
         const ImageArgs &of = state.of[image];
         for (int i = 0; i < state.nodes && of.log_q; i++)
-            if (!is_finite(image, i)) *of.finite = 0;
+            if (!is_finite(image, i)) *of.total = NAN;
         for (int i = 0; i <= length && *of.known + i < state.tokens; i++) {
             const Cost &cost = of.costs[i];
             if (i < length) *of.relaxed += cost.relaxed;

@@ -62,7 +62,7 @@ class ImageArgs(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("guidance", "temperature")),
         *((name, ctypes.c_void_p) for name in ("noise", "random", "known", "tree", "parents", "depths", "grid")),
         *((name, ctypes.c_void_p) for name in ("start", "counts", "sampled", "path", "steps", "accepted", "reached")),
-        *((name, ctypes.c_void_p) for name in ("finite", "log_q", "relaxed", "variation", "largest", "costs")),
+        *((name, ctypes.c_void_p) for name in ("total", "log_q", "relaxed", "variation", "largest", "costs")),
         *((name, ctypes.c_void_p) for name in ("pairs", "lengths")),
         *((name, ctypes.c_double) for name in ("delta", "cap")),
         ("test", ctypes.c_void_p),
@@ -196,7 +196,7 @@ class FusedImages:
         self.claims = None if self.rejection is None or script is not None else self.rejection.relaxation
         spent = (sums.relaxed, sums.variation, sums.largest, self.costs)
         # C++ has addresses only
-        counted = (steps, sums.accepted, sums.reached, held.finite)
+        counted = (steps, sums.accepted, sums.reached, held.total)
         self.kept = (table, random, *rows, *counted, log_q, *spent, pairs, lengths)
         self._tests = None
         if self.rejection is not None and self.passes is not None:

@@ -76,12 +76,12 @@ def scale_of(SQUARES, at, is_live, eps, INPUTS: tl.constexpr, PARTS: tl.constexp
 
 
 @kernel
-def enter_kernel(INPUTS, X, SQUARES, rows, live, DIM: tl.constexpr, PART: tl.constexpr, PARTS_SIZE: tl.constexpr):
+def enter_kernel(INPUTS, X, SQUARES, rows, input_line, DIM: tl.constexpr, PART: tl.constexpr, PARTS_SIZE: tl.constexpr):
     """Copy an input to its row, with its sums of squares."""
     line, row = tl.program_id(0), tl.program_id(1)
     part = tl.arange(0, PARTS_SIZE)
     at = part[:, None] * PART + tl.arange(0, PART)[None]
-    x = tl.load(INPUTS + (line * live + row) * DIM + at, mask=at < DIM, other=0.0)
+    x = tl.load(INPUTS + line * input_line + row * DIM + at, mask=at < DIM, other=0.0)
     tl.store(X + (line * rows + row) * DIM + at, x, mask=at < DIM)
     wide = x.to(tl.float32)
     squares = SQUARES + (line * rows + row) * (DIM // PART) + part
@@ -106,6 +106,7 @@ def pair_kernel(
     live,
     lines,
     slots,
+    position_line,
     INPUTS: tl.constexpr,
     PAIRS: tl.constexpr,
     STEP: tl.constexpr,
@@ -154,7 +155,7 @@ def pair_kernel(
     else:
         half: tl.constexpr = WIDTH // 2
         kind, head, place = pair // (HEADS * half), (pair // half) % HEADS, pair % half
-        position = tl.load(POSITIONS + line * live + node, mask=is_live, other=0)
+        position = tl.load(POSITIONS + line * position_line + node, mask=is_live, other=0)
         factors = TABLE + position[:, None] * WIDTH + 2 * place[None]
         turns = kept & (kind < 2)[None]
         cos = tl.load(factors, mask=turns, other=1.0)
@@ -252,10 +253,13 @@ def enter(
     *,
     rows: int,
 ) -> None:
-    """Copy inputs to the first rows of each line, with the sums of squares of their parts."""
+    """Copy inputs to the first rows of each line, with the sums of squares of their parts; lines may share memory."""
     lines, live, dim = inputs.shape
+    assert inputs[0].is_contiguous()
     size = triton.next_power_of_2(-(-dim // OUTPUTS))
-    enter_kernel[(lines, live)](*(inputs, x, squares, rows, live), DIM=dim, PART=OUTPUTS, PARTS_SIZE=size, num_warps=4)
+    enter_kernel[(lines, live)](
+        *(inputs, x, squares, rows, inputs.stride(0)), DIM=dim, PART=OUTPUTS, PARTS_SIZE=size, num_warps=4
+    )
 
 
 def qkv(
@@ -278,7 +282,7 @@ def qkv(
     live, dim = positions.shape[1], x.shape[1]
     _pair(
         *(x, weight, scale, norm, squares, out, rope, positions, slots, cache),
-        *(eps, lines * live, rows, live, lines, count),
+        *(eps, lines * live, rows, live, lines, count, positions.stride(0)),
         pairs=len(weight) // 2,
         step=2,
         apart=1,
@@ -305,7 +309,7 @@ def gate_up(
     lines, hidden, dim = len(x) // rows, len(weight) // 2, x.shape[1]
     _pair(
         *(x, weight, scale, norm, squares, out, x, x, x, x),
-        *(eps, lines * live, rows, live, lines, 0),
+        *(eps, lines * live, rows, live, lines, 0, 0),
         pairs=hidden,
         step=1,
         apart=hidden,

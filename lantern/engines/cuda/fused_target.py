@@ -40,7 +40,6 @@ class FusedPass(KernelPass):
             return super().__call__(
                 inputs, positions, mask, cache=cache, slots=slots, taps=taps, least=least, block=block
             )
-        positions, inputs = positions.contiguous(), inputs.contiguous()
         space = self._space(cache, rows_of(lines, live, least), block)
         space.plan.update(positions, mask, slots[0], conditioning=config.cls_token_num, prefix=cache.prefix)
         squares, own = space.squares, dict[int, Tensor]()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.prepared import original, weights_of
-from lantern.core.types import Step, TreeShape
+from lantern.core.types import Step, TreeShape, copy_all
 from lantern.decoding.loop import State
 from lantern.decoding.rounds import TorchRounds
 
@@ -140,17 +140,26 @@ def most_bytes() -> float:
     return SHARE * torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else float("inf")
 
 
-def copy_of(value: Any) -> Any:
-    """Return a step with its tensors in new memory, since the next replay overwrites them; scores are left out."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, TreeShape) and value.parents.ndim == 1:  # made once
-        return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kept = {
-            field.name: copy_of(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if field.name not in ("scores", "log_q", "samples")
-        }
-        return dataclasses.replace(value, **kept)
-    return value
+def copy_of(step: Step) -> Step:
+    """Return a step with its tensors in new memory, since the next replay overwrites them; scores are left out.
+
+    Tensors of a dtype are copied by one launch.
+    """
+    old, new = list[Tensor](), list[Tensor]()
+
+    def place(value: Any) -> Any:
+        """Return a value with memory for its tensors."""
+        if isinstance(value, Tensor):
+            old.append(value)
+            new.append(torch.empty_like(value))
+            return new[-1]
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+            return value
+        if isinstance(value, TreeShape) and value.parents.ndim == 1:  # made once
+            return value
+        names = {field.name for field in dataclasses.fields(value)} - {"scores", "log_q", "samples"}
+        return dataclasses.replace(value, **{name: place(getattr(value, name)) for name in names})
+
+    made = place(step)
+    copy_all(old, new)
+    return made

@@ -34,6 +34,7 @@ WARPS = 4
 # Numbers on whose value the code of a kernel must not depend: a pass of one node runs the code of a pass of many.
 NUMBERS = (
     *("rows", "live", "lines", "slots", "guided", "blocks", "parts", "prefix", "conditioning", "mask_line", "mask_row"),
+    *("position_line", "input_line"),
     *("count", "nodes", "positions", "width", "top_k", "interval", "places_stride", "place_stride"),
 )
 
@@ -111,9 +112,9 @@ def rotary_kernel(
     SLOTS,
     CACHE,
     rows,
-    live,
     lines,
     slots,
+    position_line,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -133,7 +134,7 @@ def rotary_kernel(
     even = tl.load(source + place, mask=inside, other=0.0)
     odd = tl.load(source + place + APART, mask=inside, other=0.0)
     if kind < GROUP + 1:
-        factors = ROPE + tl.load(POSITIONS + line * live + node) * WIDTH + 2 * pair
+        factors = ROPE + tl.load(POSITIONS + line * position_line + node) * WIDTH + 2 * pair
         cos = tl.load(factors, mask=pair < WIDTH // 2, other=0.0)[None]
         sin = tl.load(factors + 1, mask=pair < WIDTH // 2, other=0.0)[None]
         first, second = even.to(tl.float32), odd.to(tl.float32)
@@ -165,6 +166,7 @@ def plan_kernel(
     prefix,
     mask_line,
     mask_row,
+    position_line,
     BLOCK: tl.constexpr,
     SPAN: tl.constexpr,
     SIZE: tl.constexpr,
@@ -173,18 +175,19 @@ def plan_kernel(
     """Compute one row of `Plan.update`."""
     image, row = tl.program_id(0), tl.program_id(1)
     line = image * guided
-    committed = tl.load(POSITIONS + line * live) - conditioning
+    committed = tl.load(POSITIONS + line * position_line) - conditioning
     full = committed // BLOCK
     if row == 0:
         tl.store(FULL + image, full.to(tl.int32))
-    tl.store(PLACES + image * rows + row, (tl.load(POSITIONS + line * live + row) - conditioning).to(tl.int32))
+    own = tl.load(POSITIONS + line * position_line + row) - conditioning
+    tl.store(PLACES + image * rows + row, own.to(tl.int32))
     columns = tl.arange(0, SPAN)
     places = full * BLOCK + columns
     slot = tl.where(places < committed, places + prefix, -1)
     node = tl.arange(0, NODES)
     staged = tl.load(SLOTS + node, mask=node < live, other=0)
     score = tl.load(MASK + line * mask_line + row * mask_row + staged, mask=node < live, other=float("-inf"))
-    place = tl.load(POSITIONS + line * live + node, mask=node < live, other=0) - conditioning
+    place = tl.load(POSITIONS + line * position_line + node, mask=node < live, other=0) - conditioning
     seen = places[:, None] == tl.where(score == 0.0, place, -1)[None]
     found = tl.max(tl.where(seen, staged[None], -1), 1)
     slot = tl.where(found >= 0, found, slot)  # pyright: ignore[reportOperatorIssue]
@@ -526,7 +529,7 @@ def rotate_and_store(
     lines, heads, count, width = cache.shape[1:]
     group = qkv.shape[1] // (heads * width) - 2
     rotary_kernel[(lines, positions.shape[1], group + 2)](
-        *(qkv, rope, positions, slots, cache, rows, positions.shape[1], lines, count),
+        *(qkv, rope, positions, slots, cache, rows, lines, count, positions.stride(0)),
         HEADS=heads,
         GROUP=group,
         WIDTH=width,
@@ -585,12 +588,13 @@ class Plan:
         Node j is an ancestor of node i, or i itself, if the mask is 0 at its slot. `mask[l, i, :prefix]` are the scores
         of the prompt. Rows of an image see the same.
         """
-        assert mask.stride(2) == 1 and positions.is_contiguous() and slots.is_contiguous()
+        assert mask.stride(2) == 1 and positions[0].is_contiguous() and slots.is_contiguous()
         self.live = positions.shape[1]
         size = self.table.shape[2]
         plan_kernel[(self.images, self.live)](
             *(positions, mask, slots, self.table, self.places, self.full),
-            *(self.rows, self.live, self.guided, conditioning, prefix, mask.stride(0), mask.stride(1)),
+            *(self.rows, self.live, self.guided, conditioning, prefix),
+            *(mask.stride(0), mask.stride(1), positions.stride(0)),
             BLOCK=self.block,
             SPAN=triton.next_power_of_2(size),
             SIZE=size,

@@ -171,7 +171,6 @@ class KernelPass:
         `least` are the rows of `rows_of`, `block` the positions of a block of keys.
         """
         config, (lines, live) = self.config, inputs.shape[:2]
-        positions = positions.contiguous()
         space = self._space(cache, rows_of(lines, live, least), block)
         how: dict[str, int] = {"rows": space.rows, "live": live}
         space.plan.update(positions, mask, slots[0], conditioning=config.cls_token_num, prefix=cache.prefix)

@@ -2,7 +2,7 @@
 
 On a GPU launches take most of the time of a small pass, and a kernel that loads during a capture would break it.
 Launches are Triton kernels and operations of torch that are neither views nor allocations. An operation counts as one,
-though a few (topk, sort) are several kernels.
+though a few (topk, sort, copies of several dtypes) are several kernels.
 """
 
 import inspect
@@ -101,12 +101,12 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        ("plain", 236),
-        pytest.param("eagle1", 295, marks=SLOW),
-        pytest.param("eagle1-rejection", 297, marks=SLOW),
-        ("lantern++", 297),
-        pytest.param("lantern++-paper", 333, marks=SLOW),
-        ("gumbel-jacobi", 265),
+        ("plain", 228),
+        pytest.param("eagle1", 287, marks=SLOW),
+        pytest.param("eagle1-rejection", 289, marks=SLOW),
+        ("lantern++", 289),
+        pytest.param("lantern++-paper", 325, marks=SLOW),
+        ("gumbel-jacobi", 259),
     ],
 )
 def test_a_round_has_few_launches(name: str, most: int, launched: list[Any]) -> None:
