@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+import torch
+
+from lantern.eval.intervals import mean_estimate
 from lantern.eval.json_lines import Line
 from lantern.eval.speed import contenders
 from lantern.eval.speed import race as racing
@@ -49,6 +52,7 @@ class BenchOptions:
     seed: int = 0
     device: str = "auto"
     is_quiet: bool = False
+    rounding: bool = False
 
 
 def measure(options: BenchOptions) -> dict[str, Any]:
@@ -83,6 +87,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
             "contenders": [contender_figures(one, lines, batch, copy_gbps, rows) for one in field],
             "results": racing.results(field, lines, batch),
             "identity": list(identities(field, lines, batch)),
+            "rounding": list(rounding(field, lines, jobs)) if options.rounding else [],
             "phases": [] if stop else list(racing.phases(racing.best_of_labels(field, lines), jobs[0])),
         }
         races.append(of_race)
@@ -185,6 +190,32 @@ def identities(field: Sequence[Contender], lines: Sequence[Line], batch: int) ->
             }
 
 
+@torch.no_grad()
+def rounding(
+    field: Sequence[Contender], lines: Sequence[Line], jobs: Sequence[RoundImages]
+) -> Iterator[dict[str, Any]]:
+    """Yield how far each variant moves the distributions of tokens from those of the first, for JSON.
+
+    Each reads the images of the first variant's plain decoding. Figures are means over the tokens of an image: the
+    total variation, with a 95 % interval over images, and how often the most likely token is the same.
+    """
+    first, *others = (one for one in field if one.is_plain)
+    found: dict[str, list[tuple[float, float]]] = {str(one.variant): [] for one in others}
+    for number, line in racing.rounds_of(lines, first.name).items():
+        tokens = racing.unpack([image["tokens"] for image in line["images"]]).to(first.device)
+        right = first.log_probs(jobs[number], tokens)
+        for one in others:
+            log_p = one.log_probs(jobs[number], tokens)
+            variation = (log_p.exp() - right.exp()).abs().sum(-1).mean(1) / 2
+            is_same = (log_p.argmax(-1) == right.argmax(-1)).double().mean(1)
+            found[str(one.variant)] += zip(variation.tolist(), is_same.tolist(), strict=True)
+    for name, pairs in found.items():
+        moved, same = torch.tensor(pairs, dtype=torch.float64).unbind(1)
+        mean = mean_estimate(moved, seed=0)
+        ends = {"interval_95": [rounded(mean.low), rounded(mean.high)], "same_best": rounded(float(same.mean()))}
+        yield {"variant": name, "from": str(first.variant), "total_variation": rounded(mean.value), **ends}
+
+
 def broken_promises(races: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return one line for each exact method whose tokens differ from plain decoding's where they must not."""
     return [
@@ -245,6 +276,10 @@ def _races(figures: Mapping[str, Any]) -> Iterator[str]:
             differing = one["differing_images"]
             what, of = ("tokens differ", f"{differing} of ") if differing else ("no token differs", "")
             yield f"  {one['method']} as {one['variant']}: {what} from plain decoding in {of}{one['images']} images"
+        for one in of_batch["rounding"]:
+            low, high = one["interval_95"]
+            moved = f"total variation {one['total_variation']:.4f} ({low:.4f} to {high:.4f}) a token from {one['from']}"
+            yield f"  {one['variant']}: {moved}, the same best token in {one['same_best']:.1%}"
         yield from _phases(of_batch)
 
 

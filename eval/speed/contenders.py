@@ -10,10 +10,13 @@ from io import StringIO
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation
+from lantern.decoding.prompt import prefill, read_tokens
 from lantern.engines.engine import EAGER, VARIANTS, AutoEngine, Engine, Weights
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.choice import choose_method
@@ -29,9 +32,9 @@ PROMPTS = (
 
 
 def kinds_of(device: torch.device) -> tuple[str, ...]:
-    """Return all kinds that run on a device."""
+    """Return all kinds that run on a device, with keys and values in full."""
     absent = "cpu" if device.type == "cuda" else "graph"
-    return tuple(kind for kind in VARIANTS if absent not in kind)
+    return tuple(kind for kind in VARIANTS if absent not in kind and "fp8" not in kind)
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Variant:
         """Return the variant of an engine; ValueError for 4-bit weights."""
         if engine.weights == "int4":
             raise ValueError("methods are not measured with 4-bit weights: give another engine")
-        return cls(engine.name + ("+int8" if engine.weights == "int8" else ""), dtype)
+        return cls(engine.name + ("+int8" if engine.weights == "int8" else "+fp8" if engine.is_fp8 else ""), dtype)
 
     def resolved(self, stable: "Stable") -> "Variant":
         """Return the variant with the engine that "auto" stands for on this machine."""
@@ -61,8 +64,8 @@ class Variant:
 
     def engine(self) -> Engine:
         """The engine of this variant."""
-        name, _, weights = self.kind.partition("+")
-        return make_engine(name, weights=weights or "full")
+        name, _, rounded = self.kind.partition("+")
+        return make_engine(name, **{{"int8": "weights", "fp8": "kv_cache"}[rounded]: rounded} if rounded else {})
 
 
 class Stable:
@@ -142,6 +145,15 @@ class Contender:
     def decode(self, job: "RoundImages", **watching: Any) -> Generation:
         """Decode the images of a job, prefill included; `watching` is passed to `Decoder.generate`."""
         return self.parts.generate(job.condition, keys=job.keys, prompts=None, **watching)
+
+    def log_probs(self, job: "RoundImages", tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b m v"]:
+        """Return the target's fp64 log-probabilities of each token but the first of the images of a job."""
+        parts, target, engine = self.parts, self.parts.target, self.parts.engine
+        rows, how = parts.sampling.rows, {"reproducible": engine.is_wide, "is_fp8": engine.is_fp8}
+        _, cache = prefill(target, job.condition.to(self.device), rows, stage=0, **how)
+        logits = target.head(read_tokens(target, cache, tokens[:, :-1])[0].features)
+        places = torch.arange(1, tokens.shape[1], device=self.device).expand(len(tokens), -1)
+        return parts.sampling.log_probs(logits.float(), places).double()
 
 
 @dataclass(frozen=True)

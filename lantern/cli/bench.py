@@ -14,7 +14,7 @@ from lantern.cli.options import DTYPES, MAX_SEED, MODEL, MODEL_HELP, VARIANT, Di
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 METHODS_HELP = 'such as eagle1 "lantern++:k=5,lambda_=1.5"; default: auto and the model\'s default'
 DRAFTER_HELP = 'methods to measure, such as eagle1 (default), parallelspec or "lantern++:drafts=parallelspec"'
-VARIANTS_HELP = "how methods run, of eager, cpu, graph, each also +int8 (default those of --baseline, else all)"
+VARIANTS_HELP = "how methods run, of eager, cpu, graph, also +int8, eager and graph +fp8 (default those of --baseline)"
 BASELINE_HELP = "how plain decoding runs beside --variants; the fastest is the baseline (default: in all ways)"
 
 
@@ -43,6 +43,7 @@ def bench(
     variants: list[str] | None = opt(None, VARIANTS_HELP, type=VARIANT),
     baseline: list[str] | None = opt(None, BASELINE_HELP, type=VARIANT),
     seed: int = opt(0, "seed of the noise (default 0)", 0, MAX_SEED),
+    rounding: bool = opt(False, "also measure how far dtypes, int8 and fp8 move the distributions of tokens"),
     json: bool = opt(False, "one JSON line on stdout, the table on stderr"),
     out: Path | None = opt(None, "write the JSON line to a file as well", metavar="FILE"),
     *,
@@ -56,6 +57,7 @@ def bench(
     After a signal the table and the JSON line are those of the whole rounds before.
     """
     is_shape, model_only = bool(of_shape.shape), {"methods": of_model.methods, "prompts_file": of_model.prompts_file}
+    model_only |= {"rounding": rounding or None}
     for name, value in {**model_only, **vars(distribution)}.items() if is_shape else vars(of_shape).items():
         if value is not None:
             other = "a model, not of --shape" if is_shape else "--shape, which is missing"
@@ -77,7 +79,7 @@ def bench(
     else:
         prompts = None if of_model.prompts_file is None else read_prompts(of_model.prompts_file)
         chosen |= {"model": of_model.model, "methods": of_model.methods, "prompts": prompts, "batches": batch}
-        chosen |= {"sampling": distribution.given(), "seed": seed}
+        chosen |= {"sampling": distribution.given(), "seed": seed, "rounding": rounding}
     given = {name: value for name, value in chosen.items() if value}  # others have the defaults of the measurement
     given |= {"images": images, "device": machine.device, "is_quiet": machine.quiet}
     runs: list[Callable[[], dict[str, Any]]] = [

@@ -13,7 +13,7 @@ from lantern.eval.json_lines import Line
 from lantern.eval.speed import bench as speed
 from lantern.eval.speed.bench import WIDTH, BenchOptions, render
 from lantern.eval.speed.contenders import PROMPTS, Contender, RoundImages, Stable, Variant, built, jobs_of, kinds_of
-from lantern.eval.speed.race import pack, pass_seconds, results
+from lantern.eval.speed.race import pack, pass_seconds, results, take, unpack
 from lantern.eval.speed.surroundings import commit, surroundings
 from lantern.generation import choice
 from lantern.models.folder import Model
@@ -135,6 +135,37 @@ def test_slow_variants_that_nobody_asked_for_are_left_out(
     assert [one.variant.kind for one in field if one.is_plain] == left
     assert [one.variant.kind for one in field if not one.is_plain] == (list(asked) or left)
     assert [one["variant"] for one in found] == [f"{kind} fp32" for kind in slow]
+
+
+def test_rounding_is_measured_along_the_first_variants_images(model: Model) -> None:
+    """By hand: decoding the same tokens again gives the logits that each was sampled from."""
+    stable, jobs = Stable(model), jobs_of(model, PROMPTS, rounds=2, batch=2, seed=0)
+    variants = [Variant(kind, dtype) for kind, dtype in (("eager", "fp32"), ("eager", "bf16"), ("eager+fp8", "fp32"))]
+    build = built(model.sampling(temperature=1.0))
+    field = [Contender("plain", one, build("plain", stable.model(one))) for one in variants]
+    lines = [take(one, number, job) for number, job in enumerate(jobs) for one in field[:1]]
+    found = list(speed.rounding(field, lines, jobs))
+    assert [(one["variant"], one["from"]) for one in found] == [(str(one), "eager fp32") for one in variants[1:]]
+    for one, moved in zip(field[1:], found, strict=True):
+        assert 0 < moved["interval_95"][0] < moved["total_variation"] < moved["interval_95"][1] < 0.5
+        variations = []
+        for job, line in zip(jobs, lines, strict=True):
+            tokens = unpack([image["tokens"] for image in line["images"]])
+            sides = [decoded_log_probs(side, job, tokens) for side in (field[0], one)]
+            variations.append((sides[0].exp() - sides[1].exp()).abs().sum(-1).mean() / 2)
+        assert moved["total_variation"] == pytest.approx(float(torch.stack(variations).mean()), rel=2e-3)
+
+
+def decoded_log_probs(one: Contender, job: RoundImages, tokens: torch.Tensor) -> torch.Tensor:
+    """The log-probabilities of each token but the first, from passes over one token each."""
+    parts, found = one.parts, list[torch.Tensor]()
+    state = parts.begin(job.condition, keys=job.keys)
+    for place in range(1, tokens.shape[1]):
+        state.tokens[:, :place] = tokens[:, :place]
+        state.take()
+        places = torch.full((len(tokens), 1), place)
+        found.append(parts.sampling.log_probs(state.step.scores.logits, places).double())
+    return torch.cat(found, 1)
 
 
 def test_all_contenders_make_the_pictures_of_a_round_and_a_pass_is_timed(model: Model) -> None:
