@@ -149,8 +149,8 @@ class Contender:
     def log_probs(self, job: "RoundImages", tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b m v"]:
         """Return the target's fp64 log-probabilities of each token but the first of the images of a job."""
         parts, target, engine = self.parts, self.parts.target, self.parts.engine
-        rows, how = parts.sampling.rows, {"reproducible": engine.is_wide, "is_fp8": engine.is_fp8}
-        _, cache = prefill(target, job.condition.to(self.device), rows, stage=0, **how)
+        how: dict[str, Any] = {"reproducible": engine.is_wide, "is_fp8": engine.is_fp8}
+        _, cache = prefill(target, job.condition.to(self.device), parts.sampling.rows, stage=0, **how)
         logits = target.head(read_tokens(target, cache, tokens[:, :-1])[0].features)
         places = torch.arange(1, tokens.shape[1], device=self.device).expand(len(tokens), -1)
         return parts.sampling.log_probs(logits.float(), places).double()
