@@ -88,10 +88,12 @@ def test_a_list_of_one_image_and_other_formats_are_read(served: Served, model: M
 
 
 def test_an_edit_is_streamed_with_its_partial_images(served: Served, model: Model, tmp_path: Path) -> None:
-    fields: dict[str, Any] = {"size": "8x8", "partial_images": 1, "extra_body": {"seed": 5, "method": "plain"}}
-    events: list[Any] = list(served.client.images.edit(prompt=PROMPT, image=png(ONE), stream=True, **fields))
-    assert [event.type for event in events] == ["image_edit.partial_image", "image_edit.completed"]
-    assert same(events[1].b64_json, expected(model, tmp_path, ONE))
+    """Of three partial images the first two are one: half of the image is kept."""
+    fields: dict[str, Any] = {"size": "8x8", "partial_images": 3, "extra_body": {"seed": 5, "method": "plain"}}
+    events: list[Any] = list(served.client.images.edit(prompt=PROMPT, image=png(BELOW), stream=True, **fields))
+    assert [event.type for event in events] == ["image_edit.partial_image"] * 2 + ["image_edit.completed"]
+    assert [event.partial_image_index for event in events[:2]] == [0, 1]
+    assert same(events[2].b64_json, expected(model, tmp_path, BELOW))
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,7 @@ def test_formats_and_sizes(served: Served) -> None:
         ({"guidance": 2, "guidance_scale": 3}, "guidance", "are one setting"),
         ({"seed": -1}, "seed", "greater than or equal to 0"),
         ({"background": "transparent"}, "background", "'auto' or 'opaque'"),
+        ({"output_compression": 50}, "output_compression", "for jpeg and webp"),
     ],
     ids=str,
 )

@@ -145,6 +145,9 @@ class Call:
         requested, sampling = service.requested(body)
         size, self.scale = service.size_of(body.size)
         self.form = body.output_format or "png"
+        if self.form == "png" and body.output_compression not in (None, 100):
+            message = "output_compression is for jpeg and webp, output_format is png"
+            raise RefusedError(400, message, param="output_compression")
         # fields that answers and events share
         self.about = {"size": size, "quality": "auto", "background": "opaque", "output_format": self.form}
         partials = (body.partial_images or 0) if body.stream else 0

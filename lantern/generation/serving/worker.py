@@ -285,7 +285,7 @@ class Row:
 
     def __init__(self, job: Job, generator: Generator, request: Request) -> None:
         self.job, self.generator, self.request, begun = job, generator, request, time.perf_counter()
-        self._tokens, self._sent = generator.model.target.config.block_size, 0
+        self._tokens, self._due, self._partials = generator.model.target.config.block_size, 0, 0
         self.state = generator.begin(request)
         self.send_partial()
         self.seconds = {"prompt": time.perf_counter() - begun, "decode": 0.0}
@@ -296,9 +296,10 @@ class Row:
             return
         known = int(self.state.known[0])  # sync
         due = min(known * (self.job.partials + 1) // self._tokens, self.job.partials)
-        if self._sent < due:
-            self._sent, tokens = due, self.state.tokens[0, : self._tokens]
-            self.job.send("partial", self.generator.partial_pixels(tokens, known), due - 1)
+        if self._due < due:
+            tokens = self.state.tokens[0, : self._tokens]
+            self.job.send("partial", self.generator.partial_pixels(tokens, known), self._partials)
+            self._due, self._partials = due, self._partials + 1
 
     def picture(self, together: int) -> Picture:
         """Decode the tokens to pixels; `together` is the largest number of images decoded together."""
