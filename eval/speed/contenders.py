@@ -17,7 +17,7 @@ from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation
 from lantern.decoding.prompt import prefill, read_tokens
-from lantern.engines.engine import EAGER, VARIANTS, AutoEngine, Engine, Weights
+from lantern.engines.engine import EAGER, OTHER_VARIANTS, VARIANTS, AutoEngine, Engine, Weights
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.choice import choose_method
 from lantern.generation.generator import Decoder, Generator
@@ -32,14 +32,14 @@ PROMPTS = (
 
 
 def kinds_of(device: torch.device) -> tuple[str, ...]:
-    """Return all kinds that run on a device, with keys and values in full."""
+    """Return the kinds of VARIANTS that run on a device."""
     absent = "cpu" if device.type == "cuda" else "graph"
-    return tuple(kind for kind in VARIANTS if absent not in kind and "fp8" not in kind)
+    return tuple(kind for kind in VARIANTS if absent not in kind)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A kind of engine, of `lantern.engines.engine.VARIANTS`, in a dtype of `lantern.models.folder.DTYPES`."""
+    """A kind of engine, of VARIANTS or OTHER_VARIANTS, in a dtype of `lantern.models.folder.DTYPES`."""
 
     kind: str
     dtype: str
@@ -65,7 +65,8 @@ class Variant:
     def engine(self) -> Engine:
         """The engine of this variant."""
         name, _, rounded = self.kind.partition("+")
-        return make_engine(name, **{{"int8": "weights", "fp8": "kv_cache"}[rounded]: rounded} if rounded else {})
+        setting = "kv_cache" if rounded == "fp8" else "weights"
+        return make_engine(name, **({setting: rounded} if rounded else {}))
 
 
 class Stable:
@@ -180,10 +181,10 @@ def built(sampling: Sampling, batch: int = 1) -> Build:
 def entries_of(labels: Sequence[str], kinds: Collection[str], dtypes: Sequence[str]) -> list[tuple[str, Variant]]:
     """Return methods in these kinds, in the order of VARIANTS, for each dtype; of "eager+int8" only plain decoding.
 
-    Its kernels compute one row at a time: their cost grows with the number of nodes.
+    Its kernels compute one row at a time: their cost grows with the number of nodes. So do those of int4.
     """
-    variants = [Variant(kind, dtype) for dtype in dtypes for kind in VARIANTS if kind in kinds]
-    return [(label, one) for label in labels for one in variants if label == PLAIN or one.kind != "eager+int8"]
+    variants = [Variant(kind, dtype) for dtype in dtypes for kind in (*VARIANTS, *OTHER_VARIANTS) if kind in kinds]
+    return [(label, one) for label in labels for one in variants if label == PLAIN or "eager+int" not in one.kind]
 
 
 def entered(

@@ -14,7 +14,7 @@ from lantern.cli.options import DTYPES, MAX_SEED, MODEL, MODEL_HELP, VARIANT, Di
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 METHODS_HELP = 'such as eagle1 "lantern++:k=5,lambda_=1.5"; default: auto and the model\'s default'
 DRAFTER_HELP = 'methods to measure, such as eagle1 (default), parallelspec or "lantern++:drafts=parallelspec"'
-VARIANTS_HELP = "how methods run, of eager, cpu, graph, also +int8, eager and graph +fp8 (default those of --baseline)"
+VARIANTS_HELP = "how methods run, of eager, cpu, graph, each also +int8, eager also +int4 (default those of --baseline)"
 BASELINE_HELP = "how plain decoding runs beside --variants; the fastest is the baseline (default: in all ways)"
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import Group, OneOf, opt
-from lantern.engines.engine import ENGINES, KV_CACHES, VARIANTS, WEIGHTS, Engine, engine
+from lantern.engines.engine import ENGINES, KV_CACHES, OTHER_VARIANTS, VARIANTS, WEIGHTS, Engine, engine
 from lantern.methods import METHODS
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ MODEL = "lantern-emoji"
 MODEL_HELP = "name, folder or hub id"
 MAX_SEED = 2**63 - 1
 DTYPES = ("fp32", "bf16", "fp16")
-VARIANT = OneOf(VARIANTS)
+VARIANT = OneOf((*VARIANTS, *OTHER_VARIANTS))
 METHOD = OneOf(list(METHODS), "a method that `lantern methods` lists")
 ENGINE_HELP = (
     "how steps are run: eager (by torch), wide (attention in fp64: rounds the same in any tree), graph (one CUDA "

@@ -22,8 +22,10 @@ ENGINES = {
     "graph": "lantern.engines.cuda.engine:GraphEngine",
     "cpu": "lantern.engines.cpu.engine:CpuEngine",
 }
-# in which a measurement runs methods: engines, also with int8 weights, or keys and values in fp8
-VARIANTS = ("eager", "cpu", "cpu+int8", "graph", "graph+int8", "eager+int8", "eager+fp8", "graph+fp8")
+# in which a measurement runs methods: engines, also with int8 weights
+VARIANTS = ("eager", "cpu", "cpu+int8", "graph", "graph+int8", "eager+int8")
+# only where they are asked for: with keys and values in fp8, or int4 weights
+OTHER_VARIANTS = ("eager+fp8", "graph+fp8", "eager+int4")
 # Most tokens of a pass of the engine `wide`: linears were measured to round in the same way up to it.
 MOST_WIDE = 16
 
