@@ -148,6 +148,12 @@ def check_parts(target: Any, drafter: Any, model_name: str) -> None:
 OWN: dict[str, type[Component]] = {"transformer": LanternTransformer, "vqvae": LanternVQ, "drafter": LanternDrafter}
 
 
+def rounded_engine(engine: Engine | str, weights: str | None, kv_cache: str | None) -> Engine:
+    """Return an engine with weights and cache of these kinds (None: its own); ValueError for unknown ones."""
+    given: dict[str, Any] = {"weights": weights, "kv_cache": kv_cache}
+    return replace(make_engine(engine), **{name: value for name, value in given.items() if value is not None})
+
+
 @dataclass
 class LanternOutput(BaseOutput):
     """Pictures in the requested form, their token grids `(b rows columns)`, and statistics of each."""
@@ -208,16 +214,16 @@ class LanternPipeline(DiffusionPipeline):
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> "LanternPipeline":
         """Load by name ("lantern-emoji"), folder or hub id; in fp32 unless `dtype` (or `torch_dtype`) is given.
 
-        `engine` and `weights` ("full", "int8" or "int4") set `pipe.engine`; ValueError for names that there are not.
+        `engine`, `weights` ("full", "int8" or "int4") and `kv_cache` ("full" or "fp8") set `pipe.engine`; ValueError for
+        names that there are not.
         A folder of transformers takes `size`, (height, width) in pixels, if its model makes images of several.
         `variant` and `device_map` of diffusers are refused: there is one file of weights, and `to` moves the pipeline.
         """
         for option, instead in INSTEAD.items():
             if options.get(option) is not None:
                 raise ValueError(f"{option} is {options[option]!r:.40}, which lantern does not have: {instead}")
-        engine, weights = options.pop("engine", "auto"), options.pop("weights", None)
-        engine = engine if weights is None else replace(make_engine(engine), weights=weights)
-        make_engine(engine)  # refused before anything is loaded
+        rounding = [options.pop(name, None) for name in ("weights", "kv_cache")]
+        engine = rounded_engine(options.pop("engine", "auto"), *rounding)  # refused before anything is loaded
         name = pretrained_model_name_or_path
         hub = {option: options.pop(option) for option in HUB_OPTIONS if option in options}
         folder = resolve_model(name, **hub)
@@ -463,6 +469,7 @@ class LanternPipeline(DiffusionPipeline):
         negative_prompt_attention_mask: Tensor | None = None,
         engine: Engine | str | None = None,
         weights: str | None = None,
+        kv_cache: str | None = None,
         init_image: Any = None,
         keep_rows: int | None = None,
         mask_image: Any = None,
@@ -490,7 +497,8 @@ class LanternPipeline(DiffusionPipeline):
         `prompt_embeds` (b slots channels) and `prompt_attention_mask` (b slots), as `encode_prompt` returns them, take
         the place of prompts. `negative_prompt`, a text or one for each prompt, takes the place of the model's
         unconditional caption in guidance; an empty one is that caption. `negative_prompt_embeds` are its embeddings.
-        `engine` and `weights` replace `pipe.engine` and its weights ("full", "int8", "int4") for this call.
+        `engine`, `weights` ("full", "int8", "int4") and `kv_cache` ("full", "fp8") replace `pipe.engine` and its own for
+        this call.
 
         `init_image`, a PIL image or a file of the raw size, gives the tokens of the first `keep_rows` rows, or those
         that `mask_image`, white where tokens are generated, does not cover (`generation.init_image`).
@@ -501,8 +509,7 @@ class LanternPipeline(DiffusionPipeline):
         scale = self._scale(scale, resample, height, width)
         callback, names = callback_on_step_end, callback_on_step_end_tensor_inputs
         check_call(output_type, callback, names, num_images_per_prompt, batch_size)
-        engine = make_engine(self.engine if engine is None else engine)
-        model = self._model(engine if weights is None else replace(engine, weights=weights))
+        model = self._model(rounded_engine(self.engine if engine is None else engine, weights, kv_cache))
         filters = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
         sampling = model.sampling(guidance=guidance_scale, guidance_interval=guidance_interval, **filters)
         requested = requests_of_call(

@@ -126,6 +126,7 @@ VALUES: list[tuple[dict[str, Any], str]] = [
     (masked(True, True, True), "mask of prompt_embeds is [1, 3], wanted [1, 2]"),
     ({"engine": "gpu"}, "engine is 'gpu', expected one of auto, eager"),
     ({"weights": "int3"}, "weights is 'int3', expected one of full, int8, int4"),
+    ({"kv_cache": "int8"}, "kv_cache is 'int8', expected one of full, fp8"),
     ({"negative_prompt": "blue", "guidance_scale": 1}, "negative_prompt has no effect without guidance"),
     ({"negative_prompt": ["a", "b"]}, "got 2 negative prompts for 1 images"),
     ({"prompt": ["a cat", "a dog"], "negative_prompt": ["blue", ""]}, "negative_prompt is empty for some prompts"),
@@ -208,6 +209,8 @@ def test_engine_and_weights_are_those_of_the_call(pipe: LanternPipeline, folder:
     assert torch.equal(tokens(given, guidance_scale=1, weights="full"), full)
     assert torch.equal(tokens(pipe, guidance_scale=1, engine=EagerEngine(weights="int8")), eight)
     assert "engine is 'x'" in refused(LanternPipeline.from_pretrained, folder, engine="x")
+    assert LanternPipeline.from_pretrained(folder, engine="eager", kv_cache="fp8").engine == EagerEngine(kv_cache="fp8")
+    assert "a KV cache in fp8 was given" in refused(pipe, "a red apple", engine="wide", kv_cache="fp8")
 
 
 @pytest.mark.parametrize("name", ["enable_model_cpu_offload", "enable_sequential_cpu_offload"])
