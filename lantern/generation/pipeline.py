@@ -214,7 +214,7 @@ class LanternPipeline(DiffusionPipeline):
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> "LanternPipeline":
         """Load by name ("lantern-emoji"), folder or hub id; in fp32 unless `dtype` (or `torch_dtype`) is given.
 
-        `engine`, `weights` ("full", "int8" or "int4") and `kv_cache` ("full" or "fp8") set `pipe.engine`; ValueError for
+        `engine`, `weights` ("full", "int8", "int4") and `kv_cache` ("full", "fp8") set `pipe.engine`; ValueError for
         names that there are not.
         A folder of transformers takes `size`, (height, width) in pixels, if its model makes images of several.
         `variant` and `device_map` of diffusers are refused: there is one file of weights, and `to` moves the pipeline.
@@ -497,8 +497,8 @@ class LanternPipeline(DiffusionPipeline):
         `prompt_embeds` (b slots channels) and `prompt_attention_mask` (b slots), as `encode_prompt` returns them, take
         the place of prompts. `negative_prompt`, a text or one for each prompt, takes the place of the model's
         unconditional caption in guidance; an empty one is that caption. `negative_prompt_embeds` are its embeddings.
-        `engine`, `weights` ("full", "int8", "int4") and `kv_cache` ("full", "fp8") replace `pipe.engine` and its own for
-        this call.
+        `engine`, `weights` ("full", "int8", "int4") and `kv_cache` ("full", "fp8") take the place of `pipe.engine` and
+        its own in this call.
 
         `init_image`, a PIL image or a file of the raw size, gives the tokens of the first `keep_rows` rows, or those
         that `mask_image`, white where tokens are generated, does not cover (`generation.init_image`).
