@@ -7,8 +7,8 @@ OUT/row.json                            protocol, choices, fingerprint, machine,
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from lantern.core.config import build_config, read_json_object
 from lantern.core.io import sha256_of, write_json
 from lantern.core.places import EMBEDDED_MODEL, resolve_model
 from lantern.core.ray_cluster import check_ray
+from lantern.core.types import Callback
 from lantern.engines.engine import AutoEngine, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.eval.metrics import quality
-from lantern.eval.protocols.generation import Entry, Shard, finished, picture_path, produce
+from lantern.eval.protocols.generation import Entry, Shard, Shield, finished, picture_path, produce
 from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol, resizing
 from lantern.eval.protocols.ray_job import RayJob, produce_on_ray
 from lantern.eval.speed.surroundings import file_hashes, installed, surroundings
@@ -191,9 +192,7 @@ def prepare(row: TableRow) -> ResolvedRow:
     return ResolvedRow(row, protocol, metrics, requested, recipe, before)
 
 
-def make(
-    task: ResolvedRow, *, shield: Callable[[], AbstractContextManager[Any]] = nullcontext, callback: Any = None
-) -> int:
+def make(task: ResolvedRow, *, shield: Shield = nullcontext, callback: Callback | None = None) -> int:
     """Write the missing images, in this process or on Ray; return their number."""
     row, how = task.row, {"batch": task.row.batch, "is_quiet": task.row.is_quiet}
     if row.ray is not None:
