@@ -16,14 +16,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 import lantern
-from lantern.core.config import hint_for, install_hint, one_line
+from lantern.core.config import hint_for, install_hint, installed, one_line
 from lantern.eval.intervals import DRAWS, Estimate, mean_estimate
 from lantern.eval.metrics import clip_score, distances
 from lantern.eval.metrics.judges import NETWORKS, Judge, Seen, check_pairs, extract, load_judges, load_pairs, weights_of
 from lantern.eval.metrics.moments import Moments, Reference, open_reference
 from lantern.eval.metrics.pictures import Change
 from lantern.eval.metrics.weights import Found, find_weights
-from lantern.eval.speed.surroundings import installed
 from lantern.training.data import is_prepared
 
 FEW = 2048  # dimension of Inception's features: with fewer pictures FID's covariance is singular

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import lantern
-from lantern.core.config import build_config, read_json_object
+from lantern.core.config import build_config, installed, read_json_object
 from lantern.core.io import sha256_of, write_json
 from lantern.core.places import EMBEDDED_MODEL, resolve_model
 from lantern.core.ray_cluster import check_ray
@@ -27,7 +27,7 @@ from lantern.eval.metrics import quality
 from lantern.eval.protocols.generation import Entry, Shard, Shield, finished, picture_path, produce
 from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol, resizing
 from lantern.eval.protocols.ray_job import RayJob, produce_on_ray
-from lantern.eval.speed.surroundings import file_hashes, installed, surroundings
+from lantern.eval.speed.surroundings import file_hashes, surroundings
 from lantern.generation.choice import choose_method
 from lantern.generation.generator import Generator
 from lantern.generation.images import totals
