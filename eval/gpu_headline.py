@@ -29,10 +29,11 @@ from torch import Tensor
 
 from lantern.cli.command import DONE, FAILED, OneOf, command, opt, run_command
 from lantern.core.config import KvCache, read_json_object
-from lantern.core.io import write_json
+from lantern.core.io import NoInitialisation, write_json
 from lantern.core.prepared import original
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
+from lantern.decoding.statistics import run_times
 from lantern.engines.chain import passes_of
 from lantern.engines.cuda.engine import PRODUCTS, GraphEngine
 from lantern.engines.cuda.graphs import forget_all
@@ -75,12 +76,9 @@ def random_janus(width: int, inner: int, layers: int, heads: int, device: torch.
         ),
         vq_config=transformers.JanusVQVAEConfig(projection_dim=width, image_token_embed_dim=width),
     )
-    with torch.device("meta"):
-        model: Any = transformers.JanusForConditionalGeneration(config)
-    randomise(model.to(torch.bfloat16).to_empty(device=device))
-    body = model.model.language_model
-    with device:  # its buffers are not weights
-        body.rotary_emb = type(body.rotary_emb)(body.config)
+    with device, NoInitialisation():
+        model = transformers.JanusForConditionalGeneration._from_config(config, dtype=torch.bfloat16)
+    randomise(model)
     return assemble(model, None).target
 
 
@@ -168,13 +166,12 @@ class Bench:
         tokens = target.config.vocab_size
         ahead = torch.arange(1, min(128, tokens), device=self.device)
         near = (torch.arange(tokens, device=self.device)[:, None] + ahead) % tokens
-        how: Figures = {"sampling": self.sampling, "drafter_module": drafter, "engine": engine}
         method = find(name).with_options(**settings)
         if "k" in method.settings:
             method = method.with_options(k=min(int(method.settings["k"]), near.shape[1]))
         made = (random_drafter(ADD_ONS[part], target.config, self.device, torch.bfloat16) for part in method.made.parts)
-        how["add_ons"] = dict(zip(method.made.parts, made, strict=True))
-        return build_decoder(method, target, neighbours=near.int(), **how)
+        how: Figures = {"add_ons": dict(zip(method.made.parts, made, strict=True)), "drafter_module": drafter}
+        return build_decoder(method, target, sampling=self.sampling, neighbours=near.int(), engine=engine, **how)
 
     def steps(self, decoder: Decoder, images: int = 1, *, most: int | None = None, **how: Any) -> Figures:
         """Return milliseconds a step and a token, and tokens a step: of whole images, or of their first steps."""
@@ -247,9 +244,8 @@ class Bench:
             decoder = self.decoder("plain", GraphEngine(products=kind))
             self.measure("plain", kind, shown, decoder)
             self.measure("plain", f"{kind} kernels", self.kernels_of, decoder)
-        eager = self.decoder("plain", EAGER)
         self.measure("plain", "torch in a graph", shown, self.decoder("plain", TorchInGraph()))
-        self.measure("plain", "eager", partial(shown, eager, most=self.sizes.steps // 2))
+        self.measure("plain", "eager", partial(shown, self.decoder("plain", EAGER), most=self.sizes.steps // 2))
         self.measure("plain", "compiled layers in a graph", lambda: self.with_share(self._compiled(target), target))
 
     @torch.no_grad()
@@ -502,11 +498,10 @@ class Bench:
         """The tests marked gpu, in a process of their own; none in a wheel."""
         folder = Path(__file__).resolve().parents[1] / "tests"
         files = [path for path in sorted(folder.rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
-        words = ("-q", "-p", "no:cacheprovider", "-m", "gpu", *map(str, files))
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", *map(str, files)]
 
         def run() -> Figures:
             left = max(self.until - time.monotonic(), 1)
-            command = [sys.executable, "-m", "pytest", *words]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=left, cwd=folder.parent)
             except subprocess.TimeoutExpired as error:
@@ -618,9 +613,7 @@ def graph_ms(run: Callable[[], object]) -> float:
     """Return the milliseconds of one run, on a GPU as a replayed CUDA graph: the median of five times 20 replays."""
     run()
     if not torch.cuda.is_available():
-        begun = time.perf_counter()
-        run()
-        return 1e3 * (time.perf_counter() - begun)
+        return 1e3 * run_times(run, torch.device("cpu"), 1)[0]
     for _ in range(2):
         run()
     torch.cuda.synchronize()

@@ -5,9 +5,8 @@ OUT/row.json                            protocol, choices, fingerprint, machine,
 """
 
 import dataclasses
-import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 
 import lantern
 from lantern.core.config import build_config, installed, read_json_object
-from lantern.core.io import sha256_of, write_json
+from lantern.core.io import sha256_of, sha256_of_lines, write_json
 from lantern.core.places import EMBEDDED_MODEL, resolve_model
 from lantern.core.ray_cluster import check_ray
 from lantern.core.types import Callback
@@ -232,8 +231,8 @@ def conclude(task: ResolvedRow, entries: Mapping[int, Entry]) -> dict[str, Any]:
         "fingerprint": recipe.fingerprint,
         "pictures": len(entries),
         "pictures_of_protocol": task.protocol.pictures,
-        "pictures_sha256": _digest(entry.sha256 for entry in ordered),
-        "tokens_sha256": _digest(entry.tokens_sha256 for entry in ordered),
+        "pictures_sha256": sha256_of_lines(entry.sha256 for entry in ordered),
+        "tokens_sha256": sha256_of_lines(entry.tokens_sha256 for entry in ordered),
         "speed": speed | {"seconds_per_picture": round(sum(speed["seconds"].values()) / len(entries), 4)},
         "metrics": figures,
         "not_measured": missing,
@@ -249,10 +248,6 @@ def is_repeated(task: ResolvedRow, row: Mapping[str, Any]) -> bool | None:
     """Return whether the images equal those of the repeated row byte for byte; None without a repeated row."""
     names = ("pictures", "pictures_sha256", "tokens_sha256")
     return None if task.before is None else all(row[name] == task.before.get(name) for name in names)
-
-
-def _digest(digests: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def _protocol(name: str) -> tuple[Protocol, Mapping[str, Any] | None]:
