@@ -29,10 +29,11 @@ from torch import Tensor
 
 from lantern.cli.command import DONE, FAILED, OneOf, command, opt, run_command
 from lantern.core.config import KvCache, read_json_object
-from lantern.core.io import write_json
+from lantern.core.io import NoInitialisation, write_json
 from lantern.core.prepared import original
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
+from lantern.decoding.statistics import run_times
 from lantern.engines.chain import passes_of
 from lantern.engines.cuda.engine import PRODUCTS, GraphEngine
 from lantern.engines.cuda.graphs import forget_all
@@ -75,12 +76,9 @@ def random_janus(width: int, inner: int, layers: int, heads: int, device: torch.
         ),
         vq_config=transformers.JanusVQVAEConfig(projection_dim=width, image_token_embed_dim=width),
     )
-    with torch.device("meta"):
-        model: Any = transformers.JanusForConditionalGeneration(config)
-    randomise(model.to(torch.bfloat16).to_empty(device=device))
-    body = model.model.language_model
-    with device:  # its buffers are not weights
-        body.rotary_emb = type(body.rotary_emb)(body.config)
+    with device, NoInitialisation():
+        model = transformers.JanusForConditionalGeneration._from_config(config, dtype=torch.bfloat16)
+    randomise(model)
     return assemble(model, None).target
 
 
@@ -127,12 +125,12 @@ class Bench:
         self.found["sections"].setdefault(section, {})[name] = figure
         self.save()
 
-    def measure(self, section: str, name: str, run: Callable[[], Any]) -> Any:
-        """Enter what `run` gives, or its error; an error that the GPU does not survive ends the process."""
+    def measure(self, section: str, name: str, run: Callable[..., Any], *given: Any) -> Any:
+        """Enter what `run(*given)` gives, or its error; an error that the GPU does not survive ends the process."""
         if time.monotonic() > self.until:
             return self.put(section, name, {"left_out": "the time of the section was over"})
         try:
-            figure = run()
+            figure = run(*given)
         except Exception as error:
             text = "".join(traceback.format_exception_only(error)).strip()[-600:]
             figure = {"error": text, "at": traceback.format_tb(error.__traceback__)[-1].strip()[-300:]}
@@ -149,8 +147,7 @@ class Bench:
         key = shape, tokens or self.sizes.tokens
         if key not in self._models:
             self._models.clear()
-            if self.is_cuda:
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
             changes = {"model_type": "t2i", "cls_token_num": 120, "block_size": key[1], **self.sizes.changes}
             made: Any = random_model(TransformerConfig.named(shape, **changes), ["eagle1"], self.device, torch.bfloat16)
             self._models[key] = made.target, made.drafter
@@ -169,13 +166,12 @@ class Bench:
         tokens = target.config.vocab_size
         ahead = torch.arange(1, min(128, tokens), device=self.device)
         near = (torch.arange(tokens, device=self.device)[:, None] + ahead) % tokens
-        how: Figures = {"sampling": self.sampling, "drafter_module": drafter, "engine": engine}
         method = find(name).with_options(**settings)
         if "k" in method.settings:
             method = method.with_options(k=min(int(method.settings["k"]), near.shape[1]))
         made = (random_drafter(ADD_ONS[part], target.config, self.device, torch.bfloat16) for part in method.made.parts)
-        how["add_ons"] = dict(zip(method.made.parts, made, strict=True))
-        return build_decoder(method, target, neighbours=near.int(), **how)
+        how: Figures = {"add_ons": dict(zip(method.made.parts, made, strict=True)), "drafter_module": drafter}
+        return build_decoder(method, target, sampling=self.sampling, neighbours=near.int(), engine=engine, **how)
 
     def steps(self, decoder: Decoder, images: int = 1, *, most: int | None = None, **how: Any) -> Figures:
         """Return milliseconds a step and a token, and tokens a step: of whole images, or of their first steps."""
@@ -192,15 +188,15 @@ class Bench:
 
     def begin(self, decoder: Decoder, condition: Condition, most: int | None, **how: Any) -> tuple[Clock, int]:
         """Decode at most so many steps; return their times and the tokens of all images."""
-        clock, counts = Clock(self.device), list[Tensor]()
+        clock = Clock(self.device)
 
         def watch(step: Step) -> bool:
             clock(step)
-            counts.append(step.counts.clone())
             return most is not None and len(clock.marks) > most
 
-        decoder.generate(condition, keys=[(0, number) for number in range(condition.batch)], callback=watch, **how)
-        return clock, int(torch.stack(counts).sum())
+        keys = [(0, number) for number in range(condition.batch)]
+        made = decoder.generate(condition, keys=keys, callback=watch, **how)
+        return clock, made.tokens.numel() if made.known is None else int(made.known.sum())
 
     def with_share(self, figures: Figures, target: Any, images: int = 1, kv_cache: KvCache = "full") -> Figures:
         """Add the least time of a pass at the bandwidth of a copy, and its share of the step."""
@@ -246,19 +242,17 @@ class Bench:
 
         for kind in PRODUCTS if self.is_cuda else PRODUCTS[:2]:
             decoder = self.decoder("plain", GraphEngine(products=kind))
-            self.measure("plain", kind, partial(shown, decoder))
-            self.measure("plain", f"{kind} kernels", partial(self.kernels_of, decoder))
-        eager = self.decoder("plain", EAGER)
-        self.measure("plain", "torch in a graph", partial(shown, self.decoder("plain", TorchInGraph())))
-        self.measure("plain", "eager", partial(shown, eager, most=self.sizes.steps // 2))
+            self.measure("plain", kind, shown, decoder)
+            self.measure("plain", f"{kind} kernels", self.kernels_of, decoder)
+        self.measure("plain", "torch in a graph", shown, self.decoder("plain", TorchInGraph()))
+        self.measure("plain", "eager", partial(shown, self.decoder("plain", EAGER), most=self.sizes.steps // 2))
         self.measure("plain", "compiled layers in a graph", lambda: self.with_share(self._compiled(target), target))
 
     @torch.no_grad()
     def _compiled(self, target: Transformer) -> Figures:
         """Time a step in the manner of gpt-fast: static cache, layers by torch.compile, all in one CUDA graph."""
         begun = time.perf_counter()
-        settings: Figures = {"guidance": float(self.sampling.guidance), "top_k": self.sampling.top_k}
-        step = CompiledPlain(target, **settings, compiles=not self.is_toy)
+        step = CompiledPlain(target, self.sampling, compiles=not self.is_toy)
         step()  # compiles
         spent, ms, tokens = time.perf_counter() - begun, [], target.config.block_size
         for place in (tokens // 4, tokens // 2, 3 * tokens // 4):
@@ -269,15 +263,15 @@ class Bench:
 
     def pass_times(self) -> None:
         """T(n): milliseconds of a pass over n nodes after half of the image, as a graph, without what surrounds it."""
+
+        @torch.no_grad()
+        def of(prepared: Any, nodes: int) -> float:
+            return rounded(graph_ms(passes_of(prepared, self.sampling.rows, [nodes])[nodes]))
+
         for kind in PRODUCTS if self.is_cuda else PRODUCTS[:1]:
             prepared = GraphEngine(products=kind).prepare(self.model()[0])
-
-            @torch.no_grad()
-            def of(nodes: int, prepared: Any = prepared) -> float:
-                return rounded(graph_ms(passes_of(prepared, self.sampling.rows, [nodes])[nodes]))
-
             for nodes in self.sizes.nodes:
-                self.measure("pass_times", f"{kind} {nodes}", partial(of, nodes))
+                self.measure("pass_times", f"{kind} {nodes}", of, prepared, nodes)
 
     def drafted(self) -> None:
         """Milliseconds a token of drafted methods with their own draft and walk, at scripted tokens a step.
@@ -288,9 +282,9 @@ class Bench:
         engine = GraphEngine(products=self.products())
         for name in self.sizes.scripted:
             for tree in self.sizes.trees:
-                self.measure("drafted", f"{name} {tree}", partial(self._scripted, name, engine, tree))
+                self.measure("drafted", f"{name} {tree}", self._scripted, name, engine, tree)
         for window in self.sizes.windows:
-            self.measure("drafted", f"gumbel-jacobi {window}", partial(self._of_window, engine, window))
+            self.measure("drafted", f"gumbel-jacobi {window}", self._of_window, engine, window)
         for name in ("eagle1", "lantern++"):
             decoder = partial(self.decoder, name, engine, tree=self.sizes.trees[-1])
             self.measure("drafted", f"{name} kernels", lambda decoder=decoder: self.kernels_of(decoder()))
@@ -327,8 +321,8 @@ class Bench:
             make = partial(self.decoder, engine=GraphEngine(products=kind))
             plain = self._tokens(make("plain"), condition, seeds)
             for name in names[:1] if self.is_toy else names:
-                same = partial(self._same, partial(make, name, **settings), condition, plain)
-                self.measure("exact", f"{name} {kind}", same)
+                made = partial(make, name, **settings)
+                self.measure("exact", f"{name} {kind}", self._same, made, condition, plain)
 
     def int8(self) -> None:
         """Weights in 8 bits: plain decoding, drafted methods over the fastest full one, and bits of an exact method."""
@@ -338,9 +332,9 @@ class Bench:
         plain, drafted = self.decoder("plain", engine), self.decoder("eagle1", engine, tree=tree)
         self.measure("int8", "plain", lambda: self.with_share(self.steps(plain), original(plain.target)))
         for name in ("eagle1", "lantern++"):
-            self.measure("int8", f"{name} {tree}", partial(self._scripted, name, engine, tree))
+            self.measure("int8", f"{name} {tree}", self._scripted, name, engine, tree)
         expected = self._tokens(plain, condition, seeds)
-        self.measure("int8", "eagle1 exact", partial(self._same, lambda: drafted, condition, expected))
+        self.measure("int8", "eagle1 exact", self._same, lambda: drafted, condition, expected)
 
     def _tokens(self, decoder: Decoder, condition: Condition, seeds: int) -> Decoded:
         """Return the tokens of all seeds, the median seconds of a batch, and the number of passes."""
@@ -382,8 +376,7 @@ class Bench:
                 names = list(dict.fromkeys(("plain", *main, *(exact_methods(model.add_ons) if images == 1 else ()))))
                 for name in names[1:2] if self.is_toy else names:
                     label = f"{name} guidance {guidance:g} batch {images}"
-                    same = partial(self._same, partial(make, name), condition, plain)
-                    self.measure("embedded", label, same)
+                    self.measure("embedded", label, self._same, partial(make, name), condition, plain)
 
     def _embedded(self) -> Any:
         engine = GraphEngine() if self.is_cuda else EAGER
@@ -406,8 +399,8 @@ class Bench:
 
         for images in self.sizes.batches:
             for name, settings in (("plain", {}), ("gumbel-jacobi", {"window": 4})):
-                self.measure("batches", f"{name} {images}", partial(of, name, settings, images))
-            self.measure("batches", f"plain {images} fp8", partial(of, "plain", {}, images, "fp8"))
+                self.measure("batches", f"{name} {images}", of, name, settings, images)
+            self.measure("batches", f"plain {images} fp8", of, "plain", {}, images, "fp8")
 
     def shapes(self) -> None:
         """Plain decoding and a drafted method of other sizes, and of Janus."""
@@ -421,9 +414,9 @@ class Bench:
         methods: list[tuple[str, Figures]] = [("plain", {}), ("eagle1", {"tree": self.sizes.trees[-1]})]
         for shape, tokens in self.sizes.others:
             for name, settings in methods[: 1 if self.is_toy else 2]:
-                self.measure("shapes", f"{shape} {tokens} {name}", partial(of, shape, tokens, name, settings))
+                self.measure("shapes", f"{shape} {tokens} {name}", of, shape, tokens, name, settings)
         for name in self.sizes.undrafted:
-            self.measure("shapes", f"Janus {name}", partial(self._of_janus, name))
+            self.measure("shapes", f"Janus {name}", self._of_janus, name)
 
     def _of_janus(self, name: str) -> Figures:
         self._models.clear()
@@ -435,7 +428,7 @@ class Bench:
         """Images a second of the server's worker, with all requests queued at once."""
         model = self._embedded()
         for name in self.sizes.undrafted:
-            self.measure("server", name, partial(self._served, model, name))
+            self.measure("server", name, self._served, model, name)
 
     def _served(self, model: Any, name: str) -> Figures:
         ended, failed = threading.Semaphore(0), list[str]()
@@ -467,8 +460,7 @@ class Bench:
         """Images a second of training the embedded target anew, on random tokens and captions."""
         model = self._embedded()
         for is_compiled, batch in self.sizes.training:
-            trained = partial(self._trained, model, is_compiled, batch)
-            self.measure("training", "compiled" if is_compiled else "torch", trained)
+            self.measure("training", "compiled" if is_compiled else "torch", self._trained, model, is_compiled, batch)
 
     def _trained(self, model: Any, is_compiled: bool, batch: int) -> Figures:
         from lantern.training.data import Record
@@ -506,11 +498,10 @@ class Bench:
         """The tests marked gpu, in a process of their own; none in a wheel."""
         folder = Path(__file__).resolve().parents[1] / "tests"
         files = [path for path in sorted(folder.rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
-        words = ("-q", "-p", "no:cacheprovider", "-m", "gpu", *map(str, files))
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", *map(str, files)]
 
         def run() -> Figures:
             left = max(self.until - time.monotonic(), 1)
-            command = [sys.executable, "-m", "pytest", *words]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=left, cwd=folder.parent)
             except subprocess.TimeoutExpired as error:
@@ -546,24 +537,18 @@ class Bench:
         ]
 
 
-def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm, as `RMSNorm`."""
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
-
-
 def layer(
     x: Tensor, slot: Tensor, factors: Tensor, mask: Tensor, cache: Tensors, weights: Tensors, eps: float
 ) -> Float[Tensor, "r c"]:
     """One layer for one token per row (r c); factors (half 2), mask (1 s), keys and values of the cache (r h s d)."""
     (keys, values), (first, wqkv, wo, second, w13, w2) = cache, weights
-    q, k, v = F.linear(norm(x, first, eps), wqkv).unflatten(-1, (3, keys.shape[1], -1)).unbind(1)
+    q, k, v = F.linear(F.rms_norm(x, first.shape, first, eps), wqkv).unflatten(-1, (3, keys.shape[1], -1)).unbind(1)
     q, k = (rotate(one, factors).to(x.dtype) for one in (q, k))
     keys.index_copy_(2, slot, k[:, :, None])
     values.index_copy_(2, slot, v[:, :, None])
     y = F.scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=mask)
     x = x + F.linear(y[:, :, 0].flatten(1), wo)
-    gate, up = F.linear(norm(x, second, eps), w13).chunk(2, -1)
+    gate, up = F.linear(F.rms_norm(x, second.shape, second, eps), w13).chunk(2, -1)
     return x + F.linear(F.silu(gate) * up, w2)
 
 
@@ -574,9 +559,9 @@ class CompiledPlain:
     program serves all layers, since weights and caches are its arguments.
     """
 
-    def __init__(self, target: Transformer, *, guidance: float, top_k: int, compiles: bool = True) -> None:
+    def __init__(self, target: Transformer, sampling: Sampling, *, compiles: bool = True) -> None:
         config, weight = target.config, target.output.weight
-        self.target, self.guidance, self.top_k, self.rows = target, guidance, top_k, 2
+        self.target, self.sampling, self.rows = target, sampling, sampling.rows
         size = (self.rows, config.n_head, config.block_size + 1, config.head_dim)
         made = [torch.zeros(2, *size, dtype=weight.dtype, device=weight.device) for _ in target.layers]
         self.caches = [both.unbind() for both in made]
@@ -600,12 +585,10 @@ class CompiledPlain:
         self.place.add_(1).clamp_(max=config.block_size - 1)
 
     def _sample(self, x: Float[Tensor, "r c"]) -> Tensor:
-        logits = F.linear(norm(x, self.target.norm.weight, self.target.config.norm_eps), self.target.output.weight)
-        wide = logits.float()
-        guided = wide[1] + (wide[0] - wide[1]) * self.guidance
-        least = guided.topk(self.top_k).values[-1]
-        noise = -torch.empty_like(guided).exponential_().log()
-        return torch.where(guided < least, -torch.inf, guided + noise).argmax(-1, keepdim=True)
+        logits = self.target.output(self.target.norm(x))
+        scores = self.sampling.scores(logits[None, :, None], self.place[None])[0, 0]
+        noise = -torch.empty_like(scores).exponential_().log()
+        return (scores + noise).argmax(-1, keepdim=True)
 
 
 class TorchInGraph(GraphEngine):
@@ -630,9 +613,7 @@ def graph_ms(run: Callable[[], object]) -> float:
     """Return the milliseconds of one run, on a GPU as a replayed CUDA graph: the median of five times 20 replays."""
     run()
     if not torch.cuda.is_available():
-        begun = time.perf_counter()
-        run()
-        return 1e3 * (time.perf_counter() - begun)
+        return 1e3 * run_times(run, torch.device("cpu"), 1)[0]
     for _ in range(2):
         run()
     torch.cuda.synchronize()

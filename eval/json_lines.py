@@ -8,7 +8,7 @@ import errno
 import json
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -70,10 +70,9 @@ def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tupl
         return {}, []
     lines = list[Line]()
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
+        value = None
+        with suppress(ValueError):
             value = json.loads(line)
-        except ValueError:
-            value = None
         if not isinstance(value, dict):
             raise ValueError(f"{path}, line {number} is damaged: delete that line")
         lines.append(value)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern.core.config import one_line
-from lantern.core.io import trained_steps
+from lantern.core.io import sha256_of_lines, trained_steps
 from lantern.core.sampling import Sampling
 from lantern.eval.json_lines import JsonLines, Line
 from lantern.eval.metrics import quality
@@ -108,7 +108,7 @@ class Board:
             | {"temperature": [sampling.temperature for sampling in self.samplings]},
             "seed": options.seed,
             "batch": options.batch,
-            "prompts": hashlib.sha256("\n".join(options.prompts).encode()).hexdigest(),
+            "prompts": sha256_of_lines(options.prompts),
             "surroundings": {name: self.surroundings[name] for name in SAME},
         }
 
@@ -199,10 +199,9 @@ class Board:
             for path, image in zip(paths, images, strict=True):
                 tokens = unpack([image["tokens"]]).to(self.model.device)
                 save_image(to_image(self.model.pictures(tokens)[0]), path, {})
-            subjects = self.options.prompts  # used in order and repeated, as are classes
-            if not self.model.takes_prompts:
-                subjects = [f"class {number}" for number in range(self.model.target.config.num_classes)]
-            prompts = [subjects[number % len(subjects)] for number in range(len(images))]
+            classes = [f"class {number}" for number in range(self.model.target.config.num_classes)]
+            subjects = self.options.prompts if self.model.takes_prompts else classes  # in order and repeated
+            prompts = list(itertools.islice(itertools.cycle(subjects), len(images)))
             how = {"seed": self.options.seed, "options": quality.Options(device=self.model.device)}
             found = quality.measure(paths, reference, metrics, prompts=prompts, weights=weights, **how)
         ends = {name: one.interval or (None, None) for name, one in found.items() if math.isfinite(one.value)}

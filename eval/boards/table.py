@@ -245,8 +245,7 @@ def rendered(text: str, found: Mapping[str, Any]) -> str:
     if not ROWS.search(text):
         raise ValueError("the page has no line <!-- rows: leaderboard --> or <!-- rows: pairs -->: add one")
     # a document lists methods at their own settings that exist still
-    listed = [[row for row in board["rows"] if row["method"] in METHODS] for board in found["boards"]]
-    boards = [board | {"rows": rows} for board, rows in zip(found["boards"], listed, strict=True)]
+    boards = [board | {"rows": [row for row in board["rows"] if row["method"] in METHODS]} for board in found["boards"]]
     tables = {"leaderboard": leaderboard_rows(boards), "pairs": pair_rows(found["boards"])}
 
     def filled(place: re.Match[str]) -> str:

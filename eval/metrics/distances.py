@@ -16,6 +16,7 @@ from lantern.eval.metrics.moments import Gaussian, Moments
 
 BLOCK = 2048  # rows of a kernel or distance matrix that are in memory at a time
 Features = Float[Tensor, "n c"] | Gaussian
+Resamples = tuple[Float[Tensor, "n c"], Float[Tensor, "n d"]]  # features, and how often each resample has each
 MOST_KERNEL = 10_000  # largest set of the kernel distance; of larger ones a random part is used
 
 
@@ -38,9 +39,8 @@ def frechet_distance(x: Float[Tensor, "n c"], y: Features, *, seed: int, draws: 
     sets = [one for one in (x, y) if isinstance(one, Tensor)]
     if min(map(len, sets)) < 2:
         raise ValueError(f"sets of {' and '.join(str(len(one)) for one in sets)} features, expected at least 2 in each")
-    if isinstance(y, Tensor):
-        return _centred(_frechet_of, sets, seed=seed, draws=draws)
-    return _centred(lambda some: _frechet_of(some, y), sets, seed=seed, draws=draws, held="reference fixed, ")
+    held = "" if isinstance(y, Tensor) else "reference fixed, "
+    return _centred(lambda one, other=y: _frechet_of(one, other), sets, seed=seed, draws=draws, held=held)
 
 
 def _frechet_of(x: Float[Tensor, "n c"], y: Features) -> float:
@@ -80,25 +80,19 @@ def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: i
     value = kid_features_to_metric(x.double(), y.double(), **how)[KEY_METRIC_KID_MEAN]
     if not draws:
         return Estimate(value)
-    x, y = (_at_most(one, generator) for one in (x, y))
-    weights = [_weights(len(one), draws, generator) for one in (x, y)]
-    within = [_kernel_mean(one, one, w, w, is_same=True) for one, w in zip((x, y), weights, strict=True)]
-    found = within[0] + within[1] - 2 * _kernel_mean(x, y, *weights, is_same=False)
+    sets = [_at_most(one, generator) for one in (x, y)]
+    ours, theirs = ((one, _weights(len(one), draws, generator)) for one in sets)
+    within = _kernel_mean(ours, ours, is_same=True) + _kernel_mean(theirs, theirs, is_same=True)
+    found = within - 2 * _kernel_mean(ours, theirs, is_same=False)
     # a resample of one repeated picture has no pairs
-    has_pairs = torch.stack([w.sum(0).square() > w.square().sum(0) for w in weights]).all(0)
+    has_pairs = torch.stack([w.sum(0).square() > w.square().sum(0) for _, w in (ours, theirs)]).all(0)
     low, high = (end + value - float(found[0]) for end in ends(found[1:][has_pairs[1:]]))
     return Estimate(value, low, high, f"95 % bootstrap, {draws} draws")
 
 
-def _kernel_mean(
-    x: Float[Tensor, "n c"],
-    y: Float[Tensor, "m c"],
-    left: Float[Tensor, "n d"],
-    right: Float[Tensor, "m d"],
-    *,
-    is_same: bool,
-) -> Float[Tensor, " d"]:
+def _kernel_mean(one: Resamples, other: Resamples, *, is_same: bool) -> Float[Tensor, " d"]:
     """Return the mean of the kernel over pairs, weighted by how often a resample has each image."""
+    (x, left), (y, right) = one, other
     total = torch.zeros(left.shape[1], dtype=torch.float64)
     for i in range(0, len(x), BLOCK):
         a = x[i : i + BLOCK].double()

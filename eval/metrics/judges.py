@@ -75,8 +75,7 @@ def psnr(a: UInt8[Tensor, "b 3 h w"], b: UInt8[Tensor, "b 3 h w"]) -> Float[Tens
     """Return torchmetrics' peak signal-to-noise ratio of each pair in dB; infinite for equal images."""
     from torchmetrics.functional.image import peak_signal_noise_ratio
 
-    pairs = zip(a.double(), b.double(), strict=True)
-    return torch.stack([peak_signal_noise_ratio(one, other, data_range=255.0) for one, other in pairs])
+    return peak_signal_noise_ratio(a.double(), b.double(), data_range=255.0, reduction="none", dim=(1, 2, 3))
 
 
 def load_lpips(found: Found, *, device: torch.device | str = "cpu") -> Pair:
@@ -163,8 +162,7 @@ def extract(
     prepare = [one | ({RAW: raw} if pairs else {}) for one in own]
     streams = [stream(paths, one, batch=batch, before=before) for (paths, _), one in zip(sets, prepare, strict=True)]
     values: dict[str, list[Tensor]] = {name: [] for name in pairs}
-    count = sum(one.count for one in seen)
-    with tqdm(total=count, unit=" images", disable=is_quiet or None, leave=False) as bar:
+    with tqdm(total=sum(one.count for one in seen), unit=" images", disable=is_quiet or None, leave=False) as bar:
         for batches in zip_longest(*streams):
             first = batches[0]
             if reads_prompts and first is not None and None in first.prompts:

@@ -16,14 +16,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 import lantern
-from lantern.core.config import hint_for, install_hint, one_line
+from lantern.core.config import hint_for, install_hint, installed, one_line
+from lantern.core.io import sha256_of_lines
 from lantern.eval.intervals import DRAWS, Estimate, mean_estimate
 from lantern.eval.metrics import clip_score, distances
 from lantern.eval.metrics.judges import NETWORKS, Judge, Seen, check_pairs, extract, load_judges, load_pairs, weights_of
 from lantern.eval.metrics.moments import Moments, Reference, open_reference
 from lantern.eval.metrics.pictures import Change
 from lantern.eval.metrics.weights import Found, find_weights
-from lantern.eval.speed.surroundings import installed
 from lantern.training.data import is_prepared
 
 FEW = 2048  # dimension of Inception's features: with fewer pictures FID's covariance is singular
@@ -248,10 +248,8 @@ def in_order(metrics: Sequence[str], *, images: int = FEW, has_pictures: bool = 
             raise ValueError(f"metric {name[:40]!r} is unknown: {hint_for(name, METRICS)}")
     if not metrics:
         raise ValueError(f"got no metrics, expected one or more of {', '.join(METRICS)}")
-    expected = set(metrics)
-    if any(name.startswith("fid") for name in metrics) and images < FEW and has_pictures:
-        expected.add("kid")
-    return [name for name in METRICS if name in expected]
+    adds_kid = images < FEW and has_pictures and any(name.startswith("fid") for name in metrics)
+    return [name for name in METRICS if name in metrics or (adds_kid and name == "kid")]
 
 
 def reference_obstacle(name: str, reference: Path | Sequence[Path] | None, origin: str = "") -> str:
@@ -295,8 +293,7 @@ def _figure(name: str, material: Material, weights: Found | None, options: Optio
     real = material.theirs if reference.gaussian is None else reference
     prompts = ""
     if PROMPTS in metric.needs:
-        digest = hashlib.sha256("\n".join(material.prompts).encode()).hexdigest()
-        prompts = f"{options.prompts_name or 'from the image files'} (sha256 {digest})"
+        prompts = f"{options.prompts_name or 'from the image files'} (sha256 {sha256_of_lines(material.prompts)})"
     return Figure(
         **described(name, options.resized),
         value=estimate.value,

@@ -5,10 +5,9 @@ OUT/row.json                            protocol, choices, fingerprint, machine,
 """
 
 import dataclasses
-import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,18 @@ from typing import Any
 import torch
 
 import lantern
-from lantern.core.config import build_config, read_json_object
-from lantern.core.io import sha256_of, write_json
+from lantern.core.config import build_config, installed, read_json_object
+from lantern.core.io import sha256_of, sha256_of_lines, write_json
 from lantern.core.places import EMBEDDED_MODEL, resolve_model
 from lantern.core.ray_cluster import check_ray
+from lantern.core.types import Callback
 from lantern.engines.engine import AutoEngine, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.eval.metrics import quality
-from lantern.eval.protocols.generation import Entry, Shard, finished, picture_path, produce
+from lantern.eval.protocols.generation import Entry, Shard, Shield, finished, picture_path, produce
 from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol, resizing
 from lantern.eval.protocols.ray_job import RayJob, produce_on_ray
-from lantern.eval.speed.surroundings import file_hashes, installed, surroundings
+from lantern.eval.speed.surroundings import file_hashes, surroundings
 from lantern.generation.choice import choose_method
 from lantern.generation.generator import Generator
 from lantern.generation.images import totals
@@ -191,9 +191,7 @@ def prepare(row: TableRow) -> ResolvedRow:
     return ResolvedRow(row, protocol, metrics, requested, recipe, before)
 
 
-def make(
-    task: ResolvedRow, *, shield: Callable[[], AbstractContextManager[Any]] = nullcontext, callback: Any = None
-) -> int:
+def make(task: ResolvedRow, *, shield: Shield = nullcontext, callback: Callback | None = None) -> int:
     """Write the missing images, in this process or on Ray; return their number."""
     row, how = task.row, {"batch": task.row.batch, "is_quiet": task.row.is_quiet}
     if row.ray is not None:
@@ -233,8 +231,8 @@ def conclude(task: ResolvedRow, entries: Mapping[int, Entry]) -> dict[str, Any]:
         "fingerprint": recipe.fingerprint,
         "pictures": len(entries),
         "pictures_of_protocol": task.protocol.pictures,
-        "pictures_sha256": _digest(entry.sha256 for entry in ordered),
-        "tokens_sha256": _digest(entry.tokens_sha256 for entry in ordered),
+        "pictures_sha256": sha256_of_lines(entry.sha256 for entry in ordered),
+        "tokens_sha256": sha256_of_lines(entry.tokens_sha256 for entry in ordered),
         "speed": speed | {"seconds_per_picture": round(sum(speed["seconds"].values()) / len(entries), 4)},
         "metrics": figures,
         "not_measured": missing,
@@ -250,10 +248,6 @@ def is_repeated(task: ResolvedRow, row: Mapping[str, Any]) -> bool | None:
     """Return whether the images equal those of the repeated row byte for byte; None without a repeated row."""
     names = ("pictures", "pictures_sha256", "tokens_sha256")
     return None if task.before is None else all(row[name] == task.before.get(name) for name in names)
-
-
-def _digest(digests: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def _protocol(name: str) -> tuple[Protocol, Mapping[str, Any] | None]:

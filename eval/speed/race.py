@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from lantern.core.config import KvCache
 from lantern.core.prepared import original
 from lantern.core.types import SampleWindow, Step
-from lantern.core.weights import Int8Weight
-from lantern.decoding.statistics import now
+from lantern.decoding.statistics import now, run_times
 from lantern.eval.intervals import bootstrap
 from lantern.eval.json_lines import Line
 from lantern.eval.speed.contenders import Contender, RoundImages
@@ -291,37 +290,25 @@ def copy_bandwidth(device: torch.device) -> float:
     count = COPY_BYTES.get(device.type, 1 << 28)
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    seconds = []
-    for _ in range(REPEATS):
-        begin = now(device)
-        target.copy_(source)
-        seconds.append(now(device) - begin)
+    seconds = run_times(lambda: target.copy_(source), device, REPEATS)
     return 2 * count / median(seconds[1:]) / 1e9
 
 
 def pass_bytes(target: nn.Module, *, rows: int, cached: int, nodes: int = 1, kv_cache: KvCache = "full") -> int:
     """Return the bytes of a pass: weights without tables, and keys and values of `cached` slots, fp32 on every CPU."""
     config: Any = target.config
-    weights = sum(stored_bytes(value) for name, value in target.named_parameters() if not name.startswith(TABLES))
+    weights = sum(value.nbytes for name, value in target.named_parameters() if not name.startswith(TABLES))
     norm = target.get_parameter("norm.weight")
     width = 1 if kv_cache == "fp8" else 4 if norm.device.type == "cpu" else norm.dtype.itemsize
     return weights + 2 * config.n_layer * rows * (cached + nodes) * config.dim * width
-
-
-def stored_bytes(tensor: Tensor) -> int:
-    """Return the bytes that a tensor occupies; for one in 8 bits, those of its integers and scales."""
-    return tensor.qdata.nbytes + tensor.scale.nbytes if isinstance(tensor, Int8Weight) else tensor.nbytes
 
 
 def product_rate(contender: Contender) -> float:
     """Return how many multiplications the target's head makes in a second over LINES inputs, in its engine."""
     target = contender.parts.target
     weight = target.tok_embeddings.weight
-    inputs, seconds = torch.ones(1, LINES, target.config.dim, dtype=weight.dtype, device=weight.device), list[float]()
-    for _ in range(REPEATS):
-        begin = now(weight.device)
-        target.head(inputs)
-        seconds.append(now(weight.device) - begin)
+    inputs = torch.ones(1, LINES, target.config.dim, dtype=weight.dtype, device=weight.device)
+    seconds = run_times(lambda: target.head(inputs), weight.device, REPEATS)
     return LINES * target.config.dim * target.config.vocab_size / min(seconds)
 
 

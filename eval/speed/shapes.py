@@ -196,18 +196,14 @@ def script(tau: float, tokens: int) -> list[int]:
         raise ValueError(f"tau is {tau}, expected at least 1: every step commits a token")
     counts: list[int] = []
     while sum(counts) < tokens:
-        done = len(counts)
         # the small term corrects for values such as 2.3 that floats round down
-        counts.append(math.floor(tau * (done + 1) + 1e-9) - math.floor(tau * done + 1e-9))
+        counts.append(math.floor(tau * (len(counts) + 1) + 1e-9) - sum(counts))
     return counts
 
 
 def deepest(shape: TreeShape) -> list[int]:
     """Return the path from below the root to the first of the deepest nodes."""
-    path, parents = [int(shape.depths.argmax())], shape.parents.tolist()
-    while path[0]:
-        path.insert(0, parents[path[0]])
-    return path[1:]
+    return shape.ancestors[shape.depths.argmax()].nonzero().flatten().tolist()[1:]
 
 
 def scripted(decoder: Decoder, counts: Sequence[int], shape: TreeShape) -> Decoder:

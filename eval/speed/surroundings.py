@@ -4,13 +4,13 @@ import hashlib
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import lantern
+from lantern.core.config import installed
 from lantern.engines.cpu.compiler import facts
 from lantern.models.folder import Model
 
@@ -61,14 +61,6 @@ def commit(folder: Path) -> str:
 def load_average() -> list[float] | None:
     """Return the load average over 1, 5 and 15 minutes, or None if the system does not report it."""
     return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else None
-
-
-def installed(name: str) -> str | None:
-    """Return the version of a package, or None if it is not installed."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def file_hashes(folder: Path) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from lantern import __version__
 from lantern.cli.command import DONE, FAILED, OneOf, command, opt, size_of
 from lantern.cli.options import DTYPES
-from lantern.core.config import install_hint, one_line
+from lantern.core.config import install_hint, installed, one_line
 
 # what lacks without a package that pip installs with lantern, and that decoding runs without
 OPTIONAL = {
@@ -71,18 +71,18 @@ def _packages() -> Iterator[Finding]:
     yield Finding(f"lantern {__version__}")
     yield Finding(f"python {platform.python_version()} on {platform.system()} {platform.machine()}")
     own = _requirements("lantern")
-    there = ", ".join(f"{one.name} {_version(one.name)}" for one in own if _version(one.name))
+    there = ", ".join(f"{one.name} {installed(one.name)}" for one in own if installed(one.name))
     yield Finding(there or "lantern is not installed as a package: the versions of others are not checked")
     of_torch = [one for one in _requirements("torchvision") if one.name == "torch"]  # they are released together
     for needing, one in [*(("lantern", one) for one in own), *(("torchvision", one) for one in of_torch)]:
-        found = _version(one.name)
+        found = installed(one.name)
         if not found and one.name in OPTIONAL:
             text = f"{one.name} is not installed: {OPTIONAL[one.name]}; {PIP} {one.name}"
             yield Finding(text, state="absent")
         elif not found or not one.specifier.contains(found, prereleases=True):
             yield Finding(f"{one.name} {found or 'is not installed'}: {needing} needs {one}", f'{PIP} "{one}"')
     for extra in EXTRAS:
-        versions = {one.name: _version(one.name) for one in _requirements("lantern", extra)}
+        versions = {one.name: installed(one.name) for one in _requirements("lantern", extra)}
         texts = [", ".join(f"{name} {found}" for name, found in versions.items() if found)]
         if absent := ", ".join(name for name, found in versions.items() if not found):
             texts.append(f"{absent} not installed, {install_hint(extra)}")
@@ -103,7 +103,7 @@ def _imports() -> Iterator[Finding]:
         try:
             import_module(name)
         except (ImportError, OSError, RuntimeError) as error:
-            again = f'{PIP} --force-reinstall --no-deps "{name}=={_version(name).split("+")[0]}"'
+            again = f'{PIP} --force-reinstall --no-deps "{name}=={(installed(name) or "").split("+")[0]}"'
             repairs = [one.repair for one in _packages() if one.repair]
             yield Finding(f"{name} does not import: {one_line(error)}", [*repairs, again][0])
             return
@@ -208,13 +208,6 @@ def _time(seconds: float) -> str:
 
 def _gib(count: int) -> str:
     return f"{count / 2**30:.3g} GiB"
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_packages, _imports, _devices, _model, _engines)

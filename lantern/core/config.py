@@ -117,6 +117,16 @@ def install_hint(extra: str) -> str:
     return f'in the clone of lantern run: pip install ".[{extra}]"'
 
 
+def installed(name: str) -> str | None:
+    """Return the version of a package, or None if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # few commands need it
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
 def is_debugging() -> bool:
     """Return whether LANTERN_DEBUG enables debug mode; an empty value and 0 do not."""
     return os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")

@@ -435,6 +435,11 @@ def sha256_of(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sha256_of_lines(lines: Iterable[str]) -> str:
+    """Return the SHA-256 of lines of text, in hexadecimal."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
 def read_checksums(folder: str | Path) -> dict[str, str]:
     """Return {file name: SHA-256} as listed in a folder, empty without a list; ValueError for a damaged one."""
     path = Path(folder) / SUMS_NAME

@@ -58,6 +58,11 @@ class Int8Weight(Tensor):
             out.copy_((rows * factors).round_().clamp_(-128, 127))
         return cls(qdata, scale, weight.dtype)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the integers and scales."""
+        return self.qdata.nbytes + self.scale.nbytes
+
     def __repr__(self, **_: Any) -> str:
         return f"Int8Weight({list(self.shape)}, {self.dtype}, {self.device})"
 

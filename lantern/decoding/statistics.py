@@ -1,6 +1,7 @@
 """What is counted while a generation runs: verdicts, NaN, and the time of each phase."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -84,6 +85,16 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # sync
     return time.perf_counter()
+
+
+def run_times(run: Callable[[], object], device: torch.device, count: int) -> list[float]:
+    """Return the seconds that each of `count` runs takes on a device."""
+    seconds = []
+    for _ in range(count):
+        begun = now(device)
+        run()
+        seconds.append(now(device) - begun)
+    return seconds
 
 
 class Stopwatch:

@@ -10,7 +10,7 @@ from torch import nn
 
 from lantern.core.config import load_config
 from lantern.core.io import CONFIG_NAME
-from lantern.decoding.statistics import now
+from lantern.decoding.statistics import run_times
 from lantern.models.folder import is_transformers_folder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
@@ -89,8 +89,9 @@ def measure_device(device: torch.device, dtype: torch.dtype) -> tuple[float, flo
     """Return bytes per second of reading and operations per second of a matrix product, measured in about 0.1 s."""
     block = torch.ones(1 << 25, dtype=torch.uint8, device=device)
     copy, matrix = torch.empty_like(block), torch.ones(768, 768, dtype=dtype, device=device)
-    bandwidth = 2 * block.numel() / _fastest(device, lambda: copy.copy_(block))
-    return bandwidth, 2 * 768**3 / _fastest(device, lambda: matrix @ matrix)
+    runs = (lambda: copy.copy_(block), lambda: matrix @ matrix)
+    copying, multiplying = (min(run_times(run, device, 4)[1:]) for run in runs)
+    return 2 * block.numel() / copying, 2 * 768**3 / multiplying
 
 
 def memory_of(device: torch.device) -> int:
@@ -98,15 +99,6 @@ def memory_of(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _fastest(device: torch.device, run: Any) -> float:
-    found = []
-    for _ in range(4):
-        begun = now(device)
-        run()
-        found.append(now(device) - begun)
-    return min(found[1:])
 
 
 def _modules(folder: Path, size: tuple[int, int] | None) -> tuple[Any, nn.Module | None]:

@@ -31,8 +31,8 @@ def test_a_fault_exits_with_1_and_its_repair(capsys: Capture, monkeypatch: pytes
 def test_only_a_package_without_which_nothing_runs_or_of_another_version_is_a_fault(
     package: str, version: str, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    kept = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: version if name == package else kept(name))
+    kept = doctor.installed
+    monkeypatch.setattr(doctor, "installed", lambda name: version if name == package else kept(name))
     monkeypatch.setattr(doctor, "CHECKS", (doctor._packages,))
     assert main(["doctor"]) == code
     assert line.format(pip=doctor.PIP) in capsys.readouterr().out
