@@ -29,7 +29,7 @@ from torch import Tensor
 
 from lantern.cli.command import DONE, FAILED, OneOf, command, opt, run_command
 from lantern.core.config import KvCache, read_json_object
-from lantern.core.io import NoInitialisation, write_json
+from lantern.core.io import write_json
 from lantern.core.prepared import original
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
@@ -76,9 +76,12 @@ def random_janus(width: int, inner: int, layers: int, heads: int, device: torch.
         ),
         vq_config=transformers.JanusVQVAEConfig(projection_dim=width, image_token_embed_dim=width),
     )
-    with device, NoInitialisation():
-        model = transformers.JanusForConditionalGeneration._from_config(config, dtype=torch.bfloat16)
-    randomise(model)
+    with torch.device("meta"):
+        model: Any = transformers.JanusForConditionalGeneration(config)
+    randomise(model.to(torch.bfloat16).to_empty(device=device))
+    body = model.model.language_model
+    with device:  # its buffers are not weights
+        body.rotary_emb = type(body.rotary_emb)(body.config)
     return assemble(model, None).target
 
 
@@ -585,10 +588,11 @@ class CompiledPlain:
         self.place.add_(1).clamp_(max=config.block_size - 1)
 
     def _sample(self, x: Float[Tensor, "r c"]) -> Tensor:
-        logits = self.target.output(self.target.norm(x))
-        scores = self.sampling.scores(logits[None, :, None], self.place[None])[0, 0]
-        noise = -torch.empty_like(scores).exponential_().log()
-        return (scores + noise).argmax(-1, keepdim=True)
+        logits = self.target.output(self.target.norm(x)).float()
+        guided = logits[1] + (logits[0] - logits[1]) * self.sampling.guidance
+        least = guided.topk(self.sampling.top_k).values[-1]
+        noise = -torch.empty_like(guided).exponential_().log()
+        return torch.where(guided < least, -torch.inf, guided + noise).argmax(-1, keepdim=True)
 
 
 class TorchInGraph(GraphEngine):
