@@ -495,7 +495,13 @@ class Generation:
 
 def copy_all(values: list[Tensor], into: list[Tensor]) -> None:
     """Copy tensors, on a GPU in one launch for each dtype."""
-    torch._foreach_copy_(into, values)  # pyright: ignore[reportPrivateImportUsage]
+    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for value, memory in zip(values, into, strict=True):
+        old, new = groups.setdefault(value.dtype, ([], []))
+        old.append(value)
+        new.append(memory)
+    for old, new in groups.values():
+        torch._foreach_copy_(new, old)  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Buffers:

@@ -43,9 +43,11 @@ class NoDrafts(Drafter):
     mode: DraftMode = "point"
     max_nodes, depth = 1, 0
 
-    def begin(self, prompt: Prompt, noise: Noise) -> None:
-        """Begin."""
+    def __init__(self) -> None:
         self.held = Buffers()
+
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
+        """Begin; step 0 brings the first token."""
 
     def observe(self, step: Step) -> None:
         """Keep the last token."""

@@ -45,6 +45,7 @@ class Chain:
         size = (rows, nodes, self.cache.slots)
         self.mask = torch.full(size, -torch.inf, dtype=self.cache.dtype, device=device)
         self.mask[..., : 1 + self.known] = 0.0
+        self.cache.first.fill_(1)  # the prompt has one token
         staged = torch.full((nodes, nodes), -torch.inf, dtype=torch.float32, device=device).triu(1)
         self.mask[..., self.cache.first_stage_slot :] = staged
         steps = torch.arange(nodes, device=device).expand(rows, -1)

@@ -52,7 +52,8 @@ def pass_times(engine: Engine, target: Target, *, rows: int = 2) -> dict[int, fl
     kept = _read(path)
     if kept is not None:
         return kept
-    found = measure(engine.prepare(target), rows=rows)
+    is_replayed = engine.captures and target.tok_embeddings.weight.device.type == "cuda"
+    found = measure(engine.prepare(target), rows=rows, is_replayed=is_replayed)
     if not is_steady(found):
         return found
     try:
@@ -89,8 +90,10 @@ def time_of(times: Mapping[int, float], nodes: int) -> float:
 
 
 @torch.no_grad()
-def measure(target: Target, *, rows: int = 2, patience: float = PATIENCE) -> dict[int, float]:
-    """Return T(n) of a prepared target, measured now, with half of the image in the cache.
+def measure(
+    target: Target, *, rows: int = 2, patience: float = PATIENCE, is_replayed: bool = False
+) -> dict[int, float]:
+    """Return T(n) of a prepared target, measured now, with half of the image in the cache; `is_replayed`: of graphs.
 
     Every pass over n tokens is between two over a single token, and only its ratio to their mean counts, since the load
     by other programs changes: T(1) is the least time, T(n) that times the median ratio. Rounds over all sizes go on
@@ -99,11 +102,20 @@ def measure(target: Target, *, rows: int = 2, patience: float = PATIENCE) -> dic
     than a smaller size by more than NOISE.
     """
     with on_device(target.tok_embeddings.weight.device):
-        return _measure(target, rows, patience)
+        passes = passes_of(target, rows, [n for n in NODES if n <= target.config.block_size])
+        return _measure(target, {n: replayed(run) for n, run in passes.items()} if is_replayed else passes, patience)
 
 
-def _measure(target: Target, rows: int, patience: float) -> dict[int, float]:
-    passes = passes_of(target, rows, [n for n in NODES if n <= target.config.block_size])
+def replayed(run: Callable[[], object]) -> Callable[[], object]:
+    """Return the replay of a CUDA graph of a pass."""
+    from lantern.engines.cuda.graphs import capture
+
+    for _ in range(WARM_PASSES):
+        run()
+    return capture(run)[0].replay
+
+
+def _measure(target: Target, passes: Mapping[int, Callable[[], object]], patience: float) -> dict[int, float]:
     device, begun = target.tok_embeddings.weight.device, time.perf_counter()
     next(iter(passes.values()))()  # the first pass allocates memory
     for run in list(passes.values())[:LEAST]:

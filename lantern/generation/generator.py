@@ -210,7 +210,7 @@ class Decoder:
             made: State = RowFront(self.target, self.sampling, **front)
         elif self.drafter is not None and self.verifier is not None:
             made = State(self.target, self.sampling, self.drafter, self.verifier)
-        elif is_joined:
+        elif is_joined and not self.engine.captures:  # which replays each generation alone
             made = State(self.target, self.sampling, NoDrafts(), GumbelVerifier())
         else:
             made = Plain(self.target, self.sampling)

@@ -6,7 +6,7 @@ more tokens on average.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from jaxtyping import Float, Int
@@ -30,7 +30,7 @@ class LeafOrder:
     paths: Int[Tensor, "n d"]
 
 
-@lru_cache(maxsize=64)
+@cache
 def plan_of(shape: TreeShape) -> LeafOrder:
     """Return the plan of a static tree; ValueError for trees that differ between images."""
     if shape.parents.ndim != 1:

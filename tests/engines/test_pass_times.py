@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,3 +156,19 @@ def test_times_that_are_not_steady_are_not_kept(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(timing, "measure", lambda *_, count=count, times=times, **__: count.append(1) or times)
         for calls in (1, 2):
             assert pass_times(EAGER, tiny_target()) == times and len(count) == calls
+
+
+def test_passes_of_graphs_are_timed_as_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = list[int]()
+
+    def capture(run: Callable[[], None]) -> tuple[Any, None]:
+        before = len(target.passes)
+        run()
+        captured.append(target.passes[-1])
+        assert len(target.passes) == before + 1 > timing.WARM_PASSES
+        return SimpleNamespace(replay=run), None
+
+    monkeypatch.setattr("lantern.engines.cuda.graphs.capture", capture)
+    target = Slow(monkeypatch)
+    times = measure(target, is_replayed=True)
+    assert captured == list(NODES) and times == pytest.approx(measure(Slow(monkeypatch)))

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,15 @@ def test_an_api_key_that_no_client_can_send_is_refused(
     assert f"LANTERN_API_KEY holds {message}" in capsys.readouterr().err
     assert main(["serve", "lantern-emoji", "--api-key-file", str(tmp_path / "none")]) == 2
     assert "none cannot be read" in capsys.readouterr().err
+
+
+def test_the_model_thread_runs_on_the_gpu_of_the_model(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = list[torch.device]()
+    guard = "lantern.generation.serving.worker.on_device"
+    monkeypatch.setattr(guard, lambda device: nullcontext(taken.append(device)))
+    worker = Worker(model, batch=1, waiting=1)
+    worker.start()
+    assert worker.stop(10) and taken == [model.device]
 
 
 def test_wrong_routes_and_verbs_say_what_is_right(served: Served) -> None:

@@ -4,7 +4,7 @@ import heapq
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import accumulate
 
 import torch
@@ -19,7 +19,7 @@ Choice = tuple[int, ...]
 # Probabilities that Gumbel match takes the child of each rank, for an average drafter (measured on 500 pairs of
 # distributions with a total variation of 0.53 between p and q).
 RATES = (0.424, 0.115, 0.065, 0.055, 0.025, 0.025, 0.025, 0.025, *(0.0105,) * 8)
-per_device = lru_cache(maxsize=64)  # trees are values: equal ones share what is made of them
+per_device = cache  # trees are values: equal ones share what is made of them, in memory that graphs hold
 MAX_SPELLING = 4000  # characters of a spelled tree
 
 

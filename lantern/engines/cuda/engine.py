@@ -97,7 +97,7 @@ class GraphEngine(Engine):
     def prepare_part(self, module: Any) -> Any:
         """Return a target with newlines with passes of one size, which a graph can replay.
 
-        With `fused` products an EAGLE-1 module has passes by kernels too. Others are returned as they are.
+        With `fused` products an EAGLE-1 module has passes by kernels too, not in fp32. Others are returned as they are.
         """
         if self.products == "fused" and find_spec("triton") is not None:
             from lantern.engines.cuda.fused_eagle import fused_eagle
@@ -144,10 +144,12 @@ class GraphEngine(Engine):
 
     def _kinds(self, target: Any) -> list[Any]:
         """Return the classes of a target's kernel passes, the preferred one first."""
+        from lantern.engines.cuda.fused import spills
         from lantern.engines.cuda.fused_target import FusedTarget
         from lantern.engines.cuda.llama import LlamaTarget
         from lantern.engines.cuda.target import KernelTarget
 
         if target.config.family != "llamagen":
             return [LlamaTarget]
-        return [FusedTarget, KernelTarget] if self.products == "fused" else [KernelTarget]
+        fuses = self.products == "fused" and not spills(target.tok_embeddings.weight)
+        return [FusedTarget, KernelTarget] if fuses else [KernelTarget]

@@ -219,6 +219,11 @@ def single_kernel(
         tl.store(OUT + lane[:, None] * OUTPUTS_ALL + column[None], made.to(OUT.dtype.element_ty), mask=kept)
 
 
+def spills(weight: Tensor) -> bool:
+    """Return whether products of such a weight do not fit the registers: in fp32, for which cuBLAS is there."""
+    return weight.itemsize == 4 and weight.device.type == "cuda" and not is_interpreted()
+
+
 def rows_of_tile(count: int, operands: int) -> int:
     """Return the rows of a program. Programs of the same outputs are neighbours: the second finds weights in L2."""
     return min(max(triton.next_power_of_2(count), 16), MOST_ROWS // operands)

@@ -256,6 +256,8 @@ def fused_eagle(module: Any) -> Any:
     if type(module) is not Eagle or module.dtype not in DTYPES or left_out(module):
         return module
     device = module.embed_tokens.weight.device
+    if fused.spills(module.embed_tokens.weight):
+        return module
     if device.type != "cuda":
         return _FUSED.get(module) if kernels.is_interpreted() else module
     made, found, key = _FUSED.get(module), _FAULTS.setdefault(module, {}), (module.dtype, device)

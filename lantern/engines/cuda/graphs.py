@@ -4,18 +4,22 @@ import dataclasses
 import logging
 import operator
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
 from weakref import ref
 
 import torch
 from torch import Tensor
 
+from lantern.core.config import one_line
 from lantern.core.prepared import original, weights_of
 from lantern.core.types import Step, TreeShape, copy_all
 from lantern.decoding.loop import State
 from lantern.decoding.rounds import TorchRounds
 
 LOG = logging.getLogger("lantern")
+Made = TypeVar("Made")
 WARM_ROUNDS = 3  # of a generation before its capture: kernels are loaded when they first run
 SETTLING_ROUNDS = 2  # of later generations: the first ones observe fewer tokens than the rest
 MOST_GRAPHS = 24
@@ -60,24 +64,25 @@ class GraphRounds(TorchRounds):
 
     def __init__(self, state: State) -> None:
         super().__init__([state])
-        self.state, self._is_refused, self._rounds = state, False, 0
+        self.state, self._is_refused, self._graph = state, False, None
 
     @torch.no_grad()
     def __call__(self, patience: float = 0.0) -> None:
-        """Take a round: directly at first, then as a replay."""
-        state, captured = self.state, self._captured() if self._rounds >= SETTLING_ROUNDS else None
-        if captured is None and self._rounds >= WARM_ROUNDS and not self._is_refused:
-            captured = self._try()
-        self._rounds += 1
-        if captured is None:
+        """Take a round: directly in the first steps of a generation, then as a replay."""
+        state = self.state
+        if state.index < SETTLING_ROUNDS:
+            self._graph = None  # of an earlier generation of the same state
+        elif self._graph is None and not self._is_refused:
+            self._graph = self._known() or (self._try() if state.index >= WARM_ROUNDS else None)
+        if self._graph is None:
             state.take()
             return
-        self.replay(captured)
+        self.replay(self._graph)
         state.watch.lap("replay")
-        state.record(copy_of(captured.step))
+        state.record(copy_of(self._graph.step))
 
-    def _captured(self) -> Captured | None:
-        """Return the graph of the generation if it still fits its memory and weights."""
+    def _known(self) -> Captured | None:
+        """Return the graph of an earlier generation if it fits this one's memory and weights."""
         found = _GRAPHS.get(id(self.state))
         if found is None or found[0]() is not self.state or not found[1].fits(self.state):
             return None
@@ -90,8 +95,10 @@ class GraphRounds(TorchRounds):
         is_on, watch.is_on = watch.is_on, False  # a graph that is being captured cannot be waited for
         try:
             graph, step = self.capture()
-        except RuntimeError as error:
-            LOG.warning("no CUDA graph: %s; rounds run one operation at a time", str(error).splitlines()[0])
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # also of Triton, its compilers and drivers
+            LOG.warning("no CUDA graph: %s; rounds run one operation at a time", one_line(error))
             self._is_refused = True
             return None
         finally:
@@ -107,16 +114,31 @@ class GraphRounds(TorchRounds):
         return made
 
     def capture(self) -> tuple[Any, Step]:
-        """Return a graph of a round, which capturing does not run, with the step whose tensors it writes."""
-        graph = torch.cuda.CUDAGraph()
-        # another thread, such as a server's, may allocate meanwhile
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            step = self.state.round()
-        return graph, step
+        """Return a graph of a round with the step whose tensors it writes."""
+        return capture(self.state.round)
 
     def replay(self, captured: Captured) -> None:
         """Run the captured round."""
         captured.graph.replay()
+
+
+@cache
+def stream_of(device: int) -> torch.cuda.Stream:
+    """Return the stream of captures on a device; torch has one, on the first device that captured."""
+    return torch.cuda.Stream(device)
+
+
+def capture(run: Callable[[], Made]) -> tuple[torch.cuda.CUDAGraph, Made]:
+    """Return a CUDA graph of what a function launches on the current device, which does not run, and its result."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        # another thread, such as a server's, may allocate meanwhile
+        with torch.cuda.graph(graph, stream=stream_of(torch.cuda.current_device()), capture_error_mode="thread_local"):
+            made = run()
+    except BaseException:
+        torch.cuda.set_stream(stream)  # torch leaves that of the capture if it cannot end it
+        raise
+    return graph, made
 
 
 def memory_of(state: State) -> list[Tensor]:

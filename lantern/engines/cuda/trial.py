@@ -18,6 +18,7 @@ from lantern.core.config import one_line
 from lantern.core.prepared import FixedPasses, PreparedTarget, on_device, original
 from lantern.core.types import Scores
 from lantern.engines.chain import Chain, waves
+from lantern.engines.cuda.graphs import capture
 from lantern.engines.cuda.rows import ROWS
 from lantern.engines.cuda.target import KernelTarget
 
@@ -138,12 +139,7 @@ def keeps_bits(prepared: PreparedTarget, chain: Chain) -> bool:
 
 def replay(run: Callable[[], Tensor]) -> Tensor:
     """Return what a run gives as a replay of a CUDA graph."""
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        made = run()
+    run()
+    graph, made = capture(run)
     graph.replay()
     return made.clone()

@@ -20,7 +20,7 @@ Values pass between the threads of a program through global memory, with a barri
 # pyright: reportAttributeAccessIssue=false
 
 # ruff: noqa: SIM102, SIM108 (branches on constants are cut when a kernel is compiled, so they stand alone)
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -473,7 +473,7 @@ def match(tree: DraftTree, rows: Rows) -> Verdict:
     return Verdict(path, length, chosen, samples=sampled)
 
 
-@lru_cache(maxsize=64)
+@cache  # of graphs, which hold the memory
 def widths_on(widths: tuple[int, ...], device: torch.device) -> Tensor:
     """Return the widths of a tree on a device; made in the steps before a capture."""
     return torch.tensor(widths, dtype=torch.int32, device=device)

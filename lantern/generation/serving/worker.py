@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from lantern.core.config import one_line
-from lantern.core.prepared import WeightCache
+from lantern.core.prepared import WeightCache, on_device
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.rounds import Joint
@@ -165,8 +165,9 @@ class Worker(threading.Thread):
     def run(self) -> None:
         """Decode until stopped and the queue is empty. An error that ends the thread becomes `fault`."""
         try:
-            while self._wait():
-                self.step()
+            with on_device(self.model.device):  # a thread begins with the first GPU
+                while self._wait():
+                    self.step()
         except Exception as error:  # every image gets an answer, whatever happened
             self.fault = error
             LOG.critical("the model thread has ended", exc_info=error)

@@ -1,6 +1,7 @@
 """Replayed rounds: when they are captured anew, what of them is reported, and what a GPU may refuse."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -119,6 +120,29 @@ def test_rounds_go_on_without_a_graph_if_none_can_be_captured(name: str, caplog:
     assert Refused.tried == 1 and torch.equal(made.tokens, expected.tokens)
     assert torch.equal(made.accepted, expected.accepted) and torch.equal(made.steps, expected.steps)
     assert "no CUDA graph: operation not permitted when stream is capturing" in caplog.text
+
+
+def test_a_capture_that_cannot_end_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = ["own"]
+
+    @contextmanager
+    def graph(graph: object, *, stream: str, capture_error_mode: str) -> Iterator[None]:
+        streams.append(stream)
+        yield
+        raise RuntimeError("capture_end failed")
+
+    for name, value in {
+        "CUDAGraph": object,
+        "graph": graph,
+        "Stream": "capture on {}".format,
+        "current_device": lambda: 1,
+        "current_stream": lambda: streams[-1],
+        "set_stream": streams.append,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    with pytest.raises(RuntimeError, match="capture_end failed"):
+        graphs.capture(list)
+    assert streams == ["own", "capture on 1", "own"]
 
 
 def test_kernels_and_graphs_run_on_the_gpu_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:

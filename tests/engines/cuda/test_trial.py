@@ -1,6 +1,7 @@
 """Trials of kernels on the device they are to run on: faults, wrong numbers and bits are found, and acted on."""
 
 from functools import reduce
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -23,9 +24,10 @@ from lantern.engines.cuda import trial as trials
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.cuda.fused_target import FusedTarget
 from lantern.engines.cuda.kernels import silu_mul
+from lantern.engines.cuda.llama import LlamaTarget
 from lantern.engines.cuda.target import KernelPass, KernelTarget, Linear, keeps_rows
 from lantern.engines.cuda.trial import TOLERANCE, Trial, tried
-from tests.engines.cuda.kinds import DEVICE, target_in
+from tests.engines.cuda.kinds import DEVICE, llama_in, target_in
 
 PAIR = {"block_size": 4}  # of which a trial scores chains of two nodes
 
@@ -52,6 +54,21 @@ def test_passes_agree_with_torch_and_keep_the_bits_of_a_node(
     found = tried(prepared, is_fp8=is_fp8)
     assert found.fault is None and 0 < found.difference < TOLERANCE[dtype] and found.keeps_bits
     assert keeps_rows(prepared, 32) and "do not depend" in found.found
+
+
+@pytest.mark.parametrize(("dtype", "is_fp8"), [(torch.float32, False), (torch.bfloat16, True)])
+def test_passes_with_keys_of_the_prompt_agree_with_torch(dtype: torch.dtype, is_fp8: bool) -> None:
+    found = tried(LlamaTarget(llama_in(dtype, n_layer=2, side=4), 16), is_fp8=is_fp8)
+    assert found.fault is None and found.keeps_bits
+    assert found.difference < (0.04 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_products_in_fp32_are_those_of_cublas_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "is_interpreted", lambda: False)
+    for dtype, kinds in ((torch.float32, [KernelTarget]), (torch.bfloat16, [FusedTarget, KernelTarget])):
+        weight = SimpleNamespace(device=torch.device("cuda"), itemsize=dtype.itemsize)
+        config, table = SimpleNamespace(family="llamagen"), SimpleNamespace(weight=weight)
+        assert GraphEngine()._kinds(SimpleNamespace(config=config, tok_embeddings=table)) == kinds
 
 
 @pytest.mark.parametrize(
