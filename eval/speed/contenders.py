@@ -47,6 +47,11 @@ class Variant:
     def __str__(self) -> str:
         return f"{self.kind} {self.dtype}"
 
+    @property
+    def is_sharp(self) -> bool:
+        """Whether numbers are in fp32, keys and values too: rounding then changes no token."""
+        return self.dtype == "fp32" and not self.kind.endswith("fp8")
+
     @classmethod
     def of(cls, engine: Engine, dtype: str) -> "Variant":
         """Return the variant of an engine; ValueError for 4-bit weights."""

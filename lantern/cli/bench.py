@@ -43,7 +43,7 @@ def bench(
     variants: list[str] | None = opt(None, VARIANTS_HELP, type=VARIANT),
     baseline: list[str] | None = opt(None, BASELINE_HELP, type=VARIANT),
     seed: int = opt(0, "seed of the noise (default 0)", 0, MAX_SEED),
-    rounding: bool = opt(False, "also measure how far dtypes, int8 and fp8 move the distributions of tokens"),
+    rounding: bool = opt(False, "also measure how far the other variants move the distributions of tokens"),
     json: bool = opt(False, "one JSON line on stdout, the table on stderr"),
     out: Path | None = opt(None, "write the JSON line to a file as well", metavar="FILE"),
     *,

@@ -133,9 +133,11 @@ class Files(Group):
         for option, path in written.items():
             check_file(option, path)
         written["--out"] = place.out if place is not None and place.is_file else None
-        taken: dict[Path, str] = {}
+        taken: dict[str, str] = {}
         for option, path in {**written, "--init-image": inputs.init_image, "--mask": inputs.mask}.items():
-            if path is not None and (other := taken.setdefault(path.resolve(), option)) != option and other in written:
+            if path is None:
+                continue
+            if (other := taken.setdefault(os.path.realpath(path), option)) != option and other in written:
                 raise ValueError(f"{other} and {option} are both {path}: give each a file of its own")
         return place
 
@@ -168,7 +170,7 @@ def generate(
         print("\n".join((read_words if inputs.list_words else list_names)(resolve_model(model))))
         return
     prompts = _prompts(prompt, prompts_file, class_label)
-    rank, processes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, processes = _process()
     if processes > 1 and (method in (None, "auto") or files.compare):
         raise ValueError(f"{processes} processes share a model and need one method: give --method, and no --compare")
     if files.compare and batch > 1:
@@ -221,6 +223,8 @@ def generate(
     if run.requested:
         run.run(notes, debug)
     else:
+        if files.json:
+            _print(json.dumps({"asked": 0, "stopped": None, "tokens": 0, "paths": [], "pictures": []}))
         say(f"all {len(requested)} images exist", files.quiet)
     if processes > 1:
         from torch import distributed
@@ -230,10 +234,22 @@ def generate(
         say(hint, files.quiet)
 
 
+def _process() -> tuple[int, int]:
+    """Return the number of this process and how many there are, as torchrun sets them; ValueError for other numbers."""
+    stated = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if not all(map(str.isdecimal, stated)):
+        return 0, 1
+    rank, processes = map(int, stated)
+    if rank >= processes:
+        raise ValueError(f"RANK is {rank}, wanted a number below WORLD_SIZE, {processes}: start lantern by torchrun")
+    return rank, processes
+
+
 def _chosen(name: str | None, folder: Path, texts: Mapping[str, str]) -> Method | None:
     """Return the method with its settings, None for "auto"; ValueError for wrong settings and for missing parts."""
     index = folder / "model_index.json"
-    default = (read_json_object(index).get("generation") or {}).get("method") if index.is_file() else None
+    found = read_json_object(index).get("generation") if index.is_file() else None
+    default = found.get("method") if isinstance(found, dict) else None  # others are refused with the index
     name_of_default, own = split(str(default))
     chosen = METHODS.get(name or name_of_default)  # an unknown default is refused with the index
     if chosen is None or chosen.name == "auto":

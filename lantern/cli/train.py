@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> None:
     if config is None and (kind := given.get("kind") or (recipe and recipe.name)):
         config = f"{stage}-{kind}"
     if config is None:
-        raise ValueError(f"stage {stage} needs --config, one of {', '.join(stages.config_names())} or a file")
+        own = [name for name in stages.config_names() if name.startswith(f"{stage}-")]
+        raise ValueError(f"stage {stage} needs --config, one of {', '.join(own) or 'none'} or a file")
     result = run_stage(stage, config, out, given, recipe)
     if os.environ.get("RANK", "0") == "0":  # of the processes of torchrun
         print(f"{out}: {result}" if result is not None else out)

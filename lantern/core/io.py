@@ -67,15 +67,18 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     end of the block.
     """
     path = Path(path)
-    path = path.resolve() if path.is_symlink() else path
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if path.exists() and not path.is_file() and not path.is_dir():  # also behind a link, such as /dev/stdout
         with tempfile.TemporaryDirectory() as folder:
             temporary = Path(folder, f"written{path.suffix[:16]}")
             temporary.touch()
             yield temporary
-            with path.open("wb") as out:
-                out.write(temporary.read_bytes())
+            try:
+                with path.open("wb") as out:
+                    out.write(temporary.read_bytes())
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(path)) from error
         return
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
     made = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix[:16]}")

@@ -121,7 +121,9 @@ def generate(
         from lantern.generation.init_image import with_init_image
 
         requested = with_init_image(model, requested, init_image=init_image, keep_rows=keep_rows, mask_image=mask_image)
-    sampling = sampling or model.sampling()
+    sampling = model.sampling() if sampling is None else sampling
+    if not isinstance(sampling, Sampling):
+        raise TypeError(f"sampling is {str(sampling)[:40]!r}, wanted a Sampling, as model.sampling() returns it")
     chosen = choose_method(model, method, settings, sampling=sampling, batch=min(batch, len(requested)))
     how = {"batch": batch, "on_halved": on_halved, "debug": debug, "record": record, "interval": interval}
     generator = Generator(model, chosen, sampling, **how)

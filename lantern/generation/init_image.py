@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
-from lantern.core.config import one_line
+from lantern.core.config import as_number, one_line
 from lantern.core.modes import outside_modes
 from lantern.generation.images import in_8_bits
 from lantern.generation.requests import Request
@@ -71,6 +71,7 @@ def with_init_image(
         if bool(is_kept.all()):
             raise ValueError("the mask has no white pixel, wanted white where tokens are generated")
     else:
+        keep_rows = as_number(keep_rows)
         is_whole = isinstance(keep_rows, int) and not isinstance(keep_rows, bool)
         if not is_whole or not 1 <= keep_rows < raster.rows:  # type: ignore[operator]
             raise ValueError(f"rows to keep are {keep_rows}, wanted a whole number from 1 to {raster.rows - 1}")

@@ -22,6 +22,7 @@ from diffusers.utils.outputs import BaseOutput
 from jaxtyping import Int
 from torch import Tensor
 
+from lantern.core.config import as_number
 from lantern.core.io import (
     CONFIG_NAME,
     is_there,
@@ -302,6 +303,10 @@ class LanternPipeline(DiffusionPipeline):
         """
         if not safe_serialization:
             raise ValueError("safe_serialization is False, which lantern does not have: omit it")
+        if any(others) or options.get("variant") is not None:  # diffusers' third argument is the variant
+            raise ValueError("variant is given, but there is one file of weights: omit it")
+        if not str(save_directory):
+            raise ValueError("save_directory is empty, wanted a folder")
         is_pushed, names = options.pop("push_to_hub", False), inspect.signature(self.push_to_hub).parameters
         hub: dict[str, Any] = {name: options[name] for name in names if name in options}
         if self.transformer.config.family != "llamagen":
@@ -581,6 +586,7 @@ class LanternPipeline(DiffusionPipeline):
     def _scale(self, scale: int | None, resample: str, height: int | None = None, width: int | None = None) -> int:
         """Return the scale of the images; ValueError for an invalid scale, filter, height or width."""
         raw_width = self.transformer.config.raster.columns * self._token_side
+        scale, height, width = map(as_number, (scale, height, width))
         for name, side, raw in (("height", height, self.size), ("width", width, raw_width)):
             if side is None:
                 continue

@@ -262,9 +262,11 @@ def check_requests(model: "Model", requested: Sequence[Request], *, with_pixels:
         return
     if model.text is None:
         raise ValueError(f"model {model.name} has no text encoder, which prompts need{model.missing('text_encoder')}")
-    for prompt in dict.fromkeys(request.prompt for request in requested if request.prompt is not None):
-        if model.text.is_blank(prompt):
-            raise ValueError(f"the prompt {prompt[:40]!r} is empty after cleaning; give a few words in English")
+    texts = [("prompt", request.prompt) for request in requested]
+    texts += [("negative prompt", request.negative_prompt) for request in requested]
+    for kind, text in dict.fromkeys(texts):
+        if text and model.text.is_blank(text):
+            raise ValueError(f"the {kind} {text[:40]!r} is empty after cleaning; give a few words in English")
 
 
 def check_init_image(init_image: Any, keep_rows: Any, mask_image: Any) -> None:
@@ -377,6 +379,8 @@ def read_prompts(path: str, *, ending: str = "") -> list[str]:
 def _read(path: str, name: str) -> str:
     try:
         if path == "-":
+            if sys.stdin is None:
+                raise ValueError("standard input is closed: give a file of prompts, or leave --prompts-file out")
             raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
         else:
             with open(path, "rb") as file:

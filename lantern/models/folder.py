@@ -285,6 +285,10 @@ def load_model(
     them make the same calls.
     ValueError names what is missing or invalid.
     """
+    if unknown := {*parts} - ALL_PARTS:
+        raise ValueError(
+            f"parts are {', '.join(sorted(map(str, unknown)))}, wanted some of {', '.join(sorted(ALL_PARTS))}"
+        )
     where, folder = pick_device(device), resolve_model(name)
     kind, shown = pick_dtype(dtype, where), shown_name(name, folder)
     if is_transformers_folder(folder):

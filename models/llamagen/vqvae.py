@@ -240,7 +240,7 @@ class VQVAE(nn.Module):
 
 def check_tokens(tokens: Int[Tensor, "b n"], count: int) -> None:
     """Raise ValueError for tokens that are not below `count`; those on the meta device have no values."""
-    if tokens.is_meta:
+    if tokens.is_meta or not tokens.numel():
         return
     lowest, highest = int(tokens.min()), int(tokens.max())
     if lowest < 0 or highest >= count:

@@ -138,6 +138,30 @@ def test_prompts_come_from_files_in_several_forms(model: str) -> None:
     assert grids == [grids[0]] * len(forms) and len(grids[0]) == 2
 
 
+@pytest.mark.parametrize(
+    ("rank", "processes", "code"), [("1", "", 0), ("0", "abc", 0), ("", "2", 0), ("1", "1", 2), ("3", "2", 2)]
+)
+def test_numbers_of_processes_that_no_launcher_sets(
+    model: str, rank: str, processes: str, code: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    assert made(model, "--out", "o.png") == code and Path("o.png").exists() == (code == 0)
+    assert code == 0 or f"RANK is {rank}, wanted a number below WORLD_SIZE, {processes}" in capsys.readouterr().err
+
+
+def test_a_closed_standard_input_holds_no_prompts(model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert "standard input is closed" in refusal(capsys, main(["--model", model, "--prompts-file", "-"]))
+
+
+def test_defaults_of_another_form_are_refused(model: str, tmp_path: Path, capsys: Capture) -> None:
+    other = shutil.copytree(model, tmp_path / "other")
+    index = json.loads((other / "model_index.json").read_text())
+    (other / "model_index.json").write_text(json.dumps(index | {"generation": 5}))
+    assert '"generation" is a int, wanted an object' in refusal(capsys, made(str(other)))
+
+
 def test_negative_prompts_are_those_of_the_pipeline(model: str, capsys: Capture) -> None:
     prompts, negative = ["a red apple", "a dog"], ["blue cat", "two"]
     words = [word for text in prompts for word in ("--prompt", text)]

@@ -43,6 +43,7 @@ REFUSED = {
     "--class-label 3": "either words or classes",
     "--guidance 1 --negative-prompt blue": "negative_prompt has no effect without guidance: give guidance above 1",
     "--negative-prompt a --negative-prompt two": "got 2 negative prompts for 1 images, wanted 1",
+    "--negative-prompt ...": "the negative prompt '...' is empty after cleaning",
     "--out x.gif": "wanted a folder or a file that ends in .png",
     "--out /dev/null": "wanted a folder or a file that ends in .png",
     "--out -": "not written to standard output",

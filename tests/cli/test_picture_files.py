@@ -64,6 +64,8 @@ def test_files_that_exist_are_kept_and_the_others_made(model: str, capsys: Captu
     capsys.readouterr()
     assert made(model, "-n", "3", "--out", "o", "--skip-existing") == 0
     assert capsys.readouterr().err == "lantern: all 3 images exist\n"
+    assert made(model, "-n", "3", "--out", "o", "--skip-existing", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["paths"] == []
     for option in ("--overwrite", "--grid"):
         assert f"{option} is given" in refusal(capsys, made(model, "--out", "o", "--skip-existing", option))
 

@@ -199,8 +199,14 @@ def test_links_stay_and_pipes_are_written_to(tmp_path: Path) -> None:
     try:
         write_json(pipe, [1])
         assert os.read(reader, 100) == b"[\n  1\n]\n" and pipe.is_fifo()
+        (tmp_path / "to pipe").symlink_to(pipe)  # as /dev/stdout may be
+        write_json(tmp_path / "to pipe", [2])
+        assert os.read(reader, 100) == b"[\n  2\n]\n" and pipe.is_fifo()
     finally:
         os.close(reader)
+    if Path("/dev/full").exists():
+        with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+            write_json("/dev/full", [3])
     with pytest.raises(ValueError, match="loop.safetensors is a link to no file"):
         (tmp_path / "loop.safetensors").symlink_to(tmp_path / "loop.safetensors")
         io.load_tensors(tmp_path / "loop.safetensors")

@@ -265,7 +265,12 @@ def test_options_of_loading_are_refused_in_one_line(folder: Path, options: dict[
 
 def test_weights_are_saved_as_safetensors_only(pipe: LanternPipeline, tmp_path: Path) -> None:
     refused(pipe.save_pretrained, tmp_path / "saved", safe_serialization=False, match="^safe_serialization is False, ")
+    for given in ({"variant": "fp16"}, {}):
+        refused(
+            pipe.save_pretrained, tmp_path / "saved", *([] if given else [True, "fp16"]), **given, match="^variant is"
+        )
     assert not (tmp_path / "saved").exists()
+    refused(pipe.save_pretrained, "", match="^save_directory is empty")
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,7 @@ def test_formats_and_sizes(served: Served) -> None:
         ({"response_format": "url"}, "response_format", "b64_json"),
         ({"prompt": "  "}, "prompt", "the prompt is empty"),
         ({"negative_prompt": "a car", "guidance": 1}, "negative_prompt", "no effect without guidance"),
+        ({"negative_prompt": "..."}, "negative_prompt", "is empty after cleaning"),
         ({"prompt": "  ", "method": "plain"}, "prompt", "the prompt is empty"),
         ({"method": ""}, "method", "at least 1 character"),
         ({"method": "lantern"}, "method", "k is 100, wanted from 1 to 23"),

@@ -301,7 +301,8 @@ class Service:
             with refused_for("negative_prompt"):
                 check_prompt(body.negative_prompt)
                 check_captions(self.model, "negative_prompt", sampling)
-            requested = [replace(one, negative_prompt=body.negative_prompt) for one in requested]
+                requested = [replace(one, negative_prompt=body.negative_prompt) for one in requested]
+                check_requests(self.model, requested)
         return with_warnings(self.model, requested, warn=lambda line: None), sampling
 
     def card(self, name: str) -> dict[str, Any]:

@@ -28,7 +28,9 @@ def bind(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
     except OSError as error:
         bound.close()
-        raise OSError(f"cannot listen at {host}:{port}: {error.strerror or error}; choose another --port") from error
+        raise OSError(
+            f"cannot listen at {host}:{port}: {error.strerror or error}; choose another --host or --port"
+        ) from error
     return bound
 
 

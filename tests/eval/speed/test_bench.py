@@ -62,6 +62,20 @@ def test_methods_that_are_plain_decoding_here_are_not_measured(monkeypatch: Patc
     refused(speed.own_methods, model, match="are plain decoding on this machine: give --methods")
 
 
+def test_rounded_keys_may_change_tokens_in_fp32() -> None:
+    sharp = [
+        kind
+        for kind in ("eager", "cpu+int8", "eager+fp8")
+        for dtype in ("fp32", "bf16")
+        if Variant(kind, dtype).is_sharp
+    ]
+    assert sharp == ["eager", "cpu+int8"]
+
+
+def test_plain_decoding_alone_is_no_contender(folder: Path) -> None:
+    refused(speed.measure, BenchOptions(model=str(folder), methods=("plain",)), match="give methods that draft")
+
+
 @pytest.fixture(scope="module")
 def figures(folder: Path) -> dict[str, Any]:
     what: Any = {"model": str(folder), "methods": ("eagle1", "lantern++:k=3"), "kinds": ("eager",)}
