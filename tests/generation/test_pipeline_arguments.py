@@ -47,6 +47,12 @@ def test_what_is_no_model_is_refused_by_its_value(copied: Path) -> None:
             load(None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="model is 'lantern-emoji', wanted a model, as load_model returns it"):
         list(generate("lantern-emoji", ["a red apple"]))  # type: ignore[arg-type]
+    refused(load_model, "lantern-emoji", parts=["vqvae"], match="parts are vqvae, wanted some of codebook, drafter, text, vq")
+
+
+def test_a_sampling_of_another_kind_is_refused(folder: Path) -> None:
+    with pytest.raises(TypeError, match="sampling is '5', wanted a Sampling"):
+        list(generate(load_model(folder), ["a red apple"], sampling=5))  # type: ignore[arg-type]
 
 
 def tokens(pipe: LanternPipeline, prompt: Any = "a red apple", **options: Any) -> torch.Tensor:

@@ -116,10 +116,12 @@ def run(command: list[str]) -> None:
     """Run a compiler; CompilerError with its first error if it fails."""
     try:
         subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        output = getattr(error, "stderr", b"") or str(error).encode()
-        first = next((line for line in output.decode(errors="replace").splitlines() if "error" in line), str(error))
-        raise CompilerError(first.strip()) from error
+    except OSError as error:
+        raise CompilerError(str(error)) from error
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.decode(errors="replace").splitlines()
+        faults = [line.strip() for line in lines if "error" in line or "failed" in line]
+        raise CompilerError([*faults, f"exit status {error.returncode}"][0]) from error
 
 
 def compile_all(
