@@ -41,6 +41,7 @@ class GivenTrees(NoDrafts):
     tree: DraftTree
 
     def __init__(self, nodes: int, depth: int = 0) -> None:
+        super().__init__()
         self.max_nodes, self.depth = nodes, depth
 
     def propose(self) -> DraftTree:

@@ -196,7 +196,7 @@ def explained(error: Exception) -> str:
     if is_clear or (isinstance(error, MemoryError) and str(error)):
         return one_line(error, 2000)  # a command that it names is whole
     if isinstance(error, MemoryError | RuntimeError):
-        from lantern.generation.generator import is_out_of_memory
+        from lantern.core.prepared import is_out_of_memory
 
         if is_out_of_memory(error):
             return f"out of memory: {one_line(error)}"

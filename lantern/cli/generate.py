@@ -236,7 +236,7 @@ def generate(
 
 def _process() -> tuple[int, int]:
     """Return the number of this process and how many there are, as torchrun sets them; ValueError for other numbers."""
-    stated = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    stated = [os.environ.get("RANK") or "0", os.environ.get("WORLD_SIZE", "")]
     if not all(map(str.isdecimal, stated)):
         return 0, 1
     rank, processes = map(int, stated)

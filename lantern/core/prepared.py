@@ -16,6 +16,9 @@ from lantern.core.weights import PARTS, Weights, check_kind, kind_of, marked, qu
 T = TypeVar("T")
 KNOWN = {"lantern", "torch", "torchao", "transformers"}  # libraries whose modules engines know
 
+# torch raises RuntimeError for all of these, so only the text identifies them
+SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
+
 
 def weights_of(module: Any) -> tuple[Any, ...]:
     """Return a value that changes whenever a weight, a forward or its hooks do, a dtype or device, or a submodule.
@@ -180,6 +183,17 @@ def _copies(weights: Weights, parts: tuple[str, ...]) -> WeightCache[nn.Module]:
         return marked(made, weights)
 
     return WeightCache(quantized_copy)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error reports that memory ran out: Python's, a GPU's, or that of torch's CPU allocator.
+
+    On Linux a process that overcommits may be killed instead; then there is no error to catch.
+    """
+    if isinstance(error, MemoryError):
+        return True
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in message for sign in SIGNS)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

@@ -39,6 +39,7 @@ class StaticCache:
     """
 
     prefix_scores: Float[Tensor, "b r p"]
+    is_freed: bool = False
     _mask: "TreeMask | None" = None
 
     def __init__(
@@ -118,10 +119,17 @@ class StaticCache:
         """Return an earlier cache if it has the given sizes, else a new one; the arguments are those of the class."""
         names = ("images", "rows", "prefix", "tokens", "stage", "least_rows", "columns", "is_fp8")
         wanted = [*(sizes.get(name, 0) for name in names), sizes["dtype"], torch.device(sizes["device"])]
-        if earlier is None:
-            return cls(**sizes)
-        found = [*(getattr(earlier, name) for name in names), earlier.dtype, earlier.buffer.device]
-        return earlier if found == wanted else cls(**sizes)
+        if earlier is not None and not earlier.is_freed:
+            found = [*(getattr(earlier, name) for name in names), earlier.dtype, earlier.buffer.device]
+            if found == wanted:
+                return earlier
+            earlier.free()
+        return cls(**sizes)
+
+    def free(self) -> None:
+        """Give up the memory, before another cache takes its place."""
+        self._memory = self.buffer = self.first[:0]
+        self._layers, self._mask, self.is_freed = [], None, True
 
     def tree_mask(
         self, prefix: Bool[Tensor, "*b t"] | Float[Tensor, "*b t"], nodes: int, *, hides: bool = True

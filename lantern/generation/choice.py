@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
-from lantern.core.config import read_json_object
+from lantern.core.config import one_line, read_json_object
 from lantern.core.io import user_cache
+from lantern.core.prepared import is_out_of_memory
 from lantern.core.sampling import Sampling
 from lantern.engines.cpu.compiler import facts
 from lantern.engines.pass_times import TOKENS, best_window, is_steady, pass_times
@@ -92,6 +93,16 @@ def has_parts(model: Model, method: Method) -> bool:
     return has_add_ons and (model.drafter is not None or not method.made.reads_drafter)
 
 
+def method_named(model: Model, name: str | None) -> Method:
+    """Return the method of a name with its settings, None for the model's default, as `choose_method`; "auto" as it is.
+
+    No passes are run.
+    """
+    spec, texts = split(name or model.generation.get("method", "auto"))
+    method = find(spec)
+    return method.with_options(**method.parsed(texts))
+
+
 def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable[[str], None]) -> Method:
     """Return the method that a profile recommends, if the model has what it needs; else the choice by T(n).
 
@@ -101,7 +112,13 @@ def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable
     if profiled is not None and has_parts(model, profiled):
         return replace(profiled, reason="a profile of `lantern tune` recommends it")
     lines = sampling.rows * batch
-    times, most = pass_times(model.engine, model.target, rows=lines), model.engine.free_nodes(lines)
+    times, most = {}, model.engine.free_nodes(lines)
+    try:
+        times = pass_times(model.engine, model.target, rows=lines)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        report(f"no times of passes: {one_line(error)}")  # plain decoding halves its batches
     allowed = {n: seconds for n, seconds in times.items() if most is None or n <= max(most, 2)}
     found = choose(allowed, model.tokens_per_step, can_shrink=not model.engine.captures)
     report(f"method auto is {found.spec}: {found.reason}; `lantern tune` measures all methods")

@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from lantern.core.config import is_debugging, one_line
 from lantern.core.modes import outside_modes
-from lantern.core.prepared import on_device
+from lantern.core.prepared import is_out_of_memory, on_device
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Drafter, Generation, Step, Target, Verifier
 from lantern.decoding.loop import State, begin, check_modes, run
@@ -45,23 +45,10 @@ if TYPE_CHECKING:
     from lantern.drafters.policies.records import Recorder
 
 
-# torch raises RuntimeError for all of these, so only the text identifies them
-SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
 HALVED = "out of memory with {} images at once: continuing with {}"
 INTERVAL = 0.1  # seconds between two reads from the device, or two calls by the C++ engine
 WARM_UP = 8  # passes that are not measured
 TABLE_COLUMNS = 100  # of a proximity table, where a method needs fewer
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error reports that memory ran out: Python's, a GPU's, or that of torch's CPU allocator.
-
-    On Linux a process that overcommits may be killed instead; then there is no error to catch.
-    """
-    if isinstance(error, MemoryError):
-        return True
-    message = str(error).lower()
-    return isinstance(error, RuntimeError) and any(sign in message for sign in SIGNS)
 
 
 def release_memory() -> None:

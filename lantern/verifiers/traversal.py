@@ -81,18 +81,20 @@ class TraversalVerifier:
 
         def enter(node: int) -> None:
             """Give a node its rate and its p, after those above it."""
-            if node in rates:
-                return
-            parent, token = plan.parents[node], tokens[:, node : node + 1]
-            enter(parent)
-            if tree.mode == "point" or tree.log_q is None:
-                q[parent] = torch.zeros_like(p[parent]).scatter_(1, token, 1.0)
-            elif parent not in q:
-                q[parent] = probabilities(tree.log_q[:, parent])
-            own_p, own_q = p[parent].gather(1, token)[:, 0], q[parent].gather(1, token)[:, 0]
-            rate = (rates[parent] * own_p / own_q.clamp(min=torch.finfo(own_q.dtype).tiny)).clamp(max=1.0)
-            rates[node] = torch.where(own_q > 0, rate, 0.0)  # q = 0 marks "no child"
-            p[node] = row_of(rows, tokens, node)
+            missing = list[int]()
+            while node not in rates:
+                missing.append(node)
+                node = plan.parents[node]
+            for below in reversed(missing):
+                parent, token = plan.parents[below], tokens[:, below : below + 1]
+                if tree.mode == "point" or tree.log_q is None:
+                    q[parent] = torch.zeros_like(p[parent]).scatter_(1, token, 1.0)
+                elif parent not in q:
+                    q[parent] = probabilities(tree.log_q[:, parent])
+                own_p, own_q = p[parent].gather(1, token)[:, 0], q[parent].gather(1, token)[:, 0]
+                rate = (rates[parent] * own_p / own_q.clamp(min=torch.finfo(own_q.dtype).tiny)).clamp(max=1.0)
+                rates[below] = torch.where(own_q > 0, rate, 0.0)  # q = 0 marks "no child"
+                p[below] = row_of(rows, tokens, below)
 
         for node in plan.order:
             enter(node)

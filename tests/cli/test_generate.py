@@ -138,9 +138,7 @@ def test_prompts_come_from_files_in_several_forms(model: str) -> None:
     assert grids == [grids[0]] * len(forms) and len(grids[0]) == 2
 
 
-@pytest.mark.parametrize(
-    ("rank", "processes", "code"), [("1", "", 0), ("0", "abc", 0), ("", "2", 0), ("1", "1", 2), ("3", "2", 2)]
-)
+@pytest.mark.parametrize(("rank", "processes", "code"), [("1", "", 0), ("0", "abc", 0), ("1", "1", 2), ("3", "2", 2)])
 def test_numbers_of_processes_that_no_launcher_sets(
     model: str, rank: str, processes: str, code: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,12 +3,14 @@
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 
 from lantern.core.prepared import PreparedTarget, read_in_passes
 from lantern.core.types import Prompt
+from lantern.decoding.cache import StaticCache
 from lantern.decoding.prompt import PromptCache, prefill
 from lantern.models.llamagen.transformer import word_scores
 from tests.tiny import one_thread, select, tiny_condition, tiny_target
@@ -115,3 +117,22 @@ def test_prompts_read_in_passes_of_constant_size_do_not_depend_on_each_other(mon
         assert (together[image].entries - expected.entries[image]).abs().max() <= TOLERANCE
         for name in ("entries", "scores", "logits", "features"):
             assert torch.equal(getattr(together[image], name), getattr(alone[image], name)), name
+
+
+def test_the_memory_of_a_cache_of_another_size_is_free_before_the_new_one_is_made() -> None:
+    sizes: dict[str, Any] = {"layers": 1, "images": 2, "rows": 2, "heads": 1, "head_dim": 2, "prefix": 1, "tokens": 4}
+    sizes |= {"stage": 1, "dtype": torch.float32, "device": "cpu"}
+    held = list[bool]()
+
+    class Watched(StaticCache):
+        def __init__(self, **sizes: Any) -> None:
+            held.append(memory() is not None)
+            super().__init__(**sizes)
+
+    memory: Any = lambda: None  # noqa: E731
+    cache = Watched.of(None, **sizes)
+    memory = ref(cache.buffer)
+    assert Watched.of(cache, **sizes) is cache
+    smaller = Watched.of(cache, **sizes | {"images": 1})
+    assert held == [False, False] and smaller.images == 1
+    assert Watched.of(cache, **sizes) is not cache  # after an error in between

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from lantern import LanternPipeline
-from lantern.generation.generator import generate, is_out_of_memory
+from lantern.core.prepared import is_out_of_memory
+from lantern.generation.generator import generate
 from lantern.generation.images import Picture
 from lantern.generation.requests import as_requests
 from lantern.models.folder import Model

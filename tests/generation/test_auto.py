@@ -251,3 +251,13 @@ def test_engines_of_different_speed_have_different_names(model: Model) -> None:
     engines = [*eager, WideEngine(), GraphEngine(), CpuEngine(), CpuEngine(weights="int8")]
     words = [replace(model, engine=engine).passes for engine in engines]
     assert len(set(words)) == len(words)
+
+
+def test_without_memory_for_the_passes_of_a_batch_it_is_plain(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> dict[int, float]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    said = list[str]()
+    monkeypatch.setattr(choice, "pass_times", full)
+    assert choose_method(model, "auto", batch=64, report=said.append).is_plain
+    assert said[0] == "no times of passes: CUDA out of memory"

@@ -28,10 +28,11 @@ from PIL import Image
 from lantern import __version__
 from lantern.core.sampling import Sampling
 from lantern.decoding.rounds import Joint
+from lantern.generation import choice
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request, requests_of_call
 from lantern.generation.serving.app import Limits
-from lantern.generation.serving.worker import Job, RefusedError, Worker
+from lantern.generation.serving.worker import Job, RefusedError, Row, Worker
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
 from tests.generation.served import KEY, Served
@@ -348,6 +349,38 @@ def test_out_of_memory_fewer_pictures_are_decoded_at_a_time(model: Model, monkey
     worker.submit([job(seed, hearing(heard, seed)) for seed in range(4)])
     finish(worker)
     assert worker.batch == 2 and heard == {seed: ["done"] for seed in range(4)}
+
+
+def test_idle_decoders_make_room_for_pictures_with_other_settings(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is memory for two decoders, and each sampling needs its own."""
+    heard = dict[int, list[str]]()
+    made = Row.__init__
+
+    def limited(self: Row, *given: Any) -> None:
+        if len(worker._rows) + len(worker._idle) >= 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        made(self, *given)
+
+    monkeypatch.setattr(Row, "__init__", limited)
+    worker = Worker(model, batch=2)
+    for seed in range(6):
+        one = job(seed, hearing(heard, seed))
+        one.sampling = Sampling(temperature=1 + seed)
+        worker.submit([one])
+        if seed % 3:
+            finish(worker)
+    assert worker.batch == 2 and heard == {seed: ["done"] for seed in range(6)}
+
+
+def test_requests_are_checked_without_passes(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model thread alone runs them."""
+    monkeypatch.setattr(choice, "pass_times", lambda *_, **__: pytest.fail("passes were timed"))
+    worker = Worker(model, batch=1)
+    for name in (None, "auto", "gumbel-jacobi", "eagle1"):
+        worker.check(name, model.sampling())
+    refused(worker.check, "eagle7", model.sampling(), match="did you mean 'eagle")
 
 
 def test_a_fault_of_a_step_fails_its_pictures_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ A walk tests nodes in a fixed order, each by a uniform of its own against a rate
 rates are found by trying uniforms, as in `enumeration.py`.
 """
 
+import gc
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -21,7 +23,8 @@ from tests.proof import draws, enumeration
 from tests.proof.enumeration import BASE, SLACK, Forced, Walked, assignments, node_strings, repeated, thresholds
 from tests.proof.pictures import DISTRIBUTION, PICTURES, SMALL, p_value, pictures
 from tests.proof.worlds import KINDS, TREES, GivenRows, World, world
-from tests.tiny_decoder import tiny_decoder
+from tests.tiny import tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 
 CLEAN = 1e-9
 BRANCHED = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0)))
@@ -114,3 +117,22 @@ def test_fresh_noise_differs_between_nodes_and_steps_and_depends_on_the_key_alon
     assert len(several.unique(dim=0)) == len(several)
     assert torch.equal(Noise([(2, 5)], positions=8, vocab_size=16).fresh(torch.tensor([3]), rows)[0], first[1])
     assert float(several.mean()) == pytest.approx(0.5772, abs=0.25)
+
+
+def test_a_verdict_leaves_no_rows_to_the_collector() -> None:
+    """On a GPU they are large, and Python's collector does not know that."""
+    parts = tiny_decoder("eagle1-traversal", tiny_target())
+    found, verify = list[ref[Any]](), parts.verifier.verify
+
+    def watched(tree: Any, rows: Any, noise: Any) -> Any:
+        found.append(ref(rows))
+        return verify(tree, rows, noise)
+
+    gc.collect()
+    gc.disable()
+    try:
+        object.__setattr__(parts.verifier, "verify", watched)
+        parts.generate(CONDITION, keys=KEYS)
+        assert len(found) > 2 and not any(one() for one in found[:-1])
+    finally:
+        gc.enable()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-import operator
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
@@ -22,7 +22,8 @@ LOG = logging.getLogger("lantern")
 Made = TypeVar("Made")
 WARM_ROUNDS = 3  # of a generation before its capture: kernels are loaded when they first run
 SETTLING_ROUNDS = 2  # of later generations: the first ones observe fewer tokens than the rest
-MOST_GRAPHS = 24
+MOST_GRAPHS = 128
+CAPTURING = threading.RLock()  # torch captures one graph at a time
 SHARE = 0.25  # of a device's memory that generations with graphs may hold
 
 
@@ -35,20 +36,21 @@ class Captured:
 
     graph: Any
     step: Step
-    memory: list[Tensor]
+    memory: list["ref[Tensor]"]
     weights: tuple[Any, ...]
     is_forced: bool
 
     def fits(self, state: State) -> bool:
         """Return whether a generation can replay the graph: it has the same memory and weights."""
         memory = memory_of(state)
-        is_same = len(memory) == len(self.memory) and all(map(operator.is_, memory, self.memory))
+        is_same = len(memory) == len(self.memory)
+        is_same = is_same and all(one is other() for one, other in zip(memory, self.memory, strict=True))
         return is_same and self.weights == weights_of(original(state.target)) and self.is_forced == is_forced(state)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory."""
-        return sum(tensor.nbytes for tensor in self.memory)
+        """Bytes of the memory, which the generation holds and its graph does not."""
+        return sum(tensor.nbytes for one in self.memory if (tensor := one()) is not None)
 
 
 # by generation, the latest used last; a generation that is gone takes its graph along
@@ -103,7 +105,8 @@ class GraphRounds(TorchRounds):
             return None
         finally:
             watch.is_on = is_on
-        made = Captured(graph, step, memory_of(state), weights_of(original(state.target)), is_forced(state))
+        memory = list(map(ref, memory_of(state)))
+        made = Captured(graph, step, memory, weights_of(original(state.target)), is_forced(state))
         name = id(state)
         _GRAPHS[name] = ref(state, lambda _: _GRAPHS.pop(name, None)), made
         while len(_GRAPHS) > 1 and (
@@ -132,8 +135,9 @@ def capture(run: Callable[[], Made]) -> tuple[torch.cuda.CUDAGraph, Made]:
     """Return a CUDA graph of what a function launches on the current device, which does not run, and its result."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
+        own = stream_of(torch.cuda.current_device())
         # another thread, such as a server's, may allocate meanwhile
-        with torch.cuda.graph(graph, stream=stream_of(torch.cuda.current_device()), capture_error_mode="thread_local"):
+        with CAPTURING, torch.cuda.graph(graph, stream=own, capture_error_mode="thread_local"):
             made = run()
     except BaseException:
         torch.cuda.set_stream(stream)  # torch leaves that of the capture if it cannot end it

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from lantern.core.config import one_line
-from lantern.core.prepared import WeightCache, on_device
+from lantern.core.prepared import WeightCache, is_out_of_memory, on_device
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.rounds import Joint
-from lantern.generation.choice import choose_method, has_parts
-from lantern.generation.generator import Generator, finish_batch, is_out_of_memory
+from lantern.decoding.statistics import now
+from lantern.generation.choice import choose_method, has_parts, method_named
+from lantern.generation.generator import Generator, finish_batch, release_memory
 from lantern.generation.images import Picture
 from lantern.generation.init_image import KeptPart
 from lantern.generation.requests import Request, captions
@@ -117,7 +118,10 @@ class Worker(threading.Thread):
         """
         if method is not None and ":" in method:
             raise ValueError(f"method is {method[:40]!r}, wanted the name of a method without options")
-        chosen = choose_method(self.model, method, sampling=sampling)
+        chosen = method_named(self.model, method)
+        if chosen.name == "auto":
+            return  # the model thread alone runs passes
+        chosen = choose_method(self.model, chosen, sampling=sampling)
         if not has_parts(self.model, chosen):
             raise ValueError(
                 f'method "{chosen.name}" needs trained parts that this model lacks: use another method, or train them'
@@ -212,16 +216,24 @@ class Worker(threading.Thread):
     def _admit(self) -> None:
         """Start images while rows are free."""
         while len(self._rows) < self.batch and (job := next(iter(list(self._queue)), None)) is not None:
+            lacks_memory = False
             try:
                 if not job.is_cancelled:
                     waited = time.monotonic() - job.queued
                     self._rows.append(Row(job, self._decoder(job), self._read(job)))
                     self.observe(waited)
             except Exception as error:
-                if is_out_of_memory(error) and self._rows:
-                    self.batch = len(self._rows)
-                    return
-                self._fail(job, error)
+                lacks_memory = is_out_of_memory(error)
+                if not (lacks_memory and (self._idle or self._rows)):
+                    self._fail(job, error)
+                    lacks_memory = False
+            if lacks_memory and self._idle:  # of which each holds a cache
+                self._idle.clear()
+                release_memory()
+                continue
+            if lacks_memory:
+                self.batch = len(self._rows)
+                return
             with self._changed, suppress(ValueError):  # it was given up
                 self._queue.remove(job)
 
@@ -304,5 +316,8 @@ class Row:
 
     def picture(self, together: int) -> Picture:
         """Decode the tokens to pixels; `together` is the largest number of images decoded together."""
+        begun = time.perf_counter()
+        now(self.generator.model.device)  # steps that the device has not finished
+        self.seconds["decode"] += time.perf_counter() - begun
         how: dict[str, Any] = {"seconds": self.seconds, "with_pixels": True, "images": together}
         return finish_batch(self.generator, [self.request], self.state.result(), **how)[0]
