@@ -315,7 +315,7 @@ class Generator:
     interval: float = 0.0
 
     def __post_init__(self) -> None:
-        self.is_stopped, self._too_many = False, 0
+        self.is_stopped, self._too_many, self._most_pixels = False, 0, None
         self.debug = is_debugging() if self.debug is None else self.debug
         self.model = watchable(self.model) if self.debug else self.model
         self.interval = self.interval if self.record is None else 0.0
@@ -402,17 +402,19 @@ class Generator:
         return {"keys": keys, "forced": forced}
 
     def pixels(self, tokens: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
-        """Decode tokens to pixels; where memory runs out the batch is decoded in halves."""
+        """Decode tokens to pixels, of fewer images at once where memory runs out."""
+        some = tokens[: self._most_pixels]
         try:
             with torch.inference_mode():
-                return self.model.pictures(tokens)
-        except Exception as error:  # other errors are raised again
-            if not is_out_of_memory(error):
+                made = self.model.pictures(some)
+        except Exception as error:  # others, and that of a single image, are raised again
+            if not is_out_of_memory(error) or len(some) == 1:
                 raise
-            self.halve(len(tokens), error)
-        release_memory()
-        half = len(tokens) // 2
-        return torch.cat([self.pixels(tokens[:half]), self.pixels(tokens[half:])])
+            self._most_pixels, made = len(some) // 2, None
+        if made is None:
+            release_memory()
+            return self.pixels(tokens)
+        return made if len(some) == len(tokens) else torch.cat([made, self.pixels(tokens[len(some) :])])
 
     def partial_pixels(self, tokens: Int[Tensor, " n"], known: int) -> UInt8[Tensor, "h w 3"]:
         """Return the image of a grid whose first `known` tokens are decided: rows below the last of them are grey."""

@@ -111,19 +111,24 @@ def test_a_failed_attempt_leaves_no_references(model: Model) -> None:
 
 def test_tokens_are_kept_if_only_their_pixels_do_not_fit(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = make(model, 4, 2)
-    decode, reported, sizes = model.vq.decode, [], []
+    decode, tried = model.vq.decode, list[int]()
 
     def tight(tokens: torch.Tensor) -> torch.Tensor:
-        if len(tokens) > 1:
+        tried.append(len(tokens))
+        if len(tokens) > most:
             raise CUDA
         return decode(tokens)
 
     monkeypatch.setattr(model.vq, "decode", tight)
-    with room_for(2, model.target) as seen:
-        made = make(model, 4, 2, on_halved=lambda *both: reported.append(both))
-        sizes = sorted(set(seen[1:]))
-    assert digests(made) == digests(expected) and reported == [(2, 1)] and sizes == [1, 2]
-    assert [picture.batch for picture in made] == [2, 2, 1, 1]
+    most = 1
+    made = make(model, 4, 2, on_halved=lambda *both: pytest.fail("batches of tokens fit"))
+    assert digests(made) == digests(expected) and tried == [2, 1, 1, 1, 1]
+    assert [picture.batch for picture in made] == [2] * 4
+    for one, other in zip(made, expected, strict=True):
+        assert one.pixels is not None and other.pixels is not None and torch.equal(one.pixels, other.pixels)
+    most = 0
+    with pytest.raises(MemoryError, match="out of memory with a single image: "):
+        make(model, 4, 2)
 
 
 def test_the_pipeline_warns_and_makes_the_same_pictures(folder: Path) -> None:
