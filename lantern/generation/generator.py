@@ -81,6 +81,7 @@ def generate(
     init_image: "str | Path | Image | None" = None,
     keep_rows: int | None = None,
     mask_image: "str | Path | Image | None" = None,
+    build: "Callable[..., Generator] | None" = None,
 ) -> Iterator[Picture]:
     """Make images, `batch` at a time, and yield each when its batch is done.
 
@@ -88,7 +89,8 @@ def generate(
     `method` is a name of the registry or a method, None the model's default; `settings` are options of the method, see
     `choose_method`. All arguments are checked before the first image: ValueError. `callback` receives every step, with
     an `interval` in seconds only some of them (`decoding.loop.run`), `record` the drafts of all. Images keep the first
-    `keep_rows` rows of tokens of `init_image`, or what `mask_image` does not cover (`with_init_image`).
+    `keep_rows` rows of tokens of `init_image`, or what `mask_image` does not cover (`with_init_image`). `build` takes
+    the place of `Generator`.
 
     UnknownPromptWarning for a prompt without a known word; the statistics of its images have the message too.
     Where memory runs out the batch is halved and `on_halved` is called with the size that did not fit and the one that
@@ -113,7 +115,7 @@ def generate(
         raise TypeError(f"sampling is {str(sampling)[:40]!r}, wanted a Sampling, as model.sampling() returns it")
     chosen = choose_method(model, method, settings, sampling=sampling, batch=min(batch, len(requested)))
     how = {"batch": batch, "on_halved": on_halved, "debug": debug, "record": record, "interval": interval}
-    generator = Generator(model, chosen, sampling, **how)
+    generator = (build or Generator)(model, chosen, sampling, **how)
     return make_batches(generator, requested, with_pixels=with_pixels, callback=callback)
 
 
@@ -301,7 +303,7 @@ class Generator:
     """A model with a method and a sampling, assembled once for many batches.
 
     `batch` is the number of images made at once, halved each time memory runs out. `on_halved`, `debug`, `record` and
-    `interval` are those of `generate`.
+    `interval` are those of `generate`. `parts` are those of an earlier one with the same weights, method and sampling.
     """
 
     model: Model
@@ -313,13 +315,15 @@ class Generator:
     debug: bool | None = None
     record: "Recorder | None" = None
     interval: float = 0.0
+    parts: Decoder = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         self.is_stopped, self._too_many, self._most_pixels = False, 0, None
         self.debug = is_debugging() if self.debug is None else self.debug
         self.model = watchable(self.model) if self.debug else self.model
         self.interval = self.interval if self.record is None else 0.0
-        self.assemble()
+        if self.parts is None:
+            self.assemble()
 
     @outside_modes
     def assemble(self) -> None:

@@ -34,16 +34,18 @@ from lantern.core.io import (
 )
 from lantern.core.modes import outside_modes
 from lantern.core.places import resolve_model
+from lantern.core.prepared import weights_of
+from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import Engine
 from lantern.engines.engine import engine as make_engine
-from lantern.generation.generator import INTERVAL, Canvas, Progress, generate
+from lantern.generation.generator import INTERVAL, Canvas, Decoder, Generator, Progress, generate
 from lantern.generation.images import MAX_SCALE, NotFiniteError, Picture, check_scale, convert, enlarge
 from lantern.generation.requests import CALLBACK_TENSORS, check_call, requests_of_call, texts_of
 from lantern.methods import find
-from lantern.methods.method import check_same
+from lantern.methods.method import Method, check_same
 from lantern.methods.parts import ADD_ONS
 from lantern.models import folder as folders
 from lantern.models.folder import COMPONENTS, INDEX_NAME, Model
@@ -201,6 +203,8 @@ class LanternPipeline(DiffusionPipeline):
         self._interrupt = False
         self._engine_of_calls: Engine | str = "auto"
         self._prompts = PromptCache()
+        # of the last call, with what it was built from: an engine that replays rounds has captured them
+        self._kept: tuple[Any, Decoder] | None = None
         if isinstance(transformer, LanternTransformer) and transformer.folder is not None:
             self._load_from(transformer.folder, transformer.folder.name)
         check_parts(transformer, drafter, self._name)
@@ -433,7 +437,7 @@ class LanternPipeline(DiffusionPipeline):
         return tune(self.model, **how)[0]
 
     def warmup(self, prompt: str = "a red apple", *, batch_size: int = 1, **call: Any) -> None:
-        """Make a batch and discard it, so that later calls of this size compile nothing and have `prompt` cached.
+        """Make a batch and discard it, so that the next call of this size compiles and captures nothing.
 
         `call` are arguments of later calls that change what is run, such as method, settings and guidance_scale.
         """
@@ -555,6 +559,7 @@ class LanternPipeline(DiffusionPipeline):
             init_image=init_image,
             keep_rows=keep_rows,
             mask_image=mask_image,
+            build=self._generator,
         )
         bar: Any = self.progress_bar(total=len(requested) * tokens_of_image)  # type: ignore[call-arg]
         progress = Progress(len(requested), tokens_of_image, bar=bar)
@@ -566,6 +571,9 @@ class LanternPipeline(DiffusionPipeline):
                 error.sound = pictures
                 raise
             progress.show()
+        key, done = self._running
+        if done.parts.engine.captures:
+            self._kept = key, done.parts
         shape = (-1, pictures[0].columns)
         tokens: Int[Tensor, "b h w"] = torch.stack([picture.tokens for picture in pictures]).unflatten(1, shape)
         pixels = [picture.pixels for picture in pictures if picture.pixels is not None]
@@ -573,6 +581,17 @@ class LanternPipeline(DiffusionPipeline):
         images = tokens if is_latent else convert(enlarge(torch.stack(pixels), scale, resample), output_type)
         found = LanternOutput(images=images, tokens=tokens, stats=[picture.as_dict() for picture in pictures])
         return found if return_dict else (found.images, found.tokens, found.stats)
+
+    def _generator(self, model: Model, method: Method, sampling: Sampling, **how: Any) -> Generator:
+        """Return a generator, with the decoder of the last call if that was built from the same."""
+        modules = [model.target, model.drafter, model.vq, *(model.add_ons.get(name) for name in method.made.parts)]
+        weights = [None if module is None else weights_of(module) for module in modules]
+        key = (method, sampling, model.engine, how["debug"], weights)
+        kept, self._kept = self._kept, None  # a call within a callback has a decoder of its own
+        parts: dict[str, Any] = {"parts": kept[1]} if kept is not None and kept[0] == key else {}
+        made = Generator(model, method, sampling, **parts, **how)
+        self._running = key, made
+        return made
 
     @property
     def size(self) -> int:
