@@ -190,7 +190,7 @@ def identities(field: Sequence[Contender], lines: Sequence[Line], batch: int) ->
                 "variant": str(one.variant),
                 "images": len(racing.images_of(lines, one.name)),
                 **racing.identity(lines, one.name, plain[one.variant]),
-                "must_be_identical": one.variant.is_sharp or one.parts.promise(batch) == "tokens",
+                "must_be_identical": one.variant.is_fp32 or one.parts.promise(batch) == "tokens",
             }
 
 

@@ -48,7 +48,7 @@ class Variant:
         return f"{self.kind} {self.dtype}"
 
     @property
-    def is_sharp(self) -> bool:
+    def is_fp32(self) -> bool:
         """Whether numbers are in fp32, keys and values too: rounding then changes no token."""
         return self.dtype == "fp32" and not self.kind.endswith("fp8")
 

@@ -14,7 +14,7 @@ from lantern.cli.options import DTYPES, MAX_SEED, MODEL, MODEL_HELP, VARIANT, Di
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 METHODS_HELP = 'such as eagle1 "lantern++:k=5,lambda_=1.5"; default: auto and the model\'s default'
 DRAFTER_HELP = 'methods to measure, such as eagle1 (default), parallelspec or "lantern++:drafts=parallelspec"'
-VARIANTS_HELP = "how methods run, of eager, cpu, graph, each also +int8, eager also +int4 (default those of --baseline)"
+VARIANTS_HELP = "eager, cpu or graph, alone or with +int8, +int4 or +fp8 (default: those of --baseline, else all)"
 BASELINE_HELP = "how plain decoding runs beside --variants; the fastest is the baseline (default: in all ways)"
 
 
@@ -43,7 +43,7 @@ def bench(
     variants: list[str] | None = opt(None, VARIANTS_HELP, type=VARIANT),
     baseline: list[str] | None = opt(None, BASELINE_HELP, type=VARIANT),
     seed: int = opt(0, "seed of the noise (default 0)", 0, MAX_SEED),
-    rounding: bool = opt(False, "also measure how far the other variants move the distributions of tokens"),
+    rounding: bool = opt(False, "also measure how far each variant moves the distributions of tokens from the first's"),
     json: bool = opt(False, "one JSON line on stdout, the table on stderr"),
     out: Path | None = opt(None, "write the JSON line to a file as well", metavar="FILE"),
     *,

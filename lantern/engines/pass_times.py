@@ -38,8 +38,8 @@ EXCESS = 2.0  # most growth of the time of a pass, as a multiple of that of its 
 NOISE = 1.05  # most time of a pass, as a multiple of that of a pass over more tokens
 # Tokens per step of `gumbel-jacobi` by window, assumed for models that do not record their own (`lantern tune
 # --write-model`): few, as where distributions are flat. Earlier weights of the embedded model committed as many.
-_KEPT: dict[Path, dict[int, float]] = {}  # measured by this process, where the user's cache cannot be written
 TOKENS = {1: 1.0, 2: 1.42, 3: 1.66, 4: 1.83, 8: 2.3, 16: 2.7}
+_KEPT: dict[Path, dict[int, float]] = {}  # measured by this process: the user's cache may not be writable
 
 
 def pass_times(engine: Engine, target: Target, *, rows: int = 2) -> dict[int, float]:
@@ -104,6 +104,7 @@ def measure(
     than a smaller size by more than NOISE.
     """
     with on_device(target.tok_embeddings.weight.device):
+        # they hold the memory that graphs read
         passes = passes_of(target, rows, [n for n in NODES if n <= target.config.block_size])
         return _measure(target, {n: replayed(run) for n, run in passes.items()} if is_replayed else passes, patience)
 

@@ -89,8 +89,8 @@ def generate(
     `method` is a name of the registry or a method, None the model's default; `settings` are options of the method, see
     `choose_method`. All arguments are checked before the first image: ValueError. `callback` receives every step, with
     an `interval` in seconds only some of them (`decoding.loop.run`), `record` the drafts of all. Images keep the first
-    `keep_rows` rows of tokens of `init_image`, or what `mask_image` does not cover (`with_init_image`). `build` takes
-    the place of `Generator`.
+    `keep_rows` rows of tokens of `init_image`, or what `mask_image` does not cover (`with_init_image`). `build` makes
+    the generator, by default `Generator`.
 
     UnknownPromptWarning for a prompt without a known word; the statistics of its images have the message too.
     Where memory runs out the batch is halved and `on_halved` is called with the size that did not fit and the one that
@@ -407,18 +407,21 @@ class Generator:
 
     def pixels(self, tokens: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
         """Decode tokens to pixels, of fewer images at once where memory runs out."""
-        some = tokens[: self._most_pixels]
-        try:
-            with torch.inference_mode():
-                made = self.model.pictures(some)
-        except Exception as error:  # others, and that of a single image, are raised again
-            if not is_out_of_memory(error) or len(some) == 1:
-                raise
-            self._most_pixels, made = len(some) // 2, None
-        if made is None:
+        made = list[Tensor]()
+        while len(tokens):
+            some = tokens[: self._most_pixels]
+            try:
+                with torch.inference_mode():
+                    made.append(self.model.pictures(some))
+            except Exception as error:  # others, and that of a single image, are raised again
+                if not is_out_of_memory(error) or len(some) == 1:
+                    raise
+                self._most_pixels = len(some) // 2
+            else:
+                tokens = tokens[len(some) :]
+                continue
             release_memory()
-            return self.pixels(tokens)
-        return made if len(some) == len(tokens) else torch.cat([made, self.pixels(tokens[len(some) :])])
+        return torch.cat(made)
 
     def partial_pixels(self, tokens: Int[Tensor, " n"], known: int) -> UInt8[Tensor, "h w 3"]:
         """Return the image of a grid whose first `known` tokens are decided: rows below the last of them are grey."""

@@ -10,6 +10,7 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -203,7 +204,7 @@ class LanternPipeline(DiffusionPipeline):
         self._interrupt = False
         self._engine_of_calls: Engine | str = "auto"
         self._prompts = PromptCache()
-        # of the last call, with what it was built from: an engine that replays rounds has captured them
+        # the decoder of the last call, whose rounds its engine has captured, with what it was built from
         self._kept: tuple[Any, Decoder] | None = None
         if isinstance(transformer, LanternTransformer) and transformer.folder is not None:
             self._load_from(transformer.folder, transformer.folder.name)
@@ -536,6 +537,7 @@ class LanternPipeline(DiffusionPipeline):
         )
         tokens_of_image = model.target.config.block_size
         canvas, pictures, self._interrupt = Canvas(tokens_of_image), list[Picture](), False
+        built = list[tuple[Any, Generator]]()
 
         def watch(step: Step) -> bool:
             progress(step)
@@ -559,7 +561,7 @@ class LanternPipeline(DiffusionPipeline):
             init_image=init_image,
             keep_rows=keep_rows,
             mask_image=mask_image,
-            build=self._generator,
+            build=partial(self._generator, built),
         )
         bar: Any = self.progress_bar(total=len(requested) * tokens_of_image)  # type: ignore[call-arg]
         progress = Progress(len(requested), tokens_of_image, bar=bar)
@@ -571,9 +573,9 @@ class LanternPipeline(DiffusionPipeline):
                 error.sound = pictures
                 raise
             progress.show()
-        key, done = self._running
+        built_from, done = built[0]
         if done.parts.engine.captures:
-            self._kept = key, done.parts
+            self._kept = built_from, done.parts
         shape = (-1, pictures[0].columns)
         tokens: Int[Tensor, "b h w"] = torch.stack([picture.tokens for picture in pictures]).unflatten(1, shape)
         pixels = [picture.pixels for picture in pictures if picture.pixels is not None]
@@ -582,15 +584,17 @@ class LanternPipeline(DiffusionPipeline):
         found = LanternOutput(images=images, tokens=tokens, stats=[picture.as_dict() for picture in pictures])
         return found if return_dict else (found.images, found.tokens, found.stats)
 
-    def _generator(self, model: Model, method: Method, sampling: Sampling, **how: Any) -> Generator:
-        """Return a generator, with the decoder of the last call if that was built from the same."""
+    def _generator(
+        self, built: list[tuple[Any, Generator]], model: Model, method: Method, sampling: Sampling, **how: Any
+    ) -> Generator:
+        """Return a generator, with the decoder of the last call if that was built from the same; `built` gets both."""
         modules = [model.target, model.drafter, model.vq, *(model.add_ons.get(name) for name in method.made.parts)]
         weights = [None if module is None else weights_of(module) for module in modules]
-        key = (method, sampling, model.engine, how["debug"], weights)
+        built_from = (method, sampling, model.engine, how["debug"], weights)
         kept, self._kept = self._kept, None  # a call within a callback has a decoder of its own
-        parts: dict[str, Any] = {"parts": kept[1]} if kept is not None and kept[0] == key else {}
+        parts: dict[str, Any] = {"parts": kept[1]} if kept is not None and kept[0] == built_from else {}
         made = Generator(model, method, sampling, **parts, **how)
-        self._running = key, made
+        built.append((built_from, made))
         return made
 
     @property

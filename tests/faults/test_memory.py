@@ -14,9 +14,11 @@ import torch
 
 from lantern import LanternPipeline
 from lantern.core.prepared import is_out_of_memory
-from lantern.generation.generator import generate
+from lantern.core.sampling import Sampling
+from lantern.generation.generator import Generator, generate
 from lantern.generation.images import Picture
 from lantern.generation.requests import as_requests
+from lantern.methods import METHODS
 from lantern.models.folder import Model
 
 FOUR = ("-n", "4", "--batch", "4", "--method", "eagle1")
@@ -129,6 +131,10 @@ def test_tokens_are_kept_if_only_their_pixels_do_not_fit(model: Model, monkeypat
     most = 0
     with pytest.raises(MemoryError, match="out of memory with a single image: "):
         make(model, 4, 2)
+    most = 1
+    tokens = torch.zeros(1200, 16, dtype=torch.long)  # more than Python's calls within each other
+    monkeypatch.setattr(model.vq, "decode", lambda some: tight(some)[..., :1, :1])
+    assert len(Generator(model, METHODS["plain"], Sampling()).pixels(tokens)) == 1200
 
 
 def test_the_pipeline_warns_and_makes_the_same_pictures(folder: Path) -> None:

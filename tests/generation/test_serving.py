@@ -379,8 +379,8 @@ def test_requests_are_checked_without_passes(model: Model, monkeypatch: pytest.M
     monkeypatch.setattr(choice, "pass_times", lambda *_, **__: pytest.fail("passes were timed"))
     worker = Worker(model, batch=1)
     for name in (None, "auto", "gumbel-jacobi", "eagle1"):
-        worker.check(name, model.sampling())
-    refused(worker.check, "eagle7", model.sampling(), match="did you mean 'eagle")
+        worker.check(name)
+    refused(worker.check, "eagle7", match="did you mean 'eagle")
 
 
 def test_a_fault_of_a_step_fails_its_pictures_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ Choice = tuple[int, ...]
 # Probabilities that Gumbel match takes the child of each rank, for an average drafter (measured on 500 pairs of
 # distributions with a total variation of 0.53 between p and q).
 RATES = (0.424, 0.115, 0.065, 0.055, 0.025, 0.025, 0.025, 0.025, *(0.0105,) * 8)
-per_device = cache  # trees are values: equal ones share what is made of them, in memory that graphs hold
+per_device = cache  # trees are values: equal ones share what is made of them; no limit, since graphs read the memory
 MAX_SPELLING = 4000  # characters of a spelled tree
 
 

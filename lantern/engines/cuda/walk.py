@@ -473,7 +473,7 @@ def match(tree: DraftTree, rows: Rows) -> Verdict:
     return Verdict(path, length, chosen, samples=sampled)
 
 
-@cache  # of graphs, which hold the memory
+@cache  # without a limit, since graphs read the memory
 def widths_on(widths: tuple[int, ...], device: torch.device) -> Tensor:
     """Return the widths of a tree on a device; made in the steps before a capture."""
     return torch.tensor(widths, dtype=torch.int32, device=device)

@@ -296,7 +296,7 @@ class Service:
         with refused_for("prompt"):
             check_requests(self.model, requested)
         with refused_for("method"):
-            self.worker.check(body.method, sampling)
+            self.worker.check(body.method)
         if body.negative_prompt:
             with refused_for("negative_prompt"):
                 check_prompt(body.negative_prompt)

@@ -111,7 +111,7 @@ class Worker(threading.Thread):
         """Pictures that are being decoded."""
         return len(self._rows)
 
-    def check(self, method: str | None, sampling: Sampling) -> None:
+    def check(self, method: str | None) -> None:
         """Raise ValueError for a method that the model cannot decode with, or for which it lacks a trained part.
 
         Options of a method are refused: with them a client could ask for any amount of memory.
@@ -119,10 +119,8 @@ class Worker(threading.Thread):
         if method is not None and ":" in method:
             raise ValueError(f"method is {method[:40]!r}, wanted the name of a method without options")
         chosen = method_named(self.model, method)
-        if chosen.name == "auto":
-            return  # the model thread alone runs passes
-        chosen = choose_method(self.model, chosen, sampling=sampling)
-        if not has_parts(self.model, chosen):
+        # what "auto" stands for is for the model thread to find: it alone runs passes
+        if chosen.name != "auto" and not has_parts(self.model, chosen):
             raise ValueError(
                 f'method "{chosen.name}" needs trained parts that this model lacks: use another method, or train them'
                 f" (`lantern methods {chosen.name} --model FOLDER` has the commands)"
@@ -214,28 +212,30 @@ class Worker(threading.Thread):
         return True
 
     def _admit(self) -> None:
-        """Start images while rows are free."""
+        """Start images while rows are free; where memory runs out, first without idle decoders, then fewer images."""
         while len(self._rows) < self.batch and (job := next(iter(list(self._queue)), None)) is not None:
-            lacks_memory = False
-            try:
-                if not job.is_cancelled:
-                    waited = time.monotonic() - job.queued
-                    self._rows.append(Row(job, self._decoder(job), self._read(job)))
-                    self.observe(waited)
-            except Exception as error:
-                lacks_memory = is_out_of_memory(error)
-                if not (lacks_memory and (self._idle or self._rows)):
-                    self._fail(job, error)
-                    lacks_memory = False
-            if lacks_memory and self._idle:  # of which each holds a cache
+            if self._start(job):
+                with self._changed, suppress(ValueError):  # it was given up
+                    self._queue.remove(job)
+            elif self._idle:
                 self._idle.clear()
                 release_memory()
-                continue
-            if lacks_memory:
+            else:
                 self.batch = len(self._rows)
                 return
-            with self._changed, suppress(ValueError):  # it was given up
-                self._queue.remove(job)
+
+    def _start(self, job: Job) -> bool:
+        """Start an image, or end it with an error; False where memory ran out that other decoders hold."""
+        try:
+            if not job.is_cancelled:
+                waited = time.monotonic() - job.queued
+                self._rows.append(Row(job, self._decoder(job), self._read(job)))
+                self.observe(waited)
+        except Exception as error:
+            if is_out_of_memory(error) and (self._idle or self._rows):
+                return False
+            self._fail(job, error)
+        return True
 
     def _fail(self, job: Job, error: Exception) -> None:
         """End an image with an error; an error that is final is raised again."""
@@ -298,7 +298,7 @@ class Row:
 
     def __init__(self, job: Job, generator: Generator, request: Request) -> None:
         self.job, self.generator, self.request, begun = job, generator, request, time.perf_counter()
-        self._tokens, self._due, self._partials = generator.model.target.config.block_size, 0, 0
+        self._tokens, self._due, self._sent = generator.model.target.config.block_size, 0, 0
         self.state = generator.begin(request)
         self.send_partial()
         self.seconds = {"prompt": time.perf_counter() - begun, "decode": 0.0}
@@ -311,8 +311,8 @@ class Row:
         due = min(known * (self.job.partials + 1) // self._tokens, self.job.partials)
         if self._due < due:
             tokens = self.state.tokens[0, : self._tokens]
-            self.job.send("partial", self.generator.partial_pixels(tokens, known), self._partials)
-            self._due, self._partials = due, self._partials + 1
+            self.job.send("partial", self.generator.partial_pixels(tokens, known), self._sent)
+            self._due, self._sent = due, self._sent + 1
 
     def picture(self, together: int) -> Picture:
         """Decode the tokens to pixels; `together` is the largest number of images decoded together."""

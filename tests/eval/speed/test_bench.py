@@ -67,7 +67,7 @@ def test_rounded_keys_may_change_tokens_in_fp32() -> None:
         kind
         for kind in ("eager", "cpu+int8", "eager+fp8")
         for dtype in ("fp32", "bf16")
-        if Variant(kind, dtype).is_sharp
+        if Variant(kind, dtype).is_fp32
     ]
     assert sharp == ["eager", "cpu+int8"]
 
