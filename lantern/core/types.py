@@ -209,7 +209,7 @@ class DraftTree:
     traits: Traits | None = None
 
 
-# (logits (b r n v), token numbers (b n), width=, purpose=) -> the best tokens (b n width)
+# (logits (b r n v), token numbers (b n), width=, purpose=, grid=, total=) -> the best tokens (b n width)
 Sampler = Callable[..., Tensor]
 # the same, purpose None for no noise -> (the best tokens (b n width), log q (b n v))
 Ranker = Callable[..., tuple[Tensor, Tensor]]
@@ -315,7 +315,8 @@ class Target:
 
         It takes logits `(b r n v)`, token numbers `(b n)`, `width` and the noise's `purpose`, and returns `(b n
         width)`, best first. With one row of logits the logits count as guided. The best token is bit for bit
-        `(sampling.scores(logits, places) + noise.gumbel(places)).argmax(-1)`.
+        `(sampling.scores(logits, places) + noise.gumbel(places)).argmax(-1)`. Given `grid` (b t) and `total` (b), the
+        best tokens are written to their places of the grids, and `total` becomes NaN or infinite where logits are.
         """
         return None
 

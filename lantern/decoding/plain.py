@@ -29,7 +29,7 @@ from lantern.decoding.cache import by_line, by_row
 from lantern.decoding.loop import Inputs, State, begin, run
 from lantern.decoding.prompt import read_tokens
 from lantern.decoding.rows import LogitRows
-from lantern.decoding.statistics import StepSums, totals
+from lantern.decoding.statistics import StepSums
 from lantern.verifiers.gumbel import GumbelVerifier
 
 
@@ -110,10 +110,9 @@ class Plain(State):
 
     def _sample(self, scores: Scores) -> Step:
         place = self.known[:, None]
-        token = LogitRows(self.sampling, scores.logits, place, self.noise, self.sampler).sample()
-        self.tokens.scatter_(1, place, token)
+        rows = LogitRows(self.sampling, scores.logits, place, self.noise, self.sampler)
+        token = rows.commit(self.tokens, self.held.total)
         start = self.known.clone()
-        self.held.total.add_(totals(scores.logits))
         self.watch.lap("draw")
         return Step(0, start, self.held.one, token, scores)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling, largest, rounded_log_softmax
 from lantern.core.types import Rows, Sampler, rows_at
+from lantern.decoding.statistics import commit
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,14 @@ class LogitRows(Rows):
         if self.sampler is not None:
             return self.sampler(logits, places)[..., 0]
         return largest(self.sampling.scores(logits, places, self.may_stop) + self.noise.gumbel(places), self.may_stop)
+
+    def commit(self, grid: Int[Tensor, "b t"], total: Float[Tensor, " b"]) -> Int[Tensor, "b n"]:
+        """Return `sample` of all nodes, which is written to its places of the grids; `statistics.commit` of both."""
+        if self.sampler is not None:
+            return self.sampler(self.logits, self.places, grid=grid, total=total)[..., 0]
+        tokens = self.sample()
+        commit(grid, total, self.logits, self.places, tokens)
+        return tokens
 
     def untruncated(self) -> Rows:
         """Return the rows at temperature 1 without filters."""

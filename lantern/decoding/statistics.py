@@ -80,6 +80,18 @@ def totals(logits: Float[Tensor, "b r n v"], where: Bool[Tensor, "b n"] | None =
     return logits.sum((1, 2, 3)) if where is None else torch.where(where, logits.sum((1, 3)), 0.0).sum(1)
 
 
+def commit(
+    grid: Int[Tensor, "b t"],
+    total: Float[Tensor, " b"],
+    logits: Float[Tensor, "b r n v"],
+    places: Int[Tensor, "b n"],
+    tokens: Int[Tensor, "b n"],
+) -> None:
+    """Write sampled tokens to their places of the grids, and add the sums of the logits they were sampled from."""
+    grid.scatter_(1, places, tokens)
+    total.add_(totals(logits))
+
+
 def now(device: torch.device) -> float:
     """Return the time in seconds after all queued work of the device is done."""
     if device.type == "cuda":

@@ -16,6 +16,7 @@ from lantern.core.noise import Key, Purpose
 from lantern.core.sampling import Sampling
 from lantern.core.types import Sampler
 from lantern.core.weights import Int8Weight, is_quantized
+from lantern.decoding.statistics import commit
 from lantern.engines.cpu.build import library
 from lantern.models.llamagen.transformer import RMSNorm
 
@@ -256,7 +257,13 @@ def sampler_of(sampling: Sampling, noise: Any) -> Sampler | None:
     scales = (float(sampling.guidance), float(sampling.temperature))
 
     def best(
-        logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"], *, width: int = 1, purpose: int = Purpose.TARGET
+        logits: Float[Tensor, "b r n v"],
+        places: Int[Tensor, "b n"],
+        *,
+        width: int = 1,
+        purpose: int = Purpose.TARGET,
+        grid: Int[Tensor, "b t"] | None = None,
+        total: Float[Tensor, " b"] | None = None,
     ) -> Int[Tensor, "b n k"]:
         images, rows, nodes, vocab = logits.shape
         logits, places, table = logits.float().contiguous(), places.contiguous(), noise.gumbel_table(purpose)
@@ -270,6 +277,8 @@ def sampler_of(sampling: Sampling, noise: Any) -> Sampler | None:
         sizes = (images, rows, nodes, vocab, tokens, *counts, width, torch.get_num_threads())
         addresses = (None if one is None else one.data_ptr() for one in (logits, places, table, sampled))
         library().lantern_sample(ctypes.byref(SampleArgs(*sizes, *scales, *addresses)))
+        if grid is not None and total is not None:
+            commit(grid, total, logits, places, sampled[..., 0])
         return sampled
 
     return best

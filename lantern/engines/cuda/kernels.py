@@ -446,6 +446,8 @@ def sample_kernel(
     NOISE,
     OUT,
     LOG_Q,
+    GRID,
+    TOTAL,
     guidance,
     temperature,
     top_k,
@@ -456,6 +458,7 @@ def sample_kernel(
     place_stride,
     line_stride,
     node_stride,
+    grid_stride,
     width,
     TOKENS: tl.constexpr,
     IS_GUIDED: tl.constexpr,
@@ -464,7 +467,10 @@ def sample_kernel(
     HAS_TOP_K: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """Compute the samples of one node, and with LOG_Q its log-probabilities."""
+    """Compute the samples of one node, and with LOG_Q its log-probabilities.
+
+    With GRID the best token is written there at its place; with TOTAL the sum of the scores is added to the image's.
+    """
     image, node = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, SIZE)
     inside = at < TOKENS
@@ -473,6 +479,8 @@ def sample_kernel(
         *(LOGITS, image, node, place, guidance, temperature, interval, line_stride, node_stride),
         *(TOKENS, SIZE, IS_GUIDED, IS_GREEDY),
     )
+    if TOTAL is not None:
+        tl.atomic_add(TOTAL + image, tl.sum(tl.where(inside, scores, 0.0), 0))
     if HAS_TOP_K:
         scores = tl.where(ordered(scores) >= least_of(scores, top_k), scores, float("-inf"))
     if LOG_Q is not None:
@@ -484,8 +492,10 @@ def sample_kernel(
         noise = NOISE + (image * positions + row).to(tl.int64) * TOKENS + at
         scores = scores + tl.load(noise, mask=inside, other=0.0)
     for choice in range(0, width):
-        best = tl.argmax(scores, 0)
+        best = tl.minimum(tl.argmax(scores, 0), TOKENS - 1)  # where scores are NaN it may be any
         tl.store(OUT + (image * nodes + node) * width + choice, best.to(tl.int64))
+        if GRID is not None:
+            tl.store(GRID + image * grid_stride + place, best.to(tl.int64), mask=choice == 0)
         scores = tl.where(at == best, float("-inf"), scores)
 
 
@@ -706,10 +716,13 @@ def sample(
     interval: int,
     width: int = 1,
     log_q: Float[Tensor, "b n v"] | None = None,
+    grid: Int[Tensor, "b t"] | None = None,
+    total: Float[Tensor, " b"] | None = None,
 ) -> Int[Tensor, "b n k"]:
     """Return the `width` best tokens by log p + g, best first: guidance, temperature, top-k and arg-max of the sum.
 
-    Writes the log-probabilities to `log_q`, which is contiguous, if it is given; not at temperature 0.
+    Writes the log-probabilities to `log_q`, which is contiguous, if it is given; not at temperature 0. With `grid` the
+    best tokens are written there at `places`, with `total` the sums of all scores are added to it.
     `interval` is `Sampling.guidance_interval`. With one row of logits they count as guided. Of equal tokens the lowest
     comes first, and tokens equal to the k-th are kept with it.
     """
@@ -722,9 +735,10 @@ def sample(
     # Products are rounded before they are added, as torch rounds them.
     unfused: dict[str, Any] = {} if is_interpreted() else {"enable_fp_fusion": False}
     sample_kernel[(images, nodes)](
-        *(logits, places, logits if noise is None else noise, out, log_q),
+        *(logits, places, logits if noise is None else noise, out, log_q, grid, total),
         *(float(guidance), float(temperature), top_k, interval, nodes, 1 if noise is None else noise.shape[1]),
-        *(*places.stride(), logits.stride(1 if guided > 1 else 0), logits.stride(2), width),
+        *(*places.stride(), logits.stride(1 if guided > 1 else 0), logits.stride(2)),
+        *(0 if grid is None else grid.stride(0), width),
         TOKENS=tokens,
         IS_GUIDED=guided > 1,
         IS_GREEDY=temperature == 0,

@@ -297,8 +297,9 @@ class KernelTarget(PreparedTarget):
             *,
             width: int = 1,
             purpose: int = Purpose.TARGET,
+            **commit: Tensor,
         ) -> Int[Tensor, "b n k"]:
-            return sample(logits, places, noise.gumbel_table(purpose), width=width)
+            return sample(logits, places, noise.gumbel_table(purpose), width=width, **commit)
 
         return best
 

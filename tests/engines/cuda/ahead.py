@@ -142,6 +142,16 @@ def launch_children(lines: int) -> None:
     )
 
 
+def launch_sample() -> None:
+    """Launch what samples a token of plain decoding, and commits it."""
+    wide, whole = torch.float32, torch.long
+    how: dict[str, Any] = {"guidance": 3.0, "temperature": 1.0, "top_k": 1000, "interval": -1}
+    how |= {"grid": empty(1, 1024, dtype=whole), "total": empty(1, dtype=wide)}
+    kernels.sample(
+        empty(1, 2, 1, TOKENS, dtype=wide), empty(1, 1, dtype=whole), empty(1, 1024, TOKENS, dtype=wide), **how
+    )
+
+
 def report(made: Any) -> dict[str, int]:
     """Return registers, spilled bytes and shared memory of a kernel. CalledProcessError if ptxas refuses it."""
     found = re.search(r"^\.target (\w+)", made.asm["ptx"], re.MULTILINE)
@@ -218,6 +228,8 @@ def main() -> dict[str, Any]:
             for lines in (1, 2):
                 launch_children(lines)
                 names.append(f"children {lines}")
+            launch_sample()
+            names.append("sample")
         found |= {f"{name} sm_{architecture}": report(one) for name, one in zip(names, made, strict=True)}
     return found
 

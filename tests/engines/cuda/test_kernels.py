@@ -13,6 +13,7 @@ from torch import Tensor
 from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import Sampling
 from lantern.decoding.cache import StaticCache
+from lantern.decoding.rows import LogitRows
 from lantern.drafters.base import ranking
 from lantern.drafters.trees.static import StaticTree
 
@@ -182,6 +183,25 @@ def test_samples_are_those_of_log_p_plus_noise(sampling: Sampling) -> None:
         assert torch.equal(made, scores.topk(3).indices)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy's, of the interpreter
+@pytest.mark.parametrize("rows", [1, 2])
+def test_samples_are_written_into_the_grids_and_logits_that_are_not_finite_are_seen(rows: int) -> None:
+    tokens = 70
+    sampling, logits = Sampling(guidance=float(rows), top_k=5), random(4, rows, 1, tokens)
+    logits[1], logits[2, -1, 0, 3] = torch.nan, torch.inf
+    places = torch.tensor([[2], [5], [5], [0]], device=DEVICE)
+    noise = Noise([(3, i) for i in range(4)], positions=6, vocab_size=tokens, device=DEVICE)
+    grids = list[Tensor]()
+    for sampler in (KernelTarget.__new__(KernelTarget).sampler(sampling, noise), None):
+        grid, total = torch.full((4, 8), -1, device=DEVICE), torch.zeros(4, device=DEVICE)
+        made = LogitRows(sampling, logits, places, noise, sampler).commit(grid[:, :6], total)
+        assert total.isfinite().tolist() == [True, False, False, True]
+        assert torch.equal(grid.gather(1, places), made) and bool(((made >= 0) & (made < tokens)).all())
+        assert int((grid >= 0).sum()) == 4
+        grids.append(grid[[0, 3]])
+    assert torch.equal(*grids)
+
+
 @pytest.mark.parametrize(
     ("guidance", "temperature", "interval", "top_k"), [(3.0, 1.0, -1, 20), (1.0, 0.7, -1, 0), (7.5, 0.0, 4, 1000)]
 )
@@ -248,7 +268,7 @@ def test_sums_and_products_are_divided_among_threads_in_one_way_for_any_number_o
 @pytest.mark.slow
 def test_kernels_compile_for_gpus_without_spills_and_fit_their_shared_memory() -> None:
     found = compiled()
-    assert len(found) == 3 * (2 * (6 + 6 + 4 + 4) + 6 * 2 + 2)
+    assert len(found) == 3 * (2 * (6 + 6 + 4 + 4) + 6 * 2 + 2 + 1)
     for name, used in found.items():
         assert used["stores"] == used["loads"] == 0, name
         assert used["registers"] <= 168 and used["shared"] <= 100_000, name  # three programs of 128 threads at a time

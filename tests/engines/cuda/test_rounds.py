@@ -101,7 +101,7 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        ("plain", 228),
+        ("plain", 225),
         pytest.param("eagle1", 288, marks=SLOW),
         pytest.param("eagle1-rejection", 290, marks=SLOW),
         ("lantern++", 290),
