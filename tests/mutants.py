@@ -104,8 +104,8 @@ decoding/loop.py: decoding/test_finite.py
 + (counts[:, None] - 1 <= ahead)
 
 decoding/plain.py: decoding/test_plain.py
-- place, self.noise, self.sampler).sample()
-+ place - 1, self.noise, self.sampler).sample()
+- scores.logits, place, self.noise
++ scores.logits, place - 1, self.noise
 
 decoding/prompt.py: methods/test_contracts.py decoding/test_plain.py
 - numbers <= block[:, None]
@@ -582,6 +582,10 @@ engines/cuda/graphs.py: engines/cuda/test_reuse.py
 engines/cuda/kernels.py: engines/cuda/test_kernels.py
 - small = (size + 16384.0)
 + small = (size + 8192.0)
+- tl.sum(tl.where(inside, scores, 0.0), 0))
++ 0.0)
+- GRID + image * grid_stride + place,
++ GRID + image * grid_stride + place + 1,
 - seen = places[:, None] == tl.where(score == 0.0, place, -1)[None]
 + seen = places[:, None] == tl.where(score <= 0.0, place, -1)[None]
 - total = own + tl.sum(factors * sums, 0)
