@@ -129,14 +129,15 @@ def neighbours_for(model: Model, columns: int) -> Int[Tensor, "v k"]:
         raise ValueError(f"model {model.name} has no vqvae/ folder, of whose codebook a proximity table is made")
     vectors = codebook.detach().cpu().float()
     most = max(columns, min(TABLE_COLUMNS, len(vectors) - 1))
-    return _table(vectors.numpy().tobytes(), vectors.shape[1], most).to(model.device)
+    return _table(vectors.numpy().tobytes(), vectors.shape[1], most, model.device)
 
 
 @lru_cache(maxsize=4)
-def _table(codebook: bytes, width: int, columns: int) -> Int[Tensor, "v k"]:
+def _table(codebook: bytes, width: int, columns: int, device: torch.device) -> Int[Tensor, "v k"]:
     from lantern.verifiers.relaxations.neighbours import proximity_table
 
-    return proximity_table(torch.frombuffer(bytearray(codebook), dtype=torch.float32).view(-1, width), columns)
+    vectors = torch.frombuffer(bytearray(codebook), dtype=torch.float32).view(-1, width)
+    return proximity_table(vectors.to(device), columns)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from lantern.engines.engine import Weights
 from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS
 from lantern.models.llamagen.transformer import Transformer
+from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 
 pytestmark = pytest.mark.gpu
@@ -82,6 +83,11 @@ def test_plain_steps_do_not_wait_for_the_device() -> None:
         assert torch.equal(decoder.generate(CONDITION, keys=keys, callback=watch).tokens, expected)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_proximity_table_is_that_of_the_cpu() -> None:
+    codebook = torch.randn(1000, 8).repeat(2, 1)  # equal tokens are ordered by index
+    assert torch.equal(proximity_table(codebook.cuda(), 100).cpu(), proximity_table(codebook, 100))
 
 
 def test_tokens_are_those_of_torch_in_fp32() -> None:
