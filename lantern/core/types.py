@@ -8,7 +8,7 @@ a row.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -111,13 +111,13 @@ class Prompt:
         one = slice(image, image + 1)
         found = Prompt(*(None if part is None else part[one] for part in self._parts()))  # type: ignore[arg-type]
         hidden = int((found.scores == -torch.inf).all(1).long().cumprod(-1).sum())
-        return found._with_slots(max(found.scores.shape[-1] - hidden, 1)) if hidden else found
+        return found.with_slots(max(found.scores.shape[-1] - hidden, 1)) if hidden else found
 
     @classmethod
     def joined(cls, parts: "Sequence[Prompt]") -> "Prompt":
         """Return the prompts of several batches, padded to the longest."""
         longest = max(part.scores.shape[-1] for part in parts)
-        lists = zip(*(part._with_slots(longest)._parts() for part in parts), strict=True)
+        lists = zip(*(part.with_slots(longest)._parts() for part in parts), strict=True)
         return cls(*(None if some[0] is None else torch.cat(some) for some in lists))  # type: ignore[arg-type]
 
     @property
@@ -125,12 +125,12 @@ class Prompt:
         """Bytes of all tensors."""
         return sum(part.nbytes for part in self._parts() if part is not None)
 
-    def _with_slots(self, count: int) -> "Prompt":
+    def with_slots(self, count: int) -> "Prompt":
         """Return the prompts with this number of slots, cut or padded on the left."""
         if (missing := count - self.scores.shape[-1]) == 0:
             return self
         entries, scores = pad(self.entries, (0, 0, missing, 0)), pad(self.scores, (missing, 0), value=-torch.inf)
-        return Prompt(entries.contiguous(), scores, *self._parts()[2:])
+        return replace(self, entries=entries.contiguous(), scores=scores)
 
     def _parts(self) -> list[Any]:
         return [getattr(self, field.name) for field in fields(self)[:-1]]

@@ -281,6 +281,7 @@ def begin(
     is_wide: bool = False,
     is_fp8: bool = False,
     is_timed: bool = False,
+    multiple: int = 1,
 ) -> State:
     """Begin a generation: read the prompt; return the state after token 0, which is its `step`.
 
@@ -288,7 +289,7 @@ def begin(
     sampled: no method changes them. Those that all images keep from the start are read in few passes and reported with
     token 0; the others count as drafted tokens that were accepted. `prompts` keeps prompts between calls. A state that
     has begun before keeps its cache if it fits; with `is_wide` it is that of reproducible decoding (`make_cache`), with
-    `is_fp8` it is stored in fp8.
+    `is_fp8` it is stored in fp8. Its slots of the prompt are a `multiple`.
     ValueError for another number of keys, and for forced tokens of another shape or number.
     """
     if len(keys) != condition.batch:
@@ -307,6 +308,7 @@ def begin(
         prompts=prompts,
         reproducible=is_wide,
         is_fp8=is_fp8,
+        multiple=multiple,
     )
     sizes = {"positions": config.block_size, "vocab_size": config.vocab_size, "device": device}
     how = {"is_silent": state.sampling.is_greedy, "make_uniforms": target.make_uniforms}

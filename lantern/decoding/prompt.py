@@ -80,16 +80,19 @@ def prefill(
     prompts: PromptCache | None = None,
     reproducible: bool = False,
     is_fp8: bool = False,
+    multiple: int = 1,
 ) -> tuple[Prompt, StaticCache]:
     """Read prompts as `Target.read` does, or find them in `prompts`, and fill a cache with `stage` slots for nodes.
 
     `cache` is reused if it has the right size. With `reproducible` prompts are read one by one, and the cache is that
-    of reproducible decoding (`make_cache`), with `is_fp8` it is in fp8. ValueError for a target in training mode.
+    of reproducible decoding (`make_cache`), with `is_fp8` it is in fp8. Prompts are padded to a `multiple` of slots.
+    ValueError for a target in training mode.
     """
     if target.training:
         raise ValueError("the target is in training mode, in which dropout is random: call .eval() on it first")
     prompts = prompts if prompts is not None else PromptCache()
     prompt = prompts.read(target, condition, rows, whole=whole, taps=taps, alone=reproducible)
+    prompt = prompt.with_slots(-(-prompt.scores.shape[-1] // multiple) * multiple)
     cache = make_cache(target, prompt, stage, reproducible, cache, is_fp8)
     cache.fill(prompt)
     return prompt, cache

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 HALVED = "out of memory with {} images at once: continuing with {}"
 INTERVAL = 0.1  # seconds between two reads from the device, or two calls by the C++ engine
+PROMPT_SLOTS = 32  # of a prompt of tokens are a multiple of it where another number is captured anew
 WARM_UP = 8  # passes that are not measured
 TABLE_COLUMNS = 100  # of a proximity table, where a method needs fewer
 
@@ -163,13 +164,16 @@ class Decoder:
         With `is_joined` its rounds can be joined with those of others (`Engine.drive`).
         """
         self.target.refresh()
-        fuses = self.engine.fuses_plain(self.sampling)
+        fuses, made = self.engine.fuses_plain(self.sampling), self.method.made
+        has_own_cache = made.reads_drafter or bool(made.parts)  # of the drafter, as long as the prompt
+        is_padded = self.engine.captures and condition.tokens is not None and not has_own_cache
         with on_device(self.target.tok_embeddings.weight.device):
             return begin(
                 self._state(is_joined and (how.get("forced") is not None or not fuses)),
                 condition,
                 is_wide=self.engine.is_wide,
                 is_fp8=self.engine.is_fp8,
+                multiple=PROMPT_SLOTS if is_padded else 1,
                 **{"prompts": self.prompts, **how},
             )
 

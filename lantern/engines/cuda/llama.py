@@ -14,8 +14,7 @@ from torch.nn.functional import pad
 
 from lantern.core.prepared import WeightCache, read_in_passes
 from lantern.core.types import Condition, Prompt
-from lantern.decoding.cache import StaticCache
-from lantern.engines.cuda.target import PROMPT_ROWS, KernelPass, KernelTarget, Linear, Workspace, refuses_dtype
+from lantern.engines.cuda.target import PROMPT_ROWS, KernelPass, KernelTarget, Linear, refuses_dtype
 from lantern.models.transformers.target import TokenEmbedding, TransformersTarget
 
 LEAST_TOKENS = 64  # of a prompt that is read, padding included
@@ -94,14 +93,6 @@ class LlamaPass(KernelPass):
         """Apply the head to all rows of a pass."""
         return self.output(features)
 
-    def _space(self, cache: StaticCache, rows: int, block: int) -> Workspace:
-        if (length := cache.prefix + cache.tokens) > len(self.rope):
-            raise ValueError(
-                f"a prompt of {cache.prefix} tokens and {cache.tokens} tokens are a sequence of {length}, the model has"
-                f" {len(self.rope)} positions: use a shorter prompt"
-            )
-        return super()._space(cache, rows, block)
-
 
 class LlamaTarget(KernelTarget):
     """A target of transformers that scores tokens by kernels, and reads prompts by torch, in passes of few sizes."""
@@ -119,13 +110,19 @@ class LlamaTarget(KernelTarget):
         """Read prompts, as `Target.read`; the bits of each depend on its own tokens only.
 
         A prompt is padded to LEAST_TOKENS or the next power of two, and read in a pass of PROMPT_ROWS tokens, if it
-        is longer alone.
+        is longer alone. ValueError where the model has fewer positions than the prompt and the image have tokens.
         """
         if condition.tokens is None or condition.mask is None:
             return self.module.read(condition, rows)  # which refuses it
         tokens, mask, count = condition.tokens, condition.mask, condition.tokens.shape[-1]
         by_size: dict[int, list[int]] = {}
-        for image, length in enumerate(mask[:, :rows].sum(-1).amax(1).tolist()):
+        lengths, positions = mask[:, :rows].sum(-1).amax(1).tolist(), len(self.program.rope)
+        if (most := max(lengths) + self.config.block_size) > positions:
+            raise ValueError(
+                f"a prompt of {max(lengths)} tokens and {self.config.block_size} tokens are a sequence of {most}, the"
+                f" model has {positions} positions: use a shorter prompt"
+            )
+        for image, length in enumerate(lengths):
             by_size.setdefault(max(1 << (length - 1).bit_length(), LEAST_TOKENS), []).append(image)
         found: dict[int, Prompt] = {}
         read = partial(self.module.read, rows=rows, whole=whole, taps=taps)

@@ -9,12 +9,12 @@ import torch
 
 from lantern.core.prepared import on_device
 from lantern.core.sampling import Sampling
-from lantern.core.types import Step
+from lantern.core.types import Condition, Step
 from lantern.engines.cuda import graphs
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EAGER
 from lantern.generation.generator import Decoder
-from lantern.models.llamagen.transformer import Transformer
+from tests.engines.cuda.kinds import llama_in
 from tests.engines.cuda.replay import Rehearsed, RehearsedEngine
 from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_decoder import small_method, tiny_decoder
@@ -28,7 +28,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rehearsed, "captured", 0)
 
 
-def decoder_of(name: str, target: Transformer, *, is_graphed: bool = True) -> Decoder:
+def decoder_of(name: str, target: Any, *, is_graphed: bool = True) -> Decoder:
     engine = RehearsedEngine() if is_graphed else EAGER
     return tiny_decoder(small_method(name), target, Sampling(guidance=3.0), engine=engine)
 
@@ -43,6 +43,18 @@ def test_another_batch_and_changed_weights_are_captured_anew_and_tokens_given_ar
         how: dict[str, Any] = {"keys": KEYS[:images], "forced": forced}
         some = CONDITION.select(list(range(images)))
         assert torch.equal(graphed.generate(some, **how).tokens, eager.generate(some, **how).tokens)
+        assert Rehearsed.captured == captured
+
+
+@pytest.mark.parametrize("name", ["plain", "gumbel-jacobi"])
+def test_prompts_of_tokens_of_another_length_are_replayed(name: str) -> None:
+    target, tokens = llama_in(torch.float32), torch.randint(1, 32, (1, 2, 40))
+    eager, graphed = (decoder_of(name, target, is_graphed=is_graphed) for is_graphed in (False, True))
+    for length, captured in ((6, 1), (9, 1), (32, 1), (33, 2), (40, 2)):
+        some = tokens[..., :length]
+        condition = Condition(tokens=some, mask=torch.ones_like(some, dtype=torch.bool))
+        made = graphed.generate(condition, keys=KEYS[:1])
+        assert torch.equal(made.tokens, eager.generate(condition, keys=KEYS[:1]).tokens)
         assert Rehearsed.captured == captured
 
 
