@@ -82,10 +82,10 @@ def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tupl
     if not isinstance(there, dict):
         raise ValueError(f"{path}, line 1 has no fingerprint: the file is of another kind, choose another one")
     was, now = _flat(there), _flat(there if fingerprint is None else json.loads(json.dumps(fingerprint)))
-    if differ := [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]:
-        shown = [(name, _short(was.get(name)), _short(now.get(name))) for name in differ]
-        name, first, second = next((one for one in shown if one[1] != one[2]), shown[0])
-        changed = f"{path} was begun with {name} {first}, now it is {second}"
+    if differ := [name for name in was.keys() | now.keys() if was.get(name) != now.get(name)]:
+        shown = {name: (_short(was.get(name)), _short(now.get(name))) for name in differ}
+        name = min(differ, key=lambda one: (shown[one][0] == shown[one][1], not one.endswith(".name"), one))
+        changed = "{} was begun with {} {}, now it is {}".format(path, name, *shown[name])
         raise ValueError(f"{changed}: use another --out or the same settings")
     return there, lines[1:]
 
