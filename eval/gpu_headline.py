@@ -646,14 +646,14 @@ def headline(
     out: Path = opt(None, "folder of headline.json; a stopped run continues", required=True, metavar="DIR"),
     device: str = opt("cuda", "cuda (default), cuda:N or cpu"),
     toy: bool = opt(False, "rehearse with toy sizes"),
-    sections: list[str] = opt(list(SECTIONS), "(default: all)", type=OneOf(list(SECTIONS))),
+    sections: list[str] = opt([], "(default: all)", type=OneOf(list(SECTIONS))),
     worker: bool = opt(False, argparse.SUPPRESS),
 ) -> int:
     """Measure the headline table of a GPU within ten minutes.
 
     What the file has stays. Returns 1 if a section is missing at the end.
     """
-    path, begun = out.resolve() / "headline.json", time.monotonic()
+    path, begun, sections = out.resolve() / "headline.json", time.monotonic(), sections or list(SECTIONS)
     if worker:
         work(path, sections, ending=begun + 60 * minutes, device=torch.device(device), is_toy=toy)
         return DONE

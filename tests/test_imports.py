@@ -162,7 +162,7 @@ importlib.reload(torchvision)
     assert warnings.startswith("all quiet\n"), warnings
 
 
-HELP = "from lantern.cli.main import SUMMARIES, main; calls = [*([name, '--help'] for name in SUMMARIES)]; "
+HELP = "from lantern.cli.main import COMMANDS, main; calls = [*([name, '--help'] for name in COMMANDS)]; "
 HELP += "assert not any(map(main, [*calls, ['generate', '--help-all']]))"
 QUANTIZE = "import copy; from torch import nn; from lantern.core.weights import quantize; linear = nn.Linear(32, 32); "
 QUANTIZE += "quantize('fc', linear, 'int8'); copy.deepcopy(linear)(linear.weight.scale.T)"

@@ -4,8 +4,9 @@
 2: invalid input (unknown option, bad value, damaged file).
 129: the terminal was closed (SIGHUP). 130: interrupted by Ctrl-C. 143: terminated by SIGTERM.
 
-A command is a function whose signature declares its options:
+A command is a function whose signature declares its options, and whose docstring is its help:
 
+    @command
     def convert(
         checkpoint: Path = arg("a file or a folder", type=existing),
         *,
@@ -15,8 +16,8 @@ A command is a function whose signature declares its options:
         '''Convert a released checkpoint.'''
 
 An option's type is that of its annotation: a list takes several values, a bool is a flag. A subclass of `Group` is a
-group. Parameters without `opt` get what was parsed under their name; `stopping` and `debug` are always there. What it
-returns, if not None, is the exit code.
+group. Parameters without `opt` get what was parsed under their name; `stopping`, `debug` and `changed`, the options
+whose values are not their defaults, are always there. What it returns, if not None, is the exit code.
 """
 
 import argparse
@@ -30,7 +31,7 @@ import sys
 import traceback
 import types
 from argparse import SUPPRESS, ArgumentTypeError, Namespace
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
@@ -94,15 +95,6 @@ class BriefHelp(argparse.Action):
         parser.exit()
 
 
-class Several(argparse.Action):
-    """An option of several values that may be repeated: the values of all occurrences, in place of the default."""
-
-    def __call__(self, parser: Any, namespace: Namespace, values: Any, *_: Any) -> None:
-        """Add the values of one occurrence."""
-        before = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, values if before is self.default else [*before, *values])
-
-
 def parser_of(command: Command, prog: str) -> Parser:
     """Return the parser of a command, with the options that all commands have."""
     usage = f"{prog} [OPTIONS]" if command.is_brief else None
@@ -128,10 +120,14 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
     is_debug = is_debugging() or "--debug" in words
 
     def run(stopping: Stopping) -> int:
+        parser = parser_of(command, prog or f"lantern-{command.name}")
         try:
-            args = parser_of(command, prog or f"lantern-{command.name}").parse_args(words)
+            args = parser.parse_args(words)
         except SystemExit as leaving:  # after --help, --version and an error that was printed
             return int(leaving.code or DONE)
+        values = vars(args)
+        options = [one for one in parser._actions if one.option_strings and one.dest in values]
+        args.changed = [one.option_strings[-1] for one in options if values[one.dest] != one.default]
         args.debug, args.stopping = is_debug, stopping
         return command.run(args) or DONE
 
@@ -282,16 +278,16 @@ def command(
     function: Callable[..., int | None],
     *,
     is_brief: bool = False,
-    epilog: str | None = None,
     more: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> Command:
     """Return the command that a function declares by its signature and docstring; `more` adds further options."""
+    summary, _, rest = (inspect.getdoc(function) or "").partition("\n")
     declared = inspect.signature(function).parameters
     kinds = {name: one.annotation for name, one in declared.items() if isinstance(one.annotation, type)}
     groups: dict[str, type[Group]] = {name: kind for name, kind in kinds.items() if issubclass(kind, Group)}
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.epilog = epilog
+        parser.epilog = rest
         for name, one in declared.items():
             if isinstance(one.default, Argument):
                 add_option(parser, name, one.annotation, one.default)
@@ -307,20 +303,7 @@ def command(
         made = {name: kind(**{each: given[each] for each in kind.OPTIONS}) for name, kind in groups.items()}
         return function(**{name: given[name] for name in declared if name not in made}, **made)
 
-    summary = (inspect.getdoc(function) or "").partition("\n")[0]
-    return Command(function.__name__.strip("_"), summary, add_arguments, run, is_brief)
-
-
-def changed(function: Callable[..., int | None], values: Mapping[str, Any], *, but: Collection[str] = ()) -> list[str]:
-    """Return the options of a command's function, `but` some, whose values in a call are not their defaults."""
-    options = dict[str, tuple[Any, Argument]]()
-    for name, one in inspect.signature(function).parameters.items():
-        if isinstance(one.default, Argument) and not one.default.is_positional:
-            options[name] = values[name], one.default
-        elif isinstance(group := values[name], Group):
-            options |= {each: (getattr(group, each), option) for each, option in group.OPTIONS.items()}
-    found = {option.flag or flag(name): value != option.default for name, (value, option) in options.items()}
-    return [name for name, is_changed in found.items() if is_changed and name not in but]
+    return Command(function.__name__, summary, add_arguments, run, is_brief)
 
 
 def add_option(parser: Any, name: str, kind: Any, option: Argument) -> None:
@@ -342,7 +325,7 @@ def add_option(parser: Any, name: str, kind: Any, option: Argument) -> None:
         if option.is_positional and (is_optional or option.default is not None):
             how["nargs"] = "?"
         elif is_many and "action" not in option.how:
-            how |= {"nargs": "+", "action": Several}
+            how |= {"nargs": "+", "action": "extend"}
     how |= option.how if option.is_positional else {"dest": name, **option.how}
     added = parser.add_argument(*[name] if option.is_positional else (option.flag or flag(name)).split(), **how)
     if isinstance(choice := how.get("type"), OneOf):

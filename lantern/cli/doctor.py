@@ -38,6 +38,7 @@ class Finding:
     state: str = "ok"
 
 
+@command
 def doctor(
     build: bool = opt(False, "first build the C++ engine (about 20 seconds, needs g++)"),
     model: str | None = opt(None, "predict memory and time of this model instead, from its configs"),
@@ -45,12 +46,13 @@ def doctor(
     batch: int = opt(1, "--model: images at a time", 1, 4096),
     device: str = opt("auto", "--model: auto, cpu, cuda, cuda:N or mps"),
     dtype: str = opt("auto", "--model: auto, fp32, bf16 or fp16", type=OneOf(("auto", *DTYPES))),
+    *,
+    changed: list[str],
 ) -> int:
     """Print versions and devices, and commands to repair faults."""
-    given = {"--size": size, "--batch": batch > 1, "--device": device != "auto", "--dtype": dtype != "auto"}
-    for name, is_given in given.items():
-        if is_given and model is None:
-            raise ValueError(f"{name} is an option of --model, which is missing")
+    of_model = [name for name in changed if name not in ("--build", "--debug")]
+    if of_model and model is None:
+        raise ValueError(f"{of_model[0]} is an option of --model, which is missing")
     if build:
         from lantern.engines.cpu.build import library
 
@@ -211,4 +213,3 @@ def _gib(count: int) -> str:
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_packages, _imports, _devices, _model, _engines)
-COMMAND = command(doctor)

@@ -163,7 +163,10 @@ def generate(
     stopping: "Stopping",
     debug: bool,
 ) -> None:
-    """Make images from prompts or class labels."""
+    """Make images from prompts or class labels.
+
+    lantern methods lists the methods, lantern methods NAME the settings of one, such as --k or --tree.
+    """
     if inputs.list_words or inputs.list_names:
         from lantern.models.names import list_names, read_words
 
@@ -542,14 +545,13 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, type=lambda text, label=label: (label, text), **hidden)
 
 
-EPILOG = "lantern methods lists the methods, lantern methods NAME the settings of one, such as --k or --tree."
-COMMAND = command(generate, is_brief=True, epilog=EPILOG, more=add_settings)
+COMMAND = command(generate, is_brief=True, more=add_settings)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command on its own."""
     if argv is None and "_ARGCOMPLETE" in os.environ:
-        from lantern.cli.completion import complete
+        from lantern.cli.main import complete
 
         complete("lantern-generate")
     return run_command(COMMAND, argv)

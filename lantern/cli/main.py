@@ -1,66 +1,113 @@
-"""`lantern COMMAND ...`: finds the command and runs its file."""
+"""`lantern COMMAND ...`: finds the command and runs it; and how shells complete its options and names.
 
+The script of a shell calls the program at each completion, so that the options offered are those of the chosen method
+or stage.
+"""
+
+import argparse
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from lantern.cli.command import DONE, REFUSED, complain, contained, run_command
+from lantern import __version__
+from lantern.cli.command import DONE, REFUSED, Command, OneOf, arg, command, complain, contained, run_command
 from lantern.core.config import hint_for
 
-# name: line of `lantern --help`; the command itself is COMMAND of lantern/cli/<name>.py
-SUMMARIES = {
-    "generate": "make images from prompts or class labels",
-    "methods": "list all methods, or the settings of one",
-    "convert": "convert a released checkpoint to a component or model folder",
-    "assemble": "put components together into a model folder",
-    "train": "prepare data, or train a text encoder, tokenizer, decoder, target, drafter or tree policy",
-    "doctor": "print versions and devices, and commands to repair faults",
-    "tune": "measure this machine and find the fastest method for --method auto",
-    "eval": "measure the quality of images: KID, FID, CLIP score and others",
-    "serve": "answer requests over HTTP in the form of OpenAI's image API",
-    "demo": "show plain decoding and a method side by side in the browser",
-    "bench": "measure the speedup of methods over the fastest plain decoding",
-    "reproduce": "make the images of a published protocol, measure them, and write the row; resumes if stopped",
-    "leaderboard": "measure methods in one run, as JSON lines and a table",
-    "completion": "print the script with which bash, zsh or fish completes options and names",
+COMMANDS = {  # where each is, in lantern/cli
+    "generate": "generate:COMMAND",
+    "methods": "methods:methods",
+    "convert": "folders:convert",
+    "assemble": "folders:assemble",
+    "train": "train:COMMAND",
+    "doctor": "doctor:doctor",
+    "tune": "measure:tune",
+    "eval": "measure:evaluate",
+    "serve": "serve:serve",
+    "demo": "serve:demo",
+    "bench": "measure:bench",
+    "reproduce": "measure:reproduce",
+    "leaderboard": "measure:leaderboard",
+    "completion": "main:completion",
 }
+PROGRAMS, SHELLS = ("lantern", "lantern-generate"), ("bash", "zsh", "fish")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; `argv` defaults to the arguments of the process."""
     if argv is None and "_ARGCOMPLETE" in os.environ:
-        from lantern.cli.completion import complete
-
-        complete("lantern", SUMMARIES)
-    argv = sys.argv[1:] if argv is None else list(argv)
-    if not argv:
+        complete("lantern")
+    words = sys.argv[1:] if argv is None else list(argv)
+    if not words:
         print(_usage(), file=sys.stderr)
         return REFUSED
-    if argv[0] in ("-h", "--help"):
+    name = words[0]
+    if name in COMMANDS:
+        return run_command(find(name), words[1:], prog=f"lantern {name}")
+    if name in ("-h", "--help"):
         return contained(lambda _: print(_usage()) or DONE)
-    if argv[0] in ("-V", "--version"):
-        from lantern import __version__
-
+    if name in ("-V", "--version"):
         return contained(lambda _: print(f"lantern {__version__}") or DONE)
-    name = argv[0]
-    if name not in SUMMARIES:
-        complain(f"unknown command {name[:40]!r}; {hint_for(name, SUMMARIES)}")
-        return REFUSED
-    return run_command(import_module(f"lantern.cli.{name}").COMMAND, argv[1:], prog=f"lantern {name}")
+    complain(f"unknown command {name[:40]!r}; {hint_for(name, COMMANDS)}")
+    return REFUSED
+
+
+def find(name: str) -> Command:
+    """Return one of COMMANDS."""
+    module, _, place = COMMANDS[name].partition(":")
+    return vars(import_module(f"lantern.cli.{module}"))[place]
 
 
 def _usage() -> str:
-    width = max(map(len, SUMMARIES))
+    width = max(map(len, COMMANDS))
     return "\n".join(
         [
             "usage: lantern COMMAND [OPTIONS]\n",
             "Generate images with visual autoregressive models by speculative decoding; train and measure such models.",
             "",
-            *(f"  {name:<{width}}  {summary}" for name, summary in SUMMARIES.items()),
+            *(f"  {name:<{width}}  {find(name).summary}" for name in COMMANDS),
             "\nlantern COMMAND --help lists the options of a command; lantern --version prints the version.",
         ]
     )
+
+
+@command
+def completion(shell: str = arg(f"one of {', '.join(SHELLS)}", type=OneOf(SHELLS))) -> None:
+    """Print the script with which bash, zsh or fish completes options and names.
+
+    bash: eval "$(lantern completion bash)"; zsh: the same; fish: lantern completion fish | source
+    """
+    from argcomplete.shell_integration import shellcode
+
+    print(shellcode(PROGRAMS, shell=shell))
+
+
+def complete(program: str) -> None:
+    """Write the completions of the line that the shell's script has set to the file that it reads, and exit."""
+    import argcomplete
+
+    words = os.environ["COMP_LINE"].split()[1:]
+    root = argparse.ArgumentParser(prog=program, allow_abbrev=False)
+    if program == "lantern":
+        parsers = root.add_subparsers()
+        for name in COMMANDS:
+            parser = parsers.add_parser(name, help=find(name).summary, allow_abbrev=False)
+            if words[:1] == [name]:
+                _fill(parser, name, words[1:])
+    else:
+        _fill(root, program.removeprefix("lantern-"), words)
+    argcomplete.autocomplete(root)
+
+
+def _fill(parser: argparse.ArgumentParser, name: str, words: Sequence[str]) -> None:
+    """Add the options of a command, with the settings of the method that the words name."""
+    from lantern.methods import METHODS
+
+    find(name).add_arguments(parser)
+    settings = {option.flag for word in words if word in METHODS for option in METHODS[word].options.values()}
+    for action in parser._actions:
+        if settings & set(action.option_strings):
+            action.help = None  # it is not hidden
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from lantern.methods.parts import ADD_ONS
 LACKS = "*"  # before a method that needs a part
 
 
+@command
 def methods(
     name: str | None = arg("method to describe", type=METHOD),
     model: str = opt(MODEL, MODEL_HELP),
@@ -123,6 +124,3 @@ def lines(found: dict[str, Any]) -> list[str]:
             range_ += f"; chosen for the {found['engine']} engine of this machine, elsewhere {one['default']}"
         text.append(f"  {one['flag']:<{width}}  {one['type']:<5}  {default:<12}  {one['help']}; {range_}")
     return text
-
-
-COMMAND = command(methods)

@@ -1,26 +1,35 @@
-"""`lantern serve`: an HTTP server with OpenAI's image API for one model."""
+"""`lantern serve`: an HTTP server with OpenAI's image API for one model; `lantern demo`: a page in the browser.
 
-import importlib.util
+On the page plain decoding and a method fill their images side by side.
+"""
+
 import os
 import time
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lantern.cli.command import arg, command, opt, say
 from lantern.cli.options import MODEL, MODEL_HELP, Placement
 from lantern.core.config import install_hint, one_line
 from lantern.core.places import resolve_model
 
+if TYPE_CHECKING:
+    from lantern.core.signals import Stopping
+
 KEY = "LANTERN_API_KEY"
 KEY_HELP = f"file of the key that clients send (default: ${KEY}, else none)"
 LOCAL = ("127.0.0.1", "localhost", "::1")
+HOST_HELP = "address to listen on (default 127.0.0.1: this machine only)"
 RAY_HELP = "replicas on a Ray cluster, or here (extra: ray)"
 ORIGIN_HELP = "origin of web pages that may send requests, such as https://example.org; * for all; may be repeated"
 
 
+@command
 def serve(
     model: str = arg(MODEL_HELP, default=MODEL),
-    host: str = opt("127.0.0.1", "address to listen on (default 127.0.0.1: this machine only)"),
+    host: str = opt("127.0.0.1", HOST_HELP),
     port: int = opt(8000, "port; 0 is a free one", 0, 65535),
     api_key_file: Path | None = opt(None, KEY_HELP, metavar="FILE"),
     allow_origin: list[str] = opt([], ORIGIN_HELP, metavar="ORIGIN", action="append"),
@@ -36,7 +45,7 @@ def serve(
 ) -> int:
     """Answer requests over HTTP in the form of OpenAI's image API."""
     for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
-        if importlib.util.find_spec(package) is None:
+        if find_spec(package) is None:
             raise ImportError(f"lantern serve needs {package}, which is not installed; {install_hint('serve')}")
     key = _key_of(api_key_file)
     from lantern.generation.serving.app import Limits, start
@@ -48,15 +57,14 @@ def serve(
     if ray is None:
         if replicas:
             raise ValueError("--replicas is an option of --ray, which is missing")
-        from lantern.generation.serving.server import bind
-        from lantern.generation.serving.server import serve as serve_here
+        from lantern.generation.serving import server
 
-        with bind(host, port) as bound:
-            return serve_here(started, bound, drain)
+        with server.bind(host, port) as bound:
+            return server.serve(started, bound, drain)
     resolve_model(model)  # Ray does not report why a replica did not start
-    if importlib.util.find_spec("ray") is None:
-        raise ImportError(f"--ray needs Ray, which is not installed; {install_hint('ray')}")
-    from lantern.core.ray_cluster import cluster
+    from lantern.core.ray_cluster import check_ray, cluster
+
+    check_ray()
     from lantern.generation.serving.replicas import serving
 
     with (
@@ -87,4 +95,33 @@ def _key_of(file: Path | None) -> str | None:
     return key
 
 
-COMMAND = command(serve)
+@command
+def demo(
+    model: str = arg(MODEL_HELP, default=MODEL),
+    host: str = opt("127.0.0.1", HOST_HELP),
+    port: int = opt(7860, "port", 1, 65535),
+    open: bool = opt(False, "open the page in the browser"),
+    *,
+    where: Placement,
+    stopping: "Stopping",
+) -> None:
+    """Show plain decoding and a method side by side in the browser."""
+    if find_spec("gradio") is None:
+        raise ImportError(f"lantern demo needs gradio, which is not installed; {install_hint('demo')}")
+    from lantern.generation.demo import SideBySide, build_page, launch_options
+    from lantern.models.folder import load_model
+
+    sides = SideBySide(load_model(model, **where.options()))
+    page = build_page(sides)
+    how = {"server_name": host, "server_port": port, "inbrowser": open, "prevent_thread_lock": True}
+    try:
+        try:
+            _, url, _ = page.launch(**how, **launch_options())
+        except OSError as error:
+            raise OSError(f"cannot listen at {host}:{port}: choose another --host or --port") from error
+        print(f"lantern demo: {url}", flush=True)
+        page.block_thread()
+        stopping.check()  # gradio swallows the exception of a signal
+    finally:
+        page.close(verbose=False)
+        sides.close()

@@ -209,14 +209,14 @@ class Build:
 
 def assemble(build: Build) -> Path:
     """Put the components into OUT/model with a short card; return the folder."""
-    from lantern.cli.assemble import COMMAND
+    from lantern.cli import folders
 
     model, config = build.out / "model", build.config
     given = {name: str(build.value(text)) for name, text in config.components.items()} | config.generation
     arguments = [str(model), *(word for name, text in given.items() for word in (flag(name), text))]
     for name, text in config.addons.items():
         shutil.copytree(build.value(text), model / "parts" / name, dirs_exist_ok=True)
-    COMMAND.run(parser_of(COMMAND, "assemble").parse_args(arguments))
+    folders.assemble.run(parser_of(folders.assemble, "assemble").parse_args(arguments))
     (model / "README.md").write_text(card(build), encoding="utf-8")
     return model
 
@@ -274,5 +274,8 @@ def run_all(path: Path, out: Path, given: Mapping[str, Any], recipe: stages.Reci
 
 
 COMMAND = Command(
-    "train", "Prepare data, or train a tokenizer, decoder, target, drafter or tree policy, or all.", add_arguments, run
+    "train",
+    "Prepare data, or train a text encoder, tokenizer, decoder, target, drafter or tree policy, or all.",
+    add_arguments,
+    run,
 )

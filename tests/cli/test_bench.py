@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.cli.bench import DTYPES, SHAPES
 from lantern.cli.main import main
+from lantern.cli.measure import DTYPES, SHAPES
 from lantern.core.types import Generation
 from lantern.eval.speed import race
 from lantern.models.folder import DTYPES as KNOWN_DTYPES

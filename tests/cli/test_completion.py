@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from argcomplete.finders import CompletionFinder
 
-from lantern.cli.completion import PROGRAMS, SHELLS, complete
-from lantern.cli.main import SUMMARIES, main
+from lantern.cli.main import COMMANDS, PROGRAMS, SHELLS, complete, main
 from lantern.methods import METHODS, find
 from lantern.training.stages import STAGES
 from tests.cli.calls import Capture
@@ -32,7 +31,7 @@ def completions(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def
         output, codes = io.StringIO(), list[int]()
         scripted = partial(CompletionFinder(), exit_method=codes.append, output_stream=output)
         monkeypatch.setattr("argcomplete.autocomplete", scripted)
-        complete(line.split()[0], SUMMARIES if line.startswith("lantern ") else None)
+        complete(line.split()[0])
         assert codes == [0]
         return set(output.getvalue().split())
 
@@ -45,7 +44,7 @@ SETTINGS = {option.flag for option in find("bounded").options.values()}
 @pytest.mark.parametrize(
     ("line", "offered", "not_offered"),
     [
-        ("lantern ", set(SUMMARIES), set()),
+        ("lantern ", set(COMMANDS), set()),
         ("lantern gen", {"generate"}, {"methods"}),
         ("lantern generate --method lantern --", {"--k", "--delta", "--prompt"}, set()),
         ("lantern-generate --method bounded --", SETTINGS, set()),

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lantern.cli.command import Command, OneOf, existing, number, parser_of, run_command
-from lantern.cli.eval import COMMAND as EVAL
-from lantern.cli.main import SUMMARIES, main
+from lantern.cli.main import COMMANDS, main
+from lantern.cli.measure import evaluate
 from lantern.core import signals
 from tests.cli.calls import Capture, one_line
 
@@ -126,7 +126,7 @@ def test_bad_input_is_refused_in_one_line(words: str, model: str, capsys: Captur
 
 
 def test_values_of_a_repeated_option_are_all_taken_in_place_of_the_default() -> None:
-    parser = parser_of(EVAL, "lantern eval")
+    parser = parser_of(evaluate, "lantern eval")
     assert parser.parse_args(["."]).metrics is None
     for words in (["--metrics", "psnr", "is"], ["--metrics", "psnr", "--metrics", "is"]):
         assert parser.parse_args([".", *words]).metrics == ["psnr", "is"]
@@ -135,12 +135,12 @@ def test_values_of_a_repeated_option_are_all_taken_in_place_of_the_default() -> 
 def test_every_command_has_help_a_version_and_refusals(capsys: Capture) -> None:
     from lantern import __version__
 
-    assert {words.split()[0] for words in REFUSED} >= set(SUMMARIES)
+    assert {words.split()[0] for words in REFUSED} >= set(COMMANDS)
     assert main([]) == 2 and "usage: lantern" in capsys.readouterr().err
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in SUMMARIES)
-    for words in ([], *([name] for name in SUMMARIES)):
+    assert all(name in out for name in COMMANDS)
+    for words in ([], *([name] for name in COMMANDS)):
         assert main([*words, "--version"]) == 0
         assert capsys.readouterr().out == f"lantern {__version__}\n"
 

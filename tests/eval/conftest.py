@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lantern.cli.command import run_command
-from lantern.cli.leaderboard import COMMAND
+from lantern.cli.measure import leaderboard
 from lantern.generation.generator import Generator
 from tests.eval.workers import paint, tiny_decoder
 
@@ -26,7 +26,7 @@ def board_words(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
 def board_file(board_words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A leaderboard of four images per method."""
     path = tmp_path_factory.mktemp("run") / "board.jsonl"
-    assert run_command(COMMAND, [*board_words, "--images", "4", "--out", str(path)]) == 0
+    assert run_command(leaderboard, [*board_words, "--images", "4", "--out", str(path)]) == 0
     return path
 
 

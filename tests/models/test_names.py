@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lantern import LanternPipeline
-from lantern.cli.assemble import COMMAND as ASSEMBLE
 from lantern.cli.command import run_command
+from lantern.cli.folders import assemble
 from lantern.cli.generate import main
 from lantern.generation.generator import generate
 from lantern.generation.requests import UnknownPromptWarning, as_requests, requests_of_call, with_warnings
@@ -76,11 +76,11 @@ def test_names_need_their_list_and_that_of_words(copied: Path) -> None:
 def test_assemble_takes_names(copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = tmp_path / "names"
     names.write_text("Red Apple\n\ndog\nred apple\n")
-    assert run_command(ASSEMBLE, [str(copied), "--names", str(names)], prog="lantern assemble") == 0
+    assert run_command(assemble, [str(copied), "--names", str(names)], prog="lantern assemble") == 0
     assert (copied / NAMES_NAME).read_text() == "red apple\ndog\n"
     for text, reason in (("", "has no names"), ("dog\n--\n", "has a line without a word")):
         names.write_text(text)
-        assert run_command(ASSEMBLE, [str(copied), "--names", str(names)], prog="lantern assemble") == 2
+        assert run_command(assemble, [str(copied), "--names", str(names)], prog="lantern assemble") == 2
         assert f"{names} {reason}, wanted a name on each line" in capsys.readouterr().err
 
 

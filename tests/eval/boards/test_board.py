@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from lantern.cli.command import run_command
-from lantern.cli.leaderboard import COMMAND, shuffled_prompts
+from lantern.cli.measure import leaderboard, shuffled_prompts
 from lantern.eval.boards import board
 from lantern.eval.boards.board import expand, parse_pair, shipped
 from lantern.eval.boards.table import figures_of
@@ -28,7 +28,7 @@ RELAXED = "bounded-window:window=4,delta=0.4"
 
 
 def main(*words: object) -> int:
-    return run_command(COMMAND, [str(word) for word in words])
+    return run_command(leaderboard, [str(word) for word in words])
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lantern.cli import eval as command
+from lantern.cli import measure as command
 from lantern.cli.main import main
 from lantern.eval.metrics import inception
 from lantern.eval.metrics.moments import Moments
