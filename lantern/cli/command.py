@@ -1,8 +1,7 @@
 """Commands: what one is, and how a failure becomes one line and an exit code.
 
-0: success. 1: a failure of the environment (disk full, hub unreachable, package missing, out of memory).
-2: invalid input (unknown option, bad value, damaged file).
-129: the terminal was closed (SIGHUP). 130: interrupted by Ctrl-C. 143: terminated by SIGTERM.
+0: success. 1: a failure of the environment (disk full, hub unreachable, package missing, out of memory). 2: invalid
+input (unknown option, bad value, damaged file). 128 + N: ended by signal N, such as 130 by Ctrl-C.
 
 A command is a function whose signature declares its options, and whose docstring is its help:
 
@@ -23,6 +22,7 @@ whose values are not their defaults, are always there. What it returns, if not N
 import argparse
 import errno
 import inspect
+import io
 import math
 import os
 import re
@@ -83,30 +83,20 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
 
-class BriefHelp(argparse.Action):
-    """--help of a command with many options: those of groups are left to --help-all."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        """Print the help and exit."""
-        for group in parser._action_groups[2:]:  # the first two are argparse's own
-            for action in group._group_actions:
-                action.help = SUPPRESS
-        parser.print_help()
-        parser.exit()
-
-
-def parser_of(command: Command, prog: str) -> Parser:
-    """Return the parser of a command, with the options that all commands have."""
+def parser_of(command: Command, prog: str, words: Sequence[str] = ()) -> Parser:
+    """Return the parser of a command, with the options that all commands have, for the words of a call."""
     usage = f"{prog} [OPTIONS]" if command.is_brief else None
     parser = Parser(prog=prog, description=command.summary, usage=usage, add_help=False, allow_abbrev=False)
     command.add_arguments(parser)
+    if command.is_brief and "--help-all" not in words:
+        for group in parser._action_groups[2:]:  # the first two are argparse's own
+            for action in group._group_actions:
+                action.help = SUPPRESS
     add = parser.add_argument
+    add("-h", "--help", action="help", help=f"list the {'most used ' if command.is_brief else ''}options")
     if command.is_brief:
-        add("-h", "--help", action=BriefHelp, nargs=0, help="list the most used options")
         add("--help-all", action="help", help="list all options")
-    else:
-        add("-h", "--help", action="help", help="list the options")
-    add("--version", action="version", version=f"lantern {__version__}", help="print the version")
+    add("-V", "--version", action="version", version=f"lantern {__version__}", help="print the version")
     add("--debug", action="store_true", help="print tracebacks, and the layer that first gives NaN, in eager passes")
     return parser
 
@@ -120,7 +110,7 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
     is_debug = is_debugging() or "--debug" in words
 
     def run(stopping: Stopping) -> int:
-        parser = parser_of(command, prog or f"lantern-{command.name}")
+        parser = parser_of(command, prog or f"lantern-{command.name}", words)
         try:
             args = parser.parse_args(words)
         except SystemExit as leaving:  # after --help, --version and an error that was printed
@@ -137,11 +127,14 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
 def contained(run: Callable[[Stopping], int], *, is_debug: bool = False) -> int:
     """Return what `run` returns, once stdout is written; a failure is printed as one line and becomes the exit code.
 
-    Whoever reads stdout may close it: that is no failure, nor is a stream that was closed from the beginning.
+    Whoever reads stdout may close it: that is no failure, nor is a stream that was closed from the beginning, nor a
+    character that the terminal's encoding lacks. Each line is written at once.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed: `print` would write to the other one
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
     try:
         with Stopping() as stopping:
             code = run(stopping)

@@ -57,9 +57,8 @@ def doctor(
         from lantern.engines.cpu.build import library
 
         library()
-    checks = CHECKS if model is None else (lambda: predicted(model, size, batch, device, dtype),)
     is_well = True
-    for finding in (each for check in checks for each in check()):
+    for finding in checked() if model is None else predicted(model, size, batch, device, dtype):
         print(f"{'broken' if finding.repair else finding.state:<8}{finding.text}")
         if finding.repair:
             is_well = False
@@ -67,6 +66,15 @@ def doctor(
     if model is None:
         print("no faults found" if is_well else "faults found")
     return DONE if is_well else FAILED
+
+
+def checked() -> Iterator[Finding]:
+    """Yield the findings of all CHECKS; one that cannot be made is no fault."""
+    for check in CHECKS:
+        try:
+            yield from check()
+        except (ImportError, OSError, ValueError) as error:
+            yield Finding(f"{check.__name__.strip('_').replace('_', ' ')}: not checked, {one_line(error)}")
 
 
 def _packages() -> Iterator[Finding]:
@@ -112,10 +120,8 @@ def _imports() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    try:
-        import torch
-    except (ImportError, OSError):
-        return
+    import torch
+
     yield Finding(f"cpu: {os.cpu_count()} cores, {torch.get_num_threads()} threads for torch")
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(index)
@@ -125,15 +131,11 @@ def _devices() -> Iterator[Finding]:
 
 
 def _engines() -> Iterator[Finding]:
-    try:
-        from lantern.engines.cpu.build import find_compiler, missing
-        from lantern.generation.choice import choose_method
-        from lantern.models.folder import load_model
+    from lantern.engines.cpu.build import find_compiler, missing
+    from lantern.generation.choice import choose_method
+    from lantern.models.folder import load_model
 
-        model = load_model(parts=())
-    except (ImportError, OSError, ValueError) as error:
-        yield Finding(f"engines: not checked, {one_line(error)}")
-        return
+    model = load_model(parts=())
     yield from _engines_of(model.target)
     method = choose_method(model, "auto", report=lambda line: None)
     yield Finding(f"method auto: {method.spec} ({method.reason}); `lantern tune` measures all methods")
@@ -162,13 +164,11 @@ def _engines_of(target: Any) -> Iterator[Finding]:
             yield Finding(f"engine {name}: {reason or ready}", state="absent" if reason else "ok")
 
 
-def _model() -> Iterator[Finding]:
-    try:
-        from lantern.core.places import embedded_model
+def _embedded_model() -> Iterator[Finding]:
+    from lantern.core.places import embedded_model
 
+    try:
         yield Finding(f"embedded model: {embedded_model()}")
-    except (ImportError, OSError) as error:
-        yield Finding(f"embedded model: not checked, {one_line(error)}")
     except ValueError as error:
         yield Finding(one_line(error), "git checkout -- assets && pip install . (in a clone of lantern)")
 
@@ -212,4 +212,4 @@ def _gib(count: int) -> str:
     return f"{count / 2**30:.3g} GiB"
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_packages, _imports, _devices, _model, _engines)
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_packages, _imports, _devices, _embedded_model, _engines)

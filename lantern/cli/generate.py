@@ -8,7 +8,6 @@ import dataclasses
 import json
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,9 +27,10 @@ from lantern.cli.command import (
     say,
     size_of,
 )
-from lantern.cli.options import MAX_SEED, METHOD, MODEL, MODEL_HELP, Distribution, Placement, advice
+from lantern.cli.options import MAX_SEED, METHOD, MODEL, MODEL_HELP, Distribution, Placement
 from lantern.core.config import read_json_object
 from lantern.core.places import resolve_model
+from lantern.engines.engine import engine
 from lantern.generation import images
 from lantern.methods import METHODS, Method, check_parts
 from lantern.methods.method import check_same, split
@@ -227,7 +227,7 @@ def generate(
         run.run(notes, debug)
     else:
         if files.json:
-            _print(json.dumps({"asked": 0, "stopped": None, "tokens": 0, "paths": [], "pictures": []}))
+            print(json.dumps({"asked": 0, "stopped": None, "tokens": 0, "paths": [], "pictures": []}))
         say(f"all {len(requested)} images exist", files.quiet)
     if processes > 1:
         from torch import distributed
@@ -289,6 +289,19 @@ def _prompts(given: Sequence[str], file: str | None, labels: Sequence[int]) -> l
     from lantern.generation.requests import check_prompt, read_prompts
 
     return [check_prompt(prompt) for prompt in given] + ([] if file is None else read_prompts(file))
+
+
+def advice(model: "Model") -> str | None:
+    """Return how to get a faster engine, if `auto` chose eager only because the C++ library is not built."""
+    if model.device.type != "cpu" or model.engine.name != "eager" or not model.engine.reason:
+        return None
+    from lantern.engines.cpu import build
+
+    # with --debug the library was not chosen although it is built
+    cpu = engine("cpu", weights=model.engine.weights, kv_cache=model.engine.kv_cache)
+    if build.missing() is None or cpu.why_not(model.target) is not None:
+        return None
+    return "`lantern doctor --build` or `--engine cpu` builds the C++ engine, which is several times as fast here"
 
 
 @dataclass
@@ -418,7 +431,7 @@ class ImageRun:
         images.save_image(image, path, facts | enlarged, quality=self.files.quality or images.QUALITY)
         self.paths.append(path)
         if self.files.has_paths:
-            _print(str(path))
+            print(path)
 
     def _save(self, picture: images.Picture) -> images.Picture:
         """Save an image, unless it goes to a sheet; return it, without pixels that are not needed any more."""
@@ -443,8 +456,8 @@ class ImageRun:
         row = images.sheet([self._image(comparison.plain), self._image(comparison.other)], columns=2, margin=0)
         self._write(row, path, self._facts(comparison.other) | {"layout": f"left plain, right {self.method.name}"})
         if not self.files.json:
-            _print(f"{request.subject}, seed {request.seed}, image {request.number}")
-            _print("\n".join([*comparison.lines(), f"  {path}"]))
+            print(f"{request.subject}, seed {request.seed}, image {request.number}")
+            print("\n".join([*comparison.lines(), f"  {path}"]))
         return comparison.as_dict() | {"path": str(path)}
 
     def _facts(self, picture: images.Picture) -> dict[str, Any]:
@@ -487,14 +500,14 @@ class ImageRun:
         files, head = self.files, self._head() | {"asked": len(self.requested), "stopped": stopped}
         if files.compare:
             if files.json:
-                _print(json.dumps(head | {"comparisons": done}, allow_nan=False))
+                print(json.dumps(head | {"comparisons": done}, allow_nan=False))
             return
         if self.planned and files.grid is not None:
             self._save_sheet(done)
         if files.tokens is not None:
             tokens = json.dumps([one.grid for one in done] if len(self.requested) > 1 else done[0].grid)
             if files.tokens == STDOUT:
-                _print(tokens)
+                print(tokens)
             else:
                 write_text(files.tokens, f"{tokens}\n")
         if self.recorder is not None and files.record is not None:
@@ -517,10 +530,10 @@ class ImageRun:
                 "paths": paths,
                 "pictures": [one.as_dict() | {"path": place} for one, place in zip(done, places, strict=True)],
             }
-            _print(json.dumps(head | figures, allow_nan=False))
+            print(json.dumps(head | figures, allow_nan=False))
         elif stopped is None:
             if files.tokens is not None and files.has_paths:
-                _print(str(files.tokens))
+                print(files.tokens)
             cost = "" if figures["exact"] else f"total variation {figures['total_variation']:.3f} per token, "
             kind = f"exact in {figures['promise']}" if figures["exact"] else "relaxed"
             summary = (
@@ -529,12 +542,6 @@ class ImageRun:
                 f"{figures['images_per_second']:.2f} images and {figures['tokens_per_second']:.0f} tokens per second"
             )
             say(summary, files.quiet, name=f"{self.method.name} ({kind})")
-
-
-def _print(text: str) -> None:
-    """Print text that may hold characters the terminal's encoding lacks, such as file names."""
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

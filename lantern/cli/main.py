@@ -8,10 +8,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
 
-from lantern import __version__
-from lantern.cli.command import DONE, REFUSED, Command, OneOf, arg, command, complain, contained, run_command
+from lantern.cli.command import REFUSED, Command, OneOf, arg, command, complain, run_command
 from lantern.core.config import hint_for
 
 COMMANDS = {  # where each is, in lantern/cli
@@ -39,15 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         complete("lantern")
     words = sys.argv[1:] if argv is None else list(argv)
     if not words:
-        print(_usage(), file=sys.stderr)
+        with redirect_stdout(sys.stderr):
+            run_command(LANTERN, ["--help"], prog="lantern")
         return REFUSED
     name = words[0]
     if name in COMMANDS:
         return run_command(find(name), words[1:], prog=f"lantern {name}")
-    if name in ("-h", "--help"):
-        return contained(lambda _: print(_usage()) or DONE)
-    if name in ("-V", "--version"):
-        return contained(lambda _: print(f"lantern {__version__}") or DONE)
+    if name.startswith("-"):
+        return run_command(LANTERN, words, prog="lantern")
     complain(f"unknown command {name[:40]!r}; {hint_for(name, COMMANDS)}")
     return REFUSED
 
@@ -58,17 +57,38 @@ def find(name: str) -> Command:
     return vars(import_module(f"lantern.cli.{module}"))[place]
 
 
-def _usage() -> str:
-    width = max(map(len, COMMANDS))
-    return "\n".join(
-        [
-            "usage: lantern COMMAND [OPTIONS]\n",
-            "Generate images with visual autoregressive models by speculative decoding; train and measure such models.",
-            "",
-            *(f"  {name:<{width}}  {find(name).summary}" for name in COMMANDS),
-            "\nlantern COMMAND --help lists the options of a command; lantern --version prints the version.",
-        ]
-    )
+def add_commands(parser: argparse.ArgumentParser, words: Sequence[str] = ()) -> None:
+    """Add all commands, the one that the words begin with with its options."""
+    parser.usage = "lantern COMMAND [OPTIONS]"
+    parser.epilog = "lantern COMMAND --help lists the options of a command."
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        one = commands.add_parser(name, help=find(name).summary, allow_abbrev=False)
+        if words[:1] == [name]:
+            add_options(one, name, words[1:])
+
+
+def add_options(parser: argparse.ArgumentParser, name: str, words: Sequence[str]) -> None:
+    """Add the options of a command, with the settings of the method that the words name."""
+    from lantern.methods import METHODS
+
+    find(name).add_arguments(parser)
+    settings = {option.flag for word in words if word in METHODS for option in METHODS[word].options.values()}
+    for action in parser._actions:
+        if settings & set(action.option_strings):
+            action.help = None  # it is not hidden
+
+
+def complete(program: str) -> None:
+    """Write the completions of the line that the shell's script has set to the file that it reads, and exit."""
+    import argcomplete
+
+    words, parser = os.environ["COMP_LINE"].split()[1:], argparse.ArgumentParser(prog=program, allow_abbrev=False)
+    if program == "lantern":
+        add_commands(parser, words)
+    else:
+        add_options(parser, program.removeprefix("lantern-"), words)
+    argcomplete.autocomplete(parser)
 
 
 @command
@@ -82,33 +102,10 @@ def completion(shell: str = arg(f"one of {', '.join(SHELLS)}", type=OneOf(SHELLS
     print(shellcode(PROGRAMS, shell=shell))
 
 
-def complete(program: str) -> None:
-    """Write the completions of the line that the shell's script has set to the file that it reads, and exit."""
-    import argcomplete
-
-    words = os.environ["COMP_LINE"].split()[1:]
-    root = argparse.ArgumentParser(prog=program, allow_abbrev=False)
-    if program == "lantern":
-        parsers = root.add_subparsers()
-        for name in COMMANDS:
-            parser = parsers.add_parser(name, help=find(name).summary, allow_abbrev=False)
-            if words[:1] == [name]:
-                _fill(parser, name, words[1:])
-    else:
-        _fill(root, program.removeprefix("lantern-"), words)
-    argcomplete.autocomplete(root)
-
-
-def _fill(parser: argparse.ArgumentParser, name: str, words: Sequence[str]) -> None:
-    """Add the options of a command, with the settings of the method that the words name."""
-    from lantern.methods import METHODS
-
-    find(name).add_arguments(parser)
-    settings = {option.flag for word in words if word in METHODS for option in METHODS[word].options.values()}
-    for action in parser._actions:
-        if settings & set(action.option_strings):
-            action.help = None  # it is not hidden
-
+SUMMARY = "Generate images with visual autoregressive models by speculative decoding; train and measure such models."
+LANTERN = Command(
+    "lantern", SUMMARY, add_commands, lambda args: complain("a command comes before its options") or REFUSED
+)
 
 if __name__ == "__main__":
     sys.exit(main())

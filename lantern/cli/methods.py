@@ -60,8 +60,13 @@ def table(rows: Sequence[dict[str, Any]], model: str) -> list[str]:
 
 def description(method: Method, model: str, folder: Path) -> dict[str, Any]:
     """Return what a method is made of and takes, and whether a model has the add-ons that it needs."""
-    made, found = method.made, row(method, folder)
-    here, engine = settings_here(method, model)
+    made, found, here, engine = method.made, row(method, folder), method.settings, ""
+    if any(option.fits for option in method.options.values()):  # which the default engine chooses
+        from lantern.generation.choice import suited
+        from lantern.models.folder import load_model
+
+        loaded = load_model(model, parts=())
+        here, engine = suited(loaded, method).settings, loaded.engine.name
     shown = ("name", "flag", "default", "low", "high", "range", "help")
     settings = [
         {name: getattr(option, name) for name in shown}
@@ -92,17 +97,6 @@ def description(method: Method, model: str, folder: Path) -> dict[str, Any]:
         "add_ons": needs,
         "settings": settings,
     }
-
-
-def settings_here(method: Method, model: str) -> tuple[dict[str, Any], str]:
-    """Return the settings with which the default engine runs a method, and its name, where it chooses any of them."""
-    if not any(option.fits for option in method.options.values()):
-        return method.settings, ""
-    from lantern.generation.choice import suited
-    from lantern.models.folder import load_model
-
-    loaded = load_model(model, parts=())
-    return suited(loaded, method).settings, loaded.engine.name
 
 
 def lines(found: dict[str, Any]) -> list[str]:

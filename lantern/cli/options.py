@@ -1,14 +1,11 @@
 """Options that several commands have: the model, how it samples, and how and where it runs."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lantern.cli.command import Group, OneOf, opt
 from lantern.engines.engine import ENGINES, KV_CACHES, OTHER_VARIANTS, VARIANTS, WEIGHTS, Engine, engine
 from lantern.methods import METHODS
-
-if TYPE_CHECKING:
-    from lantern.models.folder import Model
 
 MODEL = "lantern-emoji"
 MODEL_HELP = "name, folder or hub id"
@@ -99,16 +96,3 @@ class Machine(Group):
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-
-
-def advice(model: "Model") -> str | None:
-    """Return how to get a faster engine, if `auto` chose eager only because the C++ library is not built."""
-    if model.device.type != "cpu" or model.engine.name != "eager" or not model.engine.reason:
-        return None
-    from lantern.engines.cpu import build
-
-    # with --debug the library was not chosen although it is built
-    cpu = engine("cpu", weights=model.engine.weights, kv_cache=model.engine.kv_cache)
-    if build.missing() is None or cpu.why_not(model.target) is not None:
-        return None
-    return "`lantern doctor --build` or `--engine cpu` builds the C++ engine, which is several times as fast here"

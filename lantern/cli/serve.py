@@ -119,7 +119,7 @@ def demo(
             _, url, _ = page.launch(**how, **launch_options())
         except OSError as error:
             raise OSError(f"cannot listen at {host}:{port}: choose another --host or --port") from error
-        print(f"lantern demo: {url}", flush=True)
+        print(f"lantern demo: {url}")
         page.block_thread()
         stopping.check()  # gradio swallows the exception of a signal
     finally:

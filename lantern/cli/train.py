@@ -17,9 +17,6 @@ from lantern.cli.command import Command, Parser, add_option, flag, parser_of
 from lantern.core.config import load_config, read_json_object
 from lantern.training import stages
 
-STATE = "state.json"
-MARK = "@"  # before the name of a command-line option
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a parser for each stage, with the options that it takes with one recipe or another."""
@@ -171,14 +168,14 @@ class Build:
     recipe: stages.Recipe | None = None
 
     def __post_init__(self) -> None:
-        path = self.out / STATE
-        self.state = load_config(BuildState, path) if path.exists() else BuildState()
+        self.path = self.out / "state.json"
+        self.state = load_config(BuildState, self.path) if self.path.exists() else BuildState()
 
     def value(self, text: str) -> Path:
         """Return the path that an option or a component names; ValueError if its option is not given."""
-        if not text.startswith(MARK):
+        if not text.startswith("@"):
             return self.out / text
-        name, _, folder = text.removeprefix(MARK).partition("/")
+        name, _, folder = text.removeprefix("@").partition("/")
         if self.inputs.get(name) is None:
             raise ValueError(f"stage all needs {flag(name)} with this config")
         return Path(self.inputs[name]) / folder
@@ -196,29 +193,15 @@ class Build:
             shares = sum(each.share for each in self.config.steps if each.name not in done)
             options["minutes"] = minutes.setdefault(step.name, left * step.share / shares)
         self.out.mkdir(parents=True, exist_ok=True)
-        write_json(self.out / STATE, asdict(self.state))
+        write_json(self.path, asdict(self.state))
         print(f"step {step.name}" + (f", {options['minutes']:.1f} minutes" if "minutes" in options else ""))
         beside, began = self.home / step.config, time.monotonic()
         config = str(beside) if beside.is_file() else step.config
         run_stage(step.stage, config, self.out / step.name, options, self.recipe)
         done[step.name] = round(time.monotonic() - began, 1)
-        write_json(self.out / STATE, asdict(self.state))
+        write_json(self.path, asdict(self.state))
         if not self.inputs.get("keep"):
             (self.out / step.name / "checkpoint.pt").unlink(missing_ok=True)
-
-
-def assemble(build: Build) -> Path:
-    """Put the components into OUT/model with a short card; return the folder."""
-    from lantern.cli import folders
-
-    model, config = build.out / "model", build.config
-    given = {name: str(build.value(text)) for name, text in config.components.items()} | config.generation
-    arguments = [str(model), *(word for name, text in given.items() for word in (flag(name), text))]
-    for name, text in config.addons.items():
-        shutil.copytree(build.value(text), model / "parts" / name, dirs_exist_ok=True)
-    folders.assemble.run(parser_of(folders.assemble, "assemble").parse_args(arguments))
-    (model / "README.md").write_text(card(build), encoding="utf-8")
-    return model
 
 
 def card(build: Build) -> str:
@@ -237,7 +220,8 @@ def card(build: Build) -> str:
 
 
 def run_all(path: Path, out: Path, given: Mapping[str, Any], recipe: stages.Recipe | None) -> None:
-    """Run the steps of a config into `out` and assemble the model if all are done."""
+    """Run the steps of a config into `out`; if all are done, put OUT/model together, with a short card."""
+    from lantern.cli import folders
     from lantern.core.places import embedded_model
 
     if "steps" in given and "minutes" in given:
@@ -265,7 +249,13 @@ def run_all(path: Path, out: Path, given: Mapping[str, Any], recipe: stages.Reci
     if left := [name for name in names if name not in build.state.done]:
         print(f"{out}: {', '.join(left)} to do")
         return
-    model = assemble(build)
+    model = out / "model"
+    parts = {name: str(build.value(text)) for name, text in config.components.items()} | config.generation
+    arguments = [str(model), *(word for name, text in parts.items() for word in (flag(name), text))]
+    for name, text in config.addons.items():
+        shutil.copytree(build.value(text), model / "parts" / name, dirs_exist_ok=True)
+    folders.assemble.run(parser_of(folders.assemble, "assemble").parse_args(arguments))
+    (model / "README.md").write_text(card(build), encoding="utf-8")
     if not inputs.get("keep"):
         for cache in [*out.glob("*/pictures.npy"), *out.glob("*/features-*")]:
             shutil.rmtree(cache) if cache.is_dir() else cache.unlink()

@@ -47,10 +47,8 @@ def test_seed_method_and_options_determine_the_tokens_and_exact_methods_give_tho
         assert grid(model, "--method", "plain", *other) != plain
 
 
-def test_tokens_need_no_vq_and_go_beside_pictures_or_to_stdout(model: str, tmp_path: Path, capsys: Capture) -> None:
-    copy = shutil.copytree(model, tmp_path / "copy")
-    shutil.rmtree(copy / "vqvae")
-    tokens = grid(str(copy))
+def test_tokens_need_no_vq_and_go_beside_pictures_or_to_stdout(model: str, blind: str, capsys: Capture) -> None:
+    tokens = grid(blind)
     assert [len(row) for row in tokens] == [4] * 4 and all(0 <= token < 24 for row in tokens for token in row)
     several = grid(model, "-n", "3", "--batch", "2")
     assert len(several) == 3 and several[0] == tokens and not list(Path().glob("*.png"))

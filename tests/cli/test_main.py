@@ -1,128 +1,30 @@
-"""What all commands share: help, refusals in one line, exit codes, signals and standard output."""
+"""What all commands share: help, refusals in one line, exit codes, signals, standard output, and shell completion."""
 
+import io
+import os
+import shutil
 import signal
 import subprocess
 import sys
-from argparse import ArgumentTypeError
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from argcomplete.finders import CompletionFinder
 
-from lantern.cli.command import Command, OneOf, existing, number, parser_of, run_command
-from lantern.cli.main import COMMANDS, main
+from lantern.cli.command import Command, parser_of, run_command
+from lantern.cli.main import COMMANDS, PROGRAMS, SHELLS, complete, main
 from lantern.cli.measure import evaluate
 from lantern.core import signals
+from lantern.methods import METHODS, find
+from lantern.training.stages import STAGES
 from tests.cli.calls import Capture, one_line
 
 ROOT = Path(__file__).parents[2]
-NAMELESS = "; a prompt is given with --prompt, in quotes"
-TRAIN = " --config here/config.json --out out"
-# calls, each with a part of its refusal; `here` is a folder with an empty config.json and an empty board, TOY a model
-REFUSED = {
-    "genrate": "unknown command 'genrate'; did you mean 'generate'?",
-    "zzz": "known are assemble, bench, completion, convert, demo, doctor, eval, generate",
-    "generate apple": NAMELESS,
-    "generate --prompt a red apple": NAMELESS,
-    "generate --model nowhere --prompt a": "nowhere",
-    "generate --prompts-file nowhere.txt": "nowhere.txt",
-    "generate": "wanted prompts or class labels, got neither",
-    "methods medsua": "did you mean 'medusa'?",
-    "methods nowhere": "wanted a method that `lantern methods` lists",
-    "methods plain --model nowhere": "nowhere",
-    "convert nowhere out": "does not exist",
-    "convert here out": "here",
-    "convert here out --image-sise 256": "did you mean '--image-size'?",
-    "assemble out --transformer nowhere": "does not exist",
-    "train data --config nowhere.json --out out": "nowhere.json",
-    "train data --config data-foldr --out out": "did you mean 'data-folder'?",
-    "train data": "--out",
-    "train data --out out --no-such": "--no-such",
-    "train data --recipe emojis" + TRAIN: "recipe 'emojis' is not in",
-    "train data --packages ." + TRAIN: "stage data takes no --packages; it takes --path",
-    "train tokeniser" + TRAIN: "invalid choice: 'tokeniser'",
-    "train text" + TRAIN: "stage text needs --packages",
-    "train target" + TRAIN: "stage target needs --data",
-    "train target --steps -1" + TRAIN: "wanted a whole number from 0",
-    "train target --minutes 0" + TRAIN: "--minutes: '0', wanted a number from 0.001",
-    "train target --data no-such-folder" + TRAIN: "does not exist",
-    "train target --records ." + TRAIN: "unknown argument '--records'",
-    "train all --steps 3 --minutes 1" + TRAIN: "got --steps and --minutes: give one of them",
-    "train policy --kind c2t --records here --out out": "holds no *.safetensors",
-    "train tables --config tables-sam --kind fr-spec --prompts . --out out": "a config of kind sam, got --kind fr-spec",
-    "doctor nowhere": "nowhere",
-    "doctor --model .": "is not a model: it has neither config.json nor transformer/config.json",
-    "doctor --size 7by7": "wanted width and height in pixels",
-    "doctor --size 64x64": "--size is an option of --model, which is missing",
-    "doctor --batch 2": "--batch is an option of --model",
-    "doctor --model TOY --size 64x64": "makes images of one size: omit the size",
-    "tune --model nowhere": "nowhere",
-    "tune --out here": "is a folder",
-    "tune --max-tv 2": "0 to 1",
-    "tune --max-nodes 1": "from 2 to 256",
-    "tune --images 0": "whole number",
-    "tune --image 3": "did you mean '--images'?",
-    "tune --model TOY --prompts-file missing.txt": "No such file",
-    "tune --model TOY --temperature 1e-9": "temperature",
-    "eval here --no-such": "--no-such",
-    "bench --model no-such-model": "neither a folder nor a hub id",
-    "bench --out here": "is a folder, wanted a file",
-    "bench --tau 2": "--tau is an option of --shape",
-    "bench --shape L --methods eagle1": "--methods is an option of a model",
-    "bench --shape M": "wanted one of B, L",
-    "bench --variants int4": "wanted one of eager",
-    "bench --images 0": "wanted a whole number from 1",
-    "bench --model TOY --methods eagel1": "did you mean 'eagle1'",
-    "reproduce emoji --actors 2": "--actors is an option of --ray",
-    "reproduce coco2014-3k": "did you mean 'coco2014-30k'",
-    "reproduce nowhere": "nowhere",
-    "reproduce nowhere/row.json": "nowhere",
-    "leaderboard --from nowhere.json": "does not exist",
-    "leaderboard --from here/config.json": "here/config.json",
-    "leaderboard --from here/board.jsonl": "has no fingerprint",
-    "leaderboard --from here/board.jsonl --metrics fid --top-k 5": "--metrics, --top-k, which --from does not use",
-    "leaderboard --out here": "is a folder",
-    "leaderboard --model TOY --methods plain": "always measured",
-    "leaderboard --model TOY --methods eagle9": "did you mean",
-    "leaderboard --model TOY --pairs eagle1": "wanted METHOD==METHOD",
-    "leaderboard --model TOY --metrics kidd": "kidd",
-    "leaderboard --model TOY --metrics kid": "kid: it compares with real images: give them with --reference",
-    "leaderboard --model TOY --metrics fid --reference here/config.json": "fid: no weights of inception",
-    "leaderboard --model TOY --reference here/config.json": "--metrics, which is missing",
-    "leaderboard --metrics clip --weights clpi=here": "did you mean 'clip'?",
-    "completion tcsh": "wanted one of bash",
-    "completion": "SHELL",
-    "demo nowhere": "nowhere",
-    "demo --port 0": "from 1 to 65535",
-    "serve nowhere": "nowhere",
-    "serve --replicas 2": "--replicas is an option of --ray",
-    "serve nowhere --ray": "nowhere",
-    "serve --port 99999": "from 0 to 65535",
-}
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LANTERN_CACHE", str(tmp_path))  # without weights
-    Path("here").mkdir()
-    Path("here/config.json").write_text("{}")
-    Path("here/board.jsonl").write_text("{}\n")
 
 
 def called(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("words", REFUSED)
-def test_bad_input_is_refused_in_one_line(words: str, model: str, capsys: Capture) -> None:
-    assert main(words.replace("TOY", model).split()) == 2
-    assert REFUSED[words] in one_line(capsys) and not (Path(model) / "profile.json").exists()
-    assert sorted(map(str, Path().rglob("*"))) == ["here", "here/board.jsonl", "here/config.json"]
 
 
 def test_values_of_a_repeated_option_are_all_taken_in_place_of_the_default() -> None:
@@ -135,7 +37,6 @@ def test_values_of_a_repeated_option_are_all_taken_in_place_of_the_default() -> 
 def test_every_command_has_help_a_version_and_refusals(capsys: Capture) -> None:
     from lantern import __version__
 
-    assert {words.split()[0] for words in REFUSED} >= set(COMMANDS)
     assert main([]) == 2 and "usage: lantern" in capsys.readouterr().err
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
@@ -217,22 +118,62 @@ def test_a_stream_that_is_closed_takes_nothing_and_stops_nothing(closed: int, wo
     assert (found.returncode, found.stdout, found.stderr) == (code, "", "")
 
 
-@pytest.mark.parametrize("kind", [number(int, 0, 100), number(float, 0, 100), OneOf(["plain", "lantern"]), existing])
-@settings(deadline=None)
-@given(text=st.one_of(st.text(max_size=60), st.floats().map(str), st.integers().map(str), st.just("0x10")))
-def test_a_text_gives_a_value_within_its_bounds_or_a_short_error(kind: Callable[[str], Any], text: str) -> None:
-    try:
-        value = kind(text)
-    except ArgumentTypeError as error:
-        assert len(str(error)) < 200
-    else:
-        assert not isinstance(value, int | float) or (0 <= value <= 100 and value == float(text))
+SETTINGS = {option.flag for option in find("bounded").options.values()}
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.sampled_from(["--config", "--out", "target", "-", "--", "x", "--steps", "nan", "", "--help", "--no"]))
+@pytest.mark.parametrize(
+    ("line", "offered", "not_offered"),
+    [
+        ("lantern ", set(COMMANDS), set()),
+        ("lantern gen", {"generate"}, {"methods"}),
+        ("lantern generate --method lantern --", {"--k", "--delta", "--prompt"}, set()),
+        ("lantern-generate --method bounded --", SETTINGS, set()),
+        ("lantern-generate --method plain --", {"--prompt"}, {"--delta"}),
+        ("lantern-generate --method ", set(METHODS), set()),
+        ("lantern-generate --engine c", {"cpu"}, {"graph"}),
+        ("lantern methods bounded-", {name for name in METHODS if name.startswith("bounded-")}, {"plain"}),
+        ("lantern train ", set(STAGES), set()),
+        ("lantern train policy --", {"--records"}, {"--vq"}),
+        ("lantern train drafter --config drafter-e", {"drafter-eagle1", "drafter-eagle3"}, {"target-small"}),
+        ("lantern train data --recipe ", {"emoji"}, set()),
+        ("lantern completion ", set(SHELLS), set()),
+    ],
 )
-def test_random_arguments_give_an_exit_code(arguments: list[str]) -> None:
-    for name in ("convert", "train"):
-        assert main([name, *arguments]) in (0, 1, 2)
+def test_commands_options_and_names_are_completed(
+    line: str, offered: set[str], not_offered: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # it would take file descriptor 9, which is pytest's
+    monkeypatch.setattr("argcomplete.finders.CompletionFinder._init_debug_stream", lambda self: None)
+    given = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+    for name, value in (given | {"_ARGCOMPLETE_SUPPRESS_SPACE": "1", "_ARGCOMPLETE_SHELL": "bash"}).items():
+        monkeypatch.setenv(name, value)
+    output, codes = io.StringIO(), list[int]()
+    scripted = partial(CompletionFinder(), exit_method=codes.append, output_stream=output)
+    monkeypatch.setattr("argcomplete.autocomplete", scripted)
+    complete(line.split()[0])
+    found = set(output.getvalue().split())
+    assert codes == [0] and offered <= found and not not_offered & found
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_each_shell_is_printed(shell: str, capsys: Capture) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(name in script for name in PROGRAMS) and "_ARGCOMPLETE" in script
+    if shutil.which(shell):
+        assert subprocess.run([shell, "-n"], input=script, text=True, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+def test_bash_completes_a_word(tmp_path: Path) -> None:
+    program = tmp_path / "lantern"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -m lantern.cli.main\n")
+    program.chmod(0o755)
+    script = (
+        'eval "$(lantern_script)"; COMP_WORDS=(lantern doct); COMP_LINE="lantern doct"; COMP_POINT=12; COMP_CWORD=1;'
+        ' COMP_TYPE=9; _python_argcomplete lantern; echo "${COMPREPLY[@]}"'
+    )
+    define = f"lantern_script() {{ {sys.executable} -m lantern.cli.main completion bash; }};"
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", define + script], capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.stdout.split() == ["doctor"], done.stderr

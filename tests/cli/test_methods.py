@@ -1,12 +1,28 @@
+"""What the commands say of methods, engines and faults, and the options that choose an engine."""
+
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lantern.cli import doctor
+from lantern.cli.doctor import Finding
+from lantern.cli.generate import advice
 from lantern.cli.generate import main as generate
 from lantern.cli.main import main
+from lantern.cli.options import Placement
+from lantern.engines.cpu import build
+from lantern.engines.cpu.engine import CpuEngine
+from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.engine import AutoEngine, EagerEngine, Engine, WideEngine
 from lantern.methods import METHODS
+from lantern.models.folder import Model
 from tests.cli.calls import Capture, answer
+from tests.tiny import tiny_target
+from tests.tiny_folder import save_tiny_model
+
+FITTING: dict[str, Any] = {"dim": 64, "n_head": 2, "vocab_size": 32}
 
 
 def test_all_methods_are_listed_with_what_they_promise(capsys: Capture) -> None:
@@ -70,3 +86,96 @@ def test_help_fits_one_screen_and_help_all_lists_the_rest(capsys: Capture) -> No
     whole = capsys.readouterr().out
     assert all(flag in whole for flag in ("--seed", "--guidance", "--engine", "--init-image", "--tokens"))
     assert "--delta" not in whole and "lantern methods NAME" in brief
+
+
+def test_a_fault_exits_with_1_and_its_repair(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _my_engines() -> Any:
+        raise ImportError("no torch")
+
+    given = [Finding("good"), Finding("bad", "mend it")]
+    monkeypatch.setattr(doctor, "CHECKS", (_my_engines, lambda: iter(given)))
+    assert main(["doctor"]) == 1
+    lines = ["ok      my engines: not checked, no torch", "ok      good", "broken  bad", "        run: mend it"]
+    assert capsys.readouterr().out.splitlines() == [*lines, "faults found"]
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "code", "line"),
+    [
+        ("numpy", "", 1, 'run: {pip} "numpy>=1.26"'),
+        ("torch", "2.4.1", 1, "broken  torch 2.4.1: lantern needs torch<2.15,>=2.10"),
+        ("torch", "2.9.99+cpu", 1, "broken  torch 2.9.99+cpu: torchvision needs torch"),
+        ("ftfy", "", 0, "absent  ftfy is not installed: prompts can be plain ASCII only; {pip} ftfy"),
+        ("accelerate", "", 0, 'accelerate not installed, in the clone of lantern run: pip install ".[train]"'),
+    ],
+)
+def test_only_a_package_without_which_nothing_runs_or_of_another_version_is_a_fault(
+    package: str, version: str, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    kept = doctor.installed
+    monkeypatch.setattr(doctor, "installed", lambda name: version if name == package else kept(name))
+    monkeypatch.setattr(doctor, "CHECKS", (doctor._packages,))
+    assert main(["doctor"]) == code
+    assert line.format(pip=doctor.PIP) in capsys.readouterr().out
+
+
+def test_a_missing_engine_or_compiler_is_no_fault(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", (doctor._engines,))
+    monkeypatch.setattr(GraphEngine, "why_not", lambda *_, **__: "no CUDA device")
+    assert main(["doctor"]) == 0
+    assert "absent  engine graph: no CUDA device" in capsys.readouterr().out.splitlines()
+    assert all(doctor._requirements("lantern", extra) for extra in doctor.EXTRAS)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    *_, last = findings = list(doctor._engines())
+    assert "g++ 9 or later, which was not found" in last.text
+    assert not any(finding.repair for finding in findings)
+
+
+@pytest.fixture
+def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library is not built; there is a compiler."""
+    monkeypatch.setattr(build, "missing", lambda: "the C++ library is not built")
+    monkeypatch.setattr(build, "find_compiler", lambda: "g++")
+
+
+@pytest.mark.parametrize(
+    ("where", "expected", "dtype"),
+    [
+        (Placement(), AutoEngine(), "auto"),
+        (Placement(engine="cpu", target_weights="int8"), CpuEngine(weights="int8"), "auto"),
+        (Placement(engine="graph"), GraphEngine(), "auto"),
+        (Placement(target_weights="int4"), AutoEngine(weights="int4"), "auto"),
+        (Placement(engine="wide", dtype="fp16"), WideEngine(), "fp16"),
+        (Placement(target_weights="bf16"), AutoEngine(), "bf16"),
+    ],
+)
+def test_options_choose_engine_weights_and_dtype(where: Placement, expected: Engine, dtype: str) -> None:
+    assert where.options() == {"device": "auto", "dtype": dtype, "engine": expected}
+
+
+def test_advice_is_given_only_where_auto_wants_an_unbuilt_library(
+    unbuilt: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitting = tiny_target(**FITTING)
+    reported = advice(Model("toy", fitting, engine=AutoEngine()))
+    assert reported is not None and "lantern doctor --build" in reported
+    others = [(fitting, WideEngine()), (fitting, EagerEngine()), (tiny_target(), AutoEngine())]
+    assert [advice(Model("toy", target, engine=engine)) for target, engine in others] == [None] * 3
+
+    def no_compiler() -> str:
+        raise ValueError("no g++")
+
+    monkeypatch.setattr(build, "find_compiler", no_compiler)
+    assert advice(Model("toy", fitting, engine=AutoEngine())) is None
+    monkeypatch.setattr(build, "missing", lambda: None)
+    monkeypatch.setattr(build, "find_compiler", lambda: "g++")
+    assert advice(Model("toy", fitting, engine=EagerEngine(reason="a forward hook"))) is None
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_advice_is_the_last_line_unless_quiet(is_quiet: bool, unbuilt: None, tmp_path: Path, capsys: Capture) -> None:
+    model, quiet = str(save_tiny_model(tmp_path / "toy", **FITTING)), ["--quiet"] * is_quiet
+    assert generate(["--model", model, "--prompt", "a cat", "--tokens", str(tmp_path / "grid.json"), *quiet]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "doctor --build" in line] == ([] if is_quiet else lines[-1:])

@@ -8,7 +8,7 @@ import pytest
 
 from lantern.cli.main import main
 from lantern.training import stages
-from lantern.training.stages import STAGES, Stage, StageOptions, find_config, find_recipe
+from lantern.training.stages import STAGES, Stage, StageOptions, find_recipe
 from tests.cli.calls import Capture, one_line, refused_by
 
 EMOJI = find_recipe("emoji")
@@ -56,25 +56,18 @@ def test_every_committed_config_loads(path: Path) -> None:
     stages.read_config(get_type_hints(stages.find_stage(path.stem.split("-")[0], recipe).load())["config"], path)
 
 
-def test_a_stage_is_called_with_its_config_and_options(calls: list[Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_stage_is_called_with_its_config_and_options_and_the_first_process_of_torchrun_prints_its_result(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture, rank: str
+) -> None:
+    monkeypatch.setenv("RANK", rank)
     folder = str(tmp_path)
     given = ["--data", folder, "--vq", folder, "--text-encoder", folder, "--steps", "7", "--decay", "3"]
     assert main(["train", "target", "--config", "target-small", "--out", folder, *given]) == 0
     ((_, config, options),) = calls
     assert options == dict.fromkeys(("out", "data", "vq", "text_encoder"), tmp_path)
-    committed = find_config("target-small")
-    assert (config.loop.steps, config.loop.decay) == (7, 3) and config.batch == 32 and committed.is_file()
-
-
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_the_first_process_of_torchrun_prints_the_result(
-    calls: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture, rank: str
-) -> None:
-    monkeypatch.setenv("RANK", rank)
-    folder = str(tmp_path)
-    given = ["--data", folder, "--vq", folder, "--text-encoder", folder]
-    assert main(["train", "target", "--config", "target-small", "--out", folder, *given]) == 0
-    assert len(calls) == 1 and bool(capsys.readouterr().out) == (rank == "0")
+    assert (config.loop.steps, config.loop.decay) == (7, 3) and config.batch == 32
+    assert bool(capsys.readouterr().out) == (rank == "0")
 
 
 @pytest.mark.parametrize("arguments", [["--config", "data-emoji"], ["--recipe", "emoji"], ["--config", "mine.json"]])

@@ -1,0 +1,235 @@
+"""`lantern assemble` and `lantern convert`: folders that load, and one-line errors for what does not fit together."""
+
+import errno
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lantern.cli.main import main
+from lantern.core.io import (
+    load_component,
+    load_state,
+    read_checksums,
+    read_config,
+    save_component,
+    weights_digest,
+    write_json,
+)
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.generation.generator import neighbours_for
+from lantern.models.folder import load_model
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from lantern.models.llamagen.vqvae import VQVAE
+from lantern.verifiers.relaxations.neighbours import proximity_table
+from tests.cli.calls import Capture, one_line, refused_by
+from tests.tiny import tiny_config, tiny_target
+from tests.tiny_folder import VQ
+
+CONFIG = TransformerConfig(dim=32, n_layer=2, n_head=4, multiple_of=32, vocab_size=16, num_classes=3, block_size=16)
+
+
+@pytest.fixture
+def components(copied: Path) -> dict[str, Path]:
+    """Components of the toy model, whose drafter is not signed."""
+    write_json(copied / "drafter" / "config.json", read_config(copied / "drafter") | {"target": None})
+    return {name: copied / name for name in ("transformer", "vqvae", "drafter")}
+
+
+@pytest.fixture
+def other_target(tmp_path: Path) -> Path:
+    """A target with other weights."""
+    target = tiny_target(seed=5)
+    save_component(target.state_dict(), target.config, tmp_path / "t2")
+    return tmp_path / "t2"
+
+
+def assembling(out: Path, components: dict[str, Path]) -> list[str]:
+    return ["assemble", str(out), *(text for name, path in components.items() for text in (f"--{name}", str(path)))]
+
+
+def test_a_folder_loads_and_later_calls_replace_single_components(
+    tmp_path: Path, components: dict[str, Path], other_target: Path
+) -> None:
+    out = tmp_path / "model"
+    assert main([*assembling(out, components), "--guidance", "2.5", "--method", "lantern++"]) == 0
+    model: Any = load_model(out, device="cpu")
+    assert dict(model.generation) == {"guidance": 2.5, "method": "lantern++"} and model.drafter is not None
+    vq = VQVAE(VQ)
+    save_component(vq.state_dict(), vq.config, tmp_path / "v2")
+    (tmp_path / "v2" / "SHA256SUMS").unlink()
+    assert main(assembling(out, components | {"transformer": other_target, "vqvae": tmp_path / "v2"})) == 0
+    model = load_model(out, device="cpu")
+    assert torch.equal(model.target.output.weight, tiny_target(seed=5).output.weight)
+    assert torch.equal(neighbours_for(model, 3), proximity_table(vq.quantize.tokens(), 23))
+    assert dict(model.generation) == {"guidance": 2.5, "method": "lantern++"}
+    assert set(read_checksums(out / "vqvae")) == {"model.safetensors"}
+
+
+def test_a_signed_drafter_refuses_another_target(
+    tmp_path: Path, components: dict[str, Path], other_target: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "model"
+    assert main(assembling(out, components)) == 0
+    assert read_config(out / "drafter")["target"] == weights_digest(load_state(out / "transformer"))
+    before = (out / "transformer" / "model.safetensors").read_bytes()
+    error = refused_by(capsys, *assembling(out, {"transformer": other_target}))
+    assert f"drafter {out / 'drafter'} was trained for a target of digest" in error and "that of model model" in error
+    assert (out / "transformer" / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ["codebook", "truncated", "tokenizer", "kind", "size"])
+def test_components_that_do_not_fit_are_refused_before_anything_is_copied(
+    tmp_path: Path, copied: Path, components: dict[str, Path], capsys: Capture, damage: str
+) -> None:
+    message, given = "", components | {"text-encoder": copied / "text_encoder", "tokenizer": copied / "tokenizer"}
+    if damage == "codebook":
+        vq = VQVAE(replace(VQ, codebook_size=30))
+        save_component(vq.state_dict(), vq.config, path := components["vqvae"])
+    elif damage == "truncated":
+        path = copied / "text_encoder" / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+    elif damage == "tokenizer":
+        (path := copied / "tokenizer" / "tokenizer.json").write_text("{")
+    elif damage == "size":
+        drafter = Eagle(EagleConfig.for_target(tiny_config(dim=48, vocab_size=30)))
+        save_component(drafter.state_dict(), drafter.config, path := components["drafter"])
+        message = "drafts 30 tokens of width 48, 16 per image, but model model has 24 tokens of width 32, 16 per image"
+    else:
+        path = components["drafter"] / "config.json"
+        write_json(path, read_config(components["drafter"]) | {"kind": "eagle3"})
+    error = refused_by(capsys, *assembling(tmp_path / "model", given))
+    assert str(path) in error and message in error and not (tmp_path / "model").exists()
+
+
+REFUSED = {
+    "--method nosuch": 'method "nosuch" is unknown',
+    "--method lantern:nosuch=1": "has no setting nosuch",
+    "--method medusa": 'needs the trained part "medusa"',
+    "--top-p 0": "top_p",
+    "--names FILE": "cannot read",
+    "--data EMPTY": "holds no prepared data",
+    "--tokenizer EMPTY": "is not a component",
+    "--scale 2": "No space left on device",  # the only call whose components are copied
+}
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_refused_or_failed_call_writes_nothing(
+    tmp_path: Path,
+    components: dict[str, Path],
+    other_target: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    is_new: bool,
+) -> None:
+    def copy(source: Path, file: Path) -> None:
+        Path(file).write_bytes(source.read_bytes())
+        if source.parent.name == "drafter":  # the last one
+            raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+    out, empty, file = tmp_path / "model", tmp_path / "empty", tmp_path / "names"
+    empty.mkdir()
+    file.write_bytes(b"\xff")
+    if not is_new:
+        assert main(assembling(out, components)) == 0
+        components["transformer"] = other_target
+    before = {path: path.is_file() and path.read_bytes() for path in out.rglob("*")}
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    capsys.readouterr()
+    given = words.replace("EMPTY", str(empty)).replace("FILE", str(file)).split()
+    assert main([*assembling(out, components), *given]) == (1 if words == "--scale 2" else 2)
+    assert REFUSED[words] in one_line(capsys) and out.exists() != is_new
+    assert {path: path.is_file() and path.read_bytes() for path in out.rglob("*")} == before
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    torch.save({"model": Transformer(CONFIG).state_dict()}, tmp_path / "c2i.pt")
+    (tmp_path / "config.json").write_text(json.dumps({"n_head": 4}))
+    return tmp_path / "c2i.pt"
+
+
+def _convert(checkpoint: Path, *options: str) -> int:
+    config = str(checkpoint.parent / "config.json")
+    return main(["convert", str(checkpoint), str(checkpoint.parent / "out"), "--config", config, *options])
+
+
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_a_converted_folder_loads_as_the_same_model(is_foreign: bool, checkpoint: Path, capsys: Capture) -> None:
+    out, back = checkpoint.parent / "out", checkpoint.parent / "back"
+    assert _convert(checkpoint, "--grid", "4", *["--to", "hf"] * is_foreign) == 0
+    assert "c2i, 18 tensors" in capsys.readouterr().out
+    if is_foreign:  # the names of LANTERN, which are read back
+        state = load_state(out)
+        assert read_config(out)["hidden_size"] == 32 and "lm_head.weight" in state
+        assert state["model.layers.1.self_attn.k_proj.weight"].shape == (32, 32)
+        assert not any("wqkv" in name or "attention." in name for name in state)
+        assert main(["convert", str(out), str(back)]) == 0
+    found = load_component(Transformer, TransformerConfig, back if is_foreign else out)
+    assert found.config == CONFIG
+    for name, tensor in torch.load(checkpoint, weights_only=True)["model"].items():
+        assert torch.equal(found.state_dict()[name], tensor)
+    message = "c2i checkpoint, which is no vqvae: give a folder transformer"
+    assert message in refused_by(capsys, "convert", str(out), str(out.parent / "vqvae"))
+    line = refused_by(capsys, "convert", str(out), str(out), "--overwrite", "--kind", "drafter")
+    assert "holds a c2i checkpoint, not drafter" in line
+
+
+def test_a_model_folder_is_rewritten_in_another_dtype(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    source, out = folder, tmp_path / "out"
+    assert main(["convert", str(source), str(out), "--dtype", "bf16"]) == 0
+    written, model = load_model(out), load_model(source)
+    assert load_state(out / "transformer")["norm.weight"].dtype == torch.bfloat16
+    for name, tensor in model.target.state_dict().items():
+        assert torch.equal(written.target.state_dict()[name], tensor.bfloat16().float()), name
+    assert written.drafter is not None and set(written.add_ons) == set(model.add_ons)
+    assert written.generation == model.generation
+    assert "replace it with --overwrite" in refused_by(capsys, "convert", str(source), str(out))
+    assert main(["convert", str(source), str(out), "--overwrite"]) == 0
+    assert load_state(out / "transformer")["norm.weight"].dtype == torch.float32
+    line = refused_by(capsys, "convert", str(source), str(tmp_path / "other"), "--to", "hf")
+    assert "is a whole model, of which only --dtype changes" in line
+
+
+def test_a_component_is_replaced_only_on_request(checkpoint: Path, capsys: Capture) -> None:
+    assert _convert(checkpoint, "--image-size", "64", "--kind", "c2i", "--dtype", "bf16") == 0
+    assert read_config(checkpoint.parent / "out")["block_size"] == 16
+    assert load_state(checkpoint.parent / "out")["norm.weight"].dtype == torch.bfloat16
+    capsys.readouterr()
+    assert _convert(checkpoint, "--grid", "8") == 2
+    assert "replace it with --overwrite" in one_line(capsys)
+    assert _convert(checkpoint, "--grid", "8", "--overwrite") == 0
+    assert read_config(checkpoint.parent / "out")["block_size"] == 64
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("", "give --image-size"),
+        ("--image-size 100", "wanted a multiple of 16"),
+        ("--image-size -16", "wanted a whole number"),
+        ("--image-size 64 --grid 4", "not allowed with"),
+        ("--grid 4 --kind t2i", "holds a c2i checkpoint, not t2i"),
+        ("--grid 4 --kind t2v", "did you mean 't2i'?"),
+        ("--grid 4 --torn", "c2i.pt is no whole checkpoint"),
+    ],
+)
+def test_bad_input_is_refused(checkpoint: Path, capsys: Capture, options: str, message: str) -> None:
+    if "--torn" in options:
+        checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
+    assert _convert(checkpoint, *options.replace("--torn", "").split()) == 2
+    assert message in one_line(capsys) and not (checkpoint.parent / "out").exists()
+
+
+def test_a_file_in_place_of_the_folder_is_a_failure(checkpoint: Path, capsys: Capture) -> None:
+    (checkpoint.parent / "out").write_text("a file where the folder should be")
+    assert _convert(checkpoint, "--grid", "4") == 1
+    assert "out" in one_line(capsys)
