@@ -31,7 +31,7 @@ import sys
 import traceback
 import types
 from argparse import SUPPRESS, ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
@@ -358,7 +358,7 @@ def size_of(text: str) -> tuple[int, int]:
 class OneOf:
     """A type for one of some names, which completion offers. noun: what they are, where a list would be long."""
 
-    names: Sequence[str]
+    names: Collection[str]
     noun: str = ""
 
     def __call__(self, text: str) -> str:

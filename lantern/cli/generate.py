@@ -79,15 +79,13 @@ class Files(Group):
     name: str | None = opt(None, NAME_HELP, metavar="TEMPLATE")
     overwrite: bool = opt(False, "replace files that exist; a file named by --out is always replaced")
     skip_existing: bool = opt(False, "keep files that exist, such as those of an interrupted run, and make the others")
-    format: str | None = opt(
-        None, f"file format, of {', '.join(images.SUFFIXES)} (default png)", type=OneOf(list(images.SUFFIXES))
-    )
+    format: str | None = opt(None, f"one of {', '.join(images.SUFFIXES)} (default png)", type=OneOf(images.SUFFIXES))
     quality: int | None = opt(None, "quality of JPEG and WebP files, 1 to 100 (default 90)", 1, 100)
     scale: int | None = opt(
         None, "enlarge images N times; 1 is the raw size (default: the model's)", 1, images.MAX_SCALE
     )
     resample: str = opt(
-        "lanczos", f"filter of --scale, of {', '.join(images.RESAMPLINGS)}", type=OneOf(images.RESAMPLINGS)
+        "lanczos", f"filter of --scale: {' or '.join(images.RESAMPLINGS)}", type=OneOf(images.RESAMPLINGS)
     )
     grid: int | None = opt(None, GRID_HELP, 1, 1000, nargs="?", const=0)
     tokens: Path | None = opt(None, "write the token grid as JSON, - is stdout; no image unless --out", metavar="FILE")

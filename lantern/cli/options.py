@@ -12,7 +12,7 @@ MODEL_HELP = "name, folder or hub id"
 MAX_SEED = 2**63 - 1
 DTYPES = ("fp32", "bf16", "fp16")
 VARIANT = OneOf((*VARIANTS, *OTHER_VARIANTS))
-METHOD = OneOf(list(METHODS), "a method that `lantern methods` lists")
+METHOD = OneOf(METHODS, "a method that `lantern methods` lists")
 ENGINE_HELP = (
     "how steps are run: eager (by torch), wide (attention in fp64: rounds the same in any tree), graph (one CUDA "
     "graph per step), cpu (C++, built by pip install or at first use by g++: several times as fast as eager, and "
@@ -51,9 +51,9 @@ class Distribution(Filters):
 class Runs(Group):
     """How steps are run."""
 
-    engine: str = opt("auto", ENGINE_HELP, type=OneOf(list(ENGINES)))
+    engine: str = opt("auto", ENGINE_HELP, type=OneOf(ENGINES))
     target_weights: str | None = opt(None, WEIGHTS_HELP, type=OneOf(["full", "bf16", *WEIGHTS[1:]]))
-    kv_cache: str = opt("full", KV_CACHE_HELP, type=OneOf(list(KV_CACHES)))
+    kv_cache: str = opt("full", KV_CACHE_HELP, type=OneOf(KV_CACHES))
 
     def chosen(self) -> Engine:
         """Return the engine that the options describe."""

@@ -34,7 +34,7 @@ def test_values_of_a_repeated_option_are_all_taken_in_place_of_the_default() -> 
         assert parser.parse_args([".", *words]).metrics == ["psnr", "is"]
 
 
-def test_every_command_has_help_a_version_and_refusals(capsys: Capture) -> None:
+def test_every_command_has_help_and_a_version(capsys: Capture) -> None:
     from lantern import __version__
 
     assert main([]) == 2 and "usage: lantern" in capsys.readouterr().err
