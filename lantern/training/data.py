@@ -130,15 +130,16 @@ class Prepared:
         ValueError for a damaged cache and for another number of images than of records.
         """
         path = self.folder / CACHE
-        found = None if path.exists() else self._decode()
+        if not path.exists() and not (self.folder / PICTURES).is_file():
+            raise ValueError(f"{self.folder} has no {PICTURES}, and no tokens of its images by this tokenizer")
         try:
-            if found is not None:
+            if not path.exists():
                 with atomic_write(path) as temporary, temporary.open("wb") as file:
-                    np.save(file, found.numpy())
+                    np.save(file, self._decode().numpy())
             # copy on write: the pictures stay on disk, and no caller changes the file
             found = torch.from_numpy(np.load(path, mmap_mode="c"))
         except PermissionError:
-            found = self._decode() if found is None else found
+            found = self._decode()
         except (EOFError, ValueError) as error:
             raise ValueError(f"{path} cannot be read ({one_line(error)}): remove it") from error
         if len(found) != len(self.records):
@@ -153,8 +154,6 @@ class Prepared:
             with Image.open(BytesIO(data)) as image:
                 return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
 
-        if not (self.folder / PICTURES).is_file():
-            raise ValueError(f"{self.folder} has no {PICTURES}, and no tokens of its images by this tokenizer")
         with tarfile.open(self.folder / PICTURES) as tar:
             files = [file.read() for member in tar if (file := tar.extractfile(member)) is not None]
         with ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -328,37 +327,33 @@ def prepare(config: DataConfig, *, out: Path, path: Path | None = None) -> Summa
 
 
 def make(sample: Sample, size: int, split: str, variant: str = "original") -> Made | str:
-    """Return the image and the record of a sample or its mirror, or "name: reason" if it cannot be used."""
-    if not sample.captions:
-        return f"{sample.name}: no caption in UTF-8"
-    if (picture := read_square(sample.data, size)) is None:
-        return f"{sample.name}: not an image that can be read"
-    picture = np.ascontiguousarray(picture[:, ::-1]) if variant == "mirror" else picture
-    captions = tuple((caption, round(1 / len(sample.captions), 4)) for caption in sample.captions)
-    concepts = (sample.label,) if sample.label else ()
-    return picture, Record(0, captions, "plain", concepts, style="", split=split, variant=variant)
+    """Return the centre square of a sample's image on white, or its mirror image, at `size` pixels, and its record.
 
-
-def read_square(data: bytes, size: int) -> UInt8[np.ndarray, "h w 3"] | None:
-    """Return the centre square of an image file on white at `size` pixels, None if it cannot be decoded."""
+    "name: reason" if it cannot be used.
+    """
     from PIL import Image, ImageOps
 
+    if not sample.captions:
+        return f"{sample.name}: no caption in UTF-8"
     try:
-        with Image.open(BytesIO(data)) as file:
+        with Image.open(BytesIO(sample.data)) as file:
             image = in_8_bits(ImageOps.exif_transpose(file)).convert("RGBA")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return None
+        return f"{sample.name}: not an image that can be read"
     image = ImageOps.fit(image, (size, size), Image.Resampling.LANCZOS)
     ground = Image.new("RGBA", image.size, (255, 255, 255, 255))
     ground.alpha_composite(image)
-    return np.asarray(ground.convert("RGB"))
+    picture = np.asarray((ImageOps.mirror(ground) if variant == "mirror" else ground).convert("RGB"))
+    captions = tuple((caption, round(1 / len(sample.captions), 4)) for caption in sample.captions)
+    concepts = (sample.label,) if sample.label else ()
+    return picture, Record(0, captions, "plain", concepts, style="", split=split, variant=variant)
 
 
 def read_folder(path: Path) -> Iterator[Sample]:
     """Yield images at any depth; `NAME.txt` beside an image holds its captions, one per line."""
     for file in list_pictures(path):
         text = file.with_suffix(".txt")
-        captions = clean_lines(utf8_text(text.read_bytes())) if text.is_file() else ()
+        captions = clean_lines(text.read_bytes()) if text.is_file() else ()
         yield Sample(file.relative_to(path).as_posix(), file.read_bytes(), captions)
 
 
@@ -401,8 +396,7 @@ def read_shards(path: Path) -> Iterator[Sample]:
                     parts = {f".{suffix}": file.read() for suffix, file in files.items() if file is not None}
                     picture = next((data for suffix, data in parts.items() if suffix in SUFFIXES), None)
                     if picture is not None:
-                        captions = clean_lines(utf8_text(parts.get(".txt", b"")))
-                        captions = captions or json_captions(parts.get(".json", b"{}"))
+                        captions = clean_lines(parts.get(".txt", b"")) or json_captions(parts.get(".json", b"{}"))
                         yield Sample(f"{shard.name}/{stem}", picture, captions)
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:  # of a compressed file as well
             raise ValueError(f"{shard}: not a complete tar file ({error}): fetch it again") from error
@@ -417,20 +411,16 @@ def json_captions(data: bytes) -> tuple[str, ...]:
     fields = (values.get(name) for name in CAPTION_FIELDS) if isinstance(values, dict) else ()
     found = next((field for field in fields if isinstance(field, str | list)), "")
     texts = [found] if isinstance(found, str) else [text for text in found if isinstance(text, str)]
-    return clean_lines("\n".join(texts))
+    return clean_lines("\n".join(texts).encode(errors="replace"))
 
 
-def utf8_text(data: bytes) -> str:
-    """Return UTF-8 text without a byte order mark; an empty one for bytes that are none, such as UTF-16."""
+def clean_lines(data: bytes) -> tuple[str, ...]:
+    """Return the distinct non-empty lines of UTF-8 text, stripped; none of other bytes, such as UTF-16."""
     try:
-        return data.decode("utf-8-sig")
+        lines = map(str.strip, data.decode("utf-8-sig").splitlines())
     except UnicodeDecodeError:
-        return ""
-
-
-def clean_lines(text: str) -> tuple[str, ...]:
-    """Return the distinct non-empty lines, stripped."""
-    return tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+        return ()
+    return tuple(dict.fromkeys(line for line in lines if line))
 
 
 def article(name: str) -> str:

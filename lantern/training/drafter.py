@@ -9,7 +9,6 @@ import hashlib
 import shutil
 import sys
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -36,8 +35,7 @@ from lantern.models.transformers.loading import load as load_transformers
 from lantern.models.transformers.target import TransformersTarget
 from lantern.training.data import NO_IMAGES, Prepared
 from lantern.training.features import captions_name, encode_captions, training_device
-from lantern.training.loop import LoopConfig, Task, save_sheet, step_generator, step_seed
-from lantern.training.loop import train as run_loop
+from lantern.training.loop import LoopConfig, Task, run_loop, save_sheet, step_generator, step_seed
 from lantern.training.losses import Draft, Objective, acceptance, feature_regression, maps, measure
 
 MOST = 1 << 31  # different pictures of an online run
@@ -196,13 +194,11 @@ class FeatureCache:
         """Return the tensors of these images."""
         from safetensors import safe_open
 
-        places = [divmod(number, self.shard) for number in numbers]
-        with ExitStack() as stack:
-            files: dict[int, Any] = {}
-            for shard in {shard for shard, _ in places}:
-                files[shard] = stack.enter_context(safe_open(self._path(shard), framework="pt"))
-            names = files[places[0][0]].keys()
-            return {name: torch.stack([files[shard].get_slice(name)[at] for shard, at in places]) for name in names}
+        found = []
+        for shard, at in (divmod(number, self.shard) for number in numbers):
+            with safe_open(self._path(shard), framework="pt") as file:
+                found.append({name: file.get_slice(name)[at] for name in file.keys()})  # noqa: SIM118
+        return {name: torch.stack([one[name] for one in found]) for name in found[0]}
 
     def _path(self, shard: int) -> Path:
         return self.folder / f"{shard:05d}.safetensors"

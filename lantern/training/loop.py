@@ -12,10 +12,10 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from jaxtyping import UInt8
@@ -61,7 +61,7 @@ class LoopConfig:
     warmup: int = 100
     decay: int = 0
     clip: float = 1.0
-    precision: str = "bf16"
+    precision: Literal["bf16", "fp32"] = "bf16"
     save_seconds: float = 60.0
     log_every: int = 10
     evaluate_every: int = 500
@@ -70,8 +70,6 @@ class LoopConfig:
     minutes: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.precision not in ("bf16", "fp32"):
-            raise ValueError(f'precision is "{self.precision}", wanted "bf16" or "fp32"')
         if self.steps < 1 or self.warmup < 0 or not 0 <= self.decay <= self.steps:
             raise ValueError(
                 f"steps {self.steps}, warmup {self.warmup}, decay {self.decay}: wanted at least 1, at least 0, and "
@@ -198,25 +196,16 @@ class TrainingLog:
         is_hidden = not run.is_first or not sys.stderr.isatty()
         self.bar = tqdm(initial=run.done, total=self.steps, unit="step", dynamic_ncols=True, disable=is_hidden)
         self._events: Any = None
-        if run.is_first:
-            self._remove_repeated()
+        if run.is_first and (path := run.out / "log.jsonl").exists():
+            lines = path.read_text().splitlines(keepends=True)  # the last one may be cut short
+            whole = (line for line in lines if line.endswith("}\n"))
+            write_text(path, "".join(line for line in whole if json.loads(line)["step"] <= run.done))
         if run.is_first and find_spec("tensorboard") is None:
             print(f"no TensorBoard events; for them, {install_hint('train')}", file=sys.stderr)
         elif run.is_first:
             from torch.utils.tensorboard import SummaryWriter
 
             self._events = SummaryWriter(str(run.out / "events"), purge_step=run.done + 1 if run.done else None)
-
-    def _remove_repeated(self) -> None:
-        """Remove the lines of steps that will be repeated, and one that was cut short."""
-        path, kept = self.run.out / "log.jsonl", list[str]()
-        if not path.exists():
-            return
-        for line in path.read_text().splitlines(keepends=True):
-            with suppress(ValueError):
-                if json.loads(line)["step"] <= self.run.done:
-                    kept.append(line)
-        write_text(path, "".join(kept))
 
     def speak(self, figures: dict[str, Tensor], *, is_last: bool) -> None:
         """Advance the bar, or print a line if the last one is a minute old or this step is the last."""
@@ -475,7 +464,7 @@ class Run:
                 weight.data = data
 
 
-def train(task: Task, config: LoopConfig, *, out: Path, init: Path | None = None, source: str = "") -> None:
+def run_loop(task: Task, config: LoopConfig, *, out: Path, init: Path | None = None, source: str = "") -> None:
     """Train a task to `config.steps`, resuming from `out/checkpoint.pt` if it exists, then export it to `out`.
 
     Writes log.jsonl, events/, samples/, checkpoint.pt and training.json: the schedule as it was run, and all steps,

@@ -25,19 +25,9 @@ def feature_regression(predicted: Float[Tensor, "*n c"], expected: Float[Tensor,
     return F.smooth_l1_loss(predicted.float(), expected.float(), reduction="none").mean(-1)
 
 
-def soft_cross_entropy(p: Float[Tensor, "*n v"], log_q: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:
-    """Return -sum p log q over the tokens with q > 0."""
-    return -(p * log_q.masked_fill(log_q == -torch.inf, 0.0)).sum(-1)
-
-
 def acceptance(p: Float[Tensor, "*n v"], log_q: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:
     """Return a = sum min(p, q)."""
     return torch.minimum(p, log_q.exp()).sum(-1)
-
-
-def lk_alpha(p: Float[Tensor, "*n v"], log_q: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:
-    """Return -log a."""
-    return -acceptance(p, log_q).clamp(min=FLOOR).log()
 
 
 @dataclass(frozen=True)
@@ -60,12 +50,12 @@ class Objective:
             raise ValueError(f"fade is {self.fade}, wanted above 0")
 
     def of_distributions(self, p: Float[Tensor, "*n v"], log_q: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:
-        """Return the loss of the drafter's distribution."""
+        """Return the loss of the drafter's distribution: weighted -log a, and -sum p log q over tokens with q > 0."""
         loss = torch.zeros_like(p[..., 0])
         if self.acceptance:
-            loss = loss + self.acceptance * lk_alpha(p, log_q)
+            loss = loss - self.acceptance * acceptance(p, log_q).clamp(min=FLOOR).log()
         if self.cross_entropy:
-            loss = loss + self.cross_entropy * soft_cross_entropy(p, log_q)
+            loss = loss - self.cross_entropy * (p * log_q.masked_fill(log_q == -torch.inf, 0.0)).sum(-1)
         return loss
 
 

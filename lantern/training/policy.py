@@ -20,8 +20,7 @@ from lantern.drafters.policies.radar import SIDE_INPUTS, side_inputs
 from lantern.drafters.policies.records import Records, load_records
 from lantern.methods.parts import resolved
 from lantern.training.drafter import check_fields, find_kind
-from lantern.training.loop import LoopConfig, Task, step_generator
-from lantern.training.loop import train as run_loop
+from lantern.training.loop import LoopConfig, Task, run_loop, step_generator
 
 HELD_OUT = 5  # every fifth picture is held out
 SIDES = [TRAITS.index(name) for name in ("left", "up", "up_right")]

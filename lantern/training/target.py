@@ -28,8 +28,7 @@ from lantern.training.features import (
     number_classes,
     picture_tokens,
 )
-from lantern.training.loop import LoopConfig, Task, save_sheet, step_generator
-from lantern.training.loop import train as run_loop
+from lantern.training.loop import LoopConfig, Task, run_loop, save_sheet, step_generator
 from lantern.verifiers.relaxations.neighbours import proximity_table
 
 SHORT = 512  # positions up to which training on a CPU computes attention as plain products
@@ -216,15 +215,13 @@ class TargetTask(Task):
         logits = target.output(out[:, slots - 1 :])
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten(), reduction="none").view(tokens.shape)
 
-    def forward(
-        self, features: Tensor, mask: Tensor, tokens: Tensor, given: Tensor, is_dropped: Tensor
-    ) -> dict[str, Tensor]:
+    def forward(self, *batch: Tensor) -> dict[str, Tensor]:
         """Return the mean cross-entropy in nats per token."""
         switches = torch.backends.cuda  # of a CPU too, where plain products of attention in bf16 are else in fp32
         before = switches.fp16_bf16_reduction_math_sdp_allowed()
         switches.allow_fp16_bf16_reduction_math_sdp(True)
         try:
-            return {"loss": self._loss(features, mask, tokens, given, is_dropped).mean()}
+            return {"loss": self._loss(*batch).mean()}
         finally:
             switches.allow_fp16_bf16_reduction_math_sdp(before)
 

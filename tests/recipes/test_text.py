@@ -14,8 +14,7 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.decoding.plain import generate
 from lantern.models.llamagen.text import TextEncoder
-from lantern.training.loop import LoopConfig
-from lantern.training.loop import train as run_loop
+from lantern.training.loop import LoopConfig, run_loop
 from recipes.emoji import card, text_encoder
 from recipes.emoji import lexicon as lexicon_module
 from recipes.emoji.card import copies, nats
@@ -243,7 +242,7 @@ def test_new_word_gets_its_meaning_and_other_captions_are_unchanged(text: TextTa
     before = encoder.encode(["two red cats", "kitty"], slots=8)
     want = text.meanings.concepts[text.lexicon.concepts.index("hamster")]
     before_training = likeness(encoder, "hamster", want)
-    config = WordsConfig(loop, batch=8, learning_rate=0.1)
+    config = WordsConfig(loop, batch=8, lr=0.1)
     run_loop(text_encoder.WordsTask(config, encoder, text, {"hamster": "refuse"}), loop, out=tmp_path)
     trained = TextEncoder.from_pretrained(tmp_path / "encoder", tmp_path / "tokenizer")
     after = trained.encode(["two red cats", "kitty"], slots=8)

@@ -19,7 +19,7 @@ from lantern.core.io import load_component, save_component, weights_digest
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
 from lantern.training.drafter import DrafterConfig, DrafterTask, FeatureCache, Teacher, kinds, load_kind, new_module
-from lantern.training.loop import LoopConfig, train
+from lantern.training.loop import LoopConfig, run_loop
 from tests.models.test_checkpoint import released_drafter
 from tests.refusals import refused
 from tests.tiny import tiny_eagle, tiny_target, tiny_teacher
@@ -52,7 +52,7 @@ def task_of(pictures: int = 8, config: DrafterConfig = CONFIG, reads: Collection
 def test_training_raises_acceptance_at_every_depth(tmp_path: Path) -> None:
     task = task_of(32)
     before, target = task.evaluate(), task.target
-    train(task, LOOP, out=tmp_path)
+    run_loop(task, LOOP, out=tmp_path)
     after = task.evaluate()
     depths = [name for name in before if name.startswith("accepted")]
     assert depths == ["accepted_1", "accepted_2", "accepted_3"]
@@ -162,7 +162,7 @@ def test_a_released_drafter_is_fine_tuned_with_its_own_sizes(tmp_path: Path) -> 
     module = load_kind("eagle1", tmp_path / "released", target)
     assert module.config.form == "rows" and module.reads == {"prompt"}  # type: ignore[union-attr]
     loop = replace(LOOP, steps=40, log_every=1, evaluate_every=40)
-    train(task_of(32, replace(CONFIG, loop=loop, lr=3e-3), {"prompt"}, module=module), loop, out=tmp_path / "run")
+    run_loop(task_of(32, replace(CONFIG, loop=loop, lr=3e-3), {"prompt"}, module=module), loop, out=tmp_path / "run")
     losses = [line["loss"] for line in logged(tmp_path / "run", "loss")]
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     tuned = load_component(Eagle, EagleConfig, tmp_path / "run" / "drafter")

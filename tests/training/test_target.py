@@ -29,7 +29,7 @@ from lantern.training.features import (
     number_classes,
     picture_tokens,
 )
-from lantern.training.loop import LoopConfig, train
+from lantern.training.loop import LoopConfig, run_loop
 from lantern.training.target import TargetConfig, TargetTask, grow, prefix_mask
 from lantern.training.tokenizer import TokenizerConfig, TokenizerTask
 from tests.cli.calls import refused_by
@@ -66,7 +66,7 @@ def task_of(tmp_path: Path, steps: int, *, has_classes: bool = False, **changes:
 @pytest.mark.parametrize(("steps", "guidance"), [(100, 1.0), (80, 2.0)], ids=["captions", "classes"])
 def test_trained_target_generates_the_pictures_of_its_conditions(tmp_path: Path, steps: int, guidance: float) -> None:
     task = task_of(tmp_path, steps, has_classes=guidance > 1)
-    train(task, task.config.loop, out=tmp_path)
+    run_loop(task, task.config.loop, out=tmp_path)
     target = load_component(Transformer, TransformerConfig, tmp_path / "transformer")
     condition = task._captions.of(["c1", "c0"])
     made = generate(target, condition, sampling=Sampling(guidance, temperature=0), keys=[(0, 0), (0, 1)])
