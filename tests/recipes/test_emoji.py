@@ -17,7 +17,7 @@ from recipes.emoji.compositing import copies, find_colour, on_white, recolour, t
 from recipes.emoji.dataset import EmojiConfig, prepare
 from recipes.emoji.packages import Concept, read_concepts
 from tests.refusals import refused
-from tests.training.drawings import archive, disc, encoded
+from tests.training.drawings import disc, encoded, packed
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "recipes" / "emoji" / "configs"
@@ -29,26 +29,20 @@ CONCEPTS |= {"26F5": "boat : dinghy", "1F347": "grapes @plural"}
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Archives of the real layout with a red disc for every concept, known by their real names and new hashes."""
     pytest.importorskip("resvg_py")
-    folder = tmp_path / "packages"
-    folder.mkdir()
     circle = b'<circle cx="16" cy="16" r="11" fill="#d22"/>'
     svg = b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">' + circle + b"</svg>"
     codes = [code.lower() for code in CONCEPTS]
     files = {
-        "3d": {f"package/assets/{c}.webp": encoded(disc((220, 30, 30), 256), "WEBP") for c in codes},
-        "flat": {f"package/assets/{c}.svg": svg for c in codes},
-        "noto": {f"package/img/google/64/{c}-fe0f.png": encoded(disc((220, 30, 30))) for c in codes},
-        "labels": {"package/en/data.json": json.dumps([
+        "3d": {f"assets/{c}.webp": encoded(disc((220, 30, 30), 256), "WEBP") for c in codes},
+        "flat": {f"assets/{c}.svg": svg for c in codes},
+        "noto": {f"img/google/64/{c}-fe0f.png": encoded(disc((220, 30, 30))) for c in codes},
+        "labels": {"en/data.json": json.dumps([
             {"hexcode": "1F34E", "emoji": "A", "tags": ["fruit", "kitty snack"]},
             {"hexcode": "1F431", "emoji": "B", "tags": ["kitty", "pet"]},
-        ]).encode()},
-        "keywords": {"package/dist/emoji-en-US.json": json.dumps({"A": ["healthy"]}).encode()},
+        ])},
+        "keywords": {"dist/emoji-en-US.json": '{"A": ["healthy"]}'},
     }  # fmt: skip
-    for name in files:
-        package = emoji.archives()[name]
-        digest = archive(folder / package.file_name, files[name])
-        monkeypatch.setitem(emoji.archives(), name, replace(package, sha256=digest))
-    return folder
+    return packed(tmp_path / "packages", files, monkeypatch)
 
 
 @pytest.fixture
@@ -179,14 +173,5 @@ def test_hsv_and_back_is_the_identity(colours: list[tuple[int, int, int]]) -> No
 
 @pytest.mark.parametrize("number", [2, 3, 4])
 def test_copies_show_as_many_separate_objects(number: int) -> None:
-    ink = (copies(disc((0, 0, 200)), number).sum(-1) < 600).astype(int)
-    regions, left = 0, ink.copy()
-    while left.any():
-        regions += 1
-        stack = [tuple(np.argwhere(left)[0])]
-        while stack:
-            y, x = stack.pop()
-            if 0 <= y < 64 and 0 <= x < 64 and left[y, x]:
-                left[y, x] = 0
-                stack += [(y + 1, x), (y - 1, x), (y, x + 1), (y, x - 1)]
-    assert regions == number
+    ndimage = pytest.importorskip("scipy.ndimage")
+    assert ndimage.label(copies(disc((0, 0, 200)), number).sum(-1) < 600)[1] == number

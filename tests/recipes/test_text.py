@@ -16,16 +16,15 @@ from lantern.decoding.plain import generate
 from lantern.models.llamagen.text import TextEncoder
 from lantern.training.loop import LoopConfig, run_loop
 from recipes.emoji import card, text_encoder
-from recipes.emoji import lexicon as lexicon_module
 from recipes.emoji.card import copies, nats
 from recipes.emoji.lexicon import Lexicon, Named, Nouns, build_lexicon, everyday_words, read_emojis, read_nouns
 from recipes.emoji.meaning import MeaningConfig, Meanings, retrofit
-from recipes.emoji.packages import Package, archives
+from recipes.emoji.packages import archives
 from recipes.emoji.phrases import Caption, Composer, Part, attributes
 from recipes.emoji.text_encoder import TextConfig, TextTask, WordsConfig, exchange, prepare, train, train_tokenizer
 from tests.refusals import refused
 from tests.tiny import tiny_condition, tiny_target
-from tests.training import drawings
+from tests.training.drawings import logged, packed
 
 EMOJIS = [
     {"label": "cat", "emoji": "C", "tags": ["kitty", "pet"], "group": 3, "subgroup": 34},
@@ -47,27 +46,19 @@ true_cat n 1 1 @ 1 0 00000001
 tabby n 1 1 @ 1 0 00000002
 crowd n 1 0 1 0 00000004
 """
+NO_NOUNS = Nouns({}, {}, {}, frozenset())
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "##s", "a", "cat", "dog", "red", "kitty", "paris", "hats", "hat"]
-
-
-def archive(package: Package, files: dict[str, str], folder: Path) -> Package:
-    members = {f"package/{name}": text.encode() for name, text in files.items()}
-    return replace(package, sha256=drawings.archive(folder / package.file_name, members))
 
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Archives of the true names with toy content, and the hashes to match."""
-    folder = tmp_path / "packages"
-    folder.mkdir()
-    labels = archive(archives()["labels"], {"en/data.json": json.dumps(EMOJIS)}, folder)
-    keywords = archive(archives()["keywords"], {"dist/emoji-en-US.json": '{"C": ["cat", "mouser"]}'}, folder)
-    files = {"dict/data.noun": DATA_NOUN, "dict/index.noun": INDEX_NOUN}
-    files |= {f"dict/index.{part}": "" for part in ("verb", "adj", "adv")}
-    monkeypatch.setitem(archives(), "labels", labels)
-    monkeypatch.setitem(archives(), "keywords", keywords)
-    monkeypatch.setitem(archives(), "wordnet", archive(archives()["wordnet"], files, folder))
-    return folder
+    nouns = dict.fromkeys(("index.verb", "index.adj", "index.adv"), "")
+    nouns |= {"data.noun": DATA_NOUN, "index.noun": INDEX_NOUN}
+    files: dict[str, Any] = {"labels": {"en/data.json": json.dumps(EMOJIS)}}
+    files["keywords"] = {"dist/emoji-en-US.json": '{"C": ["cat", "mouser"]}'}
+    files["wordnet"] = {f"dict/{name}": text for name, text in nouns.items()}
+    return packed(tmp_path / "packages", files, monkeypatch)
 
 
 @pytest.fixture
@@ -95,7 +86,7 @@ def tiny_config(steps: int) -> TextConfig:
 
 def toy_lexicon() -> Lexicon:
     named = [Named("cat", ("kitty", "pet"), 3), Named("dog", ("puppy", "pet"), 3)]
-    return build_lexicon(named, lexicon_module.Nouns({}, {}, {}, frozenset()), ["a", "cat", "ship"])
+    return build_lexicon(named, NO_NOUNS, ["a", "cat", "ship"])
 
 
 def test_emojis_have_the_keywords_of_both_packages_and_nouns_their_first_senses(packages: Path) -> None:
@@ -174,8 +165,7 @@ def test_means_do_not_depend_on_the_batch(packages: Path, teacher: Path, tmp_pat
 
 def test_training_lowers_the_loss_and_gives_unit_embeddings(packages: Path, teacher: Path, tmp_path: Path) -> None:
     train(tiny_config(40), out=tmp_path, packages=packages, teacher=teacher)
-    losses = [json.loads(line).get("loss") for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    found = [loss for loss in losses if loss is not None]
+    found = [line["loss"] for line in logged(tmp_path, "loss")]
     assert sum(found[-5:]) < 0.8 * sum(found[:5])
     encoder = TextEncoder.from_pretrained(tmp_path / "encoder", tmp_path / "tokenizer")
     embeddings, mask = encoder.encode(["cat", "dog", "woman's hat"], slots=8)
@@ -197,21 +187,13 @@ def test_missing_and_altered_files_are_named(packages: Path, teacher: Path, tmp_
 @pytest.fixture
 def text() -> TextTask:
     """An untrained encoder whose tokenizer has the verb `refuse` but not the thing `hamster`."""
-    config = TextConfig(
-        LoopConfig(steps=1, precision="fp32"), MeaningConfig(width=16), vocabulary=400, layers=1, heads=2, hidden=16
-    )
     named = [Named("cat", ("kitty",), 3), Named("dog", ("puppy",), 3)]
     words = [*(f"word{c}" for c in "abc"), "refuse"]
-    lexicon = build_lexicon(named, Nouns({}, {}, {}, frozenset()), words)
-    tokenizer = train_tokenizer(lexicon, 400)
-    grown = build_lexicon(named, Nouns({}, {}, {}, frozenset()), [*words, "hamster"])
-    return TextTask(config, grown, tokenizer, random_meanings(grown))
-
-
-def random_meanings(lexicon: Lexicon) -> Meanings:
+    lexicon, grown = (build_lexicon(named, NO_NOUNS, some) for some in (words, [*words, "hamster"]))
     torch.manual_seed(0)
     values = {(kind, v): 0.3 * torch.randn(16) / 4 for kind, options in attributes().items() for v in options}
-    return Meanings(F.normalize(torch.randn(len(lexicon.concepts), 16), dim=-1), values)
+    meanings = Meanings(F.normalize(torch.randn(len(grown.concepts), 16), dim=-1), values)
+    return TextTask(tiny_config(1), grown, train_tokenizer(lexicon, 400), meanings)
 
 
 def likeness(encoder: TextEncoder, caption: str, want: Float[Tensor, " c"]) -> float:

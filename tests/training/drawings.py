@@ -4,16 +4,19 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from lantern.training.data import Record, write_prepared
 from lantern.training.stages import Recipe, find_config
+from recipes.emoji.packages import archives
 
 SMALL_VQ = {"ch": 32, "encoder_ch_mult": [1, 1, 1], "decoder_ch_mult": [1, 1, 1], "z_channels": 32, "codebook_size": 64}
 SMALL_TARGET = {"dim": 64, "n_layer": 2, "n_head": 1, "vocab_size": 64, "block_size": 16}
@@ -40,11 +43,11 @@ def encoded(picture: np.ndarray, kind: str = "PNG") -> bytes:
     return buffer.getvalue()
 
 
-def archive(path: Path, files: dict[str, bytes]) -> str:
+def archive(path: Path, files: Mapping[str, bytes | str]) -> str:
     """Writes a tar file of these files; gives its SHA-256."""
     with tarfile.open(path, "w:gz" if path.suffix == ".tgz" else "w") as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
+        for name, content in files.items():
+            data, info = content.encode() if isinstance(content, str) else content, tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -56,10 +59,19 @@ def logged(folder: Path, name: str = "") -> list[dict[str, Any]]:
     return [line for line in lines if not name or name in line]
 
 
-def prepared(folder: Path, made: Sequence[tuple[np.ndarray, Record]]) -> Path:
-    """Write pictures and their records as prepared data with an empty summary."""
+def prepared(folder: Path, made: Iterable[tuple[np.ndarray, Record]]) -> Path:
+    """Write pictures and their records as prepared data."""
     write_prepared(folder, (partial(tuple, one) for one in made), source="x", origin="x", seed=0, size=64)
-    (folder / "summary.json").write_text("{}")
+    return folder
+
+
+def packed(folder: Path, files: dict[str, dict[str, bytes | str]], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write archives of the emoji recipe's names with these files, known by their new hashes; gives the folder."""
+    folder.mkdir()
+    for name, members in files.items():
+        package = archives()[name]
+        digest = archive(folder / package.file_name, {f"package/{path}": data for path, data in members.items()})
+        monkeypatch.setitem(archives(), name, replace(package, sha256=digest))
     return folder
 
 

@@ -1,7 +1,8 @@
-"""Training of a drafter at toy size: what is learned, and the cache of what its teacher reads."""
+"""Training of a drafter at toy size: what is learned, the cache of what its teacher reads, and the losses."""
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 from collections.abc import Collection, Sequence
@@ -20,6 +21,7 @@ from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
 from lantern.training.drafter import DrafterConfig, DrafterTask, FeatureCache, Teacher, kinds, load_kind, new_module
 from lantern.training.loop import LoopConfig, run_loop
+from lantern.training.losses import Objective, acceptance, feature_regression
 from tests.models.test_checkpoint import released_drafter
 from tests.refusals import refused
 from tests.tiny import tiny_eagle, tiny_target, tiny_teacher
@@ -264,3 +266,38 @@ def test_online_batches_are_fresh_and_repeatable() -> None:
     other = task.batch(0, 1, torch.device("cpu"))[0]
     assert torch.equal(first.tokens, again.tokens) and torch.equal(first.rows, again.rows)
     assert not torch.equal(first.tokens, second.tokens) and not torch.equal(first.tokens, other.tokens)
+
+
+P = torch.tensor([0.5, 0.3, 0.2, 0.0])
+Q = torch.tensor([0.25, 0.25, 0.25, 0.25])
+
+
+def test_acceptance_is_one_minus_total_variation_and_regression_linear_far() -> None:
+    assert float(acceptance(P, Q.log())) == pytest.approx(1 - 0.5 * float((P - Q).abs().sum()))
+    assert float(acceptance(P, P.log())) == pytest.approx(1.0)
+    assert float(Objective(cross_entropy=0).of_distributions(P, Q.log())) == pytest.approx(-math.log(0.7))
+    expected = torch.zeros(2, 4)
+    output = torch.tensor([[0.5] * 4, [3.0] * 4])
+    assert feature_regression(output, expected).tolist() == pytest.approx([0.125, 2.5])
+
+
+def test_tokens_that_are_never_drafted_reduce_acceptance_alone() -> None:
+    logits = torch.tensor([1.0, 0.5, -torch.inf, -torch.inf], requires_grad=True)
+    log_q = logits.log_softmax(-1)
+    q = log_q.exp().detach()
+    share, entropy = float(acceptance(P, log_q).detach()), float(-(P[:2] * q[:2].log()).sum())
+    assert share <= 0.8 + 1e-6
+    objective = Objective(acceptance=2.0)
+    expected = pytest.approx(-2 * math.log(share) + 0.1 * entropy)
+    assert float(objective.of_distributions(P, log_q).detach()) == expected
+    (grad,) = torch.autograd.grad(objective.of_distributions(P, logits.log_softmax(-1)), logits)
+    assert torch.isfinite(grad).all() and grad[:2].abs().min() > 0
+    assert torch.isfinite(objective.of_distributions(torch.tensor([1.0, 0.0]), torch.tensor([-torch.inf, 0.0])))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"acceptance": 0.0, "cross_entropy": 0.0, "regression": 0.0}, {"fade": 0.0}, {"regression": -1}]
+)
+def test_invalid_objectives_are_refused(changes: dict) -> None:
+    with pytest.raises(ValueError, match="wanted"):
+        Objective(**changes)

@@ -20,12 +20,14 @@ from lantern.drafters.eagle.fr_spec import FrequencyConfig, FrequencyTable
 from lantern.drafters.examples import fused_layers
 from lantern.generation.generator import build_decoder, generate
 from lantern.models.folder import load_model
+from lantern.training.data import Record
 from lantern.training.drafter import DrafterConfig, DrafterTask, Teacher, find_kind, for_tokens, new_module, train
 from lantern.training.loop import LoopConfig
 from lantern.training.losses import Objective
 from tests import tiny_transformers as tiny
 from tests.refusals import refused
 from tests.tiny import tiny_target
+from tests.training.drawings import prepared
 
 CASES = {"janus": None, "emu3": (24, 24)}  # and their sizes
 KINDS = ("eagle1", "eagle3", "poss", "medusa", "parallelspec", "vertical")
@@ -42,22 +44,15 @@ def target_and_text(name: str, size: tuple[int, int] | None = None) -> tuple[Any
 
 
 def drawings(folder: Path) -> Path:
-    """Prepared data of four noise images with captions."""
-    folder.mkdir()
-    for i, caption in enumerate(("a red apple", "a blue ring", "the sky", "a ring of the sky")):
-        pixels = np.random.default_rng(i).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{i}.png")
-        (folder / f"{i}.txt").write_text(caption)
-    config = folder.with_suffix(".json")
-    config.write_text(json.dumps({"source": "folder", "size": 16, "held_out": 0.0}))
-    data = folder.with_name("data")
-    assert main(["train", "data", "--config", str(config), "--path", str(folder), "--out", str(data)]) == 0
-    return data
+    """Prepared data of four images with captions."""
+    captions = ("a red apple", "a blue ring", "the sky", "a ring of the sky")
+    records = (Record(0, ((caption, 1.0),), "plain", (), "", "train") for caption in captions)
+    return prepared(folder, ((np.zeros((16, 16, 3), np.uint8), record) for record in records))
 
 
 def trained(name: str, place: Path) -> Path:
     """A model folder with the drafters that the command trains for it."""
-    folder, data, size = tiny.save(name, place / name), drawings(place / "drawings"), CASES[name]
+    folder, data, size = tiny.save(name, place / name), drawings(place / "data"), CASES[name]
     loop = {"steps": 2, "warmup": 1, "decay": 1, "precision": "fp32", "evaluate_every": 2, "log_every": 2}
     settings = {"loop": loop, "batch": 2, "pictures": 8, "held_out": 2, "lr": 0.01, "scales": [3, 5]}
     for kind in KINDS:
@@ -179,5 +174,5 @@ def test_what_cannot_be_trained_is_refused(folder: Path, tmp_path: Path) -> None
     refused(*given, sampling=Sampling(guidance=1.0), seed=0, match=r"guidance is 1\.0, wanted above 1")
     wide, _ = target_and_text("emu3", (24, 32))
     refused(new_module, "eagle3", wide, {}, seed=0, match="block_size is 12, wanted a perfect square")
-    data = drawings(tmp_path / "drawings")
+    data = drawings(tmp_path / "data")
     refused(train, base, out=tmp_path / "out", data=data, target=folder / "transformer", match="give --text-encoder")
