@@ -97,14 +97,14 @@ class Prepared:
 
     folder: Path
     records: list[Record]
-    summary: dict[str, Any]
+    digest: str  # the sha256 of pictures.tar
 
     @classmethod
     def open(cls, folder: Path | str) -> "Prepared":
         """Read a prepared folder. Raises ValueError when it is not one."""
         folder = Path(folder)
         try:
-            summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+            digest = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["sha256"]
             lines = (folder / RECORDS).read_text(encoding="utf-8").splitlines()
             records = []
             for values in map(json.loads, lines):
@@ -112,12 +112,7 @@ class Prepared:
                 records.append(Record(captions=captions, concepts=tuple(values.pop("concepts")), **values))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{folder} holds no prepared data ({error}): make it with `lantern train data`") from error
-        return cls(folder, records, summary)
-
-    @property
-    def digest(self) -> str:
-        """The sha256 of pictures.tar, from the summary if it has one."""
-        return str(self.summary.get("sha256") or sha256_of(self.folder / PICTURES))
+        return cls(folder, records, digest)
 
     @property
     def source(self) -> str:

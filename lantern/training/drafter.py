@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lantern.core.config import build_config, hint_for
+from lantern.core.config import build_config, check_number, hint_for
 from lantern.core.io import CONFIG_NAME, atomic_write, load_component, read_config, save_component, weights_digest
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
@@ -263,8 +263,8 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         find_kind(self.kind)
-        if self.batch < 1 or self.shard < 1 or self.unroll < 1 or self.held_out < 1:
-            raise ValueError("batch, shard, unroll and held_out: wanted at least 1")
+        for name in ("batch", "shard", "unroll", "held_out"):
+            check_number(name, vars(self)[name], 1)
         if not self.held_out < self.pictures < MOST and not (self.source == "online" and not self.pictures):
             raise ValueError(f"pictures is {self.pictures}, wanted more than the {self.held_out} held out, or 0 online")
         if len(self.scales) != 2 or not 0 < self.scales[0] <= self.scales[1]:
@@ -284,12 +284,9 @@ class DrafterTask(Task):
     ValueError if `unroll` is too small for the drafter's layers or heads.
     """
 
-    def __init__(
-        self, config: DrafterConfig, target: Any, source: Teacher | FeatureCache, *, module: Trainee | None = None
-    ) -> None:
+    def __init__(self, config: DrafterConfig, target: Any, source: Teacher | FeatureCache, module: Trainee) -> None:
         super().__init__()
-        self.config, self.sampling = config, config.sampling
-        self.drafter = module or new_module(config.kind, target, config.model, seed=config.loop.seed)
+        self.config, self.sampling, self.drafter = config, config.sampling, module
         # later layers and heads would not be trained otherwise
         if config.unroll < (least := self.drafter.least_depths):
             raise ValueError(f"unroll is {config.unroll}, wanted at least {least}: it trains all of the drafter")
@@ -433,10 +430,7 @@ def train(
     else:
         found = load_transformers(target, device, pick_dtype("auto", device), parts=("text",), size=size)
         config, model, text = for_tokens(config, found.target), found.target, found.text
-    if init is not None:
-        module = load_kind(config.kind, init, model)
-    else:
-        module = new_module(config.kind, model, config.model, seed=seed)
+    module = load_kind(config.kind, init, model) if init else new_module(config.kind, model, config.model, seed=seed)
     if text is None:
         assert text_encoder is not None
         model.to(device)
@@ -459,5 +453,5 @@ def train(
         name = f"features-{hashlib.sha256(made.encode()).hexdigest()[:16]}"
         source = FeatureCache(cache / name, pictures=config.pictures, shard=config.shard)
         source.fill(teacher)
-    task = DrafterTask(config, model, source, module=module)
+    task = DrafterTask(config, model, source, module)
     run_loop(task, config.loop, out=out, init=init, source=f"{module.config.target} {read}")

@@ -22,7 +22,7 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from lantern.core.config import install_hint, one_line
+from lantern.core.config import check_number, install_hint, one_line
 from lantern.core.io import (
     CONFIG_NAME,
     TRAINING_NAME,
@@ -70,17 +70,12 @@ class LoopConfig:
     minutes: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.warmup < 0 or not 0 <= self.decay <= self.steps:
-            raise ValueError(
-                f"steps {self.steps}, warmup {self.warmup}, decay {self.decay}: wanted at least 1, at least 0, and "
-                "from 0 to the number of steps"
-            )
-        if self.log_every < 1 or self.evaluate_every < 1:
-            raise ValueError(f"log_every {self.log_every}, evaluate_every {self.evaluate_every}: wanted at least 1")
-        if self.accumulate < 1 or not 0 <= self.ema < 1:
-            raise ValueError(f"accumulate {self.accumulate}, ema {self.ema}: wanted at least 1, and from 0 to below 1")
-        if self.minutes < 0:
-            raise ValueError(f"minutes is {self.minutes}, wanted at least 0 (0: as many steps as `steps`)")
+        least = {"steps": 1, "warmup": 0, "log_every": 1, "evaluate_every": 1, "accumulate": 1, "minutes": 0}
+        for name, low in least.items():
+            check_number(name, vars(self)[name], low)
+        check_number("decay", self.decay, 0, self.steps)
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema is {self.ema}, wanted from 0 to below 1")
 
     def scale(self, step: float) -> float:
         """Return the factor on every learning rate at a step."""
@@ -233,13 +228,12 @@ class TrainingLog:
 
     def show(self, picture: Path) -> None:
         """Add a sample image to the events, if the task wrote one."""
-        if self._events is None or not picture.exists():
-            return
-        import numpy as np
-        from PIL import Image
+        if self._events is not None and picture.exists():
+            import numpy as np
+            from PIL import Image
 
-        with Image.open(picture) as image:
-            self._events.add_image("sample", np.asarray(image.convert("RGB")), self.run.done, dataformats="HWC")
+            with Image.open(picture) as image:
+                self._events.add_image("sample", np.asarray(image.convert("RGB")), self.run.done, dataformats="HWC")
 
     def close(self) -> None:
         """End the bar and the events."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 
+from lantern.core.config import check_number
 from lantern.core.io import WEIGHTS_NAME, check_state, load_component, load_state, save_component, sha256_of, write_json
 from lantern.core.sampling import Sampling
 from lantern.decoding.plain import generate
@@ -64,8 +65,7 @@ class TargetConfig:
 
     def __post_init__(self) -> None:
         for name, share in (("corruption", self.corruption), ("corruption_others", self.corruption_others)):
-            if not 0 <= share <= 1:
-                raise ValueError(f"{name} is {share}, wanted a share from 0 to 1")
+            check_number(name, share, 0, 1)
         if self.corruption_others and self.batch < 2:
             raise ValueError(f"corruption_others needs other images: batch is {self.batch}, wanted 2 or more")
 

@@ -91,7 +91,7 @@ def test_captions_that_cleaning_empties_are_left_out_of_training(tmp_path: Path,
     records = [Record(i, some, "plain", (), "", "train") for i, some in enumerate(captions)]
 
     def conditions(some: list[Record], name: str) -> Conditions:
-        return encode_captions(tiny_text_encoder(), Prepared(tmp_path, some, {}), tmp_path / name, slots=6)
+        return encode_captions(tiny_text_encoder(), Prepared(tmp_path, some, ""), tmp_path / name, slots=6)
 
     for _ in range(2):  # encoded, and read from the cache
         kept = conditions(records, "all.safetensors").readable(records)

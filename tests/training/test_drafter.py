@@ -45,10 +45,13 @@ def kept(teacher: Teacher, pictures: int) -> Any:
     return SimpleNamespace(read=lambda numbers: {name: x[list(numbers)] for name, x in tensors.items()})
 
 
-def task_of(pictures: int = 8, config: DrafterConfig = CONFIG, reads: Collection[str] = (), **how: Any) -> DrafterTask:
-    """A task whose tiny target's images are kept."""
+def task_of(
+    pictures: int = 8, config: DrafterConfig = CONFIG, reads: Collection[str] = (), module: Any = None
+) -> DrafterTask:
+    """A task whose tiny target's images are kept, of a new module unless one is given."""
     target = tiny_target()
-    return DrafterTask(config, target, kept(tiny_teacher(target, reads), pictures), **how)
+    module = module or new_module(config.kind, target, config.model, seed=0)
+    return DrafterTask(config, target, kept(tiny_teacher(target, reads), pictures), module)
 
 
 def test_training_raises_acceptance_at_every_depth(tmp_path: Path) -> None:
@@ -261,7 +264,8 @@ def test_a_stopped_build_continues_with_the_first_missing_shard(tmp_path: Path) 
 
 def test_online_batches_are_fresh_and_repeatable() -> None:
     target = tiny_target()
-    task = DrafterTask(replace(CONFIG, source="online", pictures=0), target, tiny_teacher(target))
+    online, module = replace(CONFIG, source="online", pictures=0), new_module("eagle1", target, {}, seed=0)
+    task = DrafterTask(online, target, tiny_teacher(target), module)
     first, again, second = (task.batch(step, 0, torch.device("cpu"))[0] for step in (0, 0, 1))
     other = task.batch(0, 1, torch.device("cpu"))[0]
     assert torch.equal(first.tokens, again.tokens) and torch.equal(first.rows, again.rows)

@@ -43,6 +43,14 @@ def target_and_text(name: str, size: tuple[int, int] | None = None) -> tuple[Any
     return parts.target, parts.text
 
 
+def task_of(target: Any, text: Any, **changes: Any) -> DrafterTask:
+    """A task whose teacher generates images at guidance 4 when they are needed."""
+    config = DrafterConfig(loop=LOOP, batch=2, pictures=8, held_out=2, guidance=4.0, unroll=2, **changes)
+    teacher = Teacher(target, text.condition, PROMPTS, sampling=config.sampling, seed=0)
+    config = for_tokens(config, target)
+    return DrafterTask(config, target, teacher, new_module(config.kind, target, config.model, seed=0))
+
+
 def drawings(folder: Path) -> Path:
     """Prepared data of four images with captions."""
     captions = ("a red apple", "a blue ring", "the sky", "a ring of the sky")
@@ -87,11 +95,7 @@ def test_trained_drafters_give_the_tokens_of_plain_decoding(name: str, tmp_path:
 
 def test_heads_are_trained_for_grids_that_are_not_square(tmp_path: Path) -> None:
     target, text = target_and_text("emu3", (24, 32))
-    config = DrafterConfig(
-        loop=LOOP, kind="medusa", model={"depths": 2}, batch=2, pictures=8, held_out=2, guidance=4.0, unroll=2
-    )
-    teacher = Teacher(target, text.condition, PROMPTS, sampling=Sampling(guidance=4.0), seed=0)
-    task = DrafterTask(for_tokens(config, target), target, teacher)
+    task = task_of(target, text, kind="medusa", model={"depths": 2})
     task(*task.batch(0, 0, torch.device("cpu")))["loss"].backward()
     assert all(weight.grad is not None for weight in task.drafter.parameters())
     task.sample(tmp_path / "maps.png")
@@ -144,9 +148,7 @@ def test_tapped_layers_are_those_of_sequential_passes() -> None:
 def test_features_of_the_teacher_give_the_distribution_of_the_tokens(name: str) -> None:
     """Janus's head is not linear: guided features would have other logits."""
     (target, text), sampling = target_and_text(name), Sampling(guidance=4.0)
-    teacher = Teacher(target, text.condition, PROMPTS, sampling=sampling, seed=0)
-    config = DrafterConfig(loop=LOOP, batch=2, pictures=8, held_out=2, guidance=4.0, unroll=2)
-    task = DrafterTask(for_tokens(config, target), target, teacher)
+    task = task_of(target, text)
     examples = task._examples([0, 1], torch.full((2,), 4.0), torch.device("cpu"))
     guided = sampling.guide(target.head(examples.rows.flatten(0, 1)).unflatten(0, (2, 2)), examples.tokens)
     torch.testing.assert_close(task._logits(examples.rows, examples), guided)

@@ -51,7 +51,7 @@ def records_of() -> list[Record]:
 
 def task_of(tmp_path: Path, steps: int, *, has_classes: bool = False, **changes: Any) -> TargetTask:
     """Three captions or classes, each with its own constant image of tokens; the last record is held out."""
-    prepared, model = Prepared(tmp_path, records_of(), {}), replace(MODEL, **changes)
+    prepared, model = Prepared(tmp_path, records_of(), ""), replace(MODEL, **changes)
     mask = torch.tensor([[False, True, True, True], [True] * 4, [False, False, True, True]])
     features = torch.randn(3, SLOTS, MODEL.caption_dim, generator=torch.Generator().manual_seed(0)) * mask[..., None]
     captions = Conditions({f"c{i}": i for i in range(3)}, features, mask)
@@ -78,7 +78,9 @@ def test_trained_target_generates_the_pictures_of_its_conditions(tmp_path: Path,
 
 def test_unfit_sizes_are_refused_before_training(tmp_path: Path) -> None:
     for name, size, fit in (("vocab_size", 32, 24), ("block_size", 4, 16), ("caption_dim", 16, 8)):
-        refused(task_of, tmp_path, 2, **{name: size}, match=f"{name} of the model is {size}, wanted {fit}")
+        refused(
+            task_of, tmp_path, 2, **dict[str, Any]({name: size}), match=f"{name} of the model is {size}, wanted {fit}"
+        )
     refused(task_of, tmp_path, 2, cls_token_num=2, match="slots is 4, wanted at most the model's cls_token_num, 2")
 
 
@@ -96,7 +98,7 @@ def test_captions_are_chosen_by_their_weights(tmp_path: Path) -> None:
         replace(record, captions=((f"c{i}", 0.25), ("c2", 0.75)) if i < 2 else ((f"c{i}", 1.0),))
         for i, record in enumerate(records_of())
     ]
-    again = TargetTask(task.config, Prepared(tmp_path, records, {}), task._tokens, task._captions, VQVAE(VQ))
+    again = TargetTask(task.config, Prepared(tmp_path, records, ""), task._tokens, task._captions, VQVAE(VQ))
     uniforms = torch.linspace(0, 0.999, 200)
     for record in (0, 1):
         features, _, _ = again._examples(torch.full((200,), record), uniforms)
@@ -127,7 +129,7 @@ def test_corruption_by_other_pictures_takes_the_token_at_the_same_place(tmp_path
 
 def test_wrong_shares_of_corruption_are_errors(tmp_path: Path) -> None:
     config = task_of(tmp_path, 10).config
-    refused(replace, config, corruption_others=1.5, match="corruption_others is 1.5, wanted a share from 0 to 1")
+    refused(replace, config, corruption_others=1.5, match="corruption_others is 1.5, wanted a number from 0 to 1")
     message = "corruption_others needs other images: batch is 1, wanted 2 or more"
     refused(replace, config, corruption_others=0.5, batch=1, match=message)
 
@@ -177,9 +179,9 @@ def test_classes_are_numbered_by_name_and_each_picture_has_one() -> None:
     captions = {name: ((name, 0.5), (f"a {name}", 0.5)) for name in "ab"}
     named = zip(records_of(), "bab", strict=True)
     records = [replace(record, concepts=(name,), captions=captions[name]) for record, name in named]
-    classes = number_classes(Prepared(Path("data"), records, {}))
+    classes = number_classes(Prepared(Path("data"), records, ""))
     assert classes.names == ("a", "b") and classes.index == {"a": 0, "a a": 0, "b": 1, "a b": 1}
-    nameless = Prepared(Path("data"), [replace(records[0], concepts=())], {})
+    nameless = Prepared(Path("data"), [replace(records[0], concepts=())], "")
     refused(number_classes, nameless, match="image 0 has the classes none, wanted one")
 
 
