@@ -61,10 +61,8 @@ def find_kind(name: str, stage: str = "drafter") -> AddOn:
 def check_fields(entry: AddOn, values: dict[str, Any]) -> None:
     """Raise ValueError for a field of `model` in a training's config that networks of this kind do not have."""
     known = [each.name for each in fields(entry.config)]
-    if unknown := [name for name in values if name not in known]:
-        raise ValueError(
-            f'the config\'s "model" has {unknown[0]!r}, no field of this kind; {hint_for(unknown[0], known)}'
-        )
+    if (unknown := next((name for name in values if name not in known), None)) is not None:
+        raise ValueError(f'the config\'s "model" has {unknown!r}, no field of this kind; {hint_for(unknown, known)}')
 
 
 def digest_of(target: Any) -> str | None:

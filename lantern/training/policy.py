@@ -221,10 +221,8 @@ def train(config: PolicyConfig, *, out: Path, records: Path) -> None:
         raise ValueError(f"{records} holds no *.safetensors: write some with lantern-generate --record FILE")
     found = load_records(paths)
     if found.traits is None or found.beams is None:
-        raise ValueError(
-            f"{records}: the method {found.about.get('method')} records no traits of nodes: use one with dynamic "
-            "trees, such as eagle2"
-        )
+        advice = "use one with dynamic trees, such as eagle2"
+        raise ValueError(f"{records}: the method {found.about.get('method')} records no traits of nodes: {advice}")
     torch.manual_seed(config.loop.seed)
     task: type[PolicyTask] = resolved(find_kind(config.kind, "policy").task)
     run_loop(task(config, found), config.loop, out=out, source=" ".join(map(sha256_of, paths)))

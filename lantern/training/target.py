@@ -21,14 +21,7 @@ from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.names import CLASSES_NAME
 from lantern.training.data import Prepared
-from lantern.training.features import (
-    Conditions,
-    captions_name,
-    decode,
-    encode_captions,
-    number_classes,
-    picture_tokens,
-)
+from lantern.training.features import Conditions, captions_name, decode, encode_captions, number_classes, picture_tokens
 from lantern.training.loop import LoopConfig, Task, run_loop, save_sheet, step_generator
 from lantern.verifiers.relaxations.neighbours import proximity_table
 

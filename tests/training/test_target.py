@@ -20,15 +20,8 @@ from lantern.decoding.plain import generate
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE
 from lantern.models.names import CLASSES_NAME
+from lantern.training import features as inputs
 from lantern.training.data import Prepared, Record
-from lantern.training.features import (
-    Conditions,
-    background_patches,
-    background_token,
-    captions_name,
-    number_classes,
-    picture_tokens,
-)
 from lantern.training.loop import LoopConfig, run_loop
 from lantern.training.target import TargetConfig, TargetTask, grow, prefix_mask
 from lantern.training.tokenizer import TokenizerConfig, TokenizerTask
@@ -54,9 +47,10 @@ def task_of(tmp_path: Path, steps: int, *, has_classes: bool = False, **changes:
     prepared, model = Prepared(tmp_path, records_of(), ""), replace(MODEL, **changes)
     mask = torch.tensor([[False, True, True, True], [True] * 4, [False, False, True, True]])
     features = torch.randn(3, SLOTS, MODEL.caption_dim, generator=torch.Generator().manual_seed(0)) * mask[..., None]
-    captions = Conditions({f"c{i}": i for i in range(3)}, features, mask)
+    captions = inputs.Conditions({f"c{i}": i for i in range(3)}, features, mask)
     if has_classes:
-        model, captions = replace(MODEL, model_type="c2i", cls_token_num=1, num_classes=3), number_classes(prepared)
+        model = replace(MODEL, model_type="c2i", cls_token_num=1, num_classes=3)
+        captions = inputs.number_classes(prepared)
     tokens = torch.stack([torch.full((16,), 3 + 5 * i) for i in range(3)]).short()
     loop = LoopConfig(steps=steps, warmup=2, precision="fp32", log_every=50, evaluate_every=steps)
     config = TargetConfig(model=model, loop=loop, batch=8, slots=SLOTS)
@@ -150,12 +144,12 @@ def test_the_switch_of_bf16_products_is_put_back(tmp_path: Path, monkeypatch: py
 def test_background_patches_are_white_with_their_margin_and_get_their_most_frequent_token() -> None:
     picture = torch.full((1, 3, 16, 16), 255, dtype=torch.uint8)
     picture[:, :, 5, 5] = 0
-    background = background_patches(picture, 4)
+    background = inputs.background_patches(picture, 4)
     assert background.sum() == 15 and not background[0, 5]
     picture[:, :, 8, 5] = 0  # the margin of patch (1, 1) and within patch (2, 1)
-    assert background_patches(picture, 4).sum() == 14
+    assert inputs.background_patches(picture, 4).sum() == 14
     tokens = torch.tensor([[7, 7, 9, *range(10, 23)]])
-    assert background_token(tokens, background) == 7
+    assert inputs.background_token(tokens, background) == 7
 
 
 def test_padding_is_visible_to_itself_alone() -> None:
@@ -179,10 +173,10 @@ def test_classes_are_numbered_by_name_and_each_picture_has_one() -> None:
     captions = {name: ((name, 0.5), (f"a {name}", 0.5)) for name in "ab"}
     named = zip(records_of(), "bab", strict=True)
     records = [replace(record, concepts=(name,), captions=captions[name]) for record, name in named]
-    classes = number_classes(Prepared(Path("data"), records, ""))
+    classes = inputs.number_classes(Prepared(Path("data"), records, ""))
     assert classes.names == ("a", "b") and classes.index == {"a": 0, "a a": 0, "b": 1, "a b": 1}
     nameless = Prepared(Path("data"), [replace(records[0], concepts=())], "")
-    refused(number_classes, nameless, match="image 0 has the classes none, wanted one")
+    refused(inputs.number_classes, nameless, match="image 0 has the classes none, wanted one")
 
 
 TEXT = ["--text-encoder", "text", "--tokenizer", "words"]
@@ -219,11 +213,11 @@ def target(out: str, *words: str, data: str = "data", vq: str = "vqvae", text: S
 
 def test_tokens_of_background_patches_are_stored_by_their_sign(place: Path) -> None:
     vq, prepared = VQVAE(VQ).eval(), Prepared.open("data")
-    plain = picture_tokens(vq, prepared, vq_folder=Path("vqvae"), cache=Path("cache"), unify=False)
+    plain = inputs.picture_tokens(vq, prepared, vq_folder=Path("vqvae"), cache=Path("cache"), unify=False)
     shutil.rmtree("photos")
     Path("data/pictures.tar").unlink()
     Path("data/pictures.npy").unlink()
-    unified = picture_tokens(vq, prepared, vq_folder=Path("vqvae"), cache=Path("cache"), unify=True)
+    unified = inputs.picture_tokens(vq, prepared, vq_folder=Path("vqvae"), cache=Path("cache"), unify=True)
     assert plain.min() >= 0 and unified.min() >= 0
     changed = (plain != unified).any(0).view(4, 4)
     assert not changed[1:, 1:3].any()  # patches with ink keep their tokens
@@ -283,7 +277,7 @@ def test_files_of_features_are_named_by_all_that_they_are_made_from(place: Path)
     prepared = Prepared.open("data")
 
     def name(slots: int = 6) -> str:
-        return captions_name(Path("text"), Path("words"), prepared, slots=slots)
+        return inputs.captions_name(Path("text"), Path("words"), prepared, slots=slots)
 
     names = [name(), name(7)]
     for file in ("data/records.jsonl", "words/tokenizer.json", "text/config.json", "text/model.safetensors"):
@@ -298,7 +292,7 @@ def test_tokens_above_16_bits_are_kept(place: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("lantern.training.features.encode", lambda *_: tokens)
     monkeypatch.setattr("lantern.training.features.background_patches", lambda some, _: torch.zeros(len(some), 4) > 0)
     given = {"vq_folder": Path("vqvae"), "cache": Path("cache"), "unify": False}
-    assert torch.equal(picture_tokens(VQVAE(config), Prepared.open("data"), **given).long(), tokens)
+    assert torch.equal(inputs.picture_tokens(VQVAE(config), Prepared.open("data"), **given).long(), tokens)
 
 
 def test_weights_of_a_text_encoder_may_be_in_several_files(place: Path) -> None:
