@@ -36,7 +36,7 @@ from lantern.models.transformers.target import TransformersTarget
 from lantern.training.data import NO_IMAGES, Prepared
 from lantern.training.features import captions_name, encode_captions, training_device
 from lantern.training.loop import LoopConfig, Task, run_loop, save_sheet, step_generator, step_seed
-from lantern.training.losses import Draft, Objective, acceptance, feature_regression, maps, measure
+from lantern.training.losses import Draft, Objective, acceptance, maps, measure
 
 MOST = 1 << 31  # different pictures of an online run
 TWO_ROWS = ("eagle1", "poss")  # kinds that may read and draft both guidance rows
@@ -335,23 +335,11 @@ class DrafterTask(Task):
         """Return the logits of features, whose dtype may be wider than the weights'."""
         return self.target.head(features.to(self.target.tok_embeddings.weight.dtype))
 
-    def _loss(self, draft: Draft, examples: Examples) -> Tensor:
-        """Return one value per entry."""
-        objective, predicted = self.config.objective, draft.predicted
-        loss = objective.of_distributions(draft.p, draft.log_q)
-        if objective.regression and predicted.features is not None:
-            expected = examples.guided[:, predicted.places]
-            loss = loss + objective.regression * feature_regression(predicted.features, expected)
-        if objective.regression and predicted.rows is not None:
-            apart = feature_regression(predicted.rows, examples.rows[:, :, predicted.places])
-            loss = loss + objective.regression * apart.mean(1)
-        return loss
-
     def forward(self, examples: Examples) -> dict[str, Tensor]:
         """Return the sum of the depths' losses, faded by depth, and the acceptance at the first and the last depth."""
         drafts = self._draft(examples)
-        fade = self.config.objective.fade
-        losses = [fade ** (draft.predicted.depth - 1) * self._loss(draft, examples).mean() for draft in drafts]
+        objective = self.config.objective
+        losses = [objective.fade ** (one.predicted.depth - 1) * objective.of(one, examples).mean() for one in drafts]
         first, last = (acceptance(draft.p, draft.log_q).mean() for draft in (drafts[0], drafts[-1]))
         return {"loss": torch.stack(losses).sum(), "accepted_first": first, "accepted_last": last}
 

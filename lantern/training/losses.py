@@ -1,6 +1,5 @@
 """Losses and held-out figures of drafters: p is the target's distribution, q the drafter's, after guidance and filters.
 
-Losses have one value per entry.
 EAGLE (arXiv:2401.15077): feature regression and cross-entropy. LK losses: acceptance itself, a = sum min(p, q); it is
 1 - TV(p, q), the probability that one sampled draft is kept.
 """
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from lantern.drafters.examples import Prediction
+from lantern.drafters.examples import Examples, Prediction
 
 FLOOR = 1e-6  # lower bound of an acceptance before its logarithm
 WIDTHS = (1, 4, 8)  # numbers of drafts in hit rates
@@ -28,6 +27,15 @@ def feature_regression(predicted: Float[Tensor, "*n c"], expected: Float[Tensor,
 def acceptance(p: Float[Tensor, "*n v"], log_q: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:
     """Return a = sum min(p, q)."""
     return torch.minimum(p, log_q.exp()).sum(-1)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A prediction with its distributions: p is the target's, q the drafter's."""
+
+    predicted: Prediction
+    p: Float[Tensor, "b m v"]
+    log_q: Float[Tensor, "b m v"]
 
 
 @dataclass(frozen=True)
@@ -49,23 +57,20 @@ class Objective:
         if self.fade <= 0:
             raise ValueError(f"fade is {self.fade}, wanted above 0")
 
-    def of_distributions(self, p: Float[Tensor, "*n v"], log_q: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:
-        """Return the loss of the drafter's distribution: weighted -log a, and -sum p log q over tokens with q > 0."""
+    def of(self, draft: Draft, examples: Examples) -> Float[Tensor, "b m"]:
+        """Return one value per entry: -log a, -sum p log q over the tokens with q > 0, and feature regression."""
+        p, log_q, predicted = draft.p, draft.log_q, draft.predicted
         loss = torch.zeros_like(p[..., 0])
         if self.acceptance:
             loss = loss - self.acceptance * acceptance(p, log_q).clamp(min=FLOOR).log()
         if self.cross_entropy:
             loss = loss - self.cross_entropy * (p * log_q.masked_fill(log_q == -torch.inf, 0.0)).sum(-1)
+        if self.regression and predicted.features is not None:
+            loss = loss + self.regression * feature_regression(predicted.features, examples.guided[:, predicted.places])
+        if self.regression and predicted.rows is not None:
+            apart = feature_regression(predicted.rows, examples.rows[:, :, predicted.places])
+            loss = loss + self.regression * apart.mean(1)
         return loss
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A prediction with its distributions: p is the target's, q the drafter's."""
-
-    predicted: Prediction
-    p: Float[Tensor, "b m v"]
-    log_q: Float[Tensor, "b m v"]
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
 from lantern.training.drafter import DrafterConfig, DrafterTask, FeatureCache, Teacher, kinds, load_kind, new_module
 from lantern.training.loop import LoopConfig, run_loop
-from lantern.training.losses import Objective, acceptance, feature_regression
+from lantern.training.losses import Draft, Objective, acceptance, feature_regression
 from tests.models.test_checkpoint import released_drafter
 from tests.refusals import refused
 from tests.tiny import tiny_eagle, tiny_target, tiny_teacher
@@ -273,10 +273,16 @@ P = torch.tensor([0.5, 0.3, 0.2, 0.0])
 Q = torch.tensor([0.25, 0.25, 0.25, 0.25])
 
 
+def loss_of(objective: Objective, p: Tensor, log_q: Tensor) -> Tensor:
+    """The loss of distributions, without features to regress."""
+    examples: Any = None
+    return objective.of(Draft(Prediction(1, torch.tensor([1])), p, log_q), examples)
+
+
 def test_acceptance_is_one_minus_total_variation_and_regression_linear_far() -> None:
     assert float(acceptance(P, Q.log())) == pytest.approx(1 - 0.5 * float((P - Q).abs().sum()))
     assert float(acceptance(P, P.log())) == pytest.approx(1.0)
-    assert float(Objective(cross_entropy=0).of_distributions(P, Q.log())) == pytest.approx(-math.log(0.7))
+    assert float(loss_of(Objective(cross_entropy=0), P, Q.log())) == pytest.approx(-math.log(0.7))
     expected = torch.zeros(2, 4)
     output = torch.tensor([[0.5] * 4, [3.0] * 4])
     assert feature_regression(output, expected).tolist() == pytest.approx([0.125, 2.5])
@@ -290,7 +296,7 @@ def test_tokens_that_are_never_drafted_reduce_acceptance_alone() -> None:
     assert share <= 0.8 + 1e-6
     objective = Objective(acceptance=2.0)
     expected = pytest.approx(-2 * math.log(share) + 0.1 * entropy)
-    assert float(objective.of_distributions(P, log_q).detach()) == expected
-    (grad,) = torch.autograd.grad(objective.of_distributions(P, logits.log_softmax(-1)), logits)
+    assert float(loss_of(objective, P, log_q).detach()) == expected
+    (grad,) = torch.autograd.grad(loss_of(objective, P, logits.log_softmax(-1)), logits)
     assert torch.isfinite(grad).all() and grad[:2].abs().min() > 0
-    assert torch.isfinite(objective.of_distributions(torch.tensor([1.0, 0.0]), torch.tensor([-torch.inf, 0.0])))
+    assert torch.isfinite(loss_of(objective, torch.tensor([1.0, 0.0]), torch.tensor([-torch.inf, 0.0])))

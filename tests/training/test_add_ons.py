@@ -1,18 +1,24 @@
+"""Training of tree policies, and tables of tokens: add-ons that a model reads."""
+
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 
 from lantern.cli.main import main
 from lantern.core.io import load_component
+from lantern.decoding.plain import generate
+from lantern.drafters.eagle.fr_spec import FrequencyTable
+from lantern.drafters.lookup.tables import SamTables
 from lantern.drafters.policies.c2t import C2T, C2TConfig
 from lantern.drafters.policies.policy import TRAITS
 from lantern.drafters.policies.radar import Radar, RadarConfig
 from lantern.drafters.policies.records import Records
+from lantern.models.folder import load_model
+from lantern.models.llamagen.text import TextEncoder
 from lantern.training.loop import LoopConfig
 from lantern.training.policy import PolicyConfig, RadarTask, train
-from tests.cli.calls import refused_by
+from tests.cli.calls import Capture, refused_by
 from tests.refusals import refused
 from tests.training.drawings import logged
 
@@ -85,7 +91,7 @@ def test_best_depth_falls_with_the_cost_of_a_pass(tmp_path: Path) -> None:
     assert steps == [3, 1]
 
 
-def test_command_trains_and_refuses_unusable_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_trains_and_refuses_unusable_records_and_configs(tmp_path: Path, capsys: Capture) -> None:
     file, out = tmp_path / "r.safetensors", str(tmp_path / "out")
     records(60).save(file)
     given = ["train", "policy", "--records", str(file), "--out", out, "--kind"]
@@ -96,3 +102,24 @@ def test_command_trains_and_refuses_unusable_records(tmp_path: Path, capsys: pyt
     replace(records(60), traits=None, beams=None, about={"method": "eagle1"}).save(file)
     assert "eagle1 records no traits of nodes" in refused_by(capsys, *given, "c2t")
     refused(PolicyConfig, LOOP, kind="c3t", match="policy kind is 'c3t'")
+    (tmp_path / "c.json").write_text('{"kind": "sam", "groups": 0}')
+    given = ["--prompts", str(tmp_path), "--out", out, "--config", str(tmp_path / "c.json")]
+    assert "groups 0, batch 16: wanted at least 1" in refused_by(capsys, "train", "tables", *given)
+
+
+def test_tables_are_those_of_the_tokens_that_the_model_samples(copied: Path, tmp_path: Path) -> None:
+    folder, prompts, config = copied, tmp_path / "prompts.txt", tmp_path / "sam.json"
+    prompts.write_text("a red apple\na cat\ntwo dog\n")
+    config.write_text('{"kind": "sam", "groups": 5, "limit": 2}')
+    given = ["--model", str(folder), "--prompts", str(prompts), "--out", str(folder / "parts")]
+    assert main(["train", "tables", "--kind", "fr-spec", *given]) == 0
+    assert main(["train", "tables", "--config", str(config), *given]) == 0
+    model = load_model(folder)
+    frequent, sam = model.add_ons["fr-spec"], model.add_ons["sam"]
+    assert isinstance(frequent, FrequencyTable) and isinstance(sam, SamTables)
+    assert isinstance(model.text, TextEncoder)
+    condition = model.text.condition(["a red apple", "a cat", "two dog"], slots=model.target.config.cls_token_num)
+    keys = [(1000, number) for number in range(3)]
+    tokens = generate(model.target, condition, sampling=model.sampling(), keys=keys).tokens
+    assert torch.equal(frequent.counts.long(), tokens.flatten().bincount(minlength=len(frequent.counts)))
+    assert torch.equal(sam.corpus.long(), tokens[:2].long()) and int(sam.group_of.max()) < 5
