@@ -25,10 +25,11 @@ from lantern.training.data import Prepared, Record
 from lantern.training.loop import LoopConfig, run_loop
 from lantern.training.target import TargetConfig, TargetTask, grow, prefix_mask
 from lantern.training.tokenizer import TokenizerConfig, TokenizerTask
-from tests.cli.calls import refused_by
+from tests.cli.calls import Capture, refused_by
 from tests.refusals import refused
 from tests.tiny import tiny_config, tiny_target
 from tests.tiny_folder import VQ, tiny_text_encoder
+from tests.training.drawings import prepared
 
 SLOTS = 4
 MODEL = tiny_config(cls_token_num=SLOTS, token_dropout_p=0.0, resid_dropout_p=0.0, ffn_dropout_p=0.0)
@@ -224,12 +225,15 @@ def test_tokens_of_background_patches_are_stored_by_their_sign(place: Path) -> N
     assert len(unified[:, 3].unique()) == 1  # the patches of a white corner get one token
 
 
-def test_a_target_trains_from_tokens_without_images(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_trains_from_tokens_without_images_and_by_sharded_text_encoders(place: Path, capsys: Capture) -> None:
     assert main(target("whole")) == 0
     Path("copy").mkdir()
     for path in ("data/records.jsonl", "data/summary.json", next(Path("whole").glob("tokens-*"))):
         shutil.copy(path, "copy")
-    assert main(target("again", data="copy")) == 0
+    tiny_text_encoder().model.save_pretrained("sharded", max_shard_size="1KB")
+    assert len(list(Path("sharded").glob("*.safetensors"))) > 1
+    sharded = ["--text-encoder", "sharded", "--tokenizer", "words"]
+    assert main(target("again", data="copy", text=sharded)) == 0
     whole, again = load_state("whole/transformer"), load_state("again/transformer")
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     assert again["output.weight"].dtype == torch.bfloat16
@@ -240,7 +244,7 @@ def test_a_target_trains_from_tokens_without_images(place: Path, capsys: pytest.
     assert "give --text-encoder" in refused_by(capsys, *target("run", text=()))
 
 
-def test_parts_of_other_sizes_are_refused_in_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_of_other_sizes_and_data_to_hold_out_alone_are_refused_in_one_line(place: Path, capsys: Capture) -> None:
     assert main(target("whole")) == 0
     tiny_text_encoder(16).save_pretrained("wide", "words")
     drafter = ["train", "drafter", "--kind", "eagle1", "--data", "data", "--out", "run"]
@@ -252,8 +256,7 @@ def test_parts_of_other_sizes_are_refused_in_one_line(place: Path, capsys: pytes
         ([*drafter, *TEXT, "--size", "8x8"], "whole/transformer makes images of one size: omit --size"),
     ):
         assert message in refused_by(capsys, *words)
-    Path("data.json").write_text('{"source": "folder", "size": 9}')
-    assert main(["train", "data", "--config", "data.json", "--path", "photos", "--out", "odd"]) == 0
+    prepared(Path("odd"), [(np.zeros((9, 9, 3), np.uint8), records_of()[0])])
     message = "images are 9 pixels wide, wanted a multiple of 2"
     refused(TokenizerTask, TokenizerConfig(VQ, LoopConfig(1)), Prepared.open("odd"), None, match=message)
     config = json.loads(Path("whole/transformer/config.json").read_text())
@@ -261,23 +264,18 @@ def test_parts_of_other_sizes_are_refused_in_one_line(place: Path, capsys: pytes
     Path("classes/config.json").write_text(json.dumps(config | {"model_type": "c2i"}))
     message = "classes takes classes, wanted a target that takes captions"
     assert message in refused_by(capsys, *drafter[:-1], "classes", *TEXT)
-
-
-def test_data_without_images_to_train_on_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(target("whole")) == 0
     lines = Path("data/records.jsonl").read_text()
     Path("data/records.jsonl").write_text(lines.replace('"split": "train"', '"split": "heldout"'))
     message = "data has no images to train on: prepare more of them, or hold out fewer"
     refused(TokenizerTask, TokenizerConfig(VQ, LoopConfig(1)), Prepared.open("data"), None, match=message)
-    words = ["--kind", "eagle1", "--data", "data", "--target", "whole/transformer", *TEXT, "--out", "run"]
-    assert message in refused_by(capsys, "train", "drafter", *words)
+    assert message in refused_by(capsys, *drafter, *TEXT)
 
 
 def test_files_of_features_are_named_by_all_that_they_are_made_from(place: Path) -> None:
-    prepared = Prepared.open("data")
+    data = Prepared.open("data")
 
     def name(slots: int = 6) -> str:
-        return inputs.captions_name(Path("text"), Path("words"), prepared, slots=slots)
+        return inputs.captions_name(Path("text"), Path("words"), data, slots=slots)
 
     names = [name(), name(7)]
     for file in ("data/records.jsonl", "words/tokenizer.json", "text/config.json", "text/model.safetensors"):
@@ -293,12 +291,3 @@ def test_tokens_above_16_bits_are_kept(place: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("lantern.training.features.background_patches", lambda some, _: torch.zeros(len(some), 4) > 0)
     given = {"vq_folder": Path("vqvae"), "cache": Path("cache"), "unify": False}
     assert torch.equal(inputs.picture_tokens(VQVAE(config), Prepared.open("data"), **given).long(), tokens)
-
-
-def test_weights_of_a_text_encoder_may_be_in_several_files(place: Path) -> None:
-    tiny_text_encoder().model.save_pretrained("sharded", max_shard_size="1KB")
-    assert len(list(Path("sharded").glob("*.safetensors"))) > 1
-    for text in ("text", "sharded"):
-        assert main(target(f"by-{text}", text=["--text-encoder", text, "--tokenizer", "words"])) == 0
-    whole, sharded = load_state("by-text/transformer"), load_state("by-sharded/transformer")
-    assert all(torch.equal(whole[name], sharded[name]) for name in whole)
