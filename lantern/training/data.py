@@ -182,22 +182,33 @@ def share_of(key: str) -> float:
     return int(hashlib.md5(key.encode()).hexdigest()[:13], 16) / 16**13
 
 
-def check_sizes(size: int, held_out: float) -> None:
-    """Raise ValueError for a side in pixels or a held-out share out of range."""
-    if not 8 <= size <= 4096:
-        raise ValueError(f"size is {size}, wanted 8 to 4096 pixels: change the config")
-    if not 0 <= held_out < 0.5:
-        raise ValueError(f"held_out is {held_out}, wanted at least 0 and less than 0.5")
+@dataclass(frozen=True)
+class ImagesConfig:
+    """What to prepare of any source.
+
+    size: side of an image in pixels, 8 to 4096. seed: of everything random. held_out: share kept from training, from 0
+    to below 0.5. mirrors: add the mirror image of every training image. ValueError for values out of range.
+    """
+
+    source: str = ""
+    size: int = 64
+    seed: int = 0
+    held_out: float = 0.05
+    mirrors: bool = False
+
+    def __post_init__(self) -> None:
+        if not 8 <= self.size <= 4096:
+            raise ValueError(f"size is {self.size}, wanted 8 to 4096 pixels: change the config")
+        if not 0 <= self.held_out < 0.5:
+            raise ValueError(f"held_out is {self.held_out}, wanted at least 0 and less than 0.5")
 
 
 def write_prepared(
     out: Path,
     jobs: Iterable[Job],
+    config: ImagesConfig,
     *,
-    source: str,
     origin: str,
-    seed: int,
-    size: int,
     total: int | None = None,
     skipped: Iterable[str] = (),
     packages: Iterable[dict[str, str]] = (),
@@ -248,9 +259,9 @@ def write_prepared(
         lines = (json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records)
         (partial / RECORDS).write_text("".join(lines), encoding="utf-8")
         summary = Summary(
-            source=source,
-            seed=seed,
-            size=size,
+            source=config.source,
+            seed=config.seed,
+            size=config.size,
             records=len(records),
             concepts=len({name for record in records for name in record.concepts}),
             counts={
@@ -272,23 +283,14 @@ def write_prepared(
 
 
 @dataclass(frozen=True)
-class DataConfig:
-    """What to prepare.
+class DataConfig(ImagesConfig):
+    """What to prepare of `path`, the folder or file to read, relative to the folder of the config.
 
-    path: the folder or file to read, relative to the folder of the config. size: side of an image in pixels, 8 to 4096.
-    held_out: share of images kept from training, from 0 to below 0.5. mirrors: add the mirror image of every training
-    image. seed: written to the summary; nothing here is random. ValueError for values out of range.
+    seed: written to the summary; nothing here is random.
     """
 
     source: Literal["folder", "classes", "webdataset"] = "folder"
     path: Path | None = None
-    size: int = 64
-    seed: int = 0
-    held_out: float = 0.05
-    mirrors: bool = False
-
-    def __post_init__(self) -> None:
-        check_sizes(self.size, self.held_out)
 
 
 @dataclass(frozen=True)
@@ -318,7 +320,7 @@ def prepare(config: DataConfig, *, out: Path, path: Path | None = None) -> Summa
             if config.mirrors and split == "train":
                 yield partial(make, sample, config.size, split, "mirror")
 
-    return write_prepared(out, jobs(), source=config.source, origin=str(origin), seed=config.seed, size=config.size)
+    return write_prepared(out, jobs(), config, origin=str(origin))
 
 
 def make(sample: Sample, size: int, split: str, variant: str = "original") -> Made | str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import UInt8
 
-from lantern.training.data import Made, Record, Summary, check_sizes, share_of, write_prepared
+from lantern.training.data import ImagesConfig, Made, Record, Summary, share_of, write_prepared
 from recipes.emoji import captions as texts
 from recipes.emoji import compositing as drawing
 from recipes.emoji.packages import Concept, archives, read_concepts, read_pictures, read_tags
@@ -21,31 +21,26 @@ STYLES = ("3d", "flat", "noto")
 
 
 @dataclass(frozen=True)
-class EmojiConfig:
+class EmojiConfig(ImagesConfig):
     """What to prepare. Relative paths are resolved against the file that the config is loaded from.
 
-    size: side of a picture in pixels. seed: of everything random. concepts: files with lists of concepts. styles: which
-    art. reserved: the evaluation prompts whose words no caption may hold. held_out: share of cells (concept and style)
-    kept from training. mirrors: add a mirror image of each plain picture; shifts: number of shifted ones to add.
-    colours, counts, pairs: number of composites of each kind. ValueError for another source, for values out of range,
-    for unknown styles, and without concepts.
+    concepts: files with lists of concepts. styles: which art. reserved: the evaluation prompts whose words no caption
+    may hold. held_out: share of cells (concept and style). mirrors: of plain pictures; shifts: number of shifted ones
+    to add to each. colours, counts, pairs: number of composites of each kind. ValueError for another source, for values
+    out of range, for unknown styles, and without concepts.
     """
 
     source: Literal["emoji"] = "emoji"
-    size: int = 64
-    seed: int = 0
     concepts: tuple[Path, ...] = ()
     styles: tuple[str, ...] = STYLES
     reserved: Path | None = None
-    held_out: float = 0.05
-    mirrors: bool = False
     shifts: int = 0
     colours: int = 0
     counts: int = 0
     pairs: int = 0
 
     def __post_init__(self) -> None:
-        check_sizes(self.size, self.held_out)
+        super().__post_init__()
         if min(self.seed, self.shifts, self.colours, self.counts, self.pairs) < 0:
             raise ValueError("seed, shifts, colours, counts and pairs must not be negative")
         if set(self.styles) - set(STYLES) or not self.styles:
@@ -122,10 +117,8 @@ def prepare(config: EmojiConfig, *, out: Path, packages: Path) -> Summary:
     return write_prepared(
         out,
         (partial(checked, job) for job in jobs),
-        source="emoji",
+        config,
         origin="emoji",
-        seed=config.seed,
-        size=config.size,
         total=len(cells) * (1 + config.mirrors + config.shifts) + config.colours + config.counts + config.pairs,
         skipped=missing,
         packages=[asdict(archives()[name]) for name in (*config.styles, "labels", "keywords")],

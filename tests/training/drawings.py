@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lantern.training.data import Record, write_prepared
+from lantern.training.data import ImagesConfig, Record, write_prepared
 from lantern.training.stages import Recipe, find_config
 from recipes.emoji.packages import archives
 
@@ -61,7 +61,7 @@ def logged(folder: Path, name: str = "") -> list[dict[str, Any]]:
 
 def prepared(folder: Path, made: Iterable[tuple[np.ndarray, Record]]) -> Path:
     """Write pictures and their records as prepared data."""
-    write_prepared(folder, (partial(tuple, one) for one in made), source="x", origin="x", seed=0, size=64)
+    write_prepared(folder, (partial(tuple, one) for one in made), ImagesConfig(), origin="x")
     return folder
 
 

@@ -157,7 +157,7 @@ def test_number_of_cores_does_not_change_what_is_written(tmp_path: Path, monkeyp
     for cores in (1, 3):
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
         jobs = (partial(job, i) for i in range(40))
-        summary = write_prepared(tmp_path / str(cores), jobs, source="x", origin="x", seed=0, size=8)
+        summary = write_prepared(tmp_path / str(cores), jobs, DataConfig(), origin="x")
         assert summary.skipped == ("left out",) and summary.records == 34
         records = Prepared.open(tmp_path / str(cores)).records
         assert [r.captions[0][0] for r in records] == [f"c{i}" for i in range(40) if i % 7 != 3]
