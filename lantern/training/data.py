@@ -412,7 +412,7 @@ def json_captions(data: bytes) -> tuple[str, ...]:
 
 
 def clean_lines(data: bytes) -> tuple[str, ...]:
-    """Return the distinct non-empty lines, stripped, of UTF-8 text without a byte order mark; none of other bytes."""
+    """Return the distinct non-empty lines of UTF-8 text, stripped, without its byte order mark; none of other bytes."""
     try:
         lines = map(str.strip, data.decode("utf-8-sig").splitlines())
     except UnicodeDecodeError:
