@@ -72,6 +72,8 @@ class LanternSample(io.ComfyNode):
     ) -> io.NodeOutput:
         """Return pictures (b h w 3) in [0, 1] and their statistics as JSON, one line for each."""
         text = prompt.strip()
+        if not model.takes_prompts and not text.isdecimal():
+            raise ValueError(f"the prompt is {text[:40]!r}, and model {model.name} takes class labels: give a number")
         made = list(
             lantern.generate(
                 model,

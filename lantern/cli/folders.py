@@ -103,6 +103,8 @@ def convert(
     side = grid or (image_size or 0) // 16
     given = read_json_object(config) if config else None
     found = read_checkpoint(checkpoint, kind=kind, config=given, block_size=side**2 or None, prefers_ema=ema)
+    if found.kind == "vq" and side:
+        raise ValueError("--image-size and --grid are for targets, this is a vq checkpoint: omit them")
     is_target = found.kind in ("t2i", "c2i")
     if to == "hf" and not is_target:
         raise ValueError(f"--to hf is for targets, this is a {found.kind} checkpoint: omit it")
@@ -221,15 +223,18 @@ def _tried(folders: Mapping[str, Path], out: Path, generation: Mapping[str, Any]
 def _copy(sources: Mapping[Path, Path]) -> None:
     """Copy the files of components to new folders, all or, if one cannot be copied, none; other files there stay.
 
-    A tokenizer is often given as the folder of its whole model, whose weights it does not need.
+    A tokenizer is often given as the folder of its whole model, whose weights it does not need, and an encoder may have
+    the same weights in several formats.
     """
     from lantern.core.io import SUMS_NAME, atomic_write
 
     with ExitStack() as stack:  # renames the copies at its end
         for folder, source in sources.items():
             files = [path for path in sorted(source.iterdir()) if path.is_file()]
-            if folder.name == "tokenizer":
-                files = [path for path in files if path.suffix not in (".safetensors", ".bin", ".msgpack", ".h5")]
+            own = {path.suffix for path in files} & {".safetensors"} if folder.name != "tokenizer" else set[str]()
+            if folder.name == "tokenizer" or own:
+                others = {".safetensors", ".bin", ".msgpack", ".h5"} - own
+                files = [path for path in files if path.suffix not in others]
             if not files:
                 raise ValueError(f"{source} is not a component: it holds no files")
             for path in files:

@@ -145,7 +145,11 @@ def save_component(
 
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         config = dataclasses.asdict(config)
-    stored = {name: _own_storage(tensor, dtype) for name, tensor in state.items()}
+    stored, storages = dict[str, Tensor](), set[int]()
+    for name, tensor in state.items():
+        own = _own_storage(tensor, dtype)
+        stored[name] = own.clone() if own.untyped_storage().data_ptr() in storages else own
+        storages.add(own.untyped_storage().data_ptr())
     folder = Path(folder)
     with (
         atomic_write(folder / SUMS_NAME) as sums,
@@ -217,7 +221,11 @@ def read_pickled(path: str | Path) -> Any:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about sparse tensors, which are refused later
             # only zip archives can be mapped; files of torch before 1.6 are read whole
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            if is_zip := zipfile.is_zipfile(path):
+                with zipfile.ZipFile(path) as archive:
+                    if broken := archive.testzip():  # which torch does not look at
+                        raise ValueError(f"the checksum of {broken} is wrong")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # a damaged or hostile pickle can raise anything
         raise ValueError(f"{path} is no whole checkpoint of plain tensors: {_pickle_fault(error)}") from error
 

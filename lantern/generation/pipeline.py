@@ -8,7 +8,8 @@ pipe("a red apple", generator=torch.Generator().manual_seed(7)).images[0].save("
 import inspect
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -201,7 +202,7 @@ class LanternPipeline(DiffusionPipeline):
         defaults = dict(folders.check_generation(generation or {}, source=INDEX_NAME))
         self.register_to_config(generation=defaults)
         self._method = str(defaults.get("method", "auto"))
-        self._interrupt = False
+        self._interrupt, self._calls = False, 0
         self._engine_of_calls: Engine | str = "auto"
         self._prompts = PromptCache()
         # the decoder of the last call, whose rounds its engine has captured, with what it was built from
@@ -290,10 +291,14 @@ class LanternPipeline(DiffusionPipeline):
 
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **options: Any) -> "LanternPipeline":
-        """Return a pipeline with the components of another, and with its add-ons, method and engine."""
-        pipe: Any = super().from_pipe(pipeline, **options)
+        """Return a pipeline with the components of another in its dtype, and with its add-ons, method and engine.
+
+        `dtype` changes the dtype of both, and `generation` has defaults in place of the other's, method included.
+        """
+        pipe: Any = super().from_pipe(pipeline, **{"dtype": options.pop("torch_dtype", pipeline.dtype), **options})
         if isinstance(pipeline, LanternPipeline):
-            pipe._loaded, pipe._method, pipe.engine = pipeline._loaded, pipeline._method, pipeline.engine
+            pipe._loaded, pipe.engine = pipeline._loaded, pipeline.engine
+            pipe._method = str((options.get("generation") or {}).get("method", pipeline._method))
         return pipe
 
     def save_pretrained(
@@ -536,7 +541,7 @@ class LanternPipeline(DiffusionPipeline):
             negative_prompt_attention_mask=negative_prompt_attention_mask,
         )
         tokens_of_image = model.target.config.block_size
-        canvas, pictures, self._interrupt = Canvas(tokens_of_image), list[Picture](), False
+        canvas, pictures = Canvas(tokens_of_image), list[Picture]()
         built = list[tuple[Any, Generator]]()
 
         def watch(step: Step) -> bool:
@@ -565,7 +570,7 @@ class LanternPipeline(DiffusionPipeline):
         )
         bar: Any = self.progress_bar(total=len(requested) * tokens_of_image)  # type: ignore[call-arg]
         progress = Progress(len(requested), tokens_of_image, bar=bar)
-        with bar:
+        with bar, self._under_way():
             try:
                 for picture in made:
                     pictures.append(picture)
@@ -583,6 +588,17 @@ class LanternPipeline(DiffusionPipeline):
         images = tokens if is_latent else convert(enlarge(torch.stack(pixels), scale, resample), output_type)
         found = LanternOutput(images=images, tokens=tokens, stats=[picture.as_dict() for picture in pictures])
         return found if return_dict else (found.images, found.tokens, found.stats)
+
+    @contextmanager
+    def _under_way(self) -> Iterator[None]:
+        """Begin a call; one within the callback of another leaves the `_interrupt` of that as it was."""
+        outer, self._interrupt, self._calls = self._interrupt, False, self._calls + 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if self._calls:
+                self._interrupt = outer
 
     def _generator(
         self, built: list[tuple[Any, Generator]], model: Model, method: Method, sampling: Sampling, **how: Any

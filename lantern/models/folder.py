@@ -477,13 +477,13 @@ def shown_name(name: str | Path, folder: Path) -> str:
 
 
 def _class_in(folder: Path) -> str:
-    """Return the transformers class of a text encoder's or tokenizer's folder."""
-    if (folder / "tokenizer_config.json").is_file():
-        return read_json_object(folder / "tokenizer_config.json").get("tokenizer_class", "PreTrainedTokenizerFast")
-    if (folder / CONFIG_NAME).is_file():
+    """Return the transformers class of a text encoder's or tokenizer's folder, which may hold files of both."""
+    if folder.name == "text_encoder":
         kind = str(read_json_object(folder / CONFIG_NAME).get("model_type", "t5"))
         return {"mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}.get(kind, "T5EncoderModel")
-    return "PreTrainedTokenizerFast"
+    path = folder / "tokenizer_config.json"
+    own = read_json_object(path) if path.is_file() else {}
+    return own.get("tokenizer_class", "PreTrainedTokenizerFast")
 
 
 @dataclass(eq=False, repr=False)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lantern.cli.main import main
+from lantern.core.config import read_json_object
 from lantern.core.io import (
     load_component,
     load_state,
@@ -68,6 +69,22 @@ def test_a_folder_loads_and_later_calls_replace_single_components(
     assert torch.equal(neighbours_for(model, 3), proximity_table(vq.quantize.tokens(), 23))
     assert dict(model.generation) == {"guidance": 2.5, "method": "lantern++"}
     assert set(read_checksums(out / "vqvae")) == {"model.safetensors"}
+
+
+def test_an_encoder_and_its_tokenizer_may_be_one_folder_with_weights_in_several_formats(
+    tmp_path: Path, components: dict[str, Path], folder: Path
+) -> None:
+    both = tmp_path / "flan-t5"
+    shutil.copytree(folder / "text_encoder", both)
+    shutil.copytree(folder / "tokenizer", both, dirs_exist_ok=True)
+    (both / "pytorch_model.bin").write_bytes(b"0")
+    (both / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    out, given = tmp_path / "model", dict.fromkeys(("text-encoder", "tokenizer"), both)
+    assert main(assembling(out, components | given)) == 0
+    index = read_json_object(out / "model_index.json")
+    assert (index["text_encoder"][1], index["tokenizer"][1]) == ("T5EncoderModel", "PreTrainedTokenizerFast")
+    weights = [sorted(path.name for path in (out / name).glob("*model*")) for name in ("text_encoder", "tokenizer")]
+    assert weights == [["model.safetensors"], []]
 
 
 def test_a_signed_drafter_refuses_another_target(

@@ -48,6 +48,8 @@ def test_views_are_saved_apart_and_integers_as_they_are(tmp_path: Path) -> None:
     save_component({"a": whole[:2], "b": whole[2:], "c": whole.T}, {}, tmp_path)
     state = load_state(tmp_path)
     assert torch.equal(state["b"], whole[2:]) and torch.equal(state["c"], whole.T)
+    save_component({"a": whole, "b": whole}, {}, tmp_path)  # tied weights
+    assert torch.equal(load_state(tmp_path)["b"], whole)
     save_component({"w": torch.randn(3, 3), "table": torch.arange(3)}, {}, tmp_path, dtype=torch.bfloat16)
     state = load_state(tmp_path)
     assert state["w"].dtype == torch.bfloat16 and state["table"].dtype == torch.int64

@@ -205,6 +205,19 @@ def test_an_interrupted_call_returns_partial_pictures(pipe: LanternPipeline) -> 
     assert 0 <= stats["total_variation"] <= stats["total_variation_max"] <= 1
 
 
+def test_an_interrupt_is_not_lost_in_a_call_within_the_callback(pipe: LanternPipeline) -> None:
+    def stop_at_once(given: LanternPipeline, *_: Any) -> None:
+        given._interrupt = True
+
+    def stop(given: LanternPipeline, step: int, timestep: int, tensors: dict[str, Any]) -> None:
+        given._interrupt = step == 3
+        if step in (1, 3):
+            inner = call(given, method="plain", callback_on_step_end=stop_at_once if step == 1 else None)
+            assert inner.stats[0]["tokens"] == (1 if step == 1 else 16)
+
+    assert call(pipe, method="plain", callback_on_step_end=stop).stats[0]["tokens"] == 4
+
+
 def test_the_progress_bar_counts_tokens(pipe: LanternPipeline, capsys: pytest.CaptureFixture[str]) -> None:
     call(pipe)
     assert "16/16" in capsys.readouterr().err

@@ -248,6 +248,9 @@ def test_a_pipeline_of_another_has_its_add_ons_method_and_engine(pipe: LanternPi
     other = LanternPipeline.from_pipe(pipe)
     assert (other.method, other.engine) == ("eagle1", "eager") and set(other.model.add_ons) == set(pipe.model.add_ons)
     assert torch.equal(tokens(other, method="sam"), tokens(pipe, method="sam"))
+    assert LanternPipeline.from_pipe(pipe, generation={"method": "sjd"}).method == "sjd"
+    pipe.to(torch.bfloat16)
+    assert LanternPipeline.from_pipe(pipe).dtype == pipe.dtype == torch.bfloat16
 
 
 def test_a_pipeline_of_components_has_the_defaults_of_the_model(folder: Path, pipe: LanternPipeline) -> None:

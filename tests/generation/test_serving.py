@@ -131,6 +131,7 @@ def test_formats_and_sizes(served: Served) -> None:
         ({"seed": -1}, "seed", "greater than or equal to 0"),
         ({"background": "transparent"}, "background", "'auto' or 'opaque'"),
         ({"output_compression": 50}, "output_compression", "for jpeg and webp"),
+        ({"partial_images": 2}, "partial_images", "give stream true"),
     ],
     ids=str,
 )

@@ -64,5 +64,6 @@ def test_classes_are_numbers_and_defaults_are_those_of_the_model(found: Nodes, t
     (model,) = run(found["LanternLoad"], model=str(folder))
     images, report = run(found["LanternSample"], model=model, prompt="1", method="plain")
     assert len(images) == 1 and json.loads(report)["label"] == 1
-    with pytest.raises(ValueError, match="class label is 99999"):
-        run(found["LanternSample"], model=model, prompt="99999", method="plain")
+    for prompt, message in (("99999", "class label is 99999"), ("a red apple", "takes class labels: give a number")):
+        with pytest.raises(ValueError, match=message):
+            run(found["LanternSample"], model=model, prompt=prompt, method="plain")

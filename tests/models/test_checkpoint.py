@@ -154,6 +154,14 @@ def test_truncated_file_and_text_are_refused_in_one_line(tmp_path: Path, keep: i
     assert "weights_only" not in text and len(text) < 300 + len(str(tmp_path))
 
 
+def test_a_file_with_wrong_bytes_is_refused(tmp_path: Path) -> None:
+    path = _saved({"model": table("gpt_c2i")}, tmp_path / "x.pt")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1  # torch loads it
+    path.write_bytes(data)
+    refused(_convert, path, match="no whole checkpoint of plain tensors: the checksum of .* is wrong")
+
+
 def _without(name: str) -> dict[str, Tensor]:
     return {key: tensor for key, tensor in table("gpt_c2i").items() if key != name}
 

@@ -150,7 +150,9 @@ class Call:
             raise RefusedError(400, message, param="output_compression")
         # fields that answers and events share
         self.about = {"size": size, "quality": "auto", "background": "opaque", "output_format": self.form}
-        partials = (body.partial_images or 0) if body.stream else 0
+        partials = body.partial_images or 0
+        if partials and not body.stream:
+            raise RefusedError(400, "partial_images is for streams: give stream true", param="partial_images")
         self.jobs = [
             Job(one, body.method, sampling, partial(self._send, number), kept, partials)
             for number, one in enumerate(requested)
