@@ -30,9 +30,9 @@ from torch import Tensor
 from lantern.cli.command import DONE, FAILED, OneOf, command, opt, run_command
 from lantern.core.config import KvCache, read_json_object
 from lantern.core.io import write_json
-from lantern.core.prepared import original
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
+from lantern.core.weights import original
 from lantern.decoding.statistics import run_times
 from lantern.engines.chain import passes_of
 from lantern.engines.cuda.engine import PRODUCTS, GraphEngine

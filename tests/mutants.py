@@ -36,7 +36,7 @@ core/sampling.py: core/test_sampling.py
 - uniforms[..., None] * sums[..., -1:]
 + uniforms[..., None]
 
-core/noise.py: core/test_noise.py
+core/sampling.py: core/test_noise.py
 - [zeros + int(purpose), iterations
 + [zeros, iterations
 - random_words(seeds[part], images[part], Purpose(purpose), where, lanes, iterations[part])
@@ -439,7 +439,7 @@ engines/pass_times.py: engines/test_pass_times.py
 - * (nodes - low) / (high - low)
 + * (high - nodes) / (high - low)
 
-core/prepared.py: engines/cpu/test_target.py
+core/weights.py: engines/cpu/test_target.py
 - if of != weights or made is None:
 + if made is None:
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.places import embedded_model
+from lantern.core.config import embedded_model
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.engines.cpu.engine import CpuEngine

@@ -8,7 +8,7 @@ from lantern.cli.options import MODEL, MODEL_HELP, Placement
 from lantern.core.config import install_hint
 
 if TYPE_CHECKING:
-    from lantern.core.signals import Stopping
+    from lantern.core.process import Stopping
 
 
 def demo(

@@ -29,8 +29,7 @@ from lantern.cli.command import (
     size_of,
 )
 from lantern.cli.options import MAX_SEED, METHOD, MODEL, MODEL_HELP, Distribution, Placement, advice
-from lantern.core.config import read_json_object
-from lantern.core.places import resolve_model
+from lantern.core.config import read_json_object, resolve_model
 from lantern.generation import images
 from lantern.methods import METHODS, Method, check_parts
 from lantern.methods.method import check_same, split
@@ -38,8 +37,8 @@ from lantern.methods.method import check_same, split
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from lantern.core.process import Stopping
     from lantern.core.sampling import Sampling
-    from lantern.core.signals import Stopping
     from lantern.core.types import Step
     from lantern.drafters.policies.records import Recorder
     from lantern.generation.comparison import Comparison

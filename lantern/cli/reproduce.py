@@ -8,7 +8,7 @@ from lantern.cli.eval import WEIGHTS
 from lantern.cli.options import Apart
 
 if TYPE_CHECKING:
-    from lantern.core.signals import Stopping
+    from lantern.core.process import Stopping
     from lantern.eval.protocols.generation import Shard
     from lantern.eval.protocols.reproduce import ResolvedRow
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from lantern.cli.command import arg, command, opt, say
 from lantern.cli.options import MODEL, MODEL_HELP, Placement
-from lantern.core.config import install_hint, one_line
-from lantern.core.places import resolve_model
+from lantern.core.config import install_hint, one_line, resolve_model
 
 KEY = "LANTERN_API_KEY"
 KEY_HELP = f"file of the key that clients send (default: ${KEY}, else none)"
@@ -56,7 +55,7 @@ def serve(
     resolve_model(model)  # Ray does not report why a replica did not start
     if importlib.util.find_spec("ray") is None:
         raise ImportError(f"--ray needs Ray, which is not installed; {install_hint('ray')}")
-    from lantern.core.ray_cluster import cluster
+    from lantern.core.process import cluster
     from lantern.generation.serving.replicas import serving
 
     with (

@@ -17,8 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Sampling
 
 
 @dataclass(frozen=True)
@@ -257,7 +256,7 @@ class Target:
     A call scores embedded inputs `(rows n c)` at `positions`: `config.cls_token_num` plus the number of the token in
     raster order; targets add the length of a prompt (`Prompt.first`) and newlines themselves. The mask is over cache
     slots. `Transformer` and `TransformersTarget` are targets, and so is what `Engine.prepare` makes of one, with faster
-    ways where an engine has them: `make_uniforms` is a `noise.random_uniforms` with the same numbers. Unless it
+    ways where an engine has them: `make_uniforms` is a `sampling.random_uniforms` with the same numbers. Unless it
     `follows_masks`, all nodes of a pass see the tokens committed before node 0, whatever the mask is there.
     """
 

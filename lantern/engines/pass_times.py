@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from lantern.core.io import user_cache, write_json
-from lantern.core.prepared import on_device, original
 from lantern.core.types import Target
+from lantern.core.weights import on_device, original
 from lantern.decoding.statistics import now
 from lantern.engines.chain import passes_of
 from lantern.engines.engine import Engine

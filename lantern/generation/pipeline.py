@@ -23,7 +23,7 @@ from diffusers.utils.outputs import BaseOutput
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.core.config import as_number
+from lantern.core.config import as_number, resolve_model
 from lantern.core.io import (
     CONFIG_NAME,
     is_there,
@@ -33,11 +33,9 @@ from lantern.core.io import (
     weights_digest,
     write_json,
 )
-from lantern.core.modes import outside_modes
-from lantern.core.places import resolve_model
-from lantern.core.prepared import weights_of
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
+from lantern.core.weights import outside_modes, weights_of
 from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import Engine

@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from lantern.core.config import build_config, load_config, read_json_object
+from lantern.core.config import EMBEDDED_MODEL, build_config, load_config, read_json_object, resolve_model
 from lantern.core.io import (
     CONFIG_NAME,
     SUMS_NAME,
@@ -46,11 +46,8 @@ from lantern.core.io import (
     write_json,
     write_text,
 )
-from lantern.core.modes import outside_modes
-from lantern.core.places import EMBEDDED_MODEL, resolve_model
-from lantern.core.prepared import WeightCache
 from lantern.core.sampling import Sampling
-from lantern.core.weights import PARTS, Weights, check_kind, marked, quantize
+from lantern.core.weights import PARTS, WeightCache, Weights, check_kind, marked, outside_modes, quantize
 from lantern.decoding.prompt import PromptCache
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
@@ -350,7 +347,7 @@ def load_target(
 ) -> Transformer:
     """Load a LlamaGen transformer, layer by layer; `digest` receives the stored weights.
 
-    ValueError and ImportError as of `lantern.core.prepared.quantized`.
+    ValueError and ImportError as of `lantern.core.weights.quantized`.
     """
     check_kind(weights)
 

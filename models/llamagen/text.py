@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import check_finite, is_there, read_header
-from lantern.core.libraries import quiet
-from lantern.core.modes import outside_modes
+from lantern.core.process import quiet
 from lantern.core.types import Condition
+from lantern.core.weights import outside_modes
 from lantern.models.llamagen import t5
 
 _DOMAIN = r"[.](?:com|co|ru|net|org|edu|gov|it)"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lantern.cli.command import Command, OneOf, existing, number, parser_of, run_command
 from lantern.cli.eval import COMMAND as EVAL
 from lantern.cli.main import SUMMARIES, main
-from lantern.core import signals
+from lantern.core import process
 from tests.cli.calls import Capture, one_line
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +171,7 @@ def failing(error: BaseException | signal.Signals) -> Command:
         (KeyboardInterrupt(), 130, "interrupted"),
         (signal.SIGINT, 130, "interrupted"),
         (signal.SIGTERM, 143, "terminated"),
-        (signal.SIGHUP, 129, signals.WORDS[signal.SIGHUP]),
+        (signal.SIGHUP, 129, process.WORDS[signal.SIGHUP]),
     ],
 )
 def test_a_failure_is_a_line_and_code(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lantern.core.noise import (
+from lantern.core.sampling import (
     MASK,
     Key,
     Noise,
@@ -114,7 +114,7 @@ def test_tables_are_those_of_seed_and_image_also_if_made_in_blocks(monkeypatch: 
     ahead = (steps[:, None] + torch.arange(4)).clamp(max=8)
     of_steps = random_words(keys[:, 0], keys[:, 1], Purpose.TEST, ahead, 2, steps)
     for block in (10**6, 50):
-        monkeypatch.setattr("lantern.core.noise.BLOCK", block)
+        monkeypatch.setattr("lantern.core.sampling.BLOCK", block)
         noise = Noise(keys.tolist(), positions=9, vocab_size=37)
         assert torch.equal(noise.gumbel(where), to_gumbel(to_uniform(torch.stack(words))))
         assert torch.equal(noise.uniform(ahead, 2, iterations=steps), to_uniform(of_steps))

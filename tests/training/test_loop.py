@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lantern.core.io import trained_steps
-from lantern.core.signals import Stopped
+from lantern.core.process import Stopped
 from lantern.training import loop
 from lantern.training.loop import LoopConfig, Task, train
 from tests.cli.calls import Capture

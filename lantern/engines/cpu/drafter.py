@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.prepared import DraftLayer, WeightCache, left_out, quantized
+from lantern.core.weights import DraftLayer, WeightCache, left_out, quantized
 from lantern.engines.cpu.kernels import LANES, PANEL, Arena, PackedLayer, check_weights, layer, linear
 
 

@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from lantern.core.noise import Key, Purpose
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Key, Purpose, Sampling
 from lantern.core.types import Sampler
 from lantern.core.weights import Int8Weight, is_quantized
 from lantern.engines.cpu.build import library
@@ -278,7 +277,7 @@ def sampler_of(sampling: Sampling, noise: Any) -> Sampler | None:
 def uniforms(
     key: Key, images: Int[Tensor, " b"], positions: Int[Tensor, " n"], out: Float64[Tensor, "b n count"]
 ) -> None:
-    """Write the numbers of `noise.random_uniforms`."""
+    """Write the numbers of `sampling.random_uniforms`."""
     assert out.is_contiguous()
     given = [tensor.contiguous() for tensor in (key.low, key.high, images, positions)]
     places = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (*given, out))

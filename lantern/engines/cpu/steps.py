@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.core.noise import Purpose
-from lantern.core.sampling import probabilities
+from lantern.core.sampling import Purpose, probabilities
 from lantern.core.types import Cost, DraftPasses, DraftTree, SampleWindow, Scores, Step, TreeShape, Verdict, Verifier
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import NO_SCORES, State

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.prepared import PreparedTarget, WeightCache, left_out, read_in_passes
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Prompt, Sampler, Scores
+from lantern.core.weights import PreparedTarget, WeightCache, left_out, read_in_passes
 from lantern.engines.cpu import build
 from lantern.engines.cpu.kernels import (
     LANES,

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import BFloat16, Float
 from torch import Tensor, nn
 
-from lantern.core.prepared import WeightCache, left_out
+from lantern.core.weights import WeightCache, left_out
 from lantern.engines.cpu.build import has_amx, library
 from lantern.engines.cpu.kernels import LANES, PANEL
 from lantern.models.llamagen.vqvae import VQVAE, AttnBlock, Level, PixelDecoder, ResnetBlock, Upsample

@@ -64,7 +64,7 @@ class GraphEngine(Engine):
         """Return why passes of a target run through torch, or None if they are Triton kernels."""
         if find_spec("triton") is None:
             return "Triton, which builds the GPU kernels, is not installed: pip install triton"
-        from lantern.core.prepared import left_out, original
+        from lantern.core.weights import left_out, original
         from lantern.engines.cuda.kernels import is_interpreted
         from lantern.engines.cuda.trial import failed_kernels
 
@@ -103,7 +103,7 @@ class GraphEngine(Engine):
             from lantern.engines.cuda.fused_eagle import fused_eagle
 
             module = fused_eagle(module)
-        from lantern.core.prepared import FixedPasses
+        from lantern.core.weights import FixedPasses
         from lantern.models.transformers.target import TransformersTarget
 
         has_newlines = isinstance(module, TransformersTarget) and module.config.raster.newlines

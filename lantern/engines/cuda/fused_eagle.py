@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.config import one_line
-from lantern.core.prepared import WeightCache, left_out, on_device, original
+from lantern.core.weights import WeightCache, left_out, on_device, original
 from lantern.decoding.cache import StaticCache
 from lantern.engines.chain import waves
 from lantern.engines.cuda import fused, kernels

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.prepared import WeightCache
 from lantern.core.types import Scores
+from lantern.core.weights import WeightCache
 from lantern.decoding.cache import StaticCache
 from lantern.engines.cuda import fused, kernels
 from lantern.engines.cuda.rows import ROWS, constant_rows, rows_of

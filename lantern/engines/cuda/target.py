@@ -16,11 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.core.noise import Purpose
-from lantern.core.prepared import PreparedTarget, WeightCache, read_in_passes
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Purpose, Sampling
 from lantern.core.types import Condition, Prompt, Ranker, Sampler, Scores, Verdict
-from lantern.core.weights import Int8Weight, is_quantized
+from lantern.core.weights import Int8Weight, PreparedTarget, WeightCache, is_quantized, read_in_passes
 from lantern.decoding.cache import StaticCache
 from lantern.engines.chain import waves
 from lantern.engines.cuda import kernels, walk

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.core.prepared import FixedPasses, PreparedTarget, on_device, original
 from lantern.core.types import Scores
+from lantern.core.weights import FixedPasses, PreparedTarget, on_device, original
 from lantern.engines.chain import Chain, waves
 from lantern.engines.cuda.graphs import capture
 from lantern.engines.cuda.rows import ROWS

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lantern.core.noise import Noise, Purpose
+from lantern.core.sampling import Noise, Purpose
 from lantern.core.types import Cost, DraftTree, Rows, Verdict
 from lantern.decoding.rows import LogitRows
 from lantern.engines.cuda.kernels import is_interpreted, least_of, ordered, scores_of

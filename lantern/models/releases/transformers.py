@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import CONFIG_NAME, check_finite, check_state, save_checksums
-from lantern.core.libraries import quiet
+from lantern.core.process import quiet
 from lantern.models.releases.llamagen import count_entries, read_weights, vq_fields, weight_files
 from lantern.models.transformers.chameleon import PREFIX, checkpoint_state, decoder_of, own_raster, save_decoder
 from lantern.models.transformers.loading import FAMILIES, MOST_BYTES, RELEASED, assembled, family_of

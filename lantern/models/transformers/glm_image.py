@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.core.libraries import quiet
+from lantern.core.process import quiet
 from lantern.core.types import Raster
 from lantern.models.transformers.components import Components, Prompts, TokensOnly, grid_of
 from lantern.models.transformers.target import TransformersTarget, vocabulary_target

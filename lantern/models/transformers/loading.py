@@ -9,7 +9,7 @@ import torch
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import CONFIG_NAME, read_checksums, verify_files
-from lantern.core.libraries import quiet
+from lantern.core.process import quiet
 from lantern.models.transformers import parallel
 from lantern.models.transformers.components import Components
 

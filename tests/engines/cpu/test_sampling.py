@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.noise import Noise, Purpose
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Purpose, Sampling
 from lantern.engines.cpu.kernels import sampler_of
 
 NOISE = Noise([(3, 0), (3, 1)], positions=9, vocab_size=2048)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.noise import Purpose, purpose_key, random_uniforms, random_words, to_uniform
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Purpose, Sampling, purpose_key, random_uniforms, random_words, to_uniform
 from lantern.core.types import Generation, Step
 from lantern.decoding.loop import State, begin
 from lantern.decoding.rounds import TorchRounds

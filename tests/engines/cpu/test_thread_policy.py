@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from lantern.core.prepared import is_out_of_memory
+from lantern.core.weights import is_out_of_memory
 from lantern.engines.cpu import build as building
 from lantern.engines.cpu.kernels import LinearArgs
 from lantern.engines.pass_times import WARM_PASSES

@@ -20,8 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import DraftTree
 from lantern.decoding.rows import LogitRows
 from lantern.drafters.trees.static import grown

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.noise import Noise, Purpose
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Purpose, Sampling
 from lantern.decoding.cache import StaticCache
 from lantern.drafters.base import ranking
 from lantern.drafters.trees.static import StaticTree

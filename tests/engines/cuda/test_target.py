@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.prepared import quantized
 from lantern.core.sampling import Sampling
+from lantern.core.weights import quantized
 from lantern.decoding.cache import StaticCache
 from lantern.engines.engine import EagerEngine, Weights
 
