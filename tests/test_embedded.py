@@ -15,7 +15,7 @@ from lantern.generation.generator import Generator, generate
 from lantern.generation.requests import Request
 from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
-from lantern.models.names import read_words
+from lantern.models.llamagen.text import read_words
 from tests.tiny import one_thread
 
 MEBIBYTE = 2**20

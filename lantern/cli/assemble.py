@@ -50,7 +50,7 @@ def assemble(
     """Put components together into a model folder."""
     from lantern.core.io import CONFIG_NAME, read_config, write_json
     from lantern.models import folder as model_folder
-    from lantern.models.names import NAMES_NAME, read_names, write_names, write_words
+    from lantern.models.llamagen.text import NAMES_NAME, read_names, write_names, write_words
     from lantern.training.data import Prepared
 
     # whatever can be refused is refused before anything is written

@@ -45,10 +45,10 @@ def convert(
     from lantern.core.config import read_json_object
     from lantern.core.io import save_component
     from lantern.models.folder import DTYPES as KINDS_OF_NUMBERS
+    from lantern.models.prediction import try_component
     from lantern.models.releases.llamagen import foreign_config, foreign_state, read_checkpoint
     from lantern.models.releases.transformers import add_decoder, convert_release, read_release
     from lantern.models.transformers.loading import shape_of
-    from lantern.models.trial import try_component
 
     stored = KINDS_OF_NUMBERS.get(dtype)  # None for "keep"
     is_vqgan = checkpoint.suffix == ".ckpt"

@@ -164,7 +164,7 @@ def generate(
 ) -> None:
     """Make images from prompts or class labels."""
     if inputs.list_words or inputs.list_names:
-        from lantern.models.names import list_names, read_words
+        from lantern.models.llamagen.text import list_names, read_words
 
         print("\n".join((read_words if inputs.list_words else list_names)(resolve_model(model))))
         return

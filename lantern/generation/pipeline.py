@@ -48,10 +48,9 @@ from lantern.methods.method import Method, check_same
 from lantern.methods.parts import ADD_ONS
 from lantern.models import folder as folders
 from lantern.models.folder import COMPONENTS, INDEX_NAME, Model
-from lantern.models.llamagen.text import TextEncoder
+from lantern.models.llamagen.text import CLASSES_NAME, NAMES_NAME, RECOGNISED_NAME, WORDS_NAME, TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.models.names import CLASSES_NAME, NAMES_NAME, RECOGNISED_NAME, WORDS_NAME
 from lantern.models.transformers.components import Prompts
 
 LOG = logging.getLogger("lantern")

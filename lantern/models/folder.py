@@ -6,7 +6,7 @@
     text_encoder/ tokenizer/    for models that take prompts
     drafter/            EAGLE-1, which most methods use
     words.txt           the words of the training captions, if they are recorded
-    names.txt           names of what the model generates, for prompts in other words (`lantern.models.names`)
+    names.txt           names of what the model generates, for prompts in other words (`lantern.models.llamagen.text`)
     recognised.txt      those of the names whose images are recognised
     parts/<name>/       add-ons: other drafters and policies, each read at its first use
 
@@ -53,10 +53,19 @@ from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.methods import find
 from lantern.methods.parts import ADD_ONS, DRAFTER, AddOn
-from lantern.models.llamagen.text import TextEncoder, named_emoji
+from lantern.models.llamagen.text import (
+    NAMES_NAME,
+    SHORT,
+    WORD,
+    WORDS_NAME,
+    Names,
+    TextEncoder,
+    named_emoji,
+    read_names,
+    read_words,
+)
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
-from lantern.models.names import NAMES_NAME, SHORT, WORD, WORDS_NAME, Names, read_names, read_words
 from lantern.models.transformers.components import Pixels, Prompts
 from lantern.models.transformers.target import TargetSizes, TransformersTarget
 

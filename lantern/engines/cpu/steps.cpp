@@ -7,7 +7,7 @@
 
 extern "C" {
 
-// ABI number of this library. Increase it together with `ABI` of compiler.py when a structure or function changes.
+// ABI number of this library. Increase it together with `ABI` of build.py when a structure or function changes.
 int32_t lantern_abi() { return 11; }
 
 struct StepArgs {

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from lantern.core.config import one_line
 from lantern.core.weights import WeightCache, left_out, on_device, original
 from lantern.decoding.cache import StaticCache
-from lantern.engines.chain import waves
 from lantern.engines.cuda import fused, kernels
-from lantern.engines.cuda.fused_target import FEW
 from lantern.engines.cuda.kernels import kernel
-from lantern.engines.cuda.target import DTYPES, is_readable, parts_of
+from lantern.engines.cuda.target import DTYPES, FEW, is_readable, parts_of
 from lantern.engines.cuda.trial import TOLERANCE
+from lantern.engines.pass_times import waves
 from lantern.methods.parts import ADD_ONS, DRAFTER
 from lantern.models.llamagen.transformer import Transformer
 

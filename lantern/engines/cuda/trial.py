@@ -17,10 +17,10 @@ from torch import Tensor
 from lantern.core.config import one_line
 from lantern.core.types import Scores
 from lantern.core.weights import FixedPasses, PreparedTarget, on_device, original
-from lantern.engines.chain import Chain, waves
+from lantern.engines.cuda import ROWS
 from lantern.engines.cuda.graphs import capture
-from lantern.engines.cuda.rows import ROWS
 from lantern.engines.cuda.target import KernelTarget
+from lantern.engines.pass_times import Chain, waves
 
 LOG = logging.getLogger("lantern")
 # Most norm of the difference from torch's numbers, as a share of their norm. Of logits the mean over the vocabulary,

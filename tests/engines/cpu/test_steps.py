@@ -13,9 +13,8 @@ from lantern.core.types import Generation, Step
 from lantern.decoding.loop import State, begin
 from lantern.decoding.rounds import TorchRounds
 from lantern.drafters.windows.jacobi import TRIAL, JacobiDrafter
-from lantern.engines.cpu.engine import CpuEngine
+from lantern.engines.cpu.engine import CpuEngine, is_fused
 from lantern.engines.cpu.kernels import uniforms
-from lantern.engines.cpu.steps import is_fused
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
