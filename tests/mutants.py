@@ -564,8 +564,8 @@ engines/cuda/fused_eagle.py: engines/cuda/test_fused_eagle.py
 + is_here = (
 
 engines/cuda/target.py: engines/cuda/test_target.py
-- own[number] = self._live(space.x, space, live).clone()
-+ own[number] = self._live(space.x, space, live)
+- entered[number] = self._live(space.x, space, live).clone()
++ entered[number] = self._live(space.x, space, live)
 
 engines/cuda/graphs.py: engines/cuda/test_served.py
 - if state.index < SETTLING_ROUNDS:

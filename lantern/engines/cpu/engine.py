@@ -216,11 +216,6 @@ def rejection_of(state: State) -> RejectionVerifier | None:
     return verifier if type(verifier.relaxation) in (type(None), Lantern, LanternPP) else None
 
 
-def script_of(state: State) -> Int[Tensor, " n"] | None:
-    """Return the drafts to accept by token number where a measurement scripts them, else None."""
-    return state.verifier.lengths if isinstance(state.verifier, ScriptedVerifier) else None
-
-
 def rule_of(state: State) -> Mixture | None:
     """Return the relaxation of a window's distributions that `lantern_steps` computes, None where there is none."""
     drafter, verifier = state.drafter, state.verifier
@@ -263,9 +258,10 @@ class FusedImages:
         self.rule = rule_of(state)
         log_q = None if self.rule is None or self.window is None else self.window.log_q
         self.costs = torch.zeros(images, self.most, 3, dtype=torch.float32)
-        script = None if self.passes is None else script_of(state)
-        lengths = None if script is None else script.expand(images, -1)
-        self.claims = None if self.rejection is None or script is not None else self.rejection.relaxation
+        lengths = None  # drafts to accept by token number, where a measurement scripts them
+        if self.passes is not None and isinstance(state.verifier, ScriptedVerifier):
+            lengths = state.verifier.lengths.expand(images, -1)
+        self.claims = None if self.rejection is None or lengths is not None else self.rejection.relaxation
         spent = (sums.relaxed, sums.variation, sums.largest, self.costs)
         # C++ has addresses only
         counted = (steps, sums.accepted, sums.reached, held.total)

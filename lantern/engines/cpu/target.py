@@ -54,21 +54,6 @@ class PackedPass:
         # conditioning slots need no logits
         self._reader = ModelArgs(*shape, config.norm_eps, layers, self._norm.data_ptr(), None, self._rope.data_ptr())
 
-    def __call__(
-        self,
-        inputs: Float[Tensor, "b n c"],
-        positions: Int[Tensor, "b n"],
-        mask: Float[Tensor, "b n s"],
-        *,
-        cache: Any,
-        slots: Int[Tensor, "b n"],
-        taps: tuple[int, ...] = (),
-    ) -> Scores:
-        """Score inputs, as `Transformer.forward` with a `StaticCache` in fp32."""
-        logits = torch.empty(*inputs.shape[:2], self.vocab, dtype=torch.float32)
-        features, fused = self._run(self.model, inputs, positions, mask, cache.buffer, slots, taps, logits)
-        return Scores(logits, features, fused)
-
     def read_slots(
         self, inputs: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"], *, entered: dict[int, Tensor] | None = None
     ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "l b h d"]]:
@@ -83,13 +68,13 @@ class PackedPass:
         seen = torch.ones(count, count, dtype=torch.bool).tril() & (mask[:, None] | ~mask[:, :, None])
         hidden = torch.zeros(rows, count, count, dtype=torch.float32).masked_fill_(~seen, -torch.inf)
         taps = tuple(entered or ())
-        features, fused = self._run(self._reader, inputs, where, hidden, memory, where, taps)
+        features, fused = self.run(self._reader, inputs, where, hidden, memory, where, taps)
         if entered and fused is not None:
             entered.update(zip(taps, fused.chunk(len(taps), -1), strict=True))
         words = mask[:, None, :, None]
         return features, (memory[1::2] * words).sum(3) / words.sum(2).clamp(min=1)
 
-    def _run(
+    def run(
         self,
         model: ModelArgs,
         inputs: Float[Tensor, "b n c"],
@@ -100,7 +85,7 @@ class PackedPass:
         taps: tuple[int, ...],
         logits: Float[Tensor, "b n v"] | None = None,
     ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b n tc"] | None]:
-        """Run a pass; return its features and the inputs of tapped layers."""
+        """Run a pass, and write its logits if they are given; return its features and the inputs of tapped layers."""
         rows, nodes = inputs.shape[:2]
         inputs, positions, places = inputs.float().contiguous(), positions.contiguous(), slots.contiguous()
         mask = mask if mask.stride(-1) == 1 else mask.contiguous()
@@ -145,7 +130,10 @@ class CpuTarget(PreparedTarget):
         """Score inputs, as `Target.__call__`."""
         if mask is None or slots is None or cache is None or cache.buffer.dtype != torch.float32:
             return self.module(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
-        return self.program(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
+        program = self.program
+        logits = torch.empty(*inputs.shape[:2], program.vocab, dtype=torch.float32)
+        features, fused = program.run(program.model, inputs, positions, mask, cache.buffer, slots, taps, logits)
+        return Scores(logits, features, fused)
 
     def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
         """Read prompts one by one, so that they are as independent of each other as passes are."""
@@ -253,7 +241,10 @@ def packed_drafter(module: Module, *, int8: bool = False) -> Module:
     not on a CPU, and for dtypes other than fp32 and bf16.
     """
     drafter: Any = module
-    if not any(isinstance(child, DraftLayer) for child in module.modules()) or not _fits(drafter.config):
+    if not any(isinstance(child, DraftLayer) for child in module.modules()):
+        return module
+    config = drafter.config
+    if config.dim % PANEL or config.dim // config.n_head % LANES or config.ffn_dim % LANES:
         return module
     drafter = quantized(module, "int8", ("layers", "fc")) if int8 else module
     return cast(Module, _PACKED.get(drafter))
@@ -267,11 +258,6 @@ def _packed(module: Any) -> nn.Module:
     if isinstance(fc := twin._modules.get("fc"), nn.Linear) and not left_out(fc):
         twin._modules["fc"] = PackedLinear(module.fc, arena)
     return twin
-
-
-def _fits(config: Any) -> bool:
-    """Return whether widths are multiples of the kernels' block sizes."""
-    return not (config.dim % PANEL or config.dim // config.n_head % LANES or config.ffn_dim % LANES)
 
 
 _PACKED: WeightCache[nn.Module] = WeightCache(_packed)

@@ -224,18 +224,14 @@ def spills(weight: Tensor) -> bool:
     return weight.itemsize == 4 and weight.device.type == "cuda" and not is_interpreted()
 
 
-def rows_of_tile(count: int, operands: int) -> int:
-    """Return the rows of a program. Programs of the same outputs are neighbours: the second finds weights in L2."""
-    return min(max(triton.next_power_of_2(count), 16), MOST_ROWS // operands)
-
-
 def tiling(inputs: int, count: int, *, operands: int) -> dict[str, Any]:
     """Return how the inputs of a product are divided, and how many blocks are under way.
 
     Only the number of blocks under way depends on the rows: it changes no sum. Every number of rows is compiled on its
     own, so the compiler may not join products and sums to FMAs: it could choose others for other rows.
     """
-    rows = rows_of_tile(count, operands)
+    # programs of the same outputs are neighbours: the second finds weights in L2
+    rows = min(max(triton.next_power_of_2(count), 16), MOST_ROWS // operands)
     depth = 64 if inputs % (64 * SLICES) == 0 else 32
     block = SLICES * depth * 2 * (OUTPUTS * operands + rows)  # bytes
     stages = max(min(98304 // block, 6), 2)

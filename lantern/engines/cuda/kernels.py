@@ -26,6 +26,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton import knobs
 
+from lantern.core.sampling import Sampling
+
 BLOCK = 64  # positions of a block of keys
 TILE = 16  # rows of a tile: the smallest that tensor cores multiply
 PART = 16  # columns of one sum of squares, and outputs of a program of `fused`
@@ -699,19 +701,16 @@ def sample(
     logits: Float[Tensor, "b r n v"],
     places: Int[Tensor, "b n"],
     noise: Float[Tensor, "b p v"] | None,
+    sampling: Sampling,
     *,
-    guidance: float,
-    temperature: float,
-    top_k: int,
-    interval: int,
     width: int = 1,
     log_q: Float[Tensor, "b n v"] | None = None,
 ) -> Int[Tensor, "b n k"]:
     """Return the `width` best tokens by log p + g, best first: guidance, temperature, top-k and arg-max of the sum.
 
     Writes the log-probabilities to `log_q`, which is contiguous, if it is given; not at temperature 0.
-    `interval` is `Sampling.guidance_interval`. With one row of logits they count as guided. Of equal tokens the lowest
-    comes first, and tokens equal to the k-th are kept with it.
+    With one row of logits they count as guided. Of equal tokens the lowest comes first, and tokens equal to the k-th
+    are kept with it. There is no top-p.
     """
     images, guided, nodes, tokens = logits.shape
     logits = logits.float()
@@ -723,13 +722,14 @@ def sample(
     unfused: dict[str, Any] = {} if is_interpreted() else {"enable_fp_fusion": False}
     sample_kernel[(images, nodes)](
         *(logits, places, logits if noise is None else noise, out, log_q),
-        *(float(guidance), float(temperature), top_k, interval, nodes, 1 if noise is None else noise.shape[1]),
+        *(float(sampling.guidance), float(sampling.temperature), sampling.top_k, sampling.guidance_interval),
+        *(nodes, 1 if noise is None else noise.shape[1]),
         *(*places.stride(), logits.stride(1 if guided > 1 else 0), logits.stride(2), width),
         TOKENS=tokens,
         IS_GUIDED=guided > 1,
-        IS_GREEDY=temperature == 0,
+        IS_GREEDY=sampling.is_greedy,
         HAS_NOISE=noise is not None,
-        HAS_TOP_K=0 < top_k < tokens and temperature != 0,
+        HAS_TOP_K=0 < sampling.top_k < tokens and not sampling.is_greedy,
         SIZE=size,
         num_warps=min(max(size // 512, 1), 16),
         **unfused,

@@ -8,7 +8,6 @@ every process.
 
 from collections.abc import Collection
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,19 @@ import torch
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import CONFIG_NAME, read_checksums, verify_files
 from lantern.core.process import quiet
-from lantern.models.transformers.components import Components
+from lantern.models.transformers import chameleon, emu3, janus, tokens_only
+from lantern.models.transformers.components import Components, Family
 
-# the family, mostly the model_type of config.json -> its module
+# by name, mostly the model_type of config.json
 FAMILIES = {
-    name: f"lantern.models.transformers.{name}"
-    for name in ("janus", "emu3", "chameleon", "lumina", "liquid", "simplear", "glm_image")
+    "janus": Family("JanusForConditionalGeneration", "AutoProcessor", janus.assemble),
+    "emu3": Family("Emu3ForConditionalGeneration", "AutoProcessor", emu3.assemble),
+    "chameleon": Family("ChameleonForConditionalGeneration", "AutoProcessor", chameleon.assemble),
+    "lumina": Family("ChameleonForConditionalGeneration", "AutoTokenizer", chameleon.assemble_lumina),
+    "liquid": Family("GemmaForCausalLM", "AutoTokenizer", chameleon.assemble_liquid, token="<boi>"),
+    "simplear": Family("Qwen2ForCausalLM", "AutoTokenizer", tokens_only.assemble_simplear, token="<|t2i|>"),
+    "glm_image": Family("GlmImageForConditionalGeneration", "AutoProcessor", tokens_only.assemble_glm_image),
 }
-# a token of the tokenizer, by which families of causal language models are known
-KNOWN_BY = {"liquid": "<boi>", "simplear": "<|t2i|>"}
 TOKENIZERS = ("added_tokens.json", "tokenizer_config.json", "tokenizer.json")
 MOST_BYTES = 1 << 26  # of a config, in which some models list their vocabulary
 RELEASED = ("multi_modality",)  # layouts that transformers does not load
@@ -44,8 +47,8 @@ DIVIDED = {
 }
 
 
-def family_of(folder: Path) -> Any:
-    """Return the module of a folder's family; ValueError for a model of another kind."""
+def family_of(folder: Path) -> Family:
+    """Return a folder's family; ValueError for a model of another kind."""
     config = read_json_object(folder / CONFIG_NAME, most=MOST_BYTES)
     kind = config.get("model_type")
     if kind == "chameleon" and "XLLMX" in str(config.get("architectures")):
@@ -53,22 +56,23 @@ def family_of(folder: Path) -> Any:
     if kind not in (*FAMILIES, *RELEASED):  # a causal language model, known by the tokens of its tokenizer
         files = (path for name in TOKENIZERS if (path := folder / name).is_file())
         words = b"".join(path.read_bytes() for path in files)
-        kind = next((family for family, token in KNOWN_BY.items() if f'"{token}"'.encode() in words), kind)
+        known = (name for name, one in FAMILIES.items() if one.token and f'"{one.token}"'.encode() in words)
+        kind = next(known, kind)
     if kind in FAMILIES:
-        return import_module(FAMILIES[kind])
+        return FAMILIES[kind]
     if kind in RELEASED:
         raise ValueError(f"{folder} has the released layout {kind!r}: convert it first (lantern convert FOLDER OUT)")
     raise ValueError(f"{folder / CONFIG_NAME}: model_type is {str(kind)[:40]!r}, wanted one of {', '.join(FAMILIES)}")
 
 
-def class_of(folder: Path, family: Any) -> Any:
+def class_of(folder: Path, family: Family) -> Any:
     """Return transformers' class of a model: the family's, or that of another causal language model in its place."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
     named = (read_json_object(folder / CONFIG_NAME, most=MOST_BYTES).get("architectures") or [""])[0]
-    is_another = family.CLASS in CAUSAL.values() and named in CAUSAL.values()
-    return getattr(transformers, named if is_another else family.CLASS)
+    is_another = family.model in CAUSAL.values() and named in CAUSAL.values()
+    return getattr(transformers, named if is_another else family.model)
 
 
 def load(
@@ -99,10 +103,8 @@ def load(
             model, report = kind.from_pretrained(
                 folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **how, **share
             )
-            words = getattr(transformers, family.PROCESSOR)
-            is_causal = family.__name__.rpartition(".")[2] in KNOWN_BY  # its tokens follow those of the tokenizer
-            is_read = "text" in parts or is_causal
-            processor = words.from_pretrained(folder, **how) if is_read else None
+            words = getattr(transformers, family.processor)
+            processor = words.from_pretrained(folder, **how) if "text" in parts or family.token else None
     except Exception as error:  # transformers and the readers below it raise of every kind for damaged files
         raise ValueError(f"{folder} holds no {kind.__name__} that loads: {one_line(error)}") from error
     if missing := sorted(report["missing_keys"]):
@@ -135,13 +137,15 @@ def shape_of(folder: Path, size: tuple[int, int] | None = None) -> Components:
     return made
 
 
-def assembled(folder: Path, family: Any, model: Any, processor: Any | None, size: tuple[int, int] | None) -> Components:
+def assembled(
+    folder: Path, family: Family, model: Any, processor: Any | None, size: tuple[int, int] | None
+) -> Components:
     """Return the parts of a model; ValueError where configs or vocabulary lack what images need."""
     try:
         return family.assemble(model, processor, size)
     except (KeyError, AttributeError, TypeError, IndexError) as error:
         lacking = f"{type(error).__name__}: {one_line(error)}"
-        raise ValueError(f"{folder} lacks a part of {family.CLASS} that images need ({lacking})") from error
+        raise ValueError(f"{folder} lacks a part of {family.model} that images need ({lacking})") from error
 
 
 def plan_of(name: str, processes: int) -> Any:
