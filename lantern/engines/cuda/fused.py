@@ -90,38 +90,12 @@ def enter_kernel(INPUTS, X, SQUARES, rows, input_line, DIM: tl.constexpr, PART: 
 
 @kernel
 def pair_kernel(
-    X,
-    WEIGHT,
-    SCALE,
-    NORM,
-    SQUARES,
-    OUT,
-    TABLE,
-    POSITIONS,
-    SLOTS,
-    CACHE,
-    eps,
-    count,
-    rows,
-    live,
-    lines,
-    slots,
-    position_line,
-    INPUTS: tl.constexpr,
-    PAIRS: tl.constexpr,
-    STEP: tl.constexpr,
-    APART: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PARTS: tl.constexpr,
-    PARTS_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    SLICES: tl.constexpr,
-    DEPTH: tl.constexpr,
-    MODE: tl.constexpr,
-    IS_WIDE: tl.constexpr,
-):
+    X, WEIGHT, SCALE, NORM, SQUARES, OUT, TABLE, POSITIONS, SLOTS, CACHE,
+    eps, count, rows, live, lines, slots, position_line,
+    INPUTS: tl.constexpr, PAIRS: tl.constexpr, STEP: tl.constexpr, APART: tl.constexpr, HEADS: tl.constexpr,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, PARTS_SIZE: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+    SLICES: tl.constexpr, DEPTH: tl.constexpr, MODE: tl.constexpr, IS_WIDE: tl.constexpr,
+):  # fmt: skip
     """Compute pairs of outputs, STEP * p and STEP * p + APART of the weight, from normed rows."""
     pair = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -175,23 +149,11 @@ def pair_kernel(
 
 @kernel
 def single_kernel(
-    X,
-    WEIGHT,
-    SCALE,
-    OUT,
-    SQUARES,
-    count,
-    rows,
-    live,
-    INPUTS: tl.constexpr,
-    OUTPUTS_ALL: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    SLICES: tl.constexpr,
-    DEPTH: tl.constexpr,
-    MODE: tl.constexpr,
-    IS_WIDE: tl.constexpr,
-):
+    X, WEIGHT, SCALE, OUT, SQUARES,
+    count, rows, live,
+    INPUTS: tl.constexpr, OUTPUTS_ALL: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, SLICES: tl.constexpr,
+    DEPTH: tl.constexpr, MODE: tl.constexpr, IS_WIDE: tl.constexpr,
+):  # fmt: skip
     """Compute outputs of a weight, and add them to the rows of OUT, or write them to its rows, which are packed."""
     column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

@@ -36,42 +36,13 @@ LOG = logging.getLogger("lantern")
 
 @kernel
 def pairs_kernel(
-    TOKENS,
-    PLACES,
-    EMBEDDINGS,
-    FEATURES,
-    BIAS,
-    SCALES,
-    GUIDANCE,
-    KNOWN,
-    ANCESTORS,
-    PAIRS,
-    X,
-    POSITIONS,
-    TABLE,
-    ROW_PLACES,
-    FULL,
-    live,
-    guided,
-    conditioning,
-    prefix,
-    slots,
-    count,
-    feature_line,
-    feature_row,
-    place_line,
-    place_row,
-    mask_line,
-    mask_row,
-    scale_line,
-    scale_row,
-    DIM: tl.constexpr,
-    DIM_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPAN: tl.constexpr,
-    SPAN_SIZE: tl.constexpr,
+    TOKENS, PLACES, EMBEDDINGS, FEATURES, BIAS, SCALES, GUIDANCE, KNOWN, ANCESTORS, PAIRS, X, POSITIONS, TABLE,
+    ROW_PLACES, FULL,
+    live, guided, conditioning, prefix, slots, count, feature_line, feature_row, place_line, place_row, mask_line,
+    mask_row, scale_line, scale_row,
+    DIM: tl.constexpr, DIM_SIZE: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, SPAN_SIZE: tl.constexpr,
     NODES: tl.constexpr,
-):
+):  # fmt: skip
     """Write the pair of one row, what its product is added to, its position, and where it finds its keys."""
     line, node = tl.program_id(0), tl.program_id(1)
     image, row = line // guided, line * live + node

@@ -108,22 +108,11 @@ def norm_kernel(X, DELTA, WEIGHT, Y, eps, rows, DIM: tl.constexpr, SIZE: tl.cons
 
 @kernel
 def rotary_kernel(
-    QKV,
-    ROPE,
-    POSITIONS,
-    SLOTS,
-    CACHE,
-    rows,
-    lines,
-    slots,
-    position_line,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HEADS_SIZE: tl.constexpr,
-    WIDTH_SIZE: tl.constexpr,
+    QKV, ROPE, POSITIONS, SLOTS, CACHE,
+    rows, lines, slots, position_line,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, HEADS_SIZE: tl.constexpr, WIDTH_SIZE: tl.constexpr,
     APART: tl.constexpr,
-):
+):  # fmt: skip
     """Compute one row of `rotate_and_store`: a GROUP-th of its queries, or its keys or values."""
     line, node, kind = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = line * rows + node
@@ -155,25 +144,10 @@ def rotary_kernel(
 
 @kernel
 def plan_kernel(
-    POSITIONS,
-    MASK,
-    SLOTS,
-    TABLE,
-    PLACES,
-    FULL,
-    rows,
-    live,
-    guided,
-    conditioning,
-    prefix,
-    mask_line,
-    mask_row,
-    position_line,
-    BLOCK: tl.constexpr,
-    SPAN: tl.constexpr,
-    SIZE: tl.constexpr,
-    NODES: tl.constexpr,
-):
+    POSITIONS, MASK, SLOTS, TABLE, PLACES, FULL,
+    rows, live, guided, conditioning, prefix, mask_line, mask_row, position_line,
+    BLOCK: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr, NODES: tl.constexpr,
+):  # fmt: skip
     """Compute one row of `Plan.update`."""
     image, row = tl.program_id(0), tl.program_id(1)
     line = image * guided
@@ -198,33 +172,11 @@ def plan_kernel(
 
 @kernel
 def partials_kernel(
-    QKV,
-    CACHE,
-    TABLE,
-    PLACES,
-    FULL,
-    MAXIMA,
-    SUMS,
-    VALUES,
-    LENGTHS,
-    scale,
-    rows,
-    live,
-    lines,
-    slots,
-    prefix,
-    guided,
-    blocks,
-    parts,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TAIL: tl.constexpr,
-    TILE: tl.constexpr,
-    IS_WIDE: tl.constexpr,
-):
+    QKV, CACHE, TABLE, PLACES, FULL, MAXIMA, SUMS, VALUES, LENGTHS,
+    scale, rows, live, lines, slots, prefix, guided, blocks, parts,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, WIDTH_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    TAIL: tl.constexpr, TILE: tl.constexpr, IS_WIDE: tl.constexpr,
+):  # fmt: skip
     """Compute a partial result of a head: of a whole block for a tile of rows, or of a block of one row's tail.
 
     Blocks from `blocks` on are those of the prompt, whose keys and values end at slot `prefix`; without LENGTHS it has
@@ -285,29 +237,11 @@ def partials_kernel(
 
 @kernel
 def combine_kernel(
-    MAXIMA,
-    SUMS,
-    VALUES,
-    PLACES,
-    MASK,
-    CACHE,
-    LENGTHS,
-    OUT,
-    rows,
-    live,
-    lines,
-    slots,
-    guided,
-    blocks,
-    parts,
-    mask_line,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_SIZE: tl.constexpr,
-    BLOCKS_SIZE: tl.constexpr,
-    PREFIX: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    MAXIMA, SUMS, VALUES, PLACES, MASK, CACHE, LENGTHS, OUT,
+    rows, live, lines, slots, guided, blocks, parts, mask_line,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_SIZE: tl.constexpr, BLOCKS_SIZE: tl.constexpr,
+    PREFIX: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Add the partial results of one row and head, and the prompt's: those of its blocks, or its one value."""
     if LENGTHS is None:
         parts = blocks
@@ -361,18 +295,11 @@ def silu_mul_kernel(GATED, OUT, rows, HIDDEN: tl.constexpr, LANES: tl.constexpr)
 
 @kernel
 def linear8_kernel(
-    X,
-    WEIGHT,
-    SCALE,
-    OUT,
+    X, WEIGHT, SCALE, OUT,
     count,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     IS_WIDE: tl.constexpr,
-):
+):  # fmt: skip
     """Compute a tile of `linear8`."""
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -392,19 +319,9 @@ def linear8_kernel(
 @triton.jit
 def scores_of(
     LOGITS,
-    image,
-    node,
-    place,
-    guidance,
-    temperature,
-    interval,
-    line_stride,
-    node_stride,
-    TOKEN_COUNT: tl.constexpr,
-    SIZE: tl.constexpr,
-    IS_GUIDED: tl.constexpr,
-    IS_GREEDY: tl.constexpr,
-):
+    image, node, place, guidance, temperature, interval, line_stride, node_stride,
+    TOKEN_COUNT: tl.constexpr, SIZE: tl.constexpr, IS_GUIDED: tl.constexpr, IS_GREEDY: tl.constexpr,
+):  # fmt: skip
     """Return a node's guided scores over the temperature, no zero with a negative sign; -inf past the last token."""
     at = tl.arange(0, SIZE)
     inside = at < TOKEN_COUNT
@@ -443,29 +360,12 @@ def least_of(scores, top_k):
 
 @kernel
 def sample_kernel(
-    LOGITS,
-    PLACES,
-    NOISE,
-    OUT,
-    LOG_Q,
-    guidance,
-    temperature,
-    top_k,
-    interval,
-    nodes,
-    positions,
-    places_stride,
-    place_stride,
-    line_stride,
-    node_stride,
+    LOGITS, PLACES, NOISE, OUT, LOG_Q,
+    guidance, temperature, top_k, interval, nodes, positions, places_stride, place_stride, line_stride, node_stride,
     width,
-    TOKENS: tl.constexpr,
-    IS_GUIDED: tl.constexpr,
-    IS_GREEDY: tl.constexpr,
-    HAS_NOISE: tl.constexpr,
-    HAS_TOP_K: tl.constexpr,
-    SIZE: tl.constexpr,
-):
+    TOKENS: tl.constexpr, IS_GUIDED: tl.constexpr, IS_GREEDY: tl.constexpr, HAS_NOISE: tl.constexpr,
+    HAS_TOP_K: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
     """Compute the samples of one node, and with LOG_Q its log-probabilities."""
     image, node = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, SIZE)
