@@ -463,7 +463,7 @@ engines/cpu/engine.py: engines/cpu/test_steps.py
 - self._places = (torch.arange(nodes) + first)
 + self._places = (torch.arange(nodes).flip(0) + first)
 
-engines/cpu/kernels.py: engines/cpu/test_steps.py
+engines/cpu/target.py: engines/cpu/test_steps.py
 - (key.low, key.high, images, positions)
 + (key.low, key.low, images, positions)
 

@@ -34,8 +34,18 @@ from lantern.decoding.loop import NO_SCORES, State
 from lantern.decoding.plain import Plain
 from lantern.decoding.rounds import Rounds, TorchRounds
 from lantern.engines.cpu import build
-from lantern.engines.cpu.kernels import PANEL, LayerArgs, ModelArgs, PassArgs, kind_of
-from lantern.engines.cpu.target import CpuTarget, PackedDrafterLayer, PackedLinear, check, packed_drafter
+from lantern.engines.cpu.target import (
+    PANEL,
+    CpuTarget,
+    LayerArgs,
+    ModelArgs,
+    PackedDrafterLayer,
+    PackedLinear,
+    PassArgs,
+    check,
+    kind_of,
+    packed_drafter,
+)
 from lantern.engines.engine import Engine
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier

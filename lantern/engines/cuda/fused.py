@@ -246,13 +246,13 @@ def qkv(
     _pair(
         *(x, weight, scale, norm, squares, out, rope, positions, slots, cache),
         *(eps, lines * live, rows, live, lines, count, positions.stride(0)),
-        pairs=len(weight) // 2,
-        step=2,
-        apart=1,
-        heads=heads,
-        width=width,
-        mode=ROPE,
         dim=dim,
+        PAIRS=len(weight) // 2,
+        STEP=2,
+        APART=1,
+        HEADS=heads,
+        WIDTH=width,
+        MODE=ROPE,
     )
 
 
@@ -273,32 +273,21 @@ def gate_up(
     _pair(
         *(x, weight, scale, norm, squares, out, x, x, x, x),
         *(eps, lines * live, rows, live, lines, 0, 0),
-        pairs=hidden,
-        step=1,
-        apart=hidden,
-        heads=1,
-        width=2,
-        mode=SILU,
         dim=dim,
+        PAIRS=hidden,
+        STEP=1,
+        APART=hidden,
+        HEADS=1,
+        WIDTH=2,
+        MODE=SILU,
     )
 
 
-def _pair(*given: Any, pairs: int, step: int, apart: int, heads: int, width: int, mode: int, dim: int) -> None:
+def _pair(*given: Any, dim: int, **constants: int) -> None:
     count, parts = given[11], -(-dim // OUTPUTS)
+    constants |= {"INPUTS": dim, "PARTS": parts, "PARTS_SIZE": max(triton.next_power_of_2(parts), 32)}
     how = tiling(dim, count, operands=2)
-    pair_kernel[(-(-count // how["ROWS"]), -(-pairs // OUTPUTS))](
-        *given,
-        INPUTS=dim,
-        PAIRS=pairs,
-        STEP=step,
-        APART=apart,
-        HEADS=heads,
-        WIDTH=width,
-        PARTS=parts,
-        PARTS_SIZE=max(triton.next_power_of_2(parts), 32),
-        MODE=mode,
-        **how,
-    )
+    pair_kernel[(-(-count // how["ROWS"]), -(-constants["PAIRS"] // OUTPUTS))](*given, **constants, **how)
 
 
 def single(

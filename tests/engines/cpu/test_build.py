@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lantern.engines.cpu import build as building
-from lantern.engines.cpu.kernels import Arena
+from lantern.engines.cpu.target import Arena
 from tests.refusals import refused
 
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -14,7 +14,7 @@ from lantern.decoding.loop import State, begin
 from lantern.decoding.rounds import TorchRounds
 from lantern.drafters.windows.jacobi import TRIAL, JacobiDrafter
 from lantern.engines.cpu.engine import CpuEngine, is_fused
-from lantern.engines.cpu.kernels import uniforms
+from lantern.engines.cpu.target import uniforms
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
