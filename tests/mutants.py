@@ -39,8 +39,8 @@ core/sampling.py: core/test_sampling.py
 core/sampling.py: core/test_noise.py
 - [zeros + int(purpose), iterations
 + [zeros, iterations
-- random_words(seeds[part], images[part], Purpose(purpose), where, lanes, iterations[part])
-+ random_words(seeds[part], images[part], Purpose(purpose), where, lanes)
+- key = purpose_key(seeds[part], Purpose(purpose), iterations[part])
++ key = purpose_key(seeds[part], Purpose(purpose))
 - missing.difference_update(rows)
 + pass
 - table[first : first + pictures, where] = part

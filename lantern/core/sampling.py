@@ -249,21 +249,9 @@ def purpose_key(seeds: Int[Tensor, " b"], purpose: Purpose, iterations: Int[Tens
 
 
 def random_words(
-    seeds: Int[Tensor, " b"],
-    images: Int[Tensor, " b"],
-    purpose: Purpose,
-    positions: Int[Tensor, "*b n"],
-    count: int,
-    iterations: Int[Tensor, " b"] | None = None,
-) -> Int[Tensor, "b n count"]:
-    """Return the first `count` 32-bit words of each image's stream at each token number, shared or per image."""
-    return words_of(purpose_key(seeds, purpose, iterations), images, positions, count)
-
-
-def words_of(
     key: Key, images: Int[Tensor, " b"], positions: Int[Tensor, "*b n"], count: int
 ) -> Int[Tensor, "b n count"]:
-    """Return the words of `random_words` for the keys of images."""
+    """Return the first `count` 32-bit words of each image's stream at each token number, shared or per image."""
     streams = Key(key.low[:, None, None], key.high[:, None, None])
     blocks = torch.arange(-(-count // 4), device=positions.device)[None, None]
     where, picture = positions.long()[..., None], images[:, None, None]
@@ -285,8 +273,8 @@ def to_gumbel(uniforms: Float64[Tensor, "*n"], out: Float[Tensor, "*n"] | None =
 def random_uniforms(
     key: Key, images: Int[Tensor, " b"], positions: Int[Tensor, " n"], out: Float64[Tensor, "b n count"]
 ) -> None:
-    """Write the words of `words_of` to `out` as uniforms."""
-    out.copy_(to_uniform(words_of(key, images, positions, out.shape[-1])))
+    """Write the words of `random_words` to `out` as uniforms."""
+    out.copy_(to_uniform(random_words(key, images, positions, out.shape[-1])))
 
 
 class Noise:
@@ -380,7 +368,8 @@ class Noise:
                 len(starts), len(rows), self.vocab_size
             )
         seeds, images = self._keys.unbind(1)
-        return to_gumbel(to_uniform(random_words(seeds, images, Purpose.DRAFT, rows, self.vocab_size, starts + 1)))
+        key = purpose_key(seeds, Purpose.DRAFT, starts + 1)
+        return to_gumbel(to_uniform(random_words(key, images, rows, self.vocab_size)))
 
     def uniform(
         self,
@@ -415,7 +404,8 @@ class Noise:
         """Return uniforms of every token number, or of `width` tokens in the step that begins at each."""
         places = torch.arange(self.positions, device=self.device)
         if width is None:
-            return to_uniform(random_words(self._keys[:, 0], self._keys[:, 1], Purpose(purpose), places, lanes))
+            key = purpose_key(self._keys[:, 0], Purpose(purpose))
+            return to_uniform(random_words(key, self._keys[:, 1], places, lanes))
         # row t is for tokens t .. t + width - 1 in the step that begins at token t
         iterations = places.repeat(len(self._keys))
         seeds, images = self._keys.repeat_interleave(self.positions, 0).unbind(1)
@@ -425,8 +415,8 @@ class Noise:
         for first in range(0, len(iterations), rows):
             part = slice(first, first + rows)
             where = iterations[part, None] + ahead
-            words = random_words(seeds[part], images[part], Purpose(purpose), where, lanes, iterations[part])
-            table[part] = to_uniform(words)
+            key = purpose_key(seeds[part], Purpose(purpose), iterations[part])
+            table[part] = to_uniform(random_words(key, images[part], where, lanes))
         return table.unflatten(0, (len(self._keys), self.positions))
 
     def _make_rows(self, purpose: Purpose, places: Sequence[int]) -> None:

@@ -289,16 +289,8 @@ class Target:
         """Score n inputs; `taps` are layers whose inputs are returned too."""
         raise NotImplementedError
 
-    def features(
-        self,
-        inputs: Float[Tensor, "rows n c"],
-        positions: Int[Tensor, "rows n"],
-        mask: Float[Tensor, "rows n s"] | Bool[Tensor, "rows n s"] | None = None,
-        *,
-        cache: Any = None,
-        slots: Int[Tensor, "rows n"] | None = None,
-    ) -> Float[Tensor, "rows n c"]:
-        """Return the features of n inputs, without the head, in passes that need not be compiled for their size."""
+    def features(self, *where: Any, **how: Any) -> Float[Tensor, "rows n c"]:
+        """Return the features of n inputs, given as to a call, in passes that need not be compiled for their size."""
         raise NotImplementedError
 
     def parameters(self) -> Iterator[Tensor]:

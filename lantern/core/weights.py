@@ -1,4 +1,4 @@
-"""Weights in 8 or 4 bits, what engines make from weights and cache, and the modes of torch that both run in.
+"""Weights in 8 or 4 bits, what engines make from weights and cache, and the device and modes of torch of a run.
 
 Quantized weights are an option of loading, for the linears of LlamaGen's layers and, in 8 bits, its head. Decoding is
 exact with respect to the quantized target. In 4 bits, by torchao, integers are in groups of 32 with one scale each. On

@@ -28,7 +28,6 @@ from lantern.core.weights import (
     quantized,
     read_in_passes,
 )
-from lantern.engines.cpu import build
 from lantern.engines.cpu.build import library
 from lantern.models.llamagen.transformer import RMSNorm, Transformer
 
@@ -234,32 +233,6 @@ def linear(
     return out
 
 
-def layer(
-    x: Float[Tensor, "b n c"],
-    factors: Float[Tensor, "b n 3 1 half 2"],
-    mask: Float[Tensor, "b n s"],
-    cache: Float[Tensor, "2 b h s d"],
-    places: Int[Tensor, " n"],
-    weights: PackedLayer,
-    eps: float,
-) -> Float[Tensor, "b n c"]:
-    """Run a decoder layer; its keys and values are written to slots `places` of an fp32 cache. The result is fp32."""
-    rows, nodes, dim = x.shape
-    heads = cache.shape[2]
-    assert cache.is_contiguous()
-    inputs, factors, places = x.float().contiguous(), factors.contiguous(), places.expand(rows, -1).contiguous()
-    mask = mask if mask.stride(-1) == 1 else mask.contiguous()
-    # each node has three rotary factors: of query, key and value
-    positions = torch.arange(0, 3 * rows * nodes, 3)
-    out = torch.empty(rows, nodes, dim, dtype=torch.float32)
-    only = (LayerArgs * 1)(weights.addresses)
-    shape = (dim, heads, 1, len(weights.w13) * PANEL // 2, 0, kind_of(*weights.linears))
-    model = ModelArgs(*shape, eps, only, None, None, factors.data_ptr())
-    run = PassArgs.of((inputs, positions, places, mask), cache, (None, out, None))
-    library().lantern_pass(ctypes.byref(model), ctypes.byref(run))
-    return out
-
-
 def sampler_of(sampling: Sampling, noise: Any) -> Sampler | None:
     """Return the sampler of `Target.sampler`, whose tokens have the noise of `noise.gumbel_table`; None for top-p."""
     if sampling.top_p < 1:
@@ -304,7 +277,7 @@ class PackedPass:
     def __init__(self, target: Any) -> None:
         config, self.dtype = target.config, target.tok_embeddings.weight.dtype
         check(target)
-        self.call = build.library().lantern_pass
+        self.call = library().lantern_pass
         self.dim, self.vocab = config.dim, config.vocab_size
         arena = Arena.for_module(target)
         # the tensors whose addresses pass.cpp holds
@@ -491,9 +464,21 @@ class PackedDrafterLayer(DraftLayer):
             return self._original[0](x, factors, mask, cache=cache, slots=slots)
         if mask.dtype == torch.bool:
             mask = torch.zeros((), dtype=torch.float32).masked_fill(~mask, -torch.inf)
+        (rows, nodes, dim), weights = x.shape, self.weights
         number, eps = self._original[0].number, self._original[0].ffn_norm.eps
         own = cache.buffer[2 * number : 2 * number + 2]
-        return layer(x, factors, mask, own, slots[0], self.weights, eps).to(x.dtype)
+        assert own.is_contiguous()
+        inputs, factors, places = x.float().contiguous(), factors.contiguous(), slots[0].expand(rows, -1).contiguous()
+        mask = mask if mask.stride(-1) == 1 else mask.contiguous()
+        # each node has three rotary factors: of query, key and value
+        positions = torch.arange(0, 3 * rows * nodes, 3)
+        out = torch.empty(rows, nodes, dim, dtype=torch.float32)
+        only = (LayerArgs * 1)(weights.addresses)
+        shape = (dim, own.shape[2], 1, len(weights.w13) * PANEL // 2, 0, kind_of(*weights.linears))
+        model = ModelArgs(*shape, eps, only, None, None, factors.data_ptr())
+        run = PassArgs.of((inputs, positions, places, mask), own, (None, out, None))
+        library().lantern_pass(ctypes.byref(model), ctypes.byref(run))
+        return out.to(x.dtype)
 
 
 Module = TypeVar("Module", bound=nn.Module)

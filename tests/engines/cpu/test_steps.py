@@ -209,7 +209,7 @@ def test_uniforms_equal_torch(purpose: Purpose) -> None:
         found, expected = torch.empty(2, 3, len(positions), count, dtype=torch.float64).unbind()
         uniforms(key, images, positions, found)
         random_uniforms(key, images, positions, expected)
-        words = random_words(seeds, images, purpose, positions, count)
+        words = random_words(key, images, positions, count)
         assert torch.equal(found, expected) and torch.equal(expected, to_uniform(words))
 
 
