@@ -315,7 +315,8 @@ def load_model(
     if not is_there(folder / "transformer"):
         raise ValueError(f"{folder} is not a model: it has no transformer/{CONFIG_NAME}")
     chosen, digest = make_engine(engine), WeightsDigest()
-    target = load_target(folder / "transformer", where, kind, weights=chosen.weights, verify=verify, digest=digest)
+    how: dict[str, Any] = {"device": where, "dtype": kind, "verify": verify, "digest": digest}
+    target = load_target(folder / "transformer", chosen.weights, **how)
     generation = check_generation(index.get("generation") or {}, source=folder / INDEX_NAME)
     if "drafter" in parts and is_there(folder / "drafter"):  # checked before its weights are read
         config: Any = load_config(ADD_ONS[DRAFTER].config, folder / "drafter" / CONFIG_NAME)
@@ -345,16 +346,8 @@ def is_transformers_folder(folder: Path) -> bool:
     return (folder / CONFIG_NAME).is_file() and not (folder / "transformer").is_dir()
 
 
-def load_target(
-    folder: Path,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    weights: Weights = "full",
-    verify: bool = True,
-    digest: WeightsDigest | None = None,
-) -> Transformer:
-    """Load a LlamaGen transformer, layer by layer; `digest` receives the stored weights.
+def load_target(folder: Path, weights: Weights, **how: Any) -> Transformer:
+    """Load a LlamaGen transformer, layer by layer, as `load_component` does.
 
     ValueError and ImportError as of `lantern.core.weights.quantized`.
     """
@@ -365,7 +358,6 @@ def load_target(
         if name.split(".")[0] in PARTS[weights]:
             quantize(name, part, weights)
 
-    how: dict[str, Any] = {"device": device, "dtype": dtype, "verify": verify, "digest": digest}
     return marked(load_component(Transformer, TransformerConfig, folder, change=change, **how), weights)
 
 

@@ -158,14 +158,9 @@ class FusedEagle(Eagle):
             *(live, cache.rows, self.config.cls_token_num, cache.prefix, cache.first_stage_slot, seen.shape[-1]),
             *(given.stride(0), given.stride(1), places.stride(0), places.stride(1)),
             *(seen.stride(0) if seen.ndim == 3 else 0, seen.stride(-2), *scale[2:]),
-            DIM=dim,
-            DIM_SIZE=triton.next_power_of_2(dim),
-            BLOCK=plan.block,
-            SPAN=span,
-            SPAN_SIZE=triton.next_power_of_2(span),
-            NODES=max(triton.next_power_of_2(seen.shape[-1]), 2),
-            num_warps=4,
-        )
+            DIM=dim, DIM_SIZE=triton.next_power_of_2(dim), BLOCK=plan.block, SPAN=span,
+            SPAN_SIZE=triton.next_power_of_2(span), NODES=max(triton.next_power_of_2(seen.shape[-1]), 2), num_warps=4,
+        )  # fmt: skip
         fused.single(space.pairs, self.fc.weight, x, space.squares, live=live, **rows)
         for layer in self.layers:
             attention, feed, kept = layer.attention, layer.feed_forward, cache.layer(layer.number)

@@ -432,14 +432,9 @@ def rotate_and_store(
     group = qkv.shape[1] // (heads * width) - 2
     rotary_kernel[(lines, positions.shape[1], group + 2)](
         *(qkv, rope, positions, slots, cache, rows, lines, count, positions.stride(0)),
-        HEADS=heads,
-        GROUP=group,
-        WIDTH=width,
-        HEADS_SIZE=triton.next_power_of_2(heads),
-        WIDTH_SIZE=head_size(width),
-        APART=width // 2 if splits else 1,
-        num_warps=WARPS,
-    )
+        HEADS=heads, GROUP=group, WIDTH=width, HEADS_SIZE=triton.next_power_of_2(heads), WIDTH_SIZE=head_size(width),
+        APART=width // 2 if splits else 1, num_warps=WARPS,
+    )  # fmt: skip
 
 
 def head_size(width: int) -> int:
@@ -497,12 +492,9 @@ class Plan:
             *(positions, mask, slots, self.table, self.places, self.full),
             *(self.rows, self.live, self.guided, conditioning, prefix),
             *(mask.stride(0), mask.stride(1), positions.stride(0)),
-            BLOCK=self.block,
-            SPAN=triton.next_power_of_2(size),
-            SIZE=size,
-            NODES=triton.next_power_of_2(self.rows),
+            BLOCK=self.block, SPAN=triton.next_power_of_2(size), SIZE=size, NODES=triton.next_power_of_2(self.rows),
             num_warps=WARPS,
-        )
+        )  # fmt: skip
 
 
 class BlockAttention:
@@ -547,27 +539,15 @@ class BlockAttention:
         partials_kernel[(lines * self.heads, jobs)](
             *(qkv, cache, plan.table, plan.places, plan.full, *partial, lengths, self.width**-0.5),
             *(plan.rows, plan.live, lines, slots, prefix, plan.guided, plan.blocks, parts),
-            HEADS=self.heads,
-            GROUP=self.group,
-            WIDTH=self.width,
-            WIDTH_SIZE=size,
-            BLOCK=plan.block,
-            TAIL=plan.tail,
-            TILE=TILE,
-            IS_WIDE=is_interpreted(),
-            num_warps=WARPS,
-        )
+            HEADS=self.heads, GROUP=self.group, WIDTH=self.width, WIDTH_SIZE=size, BLOCK=plan.block, TAIL=plan.tail,
+            TILE=TILE, IS_WIDE=is_interpreted(), num_warps=WARPS,
+        )  # fmt: skip
         combine_kernel[(lines * self.heads, plan.live)](
             *(*partial, plan.places, mask, cache, lengths, out),
             *(plan.rows, plan.live, lines, slots, plan.guided, plan.blocks, parts, mask.stride(0)),
-            HEADS=self.heads,
-            WIDTH=self.width,
-            WIDTH_SIZE=size,
-            BLOCKS_SIZE=triton.next_power_of_2(self.parts),
-            PREFIX=prefix if lengths is None else 0,
-            BLOCK=plan.block,
-            num_warps=WARPS,
-        )
+            HEADS=self.heads, WIDTH=self.width, WIDTH_SIZE=size, BLOCKS_SIZE=triton.next_power_of_2(self.parts),
+            PREFIX=prefix if lengths is None else 0, BLOCK=plan.block, num_warps=WARPS,
+        )  # fmt: skip
 
 
 def silu_mul(gated: Float[Tensor, "m h2"], out: Float[Tensor, "m h"], *, rows: int, live: int) -> None:
@@ -587,14 +567,9 @@ def linear8(
     columns = 32
     linear8_kernel[(-(-outputs // columns), -(-len(x) // rows))](
         *(x, weight, scale, out, len(x)),
-        OUTPUTS=outputs,
-        INPUTS=inputs,
-        ROWS=rows,
-        COLUMNS=columns,
-        DEPTH=128,
-        IS_WIDE=is_interpreted(),
+        OUTPUTS=outputs, INPUTS=inputs, ROWS=rows, COLUMNS=columns, DEPTH=128, IS_WIDE=is_interpreted(),
         num_warps=WARPS,
-    )
+    )  # fmt: skip
 
 
 def sample(
@@ -625,13 +600,9 @@ def sample(
         *(float(sampling.guidance), float(sampling.temperature), sampling.top_k, sampling.guidance_interval),
         *(nodes, 1 if noise is None else noise.shape[1]),
         *(*places.stride(), logits.stride(1 if guided > 1 else 0), logits.stride(2), width),
-        TOKENS=tokens,
-        IS_GUIDED=guided > 1,
-        IS_GREEDY=sampling.is_greedy,
-        HAS_NOISE=noise is not None,
-        HAS_TOP_K=0 < sampling.top_k < tokens and not sampling.is_greedy,
-        SIZE=size,
+        TOKENS=tokens, IS_GUIDED=guided > 1, IS_GREEDY=sampling.is_greedy, HAS_NOISE=noise is not None,
+        HAS_TOP_K=0 < sampling.top_k < tokens and not sampling.is_greedy, SIZE=size,
         num_warps=min(max(size // 512, 1), 16),
         **unfused,
-    )
+    )  # fmt: skip
     return out
