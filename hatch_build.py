@@ -70,8 +70,8 @@ class LayoutHook(BuildHookInterface):
 
 
 def load_compiler(root: str) -> ModuleType:
-    """Return lantern/engines/cpu/compiler.py as a module, without importing the package."""
-    spec = spec_from_file_location("lantern_compiler", Path(root, "lantern/engines/cpu/compiler.py"))
+    """Return lantern/engines/cpu/build.py as a module, without importing the package."""
+    spec = spec_from_file_location("lantern_compiler", Path(root, "lantern/engines/cpu/build.py"))
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up

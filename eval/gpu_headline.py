@@ -30,14 +30,14 @@ from torch import Tensor
 from lantern.cli.command import DONE, FAILED, OneOf, command, opt, run_command
 from lantern.core.config import KvCache, read_json_object
 from lantern.core.io import write_json
-from lantern.core.prepared import original
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
+from lantern.core.weights import original
 from lantern.decoding.statistics import run_times
-from lantern.engines.chain import passes_of
 from lantern.engines.cuda.engine import PRODUCTS, GraphEngine
 from lantern.engines.cuda.graphs import capture, forget_all
 from lantern.engines.engine import EAGER, AutoEngine, Engine
+from lantern.engines.pass_times import passes_of
 from lantern.eval.speed.contenders import PROMPTS, condition_of
 from lantern.eval.speed.race import copy_bandwidth, pass_bytes, rounded
 from lantern.eval.speed.shapes import random_captions, random_drafter, random_model, randomise, script, scripted

@@ -12,7 +12,7 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lantern.core.libraries import watch_import as _watch_import
+from lantern.core.process import watch_import as _watch_import
 
 if TYPE_CHECKING:
     from lantern.core.types import Drafter, DraftTree, Scores, Step, Target, Verdict, Verifier

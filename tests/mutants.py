@@ -36,11 +36,11 @@ core/sampling.py: core/test_sampling.py
 - uniforms[..., None] * sums[..., -1:]
 + uniforms[..., None]
 
-core/noise.py: core/test_noise.py
+core/sampling.py: core/test_noise.py
 - [zeros + int(purpose), iterations
 + [zeros, iterations
-- random_words(seeds[part], images[part], Purpose(purpose), where, lanes, iterations[part])
-+ random_words(seeds[part], images[part], Purpose(purpose), where, lanes)
+- key = purpose_key(seeds[part], Purpose(purpose), iterations[part])
++ key = purpose_key(seeds[part], Purpose(purpose))
 - missing.difference_update(rows)
 + pass
 - table[first : first + pictures, where] = part
@@ -421,13 +421,13 @@ drafters/windows/sjd_pac.py: drafters/test_windows.py
 - rows = self.held.chain[index.clamp(max=self.depth)]
 + rows = self.held.chain[(index - 1).clamp(max=self.depth)]
 
-engines/chain.py: engines/cuda/test_trial.py
+engines/pass_times.py: engines/cuda/test_trial.py
 - self.cache.first.fill_(1)
 + self.cache.first.fill_(0)
 - cache.buffer[..., begin : begin + node, :] =
 + cache.buffer[..., begin + 1 : begin + node + 1, :] =
 
-engines/chain.py: engines/test_pass_times.py
+engines/pass_times.py: engines/test_pass_times.py
 - mask[..., : begin + node] =
 + mask[..., : begin + node - 1] =
 
@@ -439,7 +439,7 @@ engines/pass_times.py: engines/test_pass_times.py
 - * (nodes - low) / (high - low)
 + * (high - nodes) / (high - low)
 
-core/prepared.py: engines/cpu/test_target.py
+core/weights.py: engines/cpu/test_target.py
 - if of != weights or made is None:
 + if made is None:
 
@@ -449,21 +449,21 @@ engines/cpu/build.py: engines/cpu/test_build.py
 - names = [library_name(variant) for variant in supported()]
 + names = [library_name(variant) for variant in supported()[::-1]]
 
-engines/cpu/compiler.py: engines/cpu/test_build.py
+engines/cpu/build.py: engines/cpu/test_build.py
 - if variant.features <= features()
 + if variant.features >= features()
 
-engines/cpu/drafter.py: engines/cpu/test_drafter.py
+engines/cpu/target.py: engines/cpu/test_drafter.py
 - own = cache.buffer[2 * number : 2 * number + 2]
 + own = cache.buffer[:2]
 
-engines/cpu/steps.py: engines/cpu/test_steps.py
+engines/cpu/engine.py: engines/cpu/test_steps.py
 - length, cost = (path > 0).sum(1), None
 + length, cost = (path > 1).sum(1), None
 - self._places = (torch.arange(nodes) + first)
 + self._places = (torch.arange(nodes).flip(0) + first)
 
-engines/cpu/kernels.py: engines/cpu/test_steps.py
+engines/cpu/target.py: engines/cpu/test_steps.py
 - (key.low, key.high, images, positions)
 + (key.low, key.low, images, positions)
 
@@ -563,9 +563,9 @@ engines/cuda/fused_eagle.py: engines/cuda/test_fused_eagle.py
 - is_here = (sees > 0)[None] & (
 + is_here = (
 
-engines/cuda/fused_target.py: engines/cuda/test_target.py
-- own[number] = self._live(space.x, space, live).clone()
-+ own[number] = self._live(space.x, space, live)
+engines/cuda/target.py: engines/cuda/test_target.py
+- entered[number] = self._live(space.x, space, live).clone()
++ entered[number] = self._live(space.x, space, live)
 
 engines/cuda/graphs.py: engines/cuda/test_served.py
 - if state.index < SETTLING_ROUNDS:
@@ -603,11 +603,11 @@ engines/cuda/llama.py: engines/cuda/test_llama.py
 - max(1 << (length - 1).bit_length(), LEAST_TOKENS)
 + max(length, LEAST_TOKENS if image == 0 else 1)
 
-engines/cuda/rows.py: engines/cuda/test_target.py
+engines/cuda/__init__.py: engines/cuda/test_target.py
 - rows = constant_rows(lines, least)
 + rows = 1
 
-engines/cuda/rows.py: engines/test_engine.py
+engines/cuda/__init__.py: engines/test_engine.py
 - while rows > 1 and lines * rows > RIDGE:
 + while rows > 1 and lines * rows > 2 * RIDGE:
 

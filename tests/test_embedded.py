@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.places import embedded_model
+from lantern.core.config import embedded_model
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.engines.cpu.engine import CpuEngine
@@ -15,7 +15,7 @@ from lantern.generation.generator import Generator, generate
 from lantern.generation.requests import Request
 from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
-from lantern.models.names import read_words
+from lantern.models.llamagen.text import read_words
 from tests.tiny import one_thread
 
 MEBIBYTE = 2**20

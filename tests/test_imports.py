@@ -36,10 +36,10 @@ SOURCES = _sources()
 # From the lowest to the highest; the longest prefix that fits a module counts. What stands beside each other may import
 # each other.
 LAYERS = (
-    ("lantern.core.libraries", "lantern.core.config"),
-    ("lantern.core.places",),
+    ("lantern.core.config",),
+    ("lantern.core.process",),
     ("lantern.core.io",),
-    ("lantern.core.noise", "lantern.core.sampling"),
+    ("lantern.core.sampling",),
     ("lantern.core.types",),
     ("lantern.core",),
     ("lantern.models.llamagen",),
@@ -136,7 +136,7 @@ def test_every_module_public_name_and_heavy_library_imports_in_a_fresh_process()
     """Libraries are imported after lantern, whose watch of torchvision's import may be set twice."""
     code = f"""
 import importlib, pkgutil, sys, lantern
-from lantern.core.libraries import TorchvisionLoader, watch_import
+from lantern.core.process import TorchvisionLoader, watch_import
 watch_import()
 assert sys.meta_path.count(TorchvisionLoader) == 1
 import torchvision, diffusers, transformers

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from lantern.engines.cpu import build as building
-from lantern.engines.cpu import compiler as compiling
+from lantern.engines.cpu import build as compiling
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = {"profile.json", "results", "__pycache__"}  # measurements of the machine that builds, and caches

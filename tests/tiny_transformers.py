@@ -2,7 +2,6 @@
 
 import json
 import re
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +13,7 @@ from lantern.models.transformers.chameleon import PREFIX, VQDecoder
 from lantern.models.transformers.components import Components
 from lantern.models.transformers.emu3 import NEGATIVE
 from lantern.models.transformers.loading import FAMILIES
-from lantern.models.transformers.simplear import UNCONDITIONAL
+from lantern.models.transformers.tokens_only import UNCONDITIONAL
 
 DATA = Path(__file__).parent / "data"
 # of each family: class, config, words and special tokens, and the options of its processor if it has more than words
@@ -196,7 +195,7 @@ def greedy(
 def assemble(family: str, model: Any = None, words: Any = None, size: tuple[int, int] | None = None) -> Components:
     """The components of a model in memory, by default of a new one, with a processor if one is given."""
     model = model or make(family)
-    made = import_module(FAMILIES[family]).assemble(model, words, size)
+    made = FAMILIES[family].assemble(model, words, size)
     if family == "liquid":
         with TemporaryDirectory() as folder:
             save_vqgan(model, Path(folder))

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.core.libraries import quiet
+from lantern.core.process import quiet
 from lantern.eval.metrics.inception import read_tensors
 from lantern.eval.metrics.weights import Found
 

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lantern.core.config import hint_for, load_config
+from lantern.core.config import hint_for, load_config, shipped_folder
 from lantern.core.io import sha256_of
-from lantern.core.places import shipped_folder
 from lantern.core.sampling import Sampling
 from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import cache_folder

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from lantern.core.config import one_line
-from lantern.core.ray_cluster import cluster, machines
+from lantern.core.process import cluster, machines
 from lantern.core.sampling import Sampling
 from lantern.engines.engine import Engine
 from lantern.eval.protocols.generation import ImageWriter, batches_of, finished, images_bar

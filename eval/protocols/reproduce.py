@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 import lantern
-from lantern.core.config import build_config, installed, read_json_object
+from lantern.core.config import EMBEDDED_MODEL, build_config, installed, read_json_object, resolve_model
 from lantern.core.io import sha256_of, sha256_of_lines, write_json
-from lantern.core.places import EMBEDDED_MODEL, resolve_model
-from lantern.core.ray_cluster import check_ray
+from lantern.core.process import check_ray
 from lantern.core.types import Callback
 from lantern.engines.engine import AutoEngine, Engine
 from lantern.engines.engine import engine as make_engine

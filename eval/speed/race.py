@@ -20,8 +20,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from lantern.core.config import KvCache
-from lantern.core.prepared import original
 from lantern.core.types import SampleWindow, Step
+from lantern.core.weights import original
 from lantern.decoding.statistics import now, run_times
 from lantern.eval.intervals import bootstrap
 from lantern.eval.json_lines import Line

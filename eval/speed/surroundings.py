@@ -11,7 +11,7 @@ import torch
 
 import lantern
 from lantern.core.config import installed
-from lantern.engines.cpu.compiler import facts
+from lantern.engines.cpu.build import facts
 from lantern.models.folder import Model
 
 HERE = Path(lantern.__file__).resolve().parents[1]

@@ -38,7 +38,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform, get_ar
 
 from lantern import __version__
 from lantern.core.config import install_hint, is_debugging, nearest, one_line
-from lantern.core.signals import Stopped, Stopping
+from lantern.core.process import Stopped, Stopping
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 Kind = TypeVar("Kind")
@@ -185,7 +185,7 @@ def explained(error: Exception) -> str:
     if is_clear or (isinstance(error, MemoryError) and str(error)):
         return one_line(error, 2000)  # a command that it names is whole
     if isinstance(error, MemoryError | RuntimeError):
-        from lantern.core.prepared import is_out_of_memory
+        from lantern.core.weights import is_out_of_memory
 
         if is_out_of_memory(error):
             return f"out of memory: {one_line(error)}"

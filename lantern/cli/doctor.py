@@ -165,7 +165,7 @@ def _engines_of(target: Any) -> Iterator[Finding]:
 
 
 def _embedded_model() -> Iterator[Finding]:
-    from lantern.core.places import embedded_model
+    from lantern.core.config import embedded_model
 
     try:
         yield Finding(f"embedded model: {embedded_model()}")
@@ -175,7 +175,7 @@ def _embedded_model() -> Iterator[Finding]:
 
 def predicted(name: str, size: tuple[int, int] | None, batch: int, device: str, dtype: str) -> Iterator[Finding]:
     """Yield what a model needs on a device, from its configs and short measurements of the device."""
-    from lantern.core.places import resolve_model
+    from lantern.core.config import resolve_model
     from lantern.models.folder import pick_device, pick_dtype
     from lantern.models.prediction import measure_device, memory_of, placed, predict
 

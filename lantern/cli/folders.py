@@ -58,10 +58,10 @@ def convert(
     from lantern.core.config import read_json_object
     from lantern.core.io import WEIGHTS_NAME, read_header, save_component
     from lantern.models.folder import DTYPES as KINDS_OF_NUMBERS
+    from lantern.models.prediction import try_component
     from lantern.models.releases.llamagen import foreign_config, foreign_state, read_checkpoint
     from lantern.models.releases.transformers import add_decoder, convert_release, read_release
     from lantern.models.transformers.loading import shape_of
-    from lantern.models.trial import try_component
 
     stored = KINDS_OF_NUMBERS.get(dtype)  # None for "keep"
     is_vqgan = checkpoint.suffix == ".ckpt"
@@ -173,7 +173,7 @@ def assemble(
     """Put components together into a model folder."""
     from lantern.core.io import CONFIG_NAME, read_config, write_json
     from lantern.models import folder as model_folder
-    from lantern.models.names import NAMES_NAME, read_names, write_names, write_words
+    from lantern.models.llamagen.text import NAMES_NAME, read_names, write_names, write_words
     from lantern.training.data import Prepared
 
     # whatever can be refused is refused before anything is written

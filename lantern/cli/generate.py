@@ -28,8 +28,7 @@ from lantern.cli.command import (
     size_of,
 )
 from lantern.cli.options import MAX_SEED, METHOD, MODEL, MODEL_HELP, Distribution, Placement
-from lantern.core.config import read_json_object
-from lantern.core.places import resolve_model
+from lantern.core.config import read_json_object, resolve_model
 from lantern.engines.engine import engine
 from lantern.generation import images
 from lantern.methods import METHODS, Method, check_parts
@@ -38,8 +37,8 @@ from lantern.methods.method import check_same, split
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from lantern.core.process import Stopping
     from lantern.core.sampling import Sampling
-    from lantern.core.signals import Stopping
     from lantern.core.types import Step
     from lantern.drafters.policies.records import Recorder
     from lantern.generation.comparison import Comparison
@@ -166,7 +165,7 @@ def generate(
     lantern methods lists the methods, lantern methods NAME the settings of one, such as --k or --tree.
     """
     if inputs.list_words or inputs.list_names:
-        from lantern.models.names import list_names, read_words
+        from lantern.models.llamagen.text import list_names, read_words
 
         print("\n".join((read_words if inputs.list_words else list_names)(resolve_model(model))))
         return

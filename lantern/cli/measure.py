@@ -43,7 +43,7 @@ from lantern.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from lantern.core.signals import Stopping
+    from lantern.core.process import Stopping
     from lantern.eval.metrics.quality import Figure
     from lantern.eval.protocols.generation import Shard
     from lantern.eval.protocols.reproduce import ResolvedRow
@@ -421,7 +421,7 @@ def shuffled_prompts(file: str | None, seed: int) -> list[str]:
     """Return the prompts of a file in an order given by the seed, so that a longer run extends a shorter one."""
     import torch
 
-    from lantern.core.places import shipped_folder
+    from lantern.core.config import shipped_folder
     from lantern.generation.requests import read_prompts
 
     path = file or shipped_folder("assets", "prompts") / "concepts.txt"

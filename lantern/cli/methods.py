@@ -8,8 +8,7 @@ from typing import Any
 
 from lantern.cli.command import arg, command, opt
 from lantern.cli.options import METHOD, MODEL, MODEL_HELP
-from lantern.core.config import read_json_object
-from lantern.core.places import resolve_model
+from lantern.core.config import read_json_object, resolve_model
 from lantern.engines.engine import ENGINES
 from lantern.methods import METHODS, PROMISES, Method
 from lantern.methods.parts import ADD_ONS

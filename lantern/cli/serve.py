@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from lantern.cli.command import arg, command, opt, say
 from lantern.cli.options import MODEL, MODEL_HELP, Placement
-from lantern.core.config import install_hint, one_line
-from lantern.core.places import resolve_model
+from lantern.core.config import install_hint, one_line, resolve_model
 
 if TYPE_CHECKING:
-    from lantern.core.signals import Stopping
+    from lantern.core.process import Stopping
 
 KEY = "LANTERN_API_KEY"
 KEY_HELP = f"file of the key that clients send (default: ${KEY}, else none)"
@@ -62,7 +61,7 @@ def serve(
         with server.bind(host, port) as bound:
             return server.serve(started, bound, drain)
     resolve_model(model)  # Ray does not report why a replica did not start
-    from lantern.core.ray_cluster import check_ray, cluster
+    from lantern.core.process import check_ray, cluster
 
     check_ray()
     from lantern.generation.serving.replicas import serving

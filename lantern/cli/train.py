@@ -222,7 +222,7 @@ def card(build: Build) -> str:
 def run_all(path: Path, out: Path, given: Mapping[str, Any], recipe: stages.Recipe | None) -> None:
     """Run the steps of a config into `out`; if all are done, put OUT/model together, with a short card."""
     from lantern.cli import folders
-    from lantern.core.places import embedded_model
+    from lantern.core.config import embedded_model
 
     if "steps" in given and "minutes" in given:
         raise ValueError("got --steps and --minutes: give one of them")

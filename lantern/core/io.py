@@ -31,8 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lantern.core.config import load_config, one_line, read_json_object
-from lantern.core.places import CONFIG_NAME
+from lantern.core.config import CONFIG_NAME, load_config, one_line, read_json_object
 
 SUMS_NAME = "SHA256SUMS"
 MAX_SUMS_BYTES = 1 << 16

@@ -17,8 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Sampling
 
 
 @dataclass(frozen=True)
@@ -257,7 +256,7 @@ class Target:
     A call scores embedded inputs `(rows n c)` at `positions`: `config.cls_token_num` plus the number of the token in
     raster order; targets add the length of a prompt (`Prompt.first`) and newlines themselves. The mask is over cache
     slots. `Transformer` and `TransformersTarget` are targets, and so is what `Engine.prepare` makes of one, with faster
-    ways where an engine has them: `make_uniforms` is a `noise.random_uniforms` with the same numbers. Unless it
+    ways where an engine has them: `make_uniforms` is a `sampling.random_uniforms` with the same numbers. Unless it
     `follows_masks`, all nodes of a pass see the tokens committed before node 0, whatever the mask is there.
     """
 
@@ -290,16 +289,8 @@ class Target:
         """Score n inputs; `taps` are layers whose inputs are returned too."""
         raise NotImplementedError
 
-    def features(
-        self,
-        inputs: Float[Tensor, "rows n c"],
-        positions: Int[Tensor, "rows n"],
-        mask: Float[Tensor, "rows n s"] | Bool[Tensor, "rows n s"] | None = None,
-        *,
-        cache: Any = None,
-        slots: Int[Tensor, "rows n"] | None = None,
-    ) -> Float[Tensor, "rows n c"]:
-        """Return the features of n inputs, without the head, in passes that need not be compiled for their size."""
+    def features(self, *where: Any, **how: Any) -> Float[Tensor, "rows n c"]:
+        """Return the features of n inputs, given as to a call, in passes that need not be compiled for their size."""
         raise NotImplementedError
 
     def parameters(self) -> Iterator[Tensor]:

@@ -16,10 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.modes import outside_modes
-from lantern.core.noise import Noise
-from lantern.core.prepared import original
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import (
     Buffers,
     Callback,
@@ -36,6 +33,7 @@ from lantern.core.types import (
     Verdict,
     Verifier,
 )
+from lantern.core.weights import original, outside_modes
 from lantern.decoding.cache import StaticCache, TreeMask, by_line
 from lantern.decoding.prompt import PromptCache, prefill, read_tokens
 from lantern.decoding.rows import LogitRows, logits_at

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import (
     Buffers,
     Condition,

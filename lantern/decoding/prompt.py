@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.core.prepared import original, weights_of
 from lantern.core.types import Condition, Prompt, Scores, Target
+from lantern.core.weights import original, weights_of
 from lantern.decoding.cache import StaticCache, by_row
 
 READ_TOKENS = 64  # known tokens of a pass

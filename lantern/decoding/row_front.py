@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.prepared import original
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation, Prompt, Scores, Step, Target
+from lantern.core.weights import original
 from lantern.decoding.cache import by_row
 from lantern.decoding.loop import State
 from lantern.decoding.plain import NoDrafts

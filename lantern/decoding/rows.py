@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling, largest, rounded_log_softmax
+from lantern.core.sampling import Noise, Sampling, largest, rounded_log_softmax
 from lantern.core.types import Rows, Sampler, rows_at
 from lantern.decoding.statistics import commit
 

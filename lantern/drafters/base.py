@@ -6,10 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.noise import Noise, Purpose
-from lantern.core.prepared import left_out
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Purpose, Sampling
 from lantern.core.types import Buffers, DraftMode, Prompt, Target
+from lantern.core.weights import left_out
 from lantern.drafters.trees.static import StaticTree, TreeDrafter
 
 # whose noise ranks the children of a node; none in mode "point"

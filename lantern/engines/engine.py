@@ -83,7 +83,7 @@ class Engine(ABC):
         The target is not changed. What is made from its weights is cached, and made again when they have changed.
         ValueError gives the reason why the engine cannot run it.
         """
-        from lantern.core.prepared import original, quantized
+        from lantern.core.weights import original, quantized
 
         target = original(target)
         if (reason := self.why_not(target)) is not None:

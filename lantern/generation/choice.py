@@ -22,9 +22,9 @@ import torch
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import user_cache
-from lantern.core.prepared import is_out_of_memory
 from lantern.core.sampling import Sampling
-from lantern.engines.cpu.compiler import facts
+from lantern.core.weights import is_out_of_memory
+from lantern.engines.cpu.build import facts
 from lantern.engines.pass_times import TOKENS, best_window, is_steady, pass_times
 from lantern.methods import METHODS, Method, find
 from lantern.methods.method import check_same, split

@@ -32,7 +32,7 @@ from lantern.generation.images import Picture, to_image
 from lantern.generation.requests import MAX_SEED, Request, as_requests, check_requests, with_warnings
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
-from lantern.models.names import list_names
+from lantern.models.llamagen.text import list_names
 
 GROUPS = {"tokens": "same image", "distribution": "same distribution", "relaxed": "relaxed"}  # in the order of the list
 LONGEST = 4.0  # seconds in which both images are shown again; shorter decodings are shown at their own speed

@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from lantern.core.config import is_debugging, one_line
-from lantern.core.modes import outside_modes
-from lantern.core.prepared import is_out_of_memory, on_device
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Drafter, Generation, Step, Target, Verifier
+from lantern.core.weights import is_out_of_memory, on_device, outside_modes
 from lantern.decoding.loop import State, begin, check_modes, run
 from lantern.decoding.plain import NoDrafts, Plain
 from lantern.decoding.prompt import PromptCache, reading_passes

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
 from lantern.core.config import as_number, one_line
-from lantern.core.modes import outside_modes
+from lantern.core.weights import outside_modes
 from lantern.generation.images import in_8_bits
 from lantern.generation.requests import Request
 from lantern.models.llamagen.vqvae import to_pixels

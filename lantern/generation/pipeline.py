@@ -24,7 +24,7 @@ from diffusers.utils.outputs import BaseOutput
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.core.config import as_number
+from lantern.core.config import as_number, resolve_model
 from lantern.core.io import (
     CONFIG_NAME,
     is_there,
@@ -34,11 +34,9 @@ from lantern.core.io import (
     weights_digest,
     write_json,
 )
-from lantern.core.modes import outside_modes
-from lantern.core.places import resolve_model
-from lantern.core.prepared import weights_of
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
+from lantern.core.weights import outside_modes, weights_of
 from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import Engine
@@ -51,10 +49,9 @@ from lantern.methods.method import Method, check_same
 from lantern.methods.parts import ADD_ONS
 from lantern.models import folder as folders
 from lantern.models.folder import COMPONENTS, INDEX_NAME, Model
-from lantern.models.llamagen.text import TextEncoder
+from lantern.models.llamagen.text import CLASSES_NAME, NAMES_NAME, RECOGNISED_NAME, WORDS_NAME, TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.models.names import CLASSES_NAME, NAMES_NAME, RECOGNISED_NAME, WORDS_NAME
 from lantern.models.transformers.components import Prompts
 
 LOG = logging.getLogger("lantern")

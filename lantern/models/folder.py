@@ -6,7 +6,7 @@
     text_encoder/ tokenizer/    for models that take prompts
     drafter/            EAGLE-1, which most methods use
     words.txt           the words of the training captions, if they are recorded
-    names.txt           names of what the model generates, for prompts in other words (`lantern.models.names`)
+    names.txt           names of what the model generates, for prompts in other words (`lantern.models.llamagen.text`)
     recognised.txt      those of the names whose images are recognised
     parts/<name>/       add-ons: other drafters and policies, each read at its first use
 
@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from lantern.core.config import build_config, load_config, read_json_object
+from lantern.core.config import EMBEDDED_MODEL, build_config, load_config, read_json_object, resolve_model
 from lantern.core.io import (
     CONFIG_NAME,
     SUMS_NAME,
@@ -46,20 +46,26 @@ from lantern.core.io import (
     write_json,
     write_text,
 )
-from lantern.core.modes import outside_modes
-from lantern.core.places import EMBEDDED_MODEL, resolve_model
-from lantern.core.prepared import WeightCache
 from lantern.core.sampling import Sampling
-from lantern.core.weights import PARTS, Weights, check_kind, marked, quantize
+from lantern.core.weights import PARTS, WeightCache, Weights, check_kind, marked, outside_modes, quantize
 from lantern.decoding.prompt import PromptCache
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.methods import find
 from lantern.methods.parts import ADD_ONS, DRAFTER, AddOn
-from lantern.models.llamagen.text import TextEncoder, named_emoji
+from lantern.models.llamagen.text import (
+    NAMES_NAME,
+    SHORT,
+    WORD,
+    WORDS_NAME,
+    Names,
+    TextEncoder,
+    named_emoji,
+    read_names,
+    read_words,
+)
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
-from lantern.models.names import NAMES_NAME, SHORT, WORD, WORDS_NAME, Names, read_names, read_words
 from lantern.models.transformers.components import Pixels, Prompts
 from lantern.models.transformers.target import TargetSizes, TransformersTarget
 
@@ -309,7 +315,8 @@ def load_model(
     if not is_there(folder / "transformer"):
         raise ValueError(f"{folder} is not a model: it has no transformer/{CONFIG_NAME}")
     chosen, digest = make_engine(engine), WeightsDigest()
-    target = load_target(folder / "transformer", where, kind, weights=chosen.weights, verify=verify, digest=digest)
+    how: dict[str, Any] = {"device": where, "dtype": kind, "verify": verify, "digest": digest}
+    target = load_target(folder / "transformer", chosen.weights, **how)
     generation = check_generation(index.get("generation") or {}, source=folder / INDEX_NAME)
     if "drafter" in parts and is_there(folder / "drafter"):  # checked before its weights are read
         config: Any = load_config(ADD_ONS[DRAFTER].config, folder / "drafter" / CONFIG_NAME)
@@ -339,18 +346,10 @@ def is_transformers_folder(folder: Path) -> bool:
     return (folder / CONFIG_NAME).is_file() and not (folder / "transformer").is_dir()
 
 
-def load_target(
-    folder: Path,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    weights: Weights = "full",
-    verify: bool = True,
-    digest: WeightsDigest | None = None,
-) -> Transformer:
-    """Load a LlamaGen transformer, layer by layer; `digest` receives the stored weights.
+def load_target(folder: Path, weights: Weights, **how: Any) -> Transformer:
+    """Load a LlamaGen transformer, layer by layer, as `load_component` does.
 
-    ValueError and ImportError as of `lantern.core.prepared.quantized`.
+    ValueError and ImportError as of `lantern.core.weights.quantized`.
     """
     check_kind(weights)
 
@@ -359,7 +358,6 @@ def load_target(
         if name.split(".")[0] in PARTS[weights]:
             quantize(name, part, weights)
 
-    how: dict[str, Any] = {"device": device, "dtype": dtype, "verify": verify, "digest": digest}
     return marked(load_component(Transformer, TransformerConfig, folder, change=change, **how), weights)
 
 

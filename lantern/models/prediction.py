@@ -1,22 +1,28 @@
-"""What a model will need: memory and time of passes, from the configs of its folder alone, on the meta device."""
+"""What the configs of a folder tell, on the meta device: memory and time of passes, and whether a component runs.
+
+Nothing of the size of the weights is allocated, so that a model of many gigabytes is tried in seconds.
+"""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from lantern.core.config import load_config
-from lantern.core.io import CONFIG_NAME
+from lantern.core.config import load_config, one_line
+from lantern.core.io import CONFIG_NAME, WEIGHTS_NAME, check_state, read_header
 from lantern.decoding.statistics import run_times
+from lantern.methods.parts import ADD_ONS, DRAFTER
 from lantern.models.folder import is_transformers_folder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.transformers.loading import shape_of
 
 PROMPT = 64  # tokens assumed of a prompt that has keys and values of its own
+Kind = Literal["transformer", "vqvae", "drafter"]  # the folder of a component in a model
+KINDS: tuple[Kind, ...] = ("transformer", "vqvae", "drafter")
 
 
 @dataclass(frozen=True)
@@ -114,3 +120,37 @@ def _modules(folder: Path, size: tuple[int, int] | None) -> tuple[Any, nn.Module
     path = folder / "vqvae" / CONFIG_NAME
     with torch.device("meta"):
         return Transformer(config), VQVAE(load_config(VQConfig, path)) if path.is_file() else None
+
+
+def try_component(folder: Path, kind: Kind) -> None:
+    """Load a component on the meta device and compute one token with it.
+
+    ValueError names the file that does not fit.
+    """
+    source = folder / CONFIG_NAME
+    drafter: Any = ADD_ONS[DRAFTER]
+    classes = {"transformer": (Transformer, TransformerConfig), "vqvae": (VQVAE, VQConfig)}
+    build, config = classes.get(kind) or (drafter.module, drafter.config)
+    values: Any = load_config(config, source)
+    try:
+        with torch.device("meta"), torch.no_grad():
+            module = build(values).eval()
+            check_state(read_header(folder / WEIGHTS_NAME), module.state_dict(), source=folder / WEIGHTS_NAME)
+            got, wanted = _run(module, kind)
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise ValueError(f"{source}: the component does not run: {one_line(error)}") from error
+    if got != wanted:
+        raise ValueError(f"{source}: one token became {list(got)} values, wanted {list(wanted)}")
+
+
+def _run(module: Any, kind: Kind) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape of what a component makes of one token (a VQ decoder: of four), and the shape wanted."""
+    config, token = module.config, torch.zeros(1, 1, dtype=torch.long)
+    if kind == "transformer":
+        found = module(module.tok_embeddings(token), token + config.cls_token_num).logits
+        return found.shape, (1, 1, config.vocab_size)
+    if kind == "vqvae":
+        side = 2 * config.downsample
+        return module.decode(token.expand(1, 4)).shape, (1, 3, side, side)
+    features = torch.zeros(1, 1, config.dim, dtype=torch.float32)
+    return module(features, token, token + config.cls_token_num).shape, (1, 1, config.dim)

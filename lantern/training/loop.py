@@ -34,7 +34,7 @@ from lantern.core.io import (
     write_json,
     write_text,
 )
-from lantern.core.signals import Stopped, Stopping
+from lantern.core.process import Stopped, Stopping
 from lantern.generation.images import to_image
 
 FEW = 200  # steps below which a timed training warns

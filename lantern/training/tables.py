@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
+from lantern.core.config import embedded_model
 from lantern.core.io import save_component, weights_digest
-from lantern.core.places import embedded_model
 from lantern.drafters.eagle.fr_spec import FrequencyTable
 from lantern.drafters.lookup.tables import SamTables
 from lantern.generation.generator import generate

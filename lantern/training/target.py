@@ -16,10 +16,9 @@ from lantern.core.config import check_number
 from lantern.core.io import WEIGHTS_NAME, check_state, load_component, load_state, save_component, sha256_of, write_json
 from lantern.core.sampling import Sampling
 from lantern.decoding.plain import generate
-from lantern.models.llamagen.text import TextEncoder
+from lantern.models.llamagen.text import CLASSES_NAME, TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.models.names import CLASSES_NAME
 from lantern.training.data import Prepared
 from lantern.training.features import Conditions, captions_name, decode, encode_captions, number_classes, picture_tokens
 from lantern.training.loop import LoopConfig, Task, run_loop, save_sheet, step_generator

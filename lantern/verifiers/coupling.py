@@ -8,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import pick, probabilities
+from lantern.core.sampling import Noise, pick, probabilities
 from lantern.core.types import Cost, DraftTree, Rows, Verdict
 from lantern.verifiers.rejection import cost_of, normalised
 from lantern.verifiers.relaxations.rule import Acceptance, Ruling, UnderTest

@@ -7,8 +7,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import largest
+from lantern.core.sampling import Noise, largest
 from lantern.core.types import Cost, DraftTree, Rows, Verdict
 from lantern.verifiers.gumbel import deepest_path, rows_of_parents, visit
 from lantern.verifiers.relaxations.neighbours import Neighbourhood

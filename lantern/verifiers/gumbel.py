@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from lantern.core.noise import Noise
+from lantern.core.sampling import Noise
 from lantern.core.types import DraftTree, Rows, TreeShape, Verdict
 
 

@@ -9,8 +9,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lantern.core.noise import Noise, Purpose
-from lantern.core.sampling import largest, logs, probabilities
+from lantern.core.sampling import Noise, Purpose, largest, logs, probabilities
 from lantern.core.types import Cost, DraftTree, Rows, TreeShape, Verdict
 from lantern.verifiers.relaxations.rule import Acceptance, Ruling, UnderTest
 

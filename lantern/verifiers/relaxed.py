@@ -7,8 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import largest
+from lantern.core.sampling import Noise, largest
 from lantern.core.types import Cost, DraftTree, Rows, Verdict, Verifier, rows_at
 from lantern.verifiers.gumbel import rows_of_parents
 from lantern.verifiers.relaxations.rule import Relaxation

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.core.noise import Noise
+from lantern.core.sampling import Noise
 from lantern.core.types import DraftTree, Rows, Verdict, Verifier
 
 

@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.noise import Noise, Purpose
-from lantern.core.sampling import largest, logs, probabilities
+from lantern.core.sampling import Noise, Purpose, largest, logs, probabilities
 from lantern.core.types import DraftTree, Rows, TreeShape, Verdict
 from lantern.verifiers.rejection import normalised
 

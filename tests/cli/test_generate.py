@@ -14,8 +14,8 @@ from lantern.cli.generate import main
 from lantern.core.io import save_component
 from lantern.drafters.policies.records import Records
 from lantern.methods import METHODS
+from lantern.models.llamagen.text import NAMES_NAME, RECOGNISED_NAME, write_names, write_words
 from lantern.models.llamagen.vqvae import VQVAE
-from lantern.models.names import NAMES_NAME, RECOGNISED_NAME, write_names, write_words
 from tests.cli.calls import Capture, answer, grid, made, refusal
 from tests.tiny_folder import VQ, save_tiny_model
 

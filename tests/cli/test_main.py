@@ -15,7 +15,7 @@ from argcomplete.finders import CompletionFinder
 from lantern.cli.command import Command, parser_of, run_command
 from lantern.cli.main import COMMANDS, PROGRAMS, SHELLS, complete, main
 from lantern.cli.measure import evaluate
-from lantern.core import signals
+from lantern.core import process
 from lantern.methods import METHODS, find
 from lantern.training.stages import STAGES
 from tests.cli.calls import Capture, one_line
@@ -72,7 +72,7 @@ def failing(error: BaseException | signal.Signals) -> Command:
         (KeyboardInterrupt(), 130, "interrupted"),
         (signal.SIGINT, 130, "interrupted"),
         (signal.SIGTERM, 143, "terminated"),
-        (signal.SIGHUP, 129, signals.WORDS[signal.SIGHUP]),
+        (signal.SIGHUP, 129, process.WORDS[signal.SIGHUP]),
     ],
 )
 def test_a_failure_is_a_line_and_code(

@@ -12,8 +12,8 @@ from PIL import Image
 
 from lantern.cli.generate import main
 from lantern.cli.main import main as lantern
+from lantern.core.config import embedded_model
 from lantern.core.io import read_config
-from lantern.core.places import embedded_model
 from lantern.eval.metrics.pictures import raw, stream
 from lantern.generation.images import FIELDS, compact, destination, read_facts, save_image, slug, to_image
 from lantern.models.folder import read_index

@@ -9,9 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lantern.core import io
-from lantern.core.config import MAX_CONFIG_BYTES, build_config, load_config, read_json_object
+from lantern.core.config import MAX_CONFIG_BYTES, build_config, load_config, read_json_object, resolve_model
 from lantern.core.io import atomic_write, load_state, read_config, save_component, write_json
-from lantern.core.places import resolve_model
 from tests.refusals import refused
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lantern.core.noise import (
+from lantern.core.sampling import (
     MASK,
     Key,
     Noise,
@@ -28,7 +28,7 @@ ANSWERS = [
 
 
 def stream(seed: int, image: int, purpose: Purpose, where: torch.Tensor, count: int) -> torch.Tensor:
-    return random_words(torch.tensor([seed]), torch.tensor([image]), purpose, where, count)[0]
+    return random_words(purpose_key(torch.tensor([seed]), purpose), torch.tensor([image]), where, count)[0]
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), ANSWERS)
@@ -112,9 +112,9 @@ def test_tables_are_those_of_seed_and_image_also_if_made_in_blocks(monkeypatch: 
     words = [stream(seed, image, Purpose.TARGET, where[0], 37) for seed, image in keys.tolist()]
     steps = torch.tensor([1, 4, 2, 8, 3, 3])
     ahead = (steps[:, None] + torch.arange(4)).clamp(max=8)
-    of_steps = random_words(keys[:, 0], keys[:, 1], Purpose.TEST, ahead, 2, steps)
+    of_steps = random_words(purpose_key(keys[:, 0], Purpose.TEST, steps), keys[:, 1], ahead, 2)
     for block in (10**6, 50):
-        monkeypatch.setattr("lantern.core.noise.BLOCK", block)
+        monkeypatch.setattr("lantern.core.sampling.BLOCK", block)
         noise = Noise(keys.tolist(), positions=9, vocab_size=37)
         assert torch.equal(noise.gumbel(where), to_gumbel(to_uniform(torch.stack(words))))
         assert torch.equal(noise.uniform(ahead, 2, iterations=steps), to_uniform(of_steps))
@@ -142,5 +142,5 @@ def test_a_seed_out_of_range_is_refused(seed: int) -> None:
 def test_cuda_gives_the_same_bits() -> None:
     where = torch.arange(64)
     seed, image = torch.tensor([7]), torch.tensor([3])
-    words = random_words(seed.cuda(), image.cuda(), Purpose.TARGET, where.cuda(), 4096)[0]
+    words = random_words(purpose_key(seed.cuda(), Purpose.TARGET), image.cuda(), where.cuda(), 4096)[0]
     assert torch.equal(words.cpu(), stream(7, 3, Purpose.TARGET, where, 4096))

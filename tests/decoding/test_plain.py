@@ -3,8 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import Condition, Generation, Step
 from lantern.decoding import plain
 from lantern.decoding.loop import begin, run

@@ -8,8 +8,8 @@ from weakref import ref
 import pytest
 import torch
 
-from lantern.core.prepared import PreparedTarget, read_in_passes
 from lantern.core.types import Prompt
+from lantern.core.weights import PreparedTarget, read_in_passes
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.prompt import PromptCache, prefill
 from lantern.models.llamagen.transformer import word_scores

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import Generation
 from lantern.decoding import plain
 from lantern.decoding.loop import begin, run

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import Condition, Drafter, Generation, Scores, Step
 from lantern.drafters.examples import Examples, fused_layers
 from lantern.generation.generator import Decoder

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.core.noise import Noise, Purpose
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Purpose, Sampling
 from lantern.core.types import DraftMode, Generation, Step
 from lantern.drafters.eagle.dynamic import GrowingDrafter, Growth
 from lantern.drafters.policies.eagle2 import Eagle2

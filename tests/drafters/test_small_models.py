@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.noise import Noise
-from lantern.core.prepared import quantized
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import DraftTree
+from lantern.core.weights import quantized
 from lantern.drafters.combined.self_cascade import SelfCascadeDrafter
 from lantern.drafters.combined.small_model import SmallModel
 from lantern.drafters.combined.specmquant import CascadeDrafter

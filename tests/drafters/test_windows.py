@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from lantern.core.noise import Noise
+from lantern.core.sampling import Noise
 from lantern.drafters.lookup.repeat import RepeatDrafter
 from lantern.drafters.windows.jacobi import JacobiDrafter
 from lantern.drafters.windows.sjd_pac import fronted

@@ -13,9 +13,8 @@ import torch
 from lantern.core.io import write_json
 from lantern.core.types import Target
 from lantern.engines import pass_times as timing
-from lantern.engines.chain import Chain
 from lantern.engines.engine import EAGER, EagerEngine, WideEngine
-from lantern.engines.pass_times import NODES, best_window, is_steady, measure, pass_times, time_of
+from lantern.engines.pass_times import NODES, Chain, best_window, is_steady, measure, pass_times, time_of
 from lantern.generation.choice import choose
 from tests.tiny import tiny_target
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lantern.core.signals import Stopped, Stopping
+from lantern.core.process import Stopped, Stopping
 from lantern.generation import generator, images
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ from lantern.methods.parts import ADD_ONS
 from lantern.models.folder import AddOns, load_model
 from lantern.models.llamagen.text import checked_folders
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
-from lantern.models.trial import try_component
+from lantern.models.prediction import try_component
 from tests.cli.calls import Capture
 from tests.refusals import refused
 from tests.tiny import tiny_target

@@ -13,8 +13,8 @@ from lantern.cli.generate import main
 from lantern.core.io import read_checksums
 from lantern.generation.pipeline import LanternDrafter, LanternOutput, LanternTransformer, LanternVQ
 from lantern.models.folder import load_model, record_tokens_per_step
+from lantern.models.llamagen.text import CLASSES_NAME, read_words, write_words
 from lantern.models.llamagen.transformer import Transformer
-from lantern.models.names import CLASSES_NAME, read_words, write_words
 from tests.refusals import refused
 from tests.tiny_folder import save_tiny_model
 

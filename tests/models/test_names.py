@@ -14,8 +14,7 @@ from lantern.cli.generate import main
 from lantern.generation.generator import generate
 from lantern.generation.requests import UnknownPromptWarning, as_requests, requests_of_call, with_warnings
 from lantern.models.folder import Model, load_model
-from lantern.models.llamagen.text import named_emoji
-from lantern.models.names import NAMES_NAME, WORDS_NAME
+from lantern.models.llamagen.text import NAMES_NAME, WORDS_NAME, named_emoji
 from tests.cli.calls import Capture
 from tests.tiny_folder import save_tiny_model, tiny_text_encoder
 

@@ -18,7 +18,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.generation.generator import generate
 from lantern.models.folder import load_model
-from lantern.models.transformers import parallel
+from lantern.models.transformers import loading
 from tests import tiny_transformers as tiny
 from tests.cli.calls import Capture
 from tests.refusals import refused
@@ -110,9 +110,9 @@ def test_some_models_are_not_shared(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     refused(load_model, folder, processes=2, match="runs in one process, not by torchrun")
-    refused(parallel.plan_of, "LlamaForCausalLM", 2, match="LlamaForCausalLM has no plan for tensor parallelism")
+    refused(loading.plan_of, "LlamaForCausalLM", 2, match="LlamaForCausalLM has no plan for tensor parallelism")
     with pytest.raises(ValueError, match="3 processes do not divide 2 heads of keys and values"):
-        parallel.divide_heads(tiny.assemble("janus").target, 3)
+        loading.divide_heads(tiny.assemble("janus").target, 3)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["generate", "--prompt", "a red apple", "--out", str(tmp_path / "a.png")]) == 2
     assert "2 processes share a model and need one method: give --method" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lantern.cli.main import main
-from lantern.core.places import embedded_model
+from lantern.core.config import embedded_model
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Raster
 from lantern.decoding.loop import begin

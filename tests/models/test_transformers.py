@@ -29,8 +29,8 @@ from lantern.generation.pipeline import LanternPipeline
 from lantern.models.folder import Model, load_model
 from lantern.models.transformers.chameleon import read_decoder
 from lantern.models.transformers.components import Components
-from lantern.models.transformers.simplear import fsq_vectors
 from lantern.models.transformers.target import causal_target
+from lantern.models.transformers.tokens_only import fsq_vectors
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests import tiny_transformers as tiny
 from tests.cli.calls import Capture

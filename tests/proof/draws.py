@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from lantern.core.noise import Noise, Purpose
+from lantern.core.sampling import Noise, Purpose
 from lantern.core.types import Condition, DraftMode, DraftTree, Step, TreeShape, Verdict, Verifier
 from lantern.drafters.trees.static import StaticTree
 from lantern.drafters.windows.jacobi import JacobiDrafter

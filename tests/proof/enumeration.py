@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from lantern.core.noise import Noise, Purpose
+from lantern.core.sampling import Noise, Purpose
 from lantern.core.types import DraftMode, DraftTree, TreeShape
 from lantern.drafters.trees.static import StaticTree
 from lantern.verifiers.rejection import RejectionVerifier

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from lantern.core.noise import Noise
+from lantern.core.sampling import Noise
 from lantern.core.types import DraftMode, DraftTree
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import StaticTree, chain

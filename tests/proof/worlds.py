@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from lantern.core.noise import Noise
+from lantern.core.sampling import Noise
 from lantern.core.types import Rows, rows_at
 from lantern.drafters.trees.static import StaticTree
 

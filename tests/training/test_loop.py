@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lantern.core.config import build_config
 from lantern.core.io import trained_steps
-from lantern.core.signals import Stopped
+from lantern.core.process import Stopped
 from lantern.training import loop
 from lantern.training.loop import LoopConfig, Task, run_loop
 from tests.cli.calls import Capture

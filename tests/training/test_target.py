@@ -17,9 +17,9 @@ from lantern.core.config import read_json_object
 from lantern.core.io import load_component, load_state, save_component
 from lantern.core.sampling import Sampling
 from lantern.decoding.plain import generate
+from lantern.models.llamagen.text import CLASSES_NAME
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE
-from lantern.models.names import CLASSES_NAME
 from lantern.training import features as inputs
 from lantern.training.data import Prepared, Record
 from lantern.training.loop import LoopConfig, run_loop

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.noise import Noise
+from lantern.core.sampling import Noise
 from lantern.core.types import DraftTree, Verdict
 from lantern.drafters.trees.static import chain
 from lantern.verifiers.coupling import CouplingVerifier

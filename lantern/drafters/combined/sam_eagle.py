@@ -7,7 +7,7 @@ path is taken. Nodes that both propose are scored twice; the result is the same.
 
 import torch
 
-from lantern.core.noise import Noise
+from lantern.core.sampling import Noise
 from lantern.core.types import Buffers, DraftMode, DraftTree, Prompt, Step
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.lookup.sam import SamDrafter

@@ -4,8 +4,7 @@ Both models sample argmax(log p + g) with the same g, so a draft is right wherev
 arg-max. The acceptance is the Gumbel coupling of the two models (arXiv:2408.07978). Only the small model is trained.
 """
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import DraftMode, DraftTree, Prompt, Step, Target
 from lantern.drafters.combined.small_model import SmallModel
 from lantern.drafters.trees.static import StaticTree, TreeDrafter

@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.noise import Noise, Purpose
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Purpose, Sampling
 from lantern.core.types import Buffers, Prompt, Step, Target
 from lantern.decoding.prompt import PromptCache, make_cache
 from lantern.drafters.base import ranking

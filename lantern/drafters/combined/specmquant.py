@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import Buffers, DraftMode, DraftTree, Prompt, Step
 from lantern.drafters.combined.small_model import SmallModel
 from lantern.drafters.eagle.drafter import EagleDrafter
@@ -89,7 +88,7 @@ def cascade(
     if bits == 4:
         if model.config.family != "llamagen":
             raise ValueError("small_bits=4 quantizes LlamaGen's layers only: leave it at 0 for this model")
-        from lantern.core.prepared import quantized
+        from lantern.core.weights import quantized
 
         model = quantized(model)
     inner = EagleDrafter(module, target, tree=chain(length - 1), mode="gumbel", sampling=sampling)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.noise import Noise
+from lantern.core.sampling import Noise
 from lantern.core.types import DraftTree, Prompt, Step, Target, Traits, rows_at
 from lantern.decoding.statistics import Readback
 from lantern.drafters.eagle.drafter import EagleDrafter

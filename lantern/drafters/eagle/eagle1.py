@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.prepared import DraftLayer
+from lantern.core.weights import DraftLayer
 from lantern.decoding.cache import StaticCache
 from lantern.drafters.base import target_logits, token_embeddings
 from lantern.drafters.eagle.unroll import Unroll

@@ -15,7 +15,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lantern.core.prepared import DraftLayer
+from lantern.core.weights import DraftLayer
 from lantern.drafters.base import token_embeddings
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig, EagleLayer
 from lantern.drafters.examples import Examples, Prediction, fused_layers

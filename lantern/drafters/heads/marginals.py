@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.noise import Noise
+from lantern.core.sampling import Noise
 from lantern.core.types import DraftTree, Prompt, Step, Target
 from lantern.drafters.base import NetworkDrafter, target_logits
 

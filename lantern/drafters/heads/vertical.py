@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lantern.core.noise import Noise
+from lantern.core.sampling import Noise
 from lantern.core.types import DraftTree, Prompt, Step, Target
 from lantern.drafters.base import target_logits
 from lantern.drafters.heads.marginals import MarginalDrafter

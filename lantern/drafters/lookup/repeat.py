@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 
-from lantern.core.noise import Noise
+from lantern.core.sampling import Noise
 from lantern.core.types import Buffers, Drafter, DraftMode, DraftTree, Prompt, Step, Target, TreeShape
 
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.core.noise import Noise
+from lantern.core.sampling import Noise
 from lantern.core.types import Buffers, DraftMode, DraftTree, Prompt, Step, Target
 from lantern.drafters.base import check_width
 from lantern.drafters.lookup.matchers import Found, GridMatcher, Matcher, Past, SuffixMatcher

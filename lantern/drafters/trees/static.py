@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.config import hint_for
-from lantern.core.noise import Noise
+from lantern.core.sampling import Noise
 from lantern.core.types import Drafter, DraftTree, Prompt, TreeShape
 
 Choice = tuple[int, ...]

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.noise import Noise, Purpose
+from lantern.core.sampling import Noise, Purpose
 from lantern.core.types import Buffers, DraftMode, DraftTree, Prompt, SampleWindow, Step, Target, TreeShape
 
 TRIAL = 10  # steps after which a window that commits fewer than `least` tokens a step is given up

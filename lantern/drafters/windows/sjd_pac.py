@@ -16,8 +16,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import Buffers, DraftMode, DraftTree, Prompt, Step, Target
 from lantern.drafters.base import ranking
 from lantern.drafters.trees.static import Choice, StaticTree, TreeDrafter

@@ -1,18 +1,61 @@
-"""The engine `cpu`: passes (`target.py`) and whole rounds (`steps.py`) as C++ programs."""
+"""The engine `cpu`: passes as C++ programs (`target.py`), and whole rounds: fused steps (`steps.cpp`).
 
+Fused are steps of plain decoding, of a window of samples, and of a static tree that a module of EAGLE-1 or ParallelSpec
+drafts. Tokens and statistics are those of `decoding.plain` and `decoding.loop`, with rejection up to the rounding of
+probabilities.
+"""
+
+import ctypes
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar
 
-from lantern.core.sampling import Sampling
-from lantern.core.types import Drafter, Target
-from lantern.decoding.loop import State
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from lantern.core.sampling import Purpose, Sampling, probabilities
+from lantern.core.types import (
+    Cost,
+    Drafter,
+    DraftPasses,
+    DraftTree,
+    SampleWindow,
+    Scores,
+    Step,
+    Target,
+    TreeShape,
+    Verdict,
+    Verifier,
+)
+from lantern.decoding.cache import StaticCache
+from lantern.decoding.loop import NO_SCORES, State
+from lantern.decoding.plain import Plain
 from lantern.decoding.rounds import Rounds, TorchRounds
 from lantern.engines.cpu import build
-from lantern.engines.cpu.drafter import packed_drafter
-from lantern.engines.cpu.steps import FusedRounds, is_fused, nodes_of
-from lantern.engines.cpu.target import CpuTarget, check
+from lantern.engines.cpu.target import (
+    PANEL,
+    CpuTarget,
+    LayerArgs,
+    ModelArgs,
+    PackedDrafterLayer,
+    PackedLinear,
+    PassArgs,
+    check,
+    kind_of,
+    packed_drafter,
+)
 from lantern.engines.engine import Engine
+from lantern.verifiers.gumbel import GumbelVerifier
+from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.lantern import Lantern
+from lantern.verifiers.relaxations.lantern_pp import LanternPP
+from lantern.verifiers.relaxations.mixture import Mixture
+from lantern.verifiers.relaxations.neighbours import ClaimingRule
+from lantern.verifiers.relaxations.rule import Acceptance
+from lantern.verifiers.relaxed import RelaxedVerifier
+from lantern.verifiers.scripted import ScriptedVerifier
 
 
 @dataclass(frozen=True)
@@ -70,3 +113,363 @@ class CpuEngine(Engine):
     def keeps_bits(self, target: Target, nodes: int, lines: int) -> bool:
         """Return True."""
         return True
+
+
+RESIDUALS = {"cool": 0, "paper": 1, "released": 2}  # `Residual` of rejection.h; COOL-SD's is that of exact rejection
+
+
+class Stream(ctypes.Structure):
+    """`Stream` of noise.h."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("low", "high", "image")]
+
+
+class TestArgs(ctypes.Structure):
+    """`TestArgs` of images.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("near", "columns", "far_columns", "lanes", "residual", "is_shared")),
+        *((name, ctypes.c_float) for name in ("constant", "factor", "bound")),
+        *((name, Stream) for name in ("drafts", "samples")),
+        *((name, ctypes.c_void_p) for name in ("uniforms", "table", "distances", "rows", "q")),
+        *((name, ctypes.c_void_p) for name in ("distance", "excess")),
+    ]
+
+
+class ImageArgs(ctypes.Structure):
+    """`ImageArgs` of images.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("top_k", "interval")),
+        *((name, ctypes.c_float) for name in ("guidance", "temperature")),
+        *((name, ctypes.c_void_p) for name in ("noise", "random", "known", "tree", "parents", "depths", "grid")),
+        *((name, ctypes.c_void_p) for name in ("start", "counts", "sampled", "path", "steps", "accepted", "reached")),
+        *((name, ctypes.c_void_p) for name in ("total", "log_q", "relaxed", "variation", "largest", "costs")),
+        *((name, ctypes.c_void_p) for name in ("pairs", "lengths")),
+        *((name, ctypes.c_double) for name in ("delta", "cap")),
+        ("test", ctypes.c_void_p),
+    ]
+
+
+class LevelArgs(ctypes.Structure):
+    """`LevelArgs` of draft.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("nodes", "width", "first", "staged")),
+        *((name, ctypes.c_void_p) for name in ("pairs", "parents", "ancestors")),
+    ]
+
+
+class DraftArgs(ctypes.Structure):
+    """`DraftArgs` of draft.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("first", "images", "tokens", "slots", "depth", "masks", "levels")),
+        *((name, ctypes.c_int32) for name in ("kind", "is_half", "threads")),
+        ("model", ModelArgs),
+        *((name, ctypes.c_void_p) for name in ("join", "embeddings", "bias", "guidance", "mask_inputs", "cache")),
+        ("plane", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("level", "order")),
+        ("nodes", ctypes.c_int32),
+    ]
+
+
+class StepArgs(ctypes.Structure):
+    """`StepArgs` of steps.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("images", "nodes", "tokens", "prefix", "conditioning")),
+        *((name, ctypes.c_int32) for name in ("is_staged", "is_half")),
+        *((name, ctypes.c_void_p) for name in ("embeddings", "of", "drafts")),
+        ("drafters", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("seconds", "drafting")),
+    ]
+
+
+def is_fused(state: State) -> bool:
+    """Return whether the rounds of a generation are one C++ program: plain decoding, windows of samples, which
+    `Mixture` may relax, and trees of packed drafters, matched with the target's samples or tested by rejection, which
+    LANTERN and LANTERN++ may relax.
+
+    Not with top-p, with given tokens, for targets whose passes do not run in C++, and for subclasses of a verifier or
+    relaxation, which may decide otherwise.
+    """
+    is_plain = isinstance(state, Plain)
+    drafter = state.drafter
+    is_window = isinstance(drafter, SampleWindow) and (
+        type(state.verifier) is GumbelVerifier if drafter.is_alone else rule_of(state) is not None
+    )
+    has_all = state.sampling.top_p == 1 and state.forced is None and isinstance(state.target, CpuTarget)
+    return has_all and (is_plain or is_window or passes_of(state) is not None)
+
+
+def passes_of(state: State) -> DraftPasses | None:
+    """Return what drafts the trees of a generation if `lantern_steps` can run it, and verify what it drafts."""
+    passes = None if isinstance(state, Plain) else state.drafter.passes
+    if passes is None or (type(inner_of(state)) is not GumbelVerifier and rejection_of(state) is None):
+        return None
+    module, weight = passes.module, state.target.tok_embeddings.weight
+    parts = (isinstance(module.fc, PackedLinear), *(isinstance(layer, PackedDrafterLayer) for layer in module.layers))
+    return passes if all(parts) and module.dtype == weight.dtype else None
+
+
+def inner_of(state: State) -> Verifier:
+    """Return the verifier, or the one whose verdicts a measurement replaces."""
+    return state.verifier.inner if isinstance(state.verifier, ScriptedVerifier) else state.verifier
+
+
+def rejection_of(state: State) -> RejectionVerifier | None:
+    """Return the rejection that `lantern_steps` runs, of drafts that were sampled, None where there is none."""
+    verifier = inner_of(state)
+    if type(verifier) is not RejectionVerifier or state.drafter.mode != "sampled":
+        return None
+    return verifier if type(verifier.relaxation) in (type(None), Lantern, LanternPP) else None
+
+
+def rule_of(state: State) -> Mixture | None:
+    """Return the relaxation of a window's distributions that `lantern_steps` computes, None where there is none."""
+    drafter, verifier = state.drafter, state.verifier
+    if type(verifier) is not RelaxedVerifier or type(verifier.inner) is not GumbelVerifier:
+        return None
+    has_q = isinstance(drafter, SampleWindow) and not drafter.is_alone and drafter.log_q is not None
+    rule = verifier.relaxation
+    return rule if has_q and type(rule) is Mixture and not state.sampling.is_greedy else None
+
+
+def nodes_of(state: State) -> int:
+    """Return the nodes of a generation's passes now: one in plain decoding, and where a window was given up."""
+    if isinstance(state, Plain):
+        return 1
+    return state.drafter.nodes if isinstance(state.drafter, SampleWindow) else state.drafter.max_nodes
+
+
+class FusedImages:
+    """The tensors of one generation that `lantern_steps` reads and writes, as in `steps.cpp`."""
+
+    def __init__(self, state: State) -> None:
+        self.state, self.window = state, state.drafter if isinstance(state.drafter, SampleWindow) else None
+        self.passes, target = passes_of(state), state.target
+        images, sums, held = len(state.known), state.statistics, state.held
+        self.most = 1 if isinstance(state, Plain) else state.drafter.max_nodes
+        self.start, self.counts, scratch = torch.zeros(3, images, dtype=torch.long).unbind()
+        self.sampled, self.path = torch.zeros(2, images, self.most, dtype=torch.long).unbind()
+        random, pairs, steps = None, None, sums.steps
+        if self.window is not None:
+            self.tokens, random = self.window.tokens, self.window.random if self.window.fills_randomly else None
+        elif self.passes is not None:
+            self.tokens = self._propose(self.passes)
+            pairs = torch.zeros(images, state.drafter.depth + 1, target.config.dim, dtype=torch.float32)
+        else:
+            self.tokens, steps = state.tokens.gather(1, state.known[:, None] - 1), scratch
+        self.rejection = None if self.passes is None else rejection_of(state)
+        sampling, table = state.sampling, None if self.rejection is not None else state.noise.gumbel_table()
+        tree = (one.expand(images, -1) for one in (self.tree.parents, self.tree.depths))
+        rows = (state.known, self.tokens, *tree, held.tokens, self.start, self.counts, self.sampled, self.path)
+        self.rule = rule_of(state)
+        log_q = None if self.rule is None or self.window is None else self.window.log_q
+        self.costs = torch.zeros(images, self.most, 3, dtype=torch.float32)
+        lengths = None  # drafts to accept by token number, where a measurement scripts them
+        if self.passes is not None and isinstance(state.verifier, ScriptedVerifier):
+            lengths = state.verifier.lengths.expand(images, -1)
+        self.claims = None if self.rejection is None or lengths is not None else self.rejection.relaxation
+        spent = (sums.relaxed, sums.variation, sums.largest, self.costs)
+        # C++ has addresses only
+        counted = (steps, sums.accepted, sums.reached, held.total)
+        self.kept = (table, random, *rows, *counted, log_q, *spent, pairs, lengths)
+        self._tests = None
+        if self.rejection is not None and self.passes is not None:
+            self._tests = self._test_args(self.rejection.relaxation, self.passes)
+        self.args = [
+            ImageArgs(
+                *(min(sampling.top_k, state.target.config.vocab_size), min(sampling.guidance_interval, state.count)),
+                *(float(sampling.guidance), float(sampling.temperature)),
+                *(None if tensor is None else tensor[i].data_ptr() for tensor in self.kept),
+                *((0.0, 1.0) if self.rule is None else (float(self.rule.delta), float(self.rule.cap))),
+                None if self._tests is None else ctypes.addressof(self._tests[i]),
+            )
+            for i in range(images)
+        ]
+
+    def _propose(self, passes: DraftPasses) -> Int[Tensor, "b n"]:
+        """Return the next tree's tokens; the first tree is drafted here, with the distributions it was sampled from."""
+        if passes.tokens is None:
+            tree = self.state.drafter.propose()
+            passes.tokens = tree.tokens
+            if tree.log_q is not None:
+                rows = int(passes.log_q_rows.max()) + 1
+                passes.q = tree.log_q.new_zeros(len(tree.tokens), rows, tree.log_q.shape[-1])
+                passes.q[:, passes.log_q_rows] = probabilities(tree.log_q)
+        return passes.tokens
+
+    def _test_args(self, rule: Acceptance | None, passes: DraftPasses) -> Any:
+        """Return how the drafts of each image are tested."""
+        lanes, sums, noise = max(passes.shape.widths), self.state.statistics, self.state.noise
+        tables: tuple[Tensor | None, ...] = (None, None)
+        settings = (0, 0, 0, lanes, RESIDUALS["cool"], False, 0.0, 0.0, torch.inf)
+        if isinstance(rule, ClaimingRule):
+            tables, bound = (rule.table, rule.distances), rule.bound
+            strides = (0 if table is None else table.stride(0) for table in tables)
+            settings = (rule.k, *strides, lanes, RESIDUALS[rule.residual], rule.shared, rule.constant, rule.factor)
+            settings += (torch.inf if bound is None else bound,)
+            sums.has_distance, sums.is_bounded = rule.distances is not None, bound is not None
+        assert passes.q is not None, "rejection tests sampled drafts"
+        streams = [noise.streams(purpose) for purpose in (Purpose.DRAFT, Purpose.RESIDUAL)]
+        uniforms, shared = noise.uniform_table(lanes), (*tables, passes.log_q_rows)
+        after = (passes.q, sums.distance, sums.excess)
+        self._tested = (uniforms, shared, after)  # C++ has addresses only
+
+        def args(i: int) -> TestArgs:
+            rows = (uniforms[i], *shared, *(one[i] for one in after))
+            keys = (Stream(*keys[i]) for keys in streams)
+            return TestArgs(*settings, *keys, *(None if row is None else row.data_ptr() for row in rows))
+
+        return (TestArgs * len(self.start))(*map(args, range(len(self.start))))
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of a pass."""
+        return nodes_of(self.state)
+
+    @property
+    def tree(self) -> TreeShape:
+        """The shape of what a pass scores."""
+        return TreeShape.chain(self.nodes - 1, self.path.device) if self.passes is None else self.passes.shape
+
+    @property
+    def new(self) -> Int[Tensor, "b d1"]:
+        """The tokens of the last step, of which `counts` are valid."""
+        return self.sampled.gather(1, torch.nn.functional.pad(self.path[:, :-1], (1, 0)))
+
+    @property
+    def last(self) -> Step:
+        """The last step, without scores, tree and verdict."""
+        return Step(self.state.index, self.start.clone(), self.counts.clone(), self.new, NO_SCORES)
+
+    def step(self, scored: Int[Tensor, "b n"], logits: Tensor, features: Tensor) -> Step:
+        """Return the last step, whose window was `scored`; its scores are overwritten by the next."""
+        images, nodes = len(self.start), scored.shape[1]
+        dtype = self.state.target.tok_embeddings.weight.dtype
+        scores = Scores(logits.unflatten(0, (images, -1)), features.to(dtype).unflatten(0, (images, -1)))
+        shape = self.tree
+        tokens, path = self.new[:, : shape.depth + 1], self.path[:, : shape.depth].clone()
+        start, counts = self.start.clone(), self.counts.clone()
+        if nodes == 1:
+            return Step(self.state.index, start, counts, tokens, scores)
+        length, cost = (path > 0).sum(1), None
+        if self.rule is not None or self.claims is not None:
+            is_visited = torch.arange(shape.depth + 1) <= length[:, None]
+            costs = torch.where(is_visited[..., None], self.costs[:, : shape.depth + 1], 0.0)
+            relaxed, spent, moved = costs.unbind(-1)
+            bound, has_distance = None if self.claims is None else self.claims.bound, self.state.statistics.has_distance
+            cost = Cost(relaxed[:, :-1], spent, moved if has_distance else None, bound)
+        verdict = Verdict(path, length, tokens.gather(1, length[:, None])[:, 0], cost=cost)
+        tree = DraftTree(scored, shape, self.state.drafter.mode)
+        return Step(self.state.index, start, counts, tokens, scores, tree, verdict)
+
+
+class Drafts:
+    """The arguments with which `lantern_steps` drafts the trees of one generation, whose images begin at `first`."""
+
+    def __init__(self, images: FusedImages, first: int) -> None:
+        passes, sampling, count = images.passes, images.state.sampling, len(images.start)
+        assert passes is not None
+        module, cache, config = passes.module, passes.cache, passes.module.config
+        layers = [layer.weights for layer in module.layers]
+        joined, bias = module.fc.weights
+        scales = sampling.scales(torch.zeros(1, dtype=torch.long))  # those of guided tokens
+        guidance = None if sampling.rows == 1 else (scales.log() * module.guidance).to(module.dtype).float()
+        masks = None if passes.masks is None or not len(passes.masks) else passes.masks.float().contiguous()
+        self._levels = (LevelArgs * len(passes.levels))(
+            *(
+                LevelArgs(
+                    *(len(level.parents), level.width, level.first, level.ancestors.shape[1]),
+                    *(tensor.data_ptr() for tensor in (level.pairs, level.parents, level.ancestors)),
+                )
+                for level in passes.levels
+            )
+        )
+        own = (LayerArgs * len(layers))(*(layer.addresses for layer in layers))
+        hidden, kind = len(layers[0].w13) * PANEL // 2, kind_of(*layers[0].linears)
+        shape = (config.dim, config.n_head, len(layers), hidden, 0, kind)
+        self._kept = (passes, own, joined, bias, module.embed_tokens.weight, guidance, masks, passes.order)
+        weights = (joined, module.embed_tokens.weight, bias, guidance, masks, cache.buffer)
+        self.args = DraftArgs(
+            *(first, count, cache.tokens, cache.slots, images.state.drafter.depth),
+            *(0 if masks is None else len(masks), len(passes.levels), kind_of(joined)),
+            *(module.dtype == torch.bfloat16, torch.get_num_threads()),
+            ModelArgs(*shape, config.norm_eps, own, None, None, module.rotary.table.data_ptr()),
+            *(None if tensor is None else tensor.data_ptr() for tensor in weights),
+            cache.buffer.stride(0),
+            *(ctypes.addressof(self._levels), passes.order.data_ptr(), len(passes.order)),
+        )
+
+
+class FusedRounds:
+    """Rounds of generations with passes of one size in C++; their caches become views of `cache`.
+
+    Generations have settings and numbers of known tokens of their own.
+    """
+
+    def __init__(self, states: Sequence[State], earlier: Rounds | None = None) -> None:
+        self.states, self.images = states, [FusedImages(state) for state in states]
+        caches = [state.cache for state in states]
+        is_whole = len(caches) == 1 and caches[0].buffer.is_contiguous()
+        used = [state.cache.prefix + int(state.known.max()) for state in states]
+        self.cache = (
+            caches[0] if is_whole else StaticCache.joined(caches, None if earlier is None else earlier.cache, used)
+        )
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make inputs and outputs of a pass, and the arguments of the program."""
+        cache, one, self.nodes = self.cache, self.states[0], self.images[0].nodes
+        assert isinstance(one.target, CpuTarget)  # as `is_fused` has it
+        nodes, config, self._program = self.nodes, one.target.config, one.target.program
+        rows, first = cache.images * cache.rows, cache.first_stage_slot
+        self._inputs, self._features = torch.empty(2, rows, nodes, config.dim, dtype=torch.float32).unbind()
+        self._logits = torch.empty(rows, nodes, config.vocab_size, dtype=torch.float32)
+        self._positions = torch.empty(rows, nodes, dtype=torch.long)
+        self._places = (torch.arange(nodes) + first).repeat(rows, 1)
+        self._mask = torch.full((rows, nodes, cache.slots), -torch.inf, dtype=torch.float32)
+        prompts = torch.cat([state.cache.prefix_scores for state in self.states])
+        self._mask[..., : cache.prefix] = prompts.flatten(0, 1)[:, None]
+        is_staged = any(image.tree.depth + 1 < nodes for image in self.images)
+        if is_staged:
+            seen = [image.tree.ancestors.expand(len(image.start) * cache.rows, -1, -1) for image in self.images]
+            self._mask[..., first : first + nodes].masked_fill_(torch.cat(seen), 0.0)
+        taken = (self._inputs, self._positions, self._places, self._mask)
+        self._args = PassArgs.of(taken, cache.buffer, (None, self._features, self._logits))
+        self._images = (ImageArgs * cache.images)(*(args for image in self.images for args in image.args))
+        embeddings = one.target.tok_embeddings.weight
+        begins = accumulate((len(image.start) for image in self.images), initial=0)
+        self._drafts = [Drafts(image, first) for image, first in zip(self.images, begins, strict=False) if image.passes]
+        drafts = (DraftArgs * len(self._drafts))(*(one.args for one in self._drafts))
+        self._steps = StepArgs(
+            *(cache.images, nodes, one.count, cache.prefix, config.cls_token_num),
+            *(is_staged, embeddings.dtype == torch.bfloat16),
+            *(embeddings.data_ptr(), ctypes.addressof(self._images), ctypes.addressof(drafts), len(drafts)),
+        )
+        self._kept = embeddings, drafts
+
+    def __call__(self, patience: float = 0.0) -> None:
+        """Take rounds for `patience` seconds, at least one, until an image is complete; one round while on trial."""
+        if any(image.window is not None and image.window.is_on_trial for image in self.images):
+            patience = 0.0
+        scored = [image.tokens[:, : self.nodes].clone() for image in self.images] if not patience else []
+        before, drafting = self._steps.seconds, self._steps.drafting
+        arguments = (self._program.model, self._args, self._steps)
+        taken = build.library().lantern_steps(*map(ctypes.byref, arguments), ctypes.c_double(patience))
+        at = 0
+        for number, image in enumerate(self.images):
+            state, rows = image.state, slice(at, at := at + len(image.start) * self.cache.rows)
+            state.advance(int(state.known.min()), taken)
+            seen = (self._logits[rows], self._features[rows])
+            state.step = image.step(scored[number], *seen) if scored else image.last
+            if image.window is not None:
+                image.window.count_step(state.known)
+            state.watch.lap("walk")
+            state.watch.move("walk", "score", self._steps.seconds - before)
+            if image.passes:
+                state.watch.move("walk", "propose", self._steps.drafting - drafting)
+        if len(self.states) == 1 and self.images[0].nodes != self.nodes:
+            self._prepare()

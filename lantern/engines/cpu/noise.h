@@ -1,4 +1,4 @@
-// The noise of an image at a token number, as lantern/core/noise.py makes it: uniforms by Philox4x32-10, Gumbel noise of them.
+// The noise of an image at a token number, as lantern/core/sampling.py makes it: uniforms by Philox4x32-10, Gumbel noise of them.
 
 #pragma once
 #include "mixture.h"

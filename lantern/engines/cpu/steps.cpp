@@ -7,7 +7,7 @@
 
 extern "C" {
 
-// ABI number of this library. Increase it together with `ABI` of compiler.py when a structure or function changes.
+// ABI number of this library. Increase it together with `ABI` of build.py when a structure or function changes.
 int32_t lantern_abi() { return 11; }
 
 struct StepArgs {
@@ -351,7 +351,7 @@ extern "C" int64_t lantern_steps(const Model *model, const PassArgs *pass, StepA
     });
 }
 
-// The uniforms of `count` tokens at each token number of each image, as in lantern/core/noise.py.
+// The uniforms of `count` tokens at each token number of each image, as in lantern/core/sampling.py.
 extern "C" void lantern_uniforms(int32_t images, int32_t positions, int32_t count, int32_t threads, const int64_t *low,
                                  const int64_t *high, const int64_t *image, const int64_t *position, double *out) {
 #pragma omp parallel for num_threads(threads)

@@ -1,33 +1,283 @@
-"""Targets whose passes run in C++ (`pass.cpp`)."""
+"""Targets and drafters whose layers run in C++ (`pass.cpp`), and the C++ library seen from torch.
 
+In this order: structures of arguments, packed weights in the order in which `pass.cpp` reads them, functions of
+tensors, targets, drafters.
+"""
+
+import contextlib
+import copy
 import ctypes
+import mmap
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor, nn
 
-from lantern.core.prepared import PreparedTarget, WeightCache, left_out, read_in_passes
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Key, Purpose, Sampling
 from lantern.core.types import Condition, Prompt, Sampler, Scores
-from lantern.engines.cpu import build
-from lantern.engines.cpu.kernels import (
-    LANES,
-    PANEL,
-    Arena,
-    LayerArgs,
-    ModelArgs,
-    PackedLayer,
-    PassArgs,
-    check_weights,
-    kind_of,
-    linear,
-    sampler_of,
-    uniforms,
+from lantern.core.weights import (
+    DraftLayer,
+    Int8Weight,
+    PreparedTarget,
+    WeightCache,
+    is_quantized,
+    left_out,
+    quantized,
+    read_in_passes,
 )
-from lantern.models.llamagen.transformer import Transformer
+from lantern.decoding.statistics import commit
+from lantern.engines.cpu.build import library
+from lantern.models.llamagen.transformer import RMSNorm, Transformer
+
+PANEL, LANES = 32, 16
+LINE = 64  # bytes of a cache line, at which every tensor begins
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}  # of weights; in int8 they are bytes
+HEAD, GROUP = 8 * PANEL, 64  # int8: bytes before a panel; its inputs are padded to a multiple of GROUP
+
+
+class LayerArgs(ctypes.Structure):
+    """`Layer` of pass.cpp."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("attention_norm", "ffn_norm", "wqkv", "wo", "w13", "w2")]
+
+
+class ModelArgs(ctypes.Structure):
+    """`Model` of pass.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("dim", "heads", "layers", "hidden", "vocab", "kind")),
+        ("eps", ctypes.c_float),
+        ("layer", ctypes.POINTER(LayerArgs)),
+        *((name, ctypes.c_void_p) for name in ("norm", "head", "rope")),
+    ]
+
+
+class PassArgs(ctypes.Structure):
+    """`PassArgs` of pass.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("rows", "nodes", "slots", "threads", "taps")),
+        *((name, ctypes.c_void_p) for name in ("inputs", "positions", "places", "mask")),
+        *((name, ctypes.c_int64) for name in ("mask_row", "mask_node")),
+        ("cache", ctypes.c_void_p),
+        ("plane", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("tapped", "fused", "features", "logits")),
+    ]
+
+    @classmethod
+    def of(
+        cls, taken: Sequence[Tensor], cache: Tensor, made: Sequence[Tensor | None], tapped: Any = None
+    ) -> "PassArgs":
+        """Return the arguments of a pass, whose tensors, and the numbers of `tapped` layers, must outlive them.
+
+        `taken` are inputs, positions, places and mask, `cache` the keys and values of all layers, and `made` the fields
+        from `fused` on.
+        """
+        inputs, _, _, mask = taken
+        taps, address = (0, None) if tapped is None else (len(tapped), ctypes.addressof(tapped))
+        return cls(
+            *(*inputs.shape[:2], cache.shape[-2], torch.get_num_threads(), taps),
+            *(tensor.data_ptr() for tensor in taken),
+            *(mask.stride(0), mask.stride(1), cache.data_ptr(), cache.stride(0)),
+            *(address, *(None if tensor is None else tensor.data_ptr() for tensor in made)),
+        )
+
+
+class LinearArgs(ctypes.Structure):
+    """`LinearArgs` of pass.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("rows", "inputs", "outputs", "threads", "kind")),
+        *((name, ctypes.c_void_p) for name in ("a", "panels", "bias", "out")),
+    ]
+
+
+class SampleArgs(ctypes.Structure):
+    """`SampleArgs` of sampling.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("images", "rows", "nodes", "vocab", "tokens")),
+        *((name, ctypes.c_int32) for name in ("top_k", "interval", "width", "threads")),
+        *((name, ctypes.c_float) for name in ("guidance", "temperature")),
+        *((name, ctypes.c_void_p) for name in ("logits", "places", "noise", "sampled")),
+    ]
+
+
+class Arena:
+    """Memory for copies of tensors, in huge pages if the system has them, which saves address translations."""
+
+    def __init__(self, size: int) -> None:
+        private = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)  # shared ones have no huge pages
+        pages = mmap.mmap(-1, size, flags=private) if private else mmap.mmap(-1, size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
+            with contextlib.suppress(OSError):  # a kernel without huge pages: only slower
+                pages.madvise(mmap.MADV_HUGEPAGE)
+        self.memory = torch.frombuffer(pages, dtype=torch.uint8)
+        self._used = 0
+
+    @classmethod
+    def for_module(cls, module: nn.Module) -> "Arena":
+        """Return an arena for all weights of a module; those that are not packed are in fp32."""
+        return cls(sum(LINE + max(p.element_size(), 4) * p.numel() for p in module.parameters()))
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Return a contiguous copy of a tensor."""
+        begun, count = -(-self._used // LINE) * LINE, tensor.numel() * tensor.element_size()
+        self._used = begun + count
+        place = self.memory[begun : self._used].view(tensor.dtype).view(tensor.shape)
+        return place.copy_(tensor.detach())
+
+    def wide(self, tensor: Tensor) -> Tensor:
+        """Return a copy in fp32."""
+        return self.keep(tensor.float())
+
+    def panels(self, weight: Float[Tensor, "n k"], order: Int[Tensor, " n"] | None = None) -> Tensor:
+        """Return a weight as panels of 32 outputs with all inputs: in bf16 in groups of two, in int8 of four.
+
+        `order` permutes the outputs. In int8 inputs are padded with zeros, and a panel starts with 32 scales and the
+        sums of the 32 outputs' weights.
+        """
+        numbers, scales = (weight.qdata, weight.scale) if isinstance(weight, Int8Weight) else (weight.data, None)  # type: ignore[attr-defined]
+        if order is not None:
+            numbers, scales = numbers[order], None if scales is None else scales[order]
+        if scales is None and weight.dtype == torch.float32:
+            return self.keep(numbers.unflatten(0, (-1, PANEL)).transpose(1, 2))
+        if scales is None:
+            return self.keep(numbers.unflatten(1, (-1, 2)).unflatten(0, (-1, PANEL)).transpose(1, 2))
+        numbers = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % GROUP))
+        fours = numbers.unflatten(1, (-1, 4)).unflatten(0, (-1, PANEL)).transpose(1, 2)
+        sums = numbers.sum(1, dtype=torch.int32)
+        parts = (scales.float().view(-1, PANEL), sums.view(-1, PANEL), fours.flatten(1))
+        return self.keep(torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1))
+
+
+def kind_of(*panels: Tensor) -> int:
+    """Return the kind of packed weights; ValueError if there are several."""
+    kinds = {KINDS[tensor.dtype] for tensor in panels}
+    if len(kinds) > 1:
+        raise ValueError("the cpu engine reads all weights in 8 bits or none, this model has both: quantize all")
+    return kinds.pop()
+
+
+def size_of(panels: Tensor, inputs: int) -> int:
+    """Return the elements of a panel of so many inputs."""
+    return HEAD + PANEL * (inputs + -inputs % GROUP) if panels.dtype == torch.uint8 else PANEL * inputs
+
+
+class PackedLayer(NamedTuple):
+    """The packed weights of a decoder layer, in the order of `LayerArgs`; norms that it lacks are None."""
+
+    attention_norm: Tensor | None
+    ffn_norm: Tensor
+    wqkv: Tensor
+    wo: Tensor
+    w13: Tensor
+    w2: Tensor
+
+    @classmethod
+    def of(cls, block: Any, arena: Arena) -> "PackedLayer":
+        """Pack a `Block` or an `EagleLayer`."""
+        attention, feed = block.attention, block.feed_forward
+        interleaved = torch.arange(feed.w13.out_features).unflatten(0, (2, -1, LANES)).transpose(0, 1).flatten()
+        return cls(
+            arena.wide(block.attention_norm.weight) if isinstance(block.attention_norm, RMSNorm) else None,
+            arena.wide(block.ffn_norm.weight),
+            arena.panels(attention.wqkv.weight),
+            arena.panels(attention.wo.weight),
+            arena.panels(feed.w13.weight, interleaved),
+            arena.panels(feed.w2.weight),
+        )
+
+    @property
+    def linears(self) -> tuple[Tensor, ...]:
+        """The weights of its linears."""
+        return (self.wqkv, self.wo, self.w13, self.w2)
+
+    @property
+    def addresses(self) -> LayerArgs:
+        """The addresses of the weights."""
+        return LayerArgs(*(None if tensor is None else tensor.data_ptr() for tensor in self))
+
+
+def check_weights(module: nn.Module) -> None:
+    """Raise ValueError for weights that `pass.cpp` cannot read."""
+    weight = next(module.parameters())
+    if weight.device.type != "cpu":
+        raise ValueError(f"the cpu engine is for CPUs, the model is on {weight.device.type}: use another engine")
+    if weight.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"the cpu engine computes in fp32 or bf16, the model is in {weight.dtype}: choose one of them")
+    weights = [linear.weight for linear in module.modules() if isinstance(linear, nn.Linear)]
+    if any(is_quantized(weight) and not isinstance(weight, Int8Weight) for weight in weights):
+        raise ValueError(
+            "the cpu engine reads weights in full or in int8, these are quantized otherwise: use --engine eager or "
+            "--weights int8"
+        )
+
+
+def linear(
+    x: Float[Tensor, "*b k"], panels: Tensor, bias: Float[Tensor, " n"] | None, outputs: int
+) -> Float[Tensor, "*b n"]:
+    """Return x times a packed weight plus an fp32 bias, in fp32.
+
+    Inputs are rounded to bf16 for a bf16 weight, and to 8-bit integers, one scale per row, for an int8 weight.
+    """
+    assert panels.shape[0] * PANEL == outputs and panels[0].numel() == size_of(panels, x.shape[-1]), (
+        "inputs are not as wide as the weight"
+    )
+    out, a = x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32), x.float().contiguous()
+    sizes = (a[..., 0].numel(), a.shape[-1], outputs, torch.get_num_threads(), kind_of(panels))
+    places = (a.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr())
+    library().lantern_linear(ctypes.byref(LinearArgs(*sizes, *places)))
+    return out
+
+
+def sampler_of(sampling: Sampling, noise: Any) -> Sampler | None:
+    """Return the sampler of `Target.sampler`, whose tokens have the noise of `noise.gumbel_table`; None for top-p."""
+    if sampling.top_p < 1:
+        return None
+    last = 1 << 30  # interval and top-k are 32-bit integers in C++
+    counts = (min(sampling.top_k, last), min(sampling.guidance_interval, last))
+    scales = (float(sampling.guidance), float(sampling.temperature))
+
+    def best(
+        logits: Float[Tensor, "b r n v"],
+        places: Int[Tensor, "b n"],
+        *,
+        width: int = 1,
+        purpose: int = Purpose.TARGET,
+        grid: Int[Tensor, "b t"] | None = None,
+        total: Float[Tensor, " b"] | None = None,
+    ) -> Int[Tensor, "b n k"]:
+        images, rows, nodes, vocab = logits.shape
+        logits, places, table = logits.float().contiguous(), places.contiguous(), noise.gumbel_table(purpose)
+        assert vocab % LANES == 0, f"{vocab} tokens, expected a multiple of {LANES}"
+        tokens = 0
+        if table is not None:
+            assert table.is_contiguous() and table.shape[::2] == (images, vocab), "noise of other images or tokens"
+            tokens = table.shape[1]
+            places = places.clamp(0, tokens - 1)
+        sampled = places.new_empty(images, nodes, width)
+        sizes = (images, rows, nodes, vocab, tokens, *counts, width, torch.get_num_threads())
+        addresses = (None if one is None else one.data_ptr() for one in (logits, places, table, sampled))
+        library().lantern_sample(ctypes.byref(SampleArgs(*sizes, *scales, *addresses)))
+        if grid is not None and total is not None:
+            commit(grid, total, logits, places, sampled[..., 0])
+        return sampled
+
+    return best
+
+
+def uniforms(
+    key: Key, images: Int[Tensor, " b"], positions: Int[Tensor, " n"], out: Float64[Tensor, "b n count"]
+) -> None:
+    """Write the numbers of `sampling.random_uniforms`."""
+    assert out.is_contiguous()
+    given = [tensor.contiguous() for tensor in (key.low, key.high, images, positions)]
+    places = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (*given, out))
+    library().lantern_uniforms(*map(ctypes.c_int32, (*out.shape, torch.get_num_threads())), *places)
 
 
 class PackedPass:
@@ -36,7 +286,7 @@ class PackedPass:
     def __init__(self, target: Any) -> None:
         config, self.dtype = target.config, target.tok_embeddings.weight.dtype
         check(target)
-        self.call = build.library().lantern_pass
+        self.call = library().lantern_pass
         self.dim, self.vocab = config.dim, config.vocab_size
         arena = Arena.for_module(target)
         # the tensors whose addresses pass.cpp holds
@@ -52,21 +302,6 @@ class PackedPass:
         # conditioning slots need no logits
         self._reader = ModelArgs(*shape, config.norm_eps, layers, self._norm.data_ptr(), None, self._rope.data_ptr())
 
-    def __call__(
-        self,
-        inputs: Float[Tensor, "b n c"],
-        positions: Int[Tensor, "b n"],
-        mask: Float[Tensor, "b n s"],
-        *,
-        cache: Any,
-        slots: Int[Tensor, "b n"],
-        taps: tuple[int, ...] = (),
-    ) -> Scores:
-        """Score inputs, as `Transformer.forward` with a `StaticCache` in fp32."""
-        logits = torch.empty(*inputs.shape[:2], self.vocab, dtype=torch.float32)
-        features, fused = self._run(self.model, inputs, positions, mask, cache.buffer, slots, taps, logits)
-        return Scores(logits, features, fused)
-
     def read_slots(
         self, inputs: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"], *, entered: dict[int, Tensor] | None = None
     ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "l b h d"]]:
@@ -81,13 +316,13 @@ class PackedPass:
         seen = torch.ones(count, count, dtype=torch.bool).tril() & (mask[:, None] | ~mask[:, :, None])
         hidden = torch.zeros(rows, count, count, dtype=torch.float32).masked_fill_(~seen, -torch.inf)
         taps = tuple(entered or ())
-        features, fused = self._run(self._reader, inputs, where, hidden, memory, where, taps)
+        features, fused = self.run(self._reader, inputs, where, hidden, memory, where, taps)
         if entered and fused is not None:
             entered.update(zip(taps, fused.chunk(len(taps), -1), strict=True))
         words = mask[:, None, :, None]
         return features, (memory[1::2] * words).sum(3) / words.sum(2).clamp(min=1)
 
-    def _run(
+    def run(
         self,
         model: ModelArgs,
         inputs: Float[Tensor, "b n c"],
@@ -98,7 +333,7 @@ class PackedPass:
         taps: tuple[int, ...],
         logits: Float[Tensor, "b n v"] | None = None,
     ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b n tc"] | None]:
-        """Run a pass; return its features and the inputs of tapped layers."""
+        """Run a pass, and write its logits if they are given; return its features and the inputs of tapped layers."""
         rows, nodes = inputs.shape[:2]
         inputs, positions, places = inputs.float().contiguous(), positions.contiguous(), slots.contiguous()
         mask = mask if mask.stride(-1) == 1 else mask.contiguous()
@@ -143,7 +378,10 @@ class CpuTarget(PreparedTarget):
         """Score inputs, as `Target.__call__`."""
         if mask is None or slots is None or cache is None or cache.buffer.dtype != torch.float32:
             return self.module(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
-        return self.program(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
+        program = self.program
+        logits = torch.empty(*inputs.shape[:2], program.vocab, dtype=torch.float32)
+        features, fused = program.run(program.model, inputs, positions, mask, cache.buffer, slots, taps, logits)
+        return Scores(logits, features, fused)
 
     def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
         """Read prompts one by one, so that they are as independent of each other as passes are."""
@@ -186,3 +424,100 @@ def check(target: Any) -> None:
             raise ValueError(
                 f"the model's {name} is {width}, the cpu engine needs a multiple of {expected}: use --engine eager"
             )
+
+
+class PackedLinear(nn.Linear):
+    """A linear with packed weights; the result has the dtype of the input."""
+
+    def __init__(self, of: nn.Linear, arena: Arena) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(of.__dict__)
+        self._panels = arena.panels(of.weight)
+        self._wide_bias = None if of.bias is None else arena.wide(of.bias)
+
+    @property
+    def weights(self) -> tuple[Tensor, Tensor | None]:
+        """The packed weight, and the bias in fp32."""
+        return self._panels, self._wide_bias
+
+    def forward(self, x: Float[Tensor, "*b k"]) -> Float[Tensor, "*b n"]:  # type: ignore[override]
+        """Apply the linear."""
+        return linear(x, self._panels, self._wide_bias, self.out_features).to(x.dtype)
+
+
+class PackedDrafterLayer(DraftLayer):
+    """A layer as one call if its cache is in fp32; otherwise the original layer."""
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Dtype of keys and values: fp32, whatever the weights are."""
+        return torch.float32
+
+    def __init__(self, of: Any, arena: Arena) -> None:
+        super().__init__()
+        self.__dict__.update(of.__dict__)
+        self._original = (of,)  # in a tuple, so that its weights are not registered twice
+        self.weights = PackedLayer.of(of, arena)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        factors: Float[Tensor, "b n 3 1 half 2"],
+        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
+        *,
+        cache: Any,
+        slots: Int[Tensor, "b n"] | None,
+    ) -> Float[Tensor, "b n c"]:
+        """Run the layer."""
+        if mask is None or slots is None or cache is None or cache.buffer.dtype != self.cache_dtype:
+            return self._original[0](x, factors, mask, cache=cache, slots=slots)
+        if mask.dtype == torch.bool:
+            mask = torch.zeros((), dtype=torch.float32).masked_fill(~mask, -torch.inf)
+        (rows, nodes, dim), weights = x.shape, self.weights
+        number, eps = self._original[0].number, self._original[0].ffn_norm.eps
+        own = cache.buffer[2 * number : 2 * number + 2]
+        assert own.is_contiguous()
+        inputs, factors, places = x.float().contiguous(), factors.contiguous(), slots[0].expand(rows, -1).contiguous()
+        mask = mask if mask.stride(-1) == 1 else mask.contiguous()
+        # each node has three rotary factors: of query, key and value
+        positions = torch.arange(0, 3 * rows * nodes, 3)
+        out = torch.empty(rows, nodes, dim, dtype=torch.float32)
+        only = (LayerArgs * 1)(weights.addresses)
+        shape = (dim, own.shape[2], 1, len(weights.w13) * PANEL // 2, 0, kind_of(*weights.linears))
+        model = ModelArgs(*shape, eps, only, None, None, factors.data_ptr())
+        run = PassArgs.of((inputs, positions, places, mask), own, (None, out, None))
+        library().lantern_pass(ctypes.byref(model), ctypes.byref(run))
+        return out.to(x.dtype)
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def packed_drafter(module: Module, *, int8: bool = False) -> Module:
+    """Return a drafter's module with packed layers; the rest is shared with the given module.
+
+    With `int8` the rest is shared with a copy in 8 bits. The result is cached per module, and made again when its
+    weights have changed. Modules of other kinds and widths are returned as they are. ValueError for weights that are
+    not on a CPU, and for dtypes other than fp32 and bf16.
+    """
+    drafter: Any = module
+    if not any(isinstance(child, DraftLayer) for child in module.modules()):
+        return module
+    config = drafter.config
+    if config.dim % PANEL or config.dim // config.n_head % LANES or config.ffn_dim % LANES:
+        return module
+    drafter = quantized(module, "int8", ("layers", "fc")) if int8 else module
+    return cast(Module, _PACKED.get(drafter))
+
+
+def _packed(module: Any) -> nn.Module:
+    check_weights(module)
+    arena, twin = Arena.for_module(module), copy.copy(module)
+    layers = [PackedDrafterLayer(of, arena) if of.is_packable and not left_out(of) else of for of in module.layers]
+    twin._modules = module._modules | {"layers": nn.ModuleList(layers)}
+    if isinstance(fc := twin._modules.get("fc"), nn.Linear) and not left_out(fc):
+        twin._modules["fc"] = PackedLinear(module.fc, arena)
+    return twin
+
+
+_PACKED: WeightCache[nn.Module] = WeightCache(_packed)

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import BFloat16, Float
 from torch import Tensor, nn
 
-from lantern.core.prepared import WeightCache, left_out
+from lantern.core.weights import WeightCache, left_out
 from lantern.engines.cpu.build import has_amx, library
-from lantern.engines.cpu.kernels import LANES, PANEL
+from lantern.engines.cpu.target import LANES, PANEL
 from lantern.models.llamagen.vqvae import VQVAE, AttnBlock, Level, PixelDecoder, ResnetBlock, Upsample
 
 # Winograd's F(4x4, 3x3) at the points of convolution.h: rows (1, p, p^2) / N(p), N the product of the differences to

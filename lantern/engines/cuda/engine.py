@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lantern.engines.cuda.rows import ROWS, constant_rows
+from lantern.engines.cuda import ROWS, constant_rows
 from lantern.engines.engine import Engine, refuses_weights
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ UNMEASURED = "the kernels for this model were tested in Triton's interpreter, an
 class GraphEngine(Engine):
     """Replays each round, plain or drafted, as one CUDA graph. Passes are Triton kernels if the target fits them.
 
-    A pass has `rows` rows per line (guidance row of an image), fewer in large batches (`rows.constant_rows`). Trees
+    A pass has `rows` rows per line (guidance row of an image), fewer in large batches (`constant_rows`). Trees
     of at most so many nodes give plain decoding's tokens. Targets that do not fit the kernels run through torch.
     Without a GPU, Triton's interpreter (TRITON_INTERPRET=1) runs the same kernels for tests, step by step and without
     graphs. `products` of small passes over LlamaGen's layers are `fused` with what stands around them; with "cublas",
@@ -64,7 +64,7 @@ class GraphEngine(Engine):
         """Return why passes of a target run through torch, or None if they are Triton kernels."""
         if find_spec("triton") is None:
             return "Triton, which builds the GPU kernels, is not installed: pip install triton"
-        from lantern.core.prepared import left_out, original
+        from lantern.core.weights import left_out, original
         from lantern.engines.cuda.kernels import is_interpreted
         from lantern.engines.cuda.trial import failed_kernels
 
@@ -103,7 +103,7 @@ class GraphEngine(Engine):
             from lantern.engines.cuda.fused_eagle import fused_eagle
 
             module = fused_eagle(module)
-        from lantern.core.prepared import FixedPasses
+        from lantern.core.weights import FixedPasses
         from lantern.models.transformers.target import TransformersTarget
 
         has_newlines = isinstance(module, TransformersTarget) and module.config.raster.newlines
@@ -131,8 +131,7 @@ class GraphEngine(Engine):
         """Return whether passes are kernels that keep the bits of a row here, of as many rows as plain decoding."""
         if self.without_kernels(target) is not None or nodes > constant_rows(lines, self.rows):
             return False
-        from lantern.engines.cuda.fused_target import is_fused
-        from lantern.engines.cuda.target import keeps_rows
+        from lantern.engines.cuda.target import is_fused, keeps_rows
         from lantern.engines.cuda.trial import trial_of
 
         rows = lines * constant_rows(lines, self.rows)
@@ -145,9 +144,8 @@ class GraphEngine(Engine):
     def _kinds(self, target: Any) -> list[Any]:
         """Return the classes of a target's kernel passes, the preferred one first."""
         from lantern.engines.cuda.fused import spills
-        from lantern.engines.cuda.fused_target import FusedTarget
         from lantern.engines.cuda.llama import LlamaTarget
-        from lantern.engines.cuda.target import KernelTarget
+        from lantern.engines.cuda.target import FusedTarget, KernelTarget
 
         if target.config.family != "llamagen":
             return [LlamaTarget]

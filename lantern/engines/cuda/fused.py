@@ -90,38 +90,12 @@ def enter_kernel(INPUTS, X, SQUARES, rows, input_line, DIM: tl.constexpr, PART: 
 
 @kernel
 def pair_kernel(
-    X,
-    WEIGHT,
-    SCALE,
-    NORM,
-    SQUARES,
-    OUT,
-    TABLE,
-    POSITIONS,
-    SLOTS,
-    CACHE,
-    eps,
-    count,
-    rows,
-    live,
-    lines,
-    slots,
-    position_line,
-    INPUTS: tl.constexpr,
-    PAIRS: tl.constexpr,
-    STEP: tl.constexpr,
-    APART: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PARTS: tl.constexpr,
-    PARTS_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    SLICES: tl.constexpr,
-    DEPTH: tl.constexpr,
-    MODE: tl.constexpr,
-    IS_WIDE: tl.constexpr,
-):
+    X, WEIGHT, SCALE, NORM, SQUARES, OUT, TABLE, POSITIONS, SLOTS, CACHE,
+    eps, count, rows, live, lines, slots, position_line,
+    INPUTS: tl.constexpr, PAIRS: tl.constexpr, STEP: tl.constexpr, APART: tl.constexpr, HEADS: tl.constexpr,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, PARTS_SIZE: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+    SLICES: tl.constexpr, DEPTH: tl.constexpr, MODE: tl.constexpr, IS_WIDE: tl.constexpr,
+):  # fmt: skip
     """Compute pairs of outputs, STEP * p and STEP * p + APART of the weight, from normed rows."""
     pair = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -175,23 +149,11 @@ def pair_kernel(
 
 @kernel
 def single_kernel(
-    X,
-    WEIGHT,
-    SCALE,
-    OUT,
-    SQUARES,
-    count,
-    rows,
-    live,
-    INPUTS: tl.constexpr,
-    OUTPUTS_ALL: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    SLICES: tl.constexpr,
-    DEPTH: tl.constexpr,
-    MODE: tl.constexpr,
-    IS_WIDE: tl.constexpr,
-):
+    X, WEIGHT, SCALE, OUT, SQUARES,
+    count, rows, live,
+    INPUTS: tl.constexpr, OUTPUTS_ALL: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, SLICES: tl.constexpr,
+    DEPTH: tl.constexpr, MODE: tl.constexpr, IS_WIDE: tl.constexpr,
+):  # fmt: skip
     """Compute outputs of a weight, and add them to the rows of OUT, or write them to its rows, which are packed."""
     column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -224,18 +186,14 @@ def spills(weight: Tensor) -> bool:
     return weight.itemsize == 4 and weight.device.type == "cuda" and not is_interpreted()
 
 
-def rows_of_tile(count: int, operands: int) -> int:
-    """Return the rows of a program. Programs of the same outputs are neighbours: the second finds weights in L2."""
-    return min(max(triton.next_power_of_2(count), 16), MOST_ROWS // operands)
-
-
 def tiling(inputs: int, count: int, *, operands: int) -> dict[str, Any]:
     """Return how the inputs of a product are divided, and how many blocks are under way.
 
     Only the number of blocks under way depends on the rows: it changes no sum. Every number of rows is compiled on its
     own, so the compiler may not join products and sums to FMAs: it could choose others for other rows.
     """
-    rows = rows_of_tile(count, operands)
+    # programs of the same outputs are neighbours: the second finds weights in L2
+    rows = min(max(triton.next_power_of_2(count), 16), MOST_ROWS // operands)
     depth = 64 if inputs % (64 * SLICES) == 0 else 32
     block = SLICES * depth * 2 * (OUTPUTS * operands + rows)  # bytes
     stages = max(min(98304 // block, 6), 2)
@@ -288,13 +246,13 @@ def qkv(
     _pair(
         *(x, weight, scale, norm, squares, out, rope, positions, slots, cache),
         *(eps, lines * live, rows, live, lines, count, positions.stride(0)),
-        pairs=len(weight) // 2,
-        step=2,
-        apart=1,
-        heads=heads,
-        width=width,
-        mode=ROPE,
         dim=dim,
+        PAIRS=len(weight) // 2,
+        STEP=2,
+        APART=1,
+        HEADS=heads,
+        WIDTH=width,
+        MODE=ROPE,
     )
 
 
@@ -315,32 +273,21 @@ def gate_up(
     _pair(
         *(x, weight, scale, norm, squares, out, x, x, x, x),
         *(eps, lines * live, rows, live, lines, 0, 0),
-        pairs=hidden,
-        step=1,
-        apart=hidden,
-        heads=1,
-        width=2,
-        mode=SILU,
         dim=dim,
+        PAIRS=hidden,
+        STEP=1,
+        APART=hidden,
+        HEADS=1,
+        WIDTH=2,
+        MODE=SILU,
     )
 
 
-def _pair(*given: Any, pairs: int, step: int, apart: int, heads: int, width: int, mode: int, dim: int) -> None:
+def _pair(*given: Any, dim: int, **constants: int) -> None:
     count, parts = given[11], -(-dim // OUTPUTS)
+    constants |= {"INPUTS": dim, "PARTS": parts, "PARTS_SIZE": max(triton.next_power_of_2(parts), 32)}
     how = tiling(dim, count, operands=2)
-    pair_kernel[(-(-count // how["ROWS"]), -(-pairs // OUTPUTS))](
-        *given,
-        INPUTS=dim,
-        PAIRS=pairs,
-        STEP=step,
-        APART=apart,
-        HEADS=heads,
-        WIDTH=width,
-        PARTS=parts,
-        PARTS_SIZE=max(triton.next_power_of_2(parts), 32),
-        MODE=mode,
-        **how,
-    )
+    pair_kernel[(-(-count // how["ROWS"]), -(-constants["PAIRS"] // OUTPUTS))](*given, **constants, **how)
 
 
 def single(

@@ -16,14 +16,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.config import one_line
-from lantern.core.prepared import WeightCache, left_out, on_device, original
+from lantern.core.weights import WeightCache, left_out, on_device, original
 from lantern.decoding.cache import StaticCache
-from lantern.engines.chain import waves
 from lantern.engines.cuda import fused, kernels
-from lantern.engines.cuda.fused_target import FEW
 from lantern.engines.cuda.kernels import kernel
-from lantern.engines.cuda.target import DTYPES, is_readable, parts_of
+from lantern.engines.cuda.target import DTYPES, FEW, is_readable, parts_of
 from lantern.engines.cuda.trial import TOLERANCE
+from lantern.engines.pass_times import waves
 from lantern.methods.parts import ADD_ONS, DRAFTER
 from lantern.models.llamagen.transformer import Transformer
 
@@ -37,42 +36,13 @@ LOG = logging.getLogger("lantern")
 
 @kernel
 def pairs_kernel(
-    TOKENS,
-    PLACES,
-    EMBEDDINGS,
-    FEATURES,
-    BIAS,
-    SCALES,
-    GUIDANCE,
-    KNOWN,
-    ANCESTORS,
-    PAIRS,
-    X,
-    POSITIONS,
-    TABLE,
-    ROW_PLACES,
-    FULL,
-    live,
-    guided,
-    conditioning,
-    prefix,
-    slots,
-    count,
-    feature_line,
-    feature_row,
-    place_line,
-    place_row,
-    mask_line,
-    mask_row,
-    scale_line,
-    scale_row,
-    DIM: tl.constexpr,
-    DIM_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPAN: tl.constexpr,
-    SPAN_SIZE: tl.constexpr,
+    TOKENS, PLACES, EMBEDDINGS, FEATURES, BIAS, SCALES, GUIDANCE, KNOWN, ANCESTORS, PAIRS, X, POSITIONS, TABLE,
+    ROW_PLACES, FULL,
+    live, guided, conditioning, prefix, slots, count, feature_line, feature_row, place_line, place_row, mask_line,
+    mask_row, scale_line, scale_row,
+    DIM: tl.constexpr, DIM_SIZE: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, SPAN_SIZE: tl.constexpr,
     NODES: tl.constexpr,
-):
+):  # fmt: skip
     """Write the pair of one row, what its product is added to, its position, and where it finds its keys."""
     line, node = tl.program_id(0), tl.program_id(1)
     image, row = line // guided, line * live + node
@@ -171,7 +141,26 @@ class FusedEagle(Eagle):
         space = self._space(cache, live)
         rows: dict[str, Any] = {"rows": live}
         x = torch.empty(lines * live, dim, dtype=self.dtype, device=features.device)
-        self._enter(features.flatten(0, 1), tokens, places, known, ancestors, scales, cache, space, x)
+        given, plan = features.flatten(0, 1), space.plan
+        if given.stride(2) != 1:
+            given = given.contiguous()
+        if scales is None or self.config.form != "guided":
+            scale = (None, None, 0, 0)
+        else:
+            scale = (scales, self.guidance, *scales.stride())
+        seen = ancestors if ancestors.stride(-1) == 1 else ancestors.contiguous()
+        span = plan.tail * plan.block
+        # pairs, positions and plan of the pass, and in `x` what the product of the pairs is added to
+        pairs_kernel[(lines, live)](
+            *(tokens.contiguous(), places, self.embed_tokens.weight, given, self.fc.bias),
+            *scale[:2],
+            *(known, seen.view(torch.uint8), space.pairs, x, space.positions, plan.table, plan.places, plan.full),
+            *(live, cache.rows, self.config.cls_token_num, cache.prefix, cache.first_stage_slot, seen.shape[-1]),
+            *(given.stride(0), given.stride(1), places.stride(0), places.stride(1)),
+            *(seen.stride(0) if seen.ndim == 3 else 0, seen.stride(-2), *scale[2:]),
+            DIM=dim, DIM_SIZE=triton.next_power_of_2(dim), BLOCK=plan.block, SPAN=span,
+            SPAN_SIZE=triton.next_power_of_2(span), NODES=max(triton.next_power_of_2(seen.shape[-1]), 2), num_warps=4,
+        )  # fmt: skip
         fused.single(space.pairs, self.fc.weight, x, space.squares, live=live, **rows)
         for layer in self.layers:
             attention, feed, kept = layer.attention, layer.feed_forward, cache.layer(layer.number)
@@ -200,44 +189,6 @@ class FusedEagle(Eagle):
         x, (numbers, scale) = features.reshape(lines * live, dim), parts_of(weight)
         fused.single(x, numbers, made.view(lines * live, -1), None, scale=scale, rows=live, live=live)
         return made
-
-    def _enter(
-        self,
-        features: Float[Tensor, "lines n c"],
-        tokens: Int[Tensor, "b n"],
-        places: Int[Tensor, "b n"],
-        known: Int[Tensor, " b"],
-        ancestors: Bool[Tensor, "*b n m"],
-        scales: Float[Tensor, "b n"] | None,
-        cache: StaticCache,
-        space: Space,
-        x: Float[Tensor, "m c"],
-    ) -> None:
-        """Write pairs, positions and plan of a pass, and to `x` what the product of the pairs is added to."""
-        (lines, live, dim), plan = features.shape, space.plan
-        if features.stride(2) != 1:
-            features = features.contiguous()
-        if scales is None or self.config.form != "guided":
-            scale = (None, None, 0, 0)
-        else:
-            scale = (scales, self.guidance, *scales.stride())
-        seen = ancestors if ancestors.stride(-1) == 1 else ancestors.contiguous()
-        span = plan.tail * plan.block
-        pairs_kernel[(lines, live)](
-            *(tokens.contiguous(), places, self.embed_tokens.weight, features, self.fc.bias),
-            *scale[:2],
-            *(known, seen.view(torch.uint8), space.pairs, x, space.positions, plan.table, plan.places, plan.full),
-            *(live, cache.rows, self.config.cls_token_num, cache.prefix, cache.first_stage_slot, seen.shape[-1]),
-            *(features.stride(0), features.stride(1), places.stride(0), places.stride(1)),
-            *(seen.stride(0) if seen.ndim == 3 else 0, seen.stride(-2), *scale[2:]),
-            DIM=dim,
-            DIM_SIZE=triton.next_power_of_2(dim),
-            BLOCK=plan.block,
-            SPAN=span,
-            SPAN_SIZE=triton.next_power_of_2(span),
-            NODES=max(triton.next_power_of_2(seen.shape[-1]), 2),
-            num_warps=4,
-        )
 
     def _space(self, cache: StaticCache, rows: int) -> Space:
         sizes = (cache.images, cache.rows, cache.prefix, cache.tokens, cache.stage)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.core.prepared import original, weights_of
 from lantern.core.types import Step, TreeShape, copy_all
+from lantern.core.weights import original, weights_of
 from lantern.decoding.loop import State
 from lantern.decoding.rounds import TorchRounds
 

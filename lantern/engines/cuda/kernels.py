@@ -26,6 +26,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton import knobs
 
+from lantern.core.sampling import Sampling
+
 BLOCK = 64  # positions of a block of keys
 TILE = 16  # rows of a tile: the smallest that tensor cores multiply
 PART = 16  # columns of one sum of squares, and outputs of a program of `fused`
@@ -106,22 +108,11 @@ def norm_kernel(X, DELTA, WEIGHT, Y, eps, rows, DIM: tl.constexpr, SIZE: tl.cons
 
 @kernel
 def rotary_kernel(
-    QKV,
-    ROPE,
-    POSITIONS,
-    SLOTS,
-    CACHE,
-    rows,
-    lines,
-    slots,
-    position_line,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HEADS_SIZE: tl.constexpr,
-    WIDTH_SIZE: tl.constexpr,
+    QKV, ROPE, POSITIONS, SLOTS, CACHE,
+    rows, lines, slots, position_line,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, HEADS_SIZE: tl.constexpr, WIDTH_SIZE: tl.constexpr,
     APART: tl.constexpr,
-):
+):  # fmt: skip
     """Compute one row of `rotate_and_store`: a GROUP-th of its queries, or its keys or values."""
     line, node, kind = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = line * rows + node
@@ -153,25 +144,10 @@ def rotary_kernel(
 
 @kernel
 def plan_kernel(
-    POSITIONS,
-    MASK,
-    SLOTS,
-    TABLE,
-    PLACES,
-    FULL,
-    rows,
-    live,
-    guided,
-    conditioning,
-    prefix,
-    mask_line,
-    mask_row,
-    position_line,
-    BLOCK: tl.constexpr,
-    SPAN: tl.constexpr,
-    SIZE: tl.constexpr,
-    NODES: tl.constexpr,
-):
+    POSITIONS, MASK, SLOTS, TABLE, PLACES, FULL,
+    rows, live, guided, conditioning, prefix, mask_line, mask_row, position_line,
+    BLOCK: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr, NODES: tl.constexpr,
+):  # fmt: skip
     """Compute one row of `Plan.update`."""
     image, row = tl.program_id(0), tl.program_id(1)
     line = image * guided
@@ -196,33 +172,11 @@ def plan_kernel(
 
 @kernel
 def partials_kernel(
-    QKV,
-    CACHE,
-    TABLE,
-    PLACES,
-    FULL,
-    MAXIMA,
-    SUMS,
-    VALUES,
-    LENGTHS,
-    scale,
-    rows,
-    live,
-    lines,
-    slots,
-    prefix,
-    guided,
-    blocks,
-    parts,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TAIL: tl.constexpr,
-    TILE: tl.constexpr,
-    IS_WIDE: tl.constexpr,
-):
+    QKV, CACHE, TABLE, PLACES, FULL, MAXIMA, SUMS, VALUES, LENGTHS,
+    scale, rows, live, lines, slots, prefix, guided, blocks, parts,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, WIDTH_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    TAIL: tl.constexpr, TILE: tl.constexpr, IS_WIDE: tl.constexpr,
+):  # fmt: skip
     """Compute a partial result of a head: of a whole block for a tile of rows, or of a block of one row's tail.
 
     Blocks from `blocks` on are those of the prompt, whose keys and values end at slot `prefix`; without LENGTHS it has
@@ -283,29 +237,11 @@ def partials_kernel(
 
 @kernel
 def combine_kernel(
-    MAXIMA,
-    SUMS,
-    VALUES,
-    PLACES,
-    MASK,
-    CACHE,
-    LENGTHS,
-    OUT,
-    rows,
-    live,
-    lines,
-    slots,
-    guided,
-    blocks,
-    parts,
-    mask_line,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_SIZE: tl.constexpr,
-    BLOCKS_SIZE: tl.constexpr,
-    PREFIX: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    MAXIMA, SUMS, VALUES, PLACES, MASK, CACHE, LENGTHS, OUT,
+    rows, live, lines, slots, guided, blocks, parts, mask_line,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_SIZE: tl.constexpr, BLOCKS_SIZE: tl.constexpr,
+    PREFIX: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Add the partial results of one row and head, and the prompt's: those of its blocks, or its one value."""
     if LENGTHS is None:
         parts = blocks
@@ -359,18 +295,11 @@ def silu_mul_kernel(GATED, OUT, rows, HIDDEN: tl.constexpr, LANES: tl.constexpr)
 
 @kernel
 def linear8_kernel(
-    X,
-    WEIGHT,
-    SCALE,
-    OUT,
+    X, WEIGHT, SCALE, OUT,
     count,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     IS_WIDE: tl.constexpr,
-):
+):  # fmt: skip
     """Compute a tile of `linear8`."""
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -390,19 +319,9 @@ def linear8_kernel(
 @triton.jit
 def scores_of(
     LOGITS,
-    image,
-    node,
-    place,
-    guidance,
-    temperature,
-    interval,
-    line_stride,
-    node_stride,
-    TOKEN_COUNT: tl.constexpr,
-    SIZE: tl.constexpr,
-    IS_GUIDED: tl.constexpr,
-    IS_GREEDY: tl.constexpr,
-):
+    image, node, place, guidance, temperature, interval, line_stride, node_stride,
+    TOKEN_COUNT: tl.constexpr, SIZE: tl.constexpr, IS_GUIDED: tl.constexpr, IS_GREEDY: tl.constexpr,
+):  # fmt: skip
     """Return a node's guided scores over the temperature, no zero with a negative sign; -inf past the last token."""
     at = tl.arange(0, SIZE)
     inside = at < TOKEN_COUNT
@@ -441,32 +360,12 @@ def least_of(scores, top_k):
 
 @kernel
 def sample_kernel(
-    LOGITS,
-    PLACES,
-    NOISE,
-    OUT,
-    LOG_Q,
-    GRID,
-    TOTAL,
-    guidance,
-    temperature,
-    top_k,
-    interval,
-    nodes,
-    positions,
-    places_stride,
-    place_stride,
-    line_stride,
-    node_stride,
-    grid_stride,
-    width,
-    TOKENS: tl.constexpr,
-    IS_GUIDED: tl.constexpr,
-    IS_GREEDY: tl.constexpr,
-    HAS_NOISE: tl.constexpr,
-    HAS_TOP_K: tl.constexpr,
-    SIZE: tl.constexpr,
-):
+    LOGITS, PLACES, NOISE, OUT, LOG_Q, GRID, TOTAL,
+    guidance, temperature, top_k, interval, nodes, positions, places_stride, place_stride, line_stride, node_stride,
+    grid_stride, width,
+    TOKENS: tl.constexpr, IS_GUIDED: tl.constexpr, IS_GREEDY: tl.constexpr, HAS_NOISE: tl.constexpr,
+    HAS_TOP_K: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
     """Compute the samples of one node, and with LOG_Q its log-probabilities.
 
     With GRID the best token is written there at its place; with TOTAL the sum of the scores is added to the image's.
@@ -540,14 +439,9 @@ def rotate_and_store(
     group = qkv.shape[1] // (heads * width) - 2
     rotary_kernel[(lines, positions.shape[1], group + 2)](
         *(qkv, rope, positions, slots, cache, rows, lines, count, positions.stride(0)),
-        HEADS=heads,
-        GROUP=group,
-        WIDTH=width,
-        HEADS_SIZE=triton.next_power_of_2(heads),
-        WIDTH_SIZE=head_size(width),
-        APART=width // 2 if splits else 1,
-        num_warps=WARPS,
-    )
+        HEADS=heads, GROUP=group, WIDTH=width, HEADS_SIZE=triton.next_power_of_2(heads), WIDTH_SIZE=head_size(width),
+        APART=width // 2 if splits else 1, num_warps=WARPS,
+    )  # fmt: skip
 
 
 def head_size(width: int) -> int:
@@ -605,12 +499,9 @@ class Plan:
             *(positions, mask, slots, self.table, self.places, self.full),
             *(self.rows, self.live, self.guided, conditioning, prefix),
             *(mask.stride(0), mask.stride(1), positions.stride(0)),
-            BLOCK=self.block,
-            SPAN=triton.next_power_of_2(size),
-            SIZE=size,
-            NODES=triton.next_power_of_2(self.rows),
+            BLOCK=self.block, SPAN=triton.next_power_of_2(size), SIZE=size, NODES=triton.next_power_of_2(self.rows),
             num_warps=WARPS,
-        )
+        )  # fmt: skip
 
 
 class BlockAttention:
@@ -655,27 +546,15 @@ class BlockAttention:
         partials_kernel[(lines * self.heads, jobs)](
             *(qkv, cache, plan.table, plan.places, plan.full, *partial, lengths, self.width**-0.5),
             *(plan.rows, plan.live, lines, slots, prefix, plan.guided, plan.blocks, parts),
-            HEADS=self.heads,
-            GROUP=self.group,
-            WIDTH=self.width,
-            WIDTH_SIZE=size,
-            BLOCK=plan.block,
-            TAIL=plan.tail,
-            TILE=TILE,
-            IS_WIDE=is_interpreted(),
-            num_warps=WARPS,
-        )
+            HEADS=self.heads, GROUP=self.group, WIDTH=self.width, WIDTH_SIZE=size, BLOCK=plan.block, TAIL=plan.tail,
+            TILE=TILE, IS_WIDE=is_interpreted(), num_warps=WARPS,
+        )  # fmt: skip
         combine_kernel[(lines * self.heads, plan.live)](
             *(*partial, plan.places, mask, cache, lengths, out),
             *(plan.rows, plan.live, lines, slots, plan.guided, plan.blocks, parts, mask.stride(0)),
-            HEADS=self.heads,
-            WIDTH=self.width,
-            WIDTH_SIZE=size,
-            BLOCKS_SIZE=triton.next_power_of_2(self.parts),
-            PREFIX=prefix if lengths is None else 0,
-            BLOCK=plan.block,
-            num_warps=WARPS,
-        )
+            HEADS=self.heads, WIDTH=self.width, WIDTH_SIZE=size, BLOCKS_SIZE=triton.next_power_of_2(self.parts),
+            PREFIX=prefix if lengths is None else 0, BLOCK=plan.block, num_warps=WARPS,
+        )  # fmt: skip
 
 
 def silu_mul(gated: Float[Tensor, "m h2"], out: Float[Tensor, "m h"], *, rows: int, live: int) -> None:
@@ -695,25 +574,17 @@ def linear8(
     columns = 32
     linear8_kernel[(-(-outputs // columns), -(-len(x) // rows))](
         *(x, weight, scale, out, len(x)),
-        OUTPUTS=outputs,
-        INPUTS=inputs,
-        ROWS=rows,
-        COLUMNS=columns,
-        DEPTH=128,
-        IS_WIDE=is_interpreted(),
+        OUTPUTS=outputs, INPUTS=inputs, ROWS=rows, COLUMNS=columns, DEPTH=128, IS_WIDE=is_interpreted(),
         num_warps=WARPS,
-    )
+    )  # fmt: skip
 
 
 def sample(
     logits: Float[Tensor, "b r n v"],
     places: Int[Tensor, "b n"],
     noise: Float[Tensor, "b p v"] | None,
+    sampling: Sampling,
     *,
-    guidance: float,
-    temperature: float,
-    top_k: int,
-    interval: int,
     width: int = 1,
     log_q: Float[Tensor, "b n v"] | None = None,
     grid: Int[Tensor, "b t"] | None = None,
@@ -723,8 +594,8 @@ def sample(
 
     Writes the log-probabilities to `log_q`, which is contiguous, if it is given; not at temperature 0. With `grid` the
     best tokens are written there at `places`, with `total` the sums of all scores are added to it.
-    `interval` is `Sampling.guidance_interval`. With one row of logits they count as guided. Of equal tokens the lowest
-    comes first, and tokens equal to the k-th are kept with it.
+    With one row of logits they count as guided. Of equal tokens the lowest comes first, and tokens equal to the k-th
+    are kept with it. There is no top-p.
     """
     images, guided, nodes, tokens = logits.shape
     logits = logits.float()
@@ -736,16 +607,13 @@ def sample(
     unfused: dict[str, Any] = {} if is_interpreted() else {"enable_fp_fusion": False}
     sample_kernel[(images, nodes)](
         *(logits, places, logits if noise is None else noise, out, log_q, grid, total),
-        *(float(guidance), float(temperature), top_k, interval, nodes, 1 if noise is None else noise.shape[1]),
+        *(float(sampling.guidance), float(sampling.temperature), sampling.top_k, sampling.guidance_interval),
+        *(nodes, 1 if noise is None else noise.shape[1]),
         *(*places.stride(), logits.stride(1 if guided > 1 else 0), logits.stride(2)),
         *(0 if grid is None else grid.stride(0), width),
-        TOKENS=tokens,
-        IS_GUIDED=guided > 1,
-        IS_GREEDY=temperature == 0,
-        HAS_NOISE=noise is not None,
-        HAS_TOP_K=0 < top_k < tokens and temperature != 0,
-        SIZE=size,
+        TOKENS=tokens, IS_GUIDED=guided > 1, IS_GREEDY=sampling.is_greedy, HAS_NOISE=noise is not None,
+        HAS_TOP_K=0 < sampling.top_k < tokens and not sampling.is_greedy, SIZE=size,
         num_warps=min(max(size // 512, 1), 16),
         **unfused,
-    )
+    )  # fmt: skip
     return out

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from lantern.core.prepared import WeightCache, read_in_passes
 from lantern.core.types import Condition, Prompt
+from lantern.core.weights import WeightCache, read_in_passes
 from lantern.engines.cuda.target import PROMPT_ROWS, KernelPass, KernelTarget, Linear, refuses_dtype
 from lantern.models.transformers.target import TokenEmbedding, TransformersTarget
 

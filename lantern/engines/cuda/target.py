@@ -1,9 +1,9 @@
-"""A target whose passes over tokens are Triton kernels and matrix products of constant size.
+"""Targets whose passes over tokens are Triton kernels and matrix products of constant size.
 
 In bf16 a matrix product may sum in another order for another number of rows. Every pass of a batch therefore has the
 same number of rows, plain decoding included, and attention is ordered by position (`kernels`). The bits of a token's
 logits are then the same in every tree and window of at most that many nodes, so exact methods give plain decoding's
-tokens.
+tokens. Small passes of LlamaGen's run by the products of `fused`: six launches a layer instead of ten.
 """
 
 import logging
@@ -16,21 +16,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.core.noise import Purpose
-from lantern.core.prepared import PreparedTarget, WeightCache, read_in_passes
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Purpose, Sampling
 from lantern.core.types import Condition, Prompt, Ranker, Sampler, Scores, Verdict
-from lantern.core.weights import Int8Weight, is_quantized
+from lantern.core.weights import Int8Weight, PreparedTarget, WeightCache, is_quantized, read_in_passes
 from lantern.decoding.cache import StaticCache
-from lantern.engines.chain import waves
-from lantern.engines.cuda import kernels, walk
-from lantern.engines.cuda.rows import ROWS, rows_of
+from lantern.engines.cuda import ROWS, constant_rows, fused, kernels, rows_of, walk
+from lantern.engines.pass_times import waves
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
 
 LOG = logging.getLogger("lantern")
+FEW = 128  # rows of a batch up to which one read of the weights per 64 rows is fewer bytes than its activations
 PROMPT_ROWS = 512  # rows of a pass over prompts
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+Tap = Callable[[int], None]
 
 
 def refusal(target: Any) -> str | None:
@@ -138,6 +137,7 @@ class KernelPass:
 
     has_prompt_keys = False  # prompts have one value, LlamaGen's
     splits = False  # numbers that are rotated together are neighbours
+    fuses = False  # batches of at most FEW rows run by the products of `fused`
 
     def __init__(self, target: Transformer) -> None:
         self.config, self.dtype = target.config, target.tok_embeddings.weight.dtype
@@ -170,22 +170,39 @@ class KernelPass:
 
         `least` are the rows of `rows_of`, `block` the positions of a block of keys.
         """
-        config, (lines, live) = self.config, inputs.shape[:2]
+        (lines, live), conditioning = inputs.shape[:2], self.config.cls_token_num
         space = self._space(cache, rows_of(lines, live, least), block)
-        how: dict[str, int] = {"rows": space.rows, "live": live}
-        space.plan.update(positions, mask, slots[0], conditioning=config.cls_token_num, prefix=cache.prefix)
-        lengths = cache.first if self.has_prompt_keys else None
-        rope_positions = positions if lengths is None else positions + lengths
-        space.x.view(lines, space.rows, -1)[:, :live].copy_(inputs)
-        entered, delta = dict[int, Tensor](), None
-        for number, layer in enumerate(self.layers):
-            kernels.norm(space.x, delta, layer.attention_norm, space.normed, eps=self.eps, **how)
+        space.plan.update(positions, mask, slots[0], conditioning=conditioning, prefix=cache.prefix)
+        # which of the two depends on the batch and not on the number of nodes, so that bits do not either
+        run = self._fused if self.fuses and lines * constant_rows(lines, least) <= FEW else self._unfused
+        entered = dict[int, Tensor]()
+
+        def tap(number: int) -> None:
+            """Keep the input of a layer if it is tapped."""
             if number in taps:
                 entered[number] = self._live(space.x, space, live).clone()
+
+        features, logits = run(tap, space, inputs, positions, mask, cache, slots[0])
+        tapped = torch.cat([entered[layer] for layer in taps], -1) if taps else None
+        return Scores(logits, self._live(features, space, live), tapped)
+
+    def _unfused(
+        self, tap: Tap, space: Workspace, inputs: Tensor, positions: Tensor, mask: Tensor, cache: Any, slots: Tensor
+    ) -> tuple[Float[Tensor, "m c"], Float[Tensor, "lines n v"]]:
+        """Return features of all rows and logits of nodes; `tap` is called with the number of each layer before it."""
+        live = inputs.shape[1]
+        how: dict[str, int] = {"rows": space.rows, "live": live}
+        lengths = cache.first if self.has_prompt_keys else None
+        rope_positions = positions if lengths is None else positions + lengths
+        space.x.view(len(inputs), space.rows, -1)[:, :live].copy_(inputs)
+        delta = None
+        for number, layer in enumerate(self.layers):
+            kernels.norm(space.x, delta, layer.attention_norm, space.normed, eps=self.eps, **how)
+            tap(number)
             layer.qkv(space.normed, space.qkv)
             kept = cache.layer(number)
             kernels.rotate_and_store(
-                space.qkv, self.rope, rope_positions, slots[0], kept, rows=space.rows, splits=self.splits
+                space.qkv, self.rope, rope_positions, slots, kept, rows=space.rows, splits=self.splits
             )
             space.attention(space.qkv, kept, mask, space.attended, prefix=cache.prefix, lengths=lengths)
             delta = space.delta
@@ -197,9 +214,38 @@ class KernelPass:
         # the caller keeps features and logits, so they have memory of their own
         features = torch.zeros_like(space.x)
         kernels.norm(space.x, delta, self.norm, features, eps=self.eps, **how)
-        logits = self.logits(features)
-        fused = torch.cat([entered[layer] for layer in taps], -1) if taps else None
-        return Scores(self._live(logits, space, live).float(), self._live(features, space, live), fused)
+        return features, self._live(self.logits(features), space, live).float()
+
+    def _fused(
+        self, tap: Tap, space: Workspace, inputs: Tensor, positions: Tensor, mask: Tensor, cache: Any, slots: Tensor
+    ) -> tuple[Float[Tensor, "m c"], Float[Tensor, "lines n v"]]:
+        """Return what `_unfused` does, for LlamaGen's layers."""
+        (lines, live), squares = inputs.shape[:2], space.squares
+        how: dict[str, Any] = {"rows": space.rows}
+        fused.enter(inputs, space.x, squares, **how)
+        for number, layer in enumerate(self.layers):
+            tap(number)
+            kept, eps = cache.layer(number), self.eps
+            (wqkv, qkv_scale), (out, out_scale) = layer.qkv.parts[0], layer.out.parts[0]
+            (w13, gate_scale), (down, down_scale) = layer.gate_up.parts[0], layer.down.parts[0]
+            fused.qkv(
+                *(space.x, wqkv, layer.attention_norm, squares, space.qkv, self.rope, positions, slots, kept),
+                scale=qkv_scale,
+                eps=eps,
+                **how,
+            )
+            space.attention(space.qkv, kept, mask, space.attended, prefix=cache.prefix)
+            fused.single(space.attended, out, space.x, squares, scale=out_scale, live=live, **how)
+            fused.gate_up(
+                space.x, w13, layer.ffn_norm, squares, space.hidden, scale=gate_scale, eps=eps, live=live, **how
+            )
+            fused.single(space.hidden, down, space.x, squares, scale=down_scale, live=live, **how)
+        features = torch.empty_like(space.x)
+        kernels.norm(space.x, None, self.norm, features, eps=self.eps, rows=space.rows, live=live)
+        logits = features.new_empty(lines * live, self.config.vocab_size, dtype=torch.float32)
+        head, scale = self.head.parts[0]
+        fused.single(features, head, logits, None, scale=scale, live=live, **how)
+        return features, logits.unflatten(0, (lines, live))
 
     def _live(self, x: Float[Tensor, "m c"], space: Workspace, live: int) -> Float[Tensor, "lines n c"]:
         """Return the rows that hold nodes."""
@@ -211,17 +257,6 @@ class KernelPass:
         if key not in self._spaces:
             self._spaces[key] = Workspace(self.config, cache, rows, self.dtype, block, self.heads, prompts)
         return self._spaces[key]
-
-
-def sample_of(sampling: Sampling) -> Callable[..., Tensor]:
-    """Return `kernels.sample` with these settings."""
-    return partial(
-        kernels.sample,
-        guidance=sampling.guidance,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        interval=sampling.guidance_interval,
-    )
 
 
 class KernelTarget(PreparedTarget):
@@ -289,17 +324,11 @@ class KernelTarget(PreparedTarget):
         """Return the sampling kernel, None for top-p."""
         if sampling.top_p < 1:
             return None
-        sample = sample_of(sampling)
 
         def best(
-            logits: Float[Tensor, "b r n v"],
-            places: Int[Tensor, "b n"],
-            *,
-            width: int = 1,
-            purpose: int = Purpose.TARGET,
-            **commit: Tensor,
-        ) -> Int[Tensor, "b n k"]:
-            return sample(logits, places, noise.gumbel_table(purpose), width=width, **commit)
+            logits: Tensor, places: Tensor, *, width: int = 1, purpose: int = Purpose.TARGET, **commit: Tensor
+        ) -> Tensor:
+            return kernels.sample(logits, places, noise.gumbel_table(purpose), sampling, width=width, **commit)
 
         return best
 
@@ -307,13 +336,29 @@ class KernelTarget(PreparedTarget):
         """Return the sampling kernel that writes log q too, None for top-p and at temperature 0."""
         if sampling.top_p < 1 or sampling.is_greedy:
             return None
-        sample = sample_of(sampling)
 
         def ranked(
-            logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"], *, width: int, purpose: int | None
-        ) -> tuple[Int[Tensor, "b n k"], Float[Tensor, "b n v"]]:
+            logits: Tensor, places: Tensor, *, width: int, purpose: int | None
+        ) -> tuple[Tensor, Float[Tensor, "b n v"]]:
             log_q = torch.empty(*places.shape, logits.shape[-1], dtype=torch.float32, device=logits.device)
             table = None if purpose is None else noise.gumbel_table(purpose)
-            return sample(logits, places, table, width=width, log_q=log_q), log_q
+            return kernels.sample(logits, places, table, sampling, width=width, log_q=log_q), log_q
 
         return ranked
+
+
+def is_fused(target: Any, rows: int) -> bool:
+    """Return whether passes of so many rows of a prepared target run by the products of `fused`."""
+    return target.program.fuses and rows <= FEW
+
+
+class FusedPass(KernelPass):
+    """As `KernelPass`, for LlamaGen's layers, where batches of few rows run by the products of `fused`."""
+
+    fuses = True
+
+
+class FusedTarget(KernelTarget):
+    """A target with the passes of `FusedPass`."""
+
+    passes: ClassVar[WeightCache[Any]] = WeightCache(FusedPass)

@@ -15,12 +15,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.core.prepared import FixedPasses, PreparedTarget, on_device, original
 from lantern.core.types import Scores
-from lantern.engines.chain import Chain, waves
+from lantern.core.weights import FixedPasses, PreparedTarget, on_device, original
+from lantern.engines.cuda import ROWS
 from lantern.engines.cuda.graphs import capture
-from lantern.engines.cuda.rows import ROWS
 from lantern.engines.cuda.target import KernelTarget
+from lantern.engines.pass_times import Chain, waves
 
 LOG = logging.getLogger("lantern")
 # Most norm of the difference from torch's numbers, as a share of their norm. Of logits the mean over the vocabulary,

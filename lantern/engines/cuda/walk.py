@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lantern.core.noise import Noise, Purpose
+from lantern.core.sampling import Noise, Purpose
 from lantern.core.types import Cost, DraftTree, Rows, Verdict
 from lantern.decoding.rows import LogitRows
 from lantern.engines.cuda.kernels import is_interpreted, least_of, ordered, scores_of
@@ -58,24 +58,11 @@ def exponentials(log_p):
 
 @triton.jit(do_not_specialize=["top_k", "interval", "nodes", "places_stride"])
 def summary_kernel(
-    LOGITS,
-    PLACES,
-    BOUNDS,
-    NORMS,
-    guidance,
-    temperature,
-    top_k,
-    interval,
-    nodes,
-    places_stride,
-    line_stride,
-    node_stride,
-    TOKEN_COUNT: tl.constexpr,
-    SIZE: tl.constexpr,
-    IS_GUIDED: tl.constexpr,
-    IS_GREEDY: tl.constexpr,
+    LOGITS, PLACES, BOUNDS, NORMS,
+    guidance, temperature, top_k, interval, nodes, places_stride, line_stride, node_stride,
+    TOKEN_COUNT: tl.constexpr, SIZE: tl.constexpr, IS_GUIDED: tl.constexpr, IS_GREEDY: tl.constexpr,
     HAS_TOP_K: tl.constexpr,
-):
+):  # fmt: skip
     """Write the k-th largest score, the maximum and the logarithm of the sum of exponentials of one row."""
     image, node = tl.program_id(0), tl.program_id(1)
     place = tl.load(PLACES + image * places_stride + node)
@@ -97,63 +84,17 @@ def summary_kernel(
 
 @triton.jit(do_not_specialize=list(UNSPECIALISED))
 def walk_kernel(
-    LOGITS,
-    BOUNDS,
-    NORMS,
-    LOG_Q,
-    TOKENS,
-    PARENTS,
-    RANKS,
-    WIDTHS,
-    PLACES,
-    UNIFORMS,
-    NOISE,
-    TABLE,
-    FAR,
-    SCRATCH,
-    PATH,
-    LENGTH,
-    NEXT,
-    IS_RELAXED,
-    SPENT,
-    MOVED,
-    guidance,
-    temperature,
-    constant,
-    factor,
-    top_k,
-    interval,
-    nodes,
-    positions,
-    depth,
-    lanes,
-    near,
-    columns,
-    far_columns,
-    places_stride,
-    tree_stride,
-    rank_stride,
-    line_stride,
-    node_stride,
-    q_image_stride,
-    q_node_stride,
-    TOKEN_COUNT: tl.constexpr,
-    SIZE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    NODES: tl.constexpr,
-    NEAR: tl.constexpr,
-    IS_GUIDED: tl.constexpr,
-    IS_GREEDY: tl.constexpr,
-    HAS_TOP_K: tl.constexpr,
-    HAS_NOISE: tl.constexpr,
+    LOGITS, BOUNDS, NORMS, LOG_Q, TOKENS, PARENTS, RANKS, WIDTHS, PLACES, UNIFORMS, NOISE, TABLE, FAR, SCRATCH, PATH,
+    LENGTH, NEXT, IS_RELAXED, SPENT, MOVED,
+    guidance, temperature, constant, factor, top_k, interval, nodes, positions, depth, lanes, near, columns,
+    far_columns, places_stride, tree_stride, rank_stride, line_stride, node_stride, q_image_stride, q_node_stride,
+    TOKEN_COUNT: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, NODES: tl.constexpr, NEAR: tl.constexpr,
+    IS_GUIDED: tl.constexpr, IS_GREEDY: tl.constexpr, HAS_TOP_K: tl.constexpr, HAS_NOISE: tl.constexpr,
     HAS_Q: tl.constexpr,  # else each token is a point draft
     REMOVES: tl.constexpr,  # samples without replacement
-    RELAXES: tl.constexpr,
-    IS_RELEASED: tl.constexpr,
-    IS_COOL: tl.constexpr,
-    SHARES: tl.constexpr,
+    RELAXES: tl.constexpr, IS_RELEASED: tl.constexpr, IS_COOL: tl.constexpr, SHARES: tl.constexpr,
     HAS_DISTANCES: tl.constexpr,
-):
+):  # fmt: skip
     """Walk the tree of one image."""
     image = tl.program_id(0)
     at = tl.arange(0, SIZE)
@@ -402,22 +343,10 @@ def walk_kernel(
 
 @triton.jit(do_not_specialize=["nodes", "depth", "tree_stride", "depth_stride", "image_stride", "row_stride"])
 def match_kernel(
-    TOKENS,
-    SAMPLED,
-    PARENTS,
-    DEPTHS,
-    ANCESTORS,
-    PATH,
-    LENGTH,
-    NEXT,
-    nodes,
-    depth,
-    tree_stride,
-    depth_stride,
-    image_stride,
-    row_stride,
+    TOKENS, SAMPLED, PARENTS, DEPTHS, ANCESTORS, PATH, LENGTH, NEXT,
+    nodes, depth, tree_stride, depth_stride, image_stride, row_stride,
     NODES: tl.constexpr,
-):
+):  # fmt: skip
     """Find the deepest path of one image whose nodes are what was sampled after their parents."""
     image = tl.program_id(0)
     number = tl.arange(0, NODES)
@@ -535,18 +464,11 @@ def walk(
         *(part.stride(0) if part.ndim == 2 else 0 for part in (shape.parents, shape.ranks)),
         *(line_stride, logits.stride(2)),
         *((0, 0) if log_q is None else (log_q.stride(0), log_q.stride(1))),
-        CHUNK=min(chunk, size),
-        NODES=triton.next_power_of_2(max(nodes, 2)),
-        NEAR=triton.next_power_of_2(max(near + int(residual == "released"), 2)),
-        HAS_NOISE=gumbel is not None,
-        HAS_Q=log_q is not None,
-        REMOVES=tree.mode == "sampled",
-        RELAXES=relaxation is not None,
-        IS_RELEASED=residual == "released",
-        IS_COOL=residual == "cool",
-        SHARES=shared,
-        HAS_DISTANCES=distances is not None,
-        num_stages=1,
+        CHUNK=min(chunk, size), NODES=triton.next_power_of_2(max(nodes, 2)),
+        NEAR=triton.next_power_of_2(max(near + int(residual == "released"), 2)), HAS_NOISE=gumbel is not None,
+        HAS_Q=log_q is not None, REMOVES=tree.mode == "sampled", RELAXES=relaxation is not None,
+        IS_RELEASED=residual == "released", IS_COOL=residual == "cool", SHARES=shared,
+        HAS_DISTANCES=distances is not None, num_stages=1,
         **how,
-    )
+    )  # fmt: skip
     return Verdict(path, length, chosen, cost=cost)

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from ray import serve  # pyright: ignore[reportMissingImports]
 
 from lantern.core.config import one_line
-from lantern.core.ray_cluster import machines
+from lantern.core.process import machines
 from lantern.generation.serving.app import Limits, Service, build_app
 
 NAME = "lantern"

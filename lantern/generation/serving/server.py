@@ -11,7 +11,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lantern.core.config import one_line
-from lantern.core.signals import Stopped
+from lantern.core.process import Stopped
 from lantern.generation.serving.app import Service, build_app
 
 LOG = logging.getLogger(__name__)

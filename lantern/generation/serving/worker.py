@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from lantern.core.config import one_line
-from lantern.core.prepared import WeightCache, is_out_of_memory, on_device
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
+from lantern.core.weights import WeightCache, is_out_of_memory, on_device
 from lantern.decoding.rounds import Joint
 from lantern.decoding.statistics import now
 from lantern.generation.choice import choose_method, has_parts, method_named

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import CONFIG_NAME, check_finite, check_state, save_checksums
-from lantern.core.libraries import quiet
+from lantern.core.process import quiet
 from lantern.models.releases.llamagen import count_entries, read_weights, vq_fields, weight_files
 from lantern.models.transformers.chameleon import PREFIX, checkpoint_state, decoder_of, own_raster, save_decoder
 from lantern.models.transformers.loading import FAMILIES, MOST_BYTES, RELEASED, assembled, family_of
@@ -112,7 +111,7 @@ def convert_release(found: Release, folder: Path, *, dtype: torch.dtype | None =
     `dtype` converts the weights, but not those of a VQ decoder of ours. ValueError names file and tensor where names or
     shapes differ from those of the class, and the part that images need where one is missing.
     """
-    made = assembled(found.source.parent, import_module(FAMILIES[found.kind]), found.model, found.processor, None)
+    made = assembled(found.source.parent, FAMILIES[found.kind], found.model, found.processor, None)
     if made.text is None or not made.text.rows("a red apple")[0]:
         raise ValueError(f"{found.source.parent}: the tokenizer makes no tokens of a prompt")
     check_state(found.state, found.model.state_dict(), source=found.source)
@@ -156,7 +155,7 @@ def add_decoder(checkpoint: Path, folder: Path) -> int:
     """
     from transformers import ChameleonConfig
 
-    if not (folder / CONFIG_NAME).is_file() or family_of(folder).CLASS != "ChameleonForConditionalGeneration":
+    if not (folder / CONFIG_NAME).is_file() or family_of(folder).model != "ChameleonForConditionalGeneration":
         raise ValueError(f"{folder} holds no Chameleon or Lumina-mGPT, whose VQ decoder {checkpoint.name} has")
     config = ChameleonConfig.from_pretrained(folder, local_files_only=True).vq_config
     decoder = decoder_of(checkpoint_state(checkpoint), config, source=checkpoint)

@@ -1,8 +1,16 @@
-"""Chameleon with images, as Anole (arXiv:2405.09818, arXiv:2407.06135): tokens are tokens of one vocabulary.
+"""Chameleon with images, as Anole (arXiv:2405.09818, arXiv:2407.06135), and what has its decoder or VQ tokenizer.
 
-The unconditional row is a prompt without words. transformers masks the logits of tokens, so that body and head are
-called here. Of the VQ tokenizer transformers has the encoder only. Its decoder is that of VQGAN (arXiv:2012.09841), as
-LlamaGen's is, but its released file has other names.
+Tokens of Chameleon are tokens of one vocabulary. The unconditional row is a prompt without words. transformers masks
+the logits of tokens, so that body and head are called here. Of the VQ tokenizer transformers has the encoder only. Its
+decoder is that of VQGAN (arXiv:2012.09841), as LlamaGen's is, but its released file has other names.
+
+Lumina-mGPT (arXiv:2408.02657) is Chameleon's decoder with grids of any size and a newline token behind each row. The
+prompt names the size in words, then in two tokens behind the one that begins an image. The unconditional row is these
+three tokens alone, at positions from 0.
+
+Liquid (arXiv:2412.04332) is a language model, such as Gemma, with the tokens of Chameleon's VQ tokenizer. The
+unconditional row is a token of its own, with its own length and positions. Sizes of the VQ tokenizer other than the
+release's are `vq_config` in config.json.
 """
 
 import re
@@ -17,16 +25,29 @@ from torch import Tensor, nn
 from lantern.core.io import atomic_write, check_finite, check_state, load_tensors, read_header, read_pickled
 from lantern.core.types import Raster
 from lantern.models.llamagen.vqvae import PixelDecoder, VQConfig
-from lantern.models.transformers.components import Components, PixelConfig, Pixels, Prompts, check_own_size
-from lantern.models.transformers.target import TransformersTarget, vocabulary_target
+from lantern.models.transformers.components import (
+    Components,
+    PixelConfig,
+    Pixels,
+    Prompts,
+    TextPrompts,
+    check_own_size,
+    grid_of,
+)
+from lantern.models.transformers.target import TransformersTarget, causal_target, vocabulary_target
 
-CLASS = "ChameleonForConditionalGeneration"
-PROCESSOR = "AutoProcessor"
 GENERATION = {"guidance": 3.0, "temperature": 0.7, "top_p": 0.9, "method": "auto"}
 PREFIX = "model.vqmodel."
 DECODER_NAME = "vq_decoder.safetensors"  # what `lantern convert` writes
 PARTS = ("decoder.", "post_quant_conv.")
 CHECKPOINTS = ("vqgan.ckpt", "tokenizer/vqgan.ckpt")
+LUMINA_GENERATION = {"guidance": 4.0, "temperature": 1.0, "top_k": 2000, "method": "auto"}
+LUMINA_SIZE = (768, 768)
+BEGIN, END_OF_TURN, NEWLINE = "<racm3:break>", "<reserved08706>", "<reserved08799>"
+FIRST_SIZE = 8800  # <reserved08800 + n> stands for n patches of two tokens
+LIQUID_GENERATION = {"guidance": 7.0, "temperature": 0.99, "top_k": 4096, "top_p": 0.96, "method": "auto"}
+LIQUID_TEMPLATE = "{} Generate an image based on this description.<boi>"
+LIQUID_UNCONDITIONAL = "<unconditional><boi>"
 
 
 class VQDecoder(nn.Module):
@@ -185,3 +206,68 @@ def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = N
     raster = own_raster(vq.config, size)
     text = None if processor is None else ChameleonPrompts(processor)
     return Components(target_of(model, "chameleon", raster), ChameleonPixels(vq, raster), text, GENERATION)
+
+
+class LuminaPrompts(Prompts):
+    """The instruction of the release around a prompt, and the size of the image; ValueError for an unknown size."""
+
+    def __init__(self, tokenizer: Any, raster: Raster, side: int) -> None:
+        self.tokenizer = tokenizer
+        self.size = f"{raster.columns * side}x{raster.rows * side}"
+        patches = (f"<reserved{FIRST_SIZE + tokens // 2:05d}>" for tokens in (raster.rows, raster.columns))
+        self.begin = tokenizer.convert_tokens_to_ids([BEGIN, *patches])
+        if any(token in (None, tokenizer.unk_token_id) for token in self.begin):
+            raise ValueError(f"the tokenizer has no tokens for images of {self.size}: choose another size")
+
+    def rows(self, prompt: str) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the tokens of a prompt, and those of the image's beginning."""
+        text = f"Generate an image of {self.size} according to the following prompt:\n{prompt}{END_OF_TURN}"
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return [self.tokenizer.bos_token_id, *ids, *self.begin], self.begin
+
+
+def assemble_lumina(model: Any, processor: Any | None, size: tuple[int, int] | None = None) -> Components:
+    """Return the parts of a Lumina-mGPT for images of `size`, by default 768 x 768 pixels."""
+    vq = model.model.vqmodel.float()
+    side = PixelConfig.of(vq.config).downsample
+    patch_rows, patch_columns = grid_of(size or LUMINA_SIZE, 2 * side)
+    newline = model.config.vocabulary_map[NEWLINE]
+    raster = Raster(2 * patch_rows, 2 * patch_columns, newline=newline)
+    text = None if processor is None else LuminaPrompts(processor, raster, side)
+    return Components(target_of(model, "lumina", raster), ChameleonPixels(vq, raster), text, LUMINA_GENERATION)
+
+
+class LiquidPixels(ChameleonPixels):
+    """Chameleon's VQ tokenizer, all of which `read` takes from `vqgan.ckpt`; until then it has no values."""
+
+    def read(self, folder: Path) -> None:
+        """Read encoder, codebook and decoder; ValueError where the folder holds no VQGAN file."""
+        source = vqgan_file(folder, "tokenizer")
+        state = checkpoint_state(source)
+        check_finite(state, source=source)
+        expected = self.vq.state_dict()
+        own = {name: tensor.float() for name, tensor in state.items() if name in expected}
+        check_state(own, expected, source=source)
+        self.vq.load_state_dict(own, assign=True)
+        self.vq.requires_grad_(False)
+        self.decoder = decoder_of(state, self.vq.config, source=source)
+
+    def quantize(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b rows columns"]:
+        """Encode pixels; ValueError if the VQ tokenizer was not read."""
+        if self.decoder is None:
+            raise ValueError("the model was loaded without its VQ tokenizer, which encodes images")
+        return super().quantize(pixels)
+
+
+def assemble_liquid(model: Any, processor: Any | None, size: tuple[int, int] | None = None) -> Components:
+    """Return the parts of a Liquid; ValueError for another `size` than its own."""
+    from transformers import ChameleonVQVAEConfig
+    from transformers.models.chameleon.modeling_chameleon import ChameleonVQVAE
+
+    config = ChameleonVQVAEConfig(**model.config.to_dict().get("vq_config", {}))
+    with torch.device("meta"):
+        vq = ChameleonVQVAE(config)
+    raster = own_raster(config, size)
+    target = causal_target(model, processor, config.num_embeddings, family="liquid", raster=raster)
+    text = None if processor is None else TextPrompts(processor, LIQUID_TEMPLATE, LIQUID_UNCONDITIONAL)
+    return Components(target, LiquidPixels(vq, raster), text, LIQUID_GENERATION)

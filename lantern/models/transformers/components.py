@@ -1,7 +1,7 @@
 """What a family makes of a model of transformers: target, prompts, pixels and the defaults of a call."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -91,28 +91,6 @@ class Pixels(nn.Module, ABC):
         return self.paint(tokens.long().unflatten(1, (rows, columns))) * self.scale + self.shift
 
 
-class TokensOnly(Pixels):
-    """The vectors of the tokens of a model whose pixels are not made here: refused with ValueError, in words."""
-
-    vectors: Tensor
-
-    def __init__(self, vectors: Float[Tensor, "v d"], side: int, raster: Raster, refusal: str) -> None:
-        super().__init__(None, PixelConfig(len(vectors), side), raster, None)
-        self.refusal = refusal
-        self.register_buffer("vectors", vectors, persistent=False)
-
-    @property
-    def codebook(self) -> Float[Tensor, "v d"]:
-        """The vectors of the tokens."""
-        return self.vectors
-
-    def read(self, *_: Any, **__: Any) -> Any:
-        """Raise ValueError."""
-        raise ValueError(self.refusal)
-
-    paint = quantize = read
-
-
 class Prompts(ABC):
     """Prompts as tokens of each guidance row, made by the model's processor."""
 
@@ -173,3 +151,17 @@ class Components:
     vq: Pixels
     text: Prompts | None
     generation: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a family loads: transformers' classes of model and processor, and what makes `Components` of both.
+
+    `assemble` takes the model, its processor or None, and (height, width) in pixels or None. Families of causal
+    language models are known by a `token` of the tokenizer, whose tokens those of images follow.
+    """
+
+    model: str
+    processor: str
+    assemble: Callable[[Any, Any | None, tuple[int, int] | None], Components]
+    token: str = ""

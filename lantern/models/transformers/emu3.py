@@ -14,8 +14,6 @@ from lantern.core.types import Raster
 from lantern.models.transformers.components import Components, PixelConfig, Pixels, Prompts, grid_of
 from lantern.models.transformers.target import vocabulary_target
 
-CLASS = "Emu3ForConditionalGeneration"
-PROCESSOR = "AutoProcessor"
 GENERATION = {"guidance": 3.0, "temperature": 1.0, "top_k": 2048, "method": "auto"}
 SIZE = (720, 720)
 NEWLINE = "<|extra_200|>"

@@ -15,8 +15,6 @@ from lantern.core.types import Raster
 from lantern.models.transformers.components import Components, PixelConfig, Pixels, Prompts, check_own_size
 from lantern.models.transformers.target import TransformersTarget
 
-CLASS = "JanusForConditionalGeneration"
-PROCESSOR = "AutoProcessor"
 GENERATION = {"guidance": 5.0, "temperature": 1.0, "method": "auto"}
 
 

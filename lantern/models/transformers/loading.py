@@ -1,7 +1,13 @@
-"""Loads a folder in the layout of transformers: its class, its processor, and the family with its recipe."""
+"""Loads a folder in the layout of transformers: its class, its processor, and the family with its recipe.
+
+With tensor parallelism the processes of `torchrun` share the layers of one model. Every process runs the same loop on
+the same noise. Sums over processes are the same on all of them, so that all commit the same tokens. Queries, keys,
+values and the inner channels of the feed-forward layers are divided; embeddings, heads and VQ tokenizers are whole on
+every process.
+"""
 
 from collections.abc import Collection
-from importlib import import_module
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +15,40 @@ import torch
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import CONFIG_NAME, read_checksums, verify_files
-from lantern.core.libraries import quiet
-from lantern.models.transformers import parallel
-from lantern.models.transformers.components import Components
+from lantern.core.process import quiet
+from lantern.models.transformers import chameleon, emu3, janus, tokens_only
+from lantern.models.transformers.components import Components, Family
 
-# the family, mostly the model_type of config.json -> its module
+# by name, mostly the model_type of config.json
 FAMILIES = {
-    name: f"lantern.models.transformers.{name}"
-    for name in ("janus", "emu3", "chameleon", "lumina", "liquid", "simplear", "glm_image")
+    "janus": Family("JanusForConditionalGeneration", "AutoProcessor", janus.assemble),
+    "emu3": Family("Emu3ForConditionalGeneration", "AutoProcessor", emu3.assemble),
+    "chameleon": Family("ChameleonForConditionalGeneration", "AutoProcessor", chameleon.assemble),
+    "lumina": Family("ChameleonForConditionalGeneration", "AutoTokenizer", chameleon.assemble_lumina),
+    "liquid": Family("GemmaForCausalLM", "AutoTokenizer", chameleon.assemble_liquid, token="<boi>"),
+    "simplear": Family("Qwen2ForCausalLM", "AutoTokenizer", tokens_only.assemble_simplear, token="<|t2i|>"),
+    "glm_image": Family("GlmImageForConditionalGeneration", "AutoProcessor", tokens_only.assemble_glm_image),
 }
-# a token of the tokenizer, by which families of causal language models are known
-KNOWN_BY = {"liquid": "<boi>", "simplear": "<|t2i|>"}
 TOKENIZERS = ("added_tokens.json", "tokenizer_config.json", "tokenizer.json")
 MOST_BYTES = 1 << 26  # of a config, in which some models list their vocabulary
 RELEASED = ("multi_modality",)  # layouts that transformers does not load
+# class -> its decoder, whose linears have Llama's names; Chameleon and Emu3 have no plan in transformers
+BODIES = {
+    "JanusForConditionalGeneration": "model.language_model",
+    "Emu3ForConditionalGeneration": "model.text_model",
+    "ChameleonForConditionalGeneration": "model",
+    "GemmaForCausalLM": "model",
+    "Qwen2ForCausalLM": "model",
+}
+DIVIDED = {
+    **{f"self_attn.{letter}_proj": "colwise" for letter in "qkv"},
+    "self_attn.o_proj": "rowwise",
+    **{"mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"},
+}
 
 
-def family_of(folder: Path) -> Any:
-    """Return the module of a folder's family; ValueError for a model of another kind."""
+def family_of(folder: Path) -> Family:
+    """Return a folder's family; ValueError for a model of another kind."""
     config = read_json_object(folder / CONFIG_NAME, most=MOST_BYTES)
     kind = config.get("model_type")
     if kind == "chameleon" and "XLLMX" in str(config.get("architectures")):
@@ -34,22 +56,23 @@ def family_of(folder: Path) -> Any:
     if kind not in (*FAMILIES, *RELEASED):  # a causal language model, known by the tokens of its tokenizer
         files = (path for name in TOKENIZERS if (path := folder / name).is_file())
         words = b"".join(path.read_bytes() for path in files)
-        kind = next((family for family, token in KNOWN_BY.items() if f'"{token}"'.encode() in words), kind)
+        known = (name for name, one in FAMILIES.items() if one.token and f'"{one.token}"'.encode() in words)
+        kind = next(known, kind)
     if kind in FAMILIES:
-        return import_module(FAMILIES[kind])
+        return FAMILIES[kind]
     if kind in RELEASED:
         raise ValueError(f"{folder} has the released layout {kind!r}: convert it first (lantern convert FOLDER OUT)")
     raise ValueError(f"{folder / CONFIG_NAME}: model_type is {str(kind)[:40]!r}, wanted one of {', '.join(FAMILIES)}")
 
 
-def class_of(folder: Path, family: Any) -> Any:
+def class_of(folder: Path, family: Family) -> Any:
     """Return transformers' class of a model: the family's, or that of another causal language model in its place."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
     named = (read_json_object(folder / CONFIG_NAME, most=MOST_BYTES).get("architectures") or [""])[0]
-    is_another = family.CLASS in CAUSAL.values() and named in CAUSAL.values()
-    return getattr(transformers, named if is_another else family.CLASS)
+    is_another = family.model in CAUSAL.values() and named in CAUSAL.values()
+    return getattr(transformers, named if is_another else family.model)
 
 
 def load(
@@ -64,7 +87,7 @@ def load(
 ) -> Components:
     """Load the model of a folder; `size` is (height, width) in pixels, for models that make images of several.
 
-    With `processes`, those that `torchrun` started, each loads its share of the layers (`parallel`). Only local files
+    With `processes`, those that `torchrun` started, each loads its share of the layers (`plan_of`). Only local files
     are read, and no code from the folder is run. ValueError names what is missing or damaged.
     """
     import transformers
@@ -74,23 +97,21 @@ def load(
         verify_files(folder, read_checksums(folder))
     kind = class_of(folder, family)
     how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    share = {} if processes == 1 else {"distributed_config": parallel.plan_of(kind.__name__, processes)}
+    share = {} if processes == 1 else {"distributed_config": plan_of(kind.__name__, processes)}
     try:
         with quiet():
             model, report = kind.from_pretrained(
                 folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **how, **share
             )
-            words = getattr(transformers, family.PROCESSOR)
-            is_causal = family.__name__.rpartition(".")[2] in KNOWN_BY  # its tokens follow those of the tokenizer
-            is_read = "text" in parts or is_causal
-            processor = words.from_pretrained(folder, **how) if is_read else None
+            words = getattr(transformers, family.processor)
+            processor = words.from_pretrained(folder, **how) if "text" in parts or family.token else None
     except Exception as error:  # transformers and the readers below it raise of every kind for damaged files
         raise ValueError(f"{folder} holds no {kind.__name__} that loads: {one_line(error)}") from error
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"{folder}: tensor {missing[0]!r} is missing, and {len(missing) - 1} more")
     made = assembled(folder, family, model.requires_grad_(False).to(device), processor, size)
     if processes > 1:
-        parallel.divide_heads(made.target, processes)
+        divide_heads(made.target, processes)
     if "vq" in parts or ("codebook" in parts and made.vq.codebook.is_meta):
         made.vq.read(folder)
     if not made.vq.codebook.is_meta:
@@ -116,10 +137,51 @@ def shape_of(folder: Path, size: tuple[int, int] | None = None) -> Components:
     return made
 
 
-def assembled(folder: Path, family: Any, model: Any, processor: Any | None, size: tuple[int, int] | None) -> Components:
+def assembled(
+    folder: Path, family: Family, model: Any, processor: Any | None, size: tuple[int, int] | None
+) -> Components:
     """Return the parts of a model; ValueError where configs or vocabulary lack what images need."""
     try:
         return family.assemble(model, processor, size)
     except (KeyError, AttributeError, TypeError, IndexError) as error:
         lacking = f"{type(error).__name__}: {one_line(error)}"
-        raise ValueError(f"{folder} lacks a part of {family.CLASS} that images need ({lacking})") from error
+        raise ValueError(f"{folder} lacks a part of {family.model} that images need ({lacking})") from error
+
+
+def plan_of(name: str, processes: int) -> Any:
+    """Return transformers' config that divides a class among processes; ValueError where its layers are not known."""
+    if name not in BODIES:
+        raise ValueError(f"{name} has no plan for tensor parallelism: start one process")
+    body = BODIES[name]
+    plan = {f"{body}.layers.*.{part}": style for part, style in DIVIDED.items()}
+    whole = {f"{body}.embed_tokens": "replicate", "lm_head": "replicate"}
+    try:
+        from transformers.distributed.configuration_utils import DistributedConfig
+
+        return DistributedConfig(tp_size=processes, tp_plan=plan | whole)
+    except (ImportError, TypeError) as error:
+        raise ValueError(f"tensor parallelism needs a newer transformers: {one_line(error)}") from error
+
+
+def divide_heads(target: Any, processes: int) -> None:
+    """Adjust what a target and its layers know of their heads; ValueError unless processes divide them.
+
+    Chameleon counts its heads itself, and its norms of queries and keys have a row for each.
+    """
+    sizes = target.body.config
+    heads = sizes.num_key_value_heads or sizes.num_attention_heads
+    if heads % processes or sizes.num_attention_heads % processes or sizes.intermediate_size % processes:
+        raise ValueError(
+            f"{processes} processes do not divide {heads} heads of keys and values, {sizes.num_attention_heads} of"
+            f" queries and {sizes.intermediate_size} channels: start another number"
+        )
+    target.config = replace(target.config, n_head=target.config.n_head // processes, processes=processes)
+    rank = torch.distributed.get_rank()
+    if sizes.model_type == "chameleon":
+        for layer in target.body.layers:
+            attention = layer.self_attn
+            attention.num_heads //= processes
+            attention.num_key_value_heads //= processes
+            for norm in (attention.q_norm, attention.k_norm):
+                norm.weight.data = norm.weight.data.chunk(processes)[rank].clone()
+                norm.bias.data = norm.bias.data.chunk(processes)[rank].clone()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lantern.engines.cpu.compiler import FLAGS, SOURCES
+from lantern.engines.cpu.build import FLAGS, SOURCES
 
 
 @pytest.fixture(scope="session", autouse=True)

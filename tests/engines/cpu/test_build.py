@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from lantern.engines.cpu import build as building
-from lantern.engines.cpu import compiler
-from lantern.engines.cpu import compiler as compiling
-from lantern.engines.cpu.kernels import Arena
+from lantern.engines.cpu.target import Arena
 from tests.refusals import refused
 
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -147,7 +145,7 @@ def test_a_build_that_stays_damaged_is_an_error(cached: Path, monkeypatch: pytes
 def written(command: list[str]) -> None:
     """Stand for a compiler that knows no wide vectors."""
     if "-mavx512f" in command:
-        raise compiling.CompilerError("unrecognized option")
+        raise building.CompilerError("unrecognized option")
     Path(command[command.index("-o") + 1]).write_bytes(b"made")
 
 
@@ -156,8 +154,8 @@ def test_a_build_writes_to_a_private_folder(is_private: bool, fresh: Path, monke
     if not is_private:
         fresh.mkdir(parents=True)
         fresh.chmod(0o777)
-    monkeypatch.setattr(compiling, "features", lambda: compiling.V3.features)
-    monkeypatch.setattr(compiling, "run", written)
+    monkeypatch.setattr(building, "features", lambda: building.V3.features)
+    monkeypatch.setattr(building, "run", written)
     path = building._build("g++")
     building.check_trust(path)
     assert path.parent == building.folders()[0 if is_private else 1] and path.read_bytes() == b"made"
@@ -166,37 +164,37 @@ def test_a_build_writes_to_a_private_folder(is_private: bool, fresh: Path, monke
 
 
 def test_an_old_compiler_builds_for_an_older_processor(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "features", lambda: compiling.V4.features)
-    monkeypatch.setattr(compiling, "run", written)
+    monkeypatch.setattr(building, "features", lambda: building.V4.features)
+    monkeypatch.setattr(building, "run", written)
     path = building._build("g++")
-    assert path.name == building.library_name(compiling.V3) and building.candidates() == [path]
+    assert path.name == building.library_name(building.V3) and building.candidates() == [path]
 
 
 @pytest.mark.parametrize(
     ("features", "name"),
     [
-        (compiling.AMX.features | {"other"}, "amx"),
-        (compiling.V4_BF16.features, "v4-bf16"),
-        (compiling.V4_BF16.features - {"avx512_bf16"}, "v4"),
-        (compiling.V3.features, "v3"),
-        (compiling.V3.features - {"fma"}, "generic"),
+        (building.AMX.features | {"other"}, "amx"),
+        (building.V4_BF16.features, "v4-bf16"),
+        (building.V4_BF16.features - {"avx512_bf16"}, "v4"),
+        (building.V3.features, "v3"),
+        (building.V3.features - {"fma"}, "generic"),
         (frozenset({"asimd"}), "generic"),
     ],
 )
 def test_the_best_library_that_the_processor_runs_is_chosen(
     features: frozenset[str], name: str, fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "features", lambda: features)
-    assert compiling.supported()[0].name == name
+    monkeypatch.setattr(building, "features", lambda: features)
+    assert building.supported()[0].name == name
     fresh.mkdir(parents=True)
-    for variant in compiling.supported():
+    for variant in building.supported():
         (fresh / building.library_name(variant)).touch()
     assert building.candidates()[0].name == building.library_name()
-    assert all(variant.features <= features for variant in compiling.supported())
+    assert all(variant.features <= features for variant in building.supported())
 
 
 def test_the_first_error_of_a_compiler_that_fails_is_reported(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, "-no-such-flag"))
+    monkeypatch.setattr(building, "FLAGS", (*building.FLAGS, "-no-such-flag"))
     refused(building.library, match="could not build the cpu engine .*no-such-flag.*use --engine eager")
     assert not list(fresh.iterdir())
 
@@ -209,9 +207,9 @@ FILES = {"v3": ("test_target.py", "test_linear.py"), "generic": ("test_sampling.
 PROGRAM = """
 import sys
 import pytest
-from lantern.engines.cpu import compiler
+from lantern.engines.cpu import build
 features = frozenset(sys.argv[1].split())
-compiler.features = lambda: features
+build.features = lambda: features
 from lantern.engines.cpu.build import library
 assert sys.argv[2] in library()._name, library()._name
 options = ["-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-m", "not slow"]
@@ -221,9 +219,9 @@ sys.exit(pytest.main([*options, *sys.argv[3:]]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "variant", [one for one in compiler.supported()[1:] if one.name in FILES], ids=lambda variant: variant.name
+    "variant", [one for one in building.supported()[1:] if one.name in FILES], ids=lambda variant: variant.name
 )
-def test_libraries_for_older_processors_pass_these_tests(variant: compiler.ProcessorKind, tmp_path: Path) -> None:
+def test_libraries_for_older_processors_pass_these_tests(variant: building.ProcessorKind, tmp_path: Path) -> None:
     given = [
         " ".join(sorted(variant.features)),
         f"cpu-{variant.name}-",

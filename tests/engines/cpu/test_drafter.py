@@ -8,8 +8,8 @@ from torch import nn
 from lantern.core.types import Step, Target
 from lantern.drafters.base import target_logits
 from lantern.drafters.eagle.eagle1 import Eagle, EagleLayer
-from lantern.engines.cpu.drafter import PackedDrafterLayer, packed_drafter
 from lantern.engines.cpu.engine import CpuEngine
+from lantern.engines.cpu.target import PackedDrafterLayer, packed_drafter
 from lantern.engines.engine import EAGER
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_eagle, tiny_target

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lantern.engines.cpu import build as building
-from lantern.engines.cpu import compiler as compiling
+from lantern.engines.cpu import build as compiling
 from lantern.engines.cpu.build import find_compiler, has_amx
-from lantern.engines.cpu.kernels import Arena, linear
+from lantern.engines.cpu.target import Arena, linear
 from tests.core.test_weights import in_eight_bits
 
 PROCESSOR = Path("/proc/cpuinfo")

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.noise import Noise, Purpose
-from lantern.core.sampling import Sampling
-from lantern.engines.cpu.kernels import sampler_of
+from lantern.core.sampling import Noise, Purpose, Sampling
+from lantern.engines.cpu.target import sampler_of
 
 NOISE = Noise([(3, 0), (3, 1)], positions=9, vocab_size=2048)
 PLACES = torch.tensor([[0, 4, 8, 4, 8], [1, 5, 8, 8, 2]])

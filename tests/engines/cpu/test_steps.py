@@ -8,15 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.noise import Purpose, purpose_key, random_uniforms, random_words, to_uniform
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Purpose, Sampling, purpose_key, random_uniforms, random_words, to_uniform
 from lantern.core.types import Generation, Step
 from lantern.decoding.loop import State, begin
 from lantern.decoding.rounds import TorchRounds
 from lantern.drafters.windows.jacobi import TRIAL, JacobiDrafter
-from lantern.engines.cpu.engine import CpuEngine
-from lantern.engines.cpu.kernels import uniforms
-from lantern.engines.cpu.steps import is_fused
+from lantern.engines.cpu.engine import CpuEngine, is_fused
+from lantern.engines.cpu.target import uniforms
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
@@ -211,7 +209,7 @@ def test_uniforms_equal_torch(purpose: Purpose) -> None:
         found, expected = torch.empty(2, 3, len(positions), count, dtype=torch.float64).unbind()
         uniforms(key, images, positions, found)
         random_uniforms(key, images, positions, expected)
-        words = random_words(seeds, images, purpose, positions, count)
+        words = random_words(key, images, positions, count)
         assert torch.equal(found, expected) and torch.equal(expected, to_uniform(words))
 
 

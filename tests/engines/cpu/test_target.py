@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from lantern.core.config import Weights
-from lantern.core.prepared import quantized
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Target
+from lantern.core.weights import quantized
 from lantern.decoding.cache import StaticCache
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.target import CpuTarget

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from lantern.core.prepared import is_out_of_memory
+from lantern.core.weights import is_out_of_memory
 from lantern.engines.cpu import build as building
-from lantern.engines.cpu.kernels import LinearArgs
+from lantern.engines.cpu.target import LinearArgs
 from lantern.engines.pass_times import WARM_PASSES
 
 # Plays calls through a policy: returns the threads of each, if one thread takes `alone` and two take `together`.

@@ -20,8 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import DraftTree
 from lantern.decoding.rows import LogitRows
 from lantern.drafters.trees.static import grown
@@ -134,11 +133,11 @@ def launch_walk(mode: Any, rule: str, tokens: int) -> None:
 def launch_children(lines: int) -> None:
     """Launch what ranks the children of four nodes and writes log q."""
     wide, places = torch.float32, empty(1, 1, dtype=torch.long).expand(1, 4)
-    how: dict[str, Any] = {"guidance": 3.0, "temperature": 1.0, "top_k": 1000, "interval": -1, "width": 4}
     kernels.sample(
         *(empty(1, lines, 4, TOKENS, dtype=wide), places, empty(1, 1024, TOKENS, dtype=wide)),
+        Sampling(guidance=3.0, top_k=1000),
+        width=4,
         log_q=empty(1, 4, TOKENS, dtype=wide),
-        **how,
     )
 
 

@@ -9,9 +9,8 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation, Raster, Step
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.cuda.fused_target import FusedTarget
 from lantern.engines.cuda.llama import LlamaTarget
-from lantern.engines.cuda.target import KernelTarget
+from lantern.engines.cuda.target import FusedTarget, KernelTarget
 from lantern.engines.engine import Engine
 from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.noise import Noise, Purpose
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Purpose, Sampling
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.rows import LogitRows
 from lantern.drafters.base import ranking
@@ -174,12 +173,11 @@ def test_samples_are_those_of_log_p_plus_noise(sampling: Sampling) -> None:
     places = torch.tensor([[0, 6], [5, 20]], device=DEVICE)
     noise = Noise([(3, 0), (3, 1)], positions=16, vocab_size=tokens, device=DEVICE, is_silent=sampling.is_greedy)
     scores = sampling.scores(logits, places) + noise.gumbel(places)
-    how = {"guidance": sampling.guidance, "temperature": sampling.temperature, "top_k": sampling.top_k}
     table = noise.gumbel_table()
-    made = kernels.sample(logits, places, table, **how, interval=sampling.guidance_interval, width=1)
+    made = kernels.sample(logits, places, table, sampling, width=1)
     assert torch.equal(made[..., 0], scores.argmax(-1))
     if sampling.top_k != 1 and not sampling.is_greedy:
-        made = kernels.sample(logits, places, table, **how, interval=sampling.guidance_interval, width=3)
+        made = kernels.sample(logits, places, table, sampling, width=3)
         assert torch.equal(made, scores.topk(3).indices)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from lantern.core.prepared import on_device
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
+from lantern.core.weights import on_device
 from lantern.engines.cuda import graphs
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EAGER

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.prepared import quantized
 from lantern.core.sampling import Sampling
+from lantern.core.weights import quantized
 from lantern.decoding.cache import StaticCache
 from lantern.engines.engine import EagerEngine, Weights
 
 pytest.importorskip("triton", reason="Triton is not installed")
+from lantern.engines.cuda import constant_rows, rows_of
 from lantern.engines.cuda import target as module
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.cuda.rows import constant_rows, rows_of
 from tests.engines.cuda.kinds import DEVICE, KINDS, TOKENS, decoder_of, generated, scored, target_of
 
 pytestmark = pytest.mark.usefixtures("short_blocks")

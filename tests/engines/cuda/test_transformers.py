@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from lantern.core.prepared import FixedPasses
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
+from lantern.core.weights import FixedPasses
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EAGER, Engine, engine
 from lantern.generation.generator import Decoder, build_decoder

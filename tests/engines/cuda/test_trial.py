@@ -22,10 +22,9 @@ from lantern.engines.cuda import fused, kernels
 from lantern.engines.cuda import target as module
 from lantern.engines.cuda import trial as trials
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.cuda.fused_target import FusedTarget
 from lantern.engines.cuda.kernels import silu_mul
 from lantern.engines.cuda.llama import LlamaTarget
-from lantern.engines.cuda.target import KernelPass, KernelTarget, Linear, keeps_rows
+from lantern.engines.cuda.target import FusedTarget, KernelPass, KernelTarget, Linear, keeps_rows
 from lantern.engines.cuda.trial import TOLERANCE, Trial, tried
 from tests.engines.cuda.kinds import DEVICE, llama_in, target_in
 

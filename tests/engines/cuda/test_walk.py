@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import DraftTree
 from lantern.decoding.rows import LogitRows
 from lantern.drafters.trees.static import StaticTree, grown, named

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lantern.core.config import build_config
-from lantern.core.places import embedded_model
+from lantern.core.config import build_config, embedded_model
 from lantern.eval.metrics.quality import METRICS
 from lantern.eval.protocols.protocol import PromptSet, Protocol, find_prompts, known_protocols, load_protocol, resizing
 from lantern.models.folder import Model

@@ -113,7 +113,7 @@ def test_what_cannot_be_made_or_run_is_listed_unless_it_is_eager(model: Model, m
     def run(*_: object) -> None:
         raise RuntimeError("no such kernel\nat all")
 
-    monkeypatch.setattr("lantern.core.prepared.quantized", run)
+    monkeypatch.setattr("lantern.core.weights.quantized", run)
     entries, failed = entries_of(["plain"], ("eager", "eager+int8"), ("fp32",)), list[dict[str, str]]()
     field = line_up(Stable(model), entries, built(model.sampling()), lambda one: None, failed)
     reason = "RuntimeError: no such kernel at all"

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from lantern.core.noise import Noise
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import DraftMode, DraftTree, Generation, Verifier
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import StaticTree, named
