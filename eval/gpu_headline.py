@@ -47,7 +47,7 @@ from lantern.generation.generator import Decoder, Generator, build_decoder
 from lantern.generation.requests import Request
 from lantern.generation.serving.worker import Job, Worker
 from lantern.methods import METHODS, find
-from lantern.methods.parts import ADD_ONS
+from lantern.methods.method import ADD_ONS
 from lantern.models.folder import load_model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig, rotate
 

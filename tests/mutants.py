@@ -107,11 +107,11 @@ decoding/plain.py: decoding/test_plain.py
 - scores.logits, place, self.noise
 + scores.logits, place - 1, self.noise
 
-decoding/prompt.py: methods/test_contracts.py decoding/test_plain.py
+decoding/cache.py: methods/test_contracts.py decoding/test_plain.py
 - numbers <= block[:, None]
 + numbers < block[:, None]
 
-decoding/prompt.py: decoding/test_prefill.py
+decoding/cache.py: decoding/test_prefill.py
 - {type(target).__qualname__} {rows} {whole}
 + {type(target).__qualname__} {whole}
 - f"{type(target).__qualname__} {rows}
@@ -130,10 +130,10 @@ decoding/rounds.py: decoding/test_joint.py
 decoding/row_front.py: decoding/test_row_front.py
 - is_other = heads[:, None] < front.heads[..., None]
 + is_other = heads[:, None] <= front.heads[..., None] - 2
-- seen = numbers <= places[:, None]
-+ seen = numbers < places[:, None]
+- features[:, :, first - 1 : first - 1 + columns]
++ features[:, :, first : first + columns]
 
-decoding/rows.py: methods
+decoding/loop.py: methods
 - return logits, self.places.gather(1, nodes)
 + return logits, self.places[:, : nodes.shape[1]]
 - return self.sampling.log_probs(self.logits, self.places, self.may_stop)
@@ -161,7 +161,7 @@ verifiers/coupling.py: verifiers/test_coupling.py
 - (q - kept).sum(-1, keepdim=True) * p
 + (1 - (q - kept).sum(-1, keepdim=True)) * p
 
-verifiers/greedy.py: verifiers/relaxations/test_by_hand.py
+verifiers/relaxed.py: verifiers/relaxations/test_by_hand.py
 - raised = own + claim.mass
 + raised = own
 
@@ -205,25 +205,25 @@ verifiers/relaxed.py: verifiers/test_relaxed.py
 - ratio = log_p.flatten(1).gather(1, cells) - log_r.flatten(1).gather(1, cells)
 + ratio = log_r.flatten(1).gather(1, cells) - log_p.flatten(1).gather(1, cells)
 
-verifiers/relaxations/bounded.py: verifiers/relaxations/test_bounded.py
+verifiers/relaxations/distributions.py: verifiers/relaxations/test_bounded.py
 - for part in (outflow, inflow))
 + for part in (outflow / 2, inflow))
-- torch.minimum(gap, (self.cap - 1) * own)
-+ torch.minimum(gap, self.cap * own)
+- deficit = torch.minimum(gap, (self.cap - 1) * own)
++ deficit = torch.minimum(gap, self.cap * own)
 
-verifiers/relaxations/cool.py: verifiers/relaxations/test_by_hand.py
+verifiers/relaxations/distributions.py: verifiers/relaxations/test_by_hand.py
 - r = p + taken - surplus * share[:, None]
 + r = p + taken - surplus
 
-verifiers/relaxations/grouped.py: verifiers/relaxations/test_by_hand.py
+verifiers/relaxations/acceptance.py: verifiers/relaxations/test_by_hand.py
 - window = place + around
 + window = trial.tokens[:, None] + around
 
-verifiers/relaxations/lantern.py: verifiers/relaxations/test_by_hand.py
+verifiers/relaxations/neighbours.py: verifiers/relaxations/test_by_hand.py
 - return float(self.delta)
 + return float(self.delta) / 2
 
-verifiers/relaxations/lantern_pp.py: verifiers/relaxations/test_by_hand.py
+verifiers/relaxations/neighbours.py: verifiers/relaxations/test_by_hand.py
 - return float(self.lambda_ - 1)
 + return float(self.lambda_)
 
@@ -241,19 +241,19 @@ verifiers/relaxations/rule.py: verifiers/test_coupling.py
 - return self.q.gather(1, self.tokens[:, None])[:, 0]
 + return self.p.gather(1, self.tokens[:, None])[:, 0]
 
-verifiers/relaxations/tolerance.py: verifiers/test_rules.py
+verifiers/relaxations/acceptance.py: verifiers/test_rules.py
 - torch.expm1(self.samples * torch
 + torch.expm1((self.samples - 1) * torch
 
-verifiers/relaxations/typical.py: verifiers/relaxations/test_by_hand.py
+verifiers/relaxations/acceptance.py: verifiers/relaxations/test_by_hand.py
 - clamp(max=self.epsilon)
 + clamp(min=self.epsilon)
 
-verifiers/relaxations/vvs.py: verifiers/relaxations/test_by_hand.py
+verifiers/relaxations/distributions.py: verifiers/relaxations/test_by_hand.py
 - is_skipped = depths < self.skip
 + is_skipped = depths <= self.skip
 
-methods/parts.py: methods/test_method.py
+methods/method.py: methods/test_method.py
 - else f"parts/{self.name}"
 + else f"part/{self.name}"
 
@@ -261,19 +261,19 @@ drafters/base.py: drafters/test_dynamic.py
 - "sampled": Purpose.DRAFT
 + "sampled": Purpose.TARGET
 
-drafters/combined/sam_eagle.py: drafters/test_sam.py
+drafters/combined.py: drafters/test_sam.py
 - self.order = self.held.order
 + self.order = self.held.order.sort().values
 
-drafters/combined/self_cascade.py: drafters/test_small_models.py
+drafters/combined.py: drafters/test_small_models.py
 - level.first, depth)
 + level.first, depth - 1)
 
-drafters/combined/small_model.py: drafters/test_small_models.py
+drafters/combined.py: drafters/test_small_models.py
 - self.known[:, None] + depths - 1
 + self.known[:, None] + depths
 
-drafters/combined/specmquant.py: drafters/test_small_models.py
+drafters/combined.py: drafters/test_small_models.py
 - 0, self.held.depths[1:])
 + 0, self.held.depths[:-1])
 
@@ -283,29 +283,29 @@ drafters/eagle/drafter.py: drafters/test_drafts_match_training.py
 - features = self.sampling.guide(features, self._read_places)[:, None]
 + features = features[:, :1]
 
-drafters/eagle/dynamic.py: drafters/test_dynamic.py
+drafters/eagle/drafter.py: drafters/test_dynamic.py
 - slots = pick // self.growth.width
 + slots = pick % self.growth.width
 - .scatter(1, numbers, order).gather(1, kept)
 + .scatter(1, numbers, order)[:, : kept.shape[1]]
 
-drafters/eagle/eagle1.py: drafters/test_eagle.py
+drafters/eagle/networks.py: drafters/test_eagle.py
 - return torch.cat([self.embed_tokens(tokens), features], dim=-1)
 + return torch.cat([features, self.embed_tokens(tokens)], dim=-1)
 
-drafters/eagle/eagle3.py: drafters/test_eagle.py
+drafters/eagle/networks.py: drafters/test_eagle.py
 - self.fc.weight.data[:, -self.config.dim :]
 + self.fc.weight.data[:, : self.config.dim]
 
-drafters/eagle/fr_spec.py: drafters/test_eagle.py
+drafters/eagle/drafter.py: drafters/test_eagle.py
 - sort(descending=True, stable=True)
 + sort(descending=False, stable=True)
 
-drafters/eagle/poss.py: drafters/test_eagle.py
+drafters/eagle/networks.py: drafters/test_eagle.py
 - return min(depth // self.config.per_layer,
 + return min((depth + 1) // self.config.per_layer,
 
-drafters/eagle/unroll.py: drafters/test_drafts_match_training.py
+drafters/eagle/networks.py: drafters/test_drafts_match_training.py
 - there <= here - done
 + there < here - done
 
@@ -315,109 +315,109 @@ drafters/eagle/vispec.py: drafters/test_drafts_match_training.py
 - (start[:, None] + steps) % self.tokens
 + (start[:, None] + steps + 1) % self.tokens
 
-drafters/examples.py: drafters/test_drafts_match_training.py
+drafters/base.py: drafters/test_drafts_match_training.py
 - rows[:, 1] + scales * (rows[:, 0] - rows[:, 1])
 + rows[:, 0] + scales * (rows[:, 1] - rows[:, 0])
 
-drafters/heads/marginals.py: drafters/test_heads.py
+drafters/heads.py: drafters/test_heads.py
 - (known[:, None] + self.held.steps_ahead)
 + (known[:, None] + 1 + self.held.steps_ahead)
 
-drafters/heads/medusa.py: drafters/test_drafts_match_training.py
+drafters/heads.py: drafters/test_drafts_match_training.py
 - predicted[:, :-reach, head]
 + predicted[:, reach:, head]
 
-drafters/heads/parallelspec.py: drafters/test_drafts_match_training.py
+drafters/heads.py: drafters/test_drafts_match_training.py
 - (is_mask & is_mask[:, None] & (steps <= steps[:, None]))
 + (is_mask & is_mask[:, None] & (steps == steps[:, None]))
 
-drafters/heads/vertical.py: drafters/test_heads.py
+drafters/heads.py: drafters/test_heads.py
 - below = self.held.places + self.module.config.grid
 + below = self.held.places + self.module.config.grid - 1
 
-drafters/lookup/matchers.py: drafters/test_sam.py
+drafters/lookup.py: drafters/test_sam.py
 - runs & (past.places >= back) & (past.known
 + runs & (past.known
 - FIELDS = ((0, -1), (-1, 0)
 + FIELDS = ((-1, 0), (0, -1)
 
-drafters/lookup/sam.py: drafters/test_sam.py
-- self.held.known[:, None] + steps, step.tokens)
-+ self.held.known[:, None] + steps - 1, step.tokens)
+drafters/lookup.py: drafters/test_sam.py
+- held.known[:, None] + steps, step.tokens)
++ held.known[:, None] + steps - 1, step.tokens)
 
-drafters/lookup/suffix_automaton.py: drafters/test_sam.py
+drafters/lookup.py: drafters/test_sam.py
 - AutomatonState(length, old.link, old.end, dict(old.next))
 + AutomatonState(length, old.link, end, dict(old.next))
 
-drafters/lookup/tables.py: drafters/test_sam.py
+drafters/lookup.py: drafters/test_sam.py
 - torch.cdist(points, centres).argmin(1)
 + torch.cdist(points, centres).argmax(1)
 
-drafters/policies/adt_tree.py: drafters/policies
+drafters/policies.py: drafters/policies
 - (self.nodes / depth).ceil()
 + (self.nodes / depth).floor()
 
-drafters/policies/c2t.py: drafters/policies
+drafters/policies.py: drafters/policies
 - pool.values >= math.log(self.threshold)
 + pool.values < math.log(self.threshold)
 
-drafters/policies/ddd.py: drafters/policies
+drafters/policies.py: drafters/policies
 - (layer.depth >= self.check)
 + (layer.depth > self.check)
 
-drafters/policies/eagle2.py: drafters/policies
+drafters/policies.py: drafters/policies
 - layer.log_q if self.value == "q" else layer.match
 + layer.match if self.value == "q" else layer.log_q
 
-drafters/policies/history.py: drafters/policies
+drafters/policies.py: drafters/policies
 - torch.minimum(places, known[:, None]) - 1
 + places - 1
 
-drafters/policies/policy.py: drafters/policies
+drafters/policies.py: drafters/policies
 - depth + (depth == pool.deepest)
 + depth
 
-drafters/policies/radar.py: drafters/policies
+drafters/policies.py: drafters/policies
 - self._is_over = self._is_over | (
 + self._is_over = (
 
-drafters/policies/records.py: drafters/policies
+drafters/records.py: drafters/policies
 - is_tested = on_path.gather(1, parents)
 + is_tested = on_path
 
-drafters/policies/svip.py: drafters/policies
+drafters/policies.py: drafters/policies
 - (layer.depth > 0)
 + (layer.depth > 1)
 
-drafters/trees/dynamic.py: methods
+drafters/trees.py: methods
 - above, reach = above.gather(1, above), 2 * reach
 + above, reach = above.gather(1, above), 4 * reach
 
-drafters/trees/dynamic.py: drafters/test_dynamic.py
-- numbers.gather(1, own.parents)
-+ own.parents.clamp(max=kept.shape[1] - 1)
+drafters/trees.py: drafters/test_dynamic.py
+- parents = above = numbers.gather(1, above)
++ parents = above = above.clamp(max=kept.shape[1] - 1)
 
-drafters/trees/static.py: drafters
+drafters/trees.py: drafters
 - first += len(frontier) if frontier != [0] else 0
 + first += len(frontier)
 - above.index(parents[node]) for
 + 0 for
 - is_inner.cumsum(0) - 1, 0)
 + is_inner.cumsum(0), 0)
-- [level.picks + start for
-+ [level.picks + start // 2 for
+- [pick + start for
++ [pick + start // 2 for
 - * width + ranks[child] for
 + * width + ranks[child] // 2 for
 
-drafters/windows/jacobi.py: drafters/test_windows.py
+drafters/windows.py: drafters/test_windows.py
 - index = counts[:, None] + steps
 + index = counts[:, None] + steps + 1
 
-drafters/windows/jacobi.py: proof/test_exact.py
+drafters/windows.py: proof/test_exact.py
 - own.masked_fill(is_new[..., None], 0.0)
 + own.masked_fill(is_new[..., None], -1.0)
 
-drafters/windows/sjd_pac.py: drafters/test_windows.py
+drafters/windows.py: drafters/test_windows.py
 - rows = self.held.chain[index.clamp(max=self.depth)]
 + rows = self.held.chain[(index - 1).clamp(max=self.depth)]
 
@@ -483,7 +483,7 @@ engines/cpu/mixture.h: engines/cpu/test_mixture.py
 - std::min(delta * UNITS / std::max(total, 1.0), 1.0)
 + std::min(delta * UNITS / std::max(total, 1.0), 1.001)
 
-verifiers/relaxations/mixture.py: verifiers/relaxations/test_by_hand.py
+verifiers/relaxations/distributions.py: verifiers/relaxations/test_by_hand.py
 - lost.mul_(share)
 + lost.mul_(1.0)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lantern.core.types import Condition, Prompt
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.models.llamagen.transformer import CaptionEmbedder, Transformer, TransformerConfig
 
 if TYPE_CHECKING:

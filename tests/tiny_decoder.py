@@ -10,7 +10,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Drafter, DraftTree, Generation, Target, Verifier
 from lantern.decoding.loop import State, begin, run
 from lantern.decoding.plain import NoDrafts
-from lantern.drafters.eagle.eagle1 import Eagle
+from lantern.drafters.eagle.networks import Eagle
 from lantern.engines.engine import EAGER, EagerEngine, Engine
 from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS, Made, Method

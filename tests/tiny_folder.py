@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from lantern.core.io import save_component, weights_digest
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.models.folder import write_index
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lantern.drafters.eagle.fr_spec import FrequencyTable
-from lantern.drafters.lookup.tables import SamTables
-from lantern.methods.parts import ADD_ONS
+from lantern.drafters.eagle.drafter import FrequencyTable
+from lantern.drafters.lookup import SamTables
+from lantern.methods.method import ADD_ONS
 from lantern.models.llamagen.transformer import Transformer
 
 DEPTHS = 12  # as deep as the deepest tree of the tests

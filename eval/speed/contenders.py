@@ -16,7 +16,7 @@ from torch import Tensor
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation
-from lantern.decoding.prompt import prefill, read_tokens
+from lantern.decoding.cache import prefill, read_tokens
 from lantern.engines.engine import EAGER, OTHER_VARIANTS, VARIANTS, AutoEngine, Engine, Weights
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.choice import choose_method

@@ -19,7 +19,7 @@ from lantern.core.io import NoInitialisation
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step, TreeShape
 from lantern.decoding.statistics import now
-from lantern.drafters.trees.static import named
+from lantern.drafters.trees import named
 from lantern.eval.json_lines import Line
 from lantern.eval.speed import race as racing
 from lantern.eval.speed.bench import ended
@@ -28,7 +28,7 @@ from lantern.eval.speed.race import reporter, rounded, seconds_of, spread
 from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.generation.generator import Decoder, Generator
 from lantern.methods import METHODS, find
-from lantern.methods.parts import ADD_ONS, DRAFTER, AddOn
+from lantern.methods.method import ADD_ONS, DRAFTER, AddOn
 from lantern.models.folder import DTYPES, Model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from lantern.core.process import Stopping
     from lantern.core.sampling import Sampling
     from lantern.core.types import Step
-    from lantern.drafters.policies.records import Recorder
+    from lantern.drafters.records import Recorder
     from lantern.generation.comparison import Comparison
     from lantern.generation.requests import Request
     from lantern.models.folder import Model
@@ -355,7 +355,7 @@ class ImageRun:
 
         files, done = self.files, list[Any]()
         if files.record is not None:
-            from lantern.drafters.policies.records import Recorder
+            from lantern.drafters.records import Recorder
 
             about = {"sampling": dataclasses.asdict(self.sampling), "target": self.model.weights_digest}
             self.recorder = Recorder(method=self.method.name, settings=self.settings, **about)

@@ -11,7 +11,7 @@ from lantern.cli.options import METHOD, MODEL, MODEL_HELP
 from lantern.core.config import read_json_object, resolve_model
 from lantern.engines.engine import ENGINES
 from lantern.methods import METHODS, PROMISES, Method
-from lantern.methods.parts import ADD_ONS
+from lantern.methods.method import ADD_ONS
 
 LACKS = "*"  # before a method that needs a part
 

@@ -182,7 +182,7 @@ class TreeShape:
 class Traits:
     """A drafter's data about the nodes that it drafted, from which tree policies are trained.
 
-    `nodes` holds per node the numbers that `lantern.drafters.policies.policy.TRAITS` names, undefined at the root;
+    `nodes` holds per node the numbers that `lantern.drafters.policies.TRAITS` names, undefined at the root;
     `beams` for each depth from 1 on the best log-probabilities of the nodes whose children were drafted.
     """
 

@@ -1,1 +1,1 @@
-"""The decoding loop with its run state, plain decoding, prefill, the key-value cache and statistics."""
+"""The decoding loop with its run state, plain decoding, the key-value cache and statistics."""

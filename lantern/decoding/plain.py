@@ -24,10 +24,8 @@ from lantern.core.types import (
     Target,
     TreeShape,
 )
-from lantern.decoding.cache import by_line, by_row
-from lantern.decoding.loop import Inputs, State, begin, run
-from lantern.decoding.prompt import read_tokens
-from lantern.decoding.rows import LogitRows
+from lantern.decoding.cache import by_line, by_row, read_tokens
+from lantern.decoding.loop import Inputs, LogitRows, State, begin, run
 from lantern.decoding.statistics import StepSums
 from lantern.verifiers.gumbel import GumbelVerifier
 

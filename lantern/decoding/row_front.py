@@ -15,10 +15,9 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation, Prompt, Scores, Step, Target
 from lantern.core.weights import original
-from lantern.decoding.cache import by_row
+from lantern.decoding.cache import by_row, read_tokens
 from lantern.decoding.loop import State
 from lantern.decoding.plain import NoDrafts
-from lantern.decoding.prompt import read_tokens
 from lantern.decoding.statistics import Readback, StepSums, totals
 from lantern.verifiers.gumbel import GumbelVerifier
 
@@ -32,14 +31,6 @@ class Layout:
     lead: int
     lines: int
     width: int
-
-    @classmethod
-    def of(cls, target: Target, lead: int, drafts: int) -> "Layout":
-        """Return the layout for a target: as many lines as rows can be unfinished when each adds one token a pass."""
-        raster = target.config.raster
-        lead = min(lead, raster.columns)
-        lines = min(math.ceil((raster.columns + 1) / lead), raster.rows)
-        return cls(raster.rows, raster.columns, lead, lines, 1 + min(drafts, raster.columns - 1))
 
     @property
     def tokens(self) -> int:
@@ -87,13 +78,17 @@ class RowFront(State):
     ) -> None:
         if lead < 1 or drafts < 0:
             raise ValueError(f"lead {lead}, drafts {drafts}: wanted at least 1 and 0")
-        if target.config.raster.newlines:
+        raster = target.config.raster
+        if raster.newlines:
             raise ValueError(
                 "this model ends its rows with newline tokens, which parallel rows lack: use another method"
             )
         target = target if target.follows_masks else original(target)  # lines see other tokens than those before a node
         super().__init__(target, sampling, NoDrafts(), GumbelVerifier())
-        self.layout, self.is_measured = Layout.of(target, lead, drafts), measured
+        lead = min(lead, raster.columns)
+        lines = min(math.ceil((raster.columns + 1) / lead), raster.rows)  # unfinished when each adds one token a pass
+        self.layout = Layout(raster.rows, raster.columns, lead, lines, 1 + min(drafts, raster.columns - 1))
+        self.is_measured = measured
 
     @property
     def group(self) -> tuple[object, ...]:
@@ -139,7 +134,7 @@ class RowFront(State):
         places = (front.heads[..., None] + self.steps).clamp(max=layout.tokens - 1)
         scores = self._score(front, tokens, places.flatten(1))
         ahead = (places + 1).clamp(max=layout.tokens - 1).flatten(1)
-        logits, log_p = self._distributions(scores, ahead)
+        logits, log_p = self._distributions(scores.logits.unflatten(0, (len(known), -1)), ahead)
         sampled = (log_p + self.noise.gumbel(ahead)).argmax(-1).view(tokens.shape)
         # A sample counts if the tokens before it in its row were drafted as they were sampled.
         is_match = (tokens[..., 1:] == sampled[..., :-1]).cumprod(-1)
@@ -246,9 +241,10 @@ class RowFront(State):
         slots = (torch.arange(nodes, device=tokens.device) + cache.first_stage_slot).expand(len(inputs), -1)
         return self.target(inputs, positions, mask.flatten(0, 1), cache=cache, slots=slots)
 
-    def _distributions(self, scores: Scores, places: Int[Tensor, "b n"]) -> tuple[Tensor, Float[Tensor, "b n v"]]:
-        """Return logits `(b r n v)` and log-probabilities of these token numbers, from the first rows of a pass."""
-        logits = scores.logits.unflatten(0, (len(places), -1))[:, :, : places.shape[1]]
+    def _distributions(
+        self, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"]
+    ) -> tuple[Float[Tensor, "b r n v"], Float[Tensor, "b n v"]]:
+        """Return logits and log-probabilities of these token numbers; those of tokens that are given have all mass."""
         if self.forced is not None:
             logits = self.forced.logits(logits, places)
         return logits, self.sampling.log_probs(logits, places)
@@ -278,27 +274,18 @@ class RowFront(State):
     def _total_variation(self, log_p: Float[Tensor, "b n+ v"]) -> Float[Tensor, "b n"]:
         """Return TV between the distributions that tokens were sampled from, `log_p`, and those of plain decoding.
 
-        Both follow the same tokens. The rows of a grid are scored again, each in a pass over its tokens, with all
-        tokens before them; the cache is overwritten.
+        Both follow the same tokens. The finished image is read again, each token with all tokens before it; the cache
+        is overwritten. Logits are those of a row at a time.
         """
-        cache, config, tokens = self.cache, self.target.config, self.tokens
-        images, columns = len(tokens), config.raster.columns
-        numbers = self.places
-        mask = cache.prefix_scores.new_full((images, cache.rows, columns, cache.slots), -torch.inf)
-        mask[..., : cache.prefix] = by_row(cache.prefix_scores)
+        images, columns = len(log_p), self.layout.columns
 
         def apart(exact: Float[Tensor, "b m v"], first: int) -> Float[Tensor, "b m"]:
             return (log_p[:, first : first + exact.shape[1]].exp() - exact.exp()).abs().sum(-1) / 2
 
-        found = [apart(self.sampling.log_probs(self.first_logits, numbers[:1].expand(images, -1)), 0)]
-        for row in range(config.raster.rows):
-            places = numbers[row * columns : (row + 1) * columns]
-            seen = numbers <= places[:, None]
-            mask[..., cache.prefix : cache.first_stage_slot] = torch.where(seen, 0.0, -torch.inf)
-            inputs = self.target.tok_embeddings(tokens[:, places]).repeat_interleave(cache.rows, 0)
-            at = places.expand(len(inputs), -1)
-            positions, slots = at + config.cls_token_num, at + cache.prefix
-            scores = self.target(inputs, positions, mask.flatten(0, 1), cache=cache, slots=slots)
-            after = numbers[row * columns + 1 : (row + 1) * columns + 1].expand(images, -1)
-            found.append(apart(self._distributions(scores, after)[1], row * columns + 1))
+        found = [apart(self.sampling.log_probs(self.first_logits, self.places[:1].expand(images, -1)), 0)]
+        features = read_tokens(self.target, self.cache, self.tokens[:, :-1])[0].features
+        for first in range(1, self.layout.tokens, columns):
+            block = features[:, :, first - 1 : first - 1 + columns]
+            places = self.places[first : first + columns].expand(images, -1)
+            found.append(apart(self._distributions(self.target.head(block), places)[1], first))
         return torch.cat(found, 1)

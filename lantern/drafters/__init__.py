@@ -1,1 +1,1 @@
-"""Drafters guess the next tokens of the target: one folder per family; `trees` and `policies` shape the drafts."""
+"""Drafters guess the next tokens of the target, a file or folder per family; `trees` and `policies` shape drafts."""

@@ -23,9 +23,9 @@ from lantern.core.config import is_debugging, one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Drafter, Generation, Step, Target, Verifier
 from lantern.core.weights import is_out_of_memory, on_device, outside_modes
+from lantern.decoding.cache import PromptCache, reading_passes
 from lantern.decoding.loop import State, begin, check_modes, run
 from lantern.decoding.plain import NoDrafts, Plain
-from lantern.decoding.prompt import PromptCache, reading_passes
 from lantern.decoding.statistics import Stopwatch
 from lantern.engines.engine import EAGER, Engine
 from lantern.generation.choice import choose_method
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from PIL.Image import Image
 
-    from lantern.drafters.policies.records import Recorder
+    from lantern.drafters.records import Recorder
 
 
 HALVED = "out of memory with {} images at once: continuing with {}"

@@ -37,16 +37,15 @@ from lantern.core.io import (
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.core.weights import outside_modes, weights_of
-from lantern.decoding.prompt import PromptCache
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.decoding.cache import PromptCache
+from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.engines.engine import Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.generator import INTERVAL, Canvas, Decoder, Generator, Progress, generate
 from lantern.generation.images import MAX_SCALE, NotFiniteError, Picture, check_scale, convert, enlarge
 from lantern.generation.requests import CALLBACK_TENSORS, check_call, requests_of_call, texts_of
 from lantern.methods import find
-from lantern.methods.method import Method, check_same
-from lantern.methods.parts import ADD_ONS
+from lantern.methods.method import ADD_ONS, Method, check_same
 from lantern.models import folder as folders
 from lantern.models.folder import COMPONENTS, INDEX_NAME, Model
 from lantern.models.llamagen.text import CLASSES_NAME, NAMES_NAME, RECOGNISED_NAME, WORDS_NAME, TextEncoder

@@ -18,12 +18,12 @@ import numpy as np
 from lantern.core.io import write_json
 from lantern.core.sampling import Sampling
 from lantern.decoding.statistics import now
-from lantern.drafters.trees.static import grown
+from lantern.drafters.trees import grown
 from lantern.generation.choice import VERSION, describe_machine, has_parts, place_of
 from lantern.generation.generator import Generator
 from lantern.generation.requests import Request, as_requests, check_requests
 from lantern.methods import METHODS, Method
-from lantern.methods.parts import ADD_ONS
+from lantern.methods.method import ADD_ONS
 from lantern.models.folder import Model, record_tokens_per_step
 
 WINDOWS = (2, 4, 8, 16, 32, 64)

@@ -1,4 +1,4 @@
-"""All methods: one paragraph each. Needs no torch: the classes named here are imported when a method is built.
+"""All methods and trained networks, a paragraph or a line each. Needs no torch: classes are imported when used.
 
 A method is a function of the parts of a model and its options, with the drafter and the verifier that it is made of;
 a preset is another method with other values. The module of a drafter or relaxation explains it, docs/methods how it
@@ -10,42 +10,56 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from lantern.methods.method import Deferred, Made, Parts, lazy, method, opt, preset
+from lantern.methods.method import DRAFTER, Deferred, Made, Parts, add_on, lazy, method, opt, preset
 
-EagleDrafter = lazy("lantern.drafters.eagle.drafter", "EagleDrafter")
-GrowingDrafter, Growth = lazy("lantern.drafters.eagle.dynamic", "GrowingDrafter", "Growth")
-ViSpecDrafter, GrowingViSpecDrafter = lazy("lantern.drafters.eagle.vispec", "ViSpecDrafter", "GrowingViSpecDrafter")
-FrSpecDrafter, GrowingFrSpecDrafter = lazy("lantern.drafters.eagle.fr_spec", "FrSpecDrafter", "GrowingFrSpecDrafter")
-Eagle2, PredictableEagle2 = lazy("lantern.drafters.policies.eagle2", "Eagle2", "PredictableEagle2")
-Ddd, Svip = lazy("lantern.drafters.policies.ddd", "Ddd"), lazy("lantern.drafters.policies.svip", "Svip")
-C2T, Radar = lazy("lantern.drafters.policies.c2t", "C2TPolicy"), lazy("lantern.drafters.policies.radar", "RadarPolicy")
-AdtTree, AdtBisection = lazy("lantern.drafters.policies.adt_tree", "AdtTree", "AdtBisection")
-named, chain = lazy("lantern.drafters.trees.static", "named", "chain")
-MedusaDrafter = lazy("lantern.drafters.heads.medusa", "MedusaDrafter")
-VerticalDrafter = lazy("lantern.drafters.heads.vertical", "VerticalDrafter")
-ParallelDrafter = lazy("lantern.drafters.heads.parallelspec", "ParallelDrafter")
-JacobiDrafter = lazy("lantern.drafters.windows.jacobi", "JacobiDrafter")
-SjdPacDrafter = lazy("lantern.drafters.windows.sjd_pac", "SjdPacDrafter")
-SamDrafter = lazy("lantern.drafters.lookup.sam", "SamDrafter")
-Repeat = lazy("lantern.drafters.lookup.repeat", "RepeatDrafter")
-RouterDrafter = lazy("lantern.drafters.combined.sam_eagle", "RouterDrafter")
-SelfCascadeDrafter = lazy("lantern.drafters.combined.self_cascade", "SelfCascadeDrafter")
-Cascade = lazy("lantern.drafters.combined.specmquant", "cascade")
+NETWORKS, EAGLE = "lantern.drafters.eagle.networks", "lantern.drafters.eagle.drafter"
+VISPEC, COMBINED = "lantern.drafters.eagle.vispec", "lantern.drafters.combined"
+HEADS, LOOKUP, POLICIES = "lantern.drafters.heads", "lantern.drafters.lookup", "lantern.drafters.policies"
+
+EagleDrafter, GrowingDrafter, Growth = lazy(EAGLE, "EagleDrafter", "GrowingDrafter", "Growth")
+FrSpecDrafter, GrowingFrSpecDrafter = lazy(EAGLE, "FrSpecDrafter", "GrowingFrSpecDrafter")
+ViSpecDrafter, GrowingViSpecDrafter = lazy(VISPEC, "ViSpecDrafter", "GrowingViSpecDrafter")
+Eagle2, PredictableEagle2, Ddd, Svip = lazy(POLICIES, "Eagle2", "PredictableEagle2", "Ddd", "Svip")
+AdtTree, AdtBisection, C2T, Radar = lazy(POLICIES, "AdtTree", "AdtBisection", "C2TPolicy", "RadarPolicy")
+named, chain = lazy("lantern.drafters.trees", "named", "chain")
+MedusaDrafter, VerticalDrafter, ParallelDrafter = lazy(HEADS, "MedusaDrafter", "VerticalDrafter", "ParallelDrafter")
+JacobiDrafter, SjdPacDrafter = lazy("lantern.drafters.windows", "JacobiDrafter", "SjdPacDrafter")
+SamDrafter, Repeat = lazy(LOOKUP, "SamDrafter", "RepeatDrafter")
+RouterDrafter, SelfCascadeDrafter, Cascade = lazy(COMBINED, "RouterDrafter", "SelfCascadeDrafter", "cascade")
 Gumbel = lazy("lantern.verifiers.gumbel", "GumbelVerifier")
 Rejection = lazy("lantern.verifiers.rejection", "RejectionVerifier")
 Coupling = lazy("lantern.verifiers.coupling", "CouplingVerifier")
 Traversal = lazy("lantern.verifiers.traversal", "TraversalVerifier")
-Greedy = lazy("lantern.verifiers.greedy", "GreedyVerifier")
-Relaxed = lazy("lantern.verifiers.relaxed", "RelaxedVerifier")
-Lantern = lazy("lantern.verifiers.relaxations.lantern", "Lantern")
-LanternPP = lazy("lantern.verifiers.relaxations.lantern_pp", "LanternPP")
-Bounded = lazy("lantern.verifiers.relaxations.bounded", "Bounded")
-Mixture = lazy("lantern.verifiers.relaxations.mixture", "Mixture")
-Cool = lazy("lantern.verifiers.relaxations.cool", "Cool")
-Grouped = lazy("lantern.verifiers.relaxations.grouped", "Grouped")
-Tolerance = lazy("lantern.verifiers.relaxations.tolerance", "Tolerance")
-Typical = lazy("lantern.verifiers.relaxations.typical", "Typical")
-Vvs = lazy("lantern.verifiers.relaxations.vvs", "Vvs")
+Greedy, Relaxed = lazy("lantern.verifiers.relaxed", "GreedyVerifier", "RelaxedVerifier")
+Lantern, LanternPP = lazy("lantern.verifiers.relaxations.neighbours", "Lantern", "LanternPP")
+Bounded, Mixture, Cool, Vvs = lazy("lantern.verifiers.relaxations.distributions", "Bounded", "Mixture", "Cool", "Vvs")
+Grouped, Tolerance, Typical = lazy("lantern.verifiers.relaxations.acceptance", "Grouped", "Tolerance", "Typical")
+
+# the trained networks, and what trains them
+HORIZON = {"toy": {"depths": 12}, "limits_depth": True}
+CLASSIFIER = {"training": "policy", "toy": {"hidden": 8}, "task": "lantern.training.policy:C2TTask"}
+RECURRENT = {"training": "policy", "toy": {"beam": 4, "hidden": 8}, "task": "lantern.training.policy:RadarTask"}
+COUNTED = "lantern train tables --kind {} --model MODEL --prompts FILE --out MODEL/parts"
+SMALL = (
+    "lantern train target --config target-emoji-small --data DATA --vq MODEL/vqvae "
+    "--text-encoder MODEL/text_encoder --tokenizer MODEL/tokenizer --out OUT"
+)
+LLAMA = ("lantern.models.llamagen.transformer", "Transformer", "TransformerConfig")
+
+add_on(DRAFTER, NETWORKS, "Eagle", "EagleConfig")
+add_on("eagle3", NETWORKS, "Eagle3", "Eagle3Config", toy={"layers": 2})
+add_on("poss", NETWORKS, "Poss", "PossConfig", toy={"depths": 4, "per_layer": 2}, limits_depth=True)
+add_on("vispec", VISPEC, "ViSpec", "ViSpecConfig", toy={"summaries": 2, "recent": 1})
+add_on("medusa", HEADS, "Medusa", "MedusaConfig", **HORIZON)
+add_on("parallelspec", HEADS, "ParallelSpec", "ParallelSpecConfig", **HORIZON)
+add_on("vertical", HEADS, "Vertical", "VerticalConfig", **HORIZON)
+add_on("fr-spec", EAGLE, "FrequencyTable", "FrequencyConfig", training=COUNTED.format("fr-spec"))
+add_on("sam", LOOKUP, "SamTables", "SamConfig", training=COUNTED.format("sam"))
+add_on("small", *LLAMA, training=SMALL, is_target=True)
+add_on("c2t", POLICIES, "C2T", "C2TConfig", **CLASSIFIER)
+add_on("c2t-paper", POLICIES, "C2T", "C2TConfig", **CLASSIFIER)
+add_on("radar", POLICIES, "Radar", "RadarConfig", **RECURRENT)
+add_on("radar-paper", POLICIES, "Radar", "RadarConfig", **RECURRENT)
 
 GROWTH = dict(
     nodes=opt(15, 1, None, "drafted nodes of a tree"),
@@ -560,13 +574,8 @@ def lantern(
 OF_58 = dict(k=0.061, delta=0.4, tree="eagle2_58_10_5")  # k is 1,000 of LlamaGen's 16,384
 NEAR = "LANTERN as published: EAGLE-2's 58 nodes, delta 0.4, the nearest 6 % of the codebook"
 preset("lantern-paper", "lantern", NEAR, **OF_58)
-preset(
-    "lantern-released",
-    "lantern",
-    "LANTERN as released: as lantern-paper, with the residual of the authors' code",
-    residual="released",
-    **OF_58,
-)
+OF_CODE = "LANTERN as released: as lantern-paper, with the residual of the authors' code"
+preset("lantern-released", "lantern", OF_CODE, residual="released", **OF_58)
 
 
 @method(CLAIMS, name="lantern++", paper="2502.06352", page="lantern-pp")

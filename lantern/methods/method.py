@@ -8,14 +8,15 @@ import dataclasses
 import inspect
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 from lantern.core.config import as_number, hint_for, nearest
-from lantern.methods.parts import ADD_ONS, DRAFTER, resolved
 
 Promise = Literal["tokens", "distribution", "relaxed"]
 PROMISES: dict[str, str] = {
@@ -24,6 +25,7 @@ PROMISES: dict[str, str] = {
     "relaxed": "another distribution; the total variation per token is reported",
 }
 MAX_NEIGHBOURS = 1024  # columns of a proximity table
+DRAFTER = "eagle1"  # the add-on in drafter/
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,68 @@ def count_of(k: float, tokens: int) -> int:
     return max(round(k * tokens), 1) if 0 < k < 1 else int(k)
 
 
+def resolved(path: str) -> Any:
+    """Return the class or function of a "module:name"."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+@dataclass(frozen=True)
+class AddOn:
+    """A trained network that methods read beside the target, imported when it is opened.
+
+    `path` and `config_path` are the "module:class" of the network and of its config. A model's folder holds the drafter
+    in drafter/, the others in parts/NAME/. `training` is the stage of `lantern train` that makes it, "drafter" or
+    "policy", else a command line. `task` is the "module:class" of a policy's training task, `toy` fields of the config
+    at the size of tests. `limits_depth`: it drafts at most `config.depths` tokens ahead. `is_target`: it is a target
+    itself, of the same family; the others name the target that they were trained for, by its digest in `config.target`.
+    """
+
+    name: str
+    path: str
+    config_path: str
+    training: str = "drafter"
+    toy: Mapping[str, Any] = field(default_factory=dict)
+    limits_depth: bool = False
+    is_target: bool = False
+    task: str = ""
+
+    @property
+    def module(self) -> Any:
+        """The class of the network."""
+        return resolved(self.path)
+
+    @property
+    def config(self) -> Any:
+        """The class of its config."""
+        return resolved(self.config_path)
+
+    @property
+    def folder(self) -> str:
+        """Where it lies in a model's folder."""
+        return "drafter" if self.name == DRAFTER else f"parts/{self.name}"
+
+    @property
+    def command(self) -> str:
+        """The command that trains it. MODEL is the model's folder; what comes out belongs into `folder`."""
+        if self.training == "drafter":
+            return (
+                f"lantern train drafter --kind {self.name} --data DATA --target MODEL/transformer "
+                "--text-encoder MODEL/text_encoder --tokenizer MODEL/tokenizer --out OUT"
+            )
+        if self.training == "policy":
+            return f"lantern train policy --kind {self.name} --records RECORDS --out OUT"
+        return self.training
+
+
+ADD_ONS: dict[str, AddOn] = {}
+
+
+def add_on(name: str, module: str, network: str, config: str, **fields: Any) -> None:
+    """Declare an add-on by the module and the names of its network and config."""
+    ADD_ONS[name] = AddOn(name, f"{module}:{network}", f"{module}:{config}", **fields)
+
+
 @dataclass(frozen=True)
 class Ask:
     """Something of a model that a method asks for."""
@@ -159,7 +223,7 @@ class Parts:
         self.target, self.sampling, self.drafter = Ask("target"), Ask("sampling"), Ask("drafter")
 
     def part(self, name: str) -> Any:
-        """The trained add-on of a name of `lantern.methods.parts`."""
+        """The trained add-on of a name in `ADD_ONS`."""
         return Ask("part", name)
 
     def neighbours(self, k: float, spare: bool = False) -> Any:
@@ -219,10 +283,10 @@ class Made:
 
     @property
     def family(self) -> str:
-        """What drafts are made from: the folder of its drafter in lantern/drafters."""
+        """What drafts are made from: the file or folder of its drafter in lantern/drafters."""
         if self.drafter is None:
             return "plain" if self.front is None else "windows"
-        return self.drafter.path.split(".")[2] if self.drafter.path.startswith("lantern.") else "other"
+        return re.split("[.:]", self.drafter.path)[2] if self.drafter.path.startswith("lantern.") else "other"
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -236,7 +300,7 @@ class Made:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """All trained networks that it reads, names of `lantern.methods.parts`."""
+        """All trained networks that it reads, names in `ADD_ONS`."""
         return (*((DRAFTER,) if self.reads_drafter else ()), *self.parts)
 
     def columns(self, tokens: int) -> int:

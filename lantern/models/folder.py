@@ -48,11 +48,11 @@ from lantern.core.io import (
 )
 from lantern.core.sampling import Sampling
 from lantern.core.weights import PARTS, WeightCache, Weights, check_kind, marked, outside_modes, quantize
-from lantern.decoding.prompt import PromptCache
+from lantern.decoding.cache import PromptCache
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.methods import find
-from lantern.methods.parts import ADD_ONS, DRAFTER, AddOn
+from lantern.methods.method import ADD_ONS, DRAFTER, AddOn
 from lantern.models.llamagen.text import (
     NAMES_NAME,
     SHORT,

@@ -14,7 +14,7 @@ from torch import nn
 from lantern.core.config import load_config, one_line
 from lantern.core.io import CONFIG_NAME, WEIGHTS_NAME, check_state, read_header
 from lantern.decoding.statistics import run_times
-from lantern.methods.parts import ADD_ONS, DRAFTER
+from lantern.methods.method import ADD_ONS, DRAFTER
 from lantern.models.folder import is_transformers_folder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig

@@ -22,11 +22,11 @@ from lantern.core.config import build_config, check_number, hint_for
 from lantern.core.io import CONFIG_NAME, atomic_write, load_component, read_config, save_component, weights_digest
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
-from lantern.decoding.prompt import prefill, read_tokens
-from lantern.drafters.examples import Examples, Trainee, fused_layers
+from lantern.decoding.cache import prefill, read_tokens
+from lantern.drafters.base import Examples, Trainee, fused_layers
 from lantern.engines.engine import engine
 from lantern.generation.generator import Decoder, build_decoder
-from lantern.methods.parts import ADD_ONS, AddOn
+from lantern.methods.method import ADD_ONS, AddOn
 from lantern.models.folder import pick_dtype
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig

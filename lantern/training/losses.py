@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from lantern.drafters.examples import Examples, Prediction
+from lantern.drafters.base import Examples, Prediction
 
 FLOOR = 1e-6  # lower bound of an acceptance before its logarithm
 WIDTHS = (1, 4, 8)  # numbers of drafts in hit rates

@@ -1,7 +1,7 @@
 """Training of tree policies on recorded drafts: C2T's classifier of nodes and RADAR's decision to continue a draft.
 
 A record holds, for every drafted node, its traits and whether the target accepted it
-(`lantern.drafters.policies.records`). Both networks are small: minutes on a CPU are enough. `export` writes an add-on
+(`lantern.drafters.records`). Both networks are small: minutes on a CPU are enough. `export` writes an add-on
 of a model's folder.
 """
 
@@ -15,10 +15,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.io import save_component, sha256_of
-from lantern.drafters.policies.policy import TRAITS
-from lantern.drafters.policies.radar import SIDE_INPUTS, side_inputs
-from lantern.drafters.policies.records import Records, load_records
-from lantern.methods.parts import resolved
+from lantern.drafters.policies import SIDE_INPUTS, TRAITS, side_inputs
+from lantern.drafters.records import Records, load_records
+from lantern.methods.method import resolved
 from lantern.training.drafter import check_fields, find_kind
 from lantern.training.loop import LoopConfig, Task, run_loop, step_generator
 

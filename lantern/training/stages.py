@@ -13,7 +13,7 @@ from typing import Any
 
 from lantern.cli.command import Group, existing, opt, size_of
 from lantern.core.config import hint_for, load_config
-from lantern.methods.parts import resolved
+from lantern.methods.method import resolved
 
 CONFIGS = Path(__file__).parent / "configs"
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"

@@ -9,8 +9,8 @@ from tqdm import tqdm
 
 from lantern.core.config import embedded_model
 from lantern.core.io import save_component, weights_digest
-from lantern.drafters.eagle.fr_spec import FrequencyTable
-from lantern.drafters.lookup.tables import SamTables
+from lantern.drafters.eagle.drafter import FrequencyTable
+from lantern.drafters.lookup import SamTables
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request, read_prompts
 from lantern.models.folder import load_model

@@ -4,14 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 from torch.nn.functional import pad
 
 from lantern.core.sampling import Noise, pick, probabilities
 from lantern.core.types import Cost, DraftTree, Rows, Verdict
 from lantern.verifiers.rejection import cost_of, normalised
-from lantern.verifiers.relaxations.rule import Acceptance, Ruling, UnderTest
+from lantern.verifiers.relaxations.rule import Acceptance, UnderTest
 
 
 @dataclass(frozen=True)
@@ -87,10 +85,12 @@ class CouplingVerifier:
         if ruling is not None:
             refused = normalised(ruling.left, trial.p)
             above[:, :-1] = refused.view_as(above[:, :-1])
-            cost = self._cost(trial, ruling, refused, threshold)
-        is_empty = ~(
-            above.sum(-1) > 0
-        )  # by rounding; then the sample is of p, as where it does not depend on the draft
+            spent, moved = cost_of(trial, ruling, refused)
+            is_relaxed = ~(threshold < trial.own_p.view(tokens.shape))
+            distance = None if moved is None else pad(moved.view(tokens.shape), (0, 1))
+            cost = Cost(is_relaxed.float(), pad(spent.view(tokens.shape).clamp(max=1.0), (0, 1)), distance)
+        # by rounding; then the sample is of p, as where it does not depend on the draft
+        is_empty = ~(above.sum(-1) > 0)
         sampled = pick(torch.where((is_fresh | is_empty)[..., None], p, above), uniforms[..., 1])
         if self.redraw == "reuse":  # r of the tokens behind the first change that stay or are sampled again
             kept = torch.where(p > self.reuse * q, q, 0.0)
@@ -102,13 +102,3 @@ class CouplingVerifier:
         sampled[:, :-1] = torch.where(is_kept, tokens, sampled[:, :-1])
         path = torch.where(is_before, steps[1:], 0)
         return Verdict(path, length, sampled.gather(1, length[:, None])[:, 0], sampled, log_p, cost)
-
-    def _cost(
-        self, trial: UnderTest, ruling: Ruling, left: Float[Tensor, "bd v"], threshold: Float[Tensor, "b d"]
-    ) -> Cost:
-        """Return what a relaxed test cost at each place, and where only relaxation accepted."""
-        shape = threshold.shape
-        spent, moved = cost_of(trial, ruling, left)
-        is_relaxed = ~(threshold < trial.own_p.view(shape))
-        distance = None if moved is None else pad(moved.view(shape), (0, 1))
-        return Cost(is_relaxed.float(), pad(spent.view(shape).clamp(max=1.0), (0, 1)), distance)

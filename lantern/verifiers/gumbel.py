@@ -6,7 +6,6 @@ depth.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from jaxtyping import Bool, Int
@@ -72,14 +71,6 @@ def visit(shape: TreeShape, read: Callable[[Int[Tensor, "b m"]], Bool[Tensor, "b
         level = matches & level.gather(1, parents) & (depths == depth + 1)
 
 
-def matches_after(
-    tree: DraftTree, rows: Rows, sampled: Int[Tensor, "b n"], nodes: Int[Tensor, "b m"]
-) -> Bool[Tensor, "b n"]:
-    """Write what plain decoding samples after some nodes to `sampled`; return which nodes match."""
-    sampled.scatter_(1, nodes, rows.sample(nodes))
-    return tree.tokens == parent_values(sampled, tree.shape)
-
-
 @dataclass(frozen=True)
 class GumbelVerifier:
     """Take the target's argmax(log p + g) at each node and descend if it is one of the children.
@@ -94,8 +85,13 @@ class GumbelVerifier:
     def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Keep the path of children that equal the target's own samples, the noise of which is that of `rows`."""
         sampled = torch.full_like(tree.tokens, -1) if rows.may_stop else rows.sample()
+
+        def read(nodes: Int[Tensor, "b m"]) -> Bool[Tensor, "b n"]:
+            sampled.scatter_(1, nodes, rows.sample(nodes))
+            return tree.tokens == parent_values(sampled, tree.shape)
+
         if rows.may_stop:
-            visit(tree.shape, partial(matches_after, tree, rows, sampled), len(sampled))
+            visit(tree.shape, read, len(sampled))
         matches = tree.tokens == parent_values(sampled, tree.shape)
         matches[:, 0] = True
         path = deepest_path(matches, tree.shape)

@@ -151,8 +151,9 @@ class RejectionVerifier:
         cost = Cost(relaxed, spent.clamp(max=1.0), distance, self.relaxation.bound)
         return Verdict(path, length, next_token, cost=cost)
 
+    @staticmethod
     def draw(
-        self, log_p: Float[Tensor, "b n v"], places: Int[Tensor, "b n"], noise: Noise, may_stop: bool = False
+        log_p: Float[Tensor, "b n v"], places: Int[Tensor, "b n"], noise: Noise, may_stop: bool = False
     ) -> Int[Tensor, "b n"]:
         """Sample with the noise of residuals."""
         return largest(log_p + noise.gumbel(places, Purpose.RESIDUAL), may_stop)

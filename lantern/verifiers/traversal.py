@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.sampling import Noise, Purpose, largest, logs, probabilities
+from lantern.core.sampling import Noise, logs, probabilities
 from lantern.core.types import DraftTree, Rows, TreeShape, Verdict
-from lantern.verifiers.rejection import normalised
+from lantern.verifiers.rejection import RejectionVerifier, normalised
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class TraversalVerifier:
 
     modes: frozenset[str] = frozenset({"point", "sampled"})
     is_exact: bool = True
+    draw = staticmethod(RejectionVerifier.draw)
 
     def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Keep the path to the first accepted node, leaves before their parents; ValueError for dynamic trees."""
@@ -108,12 +109,6 @@ class TraversalVerifier:
         places = rows.places.gather(1, taken[:, None])
         next_token = self.draw(logs(left)[:, None], places, noise, rows.may_stop)[:, 0]
         return Verdict(plan.paths[taken], tree.shape.depths[taken], next_token)
-
-    def draw(
-        self, log_p: Float[Tensor, "b n v"], places: Int[Tensor, "b n"], noise: Noise, may_stop: bool = False
-    ) -> Int[Tensor, "b n"]:
-        """Sample with the noise of residuals."""
-        return largest(log_p + noise.gumbel(places, Purpose.RESIDUAL), may_stop)
 
     def _refuse(
         self, node: int, child: Int[Tensor, "b 1"], p: dict[int, Tensor], q: dict[int, Tensor], rates: dict[int, Tensor]

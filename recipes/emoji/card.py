@@ -15,7 +15,7 @@ from torch import Tensor
 from lantern.cli.command import DONE, arg, command, existing, opt, run_command
 from lantern.cli.options import MAX_SEED, MODEL, MODEL_HELP
 from lantern.core.io import atomic_write
-from lantern.decoding.prompt import prefill, read_tokens
+from lantern.decoding.cache import prefill, read_tokens
 from lantern.training.features import decode, encode
 from lantern.training.tokenizer import reconstruction
 

@@ -21,7 +21,7 @@ from lantern.core.io import (
     weights_digest,
     write_json,
 )
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.generation.generator import neighbours_for
 from lantern.models.folder import load_model
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig

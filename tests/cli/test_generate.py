@@ -12,7 +12,7 @@ from PIL import Image
 from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.core.io import save_component
-from lantern.drafters.policies.records import Records
+from lantern.drafters.records import Records
 from lantern.methods import METHODS
 from lantern.models.llamagen.text import NAMES_NAME, RECOGNISED_NAME, write_names, write_words
 from lantern.models.llamagen.vqvae import VQVAE

@@ -13,7 +13,7 @@ from torch import Tensor
 from lantern.cli.main import main
 from lantern.cli.measure import DTYPES, SHAPES
 from lantern.core.types import Generation
-from lantern.drafters.trees.static import named
+from lantern.drafters.trees import named
 from lantern.eval.speed import race
 from lantern.generation.choice import choose_method
 from lantern.models.folder import DTYPES as KNOWN_DTYPES

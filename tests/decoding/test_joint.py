@@ -14,7 +14,7 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.decoding.loop import State
 from lantern.decoding.rounds import Joint
-from lantern.drafters.windows.jacobi import TRIAL
+from lantern.drafters.windows import TRIAL
 from lantern.engines.engine import engine
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer

@@ -8,8 +8,8 @@ from lantern.core.types import Condition, Generation, Step
 from lantern.decoding import plain
 from lantern.decoding.loop import begin, run
 from lantern.drafters.eagle.drafter import EagleDrafter
-from lantern.drafters.eagle.eagle1 import Eagle
-from lantern.drafters.trees.static import named
+from lantern.drafters.eagle.networks import Eagle
+from lantern.drafters.trees import named
 from lantern.models.llamagen.transformer import Transformer
 from tests.methods.test_contracts import SAMPLED, parts
 from tests.refusals import refused

@@ -10,8 +10,7 @@ import torch
 
 from lantern.core.types import Prompt
 from lantern.core.weights import PreparedTarget, read_in_passes
-from lantern.decoding.cache import StaticCache
-from lantern.decoding.prompt import PromptCache, prefill
+from lantern.decoding.cache import PromptCache, StaticCache, prefill
 from lantern.models.llamagen.transformer import word_scores
 from tests.tiny import one_thread, select, tiny_condition, tiny_target
 from tests.uncached import uncached

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import Condition, Drafter, Generation, Scores, Step
-from lantern.drafters.examples import Examples, fused_layers
+from lantern.drafters.base import Examples, fused_layers
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import select, tiny_prompt

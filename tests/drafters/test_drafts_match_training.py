@@ -10,9 +10,8 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.vispec import ViSpecDrafter
-from lantern.drafters.heads.medusa import MedusaDrafter
-from lantern.drafters.heads.parallelspec import ParallelDrafter
-from lantern.drafters.trees.static import named
+from lantern.drafters.heads import MedusaDrafter, ParallelDrafter
+from lantern.drafters.trees import named
 from tests.drafters.sampled_trees import drafted, ways, whole_pictures
 from tests.tiny import select, tiny_target
 from tests.tiny_decoder import CONDITION

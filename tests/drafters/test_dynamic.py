@@ -13,10 +13,9 @@ from torch import Tensor
 
 from lantern.core.sampling import Noise, Purpose, Sampling
 from lantern.core.types import DraftMode, Generation, Step
-from lantern.drafters.eagle.dynamic import GrowingDrafter, Growth
-from lantern.drafters.policies.eagle2 import Eagle2
-from lantern.drafters.policies.policy import STOPPED_BELOW, Layer, Policy
-from lantern.drafters.trees.static import grown
+from lantern.drafters.eagle.drafter import GrowingDrafter, Growth
+from lantern.drafters.policies import STOPPED_BELOW, Eagle2, Layer, Policy
+from lantern.drafters.trees import grown
 from lantern.methods import METHODS
 from lantern.methods.method import Deferred
 from tests.tiny import tiny_eagle

@@ -9,13 +9,11 @@ from torch import Tensor
 
 from lantern.core.io import load_component, save_component
 from lantern.core.sampling import Sampling
-from lantern.decoding.prompt import PromptCache
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.drafters.eagle.eagle3 import Eagle3, Eagle3Config
-from lantern.drafters.eagle.fr_spec import FrequencyTable
-from lantern.drafters.eagle.poss import Poss, PossConfig
+from lantern.decoding.cache import PromptCache
+from lantern.drafters.base import Examples, fused_layers
+from lantern.drafters.eagle.drafter import FrequencyTable
+from lantern.drafters.eagle.networks import Eagle, Eagle3, Eagle3Config, EagleConfig, Poss, PossConfig
 from lantern.drafters.eagle.vispec import ViSpec, ViSpecConfig
-from lantern.drafters.examples import Examples, fused_layers
 from lantern.training.drafter import new_module
 from tests.drafters.sampled_trees import stepped, whole_pictures
 from tests.tiny import tiny_condition, tiny_target

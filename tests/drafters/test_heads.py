@@ -6,10 +6,16 @@ import pytest
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.drafters.heads.medusa import Medusa, MedusaConfig
-from lantern.drafters.heads.parallelspec import ParallelSpec, group_mask
-from lantern.drafters.heads.vertical import Vertical, VerticalConfig, VerticalDrafter
-from lantern.drafters.trees.static import named
+from lantern.drafters.heads import (
+    Medusa,
+    MedusaConfig,
+    ParallelSpec,
+    Vertical,
+    VerticalConfig,
+    VerticalDrafter,
+    group_mask,
+)
+from lantern.drafters.trees import named
 from tests.drafters.sampled_trees import drafted, whole_pictures
 from tests.tiny import loose_target, select
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, tiny_decoder

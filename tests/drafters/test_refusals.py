@@ -4,13 +4,9 @@ from typing import Any
 
 import pytest
 
-from lantern.drafters.eagle.eagle1 import EagleConfig
-from lantern.drafters.eagle.eagle3 import Eagle3Config
-from lantern.drafters.eagle.poss import PossConfig
+from lantern.drafters.eagle.networks import Eagle3Config, EagleConfig, PossConfig
 from lantern.drafters.eagle.vispec import ViSpecConfig
-from lantern.drafters.heads.medusa import MedusaConfig
-from lantern.drafters.heads.parallelspec import ParallelSpecConfig
-from lantern.drafters.heads.vertical import VerticalConfig
+from lantern.drafters.heads import MedusaConfig, ParallelSpecConfig, VerticalConfig
 from tests.refusals import refused
 from tests.tiny import tiny_eagle, tiny_target
 from tests.tiny_decoder import TARGET, tiny_decoder

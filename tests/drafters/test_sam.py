@@ -10,9 +10,16 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree
-from lantern.drafters.lookup.matchers import ContextTable, GridMatcher, Past, SuffixMatcher, around
-from lantern.drafters.lookup.suffix_automaton import WalkTable
-from lantern.drafters.lookup.tables import SamTables, super_tokens
+from lantern.drafters.lookup import (
+    ContextTable,
+    GridMatcher,
+    Past,
+    SamTables,
+    SuffixMatcher,
+    WalkTable,
+    around,
+    super_tokens,
+)
 from tests.drafters.sampled_trees import drafted
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder
 from tests.tiny_parts import tiny_tokens

@@ -9,11 +9,9 @@ from torch import Tensor
 from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import DraftTree
 from lantern.core.weights import quantized
-from lantern.drafters.combined.self_cascade import SelfCascadeDrafter
-from lantern.drafters.combined.small_model import SmallModel
-from lantern.drafters.combined.specmquant import CascadeDrafter
+from lantern.drafters.combined import CascadeDrafter, SelfCascadeDrafter, SmallModel
 from lantern.drafters.eagle.drafter import EagleDrafter
-from lantern.drafters.trees.static import chain, named
+from lantern.drafters.trees import chain, named
 from lantern.engines.engine import EagerEngine
 from tests.drafters.sampled_trees import begin_after, drafted
 from tests.tiny import needs_torchao, select, tiny_eagle, tiny_target

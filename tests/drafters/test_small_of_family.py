@@ -10,7 +10,7 @@ import torch
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.loop import ForcedTokens
-from lantern.drafters.combined.small_model import SmallModel
+from lantern.drafters.combined import SmallModel
 from lantern.generation.generator import build_decoder
 from lantern.methods import METHODS
 from lantern.models.transformers.components import Components

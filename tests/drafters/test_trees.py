@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from lantern.drafters.trees import static
-from lantern.drafters.trees.static import StaticTree, chain, from_widths, named
+from lantern.drafters import trees
+from lantern.drafters.trees import StaticTree, chain, from_widths, named
 from tests.refusals import refused
 
 
@@ -33,9 +33,9 @@ def test_shape_of_small_trees() -> None:
 
 def test_grown_trees_take_the_nodes_of_highest_value() -> None:
     rates = (0.5, 0.3, 0.1)
-    assert static.grown(4, 2, rates).choices == ((0,), (1,), (0, 0), (0, 1))
-    assert static.grown(3, 1, rates).choices == ((0,), (1,), (2,))
-    assert static.grown(9, 1, rates).max_nodes == 4
+    assert trees.grown(4, 2, rates).choices == ((0,), (1,), (0, 0), (0, 1))
+    assert trees.grown(3, 1, rates).choices == ((0,), (1,), (2,))
+    assert trees.grown(9, 1, rates).max_nodes == 4
     assert named("grown_8_2").depth == 2 and named("grown_15_3").max_nodes == 16
 
 
@@ -50,12 +50,12 @@ def test_unknown_names_suggest_the_nearest() -> None:
         assert "S, D and a chain's N from 1 to 99" in refused(named, name)
 
 
-@pytest.mark.parametrize("name", static.NOT_INCLUDED)
+@pytest.mark.parametrize("name", trees.NOT_INCLUDED)
 def test_trees_of_the_release_that_are_not_included_are_refused_by_name(name: str) -> None:
     line = refused(named, name, match=rf'tree "{name}" .* is not included: .* chain, ')
     assert "mc_sim_7b_63, naive_extend_57" in line
 
 
-@pytest.mark.parametrize("name", [*static.TREES, "chain_3", "grown_32_6", "grown_16_1"])
+@pytest.mark.parametrize("name", [*trees.TREES, "chain_3", "grown_32_6", "grown_16_1"])
 def test_a_tree_is_named_by_its_spelling(name: str) -> None:
     assert named(named(name).spelling) == named(name)

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from lantern.core.sampling import Noise
-from lantern.drafters.lookup.repeat import RepeatDrafter
-from lantern.drafters.windows.jacobi import JacobiDrafter
-from lantern.drafters.windows.sjd_pac import fronted
+from lantern.drafters.lookup import RepeatDrafter
+from lantern.drafters.windows import JacobiDrafter, fronted
 from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier

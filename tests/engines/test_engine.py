@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import register_parametrization
 from lantern.cli.options import VARIANT
 from lantern.core.sampling import Sampling
 from lantern.core.weights import weights_of
-from lantern.decoding.prompt import FP32_ROWS
+from lantern.decoding.cache import FP32_ROWS
 from lantern.engines.cpu import build as library
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 from lantern import LanternPipeline
 from lantern.core.io import CONFIG_NAME, WEIGHTS_NAME, write_json
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.generation.generator import generate
 from lantern.models.folder import load_model
 from lantern.models.releases.llamagen import read_checkpoint

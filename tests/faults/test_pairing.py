@@ -9,7 +9,7 @@ import torch
 from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.core.io import load_state, save_component, weights_digest
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.models.folder import load_model
 from tests.cli.calls import Capture, one_line
 from tests.refusals import refused

@@ -17,9 +17,9 @@ from lantern import LanternPipeline
 from lantern.cli.main import main
 from lantern.core import io
 from lantern.core.io import CONFIG_NAME, SUMS_NAME, WEIGHTS_NAME, load_component, read_checksums, save_component
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.generation.generator import generate
-from lantern.methods.parts import ADD_ONS
+from lantern.methods.method import ADD_ONS
 from lantern.models.folder import AddOns, load_model
 from lantern.models.llamagen.text import checked_folders
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig

@@ -14,7 +14,7 @@ from lantern import LanternPipeline, generate
 from lantern.core.io import read_config, weights_digest
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
-from lantern.decoding.prompt import PromptCache
+from lantern.decoding.cache import PromptCache
 from lantern.engines.engine import EagerEngine
 from lantern.generation.pipeline import LanternTransformer
 from lantern.methods import METHODS

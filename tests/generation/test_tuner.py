@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from lantern.core.sampling import Sampling
-from lantern.drafters.trees.static import StaticTree, named
+from lantern.drafters.trees import StaticTree, named
 from lantern.generation.requests import Request
 from lantern.generation.tuning import FINALISTS, OF_A_METHOD, Timing, candidates, interval, race, swept, tune
 from lantern.methods import METHODS, Method

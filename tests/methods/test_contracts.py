@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Generation, Step
-from lantern.decoding import prompt
 from lantern.decoding.loop import ForcedTokens
 from lantern.engines.engine import EAGER, engine
 from lantern.generation.generator import Decoder
@@ -107,7 +106,7 @@ def decode(name: str, case: Case, callback: Callback | None = None) -> Generatio
     decoder = tiny_decoder(SPECS[name], case.target, case.sampling, form=case.form, engine=chosen)
     forced = FORCED[case.forced][list(case.images)] if case.forced else None
     keys = [KEYS[i] for i in case.images]
-    with patch.object(prompt, "READ_TOKENS", 4):
+    with patch("lantern.decoding.cache.READ_TOKENS", 4):
         condition, how = select(CONDITION, list(case.images)), {"keys": keys, "forced": forced, "callback": callback}
         return decoder.generate(condition, keep_history=True, **how)
 

@@ -12,13 +12,12 @@ from torch import nn
 from lantern.core.io import save_component
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree
-from lantern.drafters.lookup.repeat import RepeatDrafter
-from lantern.drafters.windows.jacobi import JacobiDrafter
+from lantern.drafters.lookup import RepeatDrafter
+from lantern.drafters.windows import JacobiDrafter
 from lantern.generation.generator import build_decoder
 from lantern.generation.tuning import swept
 from lantern.methods import METHODS, find
-from lantern.methods.method import Made, Parts, lazy, method, opt, preset
-from lantern.methods.parts import ADD_ONS, add_on
+from lantern.methods.method import ADD_ONS, Made, Parts, add_on, lazy, method, opt, preset
 from lantern.models.folder import AddOns
 from lantern.training.drafter import kinds
 from lantern.verifiers.gumbel import GumbelVerifier

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lantern.core.io import load_component, save_component
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.releases.llamagen import Checkpoint, read_checkpoint

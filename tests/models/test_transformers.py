@@ -19,10 +19,10 @@ from lantern.cli import generate as command
 from lantern.core.io import save_component
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, DraftTree, TreeShape
+from lantern.decoding.cache import PromptCache
 from lantern.decoding.loop import ForcedTokens, State, begin
-from lantern.decoding.prompt import PromptCache
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.drafters.trees.static import named
+from lantern.drafters.eagle.networks import Eagle, EagleConfig
+from lantern.drafters.trees import named
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.generator import build_decoder, generate
 from lantern.generation.pipeline import LanternPipeline

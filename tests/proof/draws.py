@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lantern.core.sampling import Noise, Purpose
 from lantern.core.types import Condition, DraftMode, DraftTree, Step, TreeShape, Verdict, Verifier
-from lantern.drafters.trees.static import StaticTree
-from lantern.drafters.windows.jacobi import JacobiDrafter
+from lantern.drafters.trees import StaticTree
+from lantern.drafters.windows import JacobiDrafter
 from tests.proof.enumeration import Spoil, node_strings
 from tests.proof.worlds import GivenRows, World
 from tests.tiny import tiny_prompt

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Noise, Purpose
 from lantern.core.types import DraftMode, DraftTree, TreeShape
-from lantern.drafters.trees.static import StaticTree
+from lantern.drafters.trees import StaticTree
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.traversal import TraversalVerifier
 from tests.proof.worlds import GivenRows, World

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lantern.core.types import DraftMode, DraftTree
-from lantern.drafters.trees.static import Choice, StaticTree
+from lantern.drafters.trees import Choice, StaticTree
 from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier

@@ -16,7 +16,7 @@ from torch import Tensor
 from lantern.core.sampling import Noise
 from lantern.core.types import DraftMode, DraftTree
 from lantern.drafters.eagle.drafter import EagleDrafter
-from lantern.drafters.trees.static import StaticTree, chain
+from lantern.drafters.trees import StaticTree, chain
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.traversal import TraversalVerifier, plan_of
 from tests.proof import draws, enumeration

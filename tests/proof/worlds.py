@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Noise
 from lantern.core.types import Rows, rows_at
-from lantern.drafters.trees.static import StaticTree
+from lantern.drafters.trees import StaticTree
 
 # A chain, siblings only, branches of different depth, and a tree deeper than the tokens that are left.
 TREES = {

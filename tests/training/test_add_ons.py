@@ -8,12 +8,10 @@ import torch
 from lantern.cli.main import main
 from lantern.core.io import load_component
 from lantern.decoding.plain import generate
-from lantern.drafters.eagle.fr_spec import FrequencyTable
-from lantern.drafters.lookup.tables import SamTables
-from lantern.drafters.policies.c2t import C2T, C2TConfig
-from lantern.drafters.policies.policy import TRAITS
-from lantern.drafters.policies.radar import Radar, RadarConfig
-from lantern.drafters.policies.records import Records
+from lantern.drafters.eagle.drafter import FrequencyTable
+from lantern.drafters.lookup import SamTables
+from lantern.drafters.policies import C2T, TRAITS, C2TConfig, Radar, RadarConfig
+from lantern.drafters.records import Records
 from lantern.models.folder import load_model
 from lantern.models.llamagen.text import TextEncoder
 from lantern.training.loop import LoopConfig

@@ -17,8 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from lantern.core.io import load_component, save_component, weights_digest
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.drafters.examples import Examples, Prediction
+from lantern.drafters.base import Examples, Prediction
+from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.training.drafter import DrafterConfig, DrafterTask, FeatureCache, Teacher, kinds, load_kind, new_module
 from lantern.training.loop import LoopConfig, run_loop
 from lantern.training.losses import Draft, Objective, acceptance, feature_regression

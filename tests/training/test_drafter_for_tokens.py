@@ -14,10 +14,10 @@ from PIL import Image
 
 from lantern.cli.main import main
 from lantern.core.sampling import Sampling
-from lantern.decoding.prompt import prefill, read_tokens
-from lantern.drafters.eagle.eagle1 import Eagle
-from lantern.drafters.eagle.fr_spec import FrequencyConfig, FrequencyTable
-from lantern.drafters.examples import fused_layers
+from lantern.decoding.cache import prefill, read_tokens
+from lantern.drafters.base import fused_layers
+from lantern.drafters.eagle.drafter import FrequencyConfig, FrequencyTable
+from lantern.drafters.eagle.networks import Eagle
 from lantern.generation.generator import build_decoder, generate
 from lantern.models.folder import load_model
 from lantern.training.data import Record

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from lantern.core.sampling import Noise
 from lantern.core.types import DraftTree, Verdict
-from lantern.drafters.trees.static import chain
+from lantern.drafters.trees import chain
 from lantern.verifiers.coupling import CouplingVerifier
-from lantern.verifiers.relaxations.grouped import Grouped
+from lantern.verifiers.relaxations.acceptance import Grouped
 from lantern.verifiers.relaxations.rule import UnderTest
 from tests.proof.worlds import GivenRows
 

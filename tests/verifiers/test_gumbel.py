@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.decoding.rows import LogitRows
-from lantern.drafters.trees.static import named
+from lantern.decoding.loop import LogitRows
+from lantern.drafters.trees import named
 from lantern.verifiers.gumbel import deepest_path
 from tests.tiny import select
 from tests.tiny_decoder import BLIND, CONDITION, KEYS, tiny_decoder

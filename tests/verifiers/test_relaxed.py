@@ -9,14 +9,11 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, Generation, Verifier
-from lantern.drafters.trees.static import StaticTree
+from lantern.drafters.trees import StaticTree
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
-from lantern.verifiers.relaxations.bounded import Bounded
-from lantern.verifiers.relaxations.cool import Cool
-from lantern.verifiers.relaxations.lantern import Lantern
-from lantern.verifiers.relaxations.mixture import Mixture
-from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
+from lantern.verifiers.relaxations.distributions import Bounded, Cool, Mixture
+from lantern.verifiers.relaxations.neighbours import Lantern, proximity_distances, proximity_table
 from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 from lantern.verifiers.relaxed import RelaxedRows, RelaxedVerifier
 from tests.proof.draws import Progress, bulk_noise, drafted, draw

@@ -10,17 +10,12 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 from lantern.core.types import DraftMode
-from lantern.drafters.trees.static import StaticTree
+from lantern.drafters.trees import StaticTree
 from lantern.verifiers.rejection import RejectionVerifier, cost_of, normalised
-from lantern.verifiers.relaxations.bounded import Bounded
-from lantern.verifiers.relaxations.cool import Cool
-from lantern.verifiers.relaxations.grouped import Grouped
-from lantern.verifiers.relaxations.lantern import Lantern
-from lantern.verifiers.relaxations.lantern_pp import LanternPP
-from lantern.verifiers.relaxations.mixture import Mixture
-from lantern.verifiers.relaxations.neighbours import proximity_table
+from lantern.verifiers.relaxations.acceptance import Grouped, Tolerance
+from lantern.verifiers.relaxations.distributions import Bounded, Cool, Mixture
+from lantern.verifiers.relaxations.neighbours import Lantern, LanternPP, proximity_table
 from lantern.verifiers.relaxations.rule import Acceptance, Relaxation, UnderTest
-from lantern.verifiers.relaxations.tolerance import Tolerance
 from tests.proof.draws import draw
 from tests.proof.worlds import world
 

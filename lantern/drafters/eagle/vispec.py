@@ -22,11 +22,9 @@ from torch import Tensor, nn
 
 from lantern.core.types import Prompt, Target
 from lantern.decoding.cache import StaticCache
-from lantern.drafters.eagle.drafter import EagleDrafter
-from lantern.drafters.eagle.dynamic import GrowingDrafter
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.drafters.eagle.unroll import Unroll
-from lantern.drafters.examples import Examples
+from lantern.drafters.base import Examples
+from lantern.drafters.eagle.drafter import EagleDrafter, GrowingDrafter
+from lantern.drafters.eagle.networks import Eagle, EagleConfig, Unroll
 from lantern.models.llamagen.transformer import rotate
 
 MAX_LOG_WEIGHT = 20.0  # sums of weights are kept over all steps and must stay finite

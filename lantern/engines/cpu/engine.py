@@ -49,10 +49,8 @@ from lantern.engines.cpu.target import (
 from lantern.engines.engine import Engine
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
-from lantern.verifiers.relaxations.lantern import Lantern
-from lantern.verifiers.relaxations.lantern_pp import LanternPP
-from lantern.verifiers.relaxations.mixture import Mixture
-from lantern.verifiers.relaxations.neighbours import ClaimingRule
+from lantern.verifiers.relaxations.distributions import Mixture
+from lantern.verifiers.relaxations.neighbours import ClaimingRule, Lantern, LanternPP
 from lantern.verifiers.relaxations.rule import Acceptance
 from lantern.verifiers.relaxed import RelaxedVerifier
 from lantern.verifiers.scripted import ScriptedVerifier

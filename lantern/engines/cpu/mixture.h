@@ -1,4 +1,4 @@
-// The relaxation of a row, with the bits of lantern/verifiers/relaxations/mixture.py: masses are whole units in fp64,
+// The relaxation of a row, with the bits of lantern/verifiers/relaxations/distributions.py: masses are whole units in fp64,
 // whose sums do not depend on an order, and exponentials and logarithms are computed in fp64 and rounded.
 
 #pragma once
@@ -74,7 +74,7 @@ inline Doubles exact_log(Doubles x) {
 
 inline Doubles log(Doubles x) { return rounded(exact_log(x)); }
 
-// `Mixture` of mixture.py, for one row at a time.
+// `Mixture` of distributions.py, for one row at a time.
 struct Mixture {
     int vocab;
     std::vector<float> p;

@@ -23,11 +23,11 @@ from lantern.engines.cuda.kernels import kernel
 from lantern.engines.cuda.target import DTYPES, FEW, is_readable, parts_of
 from lantern.engines.cuda.trial import TOLERANCE
 from lantern.engines.pass_times import waves
-from lantern.methods.parts import ADD_ONS, DRAFTER
+from lantern.methods.method import ADD_ONS, DRAFTER
 from lantern.models.llamagen.transformer import Transformer
 
 if TYPE_CHECKING:
-    from lantern.drafters.eagle.eagle1 import Eagle
+    from lantern.drafters.eagle.networks import Eagle
 else:  # engines know drafters by name only
     Eagle = ADD_ONS[DRAFTER].module
 

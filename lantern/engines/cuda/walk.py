@@ -30,13 +30,11 @@ from torch import Tensor
 
 from lantern.core.sampling import Noise, Purpose
 from lantern.core.types import Cost, DraftTree, Rows, Verdict
-from lantern.decoding.rows import LogitRows
+from lantern.decoding.loop import LogitRows
 from lantern.engines.cuda.kernels import is_interpreted, least_of, ordered, scores_of
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
-from lantern.verifiers.relaxations.lantern import Lantern
-from lantern.verifiers.relaxations.lantern_pp import LanternPP
-from lantern.verifiers.relaxations.neighbours import ClaimingRule
+from lantern.verifiers.relaxations.neighbours import ClaimingRule, Lantern, LanternPP
 
 SMALLEST_LOG, SMALLEST = tl.constexpr(-87.0), tl.constexpr(1.7e-38)  # of lantern.core.sampling
 TINY = tl.constexpr(1.1754943508222875e-38)  # a smaller sum counts as 0: its reciprocal may be infinite

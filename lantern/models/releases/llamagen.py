@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lantern.core.config import build_config, one_line, read_json_object
 from lantern.core.io import check_finite, check_state, load_tensors, read_pickled
-from lantern.methods.parts import ADD_ONS, DRAFTER
+from lantern.methods.method import ADD_ONS, DRAFTER
 from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 

@@ -1,1 +1,1 @@
-"""Relaxations: rules by which a draft may replace a token of the target, one file per published rule."""
+"""Relaxations: rules by which a draft may replace a token of the target."""

@@ -1,4 +1,4 @@
-"""Proximity of tokens: the proximity table, its distances, and the mass that a token claims from its neighbours.
+"""LANTERN and LANTERN++, and the proximity of tokens: the proximity table, its distances, and claims of mass.
 
 LANTERN, arXiv:2410.03355: tokens that are close in the codebook decode to similar patches, so a draft may claim the
 probability of its neighbours.
@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
+from lantern.core.config import check_number
 from lantern.verifiers.relaxations.rule import Acceptance, Ruling, UnderTest
 
 MAX_NEIGHBOURS = 1024
@@ -233,3 +234,53 @@ def root_mean_square(
     spread = [mean[:, -1] - mean[:, :-1].square().sum(-1) for mean in means]
     middle = (means[0] - means[1])[:, :-1]
     return (middle.square().sum(-1) + spread[0] + spread[1]).clamp(min=0.0).sqrt()
+
+
+@dataclass(frozen=True, eq=False)
+class Lantern(ClaimingRule):
+    """Accept x with p(x) + the sum of p over the longest run of its k nearest tokens that is <= delta.
+
+    Jang et al., "LANTERN: Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding",
+    arXiv:2410.03355. k = 0 or delta = 0 is exact decoding with residual "paper". delta bounds the mass that one
+    test moves, not the total variation of the resulting token.
+    ValueError for a value out of range.
+    """
+
+    k: int = 100
+    delta: float | int = 0.1
+
+    @property
+    def bound(self) -> float:
+        """delta."""
+        return self.delta
+
+    def __post_init__(self) -> None:
+        self.check_residual()
+        check_number("delta", self.delta, 0, 1)
+
+    @property
+    def constant(self) -> float:
+        """delta."""
+        return float(self.delta)
+
+
+@dataclass(frozen=True, eq=False)
+class LanternPP(ClaimingRule):
+    """Accept x with p(x) + the sum of p over the longest run of its k nearest tokens that is <= (lambda_ - 1) p(x).
+
+    Park et al., "LANTERN++: Enhancing Relaxed Speculative Decoding with Static Tree Drafting for Visual
+    Auto-regressive Models", arXiv:2502.06352: a relaxed probability is at most lambda_ p(x), so that an
+    improbable token gains little. lambda_ = 1 is exact decoding with residual "paper".
+    ValueError for a value out of range.
+    """
+
+    lambda_: float | int = 2.0
+
+    def __post_init__(self) -> None:
+        self.check_residual()
+        check_number("lambda_", self.lambda_, 1, 1e6)
+
+    @property
+    def factor(self) -> float:
+        """lambda_ - 1."""
+        return float(self.lambda_ - 1)

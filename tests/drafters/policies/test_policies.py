@@ -7,15 +7,28 @@ import torch
 
 from lantern.core.types import DraftTree, Step, TreeShape, Verdict
 from lantern.decoding.loop import NO_SCORES
-from lantern.drafters.policies import policy as policies
-from lantern.drafters.policies.adt_tree import AdtTree
-from lantern.drafters.policies.c2t import C2T, C2TConfig, C2TPolicy
-from lantern.drafters.policies.ddd import Ddd
-from lantern.drafters.policies.eagle2 import Eagle2, PredictableEagle2
-from lantern.drafters.policies.history import PRIOR, neighbours, updated_map
-from lantern.drafters.policies.policy import TRAITS, Layer, Policy, Pool, traits_of
-from lantern.drafters.policies.radar import Radar, RadarConfig, RadarPolicy
-from lantern.drafters.policies.svip import Svip
+from lantern.drafters import policies
+from lantern.drafters.policies import (
+    C2T,
+    PRIOR,
+    TRAITS,
+    AdtTree,
+    C2TConfig,
+    C2TPolicy,
+    Ddd,
+    Eagle2,
+    Layer,
+    Policy,
+    Pool,
+    PredictableEagle2,
+    Radar,
+    RadarConfig,
+    RadarPolicy,
+    Svip,
+    neighbours,
+    traits_of,
+    updated_map,
+)
 
 IMAGES, NODES, WIDTH = 2, 3, 4
 

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from lantern.core.types import Generation
-from lantern.drafters.policies.policy import TRAITS
-from lantern.drafters.policies.records import Recorder, Records, load_records
+from lantern.drafters.policies import TRAITS
+from lantern.drafters.records import Recorder, Records, load_records
 from tests.refusals import refused
 from tests.tiny_decoder import CONDITION, KEYS, plain_tokens, tiny_decoder
 

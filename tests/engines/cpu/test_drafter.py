@@ -7,7 +7,7 @@ from torch import nn
 
 from lantern.core.types import Step, Target
 from lantern.drafters.base import target_logits
-from lantern.drafters.eagle.eagle1 import Eagle, EagleLayer
+from lantern.drafters.eagle.networks import Eagle, EagleLayer
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.target import PackedDrafterLayer, packed_drafter
 from lantern.engines.engine import EAGER

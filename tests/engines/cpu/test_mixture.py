@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import rounded_log_softmax
-from lantern.verifiers.relaxations.mixture import Mixture
+from lantern.verifiers.relaxations.distributions import Mixture
 
 # Normalizes scores of p and q and moves rows of p.
 MOVE = """

@@ -12,15 +12,15 @@ from lantern.core.sampling import Purpose, Sampling, purpose_key, random_uniform
 from lantern.core.types import Generation, Step
 from lantern.decoding.loop import State, begin
 from lantern.decoding.rounds import TorchRounds
-from lantern.drafters.windows.jacobi import TRIAL, JacobiDrafter
+from lantern.drafters.windows import TRIAL, JacobiDrafter
 from lantern.engines.cpu.engine import CpuEngine, is_fused
 from lantern.engines.cpu.target import uniforms
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
-from lantern.verifiers.relaxations.lantern import Lantern
-from lantern.verifiers.relaxations.mixture import Mixture
+from lantern.verifiers.relaxations.distributions import Mixture
+from lantern.verifiers.relaxations.neighbours import Lantern
 from lantern.verifiers.relaxed import RelaxedVerifier
 from tests.tiny import tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder

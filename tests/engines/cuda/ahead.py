@@ -22,12 +22,11 @@ from triton.runtime.jit import JITFunction
 
 from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import DraftTree
-from lantern.decoding.rows import LogitRows
-from lantern.drafters.trees.static import grown
+from lantern.decoding.loop import LogitRows
+from lantern.drafters.trees import grown
 from lantern.engines.cuda import fused, kernels, walk
 from lantern.verifiers.rejection import RejectionVerifier
-from lantern.verifiers.relaxations.lantern import Lantern
-from lantern.verifiers.relaxations.lantern_pp import LanternPP
+from lantern.verifiers.relaxations.neighbours import Lantern, LanternPP
 
 META = torch.device("meta")
 DIM, HIDDEN, HEADS, TOKENS, LINES, SLOTS = 1280, 3456, 20, 16384, 2, 1056  # of LlamaGen-XL at 512 pixels

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation, Raster, Step
-from lantern.drafters.eagle.eagle1 import Eagle
+from lantern.drafters.eagle.networks import Eagle
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.cuda.llama import LlamaTarget
 from lantern.engines.cuda.target import FusedTarget, KernelTarget

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.decoding.cache import StaticCache
-from lantern.drafters.eagle.eagle1 import Eagle
+from lantern.drafters.eagle.networks import Eagle
 from lantern.engines.engine import EAGER
 from tests.tiny import tiny_eagle
 

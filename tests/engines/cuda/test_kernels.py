@@ -12,9 +12,9 @@ from torch import Tensor
 
 from lantern.core.sampling import Noise, Purpose, Sampling
 from lantern.decoding.cache import StaticCache
-from lantern.decoding.rows import LogitRows
+from lantern.decoding.loop import LogitRows
 from lantern.drafters.base import ranking
-from lantern.drafters.trees.static import StaticTree
+from lantern.drafters.trees import StaticTree
 
 pytest.importorskip("triton", reason="Triton is not installed")
 import triton

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from lantern.core.sampling import Sampling
-from lantern.drafters.trees.static import named
+from lantern.drafters.trees import named
 from lantern.engines.cuda.graphs import GraphRounds
 from lantern.methods import METHODS
 from tests.tiny import tiny_condition, tiny_target

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import DraftTree
-from lantern.decoding.rows import LogitRows
-from lantern.drafters.trees.static import StaticTree, grown, named
+from lantern.decoding.loop import LogitRows
+from lantern.drafters.trees import StaticTree, grown, named
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
-from lantern.verifiers.relaxations.lantern import Lantern
-from lantern.verifiers.relaxations.lantern_pp import LanternPP
+from lantern.verifiers.relaxations.neighbours import Lantern, LanternPP
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from lantern.engines.cuda import walk

@@ -7,7 +7,7 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Verifier
-from lantern.drafters.trees.static import named
+from lantern.drafters.trees import named
 from lantern.engines.engine import engine
 from lantern.eval.speed import shapes
 from lantern.eval.speed.bench import WIDTH, render

@@ -6,7 +6,7 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from lantern.verifiers.relaxations import neighbours
-from lantern.verifiers.relaxations.bounded import Bounded
+from lantern.verifiers.relaxations.distributions import Bounded
 from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
 from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 from tests.refusals import refused

@@ -12,20 +12,13 @@ from torch.nn.functional import one_hot
 from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import DraftMode, DraftTree, Generation, Verifier
 from lantern.drafters.eagle.drafter import EagleDrafter
-from lantern.drafters.trees.static import StaticTree, named
-from lantern.verifiers.greedy import GreedyVerifier
+from lantern.drafters.trees import StaticTree, named
 from lantern.verifiers.rejection import RejectionVerifier
-from lantern.verifiers.relaxations.bounded import Bounded
-from lantern.verifiers.relaxations.cool import Cool
-from lantern.verifiers.relaxations.grouped import Grouped
-from lantern.verifiers.relaxations.lantern import Lantern
-from lantern.verifiers.relaxations.lantern_pp import LanternPP
-from lantern.verifiers.relaxations.mixture import Mixture
-from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
+from lantern.verifiers.relaxations.acceptance import Grouped, Tolerance, Typical
+from lantern.verifiers.relaxations.distributions import Bounded, Cool, Mixture, Vvs
+from lantern.verifiers.relaxations.neighbours import Lantern, LanternPP, proximity_distances, proximity_table
 from lantern.verifiers.relaxations.rule import Ruling, UnderTest
-from lantern.verifiers.relaxations.tolerance import Tolerance
-from lantern.verifiers.relaxations.typical import Typical
-from lantern.verifiers.relaxations.vvs import Vvs
+from lantern.verifiers.relaxed import GreedyVerifier
 from tests.proof.worlds import GivenRows
 from tests.tiny import tiny_condition, tiny_eagle
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate, tiny_decoder, tiny_neighbours

@@ -1,11 +1,14 @@
-"""Static trees: the same shape at every step, written in child ranks as in EAGLE-1 (arXiv:2401.15077)."""
+"""Shapes of draft trees.
+
+Static trees have the same shape at every step and are written in child ranks as in EAGLE-1 (arXiv:2401.15077). Of a
+dynamic tree each image keeps its best candidates, in tensors of constant size.
+"""
 
 import heapq
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -103,55 +106,40 @@ class StaticTree:
         for node, parent in enumerate(parents):
             ancestors[node] |= ancestors[parent]
         widths = [max(choice[-1] for choice in choices if len(choice) == depth + 1) + 1 for depth in range(self.depth)]
-        return TreeShape(
-            parents=torch.tensor(parents, device=device),
-            ranks=torch.tensor([choice[-1] if choice else 0 for choice in choices], device=device),
-            depths=torch.tensor([len(choice) for choice in choices], device=device),
-            ancestors=ancestors.to(device),
-            widths=tuple(widths),
-        )
+        ranks, depths = [choice[-1] if choice else 0 for choice in choices], list(map(len, choices))
+        up, ranks, depths = (torch.tensor(part, device=device) for part in (parents, ranks, depths))
+        return TreeShape(up, ranks, depths, ancestors.to(device), tuple(widths))
 
     @per_device
-    def levels(self, device: torch.device | str = "cpu") -> tuple[DepthPlan, ...]:
-        """Return one plan for each depth that has children, the root's first, cached per device."""
-        shape, inner, levels = self.shape(), self.inner()[1:].tolist(), list[DepthPlan]()
+    def plan(self, device: torch.device | str = "cpu") -> tuple[tuple[DepthPlan, ...], Tensor, Tensor]:
+        """Return one plan for each depth that has children, the root's first, and two indices, cached per device.
+
+        The first is the index of each node among the root and the best tokens of these depths, the second its number
+        among root and inner nodes in node order, 0 for leaves.
+        """
+        shape, inner, levels, order, start = self.shape(), self.inner()[1:].tolist(), list[DepthPlan](), [0], 1
         parents, ranks = shape.parents.tolist(), shape.ranks.tolist()
         places, frontier, above, first = {0: 0}, [0], [0], 0
         for width in shape.widths:
             children = [node for node in range(1, len(parents)) if parents[node] in frontier]
             picks = [frontier.index(parents[child]) * width + ranks[child] for child in children]
-            levels.append(
-                DepthPlan(
-                    width=width,
-                    first=first,
-                    picks=torch.tensor(picks, device=device),
-                    pairs=torch.tensor([places[node] for node in frontier], device=device),
-                    parents=torch.tensor([above.index(parents[node]) for node in frontier], device=device),
-                    ancestors=shape.ancestors[frontier][:, inner].to(device),
-                )
-            )
+            pairs, upper = [places[node] for node in frontier], [above.index(parents[node]) for node in frontier]
+            index, pairs, upper = (torch.tensor(part, device=device) for part in (picks, pairs, upper))
+            seen = shape.ancestors[frontier][:, inner].to(device)
+            levels.append(DepthPlan(width, first, index, pairs, upper, seen))
+            order += [pick + start for pick in picks]
+            start += len(frontier) * width
             first += len(frontier) if frontier != [0] else 0
             places, above = dict(zip(children, picks, strict=True)), frontier
             frontier = [child for child in children if child in inner]
-        return tuple(levels)
-
-    @per_device
-    def order(self, device: torch.device | str = "cpu") -> Int[Tensor, " n"]:
-        """Return the index of each node among the root and the best tokens of all depths that have children."""
-        levels, parts = self.levels(device), [torch.zeros(1, dtype=torch.long, device=device)]
-        starts = accumulate((len(level.pairs) * level.width for level in levels), initial=1)
-        return torch.cat(parts + [level.picks + start for level, start in zip(levels, starts, strict=False)])
+        is_inner = shape.has_children
+        numbers = torch.where(is_inner, is_inner.cumsum(0) - 1, 0)
+        return tuple(levels), torch.tensor(order, device=device), numbers.to(device)
 
     @per_device
     def inner(self, device: torch.device | str = "cpu") -> Int[Tensor, " m"]:
         """Return the nodes that have children, the root included, in node order."""
         return self.shape().has_children.nonzero()[:, 0].to(device)
-
-    @per_device
-    def log_q_rows(self, device: torch.device | str = "cpu") -> Int[Tensor, " n"]:
-        """Return for each node its number among root and inner nodes in node order, 0 for leaves."""
-        is_inner = self.shape().has_children
-        return torch.where(is_inner, is_inner.cumsum(0) - 1, 0).to(device)
 
 
 def chain(length: int) -> StaticTree:
@@ -210,7 +198,7 @@ def named(name: str) -> StaticTree:
     if name in TREES:
         return TREES[name]
     if len(name) <= MAX_SPELLING and re.fullmatch(r"\d+(\.\d+)*( \d+(\.\d+)*)*", name, re.ASCII):
-        return StaticTree(tuple(tuple(int(rank) for rank in word.split(".")) for word in name.split()))
+        return StaticTree(tuple(tuple(map(int, word.split("."))) for word in name.split()))
     if found := re.fullmatch(r"chain_([1-9]\d?)", name):
         return chain(int(found[1]))
     if found := re.fullmatch(r"grown_([1-9]\d{0,2})_([1-9]\d?)", name):
@@ -232,7 +220,7 @@ def named(name: str) -> StaticTree:
 
 
 def _parse(text: str) -> StaticTree:
-    return StaticTree(tuple(tuple(int(rank) for rank in word) for word in text.split()))
+    return StaticTree(tuple(tuple(map(int, word)) for word in text.split()))
 
 
 TREES = {
@@ -263,9 +251,8 @@ class TreeDrafter(Drafter):
     def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Keep the noise, and the constants of the tree on the prompt's device."""
         device, self.noise = prompt.mask.device, noise
-        self.shape, self.levels = self.tree.shape(device), self.tree.levels(device)
-        self.inner, self.log_q_rows = self.tree.inner(device), self.tree.log_q_rows(device)
-        self.order = self.tree.order(device)
+        self.shape, self.inner = self.tree.shape(device), self.tree.inner(device)
+        self.levels, self.order, self.log_q_rows = self.tree.plan(device)
 
     def drafted(self, ranked: list[Int[Tensor, "b _"]], log_qs: list[Float[Tensor, "b _ v"]]) -> DraftTree:
         """Return the tree of the root and the best tokens of every depth, with log q if the drafter records it."""
@@ -281,3 +268,78 @@ class TreeDrafter(Drafter):
     def depth(self) -> int:
         """Depth of the tree."""
         return self.tree.depth
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Nodes that may be drafted, numbered from the root (0), depth by depth; `parents` are numbers of candidates.
+
+    `values` are sums of log probabilities along the path, which never rise with depth.
+    """
+
+    tokens: Int[Tensor, "b p"]
+    parents: Int[Tensor, "b p"]
+    ranks: Int[Tensor, "b p"]
+    depths: Int[Tensor, "b p"]
+    values: Float[Tensor, "b p"]
+
+    @property
+    def count(self) -> int:
+        """Number of candidates."""
+        return self.tokens.shape[1]
+
+    def and_more(self, others: "Candidates") -> "Candidates":
+        """Return these candidates followed by others."""
+        pairs = zip(vars(self).values(), vars(others).values(), strict=True)
+        return Candidates(*(torch.cat(pair, 1) for pair in pairs))
+
+    def best_nodes(self, nodes: int) -> Int[Tensor, "b n"]:
+        """Return the root and the `nodes` best others, in order; values make the parent of each node included.
+
+        values   root 0 | a -1, b -2 | below a: c -1.5, below b: d -2.5
+        best_nodes(2)    [root, a, c]
+        """
+        best = self.values[:, 1:].topk(min(nodes, self.count - 1), dim=1).indices + 1
+        return torch.nn.functional.pad(best.sort(dim=1).values, (1, 0))
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The extended nodes of one depth: their numbers among the candidates, and what their children need.
+
+    `parents` are indices in the frontier above; `seen` marks the staged nodes that each sees, its own depth last.
+    """
+
+    numbers: Int[Tensor, "b f"]
+    parents: Int[Tensor, "b f"]
+    tokens: Int[Tensor, "b f"]
+    reach: Float[Tensor, "b f"]
+    joint: Float[Tensor, "b f"]
+    seen: Bool[Tensor, "b f i"]
+
+    def below(
+        self, children: Candidates, slots: Int[Tensor, "b m"], joint: Float[Tensor, "b m"], *, first: int, width: int
+    ) -> "Frontier":
+        """Return the best `width` of its children, numbered from `first`; `slots` are their parents' indices in it."""
+        best = children.values.topk(min(width, children.count), dim=1).indices
+        parents = slots.gather(1, best)
+        own = torch.eye(best.shape[1], dtype=torch.bool, device=best.device).expand(len(best), -1, -1)
+        above = self.seen.take_along_dim(parents[..., None], 1)
+        tokens, reach, joint = (x.gather(1, best) for x in (children.tokens, children.values, joint))
+        return Frontier(first + best, parents, tokens, reach, joint, torch.cat([above, own], 2))
+
+
+def shape_of(candidates: Candidates, kept: Int[Tensor, "b n"], widths: tuple[int, ...]) -> TreeShape:
+    """Return the shape of the tree of these candidates, in which a parent comes before its children.
+
+    `widths` are the most children of a node of each depth.
+    """
+    above, ranks, depths = (x.gather(1, kept) for x in (candidates.parents, candidates.ranks, candidates.depths))
+    order = torch.arange(kept.shape[1], device=kept.device)
+    numbers = torch.zeros_like(candidates.tokens).scatter(1, kept, order.expand_as(kept))
+    parents = above = numbers.gather(1, above)
+    ancestors, reach = torch.eye(len(order), dtype=torch.bool, device=kept.device).expand(len(kept), -1, -1), 1
+    while reach <= len(widths):  # every round doubles the number of known ancestors
+        ancestors = ancestors | ancestors.gather(1, above[..., None].expand_as(ancestors))
+        above, reach = above.gather(1, above), 2 * reach
+    return TreeShape(parents, ranks, depths, ancestors, widths)

@@ -1,7 +1,7 @@
-"""EAGLE-1: one decoder layer that predicts the target's next feature (arXiv:2401.15077).
+"""The networks of EAGLE-1, EAGLE-3 and PosS: decoder layers that predict the target's next feature.
 
-Pair j = (feature that predicts token j, token j) gives an estimate of the feature that predicts token j + 1, and the
-target's head maps it to a distribution. Two forms:
+EAGLE-1 (arXiv:2401.15077) has one of them. Pair j = (feature that predicts token j, token j) gives an estimate of the
+feature that predicts token j + 1, and the target's head maps it to a distribution. Two forms:
 
     guided  one row, on the guidance-combined feature F* = f_u + s (f_c - f_u), whose head logits are the guided
             logits. It starts at pair 0: the prompt enters only through features.
@@ -17,17 +17,17 @@ how a feature becomes logits (`logits`).
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
+import torch.nn.functional as F
+from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.weights import DraftLayer
 from lantern.decoding.cache import StaticCache
-from lantern.drafters.base import target_logits, token_embeddings
-from lantern.drafters.eagle.unroll import Unroll
-from lantern.drafters.examples import Examples, Prediction, Trainee
+from lantern.drafters.base import Examples, Prediction, Trainee, fused_layers, target_logits, token_embeddings
 from lantern.models.llamagen.transformer import (
     LIMITS,
     Attention,
@@ -39,10 +39,53 @@ from lantern.models.llamagen.transformer import (
     check_layer,
     check_limits,
     rope_table,
+    rotate,
 )
 
 IDENTITY_SCALE = 0.05
 MAX_LAYERS = 64
+
+
+class Unroll:
+    """Keys of all `passes` of a training-time test so far, as a cache that grows by one pass at a time.
+
+    Every pass sees what drafting would see (EAGLE-3, arXiv:2503.01840). Query j of pass i sees true features (pass 1)
+    at j - i + 1 and before, and of pass m > 1 the feature at j - i + m:
+
+        pass 2, n = 3     | pass 1 | pass 2
+        j = 0             | . . .  | 1 . .
+        j = 1             | 1 . .  | . 1 .
+        j = 2             | 1 1 .  | . . 1
+
+    A drafter that reads a prompt sets `prompt`, the mask of its slots that the tokens see, and runs the prompt through
+    this cache before the first pass. Every pass then sees the prompt, to the left of the columns above.
+    """
+
+    least_rows = 0
+
+    def __init__(self, prompt: Bool[Tensor, "b t"] | None = None) -> None:
+        self.passes = 0
+        self._kept: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+        self.prompt = prompt
+
+    def next_mask(self, images: int, pairs: int, device: torch.device) -> Bool[Tensor, "b n s"]:
+        """Start a pass and return its mask."""
+        here, there = torch.arange(pairs, device=device)[:, None], torch.arange(pairs, device=device)
+        done, self.passes = self.passes, self.passes + 1
+        parts = [there <= here - done] + [there == here - done + m for m in range(1, done + 1)]
+        own = torch.cat(parts, dim=1).expand(images, -1, -1)
+        if self.prompt is None:
+            return own
+        return torch.cat([self.prompt[:, None].expand(-1, pairs, -1), own], dim=2)
+
+    def write(
+        self, layer: int, slots: Int[Tensor, "b n"], fresh: Float[Tensor, "b n 2 h d"]
+    ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:
+        """Store this pass of a layer and return all passes of that layer."""
+        keys, values = self._kept.setdefault(layer, ([], []))
+        for kept, now in zip((keys, values), fresh.transpose(1, 3).unbind(2), strict=True):
+            kept.append(now)
+        return torch.cat(keys, dim=2), torch.cat(values, dim=2)
 
 
 @dataclass(frozen=True)
@@ -129,6 +172,8 @@ class Eagle(Trainee):
     layers: Any  # a ModuleList of EagleLayer
     # The target's layers whose inputs it reads; empty if it reads the target's features.
     taps: tuple[int, ...] = ()
+    # whether the next pass of training reads its outputs without gradients
+    detaches: ClassVar[bool] = False
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
@@ -325,7 +370,8 @@ class Eagle(Trainee):
             out = self.training_forward(features, tokens, scales=scales, unroll=unroll)
             places = torch.arange(depth, count, device=tokens.device)
             made.append(self.predict(depth, places, out[:, depth - 1 :].unflatten(0, (-1, rows))))
-            features = torch.cat([features[:, :1], self.feed_back(out[:, :-1]).to(features.dtype)], dim=1)
+            drafted = out[:, :-1].detach() if self.detaches else out[:, :-1]
+            features = torch.cat([features[:, :1], drafted.to(features.dtype)], dim=1)
         return made
 
     def unrolled(self, examples: Examples) -> Unroll:
@@ -341,12 +387,214 @@ class Eagle(Trainee):
         """Return the target's features at the prediction of each token, as `enter` reads them."""
         return examples.guided[:, None] if self.config.form == "guided" else examples.rows
 
-    def feed_back(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
-        """Return its own outputs as the next pass of training reads them."""
-        return features
-
     def predict(self, depth: int, places: Int[Tensor, " m"], predicted: Float[Tensor, "b r m c"]) -> Prediction:
         """Return the outputs of a pass as a `Prediction`."""
         if self.config.form == "guided":
             return Prediction(depth, places, predicted[:, 0])
         return Prediction(depth, places, rows=predicted)
+
+
+@dataclass(frozen=True)
+class Eagle3Config(EagleConfig):
+    """Sizes of an EAGLE-3 drafter; `fused` are the target's layers whose inputs it reads.
+
+    Training takes them from `fused_layers`: all three, or the last ones. ValueError for a value out of range.
+    """
+
+    kind: str = "eagle3"
+    fused: tuple[int, ...] = (2, 8, 13)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.form != "guided":
+            raise ValueError(f'form is "{self.form}", wanted "guided": an EAGLE-3 drafter reads guided layers')
+        if not self.fused or min(self.fused) < 0:
+            raise ValueError(f"fused is {list(self.fused)}, wanted numbers of layers, from 0")
+
+    @classmethod
+    def for_target(cls, config: TransformerConfig, **changes: Any) -> Self:
+        """Return a config with its target's width that reads three of its layers, or those of `fused`."""
+        fused = tuple(changes.get("fused", fused_layers(config.n_layer)))
+        return super().for_target(config, **(changes | {"fused": fused}))
+
+
+class Eagle3Layer(DraftLayer):
+    """A decoder layer that reads embedding and feature, concatenated, and adds to the feature."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        self.embedding_norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention = Attention(TransformerConfig(dim=config.dim, n_head=config.n_head))
+        self.attention.wqkv = nn.Linear(2 * config.dim, 3 * config.dim, bias=False)
+        self.feed_forward = FeedForward(config.dim, config.ffn_dim)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+
+    def forward(
+        self, pairs: Float[Tensor, "b n d"], factors: Float[Tensor, "b n 3 1 half 2"], **attention: Any
+    ) -> Float[Tensor, "b n c"]:
+        """Add attention, then feed-forward, to the feature; `attention` is as for `EagleLayer`."""
+        embedded, x = pairs.chunk(2, dim=-1)
+        read = torch.cat([self.embedding_norm(embedded), self.attention_norm(x)], dim=-1)
+        x = x + self.attention(read, factors, layer=0, **attention)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class Eagle3(Eagle):
+    """EAGLE-3: reads three layers of the target, feeds on its own outputs, has a head of its own (arXiv:2503.01840).
+
+    The inputs of the layers 2, L/2 and L - 3 of the target at the prediction of token j are guided like logits,
+    F*_l = u_l + s (c_l - u_l), concatenated and mapped to one feature by `fc`. One decoder layer, whose attention reads
+    [norm(embedding) | norm(feature)], predicts the next feature, which is fed back as the feature of the next draft.
+    Its features need not be near the target's: its own `norm` and head `output` give distributions, and the loss is on
+    distributions only, over several depths (training-time test, section 3.2). Here the head covers the whole codebook.
+    """
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__(config)
+        self.taps = config.fused
+        self.fc = nn.Linear(len(config.fused) * config.dim, config.dim, bias=False)
+        rest = [EagleLayer(config, i, has_norm=True) for i in range(1, config.layers)]
+        self.layers = nn.ModuleList([Eagle3Layer(config), *rest])
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Extras of `Examples` that training needs: the tapped layers."""
+        return frozenset({"layers"})
+
+    def enter(self, features: Float[Tensor, "*b n k"]) -> Float[Tensor, "*b n c"]:
+        """Map guided layers, concatenated, to one feature."""
+        return self.fc(features.to(self.dtype))
+
+    def logits(self, features: Float[Tensor, "b n c"], target: Any) -> Float[Tensor, "b n v"]:
+        """Return the fp32 logits of its own head."""
+        return self.output(self.norm(features.to(self.dtype))).float()
+
+    def init_for(self, target: Any, generator: torch.Generator) -> None:
+        """Start as the target's norm and head applied to the last tapped layer, with the target's embeddings.
+
+        A head that is not linear cannot be copied: the own head then starts as other linears do. ValueError for layers
+        that training does not record.
+        """
+        known = fused_layers(target.config.n_layer)
+        if self.taps != known[-len(self.taps) :]:
+            raise ValueError(f"fused is {list(self.taps)}, wanted {list(known)} or the last of these")
+        self.init_linears(generator)
+        self.fc.weight.data.zero_()
+        self.fc.weight.data[:, -self.config.dim :] = torch.eye(self.config.dim)
+        self.embed_tokens.weight.data.copy_(token_embeddings(target, self.config.vocab_size))
+        with torch.no_grad():  # some norms store their scale less 1; eps is nothing beside 1024 squared
+            scale = target.norm(target.tok_embeddings.weight.new_full((self.config.dim,), 1024.0))
+        self.norm.weight.data.copy_(scale)
+        if isinstance(target.output, nn.Linear):
+            self.output.weight.data.copy_(target.output.weight.data)
+
+    def join(
+        self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], scales: Float[Tensor, "b n"] | None
+    ) -> Float[Tensor, "b n d"]:
+        """Return embeddings and features of its own space, which carry the guidance scales, concatenated."""
+        return self.pair(self.add_scale(features, scales), tokens)
+
+    def inputs(self, examples: Examples) -> Float[Tensor, "b 1 n k"]:
+        """Return the guided layers at each token, concatenated: the last ones of `fused_layers`, one for each tap."""
+        assert examples.layers is not None
+        return rearrange(examples.guide(examples.layers)[:, -len(self.taps) :], "b l n c -> b 1 n (l c)")
+
+    def predict(self, depth: int, places: Int[Tensor, " m"], predicted: Float[Tensor, "b 1 m c"]) -> Prediction:
+        """Return logits of its own head; there is no feature to regress."""
+        return Prediction(depth, places, logits=self.logits(predicted[:, 0], None))
+
+
+@dataclass(frozen=True)
+class PossConfig(EagleConfig):
+    """Sizes of a PosS-n drafter: specialists for `depths` depths, n = `per_layer` each; the last covers the rest.
+
+    ValueError for a value out of range.
+    """
+
+    kind: str = "poss"
+    depths: int = 6
+    per_layer: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.depths <= MAX_LAYERS or self.per_layer < 1:
+            raise ValueError(f"depths {self.depths}, per_layer {self.per_layer}: wanted 1 to {MAX_LAYERS}, and above 0")
+        if self.layers != 1:
+            raise ValueError(f"layers is {self.layers}, wanted 1: a specialist is one decoder layer")
+
+    @property
+    def specialists(self) -> int:
+        """Number of specialists."""
+        return -(-self.depths // self.per_layer)
+
+
+class Specialist(EagleLayer):
+    """A decoder layer with its own projection of pairs."""
+
+    is_packable = False
+
+    def __init__(self, config: PossConfig, number: int) -> None:
+        super().__init__(config, number)
+        self.fc = nn.Linear(2 * config.dim, config.dim, bias=config.has_fc_bias)
+
+    def write_keys(
+        self, x: Float[Tensor, "b n c"], factors: Float[Tensor, "b n 3 1 half 2"], cache: Any, slots: Int[Tensor, "b n"]
+    ) -> None:
+        """Write keys and values for later passes, and compute nothing else."""
+        attention = self.attention
+        fresh = F.linear(x, attention.wqkv.weight[x.shape[-1] :]).unflatten(-1, (2, attention.n_head, -1))
+        cache.write(self.number, slots, rotate(fresh, factors[:, :, 1:]))
+
+
+class Poss(Eagle):
+    """PosS: position specialists, one layer for each depth of drafting or for each few depths (arXiv:2506.03566).
+
+    EAGLE's single layer must handle true features and features that it drafted itself, which get worse with every
+    depth. Here draft number i is made by specialist i // n ("PosS-n"), trained on features as inaccurate as in
+    drafting. All specialists read the true features of committed tokens, so each has its own keys and values: a pass
+    runs the specialist of its depth and computes only keys and values for the later ones. Embeddings and the encoding
+    of guidance are shared, the head is the target's.
+    """
+
+    config: PossConfig
+    detaches = True  # a specialist is trained on the earlier ones' outputs as they are
+
+    def __init__(self, config: PossConfig) -> None:
+        super().__init__(config)
+        self.layers = nn.ModuleList(Specialist(config, i) for i in range(config.specialists))
+        del self.fc
+
+    @property
+    def projections(self) -> list[nn.Linear]:
+        """The projection of each specialist."""
+        return [specialist.fc for specialist in self.layers]
+
+    @property
+    def least_depths(self) -> int:
+        """Least number of depths in training that includes drafts of every specialist."""
+        return (len(self.layers) - 1) * self.config.per_layer + 1
+
+    def specialist_at(self, depth: int) -> int:
+        """Return the number of the specialist for a pass after `depth` drafted features."""
+        return min(depth // self.config.per_layer, len(self.layers) - 1)
+
+    def run_layers(
+        self,
+        features: Float[Tensor, "b n c"],
+        tokens: Int[Tensor, "b n"],
+        factors: Float[Tensor, "b n 3 1 half 2"],
+        scales: Float[Tensor, "b n"] | None,
+        depth: int,
+        **attention: Any,
+    ) -> Float[Tensor, "b n c"]:
+        """Return the next features by the specialist of this depth; the later ones write keys and values only."""
+        pairs = self.pair(features, tokens)
+        own, *later = self.layers[self.specialist_at(depth) :]
+        if attention["cache"] is not None:
+            for specialist in later:
+                inputs = self.add_scale(specialist.fc(pairs), scales)
+                specialist.write_keys(inputs, factors, attention["cache"], attention["slots"])
+        return own(self.add_scale(own.fc(pairs), scales), factors, **attention)

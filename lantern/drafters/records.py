@@ -8,6 +8,7 @@ each node.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.nn.functional import pad
 
 from lantern.core.io import atomic_write
 from lantern.core.types import Step, Verdict
-from lantern.drafters.policies.policy import MIN_LOG, TRAITS
+from lantern.drafters.policies import MIN_LOG, TRAITS
 
 VERSION = 1
 
@@ -151,13 +152,9 @@ def joined(parts: Sequence[Records], about: Mapping[str, Any]) -> Records:
 
 def load_records(paths: Sequence[Path]) -> Records:
     """Read several files as one, with consecutive image numbers; ValueError for files of different targets."""
-    parts, first, targets = [], 0, set()
-    for path in paths:
-        part = Records.load(path)
-        targets.add(part.about.get("target"))
-        pictures = int(part.picture.max()) + 1
-        parts.append(replace(part, picture=part.picture + first))
-        first += pictures
-    if len(targets) > 1:
+    parts = [Records.load(path) for path in paths]
+    if len(targets := {part.about.get("target") for part in parts}) > 1:
         raise ValueError(f"the records are of {len(targets)} different targets, wanted one")
-    return joined(parts, parts[0].about)
+    starts = accumulate((int(part.picture.max()) + 1 for part in parts[:-1]), initial=0)
+    shifted = [replace(part, picture=part.picture + first) for part, first in zip(parts, starts, strict=True)]
+    return joined(shifted, parts[0].about)

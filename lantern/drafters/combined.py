@@ -1,0 +1,269 @@
+"""Drafters made of two models or of two drafters: cascades with a smaller model, SAM with EAGLE-1."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lantern.core.sampling import Noise, Purpose, Sampling
+from lantern.core.types import Buffers, DraftMode, DraftTree, Prompt, Step, Target
+from lantern.decoding.cache import PromptCache, prefill
+from lantern.drafters.base import ranking
+from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.lookup import SamDrafter
+from lantern.drafters.trees import StaticTree, TreeDrafter, chain
+
+SIZES = ("vocab_size", "block_size", "cls_token_num", "model_type", "raster")
+TOKEN_SIZES = ("family", "words")  # of targets with token prompts
+
+
+class SmallModel:
+    """Cache and passes of a smaller model of the same tokens that drafts for the target.
+
+    Beside a LlamaGen target it is a LlamaGen transformer, beside a target of transformers one of the same family. It
+    has read `known` tokens; committed tokens wait for the next pass. Its distributions use the target's `sampling`,
+    guidance and filters included. ValueError for a model with other tokens, grids or prompts.
+    """
+
+    cache: Any = None  # its memory serves the next generation of the same sizes
+
+    def __init__(self, model: Target, target: Target, *, sampling: Sampling, stage: int) -> None:
+        for name in (*SIZES, *(() if target.config.family == "llamagen" else TOKEN_SIZES)):
+            got, expected = getattr(model.config, name, None), getattr(target.config, name)
+            if got != expected:
+                raise ValueError(
+                    f"the small model has {name} {got}, its target {expected}: use one with the target's sizes"
+                )
+        self.model, self.sampling, self.stage = model, sampling, stage
+        self.draft_sampling = ranking(sampling)
+        self._prompts, self.held = PromptCache(), Buffers()
+
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
+        """Read the prompt."""
+        assert prompt.condition is not None
+        self.noise, self.count, self.rows = noise, self.model.config.block_size, self.sampling.rows
+        how = {"stage": self.stage, "cache": self.cache, "prompts": self._prompts}
+        prompt, self.cache = prefill(self.model, prompt.condition, self.rows, **how)
+        self._mask = self.cache.tree_mask(self.cache.prefix_scores, self.stage)
+        self.held.slots = torch.arange(self.stage, device=prompt.mask.device) + self.cache.first_stage_slot
+        self.held.known = torch.zeros(len(prompt.mask), dtype=torch.long, device=prompt.mask.device)
+        self._is_read = True
+
+    def take(self, step: Step) -> None:
+        """Keep the committed tokens of a step for the next pass; of given tokens there are several steps before it."""
+        if not self._is_read:
+            self.read()
+        self._is_read = False
+        self.held.hold(waiting=step.tokens, counts=step.counts)
+
+    @property
+    def known(self) -> Int[Tensor, " b"]:
+        """Number of tokens of each image that the small model has read."""
+        return self.held.known
+
+    @property
+    def last(self) -> Int[Tensor, "b 1"]:
+        """The last committed token."""
+        return self.held.waiting.gather(1, (self.held.counts - 1).clamp(min=0)[:, None])
+
+    def read(self) -> Float[Tensor, "b 1 v"]:
+        """Read the waiting tokens and return log q of what follows the last of them."""
+        count = self.held.waiting.shape[1]
+        causal = torch.ones(count, count, dtype=torch.bool, device=self.known.device).tril()
+        steps = torch.arange(count, device=self.known.device)
+        logits = self._pass(self.held.waiting, self.known[:, None] + steps, causal, 0)
+        self.cache.commit(steps.expand(len(self.known), -1), self.known)
+        last = (self.held.counts - 1).clamp(min=0)[:, None, None, None]
+        self.known.add_(self.held.counts)
+        self._is_read = True
+        return self._log_probs(logits.take_along_dim(last, 2), 0)
+
+    def score(
+        self, tokens: Int[Tensor, "b f"], ancestors: Bool[Tensor, "f m"], first: int, depths: Int[Tensor, " f"] | int
+    ) -> Float[Tensor, "b f v"]:
+        """Return log q of what follows drafted tokens `depths` behind the last committed one.
+
+        They are staged from slot `first` on and see the staged tokens that `ancestors` selects.
+        """
+        logits = self._pass(tokens, (self.known[:, None] + depths - 1).expand_as(tokens), ancestors, first)
+        return self._log_probs(logits, depths)
+
+    def ranked(self, log_q: Float[Tensor, "b f v"], depths: Int[Tensor, " f"] | int, width: int) -> Tensor:
+        """Return the `width` best tokens of log q + g at each node, best first, with the target's noise."""
+        return (log_q + self.noise.gumbel(self._places(depths), Purpose.TARGET)).topk(width, dim=-1).indices
+
+    def _pass(
+        self, tokens: Int[Tensor, "b f"], places: Int[Tensor, "b f"], ancestors: Bool[Tensor, "f m"], first: int
+    ) -> Float[Tensor, "b r f v"]:
+        rows, images = self.rows, len(tokens)
+        inputs = self.model.tok_embeddings(tokens).repeat_interleave(rows, 0)
+        positions = (places.clamp(max=self.count - 1) + self.model.config.cls_token_num).repeat_interleave(rows, 0)
+        mask = self._mask.update(self.known, ancestors)
+        slots = self.held.slots[first : first + tokens.shape[1]].expand(images * rows, -1)
+        return self.model(inputs, positions, mask, cache=self.cache, slots=slots).logits.unflatten(0, (images, rows))
+
+    def _log_probs(self, logits: Float[Tensor, "b r f v"], depths: Int[Tensor, " f"] | int) -> Float[Tensor, "b f v"]:
+        return self.draft_sampling.log_probs(logits, self._places(depths).expand(-1, logits.shape[2]))
+
+    def _places(self, depths: Int[Tensor, " f"] | int) -> Int[Tensor, "*b #f"]:
+        """Return the numbers of the tokens that follow nodes of these depths."""
+        return (self.known[:, None] + depths).clamp(max=self.count - 1)
+
+
+class SelfCascadeDrafter(TreeDrafter):
+    """Self-cascade: a static tree of a small model's samples, the best of log q + g below each node.
+
+    Both models sample argmax(log p + g) with the same g, so a draft is right wherever both distributions have the same
+    arg-max. The acceptance is the Gumbel coupling of the two models (arXiv:2408.07978). Only the small model is
+    trained. Committed tokens are read in the pass that gives the distribution of the first child, so a tree of depth d
+    costs d small passes. With `records_log_q` trees carry the small model's log q.
+    """
+
+    mode: DraftMode = "gumbel"
+
+    def __init__(
+        self, model: Target, target: Target, *, tree: StaticTree, sampling: Sampling, records_log_q: bool = False
+    ) -> None:
+        self.small = SmallModel(model, target, sampling=sampling, stage=max(tree.depth + 1, tree.num_inner, 1))
+        self.tree, self.records_log_q = tree, records_log_q
+
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
+        """Read the prompt."""
+        super().begin(prompt, noise)
+        self.small.begin(prompt, noise)
+
+    def propose(self) -> DraftTree:
+        """Read the committed tokens and grow the tree."""
+        ranked, log_qs = [self.small.last], [self.small.read()]
+        for depth, level in enumerate(self.levels):
+            if depth > 0:
+                log_qs.append(self.small.score(ranked[-1][:, level.pairs], level.ancestors, level.first, depth))
+            ranked.append(self.small.ranked(log_qs[-1], depth, level.width).flatten(1))
+        return self.drafted(ranked, log_qs)
+
+    def observe(self, step: Step) -> None:
+        """Keep the committed tokens for the next pass."""
+        self.small.take(step)
+
+
+def brush(length: int, width: int) -> StaticTree:
+    """Return a chain of `length` tokens with `width` - 1 siblings at each."""
+    return StaticTree(tuple((0,) * depth + (rank,) for depth in range(length) for rank in range(width)))
+
+
+class CascadeDrafter(TreeDrafter):
+    """A cascade: a drafter guesses for a small model, and that one for the target (SpecMQuant, arXiv:2505.22179).
+
+    The inner drafter grows a chain of `length` - 1. The small model scores it in one pass and resamples every token of
+    it with the target's noise, in `rounds` rounds. After t of them at least the first t tokens, and all tokens before
+    the first that the last round changed, equal the small model's own samples. The target verifies the chain, with the
+    next best tokens as siblings, `width` candidates at each place. With 0 rounds the model resamples until a round
+    changes no token, at most `length` times: all tokens are then its own samples. Trees carry in `log_q` the small
+    model's distributions, given the tokens of the round before. ValueError for a width beyond the codebook and for a
+    chain of another length.
+    """
+
+    mode: DraftMode = "gumbel"
+
+    def __init__(self, inner: EagleDrafter, small: SmallModel, *, length: int, width: int, rounds: int) -> None:
+        if rounds < 0 or length < 2 or width < 1:
+            raise ValueError(f"rounds {rounds}, length {length}, width {width}: wanted at least 0, 2 and 1")
+        if inner.depth != length - 1:
+            raise ValueError(f"the inner drafter's chain is {inner.depth} long, wanted {length - 1}: one less")
+        if width > small.model.config.vocab_size:
+            raise ValueError(f"width is {width}, wanted at most {small.model.config.vocab_size}, the number of tokens")
+        self.drafter, self.small = inner, small
+        self.tree, self.width, self.rounds, self.held = brush(length, width), width, rounds, Buffers()
+        self.needs_whole_prefix = inner.needs_whole_prefix
+        inner.most_committed = length + 1
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether the host counts the rounds, which CUDA graphs do not allow."""
+        return not self.rounds
+
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
+        """Let the inner drafter and the small model read the prompt."""
+        super().begin(prompt, noise)
+        self.drafter.begin(prompt, noise)
+        self.small.begin(prompt, noise)
+        device = prompt.mask.device
+        self.held.depths = torch.arange(self.depth, device=device)
+        self.held.sees = torch.ones(self.depth - 1, self.depth - 1, dtype=torch.bool, device=device).tril()
+
+    def propose(self) -> DraftTree:
+        """Draft a chain, resample it with the small model, and return its tokens with their log q."""
+        root, first = self.small.last, self.small.read()
+        log_q = first
+        ranked = self.drafter.propose().tokens[:, 1:, None]
+        for _ in range(self.rounds or self.depth):
+            known = ranked[:, : self.depth - 1, 0]
+            rest = self.small.score(known, self.held.sees, 0, self.held.depths[1:])
+            log_q = torch.cat([first, rest], 1)
+            ranked = self.small.ranked(log_q, self.held.depths, self.width)
+            if not self.rounds and torch.equal(ranked[:, : self.depth - 1, 0], known):
+                break
+        return self.drafted([root, ranked.flatten(1)], [log_q])
+
+    def observe(self, step: Step) -> None:
+        """Pass the step to the inner drafter and the committed tokens to the small model."""
+        self.drafter.observe(step)
+        self.small.take(step)
+
+
+def cascade(
+    module: Any, target: Any, model: Any, *, length: int, width: int, rounds: int, bits: int, sampling: Sampling
+) -> CascadeDrafter:
+    """Return a cascade of the model's own drafter, its small model, with 4-bit layers if `bits` is 4, and the target.
+
+    ValueError for 4-bit layers of a model that is not LlamaGen's.
+    """
+    if bits == 4:
+        if model.config.family != "llamagen":
+            raise ValueError("small_bits=4 quantizes LlamaGen's layers only: leave it at 0 for this model")
+        from lantern.core.weights import quantized
+
+        model = quantized(model)
+    inner = EagleDrafter(module, target, tree=chain(length - 1), mode="gumbel", sampling=sampling)
+    small = SmallModel(model, target, sampling=sampling, stage=length + 1)
+    return CascadeDrafter(inner, small, length=length, width=width, rounds=rounds)
+
+
+class RouterDrafter(TreeDrafter):
+    """SAM and EAGLE-1 in one tree: the candidates of both drafters share a root; both observe every step.
+
+    SAM decoding (arXiv:2411.10666) chooses between retrieval and a drafter by the length of the match. With Gumbel
+    match no choice is needed: the tokens are the target's for any tree, so both trees are joined at the root and the
+    longer matching path is taken. Nodes that both propose are scored twice; the result is the same.
+    """
+
+    mode: DraftMode = "gumbel"
+    records_log_q = False
+
+    def __init__(self, eagle: EagleDrafter, sam: SamDrafter) -> None:
+        self.eagle, self.sam, self.held = eagle, sam, Buffers()
+        first = max(choice[0] for choice in eagle.tree.choices) + 1  # children of the root
+        later = ((choice[0] + first, *choice[1:]) for choice in sam.tree.choices)
+        self.choices = ((), *eagle.tree.choices, *later)
+        self.tree = StaticTree(self.choices[1:])
+        self.needs_whole_prefix, self.taps = eagle.needs_whole_prefix, eagle.taps
+        eagle.most_committed = self.depth + 1
+
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
+        """Begin both drafters."""
+        super().begin(prompt, noise)
+        self.eagle.begin(prompt, noise)
+        self.sam.begin(prompt, noise)
+        order = [self.choices.index(choice) for choice in ((), *self.tree.choices)]
+        self.held.order = torch.tensor(order, device=prompt.mask.device)
+        self.order = self.held.order
+
+    def propose(self) -> DraftTree:
+        """Return both trees below the last committed token."""
+        return self.drafted([self.eagle.propose().tokens, self.sam.propose().tokens[:, 1:]], [])
+
+    def observe(self, step: Step) -> None:
+        """Pass the step to both drafters."""
+        self.eagle.observe(step)
+        self.sam.observe(step)

@@ -1,0 +1,524 @@
+"""Drafters that look tokens up: SAM decoding copies places with a similar context (arXiv:2411.10666); repeats.
+
+The paper copies what followed the longest suffix of a text that occurred before. Exact repeats are rare among tokens,
+so contexts are also compared by super-tokens (k-means of the codebook) and on the grid:
+
+    suffix   the tokens or super-tokens that end here, in the image's own past and, by automaton, in a corpus
+    grid     the super-tokens at the left, above, upper left and upper right, and the tokens at the left and above
+
+Nothing is trained by gradients: the add-on holds the super-tokens and a small corpus of images.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Int32
+from torch import Tensor, nn
+
+from lantern.core.sampling import Noise
+from lantern.core.types import Buffers, Drafter, DraftMode, DraftTree, Prompt, Step, Target, TreeShape
+from lantern.drafters.base import check_width
+from lantern.drafters.trees import StaticTree, TreeDrafter
+from lantern.models.llamagen.transformer import check_grid, check_limits
+
+FLOOR = 1e-4  # share of q that is spread evenly over all tokens
+ROUNDS = 30  # of k-means
+MAX_PICTURES = 1 << 16
+FIELDS = ((0, -1), (-1, 0), (-1, -1), (-1, 1))  # (row, column) of the left, upper, upper left, upper right neighbour
+SLOTS = 1 << 15  # of a hashed table of contexts
+KEPT = 8  # tokens that a context of the corpus remembers
+
+
+@dataclass(frozen=True)
+class SamConfig:
+    """Tokens of the model and of an image, super-tokens, images in the corpus, digest of the target that made them.
+
+    ValueError for a value out of range.
+    """
+
+    vocab_size: int
+    block_size: int
+    groups: int
+    pictures: int
+    kind: Literal["sam"] = "sam"
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.groups <= self.vocab_size:
+            raise ValueError(f"groups is {self.groups}, wanted from 1 to {self.vocab_size}")
+        check_limits(self, "vocab_size", "block_size")
+        check_grid(self.block_size)
+        if not 0 <= self.pictures <= MAX_PICTURES:
+            raise ValueError(f"pictures is {self.pictures}, wanted from 0 to {MAX_PICTURES}")
+
+
+class SamTables(nn.Module):
+    """The super-token of each token, and the tokens of some images that the target made."""
+
+    group_of: Tensor
+    corpus: Tensor
+
+    def __init__(self, config: SamConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("group_of", torch.zeros(config.vocab_size, dtype=torch.int32))
+        self.register_buffer("corpus", torch.zeros(config.pictures, config.block_size, dtype=torch.int32))
+
+    @classmethod
+    def of_tokens(
+        cls, tokens: Int[Tensor, "p n"], codebook: Float[Tensor, "v d"], *, groups: int, target: str | None = None
+    ) -> "SamTables":
+        """Cluster the codebook and keep the images."""
+        made = cls(SamConfig(len(codebook), tokens.shape[1], groups, len(tokens), target=target))
+        made.group_of.copy_(super_tokens(codebook, groups))
+        made.corpus.copy_(tokens)
+        return made
+
+
+def super_tokens(codebook: Float[Tensor, "v d"], groups: int, seed: int = 0) -> Int[Tensor, " v"]:
+    """Return the cluster of each token by k-means; the centre of an empty cluster does not move."""
+    generator = torch.Generator().manual_seed(seed)
+    points = codebook.detach().double().cpu()
+    centres = points[torch.randperm(len(points), generator=generator)[:groups]].clone()
+    nearest = torch.zeros(len(points), dtype=torch.long)
+    for _ in range(ROUNDS):
+        nearest = torch.cdist(points, centres).argmin(1)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, points)
+        counts = torch.bincount(nearest, minlength=groups)[:, None]
+        centres = torch.where(counts > 0, sums / counts.clamp(min=1), centres)
+    return nearest
+
+
+@dataclass
+class AutomatonState:
+    """All substrings with the same end positions: `next` state by symbol, suffix `link`, first `end`, longest `length`.
+
+    State 0 is the empty string. Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985.
+    """
+
+    length: int
+    link: int
+    end: int
+    next: dict[int, int] = field(default_factory=dict)
+
+
+def automaton(symbols: Iterable[int]) -> list[AutomatonState]:
+    """Return the states of all substrings, in constant time per symbol on average."""
+    states, last = [AutomatonState(0, -1, -1)], 0
+    for end, symbol in enumerate(symbols):
+        fresh, place = len(states), last
+        states.append(AutomatonState(end + 1, 0, end))
+        while place != -1 and symbol not in states[place].next:
+            states[place].next[symbol] = fresh
+            place = states[place].link
+        if place != -1:
+            found, length = states[place].next[symbol], states[place].length + 1
+            if states[found].length > length:  # too long to be a suffix here: a clone takes what is short enough
+                clone, old = len(states), states[found]
+                states.append(AutomatonState(length, old.link, old.end, dict(old.next)))
+                while place != -1 and states[place].next.get(symbol) == found:
+                    states[place].next[symbol] = clone
+                    place = states[place].link
+                old.link = found = clone
+            states[fresh].link = found
+        last = fresh
+    return states
+
+
+@dataclass(frozen=True)
+class WalkTable:
+    """An automaton as a table: every step is one look-up, so a device can walk it without the host.
+
+    `symbol` in state s leads to state `next[s, symbol]` with `min(length, cap[s, symbol]) + 1` matched symbols, or none
+    if that state is 0. `ends` holds where each state's first occurrence ends.
+
+        symbols  a b a b c        x, a, b lead to a state with 2 matched symbols, whose first occurrence ends at
+                                  position 1: "ab" is the longest suffix that occurs, and position 2 followed it
+    """
+
+    next: Int32[Tensor, "s k"]
+    cap: Int32[Tensor, "s k"]
+    ends: Int32[Tensor, " s"]
+
+    @classmethod
+    def of(cls, text: Iterable[int], symbols: int, device: torch.device | str = "cpu") -> "WalkTable":
+        """Return the table of a text, in which walks find symbols 0 .. `symbols` - 1."""
+        states = automaton(text)
+        leads, caps = np.zeros((2, len(states), symbols), dtype=np.int32)
+        for number in sorted(range(len(states)), key=lambda s: states[s].length):
+            state = states[number]
+            if number:  # a missing transition is that of the suffix, which is shorter: its row is complete
+                leads[number], caps[number] = leads[state.link], caps[state.link]
+            for symbol, target in state.next.items():
+                if symbol < symbols:
+                    leads[number, symbol], caps[number, symbol] = target, state.length
+        ends = np.array([state.end for state in states], dtype=np.int32)
+        return cls(*(torch.from_numpy(table).to(device) for table in (leads, caps, ends)))
+
+    def step(self, state: Tensor, length: Tensor, symbol: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the states and lengths of the longest matching suffixes after one more symbol each."""
+        found = self.next[state, symbol].long()
+        longer = torch.minimum(length, self.cap[state, symbol].long()) + 1
+        return found, torch.where(found == 0, 0, longer)
+
+
+Found = tuple[Int[Tensor, "b f m"], Float[Tensor, "b f m"]]  # tokens of the corpus with their weights
+
+
+@dataclass(frozen=True)
+class Context:
+    """Context of the nodes of a depth: length of the matching suffix before each place, state of the automaton."""
+
+    left: Int[Tensor, "b f"]
+    depth: int
+    lengths: Int[Tensor, "b f n"] | None = None
+    state: Int[Tensor, "b f"] | None = None
+    matched: Int[Tensor, "b f"] | None = None
+
+
+@dataclass(frozen=True)
+class Past:
+    """The tokens of each image, of which the first `known` are committed."""
+
+    tokens: Int[Tensor, "b n"]
+    known: Int[Tensor, " b"]
+
+    @property
+    def places(self) -> Int[Tensor, " n"]:
+        """The numbers of the tokens."""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device)
+
+    @property
+    def is_known(self) -> Bool[Tensor, "b 1 n"]:
+        """Which tokens are committed, for all nodes."""
+        return (self.places < self.known[:, None])[:, None]
+
+    def back(self, count: int) -> Int[Tensor, "b 1"]:
+        """Return the last token, the one before it and so on; the first one where there are fewer."""
+        return self.tokens.gather(1, (self.known - count).clamp(min=0)[:, None])
+
+
+class Matcher:
+    """Finds what followed contexts like those of the nodes of a tree: of the root, then depth by depth.
+
+    Matchers run on the device, without the host.
+    """
+
+    def begin(self, images: int, device: torch.device) -> None:
+        """Begin a generation."""
+
+    def read(self, tokens: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
+        """Read the tokens that a step committed."""
+
+    def root(self, past: Past) -> Context:
+        """Return the context of the last committed token."""
+        self._past = past
+        return Context(past.back(1), 0)
+
+    def extend(self, context: Context, parents: Int[Tensor, " f"], tokens: Int[Tensor, "b f"]) -> Context:
+        """Return the context of nodes with these tokens below their parents."""
+        return Context(tokens, context.depth + 1)
+
+    def evidence(self, context: Context) -> tuple[Float[Tensor, "b f n"], list[Found]]:
+        """Return the weight of each of the image's own places, and what was found in the corpus."""
+        raise NotImplementedError
+
+
+class SuffixMatcher(Matcher):
+    """Weights places by e^(sharp x length) of the suffix that matches before them, from `least` to `reach` symbols.
+
+    With `is_super` it compares super-tokens and also walks the corpus's automaton. Tokens are compared in the image's
+    own past only, because a look-up table of an automaton over thousands of tokens is too large.
+    """
+
+    def __init__(self, tables: SamTables, *, is_super: bool, sharp: float, least: int, reach: int) -> None:
+        self.sharp, self.least, self.reach, self.held = sharp, least, reach, Buffers()
+        config, device = tables.config, tables.corpus.device
+        own = torch.arange(config.vocab_size, device=device)
+        self.symbol_of = tables.group_of.long() if is_super else own
+        self.table: WalkTable | None = None
+        if is_super and config.pictures:
+            groups = tables.group_of.long()[tables.corpus.long()]
+            # A symbol that does not occur elsewhere separates the pictures.
+            parted = torch.nn.functional.pad(groups, (0, 1), value=config.groups).flatten()
+            self.table = WalkTable.of(parted.tolist(), config.groups, device)
+            self.follows = torch.nn.functional.pad(tables.corpus.long(), (0, 1), value=-1).flatten()
+
+    def begin(self, images: int, device: torch.device) -> None:
+        """Reset the state of the automaton."""
+        self.held.state = torch.zeros(images, dtype=torch.long, device=device)
+        self.held.matched = torch.zeros_like(self.held.state)
+
+    def read(self, tokens: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
+        """Advance the automaton by the committed tokens."""
+        if self.table is None:
+            return
+        for j, symbols in enumerate(self.symbol_of[tokens].unbind(1)):
+            state, matched = self.table.step(self.held.state, self.held.matched, symbols)
+            self.held.state = torch.where(j < counts, state, self.held.state)
+            self.held.matched = torch.where(j < counts, matched, self.held.matched)
+
+    def root(self, past: Past) -> Context:
+        """Return the context of the last committed token."""
+        self._past, self._symbols, lengths = past, self.symbol_of[past.tokens], torch.zeros_like(past.tokens)
+        runs = torch.ones_like(lengths, dtype=torch.bool)
+        for back in range(1, self.reach + 1):
+            runs = runs & (self._symbols.roll(back, 1) == self.symbol_of[past.back(back)])
+            runs = runs & (past.places >= back) & (past.known >= back)[:, None]
+            lengths = lengths + runs.long()
+        return Context(past.back(1), 0, lengths[:, None], self.held.state[:, None], self.held.matched[:, None])
+
+    def extend(self, context: Context, parents: Int[Tensor, " f"], tokens: Int[Tensor, "b f"]) -> Context:
+        """Return the context of nodes with these tokens below their parents."""
+        assert context.lengths is not None and context.state is not None and context.matched is not None
+        symbols = self.symbol_of[tokens]
+        before = torch.nn.functional.pad(self._symbols[:, :-1], (1, 0), value=-1)
+        longer = torch.nn.functional.pad(context.lengths[:, parents, :-1], (1, 0)) + 1
+        lengths = torch.where(before[:, None] == symbols[..., None], longer.clamp(max=self.reach), 0)
+        state, matched = context.state[:, parents], context.matched[:, parents]
+        if self.table is not None:
+            state, matched = self.table.step(state, matched, symbols)
+        return Context(tokens, context.depth + 1, lengths, state, matched)
+
+    def evidence(self, context: Context) -> tuple[Float[Tensor, "b f n"], list[Found]]:
+        """Return what followed the matching places."""
+        assert context.lengths is not None and context.state is not None and context.matched is not None
+        is_past = self._past.is_known & (context.lengths >= self.least)
+        past = torch.where(is_past, (self.sharp * context.lengths.float()).exp(), 0.0)
+        if self.table is None:
+            return past, []
+        ends = self.table.ends[context.state].long()
+        tokens = self.follows[(ends + 1).clamp(max=len(self.follows) - 1)]
+        matched = context.matched.clamp(max=self.reach)
+        is_good = (matched >= self.least) & (tokens >= 0)
+        weights = torch.where(is_good, (self.sharp * matched.float()).exp(), 0.0)
+        return past, [(tokens.clamp(min=0)[..., None], weights[..., None])]
+
+
+class GridMatcher(Matcher):
+    """Weights places by e^(sharp x n), where n of six fields of the context agree and n is at least `least`.
+
+    The fields are the super-tokens of the four neighbours, and the tokens of the left and the upper one.
+    """
+
+    def __init__(self, tables: SamTables, *, sharp: float, least: int) -> None:
+        config, device = tables.config, tables.corpus.device
+        self.sharp, self.least, self.groups = sharp, least, config.groups
+        # One token past the codebook marks places outside the picture and unknown places; it has its own super-token.
+        self.outside = config.vocab_size
+        self.group_of = torch.nn.functional.pad(tables.group_of.long(), (0, 1), value=config.groups)
+        self.around = around(math.isqrt(config.block_size)).to(device)
+        self.tables = [ContextTable(tables, fields) for fields in ((0, 1, 2, 3), (0, 1))] if config.pictures else []
+
+    def root(self, past: Past) -> Context:
+        """Return the context of the last committed token."""
+        tokens = torch.where(past.is_known[:, 0], past.tokens, self.outside)
+        # Entry -1 is for places outside the picture.
+        self._tokens = torch.nn.functional.pad(tokens, (0, 1), value=self.outside)
+        self._seen = fields_of(self._tokens[:, self.around], self.group_of)
+        return super().root(past)
+
+    def evidence(self, context: Context) -> tuple[Float[Tensor, "b f n"], list[Found]]:
+        """Return the tokens of similar contexts."""
+        place = (self._past.known + context.depth).clamp(max=self._past.tokens.shape[1] - 1)
+        near = self._tokens.gather(1, self.around[place] % self._tokens.shape[1])[:, None]
+        near = near.expand(-1, context.left.shape[1], -1)
+        # The left neighbour is the node's own token, except at the start of a row.
+        is_begin = (self.around[place, 0] < 0)[:, None]
+        left = torch.where(is_begin, near[..., 0], context.left)
+        key = fields_of(torch.cat([left[..., None], near[..., 1:]], -1), self.group_of)
+        agree = (self._seen[:, None] == key[:, :, None]).sum(-1)
+        past = torch.where(self._past.is_known & (agree >= self.least), (self.sharp * agree.float()).exp(), 0.0)
+        return past, [table.look_up(key, self.sharp) for table in self.tables]
+
+
+class ContextTable:
+    """The most frequent tokens of a corpus by context, in a hash table; contexts that collide share a row."""
+
+    def __init__(self, tables: SamTables, fields: tuple[int, ...]) -> None:
+        config, device = tables.config, tables.corpus.device
+        self.fields = torch.tensor(fields, device=device)
+        self.scales = torch.tensor([(2 * config.groups + 1) ** i for i in range(len(fields))], device=device)
+        outside = torch.nn.functional.pad(tables.corpus.long(), (0, 1), value=config.vocab_size)
+        group_of = torch.nn.functional.pad(tables.group_of.long(), (0, 1), value=config.groups)
+        near = outside[:, around(math.isqrt(config.block_size)).to(device)]
+        slots = self._slots(fields_of(near, group_of)).flatten()
+        self.tokens, self.counts = most_frequent(slots, tables.corpus.long().flatten(), config.vocab_size)
+
+    def look_up(self, key: Int[Tensor, "b f 6"], sharp: float) -> Found:
+        """Return tokens, and their counts times e^(sharp x the number of fields of this table)."""
+        slots = self._slots(key)
+        return self.tokens[slots], self.counts[slots] * math.exp(sharp * len(self.fields))
+
+    def _slots(self, key: Int[Tensor, "*n 6"]) -> Int[Tensor, "*n"]:
+        return (key[..., self.fields] * self.scales).sum(-1) % SLOTS
+
+
+def around(grid: int) -> Int[Tensor, "n 4"]:
+    """Return the places of each place's four neighbours, -1 for those outside the image."""
+    rows, columns = torch.meshgrid(torch.arange(grid), torch.arange(grid), indexing="ij")
+    found = []
+    for down, right in FIELDS:
+        row, column = rows + down, columns + right
+        is_inside = (row >= 0) & (column >= 0) & (column < grid)
+        found.append(torch.where(is_inside, row * grid + column, -1).flatten())
+    return torch.stack(found, 1)
+
+
+def fields_of(near: Int[Tensor, "*n 4"], group_of: Int[Tensor, " v1"]) -> Int[Tensor, "*n 6"]:
+    """Return the super-tokens of the four neighbours, and the tokens of the first two."""
+    return torch.cat([group_of[near], near[..., :2]], -1)
+
+
+def most_frequent(
+    slots: Int[Tensor, " n"], tokens: Int[Tensor, " n"], vocab_size: int
+) -> tuple[Int[Tensor, "slots kept"], Float[Tensor, "slots kept"]]:
+    """Return the KEPT most frequent tokens of each slot with their counts, 0 where there are fewer."""
+    pairs, counts = torch.unique(slots * vocab_size + tokens, return_counts=True)
+    order = counts.sort(descending=True, stable=True).indices
+    order = order[(pairs[order] // vocab_size).sort(stable=True).indices]
+    pairs, counts = pairs[order], counts[order]
+    slot = pairs // vocab_size
+    first = torch.searchsorted(slot, slot)
+    rank = torch.arange(len(slot), device=slot.device) - first
+    is_kept: Bool[Tensor, " n"] = rank < KEPT
+    found = torch.zeros(SLOTS, KEPT, dtype=torch.long, device=slot.device)
+    weights = torch.zeros(SLOTS, KEPT, dtype=torch.float32, device=slot.device)
+    found[slot[is_kept], rank[is_kept]] = pairs[is_kept] % vocab_size
+    weights[slot[is_kept], rank[is_kept]] = counts[is_kept].float()
+    return found, weights
+
+
+def append(held: Buffers, step: Step) -> None:
+    """Append the committed tokens of a step to the `known` ones of `tokens`."""
+    steps = torch.arange(step.tokens.shape[1], device=step.tokens.device)
+    held.tokens.scatter_(1, held.known[:, None] + steps, step.tokens)
+    held.known.add_(step.counts)
+
+
+class SamDrafter(TreeDrafter):
+    """Grows a static tree from the tokens of similar contexts, with the target's noise.
+
+    q is proportional to the weights that the matcher of kind `match` finds; a share `smooth` of it goes to all tokens
+    of the same super-token. A step may also commit tokens of a tree `beside` its own. ValueError for `least` above
+    `reach`, a share outside [0, 1], tables of another model, and a tree wider than the codebook.
+    """
+
+    mode: DraftMode = "gumbel"
+    records_log_q = False
+
+    def __init__(
+        self,
+        tables: SamTables,
+        target: Target,
+        *,
+        tree: StaticTree,
+        match: str,
+        sharp: float,
+        least: int,
+        reach: int,
+        smooth: float,
+        beside: StaticTree | None = None,
+    ) -> None:
+        if least < 1 or reach < least:
+            raise ValueError(f"least is {least} and reach {reach}, wanted 1 <= least <= reach")
+        config = tables.config
+        got, expected = (config.vocab_size, config.block_size), (target.config.vocab_size, target.config.block_size)
+        if got != expected:
+            raise ValueError(
+                f"the tables are of (vocab_size, block_size) {got}, the target of {expected}: make tables for it"
+            )
+        if not 0 <= smooth <= 1:
+            raise ValueError(f"smooth is {smooth}, wanted from 0 to 1")
+        check_width(tree, config.vocab_size)
+        self.matcher: Matcher = GridMatcher(tables, sharp=sharp, least=least)
+        if match != "grid":
+            self.matcher = SuffixMatcher(tables, is_super=match == "super", sharp=sharp, least=least, reach=reach)
+        self.tables, self.tree, self.held = tables, tree, Buffers()
+        self.smooth, self.count, self.vocab_size = smooth, config.block_size, config.vocab_size
+        self.room = self.count + max(tree.depth, 0 if beside is None else beside.depth) + 1
+
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
+        """Reset the past and start from the first token."""
+        super().begin(prompt, noise)
+        device, images = prompt.mask.device, len(prompt.mask)
+        self.held.group_of = self.tables.group_of.long().to(device)
+        self.held.sizes = torch.bincount(self.held.group_of, minlength=self.tables.config.groups).float()
+        self.held.tokens = torch.zeros(images, self.room, dtype=torch.long, device=device)
+        self.held.known = torch.zeros(images, dtype=torch.long, device=device)
+        self.matcher.begin(images, device)
+
+    def observe(self, step: Step) -> None:
+        """Append the committed tokens to the past."""
+        append(self.held, step)
+        self.matcher.read(step.tokens, step.counts)
+
+    def propose(self) -> DraftTree:
+        """Grow the tree, with one search of the past per depth that has children."""
+        context = self.matcher.root(Past(self.held.tokens[:, : self.count], self.held.known))
+        ranked = [context.left]
+        for depth, level in enumerate(self.levels):
+            if depth > 0:
+                context = self.matcher.extend(context, level.parents, ranked[-1][:, level.pairs])
+            places = (self.held.known[:, None] + depth).clamp(max=self.count - 1)
+            scores = self._log_q(*self.matcher.evidence(context)) + self.noise.gumbel(places)
+            ranked.append(scores.topk(level.width, dim=-1).indices.flatten(1))
+        return self.drafted(ranked, [])
+
+    def _log_q(self, past: Float[Tensor, "b f n"], found: list[Found]) -> Float[Tensor, "b f v"]:
+        """Return log q of what was found."""
+        images, nodes, _ = past.shape
+        q = past.new_zeros(images, nodes, self.vocab_size)
+        q = q.scatter_add(-1, self.held.tokens[:, None, : self.count].expand(-1, nodes, -1), past)
+        for tokens, weights in found:
+            q = q.scatter_add(-1, tokens, weights)
+        q = q / q.sum(-1, keepdim=True).clamp(min=1e-30)
+        mass = q.new_zeros(images, nodes, len(self.held.sizes)).scatter_add(-1, self.held.group_of.expand_as(q), q)
+        similar = (mass / self.held.sizes.clamp(min=1.0))[..., self.held.group_of]
+        return ((1 - self.smooth) * q + self.smooth * similar + FLOOR / self.vocab_size).log()
+
+
+class RepeatDrafter(Drafter):
+    """Drafts a chain of `length` tokens, each equal to its neighbour on the `side` "left" or "above".
+
+    It is a baseline of what drafting gains without learning. Left of the first column is the end of the row above. The
+    first row has none above it and repeats the left one. A neighbour that is itself a draft is followed to the token
+    that it repeats. ValueError for another side and for a length below 1.
+    """
+
+    mode: DraftMode = "point"
+    records_log_q = False
+
+    def __init__(self, target: Target, *, side: Literal["left", "above"], length: int) -> None:
+        if side not in ("left", "above"):
+            raise ValueError(f'side is "{side}", wanted left or above')
+        if length < 1:
+            raise ValueError(f"length is {length}, wanted at least 1")
+        self.count = target.config.block_size
+        self.distance = 1 if side == "left" else target.config.raster.columns
+        self.depth = min(length, self.count)
+        self.max_nodes = self.depth + 1
+        self.held = Buffers()
+
+    def begin(self, prompt: Prompt, noise: Noise) -> None:
+        """Start from the first token."""
+        images, device = len(prompt.mask), prompt.mask.device
+        self.shape = TreeShape.chain(self.depth, device)
+        self.held.ahead = torch.arange(self.depth, device=device)
+        self.held.tokens = torch.zeros(images, self.count + self.max_nodes, dtype=torch.long, device=device)
+        self.held.known = torch.zeros(images, dtype=torch.long, device=device)
+
+    def observe(self, step: Step) -> None:
+        """Append the committed tokens."""
+        append(self.held, step)
+
+    def propose(self) -> DraftTree:
+        """Repeat the last tokens, a row of them for "above"."""
+        last = self.held.known[:, None] - 1
+        beside = last + 1 - self.distance + self.held.ahead % self.distance
+        places = torch.cat([last, torch.where(beside < 0, last, beside)], 1)
+        return DraftTree(self.held.tokens.gather(1, places), self.shape, self.mode)

@@ -1,1 +1,0 @@
-"""Shapes of draft trees: static trees by name, and dynamic trees grown from candidates."""
