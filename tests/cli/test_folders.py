@@ -78,7 +78,7 @@ def test_an_encoder_and_its_tokenizer_may_be_one_folder_with_weights_in_several_
     shutil.copytree(folder / "text_encoder", both)
     shutil.copytree(folder / "tokenizer", both, dirs_exist_ok=True)
     (both / "pytorch_model.bin").write_bytes(b"0")
-    (both / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (both / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>"}')
     out, given = tmp_path / "model", dict.fromkeys(("text-encoder", "tokenizer"), both)
     assert main(assembling(out, components | given)) == 0
     index = read_json_object(out / "model_index.json")
