@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, wraps
 from importlib.util import find_spec
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.nn.functional as F
@@ -177,23 +177,38 @@ KNOWN = {"lantern", "torch", "torchao", "transformers"}  # libraries whose modul
 SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
 
 
+class WeakRefs(list["ref[Tensor]"]):
+    """References whose identities are compared elsewhere: all lists are equal, and copies are empty."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WeakRefs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WeakRefs, ()
+
+
 def weights_of(module: Any) -> tuple[Any, ...]:
     """Return a value that changes whenever a weight, a forward or its hooks do, a dtype or device, or a submodule.
 
-    It is computed several times for every image, and `module.parameters()`, which wrappers of modules have to do
-    with, takes more than twice as long; weights of a subclass of Tensor take eight times as long if it is asked.
+    Another tensor counts as a change where it has the memory of one that is gone. It is computed several times for
+    every image, and `module.parameters()`, which wrappers of modules have to do with, takes more than twice as long;
+    weights of a subclass of Tensor take eight times as long if it is asked.
     """
     with torch._C.DisableTorchFunctionSubclass():
+        found, modules, tensors = list[Any](), [module], list[Tensor]()
         if not isinstance(module, nn.Module):
-            return tuple(map(_state_of, module.parameters()))
-        found, modules = list[Any](), [module]
+            modules, tensors = [], [*module.parameters()]
         for one in modules:  # its submodules are appended meanwhile
             if one._modules:
                 modules += [child for child in one._modules.values() if child is not None]
-            found += [_state_of(p) for p in one._parameters.values() if p is not None]
+            tensors += [p for p in one._parameters.values() if p is not None]
+            if one._buffers:
+                kept = one._buffers.keys() - one._non_persistent_buffers_set
+                tensors += [b for name, b in one._buffers.items() if b is not None and name in kept]
             found += [*one._forward_hooks, *one._forward_pre_hooks]
             found += [type(one), id(vars(one).get("forward"))]  # not the forward itself, which may hold its module
-        return tuple(found)
+        refs = WeakRefs(map(ref, tensors))  # as long as they are held, no other tensor has such a reference
+        return (*map(_state_of, tensors), *map(id, refs), *found, refs)
 
 
 def _state_of(parameter: Tensor) -> tuple[Any, ...]:
