@@ -236,19 +236,41 @@ class LanternPipeline(DiffusionPipeline):
         dtypes.setdefault("default", torch.float32)
         shown = folders.shown_name(name, folder)
         if folders.is_transformers_folder(folder):
-            size = options.pop("size", None)
-            how: dict[str, Any] = {"device": "cpu", "dtype": dtypes["default"], "size": size}
-            model = folders.load_model(folder if hub else name, parts=folders.ALL_PARTS - {"drafter"}, **how)
-            target: Any = model.target
-            target.loaded = replace(model, vq=None, text=None)
-            drafter: Any = folder / "drafter"
-            drafter = LanternDrafter.from_pretrained(drafter, torch_dtype=model.dtype) if is_there(drafter) else None
-            pipe = cls(target, model.vq, model.text, drafter=drafter)  # type: ignore[arg-type]
+            pipe = cls._of_transformers(folder, folder if hub else name, dtypes, options)
         else:
             pipe = cls._of_components(folder, shown, dtypes, options)
+        if options:
+            LOG.warning("options that are not lantern's have no effect: %s", ", ".join(options))
         pipe.register_to_config(_name_or_path=shown)
         pipe.engine = engine
         return pipe
+
+    @classmethod
+    def _of_transformers(
+        cls, folder: Path, name: str | Path, dtypes: Mapping[str, torch.dtype], options: dict[str, Any]
+    ) -> "LanternPipeline":
+        """Return the pipeline of a model of transformers, without the parts that are given as None, and without pixels
+        where its family has none; ValueError for another part.
+        """
+        from lantern.models.transformers.loading import family_of
+
+        parts = {part: options.pop(part) for part in COMPONENTS if part in options}
+        if given := [part for part, one in parts.items() if one is not None]:
+            raise ValueError(
+                f"{given[0]} is given, but {folder} is a whole model of transformers: omit it, or give None"
+            )
+        left: set[folders.Part] = {"drafter"} | ({"text"} if parts.keys() & {"text_encoder", "tokenizer"} else set())
+        left |= {"vq"} if "vqvae" in parts or not family_of(folder).has_pixels else set()
+        dtype, size = dtypes.get("transformer", dtypes["default"]), options.pop("size", None)
+        model = folders.load_model(name, parts=folders.ALL_PARTS - left, device="cpu", dtype=dtype, size=size)
+        target: Any = model.target
+        target.loaded = replace(model, vq=None, text=None)
+        drafter: Any = None
+        if "drafter" not in parts and is_there(folder / "drafter"):
+            dtype = dtypes.get("drafter", dtypes["default"])
+            drafter = LanternDrafter.from_pretrained(folder / "drafter", torch_dtype=dtype)
+        vq: Any = None if "vq" in left else model.vq
+        return cls(target, vq, model.text, drafter=drafter, generation=options.pop("generation", None))
 
     @classmethod
     def _of_components(
@@ -269,8 +291,6 @@ class LanternPipeline(DiffusionPipeline):
                 parts[part] = kind.from_pretrained(folder / part)
         check_parts(parts["transformer"], parts.get("drafter"), shown)
         pipe = cls(**parts, generation=options.pop("generation", generation))
-        if options:
-            LOG.warning("options that are not lantern's have no effect: %s", ", ".join(options))
         if has_own_target:
             pipe.transformer.generation = dict(pipe.config["generation"])
         for part in ("transformer", "drafter"):

@@ -254,6 +254,12 @@ def test_a_pipeline_moves_with_its_parts_which_make_another(root: Path, tmp_path
     assert (pipe.drafter.dtype, pipe.vqvae.dtype) == (torch.bfloat16, torch.float32)
     assert tokens(pipe) == tokens(half)  # rotary factors stay in fp32
     assert copy.deepcopy(pipe.transformer).loaded is None  # with its add-ons
+    given: dict[str, Any] = {"vqvae": None, "drafter": None, "generation": {"guidance": 2.0}}
+    bare = LanternPipeline.from_pretrained(made, dtype={"transformer": torch.bfloat16}, **given)
+    assert (bare.vqvae, bare.drafter, bare.transformer.dtype) == (None, None, torch.bfloat16)
+    assert bare.model.sampling().guidance == 2.0 and bare.text_encoder is not None
+    with pytest.raises(ValueError, match="vqvae is given, but .* is a whole model"):
+        LanternPipeline.from_pretrained(made, vqvae=pipe.vqvae)
     everything = [pipe.transformer, pipe.drafter, pipe.vqvae]
     assert all(x.is_meta for part in pipe.to("meta") and everything for x in (*part.parameters(), *part.buffers()))
 
@@ -420,6 +426,11 @@ def test_tokens_of_a_model_without_pixels_are_written(
     words = text.processor if name == "glm_image" else text.tokenizer
     expected = CASES[name].library(model(name), words, PROMPTS[0])
     assert json.loads((tmp_path / "grid.json").read_text()) == expected.view(shape).tolist()
+    pipe = LanternPipeline.from_pretrained(folder(name, root), size=CASES[name].size)
+    found: Any = pipe(PROMPTS[0], temperature=0, output_type="latent")
+    assert pipe.vqvae is None and found.tokens[0].tolist() == expected.view(shape).tolist()
+    with pytest.raises(ValueError, match="it can make tokens but no images"):
+        pipe(PROMPTS[0])
     assert command.main([*written, "--method", "bounded-window", "--temperature", "1", "--delta", "0.2"]) == 0
     made = Model(**vars(parts(name)), name=name)
     with pytest.raises(ValueError, match="write the tokens only|rows to keep are 1"):

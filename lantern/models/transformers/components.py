@@ -158,10 +158,12 @@ class Family:
     """How a family loads: transformers' classes of model and processor, and what makes `Components` of both.
 
     `assemble` takes the model, its processor or None, and (height, width) in pixels or None. Families of causal
-    language models are known by a `token` of the tokenizer, whose tokens those of images follow.
+    language models are known by a `token` of the tokenizer, whose tokens those of images follow. Without `has_pixels`
+    tokens are all that is made.
     """
 
     model: str
     processor: str
     assemble: Callable[[Any, Any | None, tuple[int, int] | None], Components]
     token: str = ""
+    has_pixels: bool = True

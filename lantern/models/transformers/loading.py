@@ -26,8 +26,12 @@ FAMILIES = {
     "chameleon": Family("ChameleonForConditionalGeneration", "AutoProcessor", chameleon.assemble),
     "lumina": Family("ChameleonForConditionalGeneration", "AutoTokenizer", chameleon.assemble_lumina),
     "liquid": Family("GemmaForCausalLM", "AutoTokenizer", chameleon.assemble_liquid, token="<boi>"),
-    "simplear": Family("Qwen2ForCausalLM", "AutoTokenizer", tokens_only.assemble_simplear, token="<|t2i|>"),
-    "glm_image": Family("GlmImageForConditionalGeneration", "AutoProcessor", tokens_only.assemble_glm_image),
+    "simplear": Family(
+        "Qwen2ForCausalLM", "AutoTokenizer", tokens_only.assemble_simplear, token="<|t2i|>", has_pixels=False
+    ),
+    "glm_image": Family(
+        "GlmImageForConditionalGeneration", "AutoProcessor", tokens_only.assemble_glm_image, has_pixels=False
+    ),
 }
 TOKENIZERS = ("added_tokens.json", "tokenizer_config.json", "tokenizer.json")
 MOST_BYTES = 1 << 26  # of a config, in which some models list their vocabulary
