@@ -259,7 +259,7 @@ class LanternPipeline(DiffusionPipeline):
             raise ValueError(
                 f"{given[0]} is given, but {folder} is a whole model of transformers: omit it, or give None"
             )
-        left: set[folders.Part] = {"drafter"} | ({"text"} if parts.keys() & {"text_encoder", "tokenizer"} else set())
+        left: set[Any] = {"drafter"} | ({"text"} if parts.keys() & {"text_encoder", "tokenizer"} else set())
         left |= {"vq"} if "vqvae" in parts or not family_of(folder).has_pixels else set()
         dtype, size = dtypes.get("transformer", dtypes["default"]), options.pop("size", None)
         model = folders.load_model(name, parts=folders.ALL_PARTS - left, device="cpu", dtype=dtype, size=size)
