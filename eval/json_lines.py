@@ -5,14 +5,14 @@ readers and removed when the next writer opens the file.
 """
 
 import errno
+import fcntl
 import json
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-LOCKED_BYTE = 1 << 40  # far beyond the end of the file: on some systems a locked byte cannot be read
 Line = dict[str, Any]
 
 
@@ -28,7 +28,11 @@ class JsonLines(AbstractContextManager["JsonLines"]):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open until close()
         try:
-            _lock(self._file, path)
+            try:  # until the file is closed or the process ends
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                why = "another process is writing it: wait for it, or stop it"
+                raise BlockingIOError(error.errno, why, str(path)) from error
             self.lines = read_lines(path, fingerprint)[1]
             self._file.seek(0)
             self._size = self._file.read().rfind(b"\n") + 1  # without an incomplete last line
@@ -78,6 +82,8 @@ def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tupl
         lines.append(value)
     if not lines:
         return {}, []
+    if joined := [number for number, line in enumerate(lines[1:], start=2) if "fingerprint" in line]:
+        raise ValueError(f"{path}, line {joined[0]} begins another file: take the files one by one")
     there = lines[0].get("fingerprint")
     if not isinstance(there, dict):
         raise ValueError(f"{path}, line 1 has no fingerprint: the file is of another kind, choose another one")
@@ -99,20 +105,3 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _short(value: Any) -> str:
     return "none" if value is None else str(value)[:40]
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
-    """Lock the file for this process until it is closed or the process ends."""
-    try:
-        if os.name == "nt":
-            import msvcrt
-
-            file.seek(LOCKED_BYTE)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        why = "another process is writing it: wait for it, or stop it"
-        raise BlockingIOError(error.errno, why, str(path)) from error

@@ -113,11 +113,13 @@ class Board:
         }
 
     def facts(self, spec: str) -> dict[str, Any]:
-        """Return what the table states of a method: its promise, and the steps that its networks were trained for."""
+        """Return a method's promise, the steps that its networks were trained for, and settings that fit no engine."""
         method, folder = choose_method(self.model, spec), self.model.folder
         promise = "relaxed" if not method.exact else "tokens" if method.is_identical else "distribution"
         names = [f"{FOLDER}/{part}" for part in method.made.parts] + ["drafter"] * method.made.reads_drafter
-        return {"promise": promise, "training": {name: folder and trained_steps(folder / name) for name in names}}
+        settings = {name: value for name, value in method.settings.items() if not method.options[name].fits}
+        training = {name: folder and trained_steps(folder / name) for name in names}
+        return {"promise": promise, "training": training, "settings": settings}
 
     def measure(self) -> None:
         """Run what is missing of all rounds, without methods that fail; RuntimeError if plain decoding does."""
@@ -144,6 +146,12 @@ class Board:
                     line = self._absent(key, error)
                     if line not in file.lines:
                         file.append(line)
+
+            for one in field:
+                own, lines = one.parts.method.spec, [line for line in file.lines if line.get("contender") == one.name]
+                if other := {line.get("spec") for line in lines} - {own}:
+                    changed = f"{options.out} was begun with {other.pop()}, now {one.label} is {own} here"
+                    raise ValueError(f"{changed}: use another --out")
 
             def wants(one: Contender, number: int) -> bool:
                 return one.key not in failed and (*one.key, number) not in done

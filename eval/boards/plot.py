@@ -67,7 +67,7 @@ def draw_ranks(panel: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
         speed = row["speedup"]
         interval: dict[str, Any] = dict(zip(("low", "high"), speed["interval_95"], strict=True))
         point(panel, (row["tokens_per_step"]["value"], place), LOOKS[0], x=row["tokens_per_step"])
-        point(panel, (speed["ratio_of_medians"], place), LOOKS[1], x=interval, is_hollow=speed["claim"] is None)
+        point(panel, (speed["median_of_ratios"], place), LOOKS[1], x=interval, is_hollow=speed["claim"] is None)
     for label, (colour, mark) in (("tokens per step", LOOKS[0]), ("speedup (hollow: no claim)", LOOKS[1])):
         panel.plot([], [], mark, color=colour, label=label)
     panel.axvline(1.0, color="#000000", linewidth=0.6, linestyle=":")

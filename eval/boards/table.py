@@ -117,7 +117,7 @@ def row_of(
             row["foreground"] = estimate(foreground(images, background))
     for key, other in (("speedup", plain), ("over_fastest", baseline)):
         seconds = [(its["seconds"], mine["seconds"]) for its, mine in paired(lines, other, name)]
-        row[key] = compare(*zip(*seconds, strict=True), images=len(images))
+        row[key] = compare(*zip(*seconds, strict=True))
     if promise == TOKENS:
         row |= identity(lines, name, plain)
         if row["differing_images"] and Variant(*header["variant"].split()).is_fp32:
@@ -221,7 +221,7 @@ def changes(mine: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]
         value = mine[name]["value"] - plain[name]["value"]
         (below, above), (its_below, its_above) = reach(mine[name]), reach(plain[name])
         interval = {"low": value - math.hypot(below, its_above), "high": value + math.hypot(above, its_below)}
-        found[name] = {"value": value, **interval, "is_within": abs(value) <= math.hypot(its_below, its_above)}
+        found[name] = {"value": value, **interval, "is_within": interval["low"] <= 0 <= interval["high"]}
     return found
 
 
@@ -240,10 +240,15 @@ def estimate(found: Estimate) -> dict[str, float]:
 # tables
 
 
-def rendered(text: str, found: Mapping[str, Any]) -> str:
-    """Return a document with the rows of these figures, other tables as they are; ValueError without a place."""
+def check_page(text: str) -> None:
+    """Raise ValueError for a document without a place for rows."""
     if not ROWS.search(text):
         raise ValueError("the page has no line <!-- rows: leaderboard --> or <!-- rows: pairs -->: add one")
+
+
+def rendered(text: str, found: Mapping[str, Any]) -> str:
+    """Return a document with the rows of these figures, other tables as they are; ValueError without a place."""
+    check_page(text)
     # a document lists methods at their own settings that exist still
     boards = [board | {"rows": [row for row in board["rows"] if row["method"] in METHODS]} for board in found["boards"]]
     tables = {"leaderboard": leaderboard_rows(boards), "pairs": pair_rows(found["boards"])}
@@ -271,12 +276,12 @@ def board_lines(found: Mapping[str, Any], board: Board) -> Iterator[str]:
         f"{where['gpu'] or where['cpu']}, {where['threads']} threads, load {loads[0]:.1f} to {loads[-1]:.1f}; torch "
         f"{where['torch']}, commit {', '.join(map(short_commit, found['commits']))}. The fastest plain decoding "
         f"is {board['baseline'].partition(' | ')[2]}. Brackets: 95 % intervals, paired by seed. *: no claim: fewer "
-        "than 10 images, times that vary too much, or an interval that contains 1."
+        "than 10 rounds, times that vary too much, or an interval that contains 1."
     )
     yield from ("", *leaderboard_rows([board]), "")
     yield from (f"- `{row['method']}` not measured: {row['reason']}" for row in board["rows"] if "reason" in row)
     if any(row.get("changes") for row in board["rows"]):
-        yield "Change of metrics from plain decoding; ! marks what chance does not explain."
+        yield "Change of metrics from plain decoding, intervals not paired; ! marks what chance does not explain."
     for row in board["rows"]:
         for name, one in row.get("changes", {}).items():
             yield f"- `{row['method']}`: {name} {interval(one, '+.4f')}{'' if one['is_within'] else ' !'}"
@@ -293,7 +298,7 @@ def leaderboard_rows(boards: Sequence[Board]) -> list[str]:
         cells = [figure(known.get(name, {}), rate) for known in of for rate in rates]
         nodes = f"{row['nodes_per_step']:.1f}" if "nodes_per_step" in row else ""
         over, (low, high) = row["over_fastest"], row["over_fastest"]["interval_95"]
-        speed = f"{over['ratio_of_medians']:.2f} ({low:.2f} to {high:.2f}){'' if over['claim'] is not None else '*'}"
+        speed = f"{over['median_of_ratios']:.2f} ({low:.2f} to {high:.2f}){'' if over['claim'] is not None else '*'}"
         lines.append([f"`{name}`", *cells, nodes, speed, difference(row)])
     return table(lines, left=(0, len(lines[0]) - 1))
 

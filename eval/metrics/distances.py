@@ -80,7 +80,10 @@ def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: i
     value = kid_features_to_metric(x.double(), y.double(), **how)[KEY_METRIC_KID_MEAN]
     if not draws:
         return Estimate(value)
-    sets = [_at_most(one, generator) for one in (x, y)]
+    sets = [x, y]
+    for i, one in enumerate(sets):
+        if len(one) > MOST_KERNEL:
+            sets[i] = one[torch.randperm(len(one), generator=generator)[:MOST_KERNEL].sort().values]
     ours, theirs = ((one, _weights(len(one), draws, generator)) for one in sets)
     within = _kernel_mean(ours, ours, is_same=True) + _kernel_mean(theirs, theirs, is_same=True)
     found = within - 2 * _kernel_mean(ours, theirs, is_same=False)
@@ -106,7 +109,7 @@ def _kernel_mean(one: Resamples, other: Resamples, *, is_same: bool) -> Float[Te
 
 
 def prdc(
-    real: Float[Tensor, "n c"], fake: Float[Tensor, "m c"], *, nearest: int = 5, seed: int = 0
+    real: Float[Tensor, "n c"], fake: Float[Tensor, "m c"], *, nearest: int = 5, seed: int = 0, draws: int = DRAWS
 ) -> dict[str, Estimate]:
     """Return precision and recall (arXiv:1904.06991) by torch-fidelity, density and coverage (arXiv:2002.09797).
 
@@ -131,7 +134,7 @@ def prdc(
         is_covered.append(is_near.any(1))
     means = {"precision": inside > 0, "recall": torch.cat(is_recalled)}
     means |= {"density": inside / nearest, "coverage": torch.cat(is_covered)}
-    found = {name: mean_estimate(values.double(), seed=seed) for name, values in means.items()}
+    found = {name: mean_estimate(values.double(), seed=seed, draws=draws) for name, values in means.items()}
     how = {"prc_neighborhood": nearest, "prc_batch_size": BLOCK, "save_cpu_ram": True, "verbose": False}
     package = prc_features_to_metric(fake, real, **how)
     return {name: dataclasses.replace(one, value=package.get(name, one.value)) for name, one in found.items()}
@@ -149,12 +152,6 @@ def _weights(count: int, draws: int, generator: torch.Generator) -> Float[Tensor
     """Return how often each resample has each image; the first column is the set itself."""
     picks = [torch.arange(count), *torch.randint(0, count, (draws, count), generator=generator)]
     return torch.stack([some.bincount(minlength=count) for some in picks]).double().T
-
-
-def _at_most(features: Float[Tensor, "n c"], generator: torch.Generator) -> Float[Tensor, "m c"]:
-    if len(features) <= MOST_KERNEL:
-        return features
-    return features[torch.randperm(len(features), generator=generator)[:MOST_KERNEL].sort().values]
 
 
 def _centred(

@@ -53,11 +53,11 @@ class Material:
     @cached_property
     def neighbourhoods(self) -> dict[str, Estimate]:
         """Precision, recall, density and coverage, computed together."""
-        return distances.prdc(*reversed(self.sets), seed=self.seed)
+        return distances.prdc(*reversed(self.sets), seed=self.seed, draws=self.draws)
 
     def mean(self, values: Float[Tensor, " n"]) -> Estimate:
-        """Return the mean of values over images."""
-        return mean_estimate(values, seed=self.seed, draws=self.draws)
+        """Return the mean of values over images; that of one image has no interval."""
+        return mean_estimate(values, seed=self.seed, draws=self.draws if len(values) > 1 else 0)
 
 
 @dataclass(frozen=True)

@@ -273,6 +273,7 @@ def _repeated(row: TableRow, before: Mapping[str, Any]) -> TableRow:
         "device": (row.device.partition(":")[0], choices["device"]),
         "engine": (row.engine.name, engine.name),
         "target-weights": (row.engine.weights, engine.weights),
+        "kv-cache": (row.engine.kv_cache, engine.kv_cache),
     }
     others = [
         f"--{name} {given} (the row has {own})"

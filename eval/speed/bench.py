@@ -88,7 +88,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
             "rounds": rounds,
             "images": batch * rounds,
             "contenders": [contender_figures(one, lines, batch, copy_gbps, rows) for one in field],
-            "results": racing.results(field, lines, batch),
+            "results": racing.results(field, lines),
             "identity": list(identities(field, lines, batch)),
             "rounding": list(rounding(field, lines, jobs)) if options.rounding and not stop else [],
             "phases": [] if stop else list(racing.phases(racing.best_of_labels(field, lines), jobs[0])),
@@ -235,14 +235,14 @@ def broken_promises(races: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def render(figures: Mapping[str, Any]) -> str:
-    """Return the figures of a model or a size as a table of at most WIDTH columns."""
+    """Return the figures of a model or a size as a table of at most WIDTH columns; reasons may be longer."""
     lines = [*_heading(figures), *(_races(figures) if figures["what"] == "model" else _size(figures))]
     lines += [f"not measured: {one['method']} {one['variant']}: {one['reason']}" for one in figures["failed"]]
     slow = figures.get("left_out", ())
     lines += [f"left out: {one['variant']}, {one['pass_ms']:g} ms a pass of plain decoding" for one in slow]
     if figures.get("stopped"):
         lines.append(f"{figures['stopped']}: figures are of the rounds before")
-    return "\n".join(line[:WIDTH].rstrip() for line in lines)
+    return "\n".join((line if "no claim" in line else line[:WIDTH]).rstrip() for line in lines)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -320,6 +320,6 @@ def _claims(race: Mapping[str, Any]) -> Iterator[str]:
     yield from LEGEND
     for one in race["results"]:
         low, high = one["interval_95"]
-        ratio = f"{one['ratio_of_medians']:.2f}x (by rounds {one['median_of_ratios']:.2f}, {low:.2f} to {high:.2f})"
+        ratio = f"{one['median_of_ratios']:.2f}x ({low:.2f} to {high:.2f}), of medians {one['ratio_of_medians']:.2f}"
         sides = f"{one['method']} as {one['variant']} over plain as {one['baseline']}"
         yield f"  {sides}: {ratio if one['claim'] is not None else one['refusal']}"

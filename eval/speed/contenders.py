@@ -135,8 +135,9 @@ class Contender:
 
     @property
     def described(self) -> dict[str, str]:
-        """Method, engine and dtype, for JSON."""
-        return {"method": self.label, "variant": self.variant.kind, "dtype": self.variant.dtype}
+        """Method, with the settings that differ from its defaults, engine and dtype, for JSON."""
+        spec, variant = self.parts.method.spec, self.variant
+        return {"method": self.label, "spec": spec, "variant": variant.kind, "dtype": variant.dtype}
 
     @property
     def device(self) -> torch.device:

@@ -102,6 +102,7 @@ def take(contender: Contender, number: int, job: RoundImages, *, watches: bool =
     return {
         "round": number,
         "contender": contender.name,
+        "spec": contender.parts.method.spec,
         "temperature": contender.parts.sampling.temperature,
         "seconds": seconds,
         "images": [
@@ -210,7 +211,7 @@ def identity(lines: Sequence[Line], name: str, plain: str) -> dict[str, int]:
 
 # claims
 
-ENOUGH_IMAGES = 10
+ENOUGH_ROUNDS = 10
 STEADY = 1.5  # largest p90 / p10 of a valid claim; above it the machine was too busy
 
 
@@ -220,26 +221,25 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
     return {name: rounded(value) for name, value in found}
 
 
-def compare(baseline: Sequence[float], other: Sequence[float], *, images: int | None = None) -> dict[str, Any]:
-    """Compare seconds of the same rounds, for JSON; `images` is the number per side, by default one per round.
+def compare(baseline: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
+    """Compare seconds of the same rounds, for JSON.
 
-    `ratio_of_medians` is the speedup over the baseline; `median_of_ratios` is that within a round, with a 95 %
-    bootstrap interval. `refusal` is the reason why no claim is made, or None; `claim` is then None.
+    `median_of_ratios` is the speedup over the baseline within a round, with a 95 % bootstrap interval;
+    `ratio_of_medians` does without rounds. `refusal` is why no claim is made, or None; `claim` is then None.
     """
     ratios = [before / max(after, 1e-12) for before, after in zip(baseline, other, strict=True)]
     widths = [one["p90"] / max(one["p10"], 1e-12) for one in map(spread, (baseline, other))]  # 1 on a quiet machine
     found = bootstrap(torch.tensor(ratios, dtype=torch.float64), lambda sampled: sampled.quantile(0.5, -1), seed=0)
-    of_medians = rounded(median(baseline) / max(median(other), 1e-12))
-    images, why = len(ratios) if images is None else images, None
+    of_medians, of_ratios, why = rounded(median(baseline) / max(median(other), 1e-12)), rounded(found.value), None
     worst, name = max(zip(widths, ("the baseline", "the method"), strict=True))
-    if images < ENOUGH_IMAGES:
-        why = f"no claim: {images} images each, expected at least {ENOUGH_IMAGES}"
+    if len(ratios) < ENOUGH_ROUNDS:
+        why = f"no claim: {len(ratios)} rounds, expected at least {ENOUGH_ROUNDS}"
     elif worst > STEADY:
         why = f"no claim: p90/p10 is {worst:.1f} for {name}, expected at most {STEADY}"
     elif found.low <= 1 <= found.high:
         why = f"no claim: the 95 % interval by rounds, {found.low:.2f} to {found.high:.2f}, contains 1"
-    ends = {"median_of_ratios": rounded(found.value), "interval_95": [rounded(found.low), rounded(found.high)]}
-    return {"ratio_of_medians": of_medians, **ends, "claim": None if why else of_medians, "refusal": why}
+    ends = {"median_of_ratios": of_ratios, "interval_95": [rounded(found.low), rounded(found.high)]}
+    return {"ratio_of_medians": of_medians, **ends, "claim": None if why else of_ratios, "refusal": why}
 
 
 def rounded(value: float) -> float:
@@ -264,13 +264,13 @@ def best_of_labels(contenders: Sequence[Contender], lines: Sequence[Line]) -> li
     return [best[label] for label in dict.fromkeys(one.label for one in contenders)]
 
 
-def results(contenders: Sequence[Contender], lines: Sequence[Line], batch: int) -> list[dict[str, Any]]:
+def results(contenders: Sequence[Contender], lines: Sequence[Line]) -> list[dict[str, Any]]:
     """Compare every method in its fastest variant with plain decoding, which comes first, in its fastest."""
     plain, *best = best_of_labels(contenders, lines)
     before = seconds_of(lines, plain.name)
     return [
         {"method": one.label, "variant": str(one.variant), "baseline": str(plain.variant)}
-        | compare(before, seconds_of(lines, one.name), images=batch * len(before))
+        | compare(before, seconds_of(lines, one.name))
         for one in best
     ]
 

