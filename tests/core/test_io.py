@@ -205,8 +205,7 @@ def test_links_stay_and_pipes_are_written_to(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     if Path("/dev/full").exists():
-        with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
-            write_json("/dev/full", [3])
+        refused(write_json, "/dev/full", [3], error=OSError, match="No space left on device: '/dev/full'")
     with pytest.raises(ValueError, match="loop.safetensors is a link to no file"):
         (tmp_path / "loop.safetensors").symlink_to(tmp_path / "loop.safetensors")
         io.load_tensors(tmp_path / "loop.safetensors")

@@ -41,11 +41,10 @@ def png(*holes: tuple[slice, slice], side: int = SIDE, alpha: bool = True, form:
     return target.getvalue()
 
 
-def expected(model: Model, tmp_path: Path, *holes: tuple[slice, slice], number: int = 0) -> np.ndarray:
-    """Return the pixels of the image that `generate` makes, by a mask that is white in the holes."""
+def expected(model: Model, tmp_path: Path, hole: tuple[slice, slice], number: int = 0) -> np.ndarray:
+    """Return the pixels of the image that `generate` makes, by a mask that is white in the hole."""
     mask = np.zeros((SIDE, SIDE), np.uint8)
-    for hole in holes:
-        mask[hole] = 255
+    mask[hole] = 255
     Image.fromarray(mask).save(tmp_path / "mask.png")
     (tmp_path / "image.png").write_bytes(png(alpha=False))
     how: dict[str, Any] = {"init_image": tmp_path / "image.png", "mask_image": tmp_path / "mask.png"}

@@ -124,8 +124,7 @@ def test_bad_requests_name_their_field(served: Served, body: dict[str, Any], par
 
 
 def test_other_refusals(served: Served) -> None:
-    with pytest.raises(openai.NotFoundError, match="is not served here"):
-        served.images(model="other")
+    refused(served.images, model="other", error=openai.NotFoundError, match="is not served here")
     assert served.post({"prompt": PROMPT}).status_code == 401
     for key in ({}, {"Authorization": KEY}):
         assert httpx.get(f"{served.url}/v1/models", headers=key).status_code == 401

@@ -17,6 +17,7 @@ from lantern.models.folder import Model, load_model
 from lantern.models.llamagen.text import named_emoji
 from lantern.models.names import NAMES_NAME, WORDS_NAME
 from tests.cli.calls import Capture
+from tests.refusals import refused
 from tests.tiny_folder import save_tiny_model, tiny_text_encoder
 
 READ = {
@@ -152,11 +153,4 @@ def test_images_are_enlarged_by_scale_or_size(tmp_path: Path) -> None:
     assert pipe.decode_latents(tokens)[0].size == (16, 16)
     sizes = {"scale": 2, "height": 8}, {"height": 8, "width": 16}
     for given in (*sizes, {"scale": 0}, {"width": 7}, {"resample": "cubic"}):
-        with pytest.raises(ValueError, match="scale|width|height|resample"):
-            pipe("a red apple", generator=1, **given)
-
-
-def test_requests_of_a_wrong_type_are_refused(model: Model) -> None:
-    for given in ("a red apple", 3, ["a", 4.5], [None], [True]):
-        with pytest.raises(TypeError, match="of type"):
-            generate(model, given)  # type: ignore[arg-type]
+        refused(pipe, "a red apple", generator=1, **given, match="scale|width|height|resample")
