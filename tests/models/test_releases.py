@@ -186,8 +186,7 @@ def test_unknown_and_missing_tensors_are_named_with_their_file(tmp_path: Path, c
         (whole | {"norm.weight": torch.full((32,), torch.nan)}, "holds NaN or infinity"),
     ):
         torch.save(state, path)
-        assert main(["convert", str(source), str(tmp_path / "out")]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        line = refused_by(capsys, "convert", str(source), str(tmp_path / "out"))
         assert "consolidated.pth" in line and message in line
         assert not (tmp_path / "out").exists()
     torch.save(whole, path)
@@ -199,15 +198,11 @@ def test_an_incomplete_janus_is_refused(tmp_path: Path, capsys: Capture) -> None
     source = released_janus(janus(), tmp_path / "released")
     path = source / "pytorch_model-00002-of-00002.bin"
     state = torch.load(path)
+    call = ("convert", str(source), str(tmp_path / "out"))
     torch.save(state | {"gen_extra.weight": torch.zeros(1)}, path)
-
-    def refusal() -> str:
-        assert main(["convert", str(source), str(tmp_path / "out")]) == 2
-        return capsys.readouterr().err
-
-    assert "00002-of-00002.bin: tensor 'gen_extra.weight' is not expected" in refusal()
+    assert "00002-of-00002.bin: tensor 'gen_extra.weight' is not expected" in refused_by(capsys, *call)
     path.unlink()
-    assert "pytorch_model-00002-of-00002.bin is missing" in refusal()
+    assert "pytorch_model-00002-of-00002.bin is missing" in refused_by(capsys, *call)
     torch.save(state, path)
     (source / "tokenizer.json").write_text((source / "tokenizer.json").read_text().replace("begin_of_image", "begin"))
-    assert "the vocabulary has no" in refusal()
+    assert "the vocabulary has no" in refused_by(capsys, *call)
