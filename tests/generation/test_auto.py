@@ -62,9 +62,7 @@ def test_windows_shrink_with_the_batch(model: Model, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("curve", "spec"), [("flat", "gumbel-jacobi"), ("linear", "plain"), ("bent", "gumbel-jacobi:window=4")]
 )
-def test_the_longest_free_window_is_chosen(
-    model: Model, monkeypatch: pytest.MonkeyPatch, curve: str, spec: str
-) -> None:
+def test_longest_free_window_is_chosen(model: Model, monkeypatch: pytest.MonkeyPatch, curve: str, spec: str) -> None:
     script(monkeypatch, CURVES[curve])
     lines: list[str] = []
     method = choose_method(model, "auto", report=lines.append)
@@ -174,9 +172,7 @@ def test_auto_is_the_method_of_the_profile(model: Model) -> None:
 
 
 @pytest.mark.parametrize("is_packaged", [False, True])
-def test_without_write_access_it_is_in_the_cache(
-    model: Model, monkeypatch: pytest.MonkeyPatch, is_packaged: bool
-) -> None:
+def test_without_write_access_it_is_cached(model: Model, monkeypatch: pytest.MonkeyPatch, is_packaged: bool) -> None:
     if is_packaged:
         monkeypatch.setattr("lantern.generation.choice.PACKAGE", model.folder.resolve().parent)
     else:

@@ -330,9 +330,7 @@ def test_out_of_memory_fewer_pictures_are_decoded_at_a_time(model: Model, monkey
     assert worker.batch == 2 and worker.heard == {seed: ["done"] for seed in range(4)}
 
 
-def test_idle_decoders_make_room_for_pictures_with_other_settings(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_decoders_make_room_for_other_settings(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is memory for two decoders, and each sampling needs its own."""
     made = Row.__init__
 

@@ -161,9 +161,7 @@ def test_selection_is_that_of_a_stable_sort(tokens: int, k: int, values: int) ->
     assert torch.equal(neighbours.nearest(distances, k), distances.sort(dim=1, stable=True).indices[:, :k])
 
 
-def test_tables_hold_all_other_tokens_with_their_distances_in_blocks_of_any_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tables_hold_all_other_tokens_and_distances_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     codebook = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
     table = neighbours.proximity_table(codebook, 49)
     distances = neighbours.proximity_distances(codebook, table)
