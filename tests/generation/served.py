@@ -18,7 +18,7 @@ KEY = "secret"
 PROMPT = "a red apple"
 
 
-def image(answer: Any) -> Image.Image:
+def image(answer: Any) -> Any:
     """Return the image of an answer's entry or event."""
     return Image.open(io.BytesIO(base64.b64decode(answer.b64_json)))
 
@@ -41,7 +41,8 @@ class Served:
 
     def images(self, **fields: Any) -> Any:
         """Return the answer to OpenAI's client, which puts the fields that it does not know into `extra_body`."""
-        return self.client.images.generate(**({"prompt": PROMPT, "size": "8x8"} | fields))
+        generate: Any = self.client.images.generate
+        return generate(**({"prompt": PROMPT, "size": "8x8"} | fields))
 
     def post(self, body: Any = None, **how: Any) -> httpx.Response:
         """Return the answer to a request for images with this JSON body; `how` are arguments of httpx."""

@@ -30,7 +30,7 @@ def pipe(folder: Path) -> LanternPipeline:
     return LanternPipeline.from_pretrained(folder)
 
 
-def call(pipe: LanternPipeline, prompt: Any = "a red apple", **options: Any) -> LanternOutput:
+def call(pipe: Any, prompt: Any = "a red apple", **options: Any) -> LanternOutput:
     merged: dict[str, Any] = {"generator": 5} | options
     found = pipe(prompt, **merged)
     assert isinstance(found, LanternOutput)
@@ -241,7 +241,7 @@ def test_a_text_encoder_in_fp16_is_that_of_the_command_line(folder: Path) -> Non
 def test_a_class_model_takes_labels_and_refuses_words(tmp_path: Path) -> None:
     pipe = LanternPipeline.from_pretrained(save_tiny_model(tmp_path / "c", model_type="c2i", cls_token_num=1))
     assert pipe.text_encoder is None and call(pipe, None, class_labels=[3, 4]).tokens.shape == (2, 4, 4)
-    words = {"prompt_embeds": torch.ones(1, 1, 8)}, {"class_labels": 1, "negative_prompt": "blue"}
+    words: list[Any] = [{"prompt_embeds": torch.ones(1, 1, 8)}, {"class_labels": 1, "negative_prompt": "blue"}]
     for prompt, options in (("a red apple", {}), *((None, given) for given in words)):
         refused(call, pipe, prompt, **options, match="model c takes class labels")
 

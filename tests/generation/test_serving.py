@@ -277,7 +277,7 @@ def test_a_picture_that_joins_others_is_the_picture_alone(model: Model, methods:
         most = max(most, worker.running)
     assert most > 1
     for seed, found in worker.made.items():
-        (alone,) = generate(model, [Request(prompt=PROMPT, seed=seed)], **how[seed])
+        alone: Any = next(generate(model, [Request(prompt=PROMPT, seed=seed)], **how[seed]))
         assert torch.equal(found.tokens, alone.tokens) and torch.equal(found.pixels, alone.pixels)
 
 
@@ -299,7 +299,7 @@ def test_a_prompt_is_embedded_once(model: Model, monkeypatch: pytest.MonkeyPatch
     assert encoded == [*prompts, PROMPT]
     monkeypatch.undo()
     for seed, found in worker.made.items():
-        (picture,) = generate(model, [Request(prompt=prompts[seed % 2], seed=seed)], method="plain")
+        picture: Any = next(generate(model, [Request(prompt=prompts[seed % 2], seed=seed)], method="plain"))
         assert torch.equal(found.pixels, picture.pixels)
 
 

@@ -149,6 +149,6 @@ def test_images_are_enlarged_by_scale_or_size(tmp_path: Path) -> None:
     tokens = pipe("a red apple", generator=1, output_type="latent").tokens
     assert (pipe.decode_latents(tokens, "np", scale=1) == raw).all()
     assert pipe.decode_latents(tokens)[0].size == (16, 16)
-    sizes = {"scale": 2, "height": 8}, {"height": 8, "width": 16}
-    for given in (*sizes, {"scale": 0}, {"width": 7}, {"resample": "cubic"}):
+    both: list[Any] = [{"scale": 2, "height": 8}, {"height": 8, "width": 16}]
+    for given in [*both, {"scale": 0}, {"width": 7}, {"resample": "cubic"}]:
         refused(pipe, "a red apple", generator=1, **given, match="scale|width|height|resample")
