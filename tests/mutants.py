@@ -157,7 +157,7 @@ verifiers/coupling.py: proof/test_exact.py
 - sampled, log_p, cost)
 + sampled, log_p if tree.log_q is None else tree.log_q.where(pad(is_kept, (0, 1))[..., None], log_p), cost)
 
-verifiers/coupling.py: verifiers/test_coupling.py
+verifiers/coupling.py: verifiers/test_by_hand.py
 - (q - kept).sum(-1, keepdim=True) * p
 + (1 - (q - kept).sum(-1, keepdim=True)) * p
 
@@ -165,7 +165,7 @@ verifiers/relaxed.py: verifiers/relaxations/test_by_hand.py
 - raised = own + claim.mass
 + raised = own
 
-verifiers/gumbel.py: verifiers/test_gumbel.py
+verifiers/gumbel.py: verifiers/test_by_hand.py
 - (shape.ancestors & ~matches[:, None, :]).any(-1)
 + ~matches
 
@@ -237,11 +237,11 @@ verifiers/relaxations/neighbours.py: verifiers/relaxations/test_by_hand.py
 - self.table[trial.tokens, : self.k + 1]
 + self.table[trial.tokens, : self.k]
 
-verifiers/relaxations/rule.py: verifiers/test_coupling.py
+verifiers/relaxations/rule.py: verifiers/test_by_hand.py
 - return self.q.gather(1, self.tokens[:, None])[:, 0]
 + return self.p.gather(1, self.tokens[:, None])[:, 0]
 
-verifiers/relaxations/acceptance.py: verifiers/test_rules.py
+verifiers/relaxations/acceptance.py: verifiers/test_relaxed.py
 - torch.expm1(self.samples * torch
 + torch.expm1((self.samples - 1) * torch
 
@@ -319,7 +319,7 @@ drafters/base.py: drafters/test_drafts_match_training.py
 - rows[:, 1] + scales * (rows[:, 0] - rows[:, 1])
 + rows[:, 0] + scales * (rows[:, 1] - rows[:, 0])
 
-drafters/heads.py: drafters/test_heads.py
+drafters/heads.py: drafters/test_drafts_match_training.py
 - (known[:, None] + self.held.steps_ahead)
 + (known[:, None] + 1 + self.held.steps_ahead)
 
@@ -331,7 +331,7 @@ drafters/heads.py: drafters/test_drafts_match_training.py
 - (is_mask & is_mask[:, None] & (steps <= steps[:, None]))
 + (is_mask & is_mask[:, None] & (steps == steps[:, None]))
 
-drafters/heads.py: drafters/test_heads.py
+drafters/heads.py: drafters/test_drafts_match_training.py
 - below = self.held.places + self.module.config.grid
 + below = self.held.places + self.module.config.grid - 1
 

@@ -4,6 +4,7 @@ import argparse
 import inspect
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,8 +18,14 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from lantern.decoding.loop import State
+from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from tests import tiny_transformers as tiny
+from tests.models.test_checkpoint import released_drafter
+from tests.tiny_folder import save_tiny_model, tiny_text_encoder
 
 ROOT = Path(__file__).resolve().parents[1]
 CARD = ROOT / "assets" / "lantern-emoji" / "README.md"
@@ -71,10 +78,6 @@ def images(folder: Path) -> None:
 
 
 def trained(folder: Path) -> None:
-    import shutil
-
-    from tests.tiny_folder import save_tiny_model
-
     model = save_tiny_model(folder / "my-model" / "model")
     places = (("transformer", "target"), ("vqvae", "tokenizer"), ("drafter", "drafter"), ("drafter", "eagle1"))
     for part, place in places:
@@ -82,34 +85,23 @@ def trained(folder: Path) -> None:
 
 
 def trained_on_classes(folder: Path) -> None:
-    from tests.tiny_folder import save_tiny_model
-
     save_tiny_model(folder / "my-classes" / "model", model_type="c2i", cls_token_num=1)
 
 
 def mask(folder: Path) -> None:
     """A mask of the tiny model's size, whose lower half is white."""
-    from PIL import Image
-
     made = Image.new("L", (8, 8))
     made.paste(255, (0, 4, 8, 8))
     made.save(folder / "mask.png")
 
 
 def models_of_transformers(folder: Path) -> None:
-    from tests import tiny_transformers as tiny
-
     tiny.save("janus", folder / "Janus-Pro-1B")
     tiny.save("emu3", folder / "Emu3-Gen-hf")
 
 
 def released(folder: Path) -> None:
     """Files in the layout of the releases, at toy size: 8 x 8 tokens, as 128 pixels have."""
-    from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
-    from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-    from tests.models.test_checkpoint import released_drafter
-    from tests.tiny_folder import tiny_text_encoder
-
     heads = SIZES["XL"]["n_head"]
     dim, vocab = 4 * heads, 1024
     torch.manual_seed(0)
@@ -208,13 +200,6 @@ EXERCISES: dict[str, Exercise] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.tiny_folder import save_tiny_model
-
-    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -222,10 +207,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
-
-
-def is_training(command: str) -> bool:
-    return command.startswith("lantern train ")
 
 
 def run(words: list[str]) -> int:
@@ -262,12 +243,12 @@ def exercises(path: Path, is_slow: bool) -> list[tuple[str, Exercise]]:
 
 @pytest.mark.parametrize("is_slow", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", [path for path in PAGES if commands(path)], ids=shown)
-def test_commands_of_a_page_run(path: Path, is_slow: bool, model: Path, place: Path) -> None:
+def test_commands_of_a_page_run(path: Path, is_slow: bool, copied: Path, place: Path) -> None:
     for command, exercise in exercises(path, is_slow):
         if exercise.prepare is not None:
             exercise.prepare(place)
         words = [exercise.replace.get(word, word) for word in shlex.split(command)] + shlex.split(exercise.extra)
-        words = [word.replace("{model}", str(model)) for word in words]
+        words = [word.replace("{model}", str(copied)) for word in words]
         assert run(words) in exercise.codes, f"{shown(path)}: {shlex.join(words)}"
 
 
@@ -284,7 +265,7 @@ def test_training_commands_name_what_there_is(path: Path, place: Path, monkeypat
         assignment = re.fullmatch(r'(\w+)="(.*)"', command)
         if assignment:
             variables[assignment[1]] = assignment[2]
-        if not is_training(command):
+        if not command.startswith("lantern train "):
             continue
         for name, value in variables.items():
             command = command.replace(f"${name}", value)
@@ -316,12 +297,12 @@ def recorded(function: Callable[..., Any], calls: list[Any]) -> Callable[..., An
     [(path, block) for path in PAGES for block in blocks(path, "python")],
     ids=lambda value: shown(value) if isinstance(value, Path) else "",
 )
-def test_python_examples_run(path: Path, block: str, model: Path, place: Path) -> None:
+def test_python_examples_run(path: Path, block: str, copied: Path, place: Path) -> None:
     if path.name != "README.md":
-        block = block.replace('"lantern-emoji"', repr(str(model)))
+        block = block.replace('"lantern-emoji"', repr(str(copied)))
     if path.name == "models.md":
         models_of_transformers(place)
-    with address(path, model) as url:
+    with address(path, copied) as url:
         exec(compile(block.replace("http://127.0.0.1:8000", url), shown(path), "exec"), {"__name__": "example"})
 
 

@@ -18,12 +18,6 @@ def distribution(sampling: Sampling, logits: torch.Tensor = LOGITS) -> torch.Ten
     return sampling.log_probs(rows, torch.zeros(1, 1, dtype=torch.long))[0, 0].exp()
 
 
-def test_guidance_combines_the_rows() -> None:
-    rows = torch.randn(2, 2, 3, 5)
-    guided = Sampling(guidance=4).guide(rows, torch.zeros(2, 3, dtype=torch.long))
-    assert torch.allclose(guided, rows[:, 1] + 4 * (rows[:, 0] - rows[:, 1]))
-
-
 @pytest.mark.parametrize(
     "distribution", [Sampling(guidance=4, temperature=0.7), Sampling(top_k=2), Sampling(top_p=0.6)]
 )
@@ -35,10 +29,10 @@ def test_scores_equal_log_probs_up_to_a_constant_per_token(distribution: Samplin
     assert torch.equal((scores + noise).argmax(-1), (log_p + noise).argmax(-1))
 
 
-def test_guidance_ends_after_its_interval() -> None:
-    sampling, rows = Sampling(guidance=3, guidance_interval=1), torch.randn(1, 2, 5, 4)
-    guided = sampling.guide(rows, torch.arange(5)[None])
-    everywhere = Sampling(guidance=3).guide(rows, torch.arange(5)[None])
+def test_guidance_combines_the_rows_and_ends_after_its_interval() -> None:
+    sampling, rows = Sampling(guidance=3, guidance_interval=1), torch.randn(2, 2, 5, 4)
+    guided, everywhere = (of.guide(rows, torch.arange(5).expand(2, 5)) for of in (sampling, Sampling(guidance=3)))
+    assert torch.allclose(everywhere, rows[:, 1] + 3 * (rows[:, 0] - rows[:, 1]))
     assert torch.equal(guided[:, :3], everywhere[:, :3])
     assert torch.equal(guided[:, 3:], rows[:, 0, 3:])
     assert sampling.scales(torch.arange(5)).tolist() == [3, 3, 3, 1, 1]

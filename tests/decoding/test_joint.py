@@ -21,8 +21,10 @@ from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import select, tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, tiny_decoder
 
-CPU = pytest.param("cpu", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"))
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+CPU = pytest.param("cpu", marks=needs_compiler)
 TARGET = tiny_target(dim=64, vocab_size=32)
+LONG = tiny_target(dim=64, vocab_size=32, block_size=36)  # more steps than the trial of a window has
 EAGLE = tiny_eagle(TARGET)
 KEYS = [(9, 0), (9, 1), (4, 7), (2, 3)]
 SAMPLING, OTHER = Sampling(guidance=3, top_k=12), Sampling(guidance=6, temperature=0.7, top_k=5)
@@ -57,7 +59,7 @@ def alone(made: Decoder, i: int) -> Tensor:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*((name, "eager") for name in NAMES), *(pytest.param(name, "cpu", marks=CPU.marks) for name in ON_CPU)],
+    [*((name, "eager") for name in NAMES), *(pytest.param(name, "cpu", marks=needs_compiler) for name in ON_CPU)],
 )
 def test_tokens_are_those_of_the_generation_alone(name: str, kind: str) -> None:
     """One begins at every second step, the second leaves unfinished, and their order is another at each step."""
@@ -100,7 +102,7 @@ def test_samplings_share_passes_and_memory_is_freed_without_the_garbage_collecto
         gc.enable()
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@needs_compiler
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -114,8 +116,7 @@ def test_samplings_share_passes_and_memory_is_freed_without_the_garbage_collecto
 )
 def test_steps_of_one_call_end_when_a_generation_is_complete(name: str, options: dict[str, Any]) -> None:
     """The last window is given up after its trial, in which each call takes one step."""
-    target = tiny_target(dim=64, vocab_size=32, block_size=36)  # more steps than the trial has
-    made = {i: decoder(name, kind="cpu", target=target, **options) for i in range(3)}
+    made = {i: decoder(name, kind="cpu", target=LONG, **options) for i in range(3)}
     whole = {i: one.generate(select(CONDITION, [i]), keys=[KEYS[i]]) for i, one in made.items()}
     joint, running, calls = joined(made[0]), {i: begun(one, i) for i, one in made.items()}, 0
     while running:
@@ -128,10 +129,9 @@ def test_steps_of_one_call_end_when_a_generation_is_complete(name: str, options:
     assert calls <= 3 + (TRIAL if "least" in options else 0)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@needs_compiler
 def test_a_generation_whose_window_is_given_up_leaves_before_another_takes_its_place() -> None:
-    target = tiny_target(dim=64, vocab_size=32, block_size=36)  # more steps than the trial has
-    made = [decoder("gumbel-jacobi", kind="cpu", target=target, window=4, least=3.9) for _ in range(3)]
+    made = [decoder("gumbel-jacobi", kind="cpu", target=LONG, window=4, least=3.9) for _ in range(3)]
     expected = [alone(one, i) for i, one in enumerate(made)]
     joint, first, second = joined(made[0]), begun(made[0], 0), begun(made[1], 1)
     joint.take([first])

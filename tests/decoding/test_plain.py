@@ -11,10 +11,9 @@ from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.networks import Eagle
 from lantern.drafters.trees import named
 from lantern.models.llamagen.transformer import Transformer
-from tests.methods.test_contracts import SAMPLED, parts
 from tests.refusals import refused
 from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate, tiny_decoder
 
 
 def test_tokens_are_the_argmax_of_log_probs_plus_noise() -> None:
@@ -49,12 +48,11 @@ def test_reused_cache_gives_the_same_tokens() -> None:
 def test_bad_arguments_are_refused() -> None:
     target, condition = tiny_target(), tiny_condition()
     refused(plain.generate, target, condition, sampling=Sampling(), keys=KEYS[:2], match="2 noise keys for 1 images")
-    with pytest.raises(ValueError, match="at most 6"):
-        plain.generate(target, tiny_condition((9,), slots=9), sampling=Sampling(), keys=KEYS[:1])
-    refused(plain.generate, target.train(), condition, sampling=Sampling(), keys=KEYS[:1], match="training mode")
-    with pytest.raises(ValueError, match="on the left"):
-        right = Condition(embeddings=torch.zeros(1, 3, 8), mask=torch.tensor([[True, True, False]]))
-        plain.generate(target.eval(), right, sampling=Sampling(), keys=KEYS[:1])
+    how: dict[str, Any] = {"sampling": Sampling(), "keys": KEYS[:1]}
+    refused(plain.generate, target, tiny_condition((9,), slots=9), **how, match="at most 6")
+    refused(plain.generate, target.train(), condition, **how, match="training mode")
+    right = Condition(embeddings=torch.zeros(1, 3, 8), mask=torch.tensor([[True, True, False]]))
+    refused(plain.generate, target.eval(), right, **how, match="on the left")
 
 
 def decode(target: Transformer, module: Eagle, **how: Any) -> Generation:
@@ -87,7 +85,7 @@ IN_ROWS = ("eagle1", "eagle2", "fr-spec", "sam-eagle1", "specmquant")  # their d
 )
 def test_a_drafter_reads_kept_tokens_as_it_reads_committed_ones(name: str, form: str) -> None:
     """The tree below kept tokens is the one of a generation in which these tokens were sampled."""
-    steps, built = list[Step](), parts(name, SAMPLED, form)
+    steps, built = list[Step](), tiny_decoder(name, form=form)
     how: dict[str, Any] = {"keys": KEYS[:1], "callback": steps.append}
     condition = select(CONDITION, [0])
     tokens = built.generate(condition, **how).tokens
@@ -108,4 +106,4 @@ def test_forced_tokens_are_checked() -> None:
         (torch.full((3, 16), 24), r"from 24 to 24, wanted -1 \(free\) to 23"),
         (torch.full((3, 16), -2), "from -2 to -2"),
     ):
-        refused(parts("plain", SAMPLED).generate, CONDITION, keys=KEYS, forced=wrong, match=message)
+        refused(tiny_decoder("plain").generate, CONDITION, keys=KEYS, forced=wrong, match=message)

@@ -1,4 +1,7 @@
-"""Every trained drafter drafts the distributions that it was trained with, along every path of its trees."""
+"""Every trained drafter drafts the distributions that it was trained with, along every path of its trees.
+
+And Medusa, ParallelSpec and vertical heads: what their trees are made of, and what training reads.
+"""
 
 from typing import Any
 
@@ -10,14 +13,24 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.vispec import ViSpecDrafter
-from lantern.drafters.heads import MedusaDrafter, ParallelDrafter
+from lantern.drafters.heads import (
+    Medusa,
+    MedusaConfig,
+    MedusaDrafter,
+    ParallelDrafter,
+    ParallelSpec,
+    Vertical,
+    VerticalConfig,
+    VerticalDrafter,
+    group_mask,
+)
 from lantern.drafters.trees import named
 from tests.drafters.sampled_trees import drafted, ways, whole_pictures
-from tests.tiny import select, tiny_target
-from tests.tiny_decoder import CONDITION
+from tests.tiny import loose_target, select, tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, tiny_decoder
 from tests.tiny_parts import tiny_part
 
-TARGET = tiny_target(n_layer=5, block_size=25)
+DEEP = tiny_target(n_layer=5, block_size=25)
 KINDS: list[tuple[str, Any, dict[str, Any]]] = [
     ("eagle1", EagleDrafter, {}),
     ("eagle1", EagleDrafter, {"form": "rows"}),
@@ -39,14 +52,14 @@ KINDS: list[tuple[str, Any, dict[str, Any]]] = [
 @torch.no_grad()
 @pytest.mark.parametrize(("kind", "drafter", "changes"), KINDS)
 def test_drafts_match_training(kind: str, drafter: Any, changes: dict[str, Any]) -> None:
-    module = tiny_part(kind, TARGET, **changes)
+    module = tiny_part(kind, DEEP, **changes)
     sampling = Sampling(guidance=3, temperature=0.9)
     tree = named("0 1 2 0.0 0.1 1.0 0.0.0 0.0.1 0.1.0 1.0.0 0.0.0.0")
-    made = drafter(module, TARGET, tree=tree, mode="gumbel", sampling=sampling, records_log_q=True)
-    tokens, drafts = drafted(made, TARGET, CONDITION, sampling)
+    made = drafter(module, DEEP, tree=tree, mode="gumbel", sampling=sampling, records_log_q=True)
+    tokens, drafts = drafted(made, DEEP, CONDITION, sampling)
     paths = [(known, drawn, node, way) for known, drawn, _ in drafts[::4] for node, way in ways(drawn).items()]
     images = torch.cat([along(tokens, known, drawn, way) for known, drawn, _, way in paths])
-    examples = whole_pictures(TARGET, select(CONDITION, [0, 1, 2] * len(paths)), images)
+    examples = whole_pictures(DEEP, select(CONDITION, [0, 1, 2] * len(paths)), images)
     predictions = module.training_predictions(examples, 1 + max(len(way) for *_, way in paths))
     compared = 0
     for i, (known, drawn, node, way) in enumerate(paths):
@@ -59,9 +72,9 @@ def test_drafts_match_training(kind: str, drafter: Any, changes: dict[str, Any])
             if found.logits is not None:
                 logits = found.logits[row, at]
             elif found.rows is not None:
-                logits = sampling.guide(TARGET.head(found.rows[row, :, at])[None, :, None], torch.tensor([[place]]))
+                logits = sampling.guide(DEEP.head(found.rows[row, :, at])[None, :, None], torch.tensor([[place]]))
             else:
-                logits = TARGET.head(found.features[row, at])
+                logits = DEEP.head(found.features[row, at])
             expected = sampling.filtered(logits.flatten())
             torch.testing.assert_close(drawn.log_q[image, node], expected, atol=2e-3, rtol=1e-3)
             compared += 1
@@ -75,3 +88,66 @@ def along(tokens: Tensor, known: Tensor, tree: DraftTree, way: list[int]) -> Ten
         path = tree.tokens[image, way][: max(25 - count, 0)]
         changed[image, count : count + len(path)] = path
     return changed
+
+
+@torch.no_grad()
+def test_untrained_heads_repeat_the_feature() -> None:
+    module = Medusa(MedusaConfig.for_target(TARGET.config))
+    module.init_for(TARGET, torch.Generator())
+    features, tokens = torch.randn(2, 5, 32), torch.zeros(2, 5, dtype=torch.long)
+    output = module.heads(features, tokens, torch.full((2, 5), 3.0))
+    assert torch.equal(output, features[:, :, None].expand(-1, -1, 4, -1))
+    assert torch.equal(module.heads.embed_tokens.weight, TARGET.tok_embeddings.weight)
+
+
+def test_a_group_of_masks_sees_the_pairs_up_to_its_anchor_and_itself() -> None:
+    pairs, masks = ["1000000", "1100000", "1110000"], ["1001000", "1001100", "1100010", "1100011"]
+    expected = [[mark == "1" for mark in line] for line in pairs + masks]
+    assert group_mask(3, torch.tensor([0, 1]), 2).tolist() == expected
+
+
+def test_each_step_runs_one_drafter_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, guess = [], ParallelSpec.guess
+    monkeypatch.setattr(ParallelSpec, "guess", lambda self, *of, **how: calls.append(1) or guess(self, *of, **how))
+    made = tiny_decoder("parallelspec").generate(select(CONDITION, [0]), keys=KEYS[:1])
+    assert len(calls) == int(made.steps) - 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_distributions_are_mixtures_below_the_first_row(share: float) -> None:
+    """Of every draft; the pool holds what training predicts from committed tokens of the row above."""
+    module, shape = tiny_part("vertical", TARGET), named("0 1 2 0.0 1.0 0.0.0")
+    how: dict[str, Any] = {"mode": "gumbel", "sampling": SAMPLING, "records_log_q": True}
+    tokens, drafts = drafted(VerticalDrafter(module, TARGET, tree=shape, share=share, **how))
+    *ahead, above = module.training_predictions(whole_pictures(TARGET, CONDITION, tokens), 3)
+    assert above.depth == 4 and above.places.tolist() == list(range(4, 16))
+    compared = 0
+    for known, tree, _ in drafts:
+        for image, count in enumerate(known.tolist()):
+            for output, node in zip(ahead, (0, 1, 4), strict=True):  # a node of each depth
+                place = count + output.depth - 1
+                if place >= 16:
+                    continue
+                at = output.places.tolist().index(place)
+                distribution = SAMPLING.filtered(TARGET.head(output.features[image, at])).exp()
+                if place >= 4:
+                    other = SAMPLING.filtered(TARGET.head(above.features[image, place - 4])).exp()
+                    distribution = (1 - share) * distribution + share * other
+                torch.testing.assert_close(tree.log_q[image, node].exp(), distribution, atol=1e-3, rtol=1e-3)
+                compared += 1
+    assert compared > 60
+
+
+@torch.no_grad()
+def test_correct_pools_are_accepted() -> None:
+    """Correct vertical guesses are accepted although the horizontal ones are useless."""
+    target = loose_target()
+    module = Vertical(VerticalConfig.for_target(target.config))
+    module.init_for(target, torch.Generator())
+    module.heads.fc.bias.data[: 4 * 32].normal_(0.0, 5.0, generator=torch.Generator().manual_seed(1))
+    steps, how = [], {"sampling": Sampling(guidance=2), "add_ons": {"vertical": module}, "tree": "chain_4"}
+    for share in (0.0, 0.9):
+        parts = tiny_decoder("vertical", target, share=share, **how)  # type: ignore[arg-type]
+        steps.append(float(parts.generate(CONDITION, keys=KEYS).steps.float().mean()))
+    assert steps[1] < steps[0] - 2

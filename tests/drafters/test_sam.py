@@ -34,10 +34,6 @@ def tables_of(tokens: int, groups: int, corpus: Tensor) -> SamTables:
     return SamTables.of_tokens(corpus, codebook, groups=groups)
 
 
-def past_of(tokens: Tensor, known: list[int]) -> Past:
-    return Past(tokens, torch.tensor(known))
-
-
 def test_super_tokens_are_clusters_of_near_tokens() -> None:
     centres = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
     points = torch.cat(
@@ -54,7 +50,7 @@ def test_suffix_lengths_match_brute_force(is_super: bool) -> None:
     matcher = SuffixMatcher(tables, is_super=is_super, sharp=1.0, least=1, reach=6)
     tokens, known = random_tokens(3, 16, 5, seed=7), [1, 9, 16]
     matcher.begin(3, tokens.device)
-    context = matcher.root(past_of(tokens, known))
+    context = matcher.root(Past(tokens, torch.tensor(known)))
     drafted = torch.tensor([[0, 3], [1, 2], [4, 4]])
     deeper = matcher.extend(context, torch.tensor([0, 0]), drafted)
     symbols = matcher.symbol_of
@@ -79,7 +75,7 @@ def test_committed_tokens_advance_the_automaton() -> None:
     tokens, counts = random_tokens(2, 4, 6, seed=5), [3, 2]
     matcher.begin(2, tokens.device)
     matcher.read(tokens, torch.tensor(counts))
-    context = matcher.root(past_of(torch.nn.functional.pad(tokens, (0, 12)), counts))
+    context = matcher.root(Past(torch.nn.functional.pad(tokens, (0, 12)), torch.tensor(counts)))
     ((found, weights),) = matcher.evidence(context)[1]
     for image, count in enumerate(counts):
         length, end = longest_suffix(output, groups[tokens[image, :count]].tolist())
@@ -94,7 +90,8 @@ def test_grid_contexts_match_brute_force() -> None:
     tables = tables_of(5, 2, random_tokens(0, 16, 5, seed=0))
     matcher = GridMatcher(tables, sharp=1.0, least=1)
     tokens, known = random_tokens(2, 16, 5, seed=8), [7, 12]
-    context = matcher.extend(matcher.root(past_of(tokens, known)), torch.tensor([0, 0]), torch.tensor([[1, 2], [3, 0]]))
+    root = matcher.root(Past(tokens, torch.tensor(known)))
+    context = matcher.extend(root, torch.tensor([0, 0]), torch.tensor([[1, 2], [3, 0]]))
     (found, _), near = matcher.evidence(context), around(4).tolist()
     assert near[5] == [4, 1, 0, 2] and near[0] == [-1] * 4 and near[7] == [6, 3, 2, -1]  # left, upper, both corners
     groups = [*tables.group_of.tolist(), 2]

@@ -1,15 +1,26 @@
+"""A real server of a toy model on a free port, with OpenAI's client of it."""
+
+import base64
+import io
 import threading
 import time
 from typing import Any
 
 import httpx
 import openai
+from PIL import Image
 
 from lantern.generation.serving.app import Limits, Service
 from lantern.generation.serving.server import Server, bind
 from lantern.models.folder import Model
 
 KEY = "secret"
+PROMPT = "a red apple"
+
+
+def image(answer: Any) -> Any:
+    """Return the image of an answer's entry or event."""
+    return Image.open(io.BytesIO(base64.b64decode(answer.b64_json)))
 
 
 class Served:
@@ -27,6 +38,11 @@ class Served:
             time.sleep(0.01)
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
         return self
+
+    def images(self, **fields: Any) -> Any:
+        """Return the answer to OpenAI's client, which puts the fields that it does not know into `extra_body`."""
+        generate: Any = self.client.images.generate
+        return generate(**({"prompt": PROMPT, "size": "8x8"} | fields))
 
     def post(self, body: Any = None, **how: Any) -> httpx.Response:
         """Return the answer to a request for images with this JSON body; `how` are arguments of httpx."""

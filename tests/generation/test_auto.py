@@ -26,25 +26,17 @@ from tests.refusals import refused
 
 NODES = (1, 2, 4, 8, 16)
 Curve = Callable[[int], float]
+CURVES: dict[str, Curve] = {  # bent: flat up to four tokens, as passes that wait for weights are
+    "flat": lambda n: 0.004,
+    "linear": lambda n: 0.004 * n,
+    "bent": lambda n: 0.004 * max(1.0, n / 4),
+}
 
 
 @pytest.fixture
 def model(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return load_model(copied, parts=("drafter",))
-
-
-def flat(n: int) -> float:
-    return 0.004
-
-
-def linear(n: int) -> float:
-    return 0.004 * n
-
-
-def bent(n: int) -> float:
-    """Flat up to four tokens, as passes that wait for weights are."""
-    return 0.004 * max(1.0, n / 4)
 
 
 def script(monkeypatch: pytest.MonkeyPatch, seconds: Curve) -> list[int]:
@@ -61,19 +53,17 @@ def script(monkeypatch: pytest.MonkeyPatch, seconds: Curve) -> list[int]:
 
 @pytest.mark.parametrize(("batch", "window"), [(1, 16), (8, 16), (16, 8), (64, 2)])
 def test_windows_shrink_with_the_batch(model: Model, monkeypatch: pytest.MonkeyPatch, batch: int, window: int) -> None:
-    script(monkeypatch, flat)
+    script(monkeypatch, CURVES["flat"])
     graphed = replace(model, engine=GraphEngine())
     found = choose_method(graphed, "auto", sampling=Sampling(), batch=batch, report=lambda _: None)
     assert found.name == "gumbel-jacobi" and found.settings["window"] == window
 
 
 @pytest.mark.parametrize(
-    ("seconds", "spec"), [(flat, "gumbel-jacobi"), (linear, "plain"), (bent, "gumbel-jacobi:window=4")]
+    ("curve", "spec"), [("flat", "gumbel-jacobi"), ("linear", "plain"), ("bent", "gumbel-jacobi:window=4")]
 )
-def test_the_longest_free_window_is_chosen(
-    model: Model, monkeypatch: pytest.MonkeyPatch, seconds: Curve, spec: str
-) -> None:
-    script(monkeypatch, seconds)
+def test_longest_free_window_is_chosen(model: Model, monkeypatch: pytest.MonkeyPatch, curve: str, spec: str) -> None:
+    script(monkeypatch, CURVES[curve])
     lines: list[str] = []
     method = choose_method(model, "auto", report=lines.append)
     assert method.spec == spec and find(spec).settings == method.settings and method.exact
@@ -118,7 +108,7 @@ def test_windows_must_be_nearly_free_and_times_of_a_busy_machine_are_not_trusted
 
 
 def test_batches_and_guidance_count_as_rows(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = script(monkeypatch, flat)
+    rows = script(monkeypatch, CURVES["flat"])
     for batch, guidance in ((1, 3.0), (4, 3.0), (4, 1.0)):
         choose_method(model, "auto", batch=batch, sampling=Sampling(guidance=guidance), report=lambda line: None)
     assert rows == [2, 8, 4]
@@ -134,7 +124,7 @@ def test_the_log_warns_once(model: Model, monkeypatch: pytest.MonkeyPatch, caplo
 def test_the_command_gives_the_reason(
     model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
 ) -> None:
-    script(monkeypatch, linear)
+    script(monkeypatch, CURVES["linear"])
     words = ["--prompt", "a cat", "--tokens", str(tmp_path / "t.json"), "--json", "--method", "auto"]
     assert main(["generate", "--model", str(model.folder), *words]) == 0
     seen = capsys.readouterr()
@@ -143,7 +133,7 @@ def test_the_command_gives_the_reason(
 
 
 def test_doctor_reports_the_choice_with_its_reason(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    script(monkeypatch, bent)
+    script(monkeypatch, CURVES["bent"])
     main(["doctor"])
     [line] = [line for line in capsys.readouterr().out.splitlines() if "method auto" in line]
     assert "gumbel-jacobi" in line and "times a step over one" in line and "lantern tune" in line
@@ -182,9 +172,7 @@ def test_auto_is_the_method_of_the_profile(model: Model) -> None:
 
 
 @pytest.mark.parametrize("is_packaged", [False, True])
-def test_without_write_access_it_is_in_the_cache(
-    model: Model, monkeypatch: pytest.MonkeyPatch, is_packaged: bool
-) -> None:
+def test_without_write_access_it_is_cached(model: Model, monkeypatch: pytest.MonkeyPatch, is_packaged: bool) -> None:
     if is_packaged:
         monkeypatch.setattr("lantern.generation.choice.PACKAGE", model.folder.resolve().parent)
     else:

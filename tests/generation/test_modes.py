@@ -19,9 +19,7 @@ KEYS = [(3, 0), (3, 1)]
 
 @pytest.fixture
 def pipe() -> Any:
-    made = LanternPipeline.from_pretrained("lantern-emoji")
-    made.set_progress_bar_config(disable=True)
-    return made
+    return LanternPipeline.from_pretrained("lantern-emoji")
 
 
 @pytest.fixture
@@ -45,13 +43,10 @@ def test_tokens_do_not_depend_on_the_default_dtype(name: str, kind: str, default
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_model_is_loaded_and_run_under_another_default_dtype(
-    dtype: torch.dtype, pipe: Any, default_dtype: None
-) -> None:
+def test_a_model_loads_and_runs_under_another_default_dtype(dtype: torch.dtype, pipe: Any, default_dtype: None) -> None:
     expected = pipe("a fox", generator=7, method="gumbel-jacobi", output_type="pt")
     torch.set_default_dtype(dtype)
     other: Any = LanternPipeline.from_pretrained("lantern-emoji")
-    other.set_progress_bar_config(disable=True)
     for one in (pipe, other):
         found = one("a fox", generator=7, method="gumbel-jacobi", output_type="pt")
         assert torch.equal(found.tokens, expected.tokens) and torch.equal(found.images, expected.images)
@@ -74,7 +69,6 @@ def test_a_default_device_changes_nothing(pipe: Any) -> None:
     expected = pipe("a fox", **how)
     with torch.device("meta"):
         other: Any = LanternPipeline.from_pretrained("lantern-emoji")
-        other.set_progress_bar_config(disable=True)
         found = [one("a fox", **how) for one in (pipe, other)]
         picture = pipe.decode_latents(expected.tokens, scale=1)[0]
         kept = pipe("a fox", **how, init_image=picture, keep_rows=8)

@@ -45,19 +45,25 @@ def test_what_is_no_model_is_refused_by_its_value(copied: Path) -> None:
     for load in (LanternPipeline.from_pretrained, load_model):
         with pytest.raises(TypeError, match="model is None, wanted a name such as 'lantern-emoji', a folder or a hub"):
             load(None)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="model is 'lantern-emoji', wanted a model, as load_model returns it"):
-        list(generate("lantern-emoji", ["a red apple"]))  # type: ignore[arg-type]
-    refused(
-        load_model,
-        "lantern-emoji",
-        parts=["vqvae"],
-        match="parts are vqvae, wanted some of codebook, drafter, text, vq",
-    )
+    wanted = "parts are vqvae, wanted some of codebook, drafter, text, vq"
+    refused(load_model, "lantern-emoji", parts=["vqvae"], match=wanted)
 
 
-def test_a_sampling_of_another_kind_is_refused(folder: Path) -> None:
-    with pytest.raises(TypeError, match="sampling is '5', wanted a Sampling"):
-        list(generate(load_model(folder), ["a red apple"], sampling=5))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("error", "given", "message"),
+    [
+        (TypeError, {"model": "lantern-emoji"}, "model is 'lantern-emoji', wanted a model, as load_model returns it"),
+        (TypeError, {"sampling": 5}, "sampling is '5', wanted a Sampling"),
+        *((TypeError, {"requested": x}, "of type") for x in ("a red apple", 3, ["a", 4.5], [None], [True])),
+        *((ValueError, {"batch": x}, f"batch is {x}, wanted a whole number from 1") for x in (0, -1, 1.5, None)),
+    ],
+    ids=str,
+)
+def test_arguments_of_generate_are_refused_before_passes_are_measured(
+    folder: Path, error: type[Exception], given: dict[str, Any], message: str
+) -> None:
+    how = {"model": load_model(folder), "requested": ["a red apple"], "method": "auto"} | given
+    refused(generate, **how, error=error, match=message)
 
 
 def tokens(pipe: LanternPipeline, prompt: Any = "a red apple", **options: Any) -> torch.Tensor:
@@ -301,31 +307,20 @@ def test_a_pipeline_without_a_part_says_so(folder: Path, part: str, message: str
     )
 
 
-@pytest.mark.parametrize("batch", [0, -1, 1.5, None])
-def test_a_batch_of_no_images_is_refused_before_passes_are_measured(folder: Path, batch: Any) -> None:
-    with pytest.raises(ValueError, match=f"batch is {batch}, wanted a whole number from 1"):
-        generate(load_model(folder), ["a red apple"], method="auto", batch=batch)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounded_weights_save_to_a_folder_that_loads(folder: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     pipe = LanternPipeline.from_pretrained(folder)
     pipe.transformer.output.weight.data[0, 0] = 1.00391  # fp16 and bf16 round it apart
-    pipe = LanternPipeline.from_pretrained(_saved(pipe, tmp_path / "first")).to(dtype).to(torch.float32)
+    loaded = LanternPipeline.from_pretrained(_saved(pipe, tmp_path / "first"), dtype=dtype)
+    for one in (loaded, LanternPipeline(**loaded.components)):  # add-ons are those of the weights as they were stored
+        assert one.model.add_ons["eagle3"] is not None and one.model.folder == tmp_path / "first"
+    pipe = LanternPipeline.from_pretrained(tmp_path / "first").to(dtype).to(torch.float32)
     again = load_model(_saved(pipe, tmp_path / "saved"))
     assert again.drafter is not None and set(again.add_ons) >= {"sam", "eagle3", "c2t"}
     digest = weights_digest(pipe.transformer.state_dict())
     assert read_config(tmp_path / "saved" / "drafter")["target"] == digest
     assert again.add_ons["eagle3"] is not None
     assert torch.equal(tokens(LanternPipeline.from_pretrained(tmp_path / "saved")), tokens(pipe))
-
-
-def test_add_ons_are_those_of_the_weights_as_they_were_stored(folder: Path, tmp_path: Path) -> None:
-    pipe = LanternPipeline.from_pretrained(folder)
-    pipe.transformer.output.weight.data[0, 0] = 1.00391  # fp16 and bf16 round it apart
-    pipe = LanternPipeline.from_pretrained(_saved(pipe, tmp_path / "saved"), dtype="fp16")
-    for one in (pipe, LanternPipeline(**pipe.components)):
-        assert one.model.add_ons["eagle3"] is not None and one.model.folder == tmp_path / "saved"
 
 
 def test_a_drafter_of_other_weights_is_refused_and_never_signed(folder: Path, tmp_path: Path) -> None:

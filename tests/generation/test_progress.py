@@ -66,7 +66,7 @@ def test_nothing_is_shown_if_stderr_is_not_a_terminal(monkeypatch: pytest.Monkey
 
 def test_a_canvas_is_reset_by_a_new_batch() -> None:
     canvas = Canvas(16)
-    run(type("See", (), {"__call__": lambda _, seen: canvas.add(seen)})(), 4, steps=2)
+    run(canvas.add, 4, steps=2)
     assert (canvas.tokens >= 0).sum(1).tolist() == [8] * 4
     canvas.add(step(0, [0, 0], [3, 1]))
     assert (canvas.tokens >= 0).sum(1).tolist() == [3, 1]

@@ -1,7 +1,5 @@
 """The HTTP server: OpenAI's client against a real server of a toy model."""
 
-import base64
-import io
 import logging
 import os
 import socket
@@ -23,7 +21,6 @@ import numpy as np
 import openai
 import torch
 from hypothesis import HealthCheck, given, settings
-from PIL import Image
 
 from lantern import __version__
 from lantern.core.sampling import Sampling
@@ -35,10 +32,9 @@ from lantern.generation.serving.app import Limits
 from lantern.generation.serving.worker import Job, RefusedError, Row, Worker
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
-from tests.generation.served import KEY, Served
+from tests.generation.served import KEY, PROMPT, Served, image
 from tests.refusals import refused
 
-PROMPT, SIZE = "a red apple", "8x8"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 
@@ -48,21 +44,16 @@ def served(model: Model) -> Iterator[Served]:
         yield server
 
 
-def image(text: Any) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
-
-
 def expected(model: Model, seed: int, number: int = 0) -> np.ndarray:
     (picture,) = generate(model, [Request(prompt=PROMPT, seed=seed, number=number)])
     return picture.pixels.numpy()
 
 
 def test_pictures_are_those_of_the_generator_whatever_shares_their_batch(served: Served, model: Model) -> None:
-    def made(seed: int) -> list[np.ndarray]:
-        size: Any = SIZE
-        answer = served.client.images.generate(prompt=PROMPT, n=2, size=size, extra_body={"seed": seed})
+    def made(seed: int) -> list[Any]:
+        answer = served.images(n=2, extra_body={"seed": seed})
         assert answer.usage.output_tokens == 2 * model.target.config.block_size
-        return [image(one.b64_json) for one in answer.data]
+        return [image(one) for one in answer.data]
 
     with ThreadPoolExecutor(4) as pool:
         for seed, pair in enumerate(pool.map(made, range(4))):
@@ -71,40 +62,32 @@ def test_pictures_are_those_of_the_generator_whatever_shares_their_batch(served:
 
 
 def test_streams_end_with_the_picture_after_partial_ones(served: Served, model: Model) -> None:
-    options: dict[str, Any] = {"partial_images": 2, "size": SIZE, "extra_body": {"seed": 5, "method": "plain"}}
-    events: list[Any] = list(served.client.images.generate(prompt=PROMPT, stream=True, **options))
+    events = list(served.images(stream=True, partial_images=2, extra_body={"seed": 5, "method": "plain"}))
     kinds = [event.type for event in events]
     assert kinds == ["image_generation.partial_image"] * 2 + ["image_generation.completed"]
     assert [event.partial_image_index for event in events[:2]] == [0, 1]
-    whole = image(events[2].b64_json)
-    assert np.array_equal(whole, expected(model, 5))
-    first = image(events[0].b64_json)
+    assert np.array_equal(image(events[2]), expected(model, 5))
+    first = np.asarray(image(events[0]))
     assert (first[-1] == 128).all() and not (first[0] == 128).all()
-
-
-def test_a_stream_of_several_pictures_names_and_finishes_each(served: Served, model: Model) -> None:
-    options: dict[str, Any] = {"n": 3, "partial_images": 1, "size": SIZE, "extra_body": {"seed": 5}}
-    events: list[Any] = list(served.client.images.generate(prompt=PROMPT, stream=True, **options))
-    done = {event.image_index: image(event.b64_json) for event in events if event.type.endswith("completed")}
+    several = served.images(n=3, stream=True, partial_images=1, extra_body={"seed": 5})
+    done = {event.image_index: image(event) for event in several if event.type.endswith("completed")}
     assert sorted(done) == [0, 1, 2]
     for number, found in done.items():
         assert np.array_equal(found, expected(model, 5, number))
 
 
 def test_a_negative_prompt_takes_the_place_of_the_unconditional_caption(served: Served, model: Model) -> None:
-    body = {"seed": 5, "negative_prompt": "a blue car"}
-    answer = served.client.images.generate(prompt=PROMPT, size=SIZE, extra_body=body)  # type: ignore[arg-type]
-    given: dict[str, Any] = {"prompt": PROMPT, "negative_prompt": "a blue car", "generator": 5}
-    (picture,) = generate(model, requests_of_call(model, model.sampling(), **given))
-    found = image(answer.data[0].b64_json)
+    negative: Any = {"negative_prompt": "a blue car"}
+    found = image(served.images(extra_body={"seed": 5} | negative).data[0])
+    call = requests_of_call(model, model.sampling(), prompt=PROMPT, generator=5, **negative)
+    (picture,) = generate(model, call)
     assert np.array_equal(found, picture.pixels.numpy()) and not np.array_equal(found, expected(model, 5))
 
 
 def test_formats_and_sizes(served: Served) -> None:
-    answer = served.client.images.generate(prompt=PROMPT, output_format="webp", output_compression=50)
-    text: Any = answer.data[0].b64_json
-    with Image.open(io.BytesIO(base64.b64decode(text))) as found:
-        assert found.format == "WEBP" and f"{found.width}x{found.height}" == answer.size
+    answer = served.images(size="auto", output_format="webp", output_compression=50)
+    found = image(answer.data[0])
+    assert found.format == "WEBP" and f"{found.width}x{found.height}" == answer.size
 
 
 @pytest.mark.parametrize(
@@ -137,13 +120,12 @@ def test_formats_and_sizes(served: Served) -> None:
 )
 def test_bad_requests_name_their_field(served: Served, body: dict[str, Any], param: str, message: str) -> None:
     with pytest.raises(openai.BadRequestError) as found:
-        served.client.images.generate(prompt=PROMPT, extra_body=body)
+        served.images(extra_body=body)
     assert found.value.param == param and message in str(found.value)
 
 
 def test_other_refusals(served: Served) -> None:
-    with pytest.raises(openai.NotFoundError, match="is not served here"):
-        served.client.images.generate(prompt=PROMPT, model="other")
+    refused(served.images, model="other", error=openai.NotFoundError, match="is not served here")
     assert served.post({"prompt": PROMPT}).status_code == 401
     for key in ({}, {"Authorization": KEY}):
         assert httpx.get(f"{served.url}/v1/models", headers=key).status_code == 401
@@ -224,7 +206,7 @@ def test_wrong_routes_and_verbs_say_what_is_right(served: Served) -> None:
 
 def test_service_routes(served: Served, model: Model) -> None:
     served.service.warm_up()
-    served.client.images.generate(prompt=PROMPT)
+    served.images()
     assert [one.id for one in served.client.models.list()] == [model.name]
     assert served.client.models.retrieve(model.name).id == model.name
     assert httpx.get(f"{served.url}/health").status_code == 200
@@ -236,18 +218,26 @@ def test_service_routes(served: Served, model: Model) -> None:
     assert f'lantern:num_requests_waiting{{model_name="{model.name}"}}' in lines
 
 
-def job(seed: int, send: Any, **fields: Any) -> Job:
-    return Job(Request(prompt=PROMPT, seed=seed), "plain", Sampling(), send, **fields)
+class Hearing(Worker):
+    """A worker that keeps the kinds of a picture's events and the value of the last one, by its seed."""
 
+    def __init__(self, model: Model, *, batch: int) -> None:
+        super().__init__(model, batch=batch)
+        self.heard, self.made = dict[int, list[str]](), dict[int, Any]()
 
-def hearing(heard: dict[int, list[str]], seed: int) -> Any:
-    """Return a `send` that adds the kinds of a picture's events to `heard`."""
-    return lambda kind, value, index: heard.setdefault(seed, []).append(kind)
+    def ask(self, *seeds: int, prompt: str = PROMPT, **fields: Any) -> list[Job]:
+        how = {"method": "plain", "sampling": Sampling()} | fields
+        jobs = [Job(Request(prompt=prompt, seed=seed), send=partial(self.hear, seed), **how) for seed in seeds]
+        self.submit(jobs)
+        return jobs
 
+    def hear(self, seed: int, kind: str, value: Any, index: int | None) -> None:
+        self.heard.setdefault(seed, []).append(kind)
+        self.made[seed] = value
 
-def finish(worker: Worker) -> None:
-    while worker.queued or worker.running:
-        worker.step()
+    def finish(self) -> None:
+        while self.queued or self.running:
+            self.step()
 
 
 def test_a_full_queue_answers_429(model: Model) -> None:
@@ -266,33 +256,30 @@ def test_a_full_queue_answers_429(model: Model) -> None:
 
 
 def test_cancelled_pictures_are_not_made(model: Model) -> None:
-    worker, heard = Worker(model, batch=2), dict[int, list[str]]()
-    worker.submit([job(seed, hearing(heard, seed), is_cancelled=seed == 1) for seed in range(3)])
+    worker = Hearing(model, batch=2)
+    worker.ask(0, 1, 2)[1].is_cancelled = True
     worker.start()
     assert worker.stop(30)
-    assert heard == {0: ["done"], 2: ["done"]}
-    refused(worker.submit, [job(4, hearing(heard, 4))], error=RefusedError, match="the server stops")
+    assert worker.heard == {0: ["done"], 2: ["done"]}
+    refused(worker.ask, 4, error=RefusedError, match="the server stops")
 
 
 @pytest.mark.parametrize("methods", [("plain", "gumbel-jacobi", "eagle1", "sjd"), ("zipar",) * 4, ("pjd",) * 4])
 def test_a_picture_that_joins_others_is_the_picture_alone(model: Model, methods: tuple[str, ...]) -> None:
     """Jobs come one by one, each after some steps of those under way."""
-    made, most = dict[int, Any](), 0
-    worker, requests = Worker(model, batch=3), [Request(prompt=PROMPT, seed=seed) for seed in range(4)]
-
-    def send(i: int) -> Any:
-        return lambda kind, value, index: made.setdefault(i, value)
-
-    jobs = [Job(one, methods[i], Sampling(guidance=1 + i), send(i)) for i, one in enumerate(requests)]
-    while len(made) < 4:
-        worker.submit(jobs[:1])
-        del jobs[:1]
+    worker, most = Hearing(model, batch=3), 0
+    how: list[Any] = [{"method": name, "sampling": Sampling(guidance=1 + i)} for i, name in enumerate(methods)]
+    left = [*enumerate(how)]
+    while len(worker.made) < 4:
+        for seed, options in left[:1]:
+            worker.ask(seed, **options)
+        del left[:1]
         worker.step()
         most = max(most, worker.running)
     assert most > 1
-    for i, request in enumerate(requests):
-        alone: Any = next(generate(model, [request], method=methods[i], sampling=Sampling(guidance=1 + i)))
-        assert np.array_equal(made[i].tokens, alone.tokens) and np.array_equal(made[i].pixels, alone.pixels)
+    for seed, found in worker.made.items():
+        alone: Any = next(generate(model, [Request(prompt=PROMPT, seed=seed)], **how[seed]))
+        assert torch.equal(found.tokens, alone.tokens) and torch.equal(found.pixels, alone.pixels)
 
 
 def test_a_prompt_is_embedded_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,45 +287,37 @@ def test_a_prompt_is_embedded_once(model: Model, monkeypatch: pytest.MonkeyPatch
     encoded = list[str]()
     encode = model.text.encode
     monkeypatch.setattr(model.text, "encode", lambda prompts, **how: encoded.extend(prompts) or encode(prompts, **how))
-    made = dict[tuple[str, int], np.ndarray]()
-
-    def wanted(prompt: str, seed: int) -> Job:
-        def keep(kind: str, value: Any, index: int | None) -> None:
-            made[prompt, seed] = value.pixels.numpy()
-
-        return Job(Request(prompt=prompt, seed=seed), "plain", model.sampling(), keep)
-
-    worker, prompts = Worker(model, batch=2), (PROMPT, "a blue cat")
-    for seed in range(2):
-        worker.submit([wanted(prompt, seed) for prompt in prompts])
-        finish(worker)
-    assert encoded == list(prompts)
+    worker, prompts = Hearing(model, batch=2), [PROMPT, "a blue cat"]
+    for seeds in ((0, 1), (2, 3)):
+        for seed, prompt in zip(seeds, prompts, strict=True):
+            worker.ask(seed, prompt=prompt, sampling=model.sampling())
+        worker.finish()
+    assert encoded == prompts
     with torch.no_grad():
         next(model.text.model.parameters()).mul_(1.0)  # a new version of the weights
-    worker.submit([wanted(PROMPT, 0)])
-    finish(worker)
+    worker.ask(4, sampling=model.sampling())
+    worker.finish()
     assert encoded == [*prompts, PROMPT]
     monkeypatch.undo()
-    for (prompt, seed), pixels in made.items():
-        (picture,) = generate(model, [Request(prompt=prompt, seed=seed)], method="plain")
-        assert picture.pixels is not None and np.array_equal(pixels, picture.pixels.numpy())
+    for seed, found in worker.made.items():
+        picture: Any = next(generate(model, [Request(prompt=prompts[seed % 2], seed=seed)], method="plain"))
+        assert torch.equal(found.pixels, picture.pixels)
 
 
 def test_rows_of_cancelled_pictures_are_free_at_once(model: Model) -> None:
-    heard = dict[int, list[str]]()
-    worker, jobs = Worker(model, batch=2), [job(seed, hearing(heard, seed)) for seed in range(4)]
-    worker.submit(jobs)
+    worker = Hearing(model, batch=2)
+    jobs = worker.ask(0, 1, 2, 3)
     worker.step()
     assert (worker.running, worker.queued) == (2, 2)
     jobs[0].is_cancelled = jobs[1].is_cancelled = True
     worker.step()
     assert (worker.running, worker.queued) == (2, 0)
-    finish(worker)
-    assert heard == {2: ["done"], 3: ["done"]}
+    worker.finish()
+    assert worker.heard == {2: ["done"], 3: ["done"]}
 
 
 def test_out_of_memory_fewer_pictures_are_decoded_at_a_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, take = dict[int, list[str]](), Joint.take
+    take = Joint.take
 
     def limited(self: Joint, states: Any, *how: Any) -> Any:
         if len(states) > 2:
@@ -346,17 +325,14 @@ def test_out_of_memory_fewer_pictures_are_decoded_at_a_time(model: Model, monkey
         return take(self, states, *how)
 
     monkeypatch.setattr(Joint, "take", limited)
-    worker = Worker(model, batch=4)
-    worker.submit([job(seed, hearing(heard, seed)) for seed in range(4)])
-    finish(worker)
-    assert worker.batch == 2 and heard == {seed: ["done"] for seed in range(4)}
+    worker = Hearing(model, batch=4)
+    worker.ask(0, 1, 2, 3)
+    worker.finish()
+    assert worker.batch == 2 and worker.heard == {seed: ["done"] for seed in range(4)}
 
 
-def test_idle_decoders_make_room_for_pictures_with_other_settings(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_decoders_make_room_for_other_settings(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is memory for two decoders, and each sampling needs its own."""
-    heard = dict[int, list[str]]()
     made = Row.__init__
 
     def limited(self: Row, *given: Any) -> None:
@@ -365,14 +341,12 @@ def test_idle_decoders_make_room_for_pictures_with_other_settings(
         made(self, *given)
 
     monkeypatch.setattr(Row, "__init__", limited)
-    worker = Worker(model, batch=2)
+    worker = Hearing(model, batch=2)
     for seed in range(6):
-        one = job(seed, hearing(heard, seed))
-        one.sampling = Sampling(temperature=1 + seed)
-        worker.submit([one])
+        worker.ask(seed, sampling=Sampling(temperature=1 + seed))
         if seed % 3:
-            finish(worker)
-    assert worker.batch == 2 and heard == {seed: ["done"] for seed in range(6)}
+            worker.finish()
+    assert worker.batch == 2 and worker.heard == {seed: ["done"] for seed in range(6)}
 
 
 def test_requests_are_checked_without_passes(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,27 +359,26 @@ def test_requests_are_checked_without_passes(model: Model, monkeypatch: pytest.M
 
 
 def test_a_fault_of_a_step_fails_its_pictures_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, worker = dict[int, list[str]](), Worker(model, batch=2)
-    worker.submit([job(seed, hearing(heard, seed)) for seed in range(3)])
+    worker = Hearing(model, batch=2)
+    worker.ask(0, 1, 2)
     with monkeypatch.context() as broken:
         broken.setattr(Joint, "take", lambda *_: 1 / 0)
         worker.step()
-    assert heard == {0: ["failed"], 1: ["failed"]}
-    finish(worker)
-    assert heard[2] == ["done"]
+    assert worker.heard == {0: ["failed"], 1: ["failed"]}
+    worker.finish()
+    assert worker.heard[2] == ["done"]
 
 
 @pytest.mark.parametrize("method", ["plain", "zipar"])
 def test_a_batch_that_is_cancelled_while_it_decodes_is_given_up(model: Model, method: str) -> None:
-    worker, heard = Worker(model, batch=1), list[str]()
-    one = job(0, lambda kind, value, index: stop(kind), partials=3)
-    one.method = method
+    worker, heard = Hearing(model, batch=1), list[str]()
+    (one,) = worker.ask(0, method=method, partials=3)
 
-    def stop(kind: str) -> None:
+    def stop(kind: str, *_: Any) -> None:
         heard.append(kind)
         one.is_cancelled = True
 
-    worker.submit([one])
+    one.send = stop
     worker.start()
     assert worker.stop(30) and heard == ["partial"]
 

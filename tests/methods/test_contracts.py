@@ -15,7 +15,6 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Generation, Step
 from lantern.decoding.loop import ForcedTokens
 from lantern.engines.engine import EAGER, engine
-from lantern.generation.generator import Decoder
 from lantern.methods import METHODS, Method
 from lantern.models.llamagen.transformer import Transformer
 from tests.proof.pictures import DISTRIBUTION, PICTURES, SMALL, distance, p_value, pictures
@@ -94,10 +93,6 @@ CASES = {
     "cpu": Case(TOP_K, (1, 2), engine="cpu"),
     "cpu holes": Case(forced="holes", engine="cpu"),
 }
-
-
-def parts(name: str, sampling: Sampling, form: str = "guided") -> Decoder:
-    return tiny_decoder(SPECS[name], sampling=sampling, form=form)
 
 
 def decode(name: str, case: Case, callback: Callback | None = None) -> Generation:

@@ -29,7 +29,6 @@ from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_decoder import made_of
 from tests.tiny_parts import tiny_part
 
-ROOT = Path(__file__).resolve().parents[2]
 TARGET = tiny_target()
 DRAFTER = tiny_eagle(TARGET)
 TABLE = proximity_table(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)), 23)
@@ -51,16 +50,14 @@ def test_a_declaration_is_whole(name: str) -> None:
 
 
 def test_what_a_method_lacks_is_named_and_parts_must_fit() -> None:
-    assert "needs a drafter" in refused(build_decoder, "eagle1", TARGET, sampling=Sampling())
-    with pytest.raises(ValueError, match="needs the proximity table"):
-        build_decoder("lantern", TARGET, sampling=Sampling(), drafter_module=DRAFTER)
-    with pytest.raises(ValueError, match="needs the vectors of the tokens"):
-        build_decoder("grouped", TARGET, sampling=Sampling(), drafter_module=DRAFTER)
-    with pytest.raises(ValueError, match='needs the trained part "medusa".* medusa --model FOLDER` .* as parts/medusa'):
-        build_decoder("medusa", TARGET, sampling=Sampling())
+    how: Any = {"sampling": Sampling(), "drafter_module": DRAFTER}
+    refused(build_decoder, "eagle1", TARGET, sampling=Sampling(), match="needs a drafter")
+    refused(build_decoder, "lantern", TARGET, **how, match="needs the proximity table")
+    refused(build_decoder, "grouped", TARGET, **how, match="needs the vectors of the tokens")
+    wanted = 'needs the trained part "medusa".* medusa --model FOLDER` .* as parts/medusa'
+    refused(build_decoder, "medusa", TARGET, sampling=Sampling(), match=wanted)
     odd = made_of("eagle1", METHODS["eagle1"].made.drafter, METHODS["eagle1-rejection"].made.verifier)
-    with pytest.raises(ValueError, match="use one of iid, point, sampled"):
-        build_decoder(odd, TARGET, sampling=Sampling(), drafter_module=DRAFTER)
+    refused(build_decoder, odd, TARGET, **how, match="use one of iid, point, sampled")
 
 
 def test_needs_and_changes_follow_from_the_options() -> None:
@@ -195,8 +192,8 @@ def test_a_trained_method_is_added_with_its_network(tmp_path: Path) -> None:
     assert list(trained) == ["made-up-trained"] and isinstance(trained["made-up-trained"], Size)
     decoder = build_decoder("made-up-trained", TARGET, sampling=Sampling(), add_ons=trained)
     assert decoder.drafter is not None and decoder.drafter.max_nodes == 5
-    with pytest.raises(ValueError, match='needs the trained part "made-up-trained"'):
-        build_decoder("made-up-trained", TARGET, sampling=Sampling())
+    message = 'needs the trained part "made-up-trained"'
+    refused(build_decoder, "made-up-trained", TARGET, sampling=Sampling(), match=message)
 
 
 class Half(Relaxation):

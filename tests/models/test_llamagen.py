@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Generation, Step
+from lantern.core.types import Condition, Step
 from lantern.decoding import plain
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
@@ -30,17 +30,6 @@ def target(vectors: dict) -> Transformer:
     model = Transformer(TransformerConfig(**vectors["config"])).eval()
     model.load_state_dict(torch.load(DATA / "gpt_t2i_state.pt", weights_only=True))
     return model
-
-
-def decode(target: Transformer, vectors: dict, sampling: Sampling) -> tuple[Generation, Tensor]:
-    seen: list[Tensor] = []
-
-    def remember(step: Step) -> None:
-        seen.append(sampling.guide(step.scores.logits, step.start[:, None]))
-
-    condition = Condition(embeddings=vectors["caption"], mask=vectors["emb_masks"].bool())
-    keys = [(0, 0), (0, 1)]
-    return plain.generate(target, condition, sampling=sampling, keys=keys, callback=remember), torch.cat(seen, 1)
 
 
 def teacher_forced(target: Transformer, vectors: dict, captions: Tensor, mask: Tensor | None) -> Tensor:
@@ -65,9 +54,15 @@ def test_teacher_forced_logits_equal_the_reference(target: Transformer, vectors:
 
 @pytest.mark.parametrize(("name", "guidance"), [("greedy_cfg1", 1.0), ("greedy_cfg75", 7.5)])
 def test_greedy_tokens_equal_the_reference(target: Transformer, vectors: dict, name: str, guidance: float) -> None:
-    made, logits = decode(target, vectors, Sampling(guidance=guidance, temperature=0))
+    sampling, seen = Sampling(guidance=guidance, temperature=0), list[Tensor]()
+
+    def remember(step: Step) -> None:
+        seen.append(sampling.guide(step.scores.logits, step.start[:, None]))
+
+    condition = Condition(embeddings=vectors["caption"], mask=vectors["emb_masks"].bool())
+    made = plain.generate(target, condition, sampling=sampling, keys=[(0, 0), (0, 1)], callback=remember)
     assert torch.equal(made.tokens, vectors[f"{name}_tokens"].long())
-    assert (logits - vectors[f"{name}_logits"]).abs().max() <= TOLERANCE * max(guidance, 1.0)
+    assert (torch.cat(seen, 1) - vectors[f"{name}_logits"]).abs().max() <= TOLERANCE * max(guidance, 1.0)
 
 
 SIZES: dict[str, Any] = {"ch": 32, "z_channels": 32, "codebook_size": 64, "codebook_embed_dim": 8}

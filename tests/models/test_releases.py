@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from lantern.cli.main import main
@@ -17,6 +16,7 @@ from lantern.models.transformers import loading
 from lantern.models.transformers.components import Components
 from tests import tiny_transformers as tiny
 from tests.cli.calls import Capture, refused_by
+from tests.refusals import refused
 
 # of tiny models: configs as they are released, and the words that have other names there
 RELEASES = json.loads((tiny.DATA / "tiny_releases.json").read_text())
@@ -160,8 +160,7 @@ def test_a_vqgan_becomes_the_decoder_of_lumina(tmp_path: Path, capsys: Capture) 
     folder = tiny.save("lumina", tmp_path / "lumina")
     expected = tokens_and_pixels(load_model(folder, size=(4, 8)))
     (folder / "vqgan.ckpt").rename(tmp_path / "vqgan.ckpt")
-    with pytest.raises(ValueError, match="holds no VQ decoder"):
-        load_model(folder, size=(4, 8))
+    refused(load_model, folder, size=(4, 8), match="holds no VQ decoder")
     convert(tmp_path / "vqgan.ckpt", folder)
     found = tokens_and_pixels(load_model(folder, size=(4, 8)))
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
@@ -187,8 +186,7 @@ def test_unknown_and_missing_tensors_are_named_with_their_file(tmp_path: Path, c
         (whole | {"norm.weight": torch.full((32,), torch.nan)}, "holds NaN or infinity"),
     ):
         torch.save(state, path)
-        assert main(["convert", str(source), str(tmp_path / "out")]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        line = refused_by(capsys, "convert", str(source), str(tmp_path / "out"))
         assert "consolidated.pth" in line and message in line
         assert not (tmp_path / "out").exists()
     torch.save(whole, path)
@@ -200,15 +198,11 @@ def test_an_incomplete_janus_is_refused(tmp_path: Path, capsys: Capture) -> None
     source = released_janus(janus(), tmp_path / "released")
     path = source / "pytorch_model-00002-of-00002.bin"
     state = torch.load(path)
+    call = ("convert", str(source), str(tmp_path / "out"))
     torch.save(state | {"gen_extra.weight": torch.zeros(1)}, path)
-
-    def refusal() -> str:
-        assert main(["convert", str(source), str(tmp_path / "out")]) == 2
-        return capsys.readouterr().err
-
-    assert "00002-of-00002.bin: tensor 'gen_extra.weight' is not expected" in refusal()
+    assert "00002-of-00002.bin: tensor 'gen_extra.weight' is not expected" in refused_by(capsys, *call)
     path.unlink()
-    assert "pytorch_model-00002-of-00002.bin is missing" in refusal()
+    assert "pytorch_model-00002-of-00002.bin is missing" in refused_by(capsys, *call)
     torch.save(state, path)
     (source / "tokenizer.json").write_text((source / "tokenizer.json").read_text().replace("begin_of_image", "begin"))
-    assert "the vocabulary has no" in refusal()
+    assert "the vocabulary has no" in refused_by(capsys, *call)

@@ -62,7 +62,7 @@ def largest_flow(rule: Bounded, supply: Tensor, demand: Tensor) -> float:
     return -float(found.fun)
 
 
-def test_random_distributions_satisfy_all_bounds() -> None:
+def test_random_distributions_satisfy_all_bounds_and_mass_moves_between_neighbours_only() -> None:
     moved = 0
     for seed in range(CASES):
         rule, p, q = random_case(seed)
@@ -77,16 +77,10 @@ def test_random_distributions_satisfy_all_bounds() -> None:
         assert (r <= rule.cap * p + TOLERANCE).all()
         assert (r[p == 0] == 0).all()
         moved += spent > 0.01
+        if seed % 5 == 0:  # the difference of r and p is a flow over pairs of the table
+            reached = largest_flow(rule, (p - r).clamp(min=0), (r - p).clamp(min=0))
+            assert reached == pytest.approx(float((r - p).clamp(min=0).sum()), abs=1e-9)
     assert moved > CASES / 4  # the cases are not trivial
-
-
-def test_mass_moves_only_between_neighbours() -> None:
-    """The difference of r and p is a flow over pairs of the table."""
-    for seed in range(0, CASES, 5):
-        rule, p, q = random_case(seed)
-        r = relax(rule, p, q).log_r[0].exp()
-        reached = largest_flow(rule, (p - r).clamp(min=0), (r - p).clamp(min=0))
-        assert reached == pytest.approx(float((r - p).clamp(min=0).sum()), abs=1e-9)
 
 
 def test_the_latent_distance_of_one_pair_is_mass_times_distance() -> None:
@@ -167,9 +161,7 @@ def test_selection_is_that_of_a_stable_sort(tokens: int, k: int, values: int) ->
     assert torch.equal(neighbours.nearest(distances, k), distances.sort(dim=1, stable=True).indices[:, :k])
 
 
-def test_tables_hold_all_other_tokens_with_their_distances_in_blocks_of_any_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tables_hold_all_other_tokens_and_distances_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     codebook = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
     table = neighbours.proximity_table(codebook, 49)
     distances = neighbours.proximity_distances(codebook, table)

@@ -1,3 +1,5 @@
+"""Gumbel match and the coupling of windows by hand; tests/proof compares their tokens with plain decoding's."""
+
 from dataclasses import replace
 from typing import Any
 
@@ -5,13 +7,49 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.sampling import Noise
+from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import DraftTree, Verdict
-from lantern.drafters.trees import chain
+from lantern.decoding.loop import LogitRows
+from lantern.drafters.trees import chain, named
 from lantern.verifiers.coupling import CouplingVerifier
+from lantern.verifiers.gumbel import deepest_path
 from lantern.verifiers.relaxations.acceptance import Grouped
 from lantern.verifiers.relaxations.rule import UnderTest
 from tests.proof.worlds import GivenRows
+from tests.refusals import refused
+from tests.tiny import select
+from tests.tiny_decoder import BLIND, CONDITION, KEYS, tiny_decoder
+
+
+def test_the_deepest_path_is_found() -> None:
+    shape = named("0 1 2 0.0 0.1 1.0 2.0 2.1").shape()  # 1 2 3 below the root, 4 5 below 1, 6 below 2, 7 8 below 3
+    matches = torch.tensor(
+        [
+            [1, 0, 0, 0, 1, 1, 1, 1, 1],  # nothing below the root matches: deeper matches do not count
+            [1, 0, 1, 0, 0, 0, 0, 0, 0],
+            [1, 0, 0, 1, 1, 0, 0, 0, 1],
+            [1, 1, 0, 1, 0, 0, 0, 1, 0],
+        ]
+    ).bool()
+    path = deepest_path(matches, shape)
+    assert path.length.tolist() == [0, 1, 2, 2]
+    assert path.last.tolist() == [0, 2, 8, 7]
+    assert path.nodes.tolist() == [[0, 0], [2, 0], [3, 8], [3, 7]]
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle1-rejection", "lantern", "tolerance", "bounded", "eagle2-rejection"])
+def test_as_many_rows_are_read_as_tokens_are_sampled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, at = list[int](), LogitRows._at
+    monkeypatch.setattr(LogitRows, "_at", lambda self, nodes: read.append(nodes.numel()) or at(self, nodes))
+    sampling = Sampling(guidance=2.0, temperature=0.9, top_k=20, top_p=0.98)
+    how: dict[str, Any] = {"keys": KEYS[:1], "keep_history": True}
+    made = tiny_decoder(name, sampling=sampling).generate(select(CONDITION, [0]), **how)
+    lengths = [int(step.verdict.length) for step in made.history if step.verdict is not None]
+    assert read == [1] * (1 + sum(lengths) + len(lengths)) and max(lengths) > 0
+    read.clear()
+    tiny_decoder(name, sampling=sampling, engine=BLIND).generate(select(CONDITION, [0]), **how)
+    assert read == []
+
 
 TOKENS, GRID = 5, 200
 
@@ -89,10 +127,9 @@ def test_windows_without_log_q_and_relaxed_coupled_ones_raise() -> None:
     tree = DraftTree(torch.zeros(1, 2, dtype=torch.long), shape, "jacobi")
     log_p = distributions(2, 0).log()[None]
     for odd in (tree, replace(tree, mode="point")):
-        with pytest.raises(ValueError, match="has no log q"):
-            CouplingVerifier().verify(odd, GivenRows(log_p, shape.depths[None], Gridded()), Gridded())
-    with pytest.raises(ValueError, match='Grouped cannot test windows with redraw "coupled"'):
-        CouplingVerifier("coupled", groups(2))
+        rows = GivenRows(log_p, shape.depths[None], Gridded())
+        refused(CouplingVerifier().verify, odd, rows, Gridded(), match="has no log q")
+    refused(CouplingVerifier, "coupled", groups(2), match='Grouped cannot test windows with redraw "coupled"')
 
 
 def groups(size: int) -> Grouped:

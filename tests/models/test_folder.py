@@ -1,4 +1,8 @@
+"""Loading of a model folder: its parts, dtypes, index and defaults, and the memory that it takes."""
+
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +16,7 @@ from lantern.generation.choice import choose_method
 from lantern.generation.generator import generate
 from lantern.methods import METHODS
 from lantern.models.folder import load_model, pick_device, record_tokens_per_step, write_index
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from tests.refusals import refused
 from tests.tiny import tiny_target
 
@@ -33,7 +38,7 @@ def test_a_cpu_computes_in_fp32_by_default(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("slope", "suits"), [(0.0, 16), (0.1, 4), (1.0, 2)])
-def test_a_default_window_suits_the_engine(
+def test_default_windows_suit_the_engine(
     folder: Path, slope: float, suits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = {n: 1.0 + slope * (n - 1) for n in NODES}
@@ -104,3 +109,42 @@ def test_a_tokenizer_of_another_model_is_refused(copied: Path) -> None:
 @pytest.mark.parametrize("name", ["gpu", "cuda:512", "cpu:1", "", "CPU"])
 def test_a_missing_device_is_refused(name: str) -> None:
     assert "device" in refused(pick_device, name)
+
+
+MIB = 1 << 20
+# Memory that loading takes. (A child's ru_maxrss would begin at its parent's.)
+IMPORTS = 560  # MiB of what imports load (514), and of a part while it is loaded and quantized
+LOAD = r"""
+import re, sys
+from pathlib import Path
+from lantern.engines.engine import engine
+from lantern.models.folder import load_model
+
+model = load_model(sys.argv[1], dtype=sys.argv[2], device="cpu", parts=(), engine=engine("eager", weights=sys.argv[3]))
+values = [*model.target.parameters(), *model.target.buffers()]
+peak = int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+inner = [part for value in values for part in (getattr(value, "qdata", value), getattr(value, "scale", None))]
+print(sum(part.nbytes for part in inner if part is not None), peak << 10)
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of LlamaGen-L's shape."""
+    made = tmp_path_factory.mktemp("large")
+    target = Transformer(TransformerConfig.named("L", model_type="t2i", cls_token_num=120))
+    save_component(target.state_dict(), target.config, made / "transformer")
+    write_index(made)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "weights"), [("fp32", "full"), ("bf16", "full"), ("bf16", "int8"), ("fp32", "int8")])
+def test_peak_is_little_more_than_the_model(large: Path, dtype: str, weights: str) -> None:
+    how = {"capture_output": True, "text": True, "check": True, "env": {"OMP_NUM_THREADS": "1", "PYTHONPATH": "."}}
+    found = subprocess.run([sys.executable, "-c", LOAD, str(large), dtype, weights], **how)  # type: ignore[call-overload]
+    held, peak = map(int, found.stdout.split())
+    bits = 8 if weights == "int8" else torch.finfo(torch.float32 if dtype == "fp32" else torch.bfloat16).bits
+    assert held > 340e6 * bits / 8
+    most = 1.05 * (held + IMPORTS * MIB)
+    assert peak < most, f"{peak / MIB:.0f} MiB for a model of {held / MIB:.0f} MiB"
