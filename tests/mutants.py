@@ -567,7 +567,7 @@ engines/cuda/fused_target.py: engines/cuda/test_target.py
 - own[number] = self._live(space.x, space, live).clone()
 + own[number] = self._live(space.x, space, live)
 
-engines/cuda/graphs.py: engines/cuda/test_served.py
+engines/cuda/graphs.py: engines/cuda/test_reuse.py
 - if state.index < SETTLING_ROUNDS:
 + if state.index < 0:
 - SETTLING_ROUNDS = 2
