@@ -477,7 +477,7 @@ engines/cpu/sampling.h: engines/cpu/test_sampling.py
 - where <= interval + 1
 + where <= interval
 
-engines/cpu/mixture.h: engines/cpu/test_mixture.py
+engines/cpu/mixture.h: engines/cpu/test_sampling.py
 - (cap - 1) * own
 + cap * own
 - std::min(delta * UNITS / std::max(total, 1.0), 1.0)
@@ -595,7 +595,7 @@ engines/cuda/kernels.py: engines/cuda/test_target.py
 - tl.store(Y + row * DIM + at, (y * weight)
 + tl.store(Y + row * DIM + at, (y)
 
-engines/cuda/llama.py: engines/cuda/test_llama.py
+engines/cuda/llama.py: engines/cuda/test_target.py
 - max(1 << (length - 1).bit_length(), LEAST_TOKENS)
 + max(length, LEAST_TOKENS if image == 0 else 1)
 

@@ -1,4 +1,4 @@
-"""The engine `graph` end to end with each kind of its passes, without graphs."""
+"""The engine `graph` end to end with each kind of its passes, without graphs; and prompts and tables of Llama's."""
 
 from functools import cache
 from typing import Any
@@ -9,17 +9,22 @@ from torch import Tensor
 
 from lantern.core.prepared import quantized
 from lantern.core.sampling import Sampling
+from lantern.core.types import Condition
 from lantern.decoding.cache import StaticCache
-from lantern.engines.engine import EagerEngine, Weights
+from lantern.engines.engine import EAGER, EagerEngine, Weights
+from tests import tiny_transformers as tiny
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from lantern.engines.cuda import target as module
+from lantern.engines.cuda import llama
 from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.cuda.llama import LlamaTarget
 from lantern.engines.cuda.rows import constant_rows, rows_of
-from tests.engines.cuda.kinds import DEVICE, KINDS, TOKENS, decoder_of, generated, scored, target_of
+from lantern.engines.cuda.target import KernelTarget
+from tests.engines.cuda.kinds import DEVICE, KINDS, TOKENS, decoder_of, generated, llama_in, scored, target_of
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
 FP32, BF16 = torch.float32, torch.bfloat16
+SLOW = pytest.mark.slow
 
 
 @torch.no_grad()
@@ -83,26 +88,15 @@ plainly = cache(scored)
         ("cublas", "sjd-pac", FP32, 1.0),
         ("fused", "gumbel-jacobi", BF16, 1.0),
         ("llama", "gumbel-jacobi", BF16, 1.0),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("cublas", "gumbel-jacobi", BF16, 1.0),
-                ("cublas", "eagle1", BF16, 1.0),
-                ("cublas", "sjd-pac", BF16, 1.0),
-                ("fused", "gumbel-jacobi", BF16, 3.0),
-                ("fused", "gumbel-jacobi", FP32, 3.0),
-                ("llama", "sjd-pac", BF16, 1.0),
-            )
-        ),
+        *(pytest.param("cublas", name, BF16, 1.0, marks=SLOW) for name in ("gumbel-jacobi", "eagle1", "sjd-pac")),
+        *(pytest.param("fused", "gumbel-jacobi", dtype, 3.0, marks=SLOW) for dtype in (BF16, FP32)),
+        pytest.param("llama", "sjd-pac", BF16, 1.0, marks=SLOW),
     ],
 )
 def test_logits_have_the_bits_of_plain_decoding(kind: str, name: str, dtype: torch.dtype, guidance: float) -> None:
     (expected, logits), (made, others) = plainly(kind, "plain", dtype, guidance), scored(kind, name, dtype, guidance)
     assert torch.equal(made, expected) and logits.keys() == others.keys() == set(range(1, TOKENS))
     assert [token for token in logits if not torch.equal(logits[token], others[token])] == []
-
-
-SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -122,7 +116,7 @@ def test_tokens_are_those_of_the_eager_engine_in_fp32(kind: str, weights: Weight
     how: dict[str, Any] = {"products": KINDS[kind].products, "rows": 32 if kind == "fused" else 16}
     engines = EagerEngine(weights=weights), GraphEngine(weights=weights, **how)
     eager, graph = (decoder_of(kind, "plain", target, sampling, engine) for engine in engines)
-    assert isinstance(graph.target, module.KernelTarget)
+    assert isinstance(graph.target, KernelTarget)
     assert kind != "llama" or "not on a GPU" in (engines[1].remark(target) or "")
     tokens = [generated(kind, decoder, images, forced=forced).tokens for decoder in (eager, graph)]
     assert torch.equal(*tokens)
@@ -152,3 +146,95 @@ def test_rows_are_constant_until_a_batch_is_large() -> None:
     assert [constant_rows(2 * images) for images in (1, 5, 6, 8, 16, 64)] == [32, 32, 16, 16, 8, 2]
     assert GraphEngine().free_nodes(lines=16) == 16 and GraphEngine(rows=16).free_nodes(lines=2) == 16
     assert rows_of(128, 1) == 2 and rows_of(128, 9) == 16 and rows_of(2, 9, least=16) == 16
+
+
+@pytest.mark.parametrize("name", ["zipar", "pjd"])
+def test_passes_that_do_not_see_all_earlier_tokens_run_through_torch(name: str) -> None:
+    target, sampling = llama_in(FP32), Sampling(guidance=1.0)
+    eager, graph = (generated("llama", decoder_of("llama", name, target, sampling, one)) for one in (EAGER, None))
+    assert torch.equal(graph.tokens, eager.tokens)
+
+
+def test_the_bits_of_a_prompt_do_not_depend_on_the_others() -> None:
+    target = llama_in(BF16, n_layer=2)
+    prepared, generator = LlamaTarget(target, 16), torch.Generator().manual_seed(0)
+    lengths = torch.tensor([5, 90, 64, 65, 5, 1, 2, 3, 4, 5, 6])
+    tokens = torch.randint(1, 32, (len(lengths), 90), generator=generator)
+    mask = torch.arange(90) >= 90 - lengths[:, None]
+    shapes, read = list[tuple[int, ...]](), target.read
+
+    def recorded(condition: Condition, *args: Any, **kwargs: Any) -> Any:
+        shapes.append(tuple(condition.tokens.shape))
+        return read(condition, *args, **kwargs)
+
+    target.read = recorded  # type: ignore[method-assign]
+    given = Condition(tokens=tokens[:, None], mask=mask[:, None])
+    found = prepared.read(given, 1, taps=(1,))
+    assert sorted(shapes) == [(4, 1, 128), (8, 1, 64), (8, 1, 64)]
+    expected = read(given, 1)
+    assert torch.allclose(found.features.float(), expected.features.float(), atol=0.1, rtol=0.1)
+    seen = mask[:, None, None, None, None, :, None]
+    assert torch.allclose((found.entries * seen).float(), (expected.entries * seen).float(), atol=0.1, rtol=0.1)
+    assert torch.equal(found.scores == 0, mask[:, None]) and found.first[:, 0].tolist() == lengths.tolist()
+    for row, length in enumerate(lengths.tolist()):
+        own = Condition(tokens=tokens[row : row + 1, None, -length:], mask=mask[row : row + 1, None, -length:])
+        alone = prepared.read(own, 1, taps=(1,))
+        assert torch.equal(alone.entries[0], found.entries[row, ..., -length:, :])
+        for mine, its in ((alone.features, found.features), (alone.logits, found.logits), (alone.fused, found.fused)):
+            assert torch.equal(mine[0], its[row])
+
+
+def test_inputs_are_read_from_a_table_of_all_tokens_unless_they_are_words() -> None:
+    target = llama_in(FP32)
+    prepared, tokens = LlamaTarget(target, 16), torch.tensor([[3, 39], [0, 7]])
+    with torch.no_grad():
+        assert torch.allclose(prepared.tok_embeddings(tokens), target.tok_embeddings(tokens), atol=1e-6)
+        target.tok_embeddings.aligner.fc1.bias.add_(1.0)
+        prepared.refresh()
+        assert torch.allclose(prepared.tok_embeddings(tokens), target.tok_embeddings(tokens), atol=1e-6)
+    target = llama_in(FP32, has_tokens=True)
+    assert LlamaTarget(target, 16).tok_embeddings is target.tok_embeddings
+
+
+def test_a_sequence_longer_than_the_positions_is_refused() -> None:
+    tokens = torch.randint(1, 32, (1, 2, 155))
+    condition = Condition(tokens=tokens, mask=tokens > 0)
+    with pytest.raises(ValueError, match="a sequence of 164, the model has 160 positions"):
+        decoder_of("llama", "plain", llama_in(FP32), Sampling()).generate(condition, keys=[(9, 0)])
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("janus", None),
+        ("emu3", "newline tokens behind rows of tokens"),
+        ("chameleon", "norms of queries and keys"),
+        ("liquid", "activation gelu_pytorch_tanh"),
+        ("simplear", "biases in layers"),
+    ],
+)
+def test_reasons_name_what_the_kernels_lack(family: str, reason: str | None) -> None:
+    size = {"emu3": (24, 32), "simplear": (48, 64)}.get(family)
+    target = tiny.assemble(family, words=tiny.processor(family), size=size).target
+    expected = reason and f"the GPU kernels have no {reason}, which this model has"
+    assert llama.refusal(target) == expected
+
+
+def test_layers_that_only_resemble_those_of_llama_are_refused() -> None:
+    from transformers import MistralConfig, MistralModel
+    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+
+    assert "float64" in (llama.refusal(llama_in(torch.float64)) or "")
+    target = llama_in(FP32)
+    target.body.rotary_emb.rope_type = "dynamic"
+    assert "rotary positions of the kind dynamic" in (llama.refusal(target) or "")
+    sizes: Any = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    for window, reason in ((4, "windows of attention"), (None, "norms of the kind MistralRMSNorm")):
+        config = MistralConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, sliding_window=window)
+        target.body = MistralModel(config)
+        assert reason in (llama.refusal(target) or "")
+    target = llama_in(FP32)
+    target.body.layers[0] = MistralModel(config).layers[0]
+    assert "layers of the kind MistralDecoderLayer" in (llama.refusal(target) or "")
+    target.body.norm = GemmaRMSNorm(32)
+    assert "norms of the kind GemmaRMSNorm" in (llama.refusal(target) or "")

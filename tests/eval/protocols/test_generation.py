@@ -3,11 +3,9 @@
 import multiprocessing
 import os
 import random
-import resource
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from lantern.eval.protocols.generation import Entry, ImageWriter, Shard, finishe
 from lantern.generation.generator import Generator
 from lantern.generation.images import Statistics
 from tests.eval import workers
-from tests.eval.workers import FINGERPRINT, Patch, contents, expected, lines, paint
+from tests.eval.workers import FINGERPRINT, Patch, contents, expected, files_of_at_most, lines, paint
 from tests.refusals import refused
 
 # shards
@@ -139,17 +137,6 @@ def test_every_picture_exists_once_after_random_kills(folder: Path, tmp_path: Pa
     again = len(begun(out)) - PICTURES
     assert set(begun(out)) == set(range(PICTURES)) and again <= killed * batch
     print(f"{killed} kills, {again} images begun again")
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """What a quota does: no file grows beyond `size` bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_keeps_finished_pictures(decoder: Generator, whole: Path, tmp_path: Path) -> None:
