@@ -18,10 +18,21 @@ from lantern.eval.protocols.generation import Entry, ImageWriter, Shard, finishe
 from lantern.generation.generator import Generator
 from lantern.generation.images import Statistics
 from tests.eval import workers
-from tests.eval.workers import FINGERPRINT, Patch, contents, expected, files_of_at_most, lines, paint
+from tests.eval.workers import FINGERPRINT, Patch, contents, expected, files_of_at_most, lines, paint, tiny_decoder
 from tests.refusals import refused
 
-# shards
+
+@pytest.fixture(scope="module")
+def decoder(folder: Path) -> Generator:
+    return tiny_decoder(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(decoder: Generator, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve images, made without interruption."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    assert paint(decoder, out, 12) == 12
+    return out
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1/0", "1", "a/b", "-1/4", "1/4/2"])
