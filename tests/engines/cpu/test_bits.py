@@ -18,6 +18,7 @@ from lantern.generation.generator import Generator
 from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
 from tests.golden.adapter import TOY_NEIGHBOURS, WINDOW, WINDOWS, toy_folder
+from tests.tiny_decoder import chosen_from
 
 PROMISED = [name for name, method in METHODS.items() if method.promise == "tokens"]
 OTHERS = [name for name in PROMISED if name not in ("plain", "auto")]
@@ -30,7 +31,7 @@ def model(dtype: str, weights: Weights) -> Model:
 
 
 @cache
-def chosen_from(name: str, *of: Any) -> list[Tensor]:
+def logits_of(name: str, *of: Any) -> list[Tensor]:
     """Return for each image the logits of its tokens `(tokens, guidance rows, v)`."""
     settings: dict[str, Any] = {"window": WINDOW} if name in WINDOWS else {}
     settings |= {"k": TOY_NEIGHBOURS} if "k" in METHODS[name].settings else {}
@@ -38,10 +39,8 @@ def chosen_from(name: str, *of: Any) -> list[Tensor]:
     found = [list[Tensor]() for _ in KEYS]
 
     def collect(step: Step) -> None:
-        logits = step.scores.logits
-        for image, count in enumerate(step.counts.tolist()):
-            path = [] if step.verdict is None else step.verdict.path[image].tolist()
-            found[image] += [logits[image, :, node].clone() for node in [0, *path][:count]]
+        for image, logits in enumerate(found):
+            logits += chosen_from(step, image)
 
     text = generator.model.text
     condition = text.condition(PROMPTS, slots=generator.model.target.config.cls_token_num)
@@ -60,6 +59,6 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "dtype", "weights"), CASES)
 def test_tokens_are_chosen_from_the_logits_of_plain_decoding(name: str, dtype: str, weights: Weights) -> None:
-    for mine, plain in zip(chosen_from(name, dtype, weights), chosen_from("plain", dtype, weights), strict=True):
+    for mine, plain in zip(logits_of(name, dtype, weights), logits_of("plain", dtype, weights), strict=True):
         assert mine.shape == plain.shape
         assert torch.equal(mine, plain)

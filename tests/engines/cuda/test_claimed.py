@@ -59,23 +59,12 @@ def test_generations_are_those_of_the_cpu_and_a_captured_round_waits_for_nothing
 
 
 WAITS: list[Callable[[Tensor], object]] = [
-    lambda x: x.sum().item(),
-    lambda x: bool(x[0] > 1),
-    lambda x: [0, 1, 2][x[0].long()],
-    lambda x: x.tolist(),
-    lambda x: x.cpu(),
+    *(lambda x: x.tolist(), lambda x: x.cpu(), lambda x: x.unique(), lambda x: x.unique_consecutive()),
+    *(lambda x: x.sum().item(), lambda x: bool(x[0] > 1), lambda x: [0, 1, 2][x[0].long()]),
+    *(lambda x: x[x > 1], lambda x: x.clone().__setitem__(x > 1, 1.0), lambda x: x.masked_select(x > 1)),
+    *(lambda x: torch.where(x > 1), lambda x: torch.equal(x, x), lambda x: torch.allclose(x, x)),
+    *(lambda x: x.unique(dim=0), lambda x: x.long().bincount(), lambda x: x.repeat_interleave(x.long())),
     lambda x: torch.tensor([1.0, 2.0], device="cuda"),
-    lambda x: x[x > 1],
-    lambda x: x.clone().__setitem__(x > 1, 1.0),
-    lambda x: torch.where(x > 1),
-    lambda x: torch.equal(x, x),
-    lambda x: torch.allclose(x, x),
-    lambda x: x.masked_select(x > 1),
-    lambda x: x.unique(),
-    lambda x: x.unique(dim=0),
-    lambda x: x.unique_consecutive(),
-    lambda x: x.long().bincount(),
-    lambda x: x.repeat_interleave(x.long()),
 ]
 
 
