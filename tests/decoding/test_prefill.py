@@ -13,8 +13,7 @@ from lantern.core.types import Prompt
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.prompt import PromptCache, prefill
 from lantern.models.llamagen.transformer import word_scores
-from tests.tiny import one_thread, select, tiny_condition, tiny_target
-from tests.uncached import uncached
+from tests.tiny import one_thread, select, tiny_condition, tiny_target, uncached
 
 TOLERANCE = 2e-5
 TARGET = tiny_target()

@@ -25,6 +25,10 @@ from tests.eval.workers import Patch
 from tests.refusals import refused
 
 
+def run(*words: object) -> int:
+    return main(["eval", *map(str, words)])
+
+
 @pytest.fixture
 def weights(tmp_path: Path) -> dict[str, Path]:
     return {"inception": save_tiny_inception(tmp_path / "tiny.pt")}
@@ -126,10 +130,6 @@ def test_reference_statistics_support_only_fid(tmp_path: Path, weights: dict[str
     refused(measure, paths, path, ["kid"], weights=weights, match="support only FID")
 
 
-def run(*words: object) -> int:
-    return main(["eval", *map(str, words)])
-
-
 def test_command_writes_what_it_prints(tmp_path: Path, weights: dict[str, Path], capsys: Capture) -> None:
     save_pictures(tmp_path / "a", 6)
     save_pictures(tmp_path / "b", 6, seed=1)
@@ -176,8 +176,7 @@ def test_bad_input_gives_one_line(case: str, tmp_path: Path, capsys: Capture) ->
     (tmp_path / "PROMPTS").write_text("one\n")
     (tmp_path / "MOMENTS.safetensors").write_bytes(b"")
     known = {path.stem: path for path in tmp_path.iterdir()}
-    clip = [f"clip={save_tiny_clip(tmp_path / 'clip')}"] if "clip" in words and "--metrics" in words else []
-    named = ["--weights", *clip] if clip else []
+    named = ["--weights", f"clip={save_tiny_clip(tmp_path / 'clip')}"] if "--metrics clip" in " ".join(words) else []
     capsys.readouterr()
     assert run(*(known.get(word, word) for word in words), *named) == 2
     assert expected in one_line(capsys)
