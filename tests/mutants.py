@@ -557,7 +557,7 @@ engines/cuda/fused.py: engines/cuda/test_target.py
 - even, odd = one * cos - two * sin, two * cos + one * sin
 + even, odd = one * cos - two * sin, two * cos - one * sin
 
-engines/cuda/fused_eagle.py: engines/cuda/test_fused_eagle.py
+engines/cuda/fused_eagle.py: engines/cuda/test_target.py
 - prefix=cache.prefix, lengths=cache.first)
 + prefix=cache.prefix, lengths=cache.first - 1)
 - is_here = (sees > 0)[None] & (
