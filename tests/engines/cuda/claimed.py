@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock, patch
 
 import torch
 from torch import Tensor, nn
@@ -162,31 +163,21 @@ def lstm_cell(new: Tensor, old: Tensor, cell: Tensor, *biases: Tensor | None) ->
     return show.sigmoid() * after.tanh(), after, gates
 
 
-class Event:
-    """Stands for a CUDA event: everything has happened."""
-
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
 @contextmanager
 def claimed_cuda() -> Iterator[ClaimedDevice]:
     """Claim a CUDA device, with events that have happened and nothing to wait for."""
-    stand_ins = {"Event": Event, "synchronize": lambda *_: None, "_lazy_init": lambda: None}
-    before = {name: getattr(torch.cuda, name) for name in stand_ins}
-    for name, stand_in in stand_ins.items():
-        setattr(torch.cuda, name, stand_in)
+    event = Mock(spec=["record", "synchronize"])
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # Module.to makes new parameters
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor builds on the CPU and moves the result
     try:
-        with ClaimedDevice() as mode:
+        with (
+            patch.multiple(torch.cuda, Event=lambda: event, synchronize=lambda *_: None, _lazy_init=lambda: None),
+            ClaimedDevice() as mode,
+        ):
             yield mode
     finally:
         torch._C._set_only_lift_cpu_tensors(False)
         torch.__future__.set_overwrite_module_params_on_conversion(False)
-        for name, own in before.items():
-            setattr(torch.cuda, name, own)
 
 
 class Outside:

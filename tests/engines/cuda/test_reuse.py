@@ -5,6 +5,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -130,7 +131,7 @@ def test_rounds_go_on_without_a_graph_if_none_can_be_captured(name: str, caplog:
     assert "no CUDA graph: operation not permitted when stream is capturing" in caplog.text
 
 
-def test_a_capture_that_cannot_end_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_cannot_end_leaves_the_stream_as_it_was() -> None:
     streams = ["own"]
 
     @contextmanager
@@ -139,16 +140,12 @@ def test_a_capture_that_cannot_end_leaves_the_stream_as_it_was(monkeypatch: pyte
         yield
         raise RuntimeError("capture_end failed")
 
-    for name, value in {
-        "CUDAGraph": object,
-        "graph": graph,
-        "Stream": "capture on {}".format,
-        "current_device": lambda: 1,
-        "current_stream": lambda: streams[-1],
-        "set_stream": streams.append,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    with pytest.raises(RuntimeError, match="capture_end failed"):
+    with (
+        patch.multiple(torch.cuda, CUDAGraph=object, graph=graph, Stream="capture on {}".format),
+        patch.multiple(torch.cuda, current_device=lambda: 1, current_stream=lambda: streams[-1]),
+        patch.object(torch.cuda, "set_stream", streams.append),
+        pytest.raises(RuntimeError, match="capture_end failed"),
+    ):
         graphs.capture(list)
     assert streams == ["own", "capture on 1", "own"]
 
