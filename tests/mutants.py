@@ -477,7 +477,7 @@ engines/cpu/sampling.h: engines/cpu/test_sampling.py
 - where <= interval + 1
 + where <= interval
 
-engines/cpu/mixture.h: engines/cpu/test_mixture.py
+engines/cpu/mixture.h: engines/cpu/test_sampling.py
 - (cap - 1) * own
 + cap * own
 - std::min(delta * UNITS / std::max(total, 1.0), 1.0)
@@ -557,7 +557,7 @@ engines/cuda/fused.py: engines/cuda/test_target.py
 - even, odd = one * cos - two * sin, two * cos + one * sin
 + even, odd = one * cos - two * sin, two * cos - one * sin
 
-engines/cuda/fused_eagle.py: engines/cuda/test_fused_eagle.py
+engines/cuda/fused_eagle.py: engines/cuda/test_target.py
 - prefix=cache.prefix, lengths=cache.first)
 + prefix=cache.prefix, lengths=cache.first - 1)
 - is_here = (sees > 0)[None] & (
@@ -567,7 +567,7 @@ engines/cuda/target.py: engines/cuda/test_target.py
 - entered[number] = self._live(space.x, space, live).clone()
 + entered[number] = self._live(space.x, space, live)
 
-engines/cuda/graphs.py: engines/cuda/test_served.py
+engines/cuda/graphs.py: engines/cuda/test_reuse.py
 - if state.index < SETTLING_ROUNDS:
 + if state.index < 0:
 - SETTLING_ROUNDS = 2
@@ -599,7 +599,7 @@ engines/cuda/kernels.py: engines/cuda/test_target.py
 - tl.store(Y + row * DIM + at, (y * weight)
 + tl.store(Y + row * DIM + at, (y)
 
-engines/cuda/llama.py: engines/cuda/test_llama.py
+engines/cuda/llama.py: engines/cuda/test_target.py
 - max(1 << (length - 1).bit_length(), LEAST_TOKENS)
 + max(length, LEAST_TOKENS if image == 0 else 1)
 

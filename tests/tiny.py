@@ -3,11 +3,11 @@
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lantern.core.types import Condition, Prompt
 from lantern.drafters.eagle.networks import Eagle, EagleConfig
@@ -108,6 +108,35 @@ def tiny_teacher(target: Transformer, reads: Collection[str] = ()) -> "Teacher":
     index = {text: i for i, text in enumerate(texts)}
     captions = Conditions(index, condition.embeddings[:, 2:].bfloat16(), condition.mask[:, 2:])
     return Teacher(target, captions.of, texts, sampling=Sampling(guidance=3.0), seed=0, reads=reads)
+
+
+@torch.no_grad()
+def uncached(
+    target: Transformer,
+    condition: Condition,
+    tokens: Tensor,
+    of: Literal["logits", "features", "fused"] = "logits",
+    *,
+    rows: int = 2,
+    seen: Tensor | None = None,
+    taps: tuple[int, ...] = (),
+) -> Tensor:
+    """Return logits, features or inputs of layers at the slots of the prompt and at each token, `(b rows slots+n c)`.
+
+    The passes have no cache, no tree and no collapsed prompt. `seen (n n)` tells which tokens each token sees, by
+    default itself and those before it. Padding sees padding.
+    """
+    words, mask = condition.embeddings, condition.mask
+    assert words is not None and mask is not None
+    slots = words.shape[1]
+    valid = torch.cat([mask, torch.ones_like(tokens, dtype=torch.bool)], 1)
+    sees = torch.tril(valid[:, None] | ~valid[:, :, None])
+    if seen is not None:
+        sees[:, slots:, slots:] = seen
+    positions = torch.arange(valid.shape[1]).expand(len(tokens), -1)
+    prompts = (target.cls_embedding(words), target.cls_embedding.unconditional(words))[:rows]
+    inputs = (torch.cat([prompt, target.tok_embeddings(tokens)], 1) for prompt in prompts)
+    return torch.stack([getattr(target(x, positions, sees, taps=taps), of) for x in inputs], 1)
 
 
 @contextmanager

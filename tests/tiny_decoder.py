@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Callback, Condition, Drafter, DraftTree, Generation, Target, Verifier
+from lantern.core.types import Callback, Condition, Drafter, DraftTree, Generation, Step, Target, Verifier
 from lantern.decoding.loop import State, begin, run
 from lantern.decoding.plain import NoDrafts
 from lantern.drafters.eagle.networks import Eagle
@@ -64,6 +64,12 @@ def generate(
     """Decode with a drafter and a verifier, by default Gumbel match; `how` are other arguments of `begin`."""
     state = State(target, sampling, drafter, verifier or GumbelVerifier())
     return run(begin(state, condition, keys=keys, **how), callback=callback, keep_history=keep_history)
+
+
+def chosen_from(step: Step, image: int) -> list[Tensor]:
+    """Return the logits `(guidance rows, v)` from which the tokens of a step were chosen."""
+    path = [] if step.verdict is None else step.verdict.path[image].tolist()
+    return [step.scores.logits[image, :, node].clone() for node in [0, *path][: int(step.counts[image])]]
 
 
 @cache

@@ -12,8 +12,7 @@ from lantern.core.types import Prompt
 from lantern.core.weights import PreparedTarget, read_in_passes
 from lantern.decoding.cache import PromptCache, StaticCache, prefill
 from lantern.models.llamagen.transformer import word_scores
-from tests.tiny import one_thread, select, tiny_condition, tiny_target
-from tests.uncached import uncached
+from tests.tiny import one_thread, select, tiny_condition, tiny_target, uncached
 
 TOLERANCE = 2e-5
 TARGET = tiny_target()

@@ -12,8 +12,8 @@ from lantern.decoding import plain
 from lantern.decoding.loop import begin, run
 from lantern.decoding.row_front import RowFront
 from tests.proof.pictures import teacher_forced
+from tests.tiny import uncached
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET
-from tests.uncached import uncached
 
 
 def decode(

@@ -10,9 +10,8 @@ from lantern.core.types import Condition, Drafter, Generation, Scores, Step
 from lantern.drafters.base import Examples, fused_layers
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
-from tests.tiny import select, tiny_prompt
+from tests.tiny import select, tiny_prompt, uncached
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate
-from tests.uncached import uncached
 
 
 def drafted(

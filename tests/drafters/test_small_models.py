@@ -14,9 +14,8 @@ from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees import chain, named
 from lantern.engines.engine import EagerEngine
 from tests.drafters.sampled_trees import begin_after, drafted
-from tests.tiny import needs_torchao, select, tiny_eagle, tiny_target
+from tests.tiny import needs_torchao, select, tiny_eagle, tiny_target, uncached
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder
-from tests.uncached import uncached
 
 SMALL = tiny_target(seed=5, n_layer=1)
 WARM, GREEDY = Sampling(guidance=3, temperature=0.8), Sampling(guidance=3, temperature=0)

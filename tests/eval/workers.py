@@ -1,7 +1,9 @@
-"""Workers that make tiny images, in this process or in one that a test kills."""
+"""Workers that make tiny images, in this process or in one that a test kills, and contenders of a race."""
 
 import json
-from collections.abc import Sequence
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,17 @@ def live(model: Path, out: Path, log: Path, pictures: int, batch: int) -> None:
 
     generation.make_batches = noting  # type: ignore[assignment]
     paint(tiny_decoder(model), out, pictures, batch=batch)
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """What a quota does: no file grows beyond `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 CPU = torch.device("cpu")

@@ -69,10 +69,6 @@ def replace(path: Path, draw: Draw) -> None:
         path.write_bytes(content)
 
 
-def enlarge(path: Path, draw: Draw) -> None:
-    os.truncate(path, HUGE)
-
-
 def remove(path: Path, draw: Draw) -> None:
     """Remove a file or folder, or put a folder, a link to nothing, to itself or to a device, or a pipe in its place."""
     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -127,7 +123,9 @@ def change_header(path: Path, draw: Draw) -> None:
 
 def damages(path: Path) -> list[Callable[[Path, Draw], None]]:
     own = {".json": [change_json] * 3, ".safetensors": [change_header]}.get(path.suffix, [])
-    return [remove] if path.is_dir() else [truncate, flip_bits, replace, enlarge, remove, *own]
+    if path.is_dir():
+        return [remove]
+    return [truncate, flip_bits, replace, lambda path, draw: os.truncate(path, HUGE), remove, *own]
 
 
 def load_all(folder: Path) -> None:
@@ -206,32 +204,6 @@ def bounded() -> Iterator[None]:
     assert peak() - base < GROWTH_KIB
 
 
-def check(places: Places, folder: Path, data: st.DataObject) -> None:
-    """Damage one file or folder, and load what is left."""
-    often = [place for place in places for _ in range({"model": 10, "bare": 4}.get(place.name, 1))]
-    place = data.draw(st.sampled_from(often))
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(place, folder)
-    # pipeline.py is for diffusers' trust_remote_code alone: lantern neither reads nor runs it
-    path = folder / data.draw(
-        st.sampled_from(sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.suffix != ".py"))
-    )
-    data.draw(st.sampled_from(damages(path)))(path, data.draw)
-    before, may_load = sorted(folder.rglob("*")), path.suffix != ".safetensors" or place.name not in HAVE_CHECKSUMS
-    try:
-        with bounded():
-            places[place](folder)
-        assert may_load, "a damaged file loaded"
-    except FloatingPointError as error:  # of a picture: names the request
-        assert may_load and "\n" not in str(error)
-    except (ValueError, OSError) as error:
-        text = str(error)
-        assert any(str(part) in text for part in (path, *path.parents[: len(path.relative_to(folder).parts)])), text
-        assert "\n" not in text and len(text) < 600, text
-        assert "weights_only" not in text and "trust_remote_code" not in text, "it advises to run code"
-    assert sorted(folder.rglob("*")) == before and not Path("executed").exists()
-
-
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures memory by /proc"),
@@ -244,10 +216,33 @@ def test_damaged_folders_are_refused(
     places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "damaged"
+    often = [place for place in places for _ in range({"model": 10, "bare": 4}.get(place.name, 1))]
 
     @settings(max_examples=folders, deadline=None, derandomize=folders == 60, suppress_health_check=QUIET)
     @given(data=st.data())
     def damage(data: st.DataObject) -> None:
-        check(places, tmp_path / "damaged", data)
+        """Damage one file or folder, and load what is left."""
+        place = data.draw(st.sampled_from(often))
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(place, folder)
+        # pipeline.py is for diffusers' trust_remote_code alone: lantern neither reads nor runs it
+        path = folder / data.draw(
+            st.sampled_from(sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.suffix != ".py"))
+        )
+        data.draw(st.sampled_from(damages(path)))(path, data.draw)
+        before, may_load = sorted(folder.rglob("*")), path.suffix != ".safetensors" or place.name not in HAVE_CHECKSUMS
+        try:
+            with bounded():
+                places[place](folder)
+            assert may_load, "a damaged file loaded"
+        except FloatingPointError as error:  # of a picture: names the request
+            assert may_load and "\n" not in str(error)
+        except (ValueError, OSError) as error:
+            text = str(error)
+            assert any(str(part) in text for part in (path, *path.parents[: len(path.relative_to(folder).parts)])), text
+            assert "\n" not in text and len(text) < 600, text
+            assert "weights_only" not in text and "trust_remote_code" not in text, "it advises to run code"
+        assert sorted(folder.rglob("*")) == before and not Path("executed").exists()
 
     damage()

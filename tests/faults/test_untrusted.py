@@ -1,11 +1,11 @@
-"""Model folders and checkpoints are untrusted: each damage is one line that names the file."""
+"""Model folders and checkpoints are untrusted: each damage is one line that names the file; so is another's drafter."""
 
 import json
 import os
-import resource
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from lantern import LanternPipeline
 from lantern.cli.main import main
 from lantern.core import io
-from lantern.core.io import CONFIG_NAME, SUMS_NAME, WEIGHTS_NAME, load_component, read_checksums, save_component
+from lantern.core.io import CONFIG_NAME, SUMS_NAME, WEIGHTS_NAME, load_component, save_component, weights_digest
 from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.generation.generator import generate
 from lantern.methods.method import ADD_ONS
@@ -24,9 +24,10 @@ from lantern.models.folder import AddOns, load_model
 from lantern.models.llamagen.text import checked_folders
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.prediction import try_component
-from tests.cli.calls import Capture
+from tests.cli.calls import Capture, one_line
+from tests.eval.workers import files_of_at_most
 from tests.refusals import refused
-from tests.tiny import tiny_target
+from tests.tiny import tiny_config, tiny_target
 from tests.tiny_parts import tiny_part
 
 
@@ -61,12 +62,12 @@ def flip(path: Path) -> None:
 
 def test_checksums_are_those_of_sha256sum_and_are_compared_unless_files_are_not_verified(component: Path) -> None:
     digest, name = (component / SUMS_NAME).read_text().split()
-    assert name == WEIGHTS_NAME and read_checksums(component) == {WEIGHTS_NAME: digest}
+    assert name == WEIGHTS_NAME and io.read_checksums(component) == {WEIGHTS_NAME: digest}
     save_file({"x": torch.zeros(1)}, component / "other.safetensors")
     io.save_checksums(component)
-    assert sorted(read_checksums(component)) == [WEIGHTS_NAME, "other.safetensors"]
+    assert sorted(io.read_checksums(component)) == [WEIGHTS_NAME, "other.safetensors"]
     save_file({"x": torch.ones(1)}, component / "other.safetensors")
-    refused(io.verify_files, component, read_checksums(component), match=r"other\.safetensors is damaged")
+    refused(io.verify_files, component, io.read_checksums(component), match=r"other\.safetensors is damaged")
     flip(component / WEIGHTS_NAME)
     assert load_component(Transformer, TransformerConfig, component, verify=False) is not None
     refused(load, component, match=f"{component}.*is damaged: its SHA-256 is not the one in SHA256SUMS")
@@ -79,7 +80,7 @@ def test_checksums_are_those_of_sha256sum_and_are_compared_unless_files_are_not_
 def test_the_embedded_model_lists_all_of_its_weights() -> None:
     folder = load_model("lantern-emoji", parts=()).folder
     for path in folder.rglob("*.safetensors"):
-        assert path.name in read_checksums(path.parent), path
+        assert path.name in io.read_checksums(path.parent), path
 
 
 @pytest.mark.parametrize(
@@ -114,12 +115,8 @@ def test_sizes_of_a_text_encoder_are_bounded(tmp_path: Path, field: str, value: 
 
 def test_a_conversion_that_cannot_be_written_names_the_file(tmp_path: Path, capsys: Capture) -> None:
     arguments = conversion(tmp_path, {"model": tiny_target().state_dict()}, n_head=tiny_target().config.n_head)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
-    try:
+    with files_of_at_most(8192):
         code = main(["convert", *arguments])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     error = capsys.readouterr().err
     assert code == 1 and error.count("\n") == 1 and not (tmp_path / "out").exists()
     assert f"{tmp_path / 'out' / WEIGHTS_NAME}: cannot be written: " in error and "large" in error
@@ -168,10 +165,6 @@ def test_no_class_that_an_index_names_is_imported(copied: Path, monkeypatch: pyt
     assert pipe.vqvae is not None and pipe.text_encoder is not None and "hostile" not in sys.modules
 
 
-def name_code(path: Path) -> None:
-    change(path, auto_map={"AutoTokenizer": ["hostile.T", None]})
-
-
 def remove_norm(path: Path) -> None:
     state = load_file(path)
     del state["encoder.final_layer_norm.weight"]
@@ -185,18 +178,8 @@ def add_word(path: Path) -> None:
     path.write_text(json.dumps(words))
 
 
-def become_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def become_dangling_link(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.symlink_to(path.parent / "nowhere")
-
-
 TEXT = f"text_encoder/{WEIGHTS_NAME}"
+CODED = ("tokenizer/tokenizer_config.json", "text_encoder/config.json")
 PIPES = ("drafter/config.json", "vqvae/config.json", "model_index.json", "drafter/SHA256SUMS")
 LINKS = ("transformer", "vqvae", "text_encoder", "drafter")
 
@@ -205,18 +188,22 @@ LINKS = ("transformer", "vqvae", "text_encoder", "drafter")
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
-        ("tokenizer/tokenizer_config.json", name_code, "names code to run"),
-        ("text_encoder/config.json", name_code, "names code to run"),
+        *(
+            (file, partial(change, auto_map={"AutoTokenizer": ["hostile.T", None]}), "names code to run")
+            for file in CODED
+        ),
         (TEXT, flip, "is damaged"),
         (TEXT, lambda path: os.truncate(path, 1 << 36), "is not a complete safetensors file"),  # it is not hashed
         (TEXT, remove_norm, "tensor 'encoder.final_layer_norm.weight' is missing"),
         ("tokenizer/tokenizer.json", add_word, "has tokens up to 1000, the text encoder 11"),
-        *((file, become_pipe, "regular file") for file in PIPES),  # it is not waited for
-        *((name, become_dangling_link, "") for name in LINKS),  # it is not taken for a component that is left out
+        # it is not waited for
+        *((file, lambda path: (path.unlink(), os.mkfifo(path)), "regular file") for file in PIPES),
+        # a link to nothing is not taken for a component that is left out
+        *((name, lambda path: (shutil.rmtree(path), path.symlink_to("nowhere")), "") for name in LINKS),
     ],
 )
 def test_damage_of_a_folder_is_refused_by_file(
-    copied: Path, file: str, damage: Callable[[Path], None], message: str, read: Callable[[Path], object]
+    copied: Path, file: str, damage: Callable[[Path], object], message: str, read: Callable[[Path], object]
 ) -> None:
     damage(copied / file)
     refused(read, copied, match=f"{copied / file}.*{message}")
@@ -246,3 +233,62 @@ def test_a_missing_component_is_named_by_its_folder(copied: Path, name: str) -> 
     shutil.rmtree(copied / name)
     with pytest.raises(ValueError, match=rf"{copied / name} is missing"):
         list(generate(load_model(copied), ["a red apple"], method="plain"))
+
+
+def put_drafter(folder: Path, **changes: int) -> None:
+    drafter = Eagle(EagleConfig.for_target(tiny_config(**changes)))
+    save_component(drafter.state_dict(), drafter.config, folder / "drafter")
+
+
+@pytest.mark.parametrize(
+    ("changes", "output"),
+    [
+        ({"vocab_size": 30}, "drafts 30 tokens of width 32, 16 per image"),
+        ({"dim": 48}, "drafts 24 tokens of width 48, 16 per image"),
+        ({"block_size": 4}, "drafts 24 tokens of width 32, 4 per image"),
+    ],
+)
+def test_a_drafter_of_other_sizes_is_refused_by_name(copied: Path, changes: dict[str, int], output: str) -> None:
+    put_drafter(copied, **changes)
+    for load in (load_model, LanternPipeline.from_pretrained):
+        text = refused(load, copied, match="trained for another one.*lantern train --help.*--method plain")
+        begins = f"drafter {copied / 'drafter'} {output}, but model toy has 24 tokens of width 32, 16 per"
+        assert text.startswith(begins)
+
+
+def test_the_command_refuses_a_wrong_drafter_that_its_method_reads(
+    copied: Path, capsys: Capture, tmp_path: Path
+) -> None:
+    put_drafter(copied, vocab_size=30)
+    words = ["generate", "--model", str(copied), "--prompt", "a red apple", "--tokens", str(tmp_path / "t.json")]
+    assert main([*words, "--quiet", "--method", "eagle1"]) == 2
+    assert one_line(capsys).startswith(f"lantern: error: drafter {copied / 'drafter'} drafts 30 tokens")
+    for method in ("plain", "auto"):  # without a profile, auto chooses among windows
+        assert main([*words, "--quiet", "--method", method]) == 0
+
+
+def test_a_drafter_is_loaded_unless_it_was_trained_for_other_weights(copied: Path) -> None:
+    own, other = weights_digest(io.load_state(copied / "transformer")), weights_digest(tiny_target(seed=9).state_dict())
+    for digest in (None, own):
+        change(copied / "drafter" / CONFIG_NAME, target=digest)
+        for dtype in ("fp32", "bf16"):
+            assert load_model(copied, dtype=dtype).drafter is not None
+            assert LanternPipeline.from_pretrained(copied, dtype=dtype).drafter is not None
+    change(copied / "drafter" / CONFIG_NAME, target=other)
+    for load in (load_model, LanternPipeline.from_pretrained):
+        text = refused(load, copied, match="--method plain")
+        assert str(copied / "drafter") in text
+        assert f"digest {other[:12]}, but that of model toy is {own[:12]}" in text
+    assert load_model(copied, parts=("text",)).drafter is None
+
+
+def test_the_digest_depends_on_values_and_not_on_storage() -> None:
+    target = tiny_target()
+    half = {name: tensor.bfloat16() for name, tensor in target.state_dict().items()}
+    whole = {name: tensor.float() for name, tensor in half.items()}
+    assert weights_digest(half) == weights_digest(whole) == weights_digest(target.state_dict())
+    for name in whole:
+        changed = {**whole, name: whole[name].clone()}
+        changed[name].view(-1)[0] += 1.0
+        assert weights_digest(changed) != weights_digest(whole)
+    assert weights_digest({"a": torch.zeros(2, 3)}) != weights_digest({"a": torch.zeros(3, 2)})

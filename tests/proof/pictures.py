@@ -13,8 +13,7 @@ from lantern.core.types import Condition, Generation
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.proof import draws
-from tests.tiny import select, tiny_condition, tiny_target
-from tests.uncached import uncached
+from tests.tiny import select, tiny_condition, tiny_target, uncached
 
 PICTURES = 5000  # find each fault that moves 9 % of the probability with a chance of 99 %
 SMALL = tiny_target(block_size=4, vocab_size=5)

@@ -13,9 +13,8 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree, TreeShape
 from lantern.decoding.loop import State, begin
 from lantern.verifiers.gumbel import GumbelVerifier
-from tests.tiny import select
+from tests.tiny import select, uncached
 from tests.tiny_decoder import CONDITION, TARGET, GivenTrees
-from tests.uncached import uncached
 
 COUNT, SLOTS, TOKENS = 16, 6, 24
 CLOSE = 1e-5

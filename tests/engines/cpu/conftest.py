@@ -4,6 +4,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 
@@ -20,6 +21,7 @@ def _compiler() -> None:
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
     """Return a function that compiles a program which includes headers of the engine, and loads it."""
 
+    @cache
     def load(program: str) -> ctypes.CDLL:
         folder = tmp_path_factory.mktemp("compiled")
         source, made = folder / "program.cpp", folder / "program.so"

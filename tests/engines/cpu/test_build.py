@@ -47,15 +47,10 @@ def copied(library: Path, folder: Path) -> Path:
     return folder / library.name
 
 
-@pytest.fixture
-def cached(fresh: Path, original: Path) -> Path:
-    """A library of this version in the cache, copied from where the tests have built it."""
-    return copied(original, fresh)
-
-
-@pytest.fixture
-def packaged(fresh: Path, original: Path) -> Path:
-    return copied(original, building.PACKAGED)
+@pytest.fixture(params=["cached", "packaged"])
+def library(fresh: Path, original: Path, request: pytest.FixtureRequest) -> Path:
+    """A library of this version in the cache or with the package, copied from where the tests have built it."""
+    return copied(original, fresh if request.param == "cached" else building.PACKAGED)
 
 
 @pytest.fixture(scope="module", autouse=True)  # before a test changes where libraries are
@@ -71,13 +66,10 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
 
 
-@pytest.mark.parametrize("place", ["cached", "packaged"])
-def test_a_library_needs_no_compiler(
-    place: str, no_compiler: None, fresh: Path, request: pytest.FixtureRequest
-) -> None:
-    request.getfixturevalue(place)
+@pytest.mark.usefixtures("no_compiler")
+def test_a_library_needs_no_compiler(library: Path, fresh: Path) -> None:
     assert building.missing() is None and building.library().lantern_abi() == building.ABI
-    assert fresh.exists() == (place == "cached")
+    assert fresh.exists() == (library.parent == fresh)
 
 
 def spoil_bytes(path: Path) -> None:
@@ -99,47 +91,41 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("place", ["cached", "packaged"])
+@pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_untrusted_library_is_never_loaded(
-    fault: str, place: str, no_compiler: None, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
-) -> None:
-    FAULTS[fault](request.getfixturevalue(place))
+def test_an_untrusted_library_is_never_loaded(fault: str, library: Path, caplog: pytest.LogCaptureFixture) -> None:
+    FAULTS[fault](library)
     assert fault in str(building.missing())
     refused(building.library, match="which was not found: install it")
     assert fault in caplog.text
 
 
-@pytest.mark.parametrize(("place", "reason"), [("cached", "belongs to another user"), ("packaged", "None")])
+@pytest.mark.usefixtures("no_compiler")
 def test_a_library_belongs_to_the_user_or_to_who_installed_the_package(
-    place: str, reason: str, no_compiler: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    library: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = request.getfixturevalue(place)
     monkeypatch.setattr(os, "getuid", lambda: 12345)  # installed by root, run by a user
     monkeypatch.setattr(building, "folders", lambda: [library.parent])
-    assert reason in str(building.missing())
+    assert ("belongs to another user" if library.parent == fresh else "None") in str(building.missing())
 
 
-def test_a_damaged_library_is_built_again_once(
-    cached: Path, original: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_mended", [True, False])
+def test_a_damaged_library_is_built_again_once_and_refused_if_it_stays_damaged(
+    is_mended: bool, fresh: Path, original: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    cached, builds = copied(original, fresh), list[str]()
     spoil_bytes(cached)
-    builds = list[str]()
 
     def build(compiler: str) -> Path:
         builds.append(compiler)
-        shutil.copy2(original, cached)
-        return cached
+        return Path(shutil.copy2(original, cached)) if is_mended else cached
 
     monkeypatch.setattr(building, "_build", build)
-    building.library()
+    if is_mended:
+        building.library()
+    else:
+        refused(building.library, match="checksum is wrong right after it was built: use --engine eager")
     assert len(builds) == 1 and "building it again" in caplog.text
-
-
-def test_a_build_that_stays_damaged_is_an_error(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spoil_bytes(cached)
-    monkeypatch.setattr(building, "_build", lambda compiler: cached)
-    refused(building.library, match="checksum is wrong right after it was built: use --engine eager")
 
 
 def written(command: list[str]) -> None:
@@ -207,7 +193,7 @@ FILES = {"v3": ("test_target.py", "test_linear.py"), "generic": ("test_sampling.
 PROGRAM = """
 import sys
 import pytest
-from lantern.engines.cpu import build
+from lantern.engines.cpu import compiler
 features = frozenset(sys.argv[1].split())
 build.features = lambda: features
 from lantern.engines.cpu.build import library
@@ -222,12 +208,8 @@ sys.exit(pytest.main([*options, *sys.argv[3:]]))
     "variant", [one for one in building.supported()[1:] if one.name in FILES], ids=lambda variant: variant.name
 )
 def test_libraries_for_older_processors_pass_these_tests(variant: building.ProcessorKind, tmp_path: Path) -> None:
-    given = [
-        " ".join(sorted(variant.features)),
-        f"cpu-{variant.name}-",
-        *(str(HERE / name) for name in FILES[variant.name]),
-    ]
+    files = [str(HERE / name) for name in FILES[variant.name]]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, "-c", PROGRAM, *given]
+    command = [sys.executable, "-c", PROGRAM, " ".join(sorted(variant.features)), f"cpu-{variant.name}-", *files]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]

@@ -98,8 +98,8 @@ def test_vector_lanes_and_amx_give_the_same_bits(tmp_path: Path, monkeypatch: py
     expected = linear(x, packed, None, 96)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(building, "PACKAGED", tmp_path)
-    monkeypatch.setattr(compiling, "features", lambda: compiling.V4_BF16.features)
-    monkeypatch.setattr(compiling, "FLAGS", ("-O1", *compiling.FLAGS[1:]))
+    monkeypatch.setattr(compiling, "features", lambda: building.V4_BF16.features)
+    monkeypatch.setattr(compiling, "FLAGS", ("-O1", *building.FLAGS[1:]))
     building.library.cache_clear()
     try:
         assert not building.has_amx()

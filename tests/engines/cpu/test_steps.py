@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -113,16 +113,11 @@ def near(one: Tensor, other: Tensor, options: dict[str, Any] | None) -> bool:
     return torch.allclose(one, other, rtol=0.0, atol=1e-4 if options in TESTED else 0.0)
 
 
-def is_inside(step: Step, image: int) -> Tensor:
-    """Return which nodes predict a token of the image; what others give is not read."""
-    depths = torch.zeros(1) if step.tree is None else step.tree.shape.depths.flatten()
-    return depths < TOKENS - step.start[image]
-
-
 def seen_of(step: Step, image: int) -> dict[str, Any]:
     """Return what a step says of an image up to its end: drafts and verdict may have more than the image has."""
     count, tree, verdict = int(step.counts[image]), step.tree, step.verdict
-    inside = is_inside(step, image)
+    # nodes that predict a token of the image; what others give is not read
+    inside = (torch.zeros(1) if tree is None else tree.shape.depths.flatten()) < TOKENS - step.start[image]
     seen: dict[str, Any] = {"start": step.start[image], "tokens": step.tokens[image, :count]}
     seen |= {"logits": step.scores.logits[image][:, inside].clone()}
     if tree is not None and verdict is not None:
@@ -187,10 +182,8 @@ def test_a_window_that_commits_too_few_tokens_is_given_up(watching: dict[str, An
 @pytest.mark.parametrize("options", [None, {"window": 5}, RELAXED[0], TESTED[1]], ids=str)
 def test_nan_logits_are_reported_per_picture(options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target(**SHAPE | {"vocab_size": 256})
-    tokens = [
-        set(row[:-1].tolist())
-        for row in parts_of(target, DISTRIBUTIONS[0], options).generate(CONDITION, keys=KEYS).tokens
-    ]
+    made = parts_of(target, DISTRIBUTIONS[0], options).generate(CONDITION, keys=KEYS)
+    tokens = [set(row[:-1].tolist()) for row in made.tokens]
     only = next(iter(tokens[2] - tokens[0] - tokens[1]))
     target.tok_embeddings.weight.data[only] = torch.nan
     parts = parts_of(target, DISTRIBUTIONS[0], options)
@@ -247,20 +240,14 @@ def test_subclasses_which_may_decide_otherwise_are_run_by_the_loop() -> None:
         verifier = match() if rule is None else RelaxedVerifier(rule(), match())
         return is_fused(begin(State(target, DISTRIBUTIONS[0], drafter, verifier), CONDITION, keys=KEYS))
 
-    own: list[Any] = [type("Own", (kind,), {}) for kind in (JacobiDrafter, GumbelVerifier, Mixture)]
-    window, match, rule = own
+    window, match, rule = (cast(Any, type("Own", (kind,), {})) for kind in (JacobiDrafter, GumbelVerifier, Mixture))
     assert fits(JacobiDrafter, GumbelVerifier) and fits(JacobiDrafter, GumbelVerifier, Mixture)
     assert not fits(window, GumbelVerifier) and not fits(JacobiDrafter, match)
     assert not fits(window, GumbelVerifier, Mixture) and not fits(JacobiDrafter, match, Mixture)
     assert not fits(JacobiDrafter, GumbelVerifier, rule)
     tested = tiny_decoder("lantern", tiny_target(**SHAPE), DISTRIBUTIONS[0], engine=CpuEngine())
-    assert isinstance(tested.verifier, RejectionVerifier)
     test: Any = tested.verifier
-    for other in (
-        RejectionVerifier(type("Own", (Lantern,), {})(test.relaxation.table, 3)),
-        type("Own", (RejectionVerifier,), {})(),
-    ):
-        tested.verifier = other
-        assert not is_fused(tested.begin(CONDITION, keys=KEYS))
-    tested.verifier = test
-    assert is_fused(tested.begin(CONDITION, keys=KEYS))
+    own = type("Own", (Lantern,), {})(test.relaxation.table, 3), type("Own", (RejectionVerifier,), {})()
+    for verifier, fits_too in ((test, True), (RejectionVerifier(own[0]), False), (own[1], False)):
+        tested.verifier = verifier
+        assert is_fused(tested.begin(CONDITION, keys=KEYS)) == fits_too

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from triton import knobs
@@ -60,11 +61,8 @@ def compiled_for(architecture: int, **changes: Any) -> Iterator[list[Any]]:
         how |= {"warmup": True} | {name: value for name, value in changes.items() if name in how}
         made.append(run(kernel, *given, **how))
 
-    JITFunction.run = compile_only  # type: ignore[method-assign]
-    try:
+    with patch.object(JITFunction, "run", compile_only):
         yield made
-    finally:
-        JITFunction.run = run  # type: ignore[method-assign]
 
 
 NAMES = ("enter", "qkv", "gate_up", "out", "down", "head")
@@ -196,8 +194,7 @@ def resolved(layout: str, layouts: dict[str, str]) -> str:
     return re.sub(r"#\w+(?![\w.])", lambda name: layouts.get(name[0], name[0]), layout)
 
 
-WALKS = (("sampled", "exact", 16384), ("sampled", "lantern", 16384), ("sampled", "lantern++", 16384))
-WALKS += (("sampled", "released lantern++", 16384), ("point", "lantern++", 16384), ("sampled", "lantern++", 2048))
+WALKS = (*(("sampled", rule, TOKENS) for rule in RULES), ("point", "lantern++", TOKENS), ("sampled", "lantern++", 2048))
 
 
 def main() -> dict[str, Any]:

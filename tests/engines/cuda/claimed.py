@@ -3,19 +3,31 @@
 `ClaimedDevice` is a mode in which `device="cuda"` works without a GPU. A tensor there says that it is on `cuda:0`, has
 its numbers in memory of the CPU, and is refused wherever torch would refuse it: beside a tensor of the CPU in the same
 operation. Whatever a GPU would have to wait for, or could not capture in a graph, is recorded.
+
+`Rehearsed` stands for rounds in graphs, there or on the CPU: a capture records every operation of torch, and a replay
+runs them again on the same memory.
 """
 
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock, patch
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lantern.core.types import Step
+from lantern.decoding.loop import State
+from lantern.decoding.rounds import Rounds
+from lantern.engines.cuda.graphs import Captured, GraphRounds
+from lantern.engines.engine import EagerEngine
 
 CUDA = torch.device("cuda", 0)
 ROOT = Path(__file__).resolve().parents[3]
@@ -84,8 +96,7 @@ class ClaimedDevice(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = function.overloadpacket.__name__
-        tensors: list[Tensor] = []
-        tree_map(lambda x: tensors.append(x) if isinstance(x, Tensor) else None, (args, kwargs))
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         claimed = any(isinstance(x, Claimed) for x in tensors)
         given = kwargs.get("device")
         target = claimed if given is None else torch.device(given).type == "cuda"
@@ -118,12 +129,12 @@ class ClaimedDevice(TorchDispatchMode):
 
     def rewrapped(self, function: Any, args: Any, kwargs: Any, made: Any, is_claimed: bool) -> Any:
         """Return results as claimed tensors; those that an operation writes to are returned as they were given."""
-        written = []
-        for number, argument in enumerate(function._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                written.append(args[number] if number < len(args) else kwargs.get(argument.name))
-        flat = [x for x in written if isinstance(x, Tensor)]
-        own = {id(x.held) if isinstance(x, Claimed) else id(x): x for x in flat}
+        written = [
+            args[number] if number < len(args) else kwargs.get(argument.name)
+            for number, argument in enumerate(function._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        own = {id(x.held) if isinstance(x, Claimed) else id(x): x for x in written if isinstance(x, Tensor)}
 
         def wrap(x: Any) -> Any:
             if not isinstance(x, Tensor) or isinstance(x, Claimed):
@@ -152,28 +163,132 @@ def lstm_cell(new: Tensor, old: Tensor, cell: Tensor, *biases: Tensor | None) ->
     return show.sigmoid() * after.tanh(), after, gates
 
 
-class Event:
-    """Stands for a CUDA event: everything has happened."""
-
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
 @contextmanager
 def claimed_cuda() -> Iterator[ClaimedDevice]:
     """Claim a CUDA device, with events that have happened and nothing to wait for."""
-    stand_ins = {"Event": Event, "synchronize": lambda *_: None, "_lazy_init": lambda: None}
-    before = {name: getattr(torch.cuda, name) for name in stand_ins}
-    for name, stand_in in stand_ins.items():
-        setattr(torch.cuda, name, stand_in)
+    event = Mock(spec=["record", "synchronize"])
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # Module.to makes new parameters
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor builds on the CPU and moves the result
     try:
-        with ClaimedDevice() as mode:
+        with (
+            patch.multiple(torch.cuda, Event=lambda: event, synchronize=lambda *_: None, _lazy_init=lambda: None),
+            ClaimedDevice() as mode,
+        ):
             yield mode
     finally:
         torch._C._set_only_lift_cpu_tensors(False)
         torch.__future__.set_overwrite_module_params_on_conversion(False)
-        for name, own in before.items():
-            setattr(torch.cuda, name, own)
+
+
+class Outside:
+    """A tensor in memory that a recording did not make. As a CUDA graph, it does not keep that memory alive.
+
+    The memory of claimed tensors is that of the tensors on the CPU that they hold.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.memory = StorageWeakRef(tensor.untyped_storage())
+        self.form = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
+        self.is_claimed = isinstance(tensor, Claimed)
+
+    def tensor(self) -> Tensor:
+        memory = torch.UntypedStorage._new_with_weak_ptr(self.memory.cdata)
+        assert memory is not None, f"a replay reads memory that was freed: {self.form}"
+        dtype, *place = self.form
+        made = torch.empty(0, dtype=dtype).set_(memory, *place)
+        return Claimed(made) if self.is_claimed else made
+
+
+class Recording(TorchDispatchMode):
+    """Records operations with their tensors. As a CUDA graph, it knows memory and no names of Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, Any, Any, list[Tensor | None]]] = []
+        self.own = {0}  # addresses of what the operations made
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        assert name != "_local_scalar_dense", "a captured round must not read a value on the host"
+        known = {address(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        given = tree_map(self.noted, (args, kwargs or {}))
+        made = function(*args, **(kwargs or {}))
+        fresh = [x if isinstance(x, Tensor) and address(x) not in known else None for x in tree_leaves(made)]
+        self.own |= {address(x) for x in fresh if x is not None}
+        self.operations.append((function, *given, fresh))
+        return made
+
+    def noted(self, value: Any) -> Any:
+        """Return an argument as it is kept; numbers, and tensors of other classes, stay as they are."""
+        is_plain = type(value) in (Tensor, torch.nn.Parameter, Claimed) and value.ndim > 0
+        return Outside(value) if is_plain and address(value) not in self.own else value
+
+    def replay(self) -> None:
+        for function, args, kwargs, fresh in self.operations:
+            args, kwargs = tree_map(lambda x: x.tensor() if isinstance(x, Outside) else x, (args, kwargs))
+            again = tree_leaves(function(*args, **kwargs))
+            for old, new in zip(fresh, again, strict=True):
+                if old is not None:
+                    old.copy_(new)
+
+
+def address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class Rehearsed(GraphRounds):
+    """Counts captures and replays; `waits` are those of the last captured round, if the device is known."""
+
+    captured = replayed = 0
+    device: ClassVar[ClaimedDevice | None] = None
+    waits: ClassVar[list[str] | None] = None
+
+    def capture(self) -> tuple[Any, Step]:
+        """Record a round; what it wrote in place is put back, since a capture does not run it."""
+        rounds, waits = type(self), [] if self.device is None else self.device.waits
+        rounds.captured += 1
+        kept = {id(tensor): (tensor, tensor.clone()) for tensor in memory_of(self.state)}
+        with Recording() as recording, torch.no_grad():
+            before = len(waits)
+            step = self.state.round()
+            rounds.waits = waits[before:]
+        for tensor, value in kept.values():
+            tensor.copy_(value)
+        return recording, step
+
+    def replay(self, captured: Captured) -> None:
+        type(self).replayed += 1
+        super().replay(captured)
+
+
+def watching(device: ClaimedDevice) -> type[Rehearsed]:
+    """Return a class of rounds on that device, with counts of its own."""
+    return type("Watched", (Rehearsed,), {"device": device, "captured": 0, "replayed": 0})
+
+
+@dataclass(frozen=True)
+class RehearsedEngine(EagerEngine):
+    """The engine `graph` with recordings for graphs, and passes by torch."""
+
+    rounds: type[GraphRounds] = Rehearsed
+    captures: ClassVar[bool] = True
+
+    def drive(self, states: Sequence[State], earlier: Rounds | None = None) -> Rounds:
+        (state,) = states
+        return self.rounds(state)
+
+
+def memory_of(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """Yield the tensors that a generation, its drafter and what these hold may write to."""
+    seen = set() if seen is None else seen
+    if id(value) in seen or isinstance(value, torch.nn.Module):
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        if 0 not in value.stride() and not value.requires_grad:
+            yield value
+    elif isinstance(value, list | tuple | dict):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from memory_of(entry, seen)
+    elif type(value).__module__.startswith("lantern.") and hasattr(value, "__dict__"):
+        yield from memory_of(value.__dict__, seen)

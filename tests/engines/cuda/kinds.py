@@ -19,6 +19,7 @@ from lantern.models.transformers.janus import JanusTokens
 from lantern.models.transformers.target import TokenEmbedding, TokenHead, TransformersTarget
 from tests import tiny_transformers as tiny
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny_decoder import chosen_from
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOKENS = 9
@@ -98,16 +99,13 @@ def generated(kind: str, decoder: Decoder, images: int = 1, **how: Any) -> Gener
     return decoder.generate(condition, keys=KEYS[:images], **how)
 
 
-def scored(kind: str, name: str, dtype: torch.dtype, guidance: float) -> tuple[Tensor, dict[int, Tensor]]:
+def scored(kind: str, name: str, dtype: torch.dtype, guidance: float) -> tuple[Tensor, list[Tensor]]:
     """Return the tokens of an image, and the logits from which each but the first was sampled."""
-    logits = dict[int, Tensor]()
+    logits = list[Tensor]()
 
     def collect(step: Step) -> None:
-        if step.scores is None or step.index == 0:
-            return
-        nodes = [0] if step.verdict is None else [0, *step.verdict.path[0].tolist()]
-        for ahead in range(int(step.counts[0])):
-            logits[int(step.start[0]) + ahead] = step.scores.logits[0, :, nodes[ahead]].clone()
+        assert int(step.start[0]) == (len(logits) + 1 if step.index else 0)
+        logits.extend(chosen_from(step, 0) if step.index else ())
 
     decoder = decoder_of(kind, name, target_of(kind, dtype), Sampling(guidance=guidance))
     assert decoder.promise(1) == "tokens"

@@ -1,4 +1,7 @@
-"""Whole generations with everything on a claimed CUDA device: no operation mixes devices, no captured round waits."""
+"""Whole generations with everything on a claimed CUDA device: no operation mixes devices, no captured round waits.
+
+Targets of LlamaGen, and of transformers with passes of torch.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +12,15 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Generation
-from lantern.engines.engine import EAGER, Engine
-from lantern.generation.generator import Decoder, generate
+from lantern.core.types import Condition, Generation
+from lantern.core.weights import FixedPasses
+from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.engine import EAGER, Engine, engine
+from lantern.generation.generator import Decoder, build_decoder, generate
 from lantern.methods import METHODS
 from lantern.models.folder import load_model
-from tests.engines.cuda.claimed import Claimed, claim_module, claimed_cuda, held
-from tests.engines.cuda.replay import RehearsedEngine, watching
+from tests import tiny_transformers as tiny
+from tests.engines.cuda.claimed import Claimed, Rehearsed, RehearsedEngine, claim_module, claimed_cuda, held, watching
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_decoder import small_method, tiny_decoder
 
@@ -41,8 +46,8 @@ def test_generations_are_those_of_the_cpu_and_a_captured_round_waits_for_nothing
     expected = generated(decoder_of(name, "cpu"))
     with claimed_cuda() as device:
         rounds = watching(device)
-        engine = EAGER if name in UNCAPTURED else RehearsedEngine(rounds=rounds)
-        made = generated(decoder_of(name, "cuda", engine))
+        runs = EAGER if name in UNCAPTURED else RehearsedEngine(rounds=rounds)
+        made = generated(decoder_of(name, "cuda", runs))
     for own, other in zip(made, expected, strict=True):
         for each in ("tokens", "steps", "accepted"):
             assert torch.equal(held(getattr(own, each)), getattr(other, each)), each
@@ -54,23 +59,12 @@ def test_generations_are_those_of_the_cpu_and_a_captured_round_waits_for_nothing
 
 
 WAITS: list[Callable[[Tensor], object]] = [
-    lambda x: x.sum().item(),
-    lambda x: bool(x[0] > 1),
-    lambda x: [0, 1, 2][x[0].long()],
-    lambda x: x.tolist(),
-    lambda x: x.cpu(),
+    *(lambda x: x.tolist(), lambda x: x.cpu(), lambda x: x.unique(), lambda x: x.unique_consecutive()),
+    *(lambda x: x.sum().item(), lambda x: bool(x[0] > 1), lambda x: [0, 1, 2][x[0].long()]),
+    *(lambda x: x[x > 1], lambda x: x.clone().__setitem__(x > 1, 1.0), lambda x: x.masked_select(x > 1)),
+    *(lambda x: torch.where(x > 1), lambda x: torch.equal(x, x), lambda x: torch.allclose(x, x)),
+    *(lambda x: x.unique(dim=0), lambda x: x.long().bincount(), lambda x: x.repeat_interleave(x.long())),
     lambda x: torch.tensor([1.0, 2.0], device="cuda"),
-    lambda x: x[x > 1],
-    lambda x: x.clone().__setitem__(x > 1, 1.0),
-    lambda x: torch.where(x > 1),
-    lambda x: torch.equal(x, x),
-    lambda x: torch.allclose(x, x),
-    lambda x: x.masked_select(x > 1),
-    lambda x: x.unique(),
-    lambda x: x.unique(dim=0),
-    lambda x: x.unique_consecutive(),
-    lambda x: x.long().bincount(),
-    lambda x: x.repeat_interleave(x.long()),
 ]
 
 
@@ -111,10 +105,10 @@ def test_kernels_get_tensors_of_the_device_only(kind: str, name: str, monkeypatc
     def tokens(is_claimed: bool) -> Tensor:
         target = kinds.target_of(kind, torch.float32, **{"side": 2} if kind == "llama" else {"block_size": 4})
         drafter = None if kind == "llama" else tiny_eagle(target)
-        for part in (target, drafter) if is_claimed else ():
-            _ = part is None or claim_module(part)
-        engine = None if is_claimed else EAGER
-        decoder = kinds.decoder_of(kind, name, target, Sampling(guidance=3.0, top_k=10), engine, drafter)
+        for part in filter(None, (target, drafter)) if is_claimed else ():
+            claim_module(part)
+        runs = None if is_claimed else EAGER
+        decoder = kinds.decoder_of(kind, name, target, Sampling(guidance=3.0, top_k=10), runs, drafter)
         return kinds.generated(kind, decoder).tokens
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
@@ -149,3 +143,75 @@ def test_pictures_of_a_model_are_those_of_the_cpu(name: str, folder: Path, tmp_p
         assert (own.pixels is not None) == (other.pixels is not None) == how["with_pixels"]
         if own.pixels is not None and other.pixels is not None:
             assert torch.equal(held(own.pixels), other.pixels)
+
+
+SIZES = {"janus": None, "chameleon": None, "emu3": (24, 32), "lumina": (12, 8)}
+NEWLINES = ("emu3", "lumina")
+CASES = [(name, method) for method in ("plain", "sjd-pac", "gumbel-jacobi") for name in SIZES]
+CASES = [pytest.param(*case, marks=() if i in (5, 10) else pytest.mark.slow) for i, case in enumerate(CASES)]
+
+
+@pytest.fixture
+def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the engine prepare targets as on a GPU, without kernels; a recording of each round is replayed."""
+    monkeypatch.setattr(GraphEngine, "why_not", lambda *_, **__: None)
+    monkeypatch.setattr(GraphEngine, "without_kernels", lambda *_: "not here")
+    monkeypatch.setattr(GraphEngine, "drive", lambda _, states: Rehearsed(states[0]))
+
+
+def target_of(name: str) -> Any:
+    return tiny.assemble(name, size=SIZES[name]).target
+
+
+def built(method: str, target: Any, engine: Engine, **how: Any) -> Decoder:
+    settings = {"window": 4} if "window" in METHODS[method].settings else {}
+    chosen = METHODS[method].with_options(**settings)
+    return build_decoder(chosen, target, sampling=Sampling(guidance=3.0), engine=engine, **how)
+
+
+def condition_of(word: int, images: int = 2) -> Condition:
+    tokens = torch.tensor([[[0, 1, word, 4], [0, 0, 1, 4]], [[1, 9, 10, 4], [0, 0, 1, 4]]])[:images]
+    return Condition(tokens=tokens, mask=tokens > 0)
+
+
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_a_replayed_round_gives_the_tokens_of_the_eager_one_and_waits_for_nothing(
+    name: str, method: str, rehearsed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [(condition_of(9 + seed), [(seed, 0), (seed, 1)]) for seed in (3, 8)]
+    eager = built(method, target_of(name), EAGER)
+    expected = [eager.generate(condition, keys=keys) for condition, keys in given]
+    with claimed_cuda() as device:
+        target, watched = claim_module(target_of(name)), watching(device)
+        monkeypatch.setattr(GraphEngine, "drive", lambda _, states: watched(states[0]))
+        graph = built(method, target, GraphEngine())
+        assert isinstance(graph.target, FixedPasses) == (name in NEWLINES)
+        made = [graph.generate(condition, keys=keys) for condition, keys in given]
+        assert watched.captured == 1 and watched.replayed > 1 and watched.waits == []
+
+    for own, other in zip(made, expected, strict=True):
+        assert torch.equal(held(own.tokens), other.tokens) and torch.equal(held(own.steps), other.steps)
+
+
+def test_a_smaller_model_with_newlines_drafts_in_a_captured_round(rehearsed: None) -> None:
+    target = target_of("emu3")
+    parts = {"small": tiny.assemble("emu3", tiny.make("emu3", 1), size=SIZES["emu3"]).target}
+    eager, graph = (built("self-cascade", target, each, add_ons=parts) for each in (EAGER, GraphEngine()))
+    before = Rehearsed.captured
+    for length in (3, 2):  # the smaller model's cache is as long as the prompt
+        given = condition_of(9, images=1)
+        given = Condition(tokens=given.tokens[..., -length:], mask=given.mask[..., -length:])  # type: ignore[index]
+        expected, made = (one.generate(given, keys=[(3, 0)]) for one in (eager, graph))
+        assert torch.equal(made.tokens, expected.tokens)
+    assert Rehearsed.captured == before + 2
+
+
+def test_a_gpu_takes_targets() -> None:
+    graph = GraphEngine()
+    with claimed_cuda():
+        janus, emu3 = (claim_module(target_of(name)) for name in ("janus", "emu3"))
+        assert graph.why_not(janus) is None and graph.why_not(emu3) is None
+        assert "passes run through torch" in (graph.remark(emu3) or "")
+        assert not graph.keeps_bits(emu3, nodes=1, lines=2)
+        assert "quantized weights" in (GraphEngine(weights="int8").why_not(janus) or "")
+        assert "runs LlamaGen's layers" in (engine("wide").why_not(janus) or "")

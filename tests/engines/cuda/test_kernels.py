@@ -35,10 +35,6 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 TREE = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)))
 BLOCK, CONDITIONING, TOKENS, HEADS, WIDTH = 16, 3, 49, 2, 12
-SIZES_OF_FP8: dict[str, Any] = {
-    **dict.fromkeys(("layers", "images", "rows", "heads", "head_dim", "prefix", "tokens", "stage"), 1),
-    **{"dtype": torch.float32, "device": DEVICE},
-}
 
 
 class Scene:
@@ -50,7 +46,6 @@ class Scene:
     def __init__(
         self,
         committed: list[int],
-        *,
         dtype: torch.dtype,
         guided: int = 2,
         lengths: list[int] | None = None,
@@ -89,18 +84,15 @@ class Scene:
 @pytest.mark.parametrize(
     ("dtype", "committed", "guided", "prompts"),
     [
-        (torch.float32, [13, 37], 1, None),
-        (torch.bfloat16, [29], 2, None),
-        (torch.float16, [0], 1, None),
+        (torch.float32, [13, 37], 1, ()),
+        (torch.bfloat16, [29], 2, ()),
+        (torch.float16, [0], 1, ()),
         (torch.float32, [29], 2, ([21, 3], 21)),
         (torch.bfloat16, [0], 2, ([16, 40], 43)),
     ],
 )
-def test_attention_is_that_of_the_mask(
-    dtype: torch.dtype, committed: list[int], guided: int, prompts: tuple[list[int], int] | None
-) -> None:
-    given: dict[str, Any] = {} if prompts is None else {"lengths": prompts[0], "prefix": prompts[1]}
-    scene = Scene(committed, dtype=dtype, guided=guided, **given)
+def test_attention_is_that_of_the_mask(dtype: torch.dtype, committed: list[int], guided: int, prompts: Any) -> None:
+    scene = Scene(committed, dtype, guided, *prompts)
     rows, lines, heads = 16, len(committed) * guided, HEADS * scene.group
     qkv = random(lines * rows, (heads + 2 * HEADS) * WIDTH, dtype=dtype, seed=4)
     q = qkv.view(lines, rows, -1, WIDTH)[:, : scene.nodes, :heads].transpose(1, 2)
@@ -137,7 +129,8 @@ def test_keys_in_fp8_have_the_bits_that_torch_gives_them() -> None:
     near = [middles * (1 + sign * 2**-20) for sign in (1, -1)]
     x = torch.cat([numbers, middles, *near, torch.tensor([449.0, 1e30, 2**-11])]).to(DEVICE)
     x = torch.nn.functional.pad(torch.cat([x, -x]), (0, 1024 - 2 * len(x)))
-    cache = StaticCache(**SIZES_OF_FP8, is_fp8=True)
+    sizes = dict.fromkeys(("layers", "images", "rows", "heads", "head_dim", "prefix", "tokens", "stage"), 1)
+    cache = StaticCache(**sizes, dtype=torch.float32, device=DEVICE, is_fp8=True)
     made, out = torch.zeros(1024, dtype=torch.uint8, device=DEVICE), torch.zeros(1024, device=DEVICE)
     stored_kernel[(1,)](x, made, out)
     assert cache.buffer.dtype == torch.uint8

@@ -1,25 +1,35 @@
 """Replayed rounds: when they are captured anew, what of them is reported, and what a GPU may refuse."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from lantern import LanternPipeline
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
 from lantern.core.weights import on_device
+from lantern.decoding.loop import State
+from lantern.decoding.rounds import Joint
 from lantern.engines.cuda import graphs
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.engine import EAGER
+from lantern.engines.engine import EAGER, Engine
 from lantern.generation.generator import Decoder
+from lantern.methods import METHODS
+from tests.engines.cuda.claimed import Rehearsed, RehearsedEngine
 from tests.engines.cuda.kinds import llama_in
-from tests.engines.cuda.replay import Rehearsed, RehearsedEngine
+from tests.engines.cuda.test_claimed import UNCAPTURED
 from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_decoder import small_method, tiny_decoder
 
 CONDITION, KEYS = tiny_condition((4, 2)), [(3, 0), (3, 1)]
+NAMES = [name for name in METHODS if name not in UNCAPTURED and name != "auto"]
+FEW = ("plain", "eagle1", "lantern++", "gumbel-jacobi", "medusa")
 
 
 @pytest.fixture(autouse=True)
@@ -28,14 +38,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rehearsed, "captured", 0)
 
 
-def decoder_of(name: str, target: Any, *, is_graphed: bool = True) -> Decoder:
-    engine = RehearsedEngine() if is_graphed else EAGER
-    return tiny_decoder(small_method(name), target, Sampling(guidance=3.0), engine=engine)
+def decoder_of(name: str, target: Any, engine: Engine | None = None) -> Decoder:
+    return tiny_decoder(small_method(name), target, Sampling(guidance=3.0), engine=engine or RehearsedEngine())
 
 
 def test_another_batch_and_changed_weights_are_captured_anew_and_tokens_given_are_replayed() -> None:
     target, given = tiny_target(), torch.full((2, 16), -1)
-    eager, graphed = decoder_of("eagle1", target, is_graphed=False), decoder_of("eagle1", target)
+    eager, graphed = decoder_of("eagle1", target, EAGER), decoder_of("eagle1", target)
     given[:, 3], given[0, 9] = 5, 7
     for images, forced, captured in ((2, None, 1), (2, given, 2), (2, given.roll(1, 1), 2), (1, None, 3), (1, None, 4)):
         if captured == 4:
@@ -49,7 +58,7 @@ def test_another_batch_and_changed_weights_are_captured_anew_and_tokens_given_ar
 @pytest.mark.parametrize("name", ["plain", "gumbel-jacobi"])
 def test_prompts_of_tokens_of_another_length_are_replayed(name: str) -> None:
     target, tokens = llama_in(torch.float32), torch.randint(1, 32, (1, 2, 40))
-    eager, graphed = (decoder_of(name, target, is_graphed=is_graphed) for is_graphed in (False, True))
+    eager, graphed = (decoder_of(name, target, engine) for engine in (EAGER, None))
     for length, captured in ((6, 1), (9, 1), (32, 1), (33, 2), (40, 2)):
         some = tokens[..., :length]
         condition = Condition(tokens=some, mask=torch.ones_like(some, dtype=torch.bool))
@@ -79,10 +88,10 @@ def test_reported_steps_are_not_overwritten_by_the_next_replay_and_not_timed_ins
     target = tiny_target()
     reported: tuple[list[Step], list[Step]] = [], []
     by_torch, made = (
-        decoder_of(name, target, is_graphed=is_graphed).generate(
-            CONDITION, keys=KEYS, keep_history=True, is_timed=True, callback=reported[is_graphed].append
+        decoder_of(name, target, engine).generate(
+            CONDITION, keys=KEYS, keep_history=True, is_timed=True, callback=steps.append
         )
-        for is_graphed in (False, True)
+        for engine, steps in zip((EAGER, RehearsedEngine()), reported, strict=True)
     )
     assert Rehearsed.replayed > 1
     assert set(made.seconds) == set(by_torch.seconds) | {"capture", "replay"} and min(made.seconds.values()) >= 0
@@ -125,7 +134,7 @@ class Refused(Rehearsed):
 @pytest.mark.parametrize("name", ["plain", "eagle1"])
 def test_rounds_go_on_without_a_graph_if_none_can_be_captured(name: str, caplog: pytest.LogCaptureFixture) -> None:
     target = tiny_target()
-    expected = decoder_of(name, target, is_graphed=False).generate(CONDITION, keys=KEYS)
+    expected = decoder_of(name, target, EAGER).generate(CONDITION, keys=KEYS)
     Refused.tried = 0
     graphed = tiny_decoder(small_method(name), target, engine=RehearsedEngine(rounds=Refused))
     made = graphed.generate(CONDITION, keys=KEYS)
@@ -134,7 +143,7 @@ def test_rounds_go_on_without_a_graph_if_none_can_be_captured(name: str, caplog:
     assert "no CUDA graph: operation not permitted when stream is capturing" in caplog.text
 
 
-def test_a_capture_that_cannot_end_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_cannot_end_leaves_the_stream_as_it_was() -> None:
     streams = ["own"]
 
     @contextmanager
@@ -143,16 +152,12 @@ def test_a_capture_that_cannot_end_leaves_the_stream_as_it_was(monkeypatch: pyte
         yield
         raise RuntimeError("capture_end failed")
 
-    for name, value in {
-        "CUDAGraph": object,
-        "graph": graph,
-        "Stream": "capture on {}".format,
-        "current_device": lambda: 1,
-        "current_stream": lambda: streams[-1],
-        "set_stream": streams.append,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    with pytest.raises(RuntimeError, match="capture_end failed"):
+    with (
+        patch.multiple(torch.cuda, CUDAGraph=object, graph=graph, Stream="capture on {}".format),
+        patch.multiple(torch.cuda, current_device=lambda: 1, current_stream=lambda: streams[-1]),
+        patch.object(torch.cuda, "set_stream", streams.append),
+        pytest.raises(RuntimeError, match="capture_end failed"),
+    ):
         graphs.capture(list)
     assert streams == ["own", "capture on 1", "own"]
 
@@ -172,3 +177,52 @@ def test_row_fronts_are_not_captured(name: str, kind: str, monkeypatch: pytest.M
     state = tiny_decoder(small_method(name), tiny_target(block_size=16)).begin(tiny_condition((4,)), keys=[(9, 0)])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert type(GraphEngine().drive([state])).__name__ == kind
+
+
+@dataclass(frozen=True)
+class Alone(RehearsedEngine):
+    """Generations are not joined, as those of `graph`."""
+
+    def group(self, state: State) -> Hashable:
+        return id(state)
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in FEW)) for one in NAMES])
+def test_images_of_a_server_that_follow_each_other_have_their_own_tokens(name: str) -> None:
+    """The graph of the first image is replayed for the others, from their third round on, without a pause."""
+    target, condition = tiny_target(), tiny_condition((4,))
+    by_torch, decoder = (decoder_of(name, target, engine) for engine in (EAGER, Alone()))
+    joint = Joint(decoder.engine.group, decoder.engine.drive)
+    for seed in range(4):
+        how: dict[str, Any] = {"keys": [(seed, 0)]}
+        state = decoder.begin(condition, is_joined=True, **how)
+        while not state.is_done():
+            joint.take([state])
+        assert torch.equal(state.result().tokens, by_torch.generate(condition, **how).tokens), f"image {seed}"
+    assert Rehearsed.captured == 1 and Rehearsed.replayed > 4
+
+
+def test_calls_of_a_pipeline_replay_the_rounds_of_the_first(folder: Path) -> None:
+    pipe: Any = LanternPipeline.from_pretrained(folder, engine=Alone())
+    by_torch: Any = LanternPipeline.from_pipe(pipe)
+    by_torch.engine = "eager"
+    inner, captured = list[torch.Tensor](), list[int]()
+
+    def tokens(pipe: Any, seed: int, **how: Any) -> torch.Tensor:
+        pipe.set_progress_bar_config(disable=True)
+        return pipe("a red apple", generator=seed, method="eagle1", output_type="latent", **how).tokens
+
+    def within(pipe: Any, step: int, *_: object) -> None:
+        if step == 4:
+            inner.append(tokens(pipe, 9))
+
+    cooler = {"temperature": 0.5}
+    for seed, how in enumerate(({}, {}, cooler, cooler, {}, {"callback_on_step_end": within}, {})):
+        found = tokens(pipe, seed, **how)
+        captured.append(Rehearsed.captured)
+        assert torch.equal(found, tokens(by_torch, seed, **(cooler if how is cooler else {})))
+    assert torch.equal(inner[0], tokens(by_torch, 9))
+    assert captured == [1, 1, 2, 2, 3, 4, 4]  # that within the call of another has its own
+    with torch.no_grad():
+        pipe.transformer.output.weight.mul_(0.5)
+    assert torch.equal(tokens(pipe, 7), tokens(by_torch, 7)) and Rehearsed.captured == 5

@@ -52,15 +52,12 @@ def problem(seed: int, tree: StaticTree, mode: Any, sampling: Sampling) -> tuple
     return tree_on, LogitRows(sampling, logits.to(DEVICE), places.to(DEVICE), Noise(keys, **sizes, device=DEVICE))
 
 
-def table(columns: int = 34) -> dict[str, Any]:
-    """A proximity table, and distances to the first `columns` neighbours: as many as methods read."""
+def table() -> dict[str, Any]:
+    """A proximity table of 34 neighbours, and distances to them."""
     generator = torch.Generator().manual_seed(0)
     ahead = torch.stack([torch.randperm(TOKENS - 1, generator=generator)[:34] + 1 for _ in range(TOKENS)])
     near = (torch.arange(TOKENS)[:, None] + ahead) % TOKENS
-    return {
-        "table": near.int().to(DEVICE),
-        "distances": torch.rand(near.shape, generator=generator)[:, :columns].contiguous().to(DEVICE),
-    }
+    return {"table": near.int().to(DEVICE), "distances": torch.rand(near.shape, generator=generator).to(DEVICE)}
 
 
 def check(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, **how: Any) -> int:

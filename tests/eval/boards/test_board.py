@@ -1,6 +1,10 @@
-"""A board: rounds are measured once and resume, figures are paired, quality is that of `lantern eval`."""
+"""A board: rounds are measured once and resume, figures are paired, quality is that of `lantern eval`.
+
+Both sides of a ratio are resampled together, verdicts need an interval without equality.
+"""
 
 import json
+import re
 import shutil
 from itertools import chain
 from pathlib import Path
@@ -8,27 +12,49 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from lantern.cli.command import run_command
 from lantern.cli.measure import leaderboard, shuffled_prompts
-from lantern.eval.boards import board
+from lantern.eval.boards import board, table
 from lantern.eval.boards.board import expand, parse_pair, shipped
-from lantern.eval.boards.table import figures_of
+from lantern.eval.boards.plot import save
+from lantern.eval.boards.table import correct, figures, figures_of, rendered
 from lantern.eval.json_lines import read_lines
 from lantern.eval.metrics import quality
 from lantern.eval.speed import contenders
 from lantern.eval.speed.contenders import Variant, name_of
+from lantern.eval.speed.race import pack
 from lantern.methods import METHODS
 from tests.cli.calls import Capture
 from tests.eval.tiny_metrics import save_pictures, save_tiny_clip
 from tests.eval.workers import Patch
 
 RELAXED = "bounded-window:window=4,delta=0.4"
+MEASURED = ("eagle1", "eagle1-rejection", "lantern++:k=6", "bounded-window:window=4,delta=0.05/0.4")
+PAIRS = ("eagle1==eagle1-rejection", "eagle1==gumbel-jacobi")
 
 
 def main(*words: object) -> int:
     return run_command(leaderboard, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def board_words(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options of the leaderboard, without its number of images and its file."""
+    prompts = tmp_path_factory.mktemp("prompts") / "prompts.txt"
+    prompts.write_text("a red apple\na blue cat\ntwo dog\n")
+    words = ["--model", str(folder), "--prompts-file", str(prompts), "--engine", "eager", "--quiet"]
+    return [*words, "--baseline", "eager", "--temperature", "1", "0", "--methods", *MEASURED, "--pairs", *PAIRS]
+
+
+@pytest.fixture(scope="module")
+def board_file(board_words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A leaderboard of four images per method."""
+    path = tmp_path_factory.mktemp("run") / "board.jsonl"
+    assert main(*board_words, "--images", 4, "--out", path) == 0
+    return path
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -37,14 +63,14 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def test_rows_have_the_figures_of_every_method(board_file: Path) -> None:
     found = figures_of(board_file)
-    board, greedy = found["boards"]
-    rows = {row["method"]: row for row in board["rows"]}
-    assert (board["temperature"], greedy["temperature"], board["images"]) == (1.0, 0.0, 4)
+    warm, greedy = found["boards"]
+    rows = {row["method"]: row for row in warm["rows"]}
+    assert (warm["temperature"], greedy["temperature"], warm["images"]) == (1.0, 0.0, 4)
     assert list(rows) == list(found["methods"]) and len(rows) == 6
-    assert set(board["plain"]) == {name_of("plain", Variant("eager", dtype)) for dtype in ("fp32", "bf16")}
-    assert board["baseline"] == min(board["plain"], key=lambda name: board["plain"][name]["median"])
+    assert set(warm["plain"]) == {name_of("plain", Variant("eager", dtype)) for dtype in ("fp32", "bf16")}
+    assert warm["baseline"] == min(warm["plain"], key=lambda name: warm["plain"][name]["median"])
     assert found["failures"] == []
-    assert board["tokens_per_step"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert warm["tokens_per_step"] == {"value": 1.0, "low": 1.0, "high": 1.0}
     assert rows["eagle1"]["nodes_per_step"] > 1
     assert rows["eagle1"]["differing_images"] == 0 and rows["eagle1"]["images"] == 4
     assert rows["eagle1"]["tokens_per_step"]["value"] > 1 and rows["eagle1"]["total_variation"]["value"] == 0
@@ -116,9 +142,9 @@ def test_lacking_and_failing_methods_have_a_row(
     monkeypatch.setattr(contenders, "entered", failing)
     words = ["--model", copied, "--engine", "eager", "--baseline", "eager", "--quiet", "--images", 1]
     assert main(*words, "--methods", "eagle1", "medusa", "gumbel-jacobi", "--out", tmp_path / "b.jsonl") == 1
-    table, errors = capsys.readouterr()
+    shown, errors = capsys.readouterr()
     assert "eagle1 failed: RuntimeError: the kernel is missing" in errors
-    assert "not measured: RuntimeError: the kernel is missing" in table and "- `medusa` not measured: " in table
+    assert "not measured: RuntimeError: the kernel is missing" in shown and "- `medusa` not measured: " in shown
     rows = rows_of(tmp_path / "b.jsonl")
     assert [row["method"] for row in rows if "reason" not in row] == ["gumbel-jacobi"]
 
@@ -206,3 +232,125 @@ def test_published_specs_name_known_methods(spec: str) -> None:
 def test_prompts_of_another_seed_have_another_order() -> None:
     first, again, other = (shuffled_prompts(None, seed) for seed in (0, 0, 1))
     assert first == again != other and sorted(first) == sorted(other)
+
+
+def test_both_methods_are_resampled_together_and_equal_images_are_no_test() -> None:
+    found = table.ratio([(20, 10), (40, 20), (120, 60)])
+    assert (found.low, found.value, found.high) == (2.0, 2.0, 2.0)
+    assert table.p_value(np.zeros(20)) is None
+    assert table.p_value(np.arange(1.0, 17.0)) == pytest.approx(2 ** (1 - 16), rel=1e-4)
+
+
+def test_verdicts_are_those_that_holm_leaves() -> None:
+    pairs: list[dict[str, Any]] = [
+        {"p": {"tokens": p, "variation": None}, "tokens_ratio": {"value": value}}
+        for p, value in ((0.02, 1.1), (0.001, 0.9), (0.04, 1.2), (0.012, 1.3))
+    ]
+    correct(pairs)
+    assert [pair["p_holm"]["tokens"] for pair in pairs] == pytest.approx([0.04, 0.004, 0.04, 0.036])
+    words = ["more tokens per step", "fewer tokens per step", "more tokens per step", "more tokens per step"]
+    assert [pair["verdict"] for pair in pairs] == words
+    pairs.append({"p": {"tokens": 0.03, "variation": 0.5}, "tokens_ratio": {"value": 1.1}, "variation": {"value": 0.0}})
+    correct(pairs)  # two tests more
+    assert [pair["verdict"] for pair in pairs] == ["none", words[1], "none", "none", "none"]
+
+
+def test_the_foreground_has_its_share_of_steps_and_the_background_the_most_frequent_token() -> None:
+    # runs of 1, 3 and 2 tokens; foreground are the first, one of the second run and the last two
+    image = {"tokens": pack(torch.tensor([5, 7, 7, 5, 5, 5])), "runs": "1 3 2"}
+    found = table.foreground([image, image], 7)
+    assert found.value == pytest.approx(4 / (1 + 1 / 3 + 1 / 2 + 1 / 2)) and found.low == found.high == found.value
+    tokens = torch.arange(40)
+    assert table.background_of([{"tokens": pack(tokens)}]) is None
+    assert table.background_of([{"tokens": pack(torch.where(tokens < 8, 3, tokens))}]) == 3
+
+
+def test_networks_of_other_training_allow_no_verdict() -> None:
+    assert table.refusal_of({"drafter": None}, {"drafter": None}) is None  # the same network
+    assert table.refusal_of({}, {"drafter": 640}) is None
+    assert table.refusal_of({"parts/eagle3": 640}, {"drafter": 640}) is None
+    assert "parts/poss 300 and drafter 640" in str(table.refusal_of({"parts/poss": 300}, {"drafter": 640}))
+    assert "not recorded" in str(table.refusal_of({"parts/poss": None}, {"drafter": None}))
+
+
+def test_differences_have_an_interval_from_both_sides() -> None:
+    plain = {"kid": {"value": 0.10, "low": 0.07, "high": 0.14}}
+    far, near = ({"kid": {"value": value, "low": value - 0.04, "high": value + 0.03}} for value in (0.2, 0.11))
+    found = table.changes(far, plain)["kid"]
+    assert found["value"] == pytest.approx(0.1) and not found["is_within"]
+    assert (found["low"], found["high"]) == pytest.approx((0.1 - 0.0565685, 0.1 + 0.0424264), abs=1e-6)
+    assert table.changes(near, plain)["kid"]["is_within"]
+
+
+def test_a_differing_exact_method_is_a_failure(board_file: Path) -> None:
+    header, lines = read_lines(board_file)
+    plain = {line["round"]: line for line in lines if line.get("contender") == "plain | eager fp32"}
+    for line in lines:
+        if line.get("contender") == "eagle1 | eager fp32" and line["round"] == 2:
+            line["images"][0]["tokens"] = plain[0]["images"][0]["tokens"]
+    assert figures(header, lines)["failures"] == ["eagle1 differs from plain decoding in 1 of 4 images"]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_equal_lines_give_equal_bytes(board_file: Path, tmp_path: Path, suffix: str) -> None:
+    paths = [tmp_path / f"{name}{suffix}" for name in ("a", "b")]
+    for path in paths:
+        save(figures_of(board_file), path)
+    assert paths[0].read_bytes() == paths[1].read_bytes() and len(paths[0].read_bytes()) > 10_000
+
+
+PAGE = """# Methods
+
+<!-- rows: leaderboard -->
+old
+<!-- end rows -->
+
+text
+<!-- rows: pairs -->
+<!-- end rows -->
+end
+"""
+
+
+def test_a_page_gets_the_rows_between_its_marks(board_file: Path) -> None:
+    found = figures_of(board_file)
+    text = rendered(PAGE, found)
+    lines = text.splitlines()
+    assert lines[:3] == PAGE.splitlines()[:3] and lines[-1] == "end" and "old" not in lines
+    row = next(line for line in lines if line.startswith("| `eagle1` | ") and "same tokens" in line)
+    (own,) = [one for one in found["boards"][0]["rows"] if one["method"] == "eagle1"]
+    assert f"| {own['tokens_per_step']['value']:.2f} (" in row
+    assert [line.split(" | ")[1] for line in lines if line.startswith("| `eagle1` | `")] == [
+        *["`eagle1-rejection`"] * 2,
+        *["`gumbel-jacobi`"] * 2,
+    ]
+    assert rendered(text, found) == text
+    with pytest.raises(ValueError, match="rows: leaderboard"):
+        rendered("# Methods\n", found)
+
+
+def test_a_file_of_two_runs_is_refused(board_file: Path, tmp_path: Path) -> None:
+    (both := tmp_path / "both.jsonl").write_bytes(board_file.read_bytes() * 2)
+    with pytest.raises(ValueError, match="begins another file: take the files one by one"):
+        figures_of(both)
+
+
+def test_a_method_with_another_window_is_not_resumed(
+    board_file: Path, board_words: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    other = board_file.read_text().replace('"spec": "gumbel-jacobi', '"spec": "gumbel-jacobi:window=64')
+    (out := tmp_path / "board.jsonl").write_text(other)
+    assert main(*board_words, "--images", 5, "--out", out) == 2
+    assert "was begun with gumbel-jacobi:window=64, now gumbel-jacobi is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["leaderboard", "pairs"])
+def test_the_rows_of_the_page_of_methods_are_those_of_the_results(name: str) -> None:
+    root = Path(__file__).resolve().parents[3]
+    text = (root / "docs" / "methods.md").read_text(encoding="utf-8")
+    found = figures_of(root / "eval" / "results" / "leaderboard.json")
+    assert rendered(text, found) == text
+    start = text.index(f"<!-- rows: {name} -->")
+    figure = re.compile(r"\d\.\d\d (?=\()").search(text, start)
+    changed = text[: figure.start()] + "9.99 " + text[figure.end() :]
+    assert rendered(changed, found) == text  # a number written by hand does not stay

@@ -21,7 +21,7 @@ from torchvision.models import alexnet as architecture
 from lantern.eval.metrics import weights
 from lantern.eval.metrics.clip_score import Clip, clip_scores, cut_prompts, load_clip, load_preference
 from lantern.eval.metrics.inception import SIDE, load_inception
-from lantern.eval.metrics.judges import Pair, load_lpips, psnr
+from lantern.eval.metrics.judges import load_lpips, psnr
 from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import Found, WeightsSource, find_weights, found_at, sources
 from tests.eval.tiny_metrics import TINY_OPEN_CLIP, save_tiny_clip, save_tiny_inception, tiny_open_clip
@@ -104,67 +104,42 @@ def test_file_with_code_is_not_executed(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def tensors_of_inception(path: Path) -> Path:
-    """A file of random tensors with logits, as pytorch-fid's."""
-
-    class Free(FeatureExtractorInceptionV3):
-        def load_state_dict(self, *args: object, **kwargs: object) -> None:  # type: ignore[override]
-            pass
-
+def test_file_with_logits_matches_torch_fidelity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "pt.pth"
+    torch.save({}, path)
     torch.manual_seed(0)
-    empty = path.with_name("empty.pth")
-    torch.save({}, empty)
-    torch.save(Free("x", ["2048"], feature_extractor_weights_path=str(empty)).state_dict(), path)
-    return path
-
-
-def test_file_with_logits_matches_torch_fidelity(tmp_path: Path) -> None:
-    path = tensors_of_inception(tmp_path / "pt.pth")
+    with monkeypatch.context() as patch:  # random tensors
+        patch.setattr(FeatureExtractorInceptionV3, "load_state_dict", lambda *_: None)
+        random = FeatureExtractorInceptionV3("x", ["2048"], feature_extractor_weights_path=str(path))
+    torch.save(random.state_dict(), path)
     network = load_inception(found_at(path), resize="legacy")
     theirs = FeatureExtractorInceptionV3("x", ["2048", "logits"], feature_extractor_weights_path=str(path))
-    pictures = raw(pixels())[None]
-    features, logits = theirs(pictures)
+    features, logits = theirs(raw(pixels())[None])
     prepared, with_logits = network.prepare(pixels())[None], dataclasses.replace(network, gives_logits=True)
     assert torch.allclose(network.embed(prepared), features, rtol=1e-4, atol=1e-5)
     assert torch.allclose(with_logits.embed(prepared), logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def alexnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("alexnet") / "alexnet.pth"
-    torch.save(architecture(weights=None).state_dict(), path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def lpips(alexnet: Path) -> Pair:
-    return load_lpips(find_weights("lpips", {"lpips": alexnet}))
-
-
-def pictures(seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (2, 3, 64, 64), generator=generator, dtype=torch.uint8)
-
-
-def test_psnr_is_its_formula_and_lpips_of_equal_pictures_zero(lpips: Pair) -> None:
+def test_psnr_is_its_formula() -> None:
     a = torch.full((1, 3, 4, 4), 100, dtype=torch.uint8)
     assert float(psnr(a, a + 10)[0]) == pytest.approx(28.1308, abs=1e-4)
     assert psnr(a, a).isinf().all()
-    assert float(lpips(pictures(), pictures()).abs().max()) == 0
 
 
-def test_lpips_matches_torchmetrics_with_the_given_network(lpips: Pair, alexnet: Path) -> None:
+def test_lpips_matches_torchmetrics_with_the_given_network(tmp_path: Path) -> None:
+    torch.manual_seed(0)
     whole = architecture(weights=None)
-    whole.load_state_dict(torch.load(alexnet, weights_only=True))
+    torch.save(whole.state_dict(), tmp_path / "alexnet.pth")
+    lpips = load_lpips(find_weights("lpips", {"lpips": tmp_path / "alexnet.pth"}))
     theirs = _LPIPS(pretrained=True, net="alex", pnet_rand=True)
     for part in theirs.net.children():
         for number in dict(part.named_children()):
             part._modules[number] = whole.features[int(number)]
-    a, b = pictures(), pictures(1)
+    a, b = torch.randint(0, 256, (2, 2, 3, 64, 64), dtype=torch.uint8)
     with torch.inference_mode():
         expected = theirs.eval()(a / 255.0, b / 255.0, normalize=True).flatten()
     assert torch.allclose(lpips(a, b), expected, rtol=1e-4, atol=1e-6) and float(expected.min()) > 0
+    assert float(lpips(a, a.clone()).abs().max()) == 0
 
 
 @pytest.fixture(autouse=True)

@@ -1,21 +1,32 @@
+"""Figures of folders of images, by command and function; and how images are found, read and kept in order."""
+
 import dataclasses
+import hashlib
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from lantern.cli import measure as command
 from lantern.cli.main import main
 from lantern.eval.metrics import inception
+from lantern.eval.metrics.judges import extract
 from lantern.eval.metrics.moments import Moments
+from lantern.eval.metrics.pictures import AHEAD, find_pictures, raw, stream
 from lantern.eval.metrics.quality import METRICS, Figure, Options, fid_of_shards, measure
 from lantern.eval.metrics.weights import sources
 from tests.cli.calls import Capture, one_line
 from tests.eval.tiny_metrics import FEATURES, save_pictures, save_tiny_clip, save_tiny_inception
 from tests.eval.workers import Patch
 from tests.refusals import refused
+
+
+def run(*words: object) -> int:
+    return main(["eval", *map(str, words)])
 
 
 @pytest.fixture
@@ -119,10 +130,6 @@ def test_reference_statistics_support_only_fid(tmp_path: Path, weights: dict[str
     refused(measure, paths, path, ["kid"], weights=weights, match="support only FID")
 
 
-def run(*words: object) -> int:
-    return main(["eval", *map(str, words)])
-
-
 def test_command_writes_what_it_prints(tmp_path: Path, weights: dict[str, Path], capsys: Capture) -> None:
     save_pictures(tmp_path / "a", 6)
     save_pictures(tmp_path / "b", 6, seed=1)
@@ -169,8 +176,76 @@ def test_bad_input_gives_one_line(case: str, tmp_path: Path, capsys: Capture) ->
     (tmp_path / "PROMPTS").write_text("one\n")
     (tmp_path / "MOMENTS.safetensors").write_bytes(b"")
     known = {path.stem: path for path in tmp_path.iterdir()}
-    clip = [f"clip={save_tiny_clip(tmp_path / 'clip')}"] if "clip" in words and "--metrics" in words else []
-    named = ["--weights", *clip] if clip else []
+    named = ["--weights", f"clip={save_tiny_clip(tmp_path / 'clip')}"] if "--metrics clip" in " ".join(words) else []
     capsys.readouterr()
     assert run(*(known.get(word, word) for word in words), *named) == 2
     assert expected in one_line(capsys)
+
+
+def test_batches_and_digests_keep_the_order(tmp_path: Path) -> None:
+    paths, batches = save_pictures(tmp_path, 11, prompts=True), []
+    for _ in range(2):
+        batches = list(stream(paths, {"raw": raw}, batch=4))
+        assert [(one.first, len(one.names)) for one in batches] == [(0, 4), (4, 4), (8, 3)]
+        assert [name for one in batches for name in one.names] == [path.name for path in paths]
+        assert [prompt for one in batches for prompt in one.prompts] == [f"prompt {i}" for i in range(11)]
+        pixels = torch.cat([one.inputs["raw"] for one in batches])
+        expected = torch.stack([torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1) for path in paths])
+        assert torch.equal(pixels, expected)
+    found = [digest for one in batches for digest in one.digests]
+    assert found == [hashlib.sha256(path.read_bytes()).digest() for path in paths]
+    seen, _ = extract(tmp_path / "features", ((paths, {}), ((), {})), {}, batch=2, is_quiet=True)
+    assert seen[0].sha256 == hashlib.sha256(b"".join(found)).hexdigest()
+
+
+def test_grey_of_16_bits_is_not_clipped(tmp_path: Path) -> None:
+    grey = np.array([[0, 300], [40_000, 65_535]], dtype=np.uint16)
+    Image.fromarray(grey).save(tmp_path / "grey.png")
+    (batch,) = stream([tmp_path / "grey.png"], {"raw": raw}, batch=1)
+    assert torch.equal(batch.inputs["raw"][0], torch.tensor(grey >> 8).to(torch.uint8).expand(3, 2, 2))
+
+
+def test_only_a_few_batches_are_in_memory(tmp_path: Path) -> None:
+    paths = save_pictures(tmp_path, 40)
+    lock, prepared = threading.Lock(), 0
+
+    def prepare(pixels: np.ndarray) -> torch.Tensor:
+        nonlocal prepared
+        with lock:
+            prepared += 1
+        return raw(pixels)
+
+    for number, _ in enumerate(stream(paths, {"raw": prepare}, batch=2), start=1):
+        assert prepared <= 2 * (number + AHEAD)
+    assert prepared == 40
+
+
+TORN = b"\x89PNG\r\n\x1a\n" + b"\0" * 40
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"", "its format is not recognised$"), (b"no image", "its format is not recognised$"), (TORN, ""), (None, "")],
+)
+def test_a_file_that_is_no_whole_picture_is_named(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    path = tmp_path / "bad.png"
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    path.write_bytes(path.read_bytes()[:2000] if content is None else content)
+    refused(list, stream([path], {"raw": raw}), match=rf"bad.png is not a complete image: {reason}")
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_pictures_of_two_sizes_are_rejected_without_a_resize(tmp_path: Path, batch: int) -> None:
+    one, other = (save_pictures(tmp_path / name, 1, side=side)[0] for name, side in (("a", 32), ("b", 16)))
+    message = rf"^{other} is \[3, 16, 16\], {one} is \[3, 32, 32\]: expected images of the same size$"
+    refused(list, stream([one, other], {"raw": raw}, batch=batch), match=message)
+
+
+def test_pictures_are_found_in_subfolders_by_name(tmp_path: Path) -> None:
+    for name in ("b", "a/x", "a"):
+        save_pictures(tmp_path / name, 2)
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / ".hidden.png").write_bytes(b"x")
+    found = [str(path.relative_to(tmp_path)) for path in find_pictures(tmp_path)]
+    assert found == sorted(found) and len(found) == 6

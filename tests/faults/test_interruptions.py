@@ -1,21 +1,32 @@
-"""Ctrl-C and SIGTERM: the exit code, no partial files, and finished images are kept and reported."""
+"""Signals, full disks and read-only places: the exit code, no partial files, and finished images are reported."""
 
 import contextlib
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from PIL import Image
 
+from lantern.cli import command as shared
 from lantern.core.process import Stopped, Stopping
 from lantern.generation import generator, images
 
 ROOT = Path(__file__).resolve().parents[2]
-FIVE = ("-n", "5", "--batch", "2", "--method", "plain")
+FOUR = ("-n", 4, "--batch", 2, "--method", "plain")
+ENDS = {
+    signal.SIGINT: (130, "interrupted"),
+    signal.SIGTERM: (143, "terminated"),
+    signal.SIGHUP: (129, "terminal closed"),
+}
+FULL = errno.ENOSPC, os.strerror(errno.ENOSPC)
 
 
 def raise_after(saved: int, number: int, monkeypatch: pytest.MonkeyPatch, *, halfway: bool = False) -> None:
@@ -39,29 +50,20 @@ def raise_after(saved: int, number: int, monkeypatch: pytest.MonkeyPatch, *, hal
 
 
 @pytest.mark.parametrize(
-    ("saved", "halfway", "number", "code", "word"),
+    ("saved", "halfway", "number"),
     [
-        (2, False, signal.SIGINT, 130, "interrupted"),
-        (2, False, signal.SIGTERM, 143, "terminated"),
-        (2, False, signal.SIGHUP, 129, "terminal closed"),
-        (3, True, signal.SIGINT, 130, "interrupted"),  # the batch that is being saved is saved and reported
-        (5, True, signal.SIGTERM, 143, "terminated"),
-        (0, False, signal.SIGINT, 130, "interrupted"),  # nothing is written
+        *((2, False, number) for number in ENDS),
+        (3, True, signal.SIGINT),  # the batch that is being saved is saved and reported
+        (5, True, signal.SIGTERM),
+        (0, False, signal.SIGINT),  # nothing is written
     ],
 )
 def test_a_signal_keeps_and_reports_finished_pictures(
-    run: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    saved: int,
-    halfway: bool,
-    number: int,
-    code: int,
-    word: str,
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: int, halfway: bool, number: signal.Signals
 ) -> None:
     raise_after(saved, number, monkeypatch, halfway=halfway)
-    tokens = tmp_path / "t.json"
-    ended, out, error = run(*FIVE, "--out", tmp_path / "out", "--json", "--tokens", tokens)
+    tokens, (code, word) = tmp_path / "t.json", ENDS[number]
+    ended, out, error = run(*FOUR, "-n", 5, "--out", tmp_path / "out", "--json", "--tokens", tokens)
     assert (ended, error) == (code, f"lantern: error: {word}\n")
     if not saved:
         assert out == "" and not list(tmp_path.iterdir())
@@ -78,6 +80,46 @@ def test_an_interrupted_comparison_reports_its_pairs(run: Any, tmp_path: Path, m
     code, out, _ = run("-n", 3, "--method", "eagle1", "--compare", "--json", "--out", tmp_path / "out")
     found = json.loads(out)
     assert code == 130 and (found["stopped"], found["asked"], len(found["comparisons"])) == ("interrupted", 3, 1)
+
+
+def test_a_full_disk_keeps_earlier_pictures(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save, saved = Image.Image.save, list[Path]()
+
+    def fill(self: Image.Image, path: Path, **others: Any) -> None:
+        saved.append(path)
+        if len(saved) == 3:
+            path.write_bytes(b"\x89PNG")
+            raise OSError(*FULL, str(path))
+        save(self, path, **others)
+
+    monkeypatch.setattr(Image.Image, "save", fill)
+    tokens = tmp_path / "t.json"
+    code, out, error = run(*FOUR, "--out", tmp_path / "out", "--json", "--tokens", tokens)
+    found = json.loads(out)
+    lost = tmp_path / "out" / "a-red-apple-plain-fp32-g3-seed0-2.png"
+    assert code == 1 and error == f"lantern: error: {lost}: No space left on device\n"
+    assert sorted(map(str, (tmp_path / "out").iterdir())) == sorted(found["paths"]) and len(found["paths"]) == 2
+    assert len(json.loads(tokens.read_text())) == 2 and found["stopped"].endswith("No space left on device")
+
+
+def test_unwritable_tokens_leave_the_pictures(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=OSError(*FULL)))
+    code, out, error = run(*FOUR, "--out", tmp_path / "out", "--tokens", tmp_path / "t.json")
+    assert code == 1 and error == f"lantern: error: {tmp_path}/t.json: No space left on device\n"
+    assert len(out.split()) == len(list((tmp_path / "out").iterdir())) == 4
+
+
+@pytest.mark.parametrize("option", ["--out", "--tokens"])
+def test_a_read_only_folder_is_refused_at_once(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    (locked := tmp_path / "locked").mkdir()
+    # permissions do not bind the superuser, who may be running this
+    monkeypatch.setattr(shared.os, "access", lambda path, mode: Path(path) != locked)
+    monkeypatch.setattr("lantern.generation.generator.generate", lambda *_, **__: pytest.fail("something was made"))
+    path = locked / "deep" / "x" if option == "--out" else locked / "t.json"
+    assert run(option, path) == (1, "", f"lantern: error: {locked}: cannot be written to\n")
+    assert not list(locked.iterdir())
 
 
 def test_a_signal_swallowed_by_foreign_token_is_remembered() -> None:
