@@ -188,6 +188,7 @@ OF_GENERATE = {
     "--method eagle1 --delta 0.1": 'method "eagle1" has no setting delta: it takes tree',
     "--method grouped --p-radius 2": "wanted a number from 0 to 1",
     "--method eagle1 --tree bush --prompt zzqx": 'tree "bush" is unknown',  # before the warning of the prompt
+    "--method lantern:delta=0.2": "wanted lantern: its settings are options, such as --delta=0.2",
     "--method nosuch": "'nosuch', wanted a method that `lantern methods` lists",
     "--model lantern-emojy": "did you mean",
     "--model /nowhere": "neither a folder nor a hub id",

@@ -85,6 +85,7 @@ def test_prdc_by_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     found = prdc(real, fake, nearest=k)
     assert {name: one.value for name, one in found.items()} == pytest.approx({n: float(w) for n, w in expected.items()})
+    assert all(math.isnan(one.low) for one in prdc(real, fake, nearest=k, draws=0).values())
 
 
 def test_inception_score_is_its_formula_and_an_interval_the_normal_one() -> None:

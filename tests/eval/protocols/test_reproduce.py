@@ -111,6 +111,10 @@ def test_a_row_is_repeated_byte_for_byte_or_differs_by_report(place: Path, run: 
     line = one_line(capsys)
     words = [str(word) for word in given] + ["--method", "plain"]
     assert all(f"{name} {value} (the row has " in line for name, value in zip(words[::2], words[1::2], strict=True))
+    assert run("--kv-cache", "fp8", out="no", method="", file="out/row.json") == 2
+    assert "--kv-cache fp8 (the row has full)" in one_line(capsys)
+    assert run("--metrics", "--limit", "3", "--batch", "2", method="plain") == 2
+    assert "was begun with config.method.name gumbel-jacobi, now it is plain" in one_line(capsys)
     assert not (place / "no").exists()
     assert main(["reproduce", str(place / "out/row.json"), "--out", str(place / "no")]) == 2
     assert "model 'toy' is neither a folder" in (line := capsys.readouterr().err) and line.endswith("; give --model\n")
