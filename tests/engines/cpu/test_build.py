@@ -193,7 +193,7 @@ FILES = {"v3": ("test_target.py", "test_linear.py"), "generic": ("test_sampling.
 PROGRAM = """
 import sys
 import pytest
-from lantern.engines.cpu import compiler
+from lantern.engines.cpu import build
 features = frozenset(sys.argv[1].split())
 build.features = lambda: features
 from lantern.engines.cpu.build import library
