@@ -13,7 +13,7 @@ from lantern.models.transformers.chameleon import PREFIX, VQDecoder
 from lantern.models.transformers.components import Components
 from lantern.models.transformers.emu3 import NEGATIVE
 from lantern.models.transformers.loading import FAMILIES
-from lantern.models.transformers.tokens_only import UNCONDITIONAL
+from lantern.models.transformers.tokens_only import SIMPLEAR_UNCONDITIONAL
 
 DATA = Path(__file__).parent / "data"
 # of each family: class, config, words and special tokens, and the options of its processor if it has more than words
@@ -150,7 +150,7 @@ def liquid_tokens(model: Any, words: Any, prompt: str) -> torch.Tensor:
 
 def simplear_tokens(model: Any, words: Any, prompt: str) -> torch.Tensor:
     """Greedy tokens of the library for an image of 3 rows of 4 tokens, with guidance 6."""
-    texts = f"<|t2i|>A highly realistic image of {prompt}<|soi|>", UNCONDITIONAL
+    texts = f"<|t2i|>A highly realistic image of {prompt}<|soi|>", SIMPLEAR_UNCONDITIONAL
     return _causal_grid(model, words, texts, tokens=24, count=12, guidance=6.0)
 
 

@@ -1,1 +1,1 @@
-"""What everything shares: types, sampling, noise, the config loader, component files, signals."""
+"""What everything shares: types, sampling and noise, configs, component files, weights, the process."""

@@ -222,7 +222,7 @@ def read_pickled(path: str | Path) -> Any:
             # only zip archives can be mapped; files of torch before 1.6 are read whole
             if is_zip := zipfile.is_zipfile(path):
                 with zipfile.ZipFile(path) as archive:
-                    if broken := archive.testzip():  # which torch does not look at
+                    if broken := archive.testzip():  # reads the file once more: torch looks at no checksum
                         raise ValueError(f"the checksum of {broken} is wrong")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # a damaged or hostile pickle can raise anything

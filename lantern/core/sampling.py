@@ -22,6 +22,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 100.0
 SMALLEST_LOG, SMALLEST = -87.0, 1.7e-38  # just above exp(-87)
 # Units of a mass of 1. Sums of whole units are exact in fp64: of the parts of one mass, in coarse units of 2^17 masses.
 UNITS, COARSE = 2.0**48, 2.0**36
+# of Philox4x32-10
 MASK = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)

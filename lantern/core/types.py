@@ -307,7 +307,8 @@ class Target:
         It takes logits `(b r n v)`, token numbers `(b n)`, `width` and the noise's `purpose`, and returns `(b n
         width)`, best first. With one row of logits the logits count as guided. The best token is bit for bit
         `(sampling.scores(logits, places) + noise.gumbel(places)).argmax(-1)`. Given `grid` (b t) and `total` (b), the
-        best tokens are written to their places of the grids, and `total` becomes NaN or infinite where logits are.
+        best tokens are written to their places of the grids, and `total` becomes NaN or infinite where logits are that
+        the tokens depend on.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Weights in 8 or 4 bits, what engines make from weights and cache, and the device and modes of torch of a run.
+"""Weights in 8 or 4 bits; changes of weights, and what engines make of them; memory, device and modes of torch.
 
 Quantized weights are an option of loading, for the linears of LlamaGen's layers and, in 8 bits, its head. Decoding is
 exact with respect to the quantized target. In 4 bits, by torchao, integers are in groups of 32 with one scale each. On
@@ -170,15 +170,25 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+P = ParamSpec("P")
 T = TypeVar("T")
-KNOWN = {"lantern", "torch", "torchao", "transformers"}  # libraries whose modules engines know
+KNOWN_LIBRARIES = {"lantern", "torch", "torchao", "transformers"}  # libraries whose modules engines know
 
 # torch raises RuntimeError for all of these, so only the text identifies them
-SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
+OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "alloc_failed",
+)
 
 
 class WeakRefs(list["ref[Tensor]"]):
-    """References whose identities are compared elsewhere: all lists are equal, and copies are empty."""
+    """References that are kept so that the ids beside them in `weights_of` stay taken.
+
+    Those ids are compared, so all lists are equal; copies are empty.
+    """
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, WeakRefs)
@@ -223,7 +233,7 @@ def left_out(module: Any) -> str | None:
     for name, one in module.named_modules():
         if one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one):
             return f"{name or 'the model'} has a forward hook"
-        if (library := type(one).__module__.partition(".")[0]) not in KNOWN:
+        if (library := type(one).__module__.partition(".")[0]) not in KNOWN_LIBRARIES:
             return f"{name or 'the model'} is a {type(one).__name__} of {library}"
     return None
 
@@ -365,17 +375,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     message = str(error).lower()
-    return isinstance(error, RuntimeError) and any(sign in message for sign in SIGNS)
+    return isinstance(error, RuntimeError) and any(sign in message for sign in OUT_OF_MEMORY)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which kernels and graphs, which take the current GPU, run on a target's `device`."""
     is_gpu = device.type == "cuda" and device.index is not None and torch.cuda.is_available()
     return torch.cuda.device(device) if is_gpu else nullcontext()
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def outside_modes(function: Callable[P, T]) -> Callable[P, T]:

@@ -379,9 +379,14 @@ def prefill(
 
 @torch.no_grad()
 def read_tokens(
-    target: Target, cache: StaticCache, tokens: Int[Tensor, "b m"], *, taps: tuple[int, ...] = ()
+    target: Target,
+    cache: StaticCache,
+    tokens: Int[Tensor, "b m"],
+    *,
+    taps: tuple[int, ...] = (),
+    size: int | None = None,
 ) -> tuple[Scores, int]:
-    """Write keys and values of the first m tokens to the cache, READ_TOKENS in a pass.
+    """Write keys and values of the first m tokens to the cache, `size` in a pass, by default READ_TOKENS.
 
     Return the features at each token, without logits, and the number of passes. An engine runs them only if it need
     not compile their size (`Target.features`), or for taps.
@@ -389,7 +394,7 @@ def read_tokens(
     images, rows, count = len(tokens), cache.rows, tokens.shape[1]
     numbers = torch.arange(count, device=tokens.device)
     found, entered = list[Tensor](), list[Tensor]()
-    for block in numbers.split(READ_TOKENS):
+    for block in numbers.split(size or READ_TOKENS):
         mask = cache.prefix_scores.new_full((images, rows, len(block), cache.slots), -torch.inf)
         mask[..., : cache.prefix] = by_row(cache.prefix_scores)
         mask[..., cache.prefix : cache.prefix + count].masked_fill_(numbers <= block[:, None], 0.0)

@@ -288,7 +288,7 @@ def begin(
     sampled: no method changes them. Those that all images keep from the start are read in few passes and reported with
     token 0; the others count as drafted tokens that were accepted. `prompts` keeps prompts between calls. A state that
     has begun before keeps its cache if it fits; with `is_wide` it is that of reproducible decoding (`make_cache`), with
-    `is_fp8` it is stored in fp8. Its slots of the prompt are a `multiple`.
+    `is_fp8` it is stored in fp8. Its prompt is padded to a `multiple` of slots.
     ValueError for another number of keys, and for forced tokens of another shape or number.
     """
     if len(keys) != condition.batch:

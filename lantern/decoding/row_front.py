@@ -283,7 +283,7 @@ class RowFront(State):
             return (log_p[:, first : first + exact.shape[1]].exp() - exact.exp()).abs().sum(-1) / 2
 
         found = [apart(self.sampling.log_probs(self.first_logits, self.places[:1].expand(images, -1)), 0)]
-        features = read_tokens(self.target, self.cache, self.tokens[:, :-1])[0].features
+        features = read_tokens(self.target, self.cache, self.tokens[:, :-1], size=columns)[0].features
         for first in range(1, self.layout.tokens, columns):
             block = features[:, :, first - 1 : first - 1 + columns]
             places = self.places[first : first + columns].expand(images, -1)

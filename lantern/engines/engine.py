@@ -37,7 +37,7 @@ class Engine(ABC):
     Only `why_not` must be written. Beside the four, an engine says otherwise than the defaults below if it packs
     drafters and tokenizers too (`prepare_part`), if its rounds are joined by other sizes than those of passes (`group`,
     `fuses_plain`), or if passes of some size are known to cost the same (`free_nodes`). `is_wide`: prompts are read one
-    by one, and the cache is in fp64 (`decoding.prompt.prefill`). `captures`: a round is captured once and replayed, so
+    by one, and the cache is in fp64 (`decoding.cache.prefill`). `captures`: a round is captured once and replayed, so
     that the host looks at no values within it, and later generations use the memory of the first. `fits_windows`:
     rounds have so little overhead that the best window follows from the times of passes.
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 HALVED = "out of memory with {} images at once: continuing with {}"
 INTERVAL = 0.1  # seconds between two reads from the device, or two calls by the C++ engine
-PROMPT_SLOTS = 32  # of a prompt of tokens are a multiple of it where another number is captured anew
+PROMPT_SLOTS = 32  # prompts of tokens are padded to a multiple of it where each length would be captured
 WARM_UP = 8  # passes that are not measured
 TABLE_COLUMNS = 100  # of a proximity table, where a method needs fewer
 
@@ -129,7 +129,7 @@ def neighbours_for(model: Model, columns: int) -> Int[Tensor, "v k"]:
         raise ValueError(f"model {model.name} has no vqvae/ folder, of whose codebook a proximity table is made")
     vectors = codebook.detach().cpu().float()
     most = max(columns, min(TABLE_COLUMNS, len(vectors) - 1))
-    return _table(vectors.numpy().tobytes(), vectors.shape[1], most, model.device)
+    return _table(vectors.numpy().tobytes(), vectors.shape[1], most, model.device).to(model.device)
 
 
 @lru_cache(maxsize=4)
@@ -137,7 +137,7 @@ def _table(codebook: bytes, width: int, columns: int, device: torch.device) -> I
     from lantern.verifiers.relaxations.neighbours import proximity_table
 
     vectors = torch.frombuffer(bytearray(codebook), dtype=torch.float32).view(-1, width)
-    return proximity_table(vectors.to(device), columns)
+    return proximity_table(vectors.to(device), columns).cpu()
 
 
 @dataclass

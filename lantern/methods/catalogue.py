@@ -2,7 +2,7 @@
 
 A method is a function of the parts of a model and its options, with the drafter and the verifier that it is made of;
 a preset is another method with other values. The module of a drafter or relaxation explains it, docs/methods how it
-does. To add one, write its drafter or verifier in a file of its own, and a paragraph here.
+does. To add one, write its drafter or verifier, and a paragraph here.
 """
 
 import re

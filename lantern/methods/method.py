@@ -1,7 +1,8 @@
 """What a method is: a function with `@method`, of `Parts` of a model and of options. Needs no torch.
 
 The function returns a description: deferred calls that make the drafter and the verifier. What the method needs, and
-what it promises, are read from the description.
+what it promises, are read from the description. Trained networks that methods read beside the target are declared as
+`AddOn`, and imported when opened.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Gumbel match: exact for any draft, because the result does not depend on the draft; and matching paths in trees.
+"""Gumbel match, and the search for the deepest path that matches: exact, since the result depends on no draft.
 
 The deepest path is found in a fixed number of tensor operations without a loop. A visit looks at values after every
 depth.

@@ -11,7 +11,7 @@ feature that predicts token j + 1, and the target's head maps it to a distributi
 
 Other drafters that grow trees in the same way (`drafters/eagle/drafter.py`) derive from `Eagle` and override what is
 read of the target (`taps`, `enter`), what the layers read (`join`), which of them run at a depth (`run_layers`), and
-how a feature becomes logits (`logits`).
+how a feature becomes logits (`logits`), and whether training feeds features back without gradients (`detaches`).
 """
 
 import math

@@ -299,8 +299,8 @@ class PackedPass:
         shape = (config.dim, config.n_head, config.n_layer, hidden, config.vocab_size, kind)
         places = (tensor.data_ptr() for tensor in (self._norm, self._head, self._rope))
         self.model = ModelArgs(*shape, config.norm_eps, layers, *places)
-        # conditioning slots need no logits
-        self._reader = ModelArgs(*shape, config.norm_eps, layers, self._norm.data_ptr(), None, self._rope.data_ptr())
+        # without a head: what is only read needs no logits
+        self.reader = ModelArgs(*shape, config.norm_eps, layers, self._norm.data_ptr(), None, self._rope.data_ptr())
 
     def read_slots(
         self, inputs: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"], *, entered: dict[int, Tensor] | None = None
@@ -316,7 +316,7 @@ class PackedPass:
         seen = torch.ones(count, count, dtype=torch.bool).tril() & (mask[:, None] | ~mask[:, :, None])
         hidden = torch.zeros(rows, count, count, dtype=torch.float32).masked_fill_(~seen, -torch.inf)
         taps = tuple(entered or ())
-        features, fused = self.run(self._reader, inputs, where, hidden, memory, where, taps)
+        features, fused = self.run(self.reader, inputs, where, hidden, memory, where, taps)
         if entered and fused is not None:
             entered.update(zip(taps, fused.chunk(len(taps), -1), strict=True))
         words = mask[:, None, :, None]
@@ -393,9 +393,19 @@ class CpuTarget(PreparedTarget):
         """Read conditioning slots, as `Transformer.read_slots`, in C++."""
         return self.program.read_slots(*args, **kwargs)
 
-    def features(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return features, as `Target.features`, in C++."""
-        return self.forward(*args, **kwargs).features
+    def features(
+        self,
+        inputs: Float[Tensor, "b n c"],
+        positions: Int[Tensor, "b n"],
+        mask: Tensor | None = None,
+        *,
+        cache: Any = None,
+        slots: Int[Tensor, "b n"] | None = None,
+    ) -> Tensor:
+        """Return features, as `Target.features`, without the head."""
+        if mask is None or slots is None or cache is None or cache.buffer.dtype != torch.float32:
+            return self.module.features(inputs, positions, mask, cache=cache, slots=slots)
+        return self.program.run(self.program.reader, inputs, positions, mask, cache.buffer, slots, ())[0]
 
     def head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
         """Apply the head in C++."""

@@ -38,6 +38,7 @@ NUMBERS = (
     *("rows", "live", "lines", "slots", "guided", "blocks", "parts", "prefix", "conditioning", "mask_line", "mask_row"),
     *("position_line", "input_line"),
     *("count", "nodes", "positions", "width", "top_k", "interval", "places_stride", "place_stride"),
+    "grid_stride",
 )
 
 
@@ -593,7 +594,7 @@ def sample(
     """Return the `width` best tokens by log p + g, best first: guidance, temperature, top-k and arg-max of the sum.
 
     Writes the log-probabilities to `log_q`, which is contiguous, if it is given; not at temperature 0. With `grid` the
-    best tokens are written there at `places`, with `total` the sums of all scores are added to it.
+    best tokens are written there at `places`, with `total` the sums of guided scores are added to it.
     With one row of logits they count as guided. Of equal tokens the lowest comes first, and tokens equal to the k-th
     are kept with it. There is no top-p.
     """

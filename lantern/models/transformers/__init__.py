@@ -1,1 +1,1 @@
-"""Targets of transformers' classes: `target` runs them, one file per family has its prompts, tokens and pixels."""
+"""Targets of transformers' classes: `target` runs them, `loading` lists the families."""

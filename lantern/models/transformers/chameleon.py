@@ -43,8 +43,8 @@ PARTS = ("decoder.", "post_quant_conv.")
 CHECKPOINTS = ("vqgan.ckpt", "tokenizer/vqgan.ckpt")
 LUMINA_GENERATION = {"guidance": 4.0, "temperature": 1.0, "top_k": 2000, "method": "auto"}
 LUMINA_SIZE = (768, 768)
-BEGIN, END_OF_TURN, NEWLINE = "<racm3:break>", "<reserved08706>", "<reserved08799>"
-FIRST_SIZE = 8800  # <reserved08800 + n> stands for n patches of two tokens
+LUMINA_BEGIN, LUMINA_END_OF_TURN, LUMINA_NEWLINE = "<racm3:break>", "<reserved08706>", "<reserved08799>"
+LUMINA_FIRST_SIZE = 8800  # <reserved08800 + n> stands for n patches of two tokens
 LIQUID_GENERATION = {"guidance": 7.0, "temperature": 0.99, "top_k": 4096, "top_p": 0.96, "method": "auto"}
 LIQUID_TEMPLATE = "{} Generate an image based on this description.<boi>"
 LIQUID_UNCONDITIONAL = "<unconditional><boi>"
@@ -214,14 +214,14 @@ class LuminaPrompts(Prompts):
     def __init__(self, tokenizer: Any, raster: Raster, side: int) -> None:
         self.tokenizer = tokenizer
         self.size = f"{raster.columns * side}x{raster.rows * side}"
-        patches = (f"<reserved{FIRST_SIZE + tokens // 2:05d}>" for tokens in (raster.rows, raster.columns))
-        self.begin = tokenizer.convert_tokens_to_ids([BEGIN, *patches])
+        patches = (f"<reserved{LUMINA_FIRST_SIZE + tokens // 2:05d}>" for tokens in (raster.rows, raster.columns))
+        self.begin = tokenizer.convert_tokens_to_ids([LUMINA_BEGIN, *patches])
         if any(token in (None, tokenizer.unk_token_id) for token in self.begin):
             raise ValueError(f"the tokenizer has no tokens for images of {self.size}: choose another size")
 
     def rows(self, prompt: str) -> tuple[Sequence[int], Sequence[int]]:
         """Return the tokens of a prompt, and those of the image's beginning."""
-        text = f"Generate an image of {self.size} according to the following prompt:\n{prompt}{END_OF_TURN}"
+        text = f"Generate an image of {self.size} according to the following prompt:\n{prompt}{LUMINA_END_OF_TURN}"
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         return [self.tokenizer.bos_token_id, *ids, *self.begin], self.begin
 
@@ -231,7 +231,7 @@ def assemble_lumina(model: Any, processor: Any | None, size: tuple[int, int] | N
     vq = model.model.vqmodel.float()
     side = PixelConfig.of(vq.config).downsample
     patch_rows, patch_columns = grid_of(size or LUMINA_SIZE, 2 * side)
-    newline = model.config.vocabulary_map[NEWLINE]
+    newline = model.config.vocabulary_map[LUMINA_NEWLINE]
     raster = Raster(2 * patch_rows, 2 * patch_columns, newline=newline)
     text = None if processor is None else LuminaPrompts(processor, raster, side)
     return Components(target_of(model, "lumina", raster), ChameleonPixels(vq, raster), text, LUMINA_GENERATION)

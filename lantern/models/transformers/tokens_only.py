@@ -26,10 +26,10 @@ from lantern.models.transformers.target import TransformersTarget, causal_target
 SIZE = (1024, 1024)
 SIMPLEAR_GENERATION = {"guidance": 6.0, "temperature": 1.0, "method": "auto"}
 SIMPLEAR_SIDE = 16
-LEVELS = (8, 8, 8, 5, 5, 5)
-TEMPLATE = "<|t2i|>A highly realistic image of {}<|soi|>"
+SIMPLEAR_LEVELS = (8, 8, 8, 5, 5, 5)
+SIMPLEAR_TEMPLATE = "<|t2i|>A highly realistic image of {}<|soi|>"
 # the negative prompt of the release
-UNCONDITIONAL = (
+SIMPLEAR_UNCONDITIONAL = (
     "<|t2i|>An image of aerial view, overexposed, low quality, deformation, a poor composition, bad hands, bad teeth,"
     " bad eyes, bad limbs, distortion<|soi|>"
 )
@@ -39,7 +39,7 @@ SIMPLEAR_REFUSAL = (
 )
 GLM_IMAGE_GENERATION = {"guidance": 1.0, "temperature": 0.9, "top_p": 0.75, "method": "auto"}
 GLM_IMAGE_SIDE = 32
-SMALL = 16  # the side of the small grid, if it is square
+GLM_IMAGE_SMALL = 16  # the side of the small grid, if it is square
 GLM_IMAGE_REFUSAL = (
     "pixels of GLM-Image are made by a diffusion model, which lantern does not run: write the tokens only"
     " (--tokens FILE)"
@@ -83,10 +83,10 @@ def assemble_simplear(model: Any, processor: Any | None, size: tuple[int, int] |
     """Return the parts of a SimpleAR for images of `size`, by default 1024 x 1024 pixels."""
     rows, columns = grid_of(size or SIZE, SIMPLEAR_SIDE)
     raster = Raster(rows, columns)
-    levels = tuple(model.config.to_dict().get("vq_config", {}).get("levels", LEVELS))
+    levels = tuple(model.config.to_dict().get("vq_config", {}).get("levels", SIMPLEAR_LEVELS))
     vq = TokensOnly(fsq_vectors(levels), SIMPLEAR_SIDE, raster, SIMPLEAR_REFUSAL)
     target = causal_target(model, processor, vq.config.codebook_size, family="simplear", raster=raster)
-    text = None if processor is None else TextPrompts(processor, TEMPLATE, UNCONDITIONAL)
+    text = None if processor is None else TextPrompts(processor, SIMPLEAR_TEMPLATE, SIMPLEAR_UNCONDITIONAL)
     return Components(target, vq, text, SIMPLEAR_GENERATION)
 
 
@@ -127,7 +127,7 @@ class GlmImagePrompts(Prompts):
 def small_grid(rows: int, columns: int) -> tuple[int, int]:
     """Return rows and columns of the small grid of a large one: nearly its ratio, and 256 tokens or a little less."""
     ratio = rows / columns
-    return int(math.sqrt(ratio) * SMALL), int(math.sqrt(1 / ratio) * SMALL)
+    return int(math.sqrt(ratio) * GLM_IMAGE_SMALL), int(math.sqrt(1 / ratio) * GLM_IMAGE_SMALL)
 
 
 def offsets_of(grids: Sequence[tuple[int, int]]) -> Int[Tensor, "3 n"]:
