@@ -4,6 +4,8 @@ The encoder reads the tensors that transformers names, and gives the same bits a
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,8 +194,20 @@ def load(weights: Path, words: Path, *, dtype: torch.dtype) -> tuple[T5, Words] 
         return None
     check_state(state, expected, source=file)
     model.load_state_dict({name: tensor.to(dtype) for name, tensor in state.items()}, assign=True)
-    try:
+    with reading_words(words / "tokenizer.json"):
         tokenizer = Words(words / "tokenizer.json", pad=pad, unknown=unknown)
-    except Exception as error:  # the package raises plain Exceptions
-        raise ValueError(f"{words / 'tokenizer.json'} holds no tokenizer that loads: {one_line(error)}") from error
-    return (model, tokenizer) if tokenizer.pad_id is not None else None
+        if tokenizer.pad_id is None:
+            return None
+        tokenizer(["a"], max_length=2)
+    return model, tokenizer
+
+
+@contextmanager
+def reading_words(file: Path) -> Iterator[None]:
+    """Raise errors of a tokenizer, panics of its Rust code too, as ValueError with its file."""
+    try:
+        yield
+    except BaseException as error:  # a panic is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{file} holds no tokenizer that loads: {one_line(error)}") from error

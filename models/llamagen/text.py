@@ -265,13 +265,11 @@ class TextEncoder:
             known = str(error).startswith(str(file))
             raise ValueError(text if known else f"{file} holds no text encoder that loads: {text}") from error
         file = next(path for name in TOKENIZER_FILES if is_there(path := words / name))
-        try:
+        with t5.reading_words(file):
             with quiet():
                 tokenizer = AutoTokenizer.from_pretrained(words, local_files_only=True, trust_remote_code=False)
             tokenizer("a", padding="max_length", max_length=2, truncation=True)  # batches need a padding token
             tokenizer.get_vocab()
-        except Exception as error:  # as above
-            raise ValueError(f"{file} holds no tokenizer that loads: {one_line(error)}") from error
         _check_vocabulary(tokenizer, model.config.vocab_size, file)
         return cls(model, tokenizer)
 

@@ -141,10 +141,11 @@ def launch_children(lines: int) -> None:
 def launch_sample() -> None:
     """Launch what samples a token of plain decoding, and commits it."""
     wide, whole = torch.float32, torch.long
-    how: dict[str, Any] = {"guidance": 3.0, "temperature": 1.0, "top_k": 1000, "interval": -1}
-    how |= {"grid": empty(1, 1024, dtype=whole), "total": empty(1, dtype=wide)}
     kernels.sample(
-        empty(1, 2, 1, TOKENS, dtype=wide), empty(1, 1, dtype=whole), empty(1, 1024, TOKENS, dtype=wide), **how
+        *(empty(1, 2, 1, TOKENS, dtype=wide), empty(1, 1, dtype=whole), empty(1, 1024, TOKENS, dtype=wide)),
+        Sampling(guidance=3.0, top_k=1000),
+        grid=empty(1, 1024, dtype=whole),
+        total=empty(1, dtype=wide),
     )
 
 
