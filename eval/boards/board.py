@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import itertools
 import math
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,7 +118,7 @@ class Board:
         method, folder = choose_method(self.model, spec), self.model.folder
         promise = "relaxed" if not method.exact else "tokens" if method.is_identical else "distribution"
         names = [f"{FOLDER}/{part}" for part in method.made.parts] + ["drafter"] * method.made.reads_drafter
-        settings = {name: value for name, value in method.settings.items() if not method.options[name].fits}
+        settings = {} if spec == "auto" else {k: v for k, v in method.settings.items() if not method.options[k].fits}
         training = {name: folder and trained_steps(folder / name) for name in names}
         return {"promise": promise, "training": training, "settings": settings}
 
@@ -148,10 +149,10 @@ class Board:
                         file.append(line)
 
             for one in field:
-                own, lines = one.parts.method.spec, [line for line in file.lines if line.get("contender") == one.name]
-                if other := {line.get("spec") for line in lines} - {own}:
-                    changed = f"{options.out} was begun with {other.pop()}, now {one.label} is {own} here"
-                    raise ValueError(f"{changed}: use another --out")
+                lines = [line.get("spec", "") for line in file.lines if line.get("contender") == one.name]
+                own, *others = (re.sub("least=[^,]*", "", spec) for spec in [one.parts.method.spec, *lines])
+                if other := {*others} - {own}:
+                    raise ValueError(f"{options.out} has {other.pop()}, {one.label} is {own} now: use another --out")
 
             def wants(one: Contender, number: int) -> bool:
                 return one.key not in failed and (*one.key, number) not in done

@@ -230,7 +230,7 @@ def _copy(sources: Mapping[Path, Path]) -> None:
 
     with ExitStack() as stack:  # renames the copies at its end
         for folder, source in sources.items():
-            files = [path for path in sorted(source.iterdir()) if path.is_file()]
+            files = every = [path for path in sorted(source.iterdir()) if path.is_file()]
             own = {path.suffix for path in files} & {".safetensors"} if folder.name != "tokenizer" else set[str]()
             if folder.name == "tokenizer" or own:
                 others = {".safetensors", ".bin", ".msgpack", ".h5"} - own
@@ -238,7 +238,8 @@ def _copy(sources: Mapping[Path, Path]) -> None:
             if not files:
                 raise ValueError(f"{source} is not a component: it holds no files")
             for path in files:
-                shutil.copyfile(path, stack.enter_context(atomic_write(folder / path.name)))
+                if path.name != SUMS_NAME or len(files) == len(every):
+                    shutil.copyfile(path, stack.enter_context(atomic_write(folder / path.name)))
     for folder, source in sources.items():
-        if not (source / SUMS_NAME).is_file():
+        if not (source / SUMS_NAME).is_file() or any(not (folder / path.name).exists() for path in source.iterdir()):
             (folder / SUMS_NAME).unlink(missing_ok=True)  # the index is written with checksums of all components

@@ -45,8 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = words[0]
     if name in COMMANDS:
         return run_command(find(name), words[1:], prog=f"lantern {name}")
-    if name.startswith("-"):
+    if name.startswith("-") and not COMMANDS.keys() & {*words}:
         return run_command(LANTERN, words, prog="lantern")
+    if name.startswith("-"):
+        complain("a command comes before its options")
+        return REFUSED
     complain(f"unknown command {name[:40]!r}; {hint_for(name, COMMANDS)}")
     return REFUSED
 

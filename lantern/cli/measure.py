@@ -105,7 +105,7 @@ class OfShape(Group):
 
 @command
 def bench(
-    images: int = opt(10, "images of each contender", 1, 10**5),
+    images: int = opt(10, "images of each contender; a claim needs ten times --batch", 1, 10**5),
     batch: list[int] = opt([], "images at a time (default 1)", 1, 4096),
     dtype: list[str] | None = opt(None, "fp32, bf16, fp16 (default fp32 bf16; sizes: bf16)", type=OneOf(DTYPES)),
     variants: list[str] | None = opt(None, VARIANTS_HELP, type=VARIANT),

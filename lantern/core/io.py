@@ -222,8 +222,10 @@ def read_pickled(path: str | Path) -> Any:
             # only zip archives can be mapped; files of torch before 1.6 are read whole
             if is_zip := zipfile.is_zipfile(path):
                 with zipfile.ZipFile(path) as archive:
+                    if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
+                        raise ValueError("it is compressed")
                     if broken := archive.testzip():  # reads the file once more: torch looks at no checksum
-                        raise ValueError(f"the checksum of {broken} is wrong")
+                        raise ValueError(f"the checksum of {broken} is wrong; if it was saved without, save it again")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # a damaged or hostile pickle can raise anything
         raise ValueError(f"{path} is no whole checkpoint of plain tensors: {_pickle_fault(error)}") from error

@@ -307,11 +307,16 @@ class LanternPipeline(DiffusionPipeline):
 
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **options: Any) -> "LanternPipeline":
-        """Return a pipeline with the components of another in its dtype, and with its add-ons, method and engine.
+        """Return a pipeline with the components of another, and with its add-ons, method and engine.
 
         `dtype` changes the dtype of both, and `generation` has defaults in place of the other's, method included.
         """
-        pipe: Any = super().from_pipe(pipeline, **{"dtype": options.pop("torch_dtype", pipeline.dtype), **options})
+        if isinstance(pipeline, LanternPipeline) and not options.keys() & {"dtype", "torch_dtype"}:
+            given = {"generation": dict(pipeline.config["generation"]), **pipeline.components, **options}
+            pipe: Any = cls(**given)
+            pipe.register_to_config(_name_or_path=pipeline.config.get("_name_or_path"))
+        else:
+            pipe = super().from_pipe(pipeline, **options)
         if isinstance(pipeline, LanternPipeline):
             pipe._loaded, pipe.engine = pipeline._loaded, pipeline.engine
             pipe._method = str((options.get("generation") or {}).get("method", pipeline._method))

@@ -127,14 +127,15 @@ class Prepared:
         path = self.folder / CACHE
         if not path.exists() and not (self.folder / PICTURES).is_file():
             raise ValueError(f"{self.folder} has no {PICTURES}, and no tokens of its images by this tokenizer")
+        found = None if path.exists() else self._decode()
         try:
-            if not path.exists():
+            if found is not None:
                 with atomic_write(path) as temporary, temporary.open("wb") as file:
-                    np.save(file, self._decode().numpy())
+                    np.save(file, found.numpy())
             # copy on write: the pictures stay on disk, and no caller changes the file
             found = torch.from_numpy(np.load(path, mmap_mode="c"))
         except PermissionError:
-            found = self._decode()
+            found = self._decode() if found is None else found
         except (EOFError, ValueError) as error:
             raise ValueError(f"{path} cannot be read ({one_line(error)}): remove it") from error
         if len(found) != len(self.records):

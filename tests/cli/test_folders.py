@@ -18,6 +18,7 @@ from lantern.core.io import (
     read_checksums,
     read_config,
     save_component,
+    sha256_of,
     weights_digest,
     write_json,
 )
@@ -78,6 +79,8 @@ def test_an_encoder_and_its_tokenizer_may_be_one_folder_with_weights_in_several_
     shutil.copytree(folder / "text_encoder", both)
     shutil.copytree(folder / "tokenizer", both, dirs_exist_ok=True)
     (both / "pytorch_model.bin").write_bytes(b"0")
+    sums = [f"{sha256_of(both / name)}  {name}\n" for name in ("model.safetensors", "pytorch_model.bin")]
+    (both / "SHA256SUMS").write_text("".join(sums))
     (both / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>"}')
     out, given = tmp_path / "model", dict.fromkeys(("text-encoder", "tokenizer"), both)
     assert main(assembling(out, components | given)) == 0
@@ -85,6 +88,8 @@ def test_an_encoder_and_its_tokenizer_may_be_one_folder_with_weights_in_several_
     assert (index["text_encoder"][1], index["tokenizer"][1]) == ("T5EncoderModel", "PreTrainedTokenizerFast")
     weights = [sorted(path.name for path in (out / name).glob("*model*")) for name in ("text_encoder", "tokenizer")]
     assert weights == [["model.safetensors"], []]
+    assert list(read_checksums(out / "text_encoder")) == ["model.safetensors"]
+    assert not (out / "tokenizer" / "SHA256SUMS").exists()
 
 
 def test_a_signed_drafter_refuses_another_target(

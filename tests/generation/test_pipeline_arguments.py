@@ -255,8 +255,10 @@ def test_a_pipeline_of_another_has_its_add_ons_method_and_engine(pipe: LanternPi
     assert (other.method, other.engine) == ("eagle1", "eager") and set(other.model.add_ons) == set(pipe.model.add_ons)
     assert torch.equal(tokens(other, method="sam"), tokens(pipe, method="sam"))
     assert LanternPipeline.from_pipe(pipe, generation={"method": "sjd"}).method == "sjd"
-    pipe.to(torch.bfloat16)
-    assert LanternPipeline.from_pipe(pipe).dtype == pipe.dtype == torch.bfloat16
+    pipe.transformer.to(torch.bfloat16)
+    parts = [LanternPipeline.from_pipe(pipe).components, pipe.components]
+    assert all((one["transformer"].dtype, one["drafter"].dtype) == (torch.bfloat16, torch.float32) for one in parts)
+    assert LanternPipeline.from_pipe(pipe, dtype=torch.bfloat16).drafter.dtype == torch.bfloat16
 
 
 def test_a_pipeline_of_components_has_the_defaults_of_the_model(folder: Path, pipe: LanternPipeline) -> None:

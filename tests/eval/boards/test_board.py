@@ -341,7 +341,7 @@ def test_a_method_with_another_window_is_not_resumed(
     other = board_file.read_text().replace('"spec": "gumbel-jacobi', '"spec": "gumbel-jacobi:window=64')
     (out := tmp_path / "board.jsonl").write_text(other)
     assert main(*board_words, "--images", 5, "--out", out) == 2
-    assert "was begun with gumbel-jacobi:window=64, now gumbel-jacobi is" in capsys.readouterr().err
+    assert "has gumbel-jacobi:window=64, gumbel-jacobi is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["leaderboard", "pairs"])
