@@ -15,7 +15,6 @@ import dataclasses
 import hashlib
 import itertools
 import math
-import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -148,11 +147,12 @@ class Board:
                     if line not in file.lines:
                         file.append(line)
 
-            for one in field:
-                lines = [line.get("spec", "") for line in file.lines if line.get("contender") == one.name]
-                own, *others = (re.sub("least=[^,]*", "", spec) for spec in [one.parts.method.spec, *lines])
-                if other := {*others} - {own}:
-                    raise ValueError(f"{options.out} has {other.pop()}, {one.label} is {own} now: use another --out")
+            for one in field:  # times of passes choose a window
+                own = one.parts.method.settings.get("window")
+                windows = {line.get("window") for line in file.lines if line.get("contender") == one.name}
+                if other := windows - {own}:
+                    what = f"{options.out} has {one.label} with window {other.pop()}, here it is {own}"
+                    raise ValueError(f"{what}: name the window, or use another --out")
 
             def wants(one: Contender, number: int) -> bool:
                 return one.key not in failed and (*one.key, number) not in done

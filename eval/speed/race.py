@@ -102,7 +102,7 @@ def take(contender: Contender, number: int, job: RoundImages, *, watches: bool =
     return {
         "round": number,
         "contender": contender.name,
-        "spec": contender.parts.method.spec,
+        "window": contender.parts.method.settings.get("window"),
         "temperature": contender.parts.sampling.temperature,
         "seconds": seconds,
         "images": [

@@ -221,25 +221,31 @@ def _tried(folders: Mapping[str, Path], out: Path, generation: Mapping[str, Any]
 
 
 def _copy(sources: Mapping[Path, Path]) -> None:
-    """Copy the files of components to new folders, all or, if one cannot be copied, none; other files there stay.
-
-    A tokenizer is often given as the folder of its whole model, whose weights it does not need, and an encoder may have
-    the same weights in several formats.
-    """
+    """Copy the files of components to new folders, all or, if one cannot be copied, none; other files there stay."""
     from lantern.core.io import SUMS_NAME, atomic_write
 
+    copied = {folder: _wanted(source, has_weights=folder.name != "tokenizer") for folder, source in sources.items()}
     with ExitStack() as stack:  # renames the copies at its end
         for folder, source in sources.items():
-            files = every = [path for path in sorted(source.iterdir()) if path.is_file()]
-            own = {path.suffix for path in files} & {".safetensors"} if folder.name != "tokenizer" else set[str]()
-            if folder.name == "tokenizer" or own:
-                others = {".safetensors", ".bin", ".msgpack", ".h5"} - own
-                files = [path for path in files if path.suffix not in others]
-            if not files:
+            if not copied[folder]:
                 raise ValueError(f"{source} is not a component: it holds no files")
-            for path in files:
-                if path.name != SUMS_NAME or len(files) == len(every):
-                    shutil.copyfile(path, stack.enter_context(atomic_write(folder / path.name)))
-    for folder, source in sources.items():
-        if not (source / SUMS_NAME).is_file() or any(not (folder / path.name).exists() for path in source.iterdir()):
+            for name in copied[folder]:
+                shutil.copyfile(source / name, stack.enter_context(atomic_write(folder / name)))
+    for folder, names in copied.items():
+        if SUMS_NAME not in names:
             (folder / SUMS_NAME).unlink(missing_ok=True)  # the index is written with checksums of all components
+
+
+def _wanted(source: Path, *, has_weights: bool) -> list[str]:
+    """Return the names of a component's files, of one with weights those in safetensors alone where there are any.
+
+    A tokenizer is often given as the folder of its whole model. Checksums go with all files only.
+    """
+    from lantern.core.io import SUMS_NAME
+
+    every = sorted(path for path in source.iterdir() if path.is_file())
+    others = {".safetensors", ".bin", ".msgpack", ".h5"}
+    if has_weights:
+        others = others - {".safetensors"} if any(path.suffix == ".safetensors" for path in every) else set()
+    files = [path.name for path in every if path.suffix not in others]
+    return files if len(files) == len(every) else [name for name in files if name != SUMS_NAME]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from importlib import import_module
 
-from lantern.cli.command import REFUSED, Command, OneOf, arg, command, complain, run_command
+from lantern.cli.command import DONE, REFUSED, Command, OneOf, arg, command, complain, run_command
 from lantern.core.config import hint_for
 
 COMMANDS = {  # where each is, in lantern/cli
@@ -45,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = words[0]
     if name in COMMANDS:
         return run_command(find(name), words[1:], prog=f"lantern {name}")
-    if name.startswith("-") and not COMMANDS.keys() & {*words}:
-        return run_command(LANTERN, words, prog="lantern")
+    if name in ("-h", "--help", "-V", "--version"):
+        return run_command(LANTERN, words[:1], prog="lantern")
     if name.startswith("-"):
         complain("a command comes before its options")
         return REFUSED
@@ -106,9 +106,7 @@ def completion(shell: str = arg(f"one of {', '.join(SHELLS)}", type=OneOf(SHELLS
 
 
 SUMMARY = "Generate images with visual autoregressive models by speculative decoding; train and measure such models."
-LANTERN = Command(
-    "lantern", SUMMARY, add_commands, lambda args: complain("a command comes before its options") or REFUSED
-)
+LANTERN = Command("lantern", SUMMARY, add_commands, lambda _: DONE)  # help and version end before
 
 if __name__ == "__main__":
     sys.exit(main())

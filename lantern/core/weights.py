@@ -172,7 +172,7 @@ def _quiet() -> Iterator[None]:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-KNOWN_LIBRARIES = {"lantern", "torch", "torchao", "transformers"}  # libraries whose modules engines know
+KNOWN_LIBRARIES = {"lantern", "torch", "torchao", "transformers"}  # whose modules engines know
 
 # torch raises RuntimeError for all of these, so only the text identifies them
 OUT_OF_MEMORY = (

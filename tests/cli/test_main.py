@@ -38,6 +38,9 @@ def test_every_command_has_help_and_a_version(capsys: Capture) -> None:
     from lantern import __version__
 
     assert main([]) == 2 and "usage: lantern" in capsys.readouterr().err
+    assert main(["--debug", "generate", "--help"]) == 2
+    assert "a command comes before its options" in capsys.readouterr().err
+    assert main(["--help", "generate"]) == 0 and capsys.readouterr().out.startswith("usage: lantern COMMAND")
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in COMMANDS)

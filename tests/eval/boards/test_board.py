@@ -338,10 +338,10 @@ def test_a_file_of_two_runs_is_refused(board_file: Path, tmp_path: Path) -> None
 def test_a_method_with_another_window_is_not_resumed(
     board_file: Path, board_words: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
-    other = board_file.read_text().replace('"spec": "gumbel-jacobi', '"spec": "gumbel-jacobi:window=64')
+    other = re.sub(r'("contender": "gumbel-jacobi \|[^"]*", "window": )\d+', r"\g<1>999", board_file.read_text())
     (out := tmp_path / "board.jsonl").write_text(other)
     assert main(*board_words, "--images", 5, "--out", out) == 2
-    assert "has gumbel-jacobi:window=64, gumbel-jacobi is" in capsys.readouterr().err
+    assert "has gumbel-jacobi with window 999, here it is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["leaderboard", "pairs"])
