@@ -25,9 +25,7 @@ KINDS = (*COMPONENTS, *RELEASES)
 WEIGHTS = "model*.safetensors*"
 CHECKPOINT_HELP = "a .pt, .bin, .safetensors or .ckpt file, or a folder with configs and weights"
 CONFIG_HELP = "a JSON file of config fields that the checkpoint does not determine"
-SIZE_HELP = "side of the image, 16 pixels per token; or --grid"
 TO_HELP = "names of a target: lantern (LlamaGen's) or hf (LANTERN's, like those of Llama in transformers)"
-OUT_HELP = "the model folder; components that are not given stay as they are"
 DATA_HELP = "prepared data, whose words of captions are listed in OUT/words.txt"
 NAMES_HELP = (
     "names of what the model generates, one a line, copied to OUT/names.txt: prompts in words that no training caption "
@@ -41,7 +39,7 @@ def convert(
     out: Path = arg("folder for config.json and model.safetensors"),
     kind: Any = opt(None, f"expected kind: {', '.join(KINDS)}", type=OneOf(KINDS), metavar="KIND"),
     config: Path | None = opt(None, CONFIG_HELP, type=existing, metavar="FILE"),
-    image_size: int | None = opt(None, SIZE_HELP, 16, 4096, metavar="PIXELS"),
+    image_size: int | None = opt(None, "side of the image, 16 pixels per token; or --grid", 16, 4096, metavar="PIXELS"),
     grid: int | None = opt(None, "tokens along one side of the image", 1, 256, metavar="TOKENS"),
     ema: bool = opt(False, "use the moving average of the weights if the file has one"),
     dtype: str = opt("keep", "keep, bf16, fp16 or fp32", type=OneOf(("keep", *DTYPES))),
@@ -163,7 +161,7 @@ class DefaultOptions(Distribution):
 
 @command
 def assemble(
-    out: Path = arg(OUT_HELP),
+    out: Path = arg("the model folder; components that are not given stay as they are"),
     data: Path | None = opt(None, DATA_HELP, type=existing, metavar="DIR"),
     names: Path | None = opt(None, NAMES_HELP, type=existing, metavar="FILE"),
     *,

@@ -27,7 +27,7 @@ from lantern.cli.command import (
     say,
     size_of,
 )
-from lantern.cli.options import MAX_SEED, METHOD, MODEL, MODEL_HELP, Distribution, Placement
+from lantern.cli.options import MAX_SEED, METHOD, MODEL, Distribution, Placement
 from lantern.core.config import read_json_object, resolve_model
 from lantern.engines.engine import engine
 from lantern.generation import images
@@ -145,7 +145,7 @@ def generate(
     class_label: list[int] = opt([], "class of an image, of models of classes", 0, 10**9, action="append"),
     num_images: int = opt(1, "images of each prompt or class", 1, 100_000, "-n --num-images"),
     seed: int = opt(0, "seed of the noise (default 0)", 0, MAX_SEED),
-    model: str = opt(MODEL, MODEL_HELP),
+    model: str = MODEL,
     method: str | None = opt(None, "how tokens are decoded (default: the model's)", type=METHOD),
     out: Path | None = opt(None, f"a file ({', '.join(images.FORMATS)}) or a folder (default: here)", flag="-o --out"),
     batch: int = opt(1, "images at a time; halved if memory runs out, with the same images", 1, 4096),

@@ -28,19 +28,7 @@ from lantern.cli.command import (
     opt,
     say,
 )
-from lantern.cli.options import (
-    DTYPES,
-    MAX_SEED,
-    MODEL,
-    MODEL_HELP,
-    VARIANT,
-    Apart,
-    Distribution,
-    Filters,
-    Machine,
-    Placement,
-    Runs,
-)
+from lantern.cli.options import DTYPES, MAX_SEED, MODEL, VARIANT, Apart, Distribution, Filters, Machine, Placement, Runs
 
 if TYPE_CHECKING:
     from lantern.core.process import Stopping
@@ -65,22 +53,18 @@ BENCH_METHODS_HELP = 'such as eagle1 "lantern++:k=5,lambda_=1.5"; default: auto 
 DRAFTER_HELP = 'methods to measure, such as eagle1 (default), parallelspec or "lantern++:drafts=parallelspec"'
 VARIANTS_HELP = "eager, cpu or graph, alone or with +int8, +int4 or +fp8 (default: those of --baseline, else all)"
 BENCH_BASELINE_HELP = "how plain decoding runs beside --variants; the fastest is the baseline (default: in all ways)"
-ROUNDING_HELP = "also measure how far each variant moves the distributions of tokens from the first's"
 MAX_TV_HELP = "admit relaxed methods up to this mean total variation per token (default: only exact ones)"
 WRITE_HELP = "also write the tokens per step of windows into the model's folder; `auto` reads them on every machine"
 PICTURES_HELP = "folders or files of images; or moments (.safetensors) of shards, which are merged"
 NETWORKS_HELP = f"weights of networks, NAME of {', '.join(WEIGHTS)}"
 FROM_HELP = "print the table of a file, of lines or of figures (--json); nothing is measured"
 DOCS_HELP = "write the rows into a page, between <!-- rows: leaderboard --> (or pairs) and <!-- end rows -->"
-TEMPERATURE_HELP = "one or more temperatures, 0 is greedy (default: the model's)"
 METHODS_HELP = 'such as eagle1 "lantern:k=10/100,delta=0.1" (default: all)'
 PAIRS_HELP = "compare these methods, paired by seed (default: each published method with what its paper compares with)"
-PROMPTS_HELP = "prompts, one per line (default assets/prompts/concepts.txt)"
 LINES_HELP = "file of JSON lines, which a stopped or longer run extends"
 BASELINE_HELP = "how plain decoding runs beside the methods' engine; the fastest is the baseline (default: all)"
 PROTOCOL_HELP = f"{PROTOCOLS}, or a .json file of one; a row.json is repeated with its own choices and compared"
 METHOD_HELP = 'such as eagle1 or "lantern++:k=5,lambda_=1.5"; default: the model\'s'
-SHARD_HELP = "make only part I of N; torchrun and accelerate set it automatically"
 NETWORK_HELP = "weights of a metric's network; may be repeated"
 RAY_HELP = "as a Ray job, on a cluster or here (extra: ray)"
 
@@ -88,7 +72,7 @@ RAY_HELP = "as a Ray job, on a cluster or here (extra: ray)"
 class OfModel(Group):
     """A model (the default)."""
 
-    model: str = opt(MODEL, MODEL_HELP)
+    model: str = MODEL
     methods: list[str] | None = opt(None, BENCH_METHODS_HELP, metavar="METHOD")
     prompts_file: str | None = opt(None, "prompts, one per line (or .json, .jsonl, .tsv)", metavar="FILE")
 
@@ -111,7 +95,7 @@ def bench(
     variants: list[str] | None = opt(None, VARIANTS_HELP, type=VARIANT),
     baseline: list[str] | None = opt(None, BENCH_BASELINE_HELP, type=VARIANT),
     seed: int = opt(0, "seed of the noise (default 0)", 0, MAX_SEED),
-    rounding: bool = opt(False, ROUNDING_HELP),
+    rounding: bool = opt(False, "also measure how far each variant moves the distributions of tokens from the first's"),
     json: bool = opt(False, "one JSON line on stdout, the table on stderr"),
     out: Path | None = opt(None, "write the JSON line to a file as well", metavar="FILE"),
     *,
@@ -205,7 +189,7 @@ class Race(Group):
 
 @command
 def tune(
-    model: str = opt(MODEL, MODEL_HELP),
+    model: str = MODEL,
     prompts_file: str | None = opt(None, "prompts to measure on (default: eight simple ones)", metavar="FILE"),
     out: Path | None = opt(None, "the profile (default: beside the model, where `auto` finds it)", metavar="FILE"),
     write_model: bool = opt(False, WRITE_HELP),
@@ -342,14 +326,14 @@ def leaderboard(
     out: Path = opt(Path("runs/leaderboard.jsonl"), LINES_HELP, metavar="FILE"),
     docs: Path | None = opt(None, DOCS_HELP, type=existing, metavar="PAGE"),
     json: bool = opt(False, "print the figures of the table as one JSON line"),
-    model: str = opt(MODEL, MODEL_HELP),
+    model: str = MODEL,
     methods: list[str] | None = opt(None, METHODS_HELP, metavar="METHOD"),
     pairs: list[str] | None = opt(None, PAIRS_HELP, metavar="A==B", nargs="*"),
     rules: bool = opt(False, "each relaxed rule at several strengths, on the same tree or window"),
     images: int = opt(8, "images per method", 1, 10**5),
     batch: int = opt(1, "images at a time", 1, 4096),
-    prompts_file: str | None = opt(None, PROMPTS_HELP, metavar="FILE"),
-    temperature: list[float] = opt([], TEMPERATURE_HELP, 0, 100),
+    prompts_file: str | None = opt(None, "prompts, one per line (default assets/prompts/concepts.txt)", metavar="FILE"),
+    temperature: list[float] = opt([], "one or more temperatures, 0 is greedy (default: the model's)", 0, 100),
     seed: int = opt(0, "seed of noise and order of prompts (default 0)", 0, MAX_SEED),
     dtype: str = opt("fp32", "dtype of methods: fp32, bf16 or fp16", type=OneOf(DTYPES)),
     baseline: list[str] = opt([], BASELINE_HELP, type=VARIANT),
@@ -458,7 +442,7 @@ class Choices(Group):
 def reproduce(
     protocol: str = arg(PROTOCOL_HELP),
     out: Path | None = opt(None, "default: runs/PROTOCOL/METHOD", metavar="FOLDER"),
-    shard: str | None = opt(None, SHARD_HELP, metavar="I/N"),
+    shard: str | None = opt(None, "make only part I of N; torchrun and accelerate set it automatically", metavar="I/N"),
     weights: list[tuple[str, Path]] = opt(
         [], NETWORK_HELP, type=named(Path, names=WEIGHTS), metavar="NAME=PATH", action="append"
     ),

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import Any
 
 from lantern.cli.command import arg, command, opt
-from lantern.cli.options import METHOD, MODEL, MODEL_HELP
+from lantern.cli.options import METHOD, MODEL
 from lantern.core.config import read_json_object, resolve_model
 from lantern.engines.engine import ENGINES
 from lantern.methods import METHODS, PROMISES, Method
@@ -19,7 +19,7 @@ LACKS = "*"  # before a method that needs a part
 @command
 def methods(
     name: str | None = arg("method to describe", type=METHOD),
-    model: str = opt(MODEL, MODEL_HELP),
+    model: str = MODEL,
     json: bool = opt(False, "print JSON"),
 ) -> None:
     """List all methods, or the settings of one."""

@@ -8,8 +8,8 @@ from lantern.cli.command import Group, OneOf, opt
 from lantern.engines.engine import ENGINES, KV_CACHES, OTHER_VARIANTS, VARIANTS, WEIGHTS, Engine, engine
 from lantern.methods import METHODS
 
-MODEL = "lantern-emoji"
-MODEL_HELP = "name, folder or hub id"
+MODEL = opt("lantern-emoji", "name, folder or hub id")
+MODEL_PLACE = replace(MODEL, is_positional=True)
 MAX_SEED = 2**63 - 1
 DTYPES = ("fp32", "bf16", "fp16")
 VARIANT = OneOf((*VARIANTS, *OTHER_VARIANTS))

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import arg, command, opt, say
-from lantern.cli.options import MODEL, MODEL_HELP, Placement
+from lantern.cli.command import command, opt, say
+from lantern.cli.options import MODEL_PLACE, Placement
 from lantern.core.config import install_hint, one_line, resolve_model
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ ORIGIN_HELP = "origin of web pages that may send requests, such as https://examp
 
 @command
 def serve(
-    model: str = arg(MODEL_HELP, default=MODEL),
+    model: str = MODEL_PLACE,
     host: str = opt("127.0.0.1", HOST_HELP),
     port: int = opt(8000, "port; 0 is a free one", 0, 65535),
     api_key_file: Path | None = opt(None, KEY_HELP, metavar="FILE"),
@@ -96,7 +96,7 @@ def _key_of(file: Path | None) -> str | None:
 
 @command
 def demo(
-    model: str = arg(MODEL_HELP, default=MODEL),
+    model: str = MODEL_PLACE,
     host: str = opt("127.0.0.1", HOST_HELP),
     port: int = opt(7860, "port", 1, 65535),
     open: bool = opt(False, "open the page in the browser"),

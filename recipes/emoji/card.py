@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from lantern.cli.command import DONE, arg, command, existing, opt, run_command
-from lantern.cli.options import MAX_SEED, MODEL, MODEL_HELP
+from lantern.cli.options import MAX_SEED, MODEL
 from lantern.core.io import atomic_write
 from lantern.decoding.cache import prefill, read_tokens
 from lantern.training.features import decode, encode
@@ -30,7 +30,7 @@ COPY_RATIO = 1.5  # a copy is nearer than this multiple of the tokenizer's own e
 
 def card(
     data: Path = arg("folder written by `lantern train data`", type=existing),
-    model: str = opt(MODEL, MODEL_HELP),
+    model: str = MODEL,
     images: int = opt(200, "images of each figure", 1, 10**5),
     seed: int = opt(0, "seed of noise and choices", 0, MAX_SEED),
     sheet: Path = opt(Path("contact_sheet.png"), "file of the contact sheet"),
