@@ -102,34 +102,14 @@ def parser_of(command: Command, prog: str, words: Sequence[str] = ()) -> Parser:
 
 
 def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
-    """Parse `argv` and run the command; a failure is printed as one line and becomes the exit code.
+    """Parse `argv`, run the command and write stdout; a failure is printed as one line and becomes the exit code.
 
-    With --debug a traceback comes first. `args.stopping` lets the command shield blocks from signals.
+    With --debug a traceback comes first. `args.stopping` lets the command shield blocks from signals. Whoever reads
+    stdout may close it: that is no failure, nor is a stream that was closed from the beginning, nor a character that
+    the terminal's encoding lacks. Each line is written at once.
     """
     words = sys.argv[1:] if argv is None else argv
     is_debug = is_debugging() or "--debug" in words
-
-    def run(stopping: Stopping) -> int:
-        parser = parser_of(command, prog or f"lantern-{command.name}", words)
-        try:
-            args = parser.parse_args(words)
-        except SystemExit as leaving:  # after --help, --version and an error that was printed
-            return int(leaving.code or DONE)
-        values = vars(args)
-        options = [one for one in parser._actions if one.option_strings and one.dest in values]
-        args.changed = [one.option_strings[-1] for one in options if values[one.dest] != one.default]
-        args.debug, args.stopping = is_debug, stopping
-        return command.run(args) or DONE
-
-    return contained(run, is_debug=is_debug)
-
-
-def contained(run: Callable[[Stopping], int], *, is_debug: bool = False) -> int:
-    """Return what `run` returns, once stdout is written; a failure is printed as one line and becomes the exit code.
-
-    Whoever reads stdout may close it: that is no failure, nor is a stream that was closed from the beginning, nor a
-    character that the terminal's encoding lacks. Each line is written at once.
-    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed: `print` would write to the other one
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
@@ -137,7 +117,16 @@ def contained(run: Callable[[Stopping], int], *, is_debug: bool = False) -> int:
         sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
     try:
         with Stopping() as stopping:
-            code = run(stopping)
+            parser = parser_of(command, prog or f"lantern-{command.name}", words)
+            try:
+                args = parser.parse_args(words)
+            except SystemExit as leaving:  # after --help, --version and an error that was printed
+                code = int(leaving.code or DONE)
+            else:
+                options = [one for one in parser._actions if one.option_strings and one.dest in args]
+                args.changed = [one.option_strings[-1] for one in options if vars(args)[one.dest] != one.default]
+                args.debug, args.stopping = is_debug, stopping
+                code = command.run(args) or DONE
             sys.stdout.flush()  # at exit a failure would become Python's own exit code, 120
             return code
     except KeyboardInterrupt as stopped:
