@@ -6,15 +6,16 @@ OUT/row.json                            protocol, choices, fingerprint, machine,
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import lantern
+from lantern.cli.options import Choices
 from lantern.core.config import EMBEDDED_MODEL, build_config, installed, read_json_object, resolve_model
 from lantern.core.io import sha256_of, sha256_of_lines, write_json
 from lantern.core.process import check_ray
@@ -35,8 +36,7 @@ from lantern.models.folder import FOLDER as PARTS_FOLDER
 from lantern.models.folder import Model, load_model, pick_device, pick_dtype
 
 
-@dataclass(frozen=True)
-class TableRow:
+class TableRow(Choices):
     """A requested row. `protocol` is a name, a protocol's .json file, or a `row.json` to repeat.
 
     A repeated row's choices take the place of defaults. `model` None means the embedded one. `method` is a spec as for
@@ -45,23 +45,14 @@ class TableRow:
     `ray` (an address, or "" to start Ray locally) and `actors` make it a Ray job.
     """
 
+    _: KW_ONLY
     protocol: str
     out: Path
-    method: str | None = None
-    model: str | None = None
-    limit: int = 0
-    batch: int = 0
     device: str = "auto"
     dtype: str = "auto"
-    threads: int | None = None
     engine: Engine = field(default_factory=AutoEngine)
-    metrics: Sequence[str] | None = None
-    prompts: Path | None = None
-    reference: Path | None = None
     weights: Mapping[str, Path] = field(default_factory=dict)
     shard: Shard | None = None
-    ray: str | None = None
-    actors: int | None = None
     is_quiet: bool = False
 
 

@@ -28,7 +28,8 @@ from lantern.cli.command import (
     opt,
     say,
 )
-from lantern.cli.options import DTYPES, MAX_SEED, MODEL, VARIANT, Apart, Distribution, Filters, Machine, Placement, Runs
+from lantern.cli.options import DTYPES, MAX_SEED, MODEL, Apart, Choices, Distribution, Filters, Machine, Placement, Runs
+from lantern.engines.engine import OTHER_VARIANTS, VARIANTS
 
 if TYPE_CHECKING:
     from lantern.core.process import Stopping
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from lantern.eval.protocols.generation import Shard
     from lantern.eval.protocols.reproduce import ResolvedRow
 
+VARIANT = OneOf((*VARIANTS, *OTHER_VARIANTS))
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 # a test compares both with the registry of lantern.eval
 METRICS = (
@@ -64,9 +66,7 @@ PAIRS_HELP = "compare these methods, paired by seed (default: each published met
 LINES_HELP = "file of JSON lines, which a stopped or longer run extends"
 BASELINE_HELP = "how plain decoding runs beside the methods' engine; the fastest is the baseline (default: all)"
 PROTOCOL_HELP = f"{PROTOCOLS}, or a .json file of one; a row.json is repeated with its own choices and compared"
-METHOD_HELP = 'such as eagle1 or "lantern++:k=5,lambda_=1.5"; default: the model\'s'
 NETWORK_HELP = "weights of a metric's network; may be repeated"
-RAY_HELP = "as a Ray job, on a cluster or here (extra: ray)"
 
 
 class OfModel(Group):
@@ -421,21 +421,6 @@ def shuffled_prompts(file: str | None, seed: int) -> list[str]:
     prompts = read_prompts(str(path))
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed % 2**32))
     return [prompts[i] for i in order.tolist()]
-
-
-class Choices(Group):
-    """What is made and measured."""
-
-    method: str | None = opt(None, METHOD_HELP, metavar="METHOD")
-    model: str | None = opt(None, "name, folder or hub id (default lantern-emoji)")
-    limit: int = opt(0, "only the first N images of the protocol", 1, 10**7)
-    metrics: list[str] | None = opt(None, "default: the protocol's; without a name, none", nargs="*")
-    batch: int = opt(0, "images at a time (default 1)", 1, 4096)
-    threads: int | None = opt(None, "CPU threads to compute on", 1, 1024)
-    prompts: Path | None = opt(None, "folder of the protocol's prompt file", type=existing, metavar="FOLDER")
-    reference: Path | None = opt(None, "real images or their statistics", type=existing)
-    ray: str | None = opt(None, RAY_HELP, metavar="ADDRESS", nargs="?", const="")
-    actors: int | None = opt(None, "--ray: number of models; default one per GPU", 1, 10_000)
 
 
 @command

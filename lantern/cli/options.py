@@ -1,18 +1,18 @@
-"""Options that several commands have: the model, how it samples, and how and where it runs."""
+"""Options that several commands, or a command and what it calls, have: the model, how it samples, where it runs."""
 
 from argparse import ArgumentTypeError
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import Group, OneOf, opt
-from lantern.engines.engine import ENGINES, KV_CACHES, OTHER_VARIANTS, VARIANTS, WEIGHTS, Engine, engine
+from lantern.cli.command import Group, OneOf, existing, opt
+from lantern.engines.engine import ENGINES, KV_CACHES, WEIGHTS, Engine, engine
 from lantern.methods import METHODS
 
 MODEL = opt("lantern-emoji", "name, folder or hub id")
 MODEL_PLACE = replace(MODEL, is_positional=True)
 MAX_SEED = 2**63 - 1
 DTYPES = ("fp32", "bf16", "fp16")
-VARIANT = OneOf((*VARIANTS, *OTHER_VARIANTS))
 
 
 class MethodName(OneOf):
@@ -40,6 +40,8 @@ KV_CACHE_HELP = (
     "keys and values: full, or fp8 (engines graph and eager), for batches of 16 and more on a GPU; exact methods are "
     "exact with respect to the target with this cache"
 )
+METHOD_HELP = 'such as eagle1 or "lantern++:k=5,lambda_=1.5"; default: the model\'s'
+RAY_HELP = "as a Ray job, on a cluster or here (extra: ray)"
 OF_MODEL = "(default: the model's)"
 
 
@@ -110,3 +112,18 @@ class Machine(Group):
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)
+
+
+class Choices(Group):
+    """What is made and measured."""
+
+    method: str | None = opt(None, METHOD_HELP, metavar="METHOD")
+    model: str | None = opt(None, "name, folder or hub id (default lantern-emoji)")
+    limit: int = opt(0, "only the first N images of the protocol", 1, 10**7)
+    metrics: list[str] | None = opt(None, "default: the protocol's; without a name, none", nargs="*")
+    batch: int = opt(0, "images at a time (default 1)", 1, 4096)
+    threads: int | None = opt(None, "CPU threads to compute on", 1, 1024)
+    prompts: Path | None = opt(None, "folder of the protocol's prompt file", type=existing, metavar="FOLDER")
+    reference: Path | None = opt(None, "real images or their statistics", type=existing)
+    ray: str | None = opt(None, RAY_HELP, metavar="ADDRESS", nargs="?", const="")
+    actors: int | None = opt(None, "--ray: number of models; default one per GPU", 1, 10_000)

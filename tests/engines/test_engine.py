@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.parametrize import register_parametrization
 
-from lantern.cli.options import VARIANT
+from lantern.cli.measure import VARIANT
 from lantern.core.sampling import Sampling
 from lantern.core.weights import weights_of
 from lantern.decoding.cache import FP32_ROWS
