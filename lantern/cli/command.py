@@ -14,9 +14,10 @@ A command is a function whose signature declares its options, and whose docstrin
     ) -> None:
         '''Convert a released checkpoint.'''
 
-An option's type is that of its annotation: a list takes several values, a bool is a flag. A subclass of `Group` is a
-group. Parameters without `opt` get what was parsed under their name; `stopping`, `debug` and `changed`, the options
-whose values are not their defaults, are always there. What it returns, if not None, is the exit code.
+An option's type is that of its annotation: a list takes several values, a bool is a flag, a pair of integers is a size
+in pixels. A subclass of `Group` is a group. Parameters without `opt` get what was parsed under their name; `stopping`,
+`debug` and `changed`, the options whose values are not their defaults, are always there. What it returns, if not None,
+is the exit code.
 """
 
 import argparse
@@ -42,7 +43,8 @@ from lantern.core.process import Stopped, Stopping
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 Kind = TypeVar("Kind")
-METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
+METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "PATH", str: "NAME", tuple[int, int]: "WxH"}
+METAVARS |= {tuple[str, Path]: "NAME=PATH", tuple[str, str]: "NAME=VALUE"}
 
 
 @dataclass(frozen=True)
@@ -302,7 +304,8 @@ def add_option(parser: Any, name: str, kind: Any, option: Argument) -> None:
     if kind is bool:
         how["action"] = "store_true"
     else:
-        how["type"] = kind if option.low is None or option.high is None else number(kind, option.low, option.high)
+        parse = size_of if kind == tuple[int, int] else kind
+        how["type"] = parse if option.low is None or option.high is None else number(kind, option.low, option.high)
         how["metavar"] = name.upper() if option.is_positional else METAVARS.get(kind, "VALUE")
         if option.is_positional and (is_optional or option.default is not None):
             how["nargs"] = "?"

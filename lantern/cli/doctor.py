@@ -12,7 +12,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from lantern import __version__
-from lantern.cli.command import DONE, FAILED, OneOf, command, opt, size_of
+from lantern.cli.command import DONE, FAILED, OneOf, command, opt
 from lantern.cli.options import DTYPES
 from lantern.core.config import install_hint, installed, one_line
 
@@ -42,7 +42,7 @@ class Finding:
 def doctor(
     build: bool = opt(False, "first build the C++ engine (about 20 seconds, needs g++)"),
     model: str | None = opt(None, "predict memory and time of this model instead, from its configs"),
-    size: Any = opt(None, "--model: pixels, of models that make several sizes", type=size_of, metavar="WxH"),
+    size: tuple[int, int] | None = opt(None, "--model: pixels, of models that make several sizes"),
     batch: int = opt(1, "--model: images at a time", 1, 4096),
     device: str = opt("auto", "--model: auto, cpu, cuda, cuda:N or mps"),
     dtype: str = opt("auto", "--model: auto, fp32, bf16 or fp16", type=OneOf(("auto", *DTYPES))),

@@ -14,20 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern import __version__
-from lantern.cli.command import (
-    Group,
-    OneOf,
-    check_file,
-    check_folder,
-    command,
-    explained,
-    named,
-    opt,
-    run_command,
-    say,
-    size_of,
-)
-from lantern.cli.options import MAX_SEED, METHOD, MODEL, Distribution, Placement
+from lantern.cli.command import Group, OneOf, check_file, check_folder, command, explained, named, opt, run_command, say
+from lantern.cli.options import MAX_SEED, METHOD, MODEL, OF_MODEL, Distribution, Placement
 from lantern.core.config import read_json_object, resolve_model
 from lantern.engines.engine import engine
 from lantern.generation import images
@@ -58,7 +46,7 @@ class Content(Group):
     """More of what to make."""
 
     negative_prompt: list[str] = opt([], NEGATIVE_HELP, metavar="TEXT", action="append")
-    size: Any = opt(None, "width and height in pixels, of models that make several", type=size_of, metavar="WxH")
+    size: tuple[int, int] | None = opt(None, "width and height in pixels, of models that make several")
     init_image: Path | None = opt(None, "image of which a part is kept, of the model's raw size", metavar="FILE")
     keep_rows: int | None = opt(None, "rows of tokens to keep of --init-image", 1, 10**6)
     mask: Path | None = opt(None, "image that is white where --init-image is generated anew", metavar="FILE")
@@ -80,9 +68,7 @@ class Files(Group):
     skip_existing: bool = opt(False, "keep files that exist, such as those of an interrupted run, and make the others")
     format: str | None = opt(None, f"one of {', '.join(images.SUFFIXES)} (default png)", type=OneOf(images.SUFFIXES))
     quality: int | None = opt(None, "quality of JPEG and WebP files, 1 to 100 (default 90)", 1, 100)
-    scale: int | None = opt(
-        None, "enlarge images N times; 1 is the raw size (default: the model's)", 1, images.MAX_SCALE
-    )
+    scale: int | None = opt(None, f"enlarge images N times; 1 is the raw size {OF_MODEL}", 1, images.MAX_SCALE)
     resample: str = opt(
         "lanczos", f"filter of --scale: {' or '.join(images.RESAMPLINGS)}", type=OneOf(images.RESAMPLINGS)
     )
@@ -146,13 +132,11 @@ def generate(
     num_images: int = opt(1, "images of each prompt or class", 1, 100_000, "-n --num-images"),
     seed: int = opt(0, "seed of the noise (default 0)", 0, MAX_SEED),
     model: str = MODEL,
-    method: str | None = opt(None, "how tokens are decoded (default: the model's)", type=METHOD),
+    method: str | None = opt(None, f"how tokens are decoded {OF_MODEL}", type=METHOD),
     out: Path | None = opt(None, f"a file ({', '.join(images.FORMATS)}) or a folder (default: here)", flag="-o --out"),
     batch: int = opt(1, "images at a time; halved if memory runs out, with the same images", 1, 4096),
     *,
-    settings: list[tuple[str, str]] = opt(
-        [], SETTING_HELP, type=named(str, "VALUE"), flag="--set", metavar="NAME=VALUE", action="append"
-    ),
+    settings: list[tuple[str, str]] = opt([], SETTING_HELP, type=named(str, "VALUE"), flag="--set", action="append"),
     inputs: Content,
     where: Placement,
     distribution: Distribution,

@@ -61,7 +61,6 @@ PICTURES_HELP = "folders or files of images; or moments (.safetensors) of shards
 NETWORKS_HELP = f"weights of networks, NAME of {', '.join(WEIGHTS)}"
 FROM_HELP = "print the table of a file, of lines or of figures (--json); nothing is measured"
 DOCS_HELP = "write the rows into a page, between <!-- rows: leaderboard --> (or pairs) and <!-- end rows -->"
-METHODS_HELP = 'such as eagle1 "lantern:k=10/100,delta=0.1" (default: all)'
 PAIRS_HELP = "compare these methods, paired by seed (default: each published method with what its paper compares with)"
 LINES_HELP = "file of JSON lines, which a stopped or longer run extends"
 BASELINE_HELP = "how plain decoding runs beside the methods' engine; the fastest is the baseline (default: all)"
@@ -256,7 +255,7 @@ def evaluate(
     reference: Path | None = opt(None, "real images, a folder of `lantern train data`, or statistics", type=existing),
     metrics: list[str] | None = opt(None, f"metrics: {', '.join(METRICS)}; default kid fid", metavar="METRIC"),
     prompts: str | None = opt(None, "a prompt an image, in order of names (default: in the files)", metavar="FILE"),
-    weights: list[tuple[str, Path]] = opt([], NETWORKS_HELP, type=named(Path, names=WEIGHTS), metavar="NAME=PATH"),
+    weights: list[tuple[str, Path]] = opt([], NETWORKS_HELP, type=named(Path, names=WEIGHTS)),
     cache: Path | None = opt(None, "folder of weights (default: $LANTERN_CACHE)", metavar="FOLDER"),
     seed: int = opt(0, "seed of the bootstrap (default 0)", 0, MAX_SEED),
     draws: int = opt(1000, "bootstrap samples, 20 or more, or 0; at most 100 for FID (default 1000)", 0, 10**5),
@@ -327,7 +326,7 @@ def leaderboard(
     docs: Path | None = opt(None, DOCS_HELP, type=existing, metavar="PAGE"),
     json: bool = opt(False, "print the figures of the table as one JSON line"),
     model: str = MODEL,
-    methods: list[str] | None = opt(None, METHODS_HELP, metavar="METHOD"),
+    methods: list[str] = opt([], 'such as eagle1 "lantern:k=10/100,delta=0.1" (default: all)', metavar="METHOD"),
     pairs: list[str] | None = opt(None, PAIRS_HELP, metavar="A==B", nargs="*"),
     rules: bool = opt(False, "each relaxed rule at several strengths, on the same tree or window"),
     images: int = opt(8, "images per method", 1, 10**5),
@@ -339,9 +338,7 @@ def leaderboard(
     baseline: list[str] = opt([], BASELINE_HELP, type=VARIANT),
     metrics: list[str] | None = opt(None, "quality of relaxed methods, as `lantern eval` measures, such as kid clip"),
     reference: Path | None = opt(None, "--metrics: real images or their statistics", type=existing),
-    weights: list[tuple[str, Path]] = opt(
-        [], "--metrics: as clip=FOLDER", type=named(existing, names=WEIGHTS), metavar="NAME=PATH"
-    ),
+    weights: list[tuple[str, Path]] = opt([], "--metrics: as clip=FOLDER", type=named(existing, names=WEIGHTS)),
     *,
     filters: Filters,
     runs: Runs,
@@ -371,7 +368,7 @@ def leaderboard(
         options = BoardOptions(
             out=out,
             prompts=shuffled_prompts(prompts_file, seed),
-            methods=(*(methods or ()), *(shipped("rules") if rules else ())),
+            methods=(*methods, *(shipped("rules") if rules else ())),
             pairs=() if pairs is None else tuple(map(parse_pair, pairs or shipped("pairs"))),
             images=images,
             batch=batch,
@@ -428,9 +425,7 @@ def reproduce(
     protocol: str = arg(PROTOCOL_HELP),
     out: Path | None = opt(None, "default: runs/PROTOCOL/METHOD", metavar="FOLDER"),
     shard: str | None = opt(None, "make only part I of N; torchrun and accelerate set it automatically", metavar="I/N"),
-    weights: list[tuple[str, Path]] = opt(
-        [], NETWORK_HELP, type=named(Path, names=WEIGHTS), metavar="NAME=PATH", action="append"
-    ),
+    weights: list[tuple[str, Path]] = opt([], NETWORK_HELP, type=named(Path, names=WEIGHTS), action="append"),
     quiet: bool = opt(False, "print only errors on stderr"),
     *,
     choices: Choices,

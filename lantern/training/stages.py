@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import Group, existing, opt, size_of
+from lantern.cli.command import Group, existing, opt
 from lantern.core.config import hint_for, load_config
 from lantern.methods.method import resolved
 
@@ -96,7 +96,7 @@ class StageOptions(Group):
     path: Path | None = opt(None, "images to read, instead of the config's path", type=existing)
     prompts: Path | None = opt(None, "file of prompts, one a line", type=existing)
     records: Path | None = opt(None, RECORDS_HELP, type=existing)
-    size: Any = opt(None, SIZE_HELP, type=size_of, metavar="WxH")
+    size: tuple[int, int] | None = opt(None, SIZE_HELP)
     steps: int | None = opt(None, "number of steps, instead of the config's", 0, 10**9)
     target: Path | None = opt(None, "folder of the trained target, or of a model of transformers", type=existing)
     text_encoder: Path | None = opt(None, "folder of the text encoder", type=existing)
