@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import lantern
+from lantern.cli.command import check_folder
 from lantern.cli.options import Choices
 from lantern.core.config import EMBEDDED_MODEL, build_config, installed, read_json_object, resolve_model
 from lantern.core.io import sha256_of, sha256_of_lines, write_json
@@ -132,7 +133,11 @@ CHOICES = ("model", "method", "limit", "batch", "device", "dtype", "threads", "e
 
 
 def prepare(row: TableRow) -> ResolvedRow:
-    """Resolve and check all that a row needs first; ValueError for what does not fit, ImportError without Ray."""
+    """Resolve and check all that a row needs first.
+
+    ValueError for what does not fit, ImportError without Ray, OSError if its folder cannot be written.
+    """
+    check_folder(row.out)
     if row.ray is not None:
         check_ray()
     protocol, before = _protocol(row.protocol)

@@ -150,6 +150,13 @@ def complain(message: str) -> None:
     print(f"lantern: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
+def outcome(failures: Collection[str]) -> int:
+    """Print each failure as an error; return the exit code."""
+    for failure in failures:
+        complain(failure)
+    return FAILED if failures else DONE
+
+
 def _is_unread() -> bool:
     """Return whether stdout is a pipe that nobody reads any more."""
     poll = select.poll()

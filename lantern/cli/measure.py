@@ -12,22 +12,7 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import (
-    DONE,
-    FAILED,
-    Group,
-    OneOf,
-    arg,
-    check_file,
-    check_folder,
-    command,
-    complain,
-    existing,
-    flag,
-    named,
-    opt,
-    say,
-)
+from lantern.cli.command import Group, OneOf, arg, check_file, command, existing, flag, named, opt, outcome, say
 from lantern.cli.options import DTYPES, MAX_SEED, MODEL, Apart, Choices, Distribution, Filters, Machine, Placement, Runs
 from lantern.engines.engine import OTHER_VARIANTS, VARIANTS
 
@@ -157,9 +142,7 @@ def _report_speed(found: Sequence[dict[str, Any]], out: Path | None, *, is_json:
     races = [race for one in found for race in one.get("races", [one])]
     if not any(race["results"] for race in races):
         broken.append("no method was measured")
-    if broken:
-        complain("; ".join(broken))
-    return FAILED if broken else DONE
+    return outcome(["; ".join(broken)] if broken else [])
 
 
 def _report(table: str, result: Mapping[str, Any], out: Path | None, *, is_json: bool) -> None:
@@ -402,9 +385,7 @@ def leaderboard(
     failures = [*found["failures"]]
     if not any("images" in row for board in found["boards"] for row in board["rows"]):
         failures.append("no method was measured")
-    for failure in failures:
-        complain(failure)
-    return FAILED if failures else DONE
+    return outcome(failures)
 
 
 def shuffled_prompts(file: str | None, seed: int) -> list[str]:
@@ -431,7 +412,7 @@ def reproduce(
     choices: Choices,
     where: Apart,
     stopping: "Stopping",
-) -> int:
+) -> int | None:
     """Make the images of a published protocol, measure them, and write the row; resumes if stopped."""
     from lantern.eval.protocols import reproduce as protocols
 
@@ -448,7 +429,6 @@ def reproduce(
         **vars(choices),
         **where.options(),
     )
-    check_folder(row.out)
     task = protocols.prepare(row)
     for name, why in protocols.obstacles(task).items():
         say(f"{name} will not be measured: {why}", quiet)
@@ -462,7 +442,7 @@ def reproduce(
         say(f"{made} images made, {complete}", quiet)
     else:
         return _report_row(task, protocols.conclude(task, entries))
-    return DONE
+    return None
 
 
 def _shard(text: str | None, *, has_ray: bool) -> "Shard | None":
@@ -498,7 +478,6 @@ def _report_row(task: "ResolvedRow", row: dict[str, Any]) -> int:
     if repeated is not None:
         print("  all images equal the repeated row's" if repeated else "  images differ from the repeated row's")
     if row["not_measured"]:
-        complain("not measured: " + "; ".join(f"{name} ({why})" for name, why in row["not_measured"].items()))
-    elif repeated is False:
-        complain(f"the images differ from those of {task.row.protocol}: compare the fingerprints of both rows")
-    return FAILED if row["not_measured"] or repeated is False else DONE
+        return outcome(["not measured: " + "; ".join(f"{name} ({why})" for name, why in row["not_measured"].items())])
+    differs = f"the images differ from those of {task.row.protocol}: compare the fingerprints of both rows"
+    return outcome([differs] if repeated is False else [])

@@ -423,6 +423,5 @@ def clean_lines(data: bytes) -> tuple[str, ...]:
 
 def article(name: str) -> str:
     """Return the name with "a" or "an" by its sound."""
-    if re.match(r"(uni|one-|ufo|eu)", name):
-        return f"a {name}"
-    return f"an {name}" if name[0] in "aeiou" or name.startswith("hour") else f"a {name}"
+    has_vowel = re.match(r"hour|(?!uni|one-|ufo|eu)[aeiou]", name)
+    return f"an {name}" if has_vowel else f"a {name}"
