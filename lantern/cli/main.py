@@ -47,10 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_command(find(name), words[1:], prog=f"lantern {name}")
     if name in ("-h", "--help", "-V", "--version"):
         return run_command(LANTERN, words[:1], prog="lantern")
-    if name.startswith("-"):
-        complain("a command comes before its options")
-        return REFUSED
-    complain(f"unknown command {name[:40]!r}; {hint_for(name, COMMANDS)}")
+    unknown = f"unknown command {name[:40]!r}; {hint_for(name, COMMANDS)}"
+    complain("a command comes before its options" if name.startswith("-") else unknown)
     return REFUSED
 
 
