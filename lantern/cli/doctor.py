@@ -185,15 +185,12 @@ def predicted(name: str, size: tuple[int, int] | None, batch: int, device: str, 
     words, config = str(kind).removeprefix("torch."), found.target.config
     grid = f"{config.raster.rows} rows of {config.raster.columns} tokens"
     yield Finding(f"{config.family}: {found.parameters / 1e9:.3g} billion parameters, {grid}")
-    yield Finding(
-        f"memory in {words}: {_gib(found.weights)} for the target, {_gib(found.pixels)} for the VQ tokenizer,"
-        f" {_gib(found.cache)} of cache and {_gib(found.noise)} of noise an image"
-    )
+    each = f"{_gib(found.cache)} of cache and {_gib(found.noise)} of noise an image"
+    parts = f"{_gib(found.weights)} for the target, {_gib(found.pixels)} for the VQ tokenizer, {each}"
+    yield Finding(f"memory in {words}: {parts}")
     total, there = found.memory(batch), memory_of(where)
-    fits = "fits" if total <= there else "does not fit"
-    yield Finding(
-        f"batch {batch}: {_gib(total)} and what steps allocate for a moment; {where} has {_gib(there)}: {fits}"
-    )
+    room = f"{where} has {_gib(there)}: {'fits' if total <= there else 'does not fit'}"
+    yield Finding(f"batch {batch}: {_gib(total)} and what steps allocate for a moment; {room}")
     if config.family != "llamagen":
         yield from _engines_of(placed(found.target, where, kind))
     bandwidth, rate = measure_device(where, kind)

@@ -50,9 +50,8 @@ def convert(
     if image_size is not None and grid is not None:
         raise ValueError("--image-size is not allowed with --grid: give one of them")
     if (image_size or 0) % 16:
-        raise ValueError(
-            f"--image-size is {image_size}, wanted a multiple of 16; or give the tokens of a side with --grid"
-        )
+        advice = "wanted a multiple of 16; or give the tokens of a side with --grid"
+        raise ValueError(f"--image-size is {image_size}, {advice}")
     from lantern.core.config import read_json_object
     from lantern.core.io import WEIGHTS_NAME, read_header, save_component
     from lantern.models.folder import DTYPES as KINDS_OF_NUMBERS

@@ -39,6 +39,7 @@ PROMPTS_HELP = "prompts, one per line without lines that begin with # (or .json,
 NEGATIVE_HELP = "text that guidance leads away from; once for all prompts, or repeated, one for each prompt in order"
 NAME_HELP = f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; fields: {', '.join(images.FIELDS)}"
 GRID_HELP = "write one contact sheet of N columns, with prompts if they differ"
+RESAMPLE_HELP = f"filter of --scale: {' or '.join(images.RESAMPLINGS)}"
 SETTING_HELP = "a setting of the method by its name, such as nodes=31; may be repeated"
 
 
@@ -69,9 +70,7 @@ class Files(Group):
     format: str | None = opt(None, f"one of {', '.join(images.SUFFIXES)} (default png)", type=OneOf(images.SUFFIXES))
     quality: int | None = opt(None, "quality of JPEG and WebP files, 1 to 100 (default 90)", 1, 100)
     scale: int | None = opt(None, f"enlarge images N times; 1 is the raw size {OF_MODEL}", 1, images.MAX_SCALE)
-    resample: str = opt(
-        "lanczos", f"filter of --scale: {' or '.join(images.RESAMPLINGS)}", type=OneOf(images.RESAMPLINGS)
-    )
+    resample: str = opt("lanczos", RESAMPLE_HELP, type=OneOf(images.RESAMPLINGS))
     grid: int | None = opt(None, GRID_HELP, 1, 1000, nargs="?", const=0)
     tokens: Path | None = opt(None, "write the token grid as JSON, - is stdout; no image unless --out", metavar="FILE")
     json: bool = opt(False, "print statistics as one JSON object on stdout; if interrupted, of the finished images")

@@ -335,11 +335,9 @@ def leaderboard(
     from lantern.eval.metrics.quality import check_reference, in_order, obstacle
     from lantern.eval.speed.contenders import Variant
 
-    unused = [name for name in changed if name not in USED_BY_FROM]
+    unused = ", ".join(name for name in changed if name not in USED_BY_FROM)
     if results is not None and unused:
-        raise ValueError(
-            f"got {', '.join(unused)}, which --from does not use: leave out, or leave --from out to measure"
-        )
+        raise ValueError(f"got {unused}, which --from does not use: leave out, or leave --from out to measure")
     if docs is not None:
         check_page(docs.read_text(encoding="utf-8"))
     if results is None:

@@ -51,9 +51,8 @@ def table(rows: Sequence[dict[str, Any]], model: str) -> list[str]:
     found = ["  ".join([*(one[key].ljust(width) for key, width in widths.items()), one["summary"]]) for one in every]
     meanings = [f"{key}: {meaning}." for key, meaning in PROMISES.items()]
     if any(one["lacks"] for one in rows):
-        meanings.append(
-            f"{LACKS}: needs a trained part that {model} lacks; lantern methods NAME --model {model} has the command."
-        )
+        source = f"lantern methods NAME --model {model} has the command."
+        meanings.append(f"{LACKS}: needs a trained part that {model} lacks; {source}")
     return [*found, "", *meanings, "", "lantern methods NAME lists the settings of a method."]
 
 

@@ -263,9 +263,5 @@ def run_all(path: Path, out: Path, given: Mapping[str, Any], recipe: stages.Reci
     print(f"{model}: try lantern-generate --model {model} {what}")
 
 
-COMMAND = Command(
-    "train",
-    "Prepare data, or train a text encoder, tokenizer, decoder, target, drafter or tree policy, or all.",
-    add_arguments,
-    run,
-)
+SUMMARY = "Prepare data, or train a text encoder, tokenizer, decoder, target, drafter or tree policy, or all."
+COMMAND = Command("train", SUMMARY, add_arguments, run)
