@@ -1,11 +1,11 @@
-"""Values with 95 % bootstrap intervals."""
+"""Values with 95 % intervals."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 DRAWS = 1000
@@ -25,6 +25,19 @@ class Estimate:
 def mean_estimate(values: Float[Tensor, " n"], *, seed: int, draws: int = DRAWS) -> Estimate:
     """Return the mean of values with its bootstrap interval."""
     return bootstrap(values.double(), lambda sampled: sampled.mean(-1), seed=seed, draws=draws)
+
+
+def share_estimate(values: Bool[Tensor, " n"], *, draws: int = DRAWS) -> Estimate:
+    """Return the share of true values with Wilson's interval, which is right for few values and near 0 and 1 too.
+
+    Without `draws`, as elsewhere, it has no interval.
+    """
+    from scipy.stats import binomtest
+
+    if not draws:
+        return Estimate(float(values.double().mean()))
+    found = binomtest(int(values.sum()), len(values)).proportion_ci(0.95, "wilson")
+    return Estimate(float(values.double().mean()), float(found.low), float(found.high), "95 %, Wilson's")
 
 
 def bootstrap(rows: Tensor, statistic: Callable[[Tensor], Tensor], *, seed: int, draws: int = DRAWS) -> Estimate:

@@ -1,6 +1,6 @@
 """Distances between sets of features by torch-fidelity's functions of features, and their intervals.
 
-Ours are the distance of fewer images than features, density and coverage, and every bootstrap.
+Ours are the distances of fewer images than features and of unequal sets, density and coverage, and every interval.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.eval.intervals import DRAWS, Estimate, ends, mean_estimate
+from lantern.eval.intervals import DRAWS, Estimate, ends, mean_estimate, share_estimate
 from lantern.eval.metrics.moments import Gaussian, Moments
 
 BLOCK = 2048  # rows of a kernel or distance matrix that are in memory at a time
@@ -27,20 +27,20 @@ def frechet(a: Gaussian, b: Gaussian) -> float:
     if len(a[0]) != len(b[0]):
         raise ValueError(f"features of {len(a[0])} and of {len(b[0])} values, expected features of one network")
     known = [{"mu": mean.double().numpy(), "sigma": covariance.double().numpy()} for mean, covariance in (a, b)]
-    return fid_statistics_to_metric(*known, verbose=False)[KEY_METRIC_FID]
+    return max(fid_statistics_to_metric(*known, verbose=False)[KEY_METRIC_FID], 0.0)  # that of equal sets rounds below
 
 
 def frechet_distance(x: Float[Tensor, "n c"], y: Features, *, seed: int, draws: int = 100) -> Estimate:
-    """Return the Frechet distance of features to others or to a Gaussian, with a bootstrap interval about the value.
+    """Return the Frechet distance of features to others or to a Gaussian, with an interval by half-samples (`_halved`).
 
-    Resampling raises the distance itself, so the draws are shifted to the value. The interval describes the variation
-    over images at these numbers of images, not the distance at larger numbers. A Gaussian is not resampled.
+    The interval describes the variation over images at these numbers of images, not the distance at larger numbers. A
+    Gaussian is fixed.
     """
     sets = [one for one in (x, y) if isinstance(one, Tensor)]
     if min(map(len, sets)) < 2:
         raise ValueError(f"sets of {' and '.join(str(len(one)) for one in sets)} features, expected at least 2 in each")
     held = "" if isinstance(y, Tensor) else "reference fixed, "
-    return _centred(lambda one, other=y: _frechet_of(one, other), sets, seed=seed, draws=draws, held=held)
+    return _halved(lambda one, other=y: _frechet_of(one, other), sets, seed=seed, draws=draws, held=held)
 
 
 def _frechet_of(x: Float[Tensor, "n c"], y: Features) -> float:
@@ -51,7 +51,7 @@ def _frechet_of(x: Float[Tensor, "n c"], y: Features) -> float:
     apart = (a.mean(0) - b.mean(0)).square().sum()
     a, b = ((one - one.mean(0)) / (len(one) - 1) ** 0.5 for one in (a, b))
     shared = torch.linalg.svdvals(a @ b.T).sum()
-    return float(apart + a.square().sum() + b.square().sum() - 2 * shared)
+    return max(float(apart + a.square().sum() + b.square().sum() - 2 * shared), 0.0)
 
 
 def moments_of(features: Float[Tensor, "n c"], *, made_with: str = "") -> Moments:
@@ -65,22 +65,15 @@ def moments_of(features: Float[Tensor, "n c"], *, made_with: str = "") -> Moment
 def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: int, draws: int = DRAWS) -> Estimate:
     """Return KID (Binkowski 2018, arXiv:1801.01401), x 1: torch-fidelity's unbiased MMD^2, kernel (x.y / c + 1)^3.
 
-    Sets of equal size, at most MOST_KERNEL, are compared as a whole, others by the mean of 100 random subsets of the
-    smaller size. The interval is a bootstrap over images, without pairs of an image with itself, shifted to the value.
-    ValueError for sets of fewer than 2 features.
+    All pairs count, of MOST_KERNEL random images of larger sets; those of unequal sets, which the package lacks, are
+    summed here. The interval is a bootstrap over images, without pairs of an image with itself. ValueError for sets of
+    fewer than 2 features.
     """
     from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, kid_features_to_metric
 
-    generator = torch.Generator().manual_seed(seed)
-    size = min(len(x), len(y), MOST_KERNEL)
-    if size < 2:
+    if min(len(x), len(y)) < 2:
         raise ValueError(f"sets of {len(x)} and {len(y)} features, expected at least 2 in each")
-    subsets = 1 if len(x) == len(y) == size else 100
-    how = {"kid_subsets": subsets, "kid_subset_size": size, "rng_seed": seed % 2**32, "verbose": False}
-    value = kid_features_to_metric(x.double(), y.double(), **how)[KEY_METRIC_KID_MEAN]
-    if not draws:
-        return Estimate(value)
-    sets = [x, y]
+    generator, sets = torch.Generator().manual_seed(seed), [x, y]
     for i, one in enumerate(sets):
         if len(one) > MOST_KERNEL:
             sets[i] = one[torch.randperm(len(one), generator=generator)[:MOST_KERNEL].sort().values]
@@ -89,8 +82,13 @@ def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: i
     found = within - 2 * _kernel_mean(ours, theirs, is_same=False)
     # a resample of one repeated picture has no pairs
     has_pairs = torch.stack([w.sum(0).square() > w.square().sum(0) for _, w in (ours, theirs)]).all(0)
-    low, high = (end + value - float(found[0]) for end in ends(found[1:][has_pairs[1:]]))
-    return Estimate(value, low, high, f"95 % bootstrap, {draws} draws")
+    value = float(found[0])
+    if (size := len(sets[0])) == len(sets[1]):
+        how = {"kid_subsets": 1, "kid_subset_size": size, "rng_seed": 0, "verbose": False}
+        value = kid_features_to_metric(*(one.double() for one in sets), **how)[KEY_METRIC_KID_MEAN]
+    if not draws:
+        return Estimate(value)
+    return Estimate(value, *ends(found[1:][has_pairs[1:]]), f"95 % bootstrap, {draws} draws")
 
 
 def _kernel_mean(one: Resamples, other: Resamples, *, is_same: bool) -> Float[Tensor, " d"]:
@@ -113,8 +111,8 @@ def prdc(
 ) -> dict[str, Estimate]:
     """Return precision and recall (arXiv:1904.06991) by torch-fidelity, density and coverage (arXiv:2002.09797).
 
-    All use k nearest neighbours. The intervals are bootstraps over images with fixed neighbourhoods. ValueError for
-    sets of k images or fewer.
+    All use k nearest neighbours. The intervals are over images with fixed neighbourhoods: of density by a bootstrap, of
+    the others, which are shares, Wilson's. ValueError for sets of k images or fewer.
     """
     from torch_fidelity.metric_prc import calc_cdist_part, prc_features_to_metric
 
@@ -132,9 +130,9 @@ def prdc(
         inside += is_near.sum(0)
         is_recalled.append((apart <= radii[1]).any(1))
         is_covered.append(is_near.any(1))
-    means = {"precision": inside > 0, "recall": torch.cat(is_recalled)}
-    means |= {"density": inside / nearest, "coverage": torch.cat(is_covered)}
-    found = {name: mean_estimate(values.double(), seed=seed, draws=draws) for name, values in means.items()}
+    shares = {"precision": inside > 0, "recall": torch.cat(is_recalled), "coverage": torch.cat(is_covered)}
+    found = {name: share_estimate(values, draws=draws) for name, values in shares.items()}
+    found["density"] = mean_estimate(inside / nearest, seed=seed, draws=draws)
     how = {"prc_neighborhood": nearest, "prc_batch_size": BLOCK, "save_cpu_ram": True, "verbose": False}
     package = prc_features_to_metric(fake, real, **how)
     return {name: dataclasses.replace(one, value=package.get(name, one.value)) for name, one in found.items()}
@@ -145,7 +143,7 @@ def inception_score(logits: Float[Tensor, "n k"], *, seed: int, draws: int = 100
     from torch_fidelity.metric_isc import KEY_METRIC_ISC_MEAN, isc_features_to_metric
 
     score = partial(isc_features_to_metric, splits=1, shuffle=False)
-    return _centred(lambda part: score(part)[KEY_METRIC_ISC_MEAN], [logits], seed=seed, draws=draws)
+    return _halved(lambda part: score(part)[KEY_METRIC_ISC_MEAN], [logits], seed=seed, draws=draws)
 
 
 def _weights(count: int, draws: int, generator: torch.Generator) -> Float[Tensor, "n d"]:
@@ -154,16 +152,21 @@ def _weights(count: int, draws: int, generator: torch.Generator) -> Float[Tensor
     return torch.stack([some.bincount(minlength=count) for some in picks]).double().T
 
 
-def _centred(
+def _halved(
     statistic: Callable[..., float], sets: Sequence[Tensor], *, seed: int, draws: int, held: str = ""
 ) -> Estimate:
-    """Return a statistic that is not negative, with the interval of resamples shifted to it; `held` is fixed."""
+    """Return a statistic that is not negative, with its interval from random halves of each set; `held` is fixed.
+
+    Halves, drawn without replacement, vary about their mean as whole sets do (a delete-half jackknife). They raise the
+    statistic itself, so they are shifted to its value. A bootstrap, which repeats images, varies up to 1.8 times as
+    much where images are few against features.
+    """
     value, sampled, generator = statistic(*sets), list[float](), torch.Generator().manual_seed(seed)
-    if not draws:
+    if not draws or min(map(len, sets)) < 4:  # a half has at least two
         return Estimate(value)
     for _ in range(draws):
-        picks = [torch.randint(0, len(one), (len(one),), generator=generator).sort().values for one in sets]
+        picks = [torch.randperm(len(one), generator=generator)[: len(one) // 2].sort().values for one in sets]
         sampled.append(statistic(*(one[pick] for one, pick in zip(sets, picks, strict=True))))
     found = torch.tensor(sampled, dtype=torch.float64)
     low, high = ends(found - found.mean() + value)
-    return Estimate(value, max(low, 0.0), high, f"95 % bootstrap, {draws} draws, {held}centred on the value")
+    return Estimate(value, max(low, 0.0), high, f"95 % of half-samples, {draws} draws, {held}centred on the value")

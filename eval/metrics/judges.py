@@ -27,10 +27,11 @@ from lantern.eval.metrics.weights import Found, find_weights
 Judge = clip_score.Clip | inception.Inception
 Pair = Callable[[UInt8[Tensor, "b 3 h w"], UInt8[Tensor, "b 3 h w"]], Float[Tensor, " b"]]
 RAW = "raw"
+CLEAN = "Pillow bicubic in floats, not rounded (clean-fid, mode clean)"
 LEGACY = "TensorFlow 1's bilinear, not antialiased (clean-fid, mode legacy_tensorflow)", ("torch-fidelity",)
 # by network: how it resizes images, and the packages that its figures depend on
 NETWORKS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "inception:clean": ("Pillow bicubic in floats, not rounded (clean-fid, mode clean)", ("clean-fid",)),
+    "inception:clean": (CLEAN, ("torch-fidelity", "clean-fid")),
     **dict.fromkeys(("inception:legacy", "logits:legacy"), LEGACY),
     **dict.fromkeys(("clip", "hps", "pickscore"), (clip_score.RESIZE, ("transformers", "open_clip_torch"))),
     "lpips": ("none", ("torchmetrics", "torchvision")),

@@ -29,7 +29,8 @@ from lantern.training.data import is_prepared
 FEW = 2048  # dimension of Inception's features: with fewer pictures FID's covariance is singular
 REFERENCE, PROMPTS, PAIRS = "reference", "prompts", "pairs"
 LEAST_DRAWS = 20  # below which the 2.5 and 97.5 percentiles are little but the extremes
-MANY = 1000  # pictures of both sets above which FID uses fewer bootstrap draws
+MANY = 1000  # pictures of both sets above which FID uses fewer draws
+PREFIX = "A photo depicts "  # before the prompt, in LANTERN's CLIP score
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Metric:
 
 
 def _frechet(given: Material, judge: str) -> Estimate:
-    """Return the FID to images, or to statistics, which the bootstrap holds fixed."""
+    """Return the FID to images, or to statistics, which have no interval of their own."""
     fixed, expected = given.reference, made_with(judge, given.judges[judge])
     if fixed.made_with not in ("", expected):
         raise ValueError(f"reference statistics made with {fixed.made_with!r}, expected {expected!r}")
@@ -104,7 +105,7 @@ def _pairwise(given: Material, judge: str) -> Estimate:
 
 
 FRECHET, NEIGHBOURS = "Frechet distance of Inception's 2048 features", "5 nearest neighbours in Inception's features"
-KERNEL = "unbiased squared MMD x 1, kernel (x.y / 2048 + 1)^3, of all pairs"
+KERNEL = "unbiased squared MMD x 1, kernel (x.y / 2048 + 1)^3, of all pairs of at most 10000 images of each set"
 CLIP = "torchmetrics' CLIPScore: 100 x cosine, the mean not below 0"
 CLIP_LANTERN = "LANTERN's: 100 x cosine, 'A photo depicts' before the prompt"
 PICKSCORE = "PickScore: 100 x cosine of the fine-tuned ViT-H/14, without logit scale"
@@ -118,7 +119,7 @@ METRICS: dict[str, Metric] = {
     },
     "is": Metric("logits:legacy", _score, "exp of the mean KL, one split", ()),
     "clip": Metric("clip", partial(_aligned, least=0.0), CLIP, (PROMPTS,)),
-    "clip-lantern": Metric("clip", partial(_aligned, prefix="A photo depicts "), CLIP_LANTERN, (PROMPTS,)),
+    "clip-lantern": Metric("clip", partial(_aligned, prefix=PREFIX), CLIP_LANTERN, (PROMPTS,)),
     "hps": Metric("hps", _aligned, "HPSv2.1: 100 x cosine of the fine-tuned ViT-H/14", (PROMPTS,)),
     "pickscore": Metric("pickscore", _aligned, PICKSCORE, (PROMPTS,)),
     "lpips": Metric("lpips", _pairwise, "AlexNet, version 0.1", (REFERENCE, PAIRS)),
@@ -133,7 +134,10 @@ def made_with(name: str, judge: Judge) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of images and how it was computed; `interval` is of 95 %, or None. PSNR of equal images is infinite."""
+    """A figure of images and how it was computed; `interval` is of 95 %, or None. PSNR of equal images is infinite.
+
+    `reference_images` is None for statistics that do not state their number, and 0 without a reference.
+    """
 
     name: str
     value: float
@@ -146,7 +150,7 @@ class Figure:
     images_sha256: str
     reference: str
     reference_sha256: str
-    reference_images: int
+    reference_images: int | None
     seed: int
     interval: tuple[float, float] | None = None
     interval_means: str = ""
@@ -305,7 +309,7 @@ def _figure(name: str, material: Material, weights: Found | None, options: Optio
         images_sha256=ours.sha256,
         reference=reference.name if uses_reference else "",
         reference_sha256=real.sha256 if uses_reference else "",
-        reference_images=real.count if uses_reference else 0,
+        reference_images=(real.count or None) if uses_reference else 0,
         prompts=prompts,
         seed=material.seed,
         warning=_warning(name, material),
@@ -328,6 +332,8 @@ def few_warning(images: int) -> str:
 
 
 def _warning(name: str, material: Material) -> str:
+    if METRICS[name].judge.startswith("inception") and material.ours.sha256 == material.theirs.sha256:
+        return "the reference has the same images"
     if name.startswith("fid"):
         fixed, ours, theirs = material.reference, material.ours.count, material.theirs.count
         warnings = [few_warning(min(ours, theirs) if fixed.gaussian is None else ours)]
@@ -338,7 +344,8 @@ def _warning(name: str, material: Material) -> str:
         left = "" if equal == len(material.pairs["psnr"]) else " and left out"
         return f"{equal} images are equal to their reference{left} (infinite PSNR)"
     if PROMPTS in METRICS[name].needs:
-        cut = clip_score.cut_prompts(material.prompts)
+        prefix = PREFIX if name == "clip-lantern" else ""
+        cut = clip_score.cut_prompts([prefix + prompt for prompt in material.prompts])
         return f"{cut} prompts are truncated to 77 tokens" if cut else ""
     return ""
 
