@@ -50,7 +50,6 @@ PAIRS_HELP = "compare these methods, paired by seed (default: each published met
 LINES_HELP = "file of JSON lines, which a stopped or longer run extends"
 BASELINE_HELP = "how plain decoding runs beside the methods' engine; the fastest is the baseline (default: all)"
 PROTOCOL_HELP = f"{PROTOCOLS}, or a .json file of one; a row.json is repeated with its own choices and compared"
-NETWORK_HELP = "weights of a metric's network; may be repeated"
 
 
 class OfModel(Group):
@@ -295,7 +294,8 @@ def _lines(figures: Mapping[str, "Figure"]) -> list[str]:
     lines = []
     for name, figure in figures.items():
         ends = "" if figure.interval is None else f"[{figure.interval[0]:.5g}, {figure.interval[1]:.5g}]"
-        against = f" against {figure.reference_images} of {figure.reference}" if figure.reference else ""
+        count = figure.reference_images or "the statistics"
+        against = f" against {count} of {figure.reference}" if figure.reference else ""
         lines.append(f"{name:<17} {figure.value:>10.5g}  {ends:<22} {figure.images} images{against}".rstrip())
         if figure.warning:
             lines.append(f"{'':<17} warning: {figure.warning}")
@@ -404,7 +404,7 @@ def reproduce(
     protocol: str = arg(PROTOCOL_HELP),
     out: Path | None = opt(None, "default: runs/PROTOCOL/METHOD", metavar="FOLDER"),
     shard: str | None = opt(None, "make only part I of N; torchrun and accelerate set it automatically", metavar="I/N"),
-    weights: list[tuple[str, Path]] = opt([], NETWORK_HELP, type=named(Path, names=WEIGHTS), action="append"),
+    weights: list[tuple[str, Path]] = opt([], NETWORKS_HELP, type=named(Path, names=WEIGHTS)),
     quiet: bool = opt(False, "print only errors on stderr"),
     *,
     choices: Choices,

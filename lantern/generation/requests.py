@@ -287,7 +287,7 @@ def check_prompt(prompt: str) -> str:
 
 
 class UnknownPromptWarning(UserWarning):
-    """The model was not trained on the words of a prompt."""
+    """The model was not trained on the words of a prompt, or does not read all of it."""
 
 
 def with_warnings(
@@ -296,7 +296,7 @@ def with_warnings(
     """Return the requests, with readings of prompts in words that the training captions never had (`Names`).
 
     Prompts with a reading have a warning, and so have those of which no word is in a training caption, or in the
-    vocabulary of the text encoder.
+    vocabulary of the text encoder, and those that are longer than the model reads.
     `warn` receives one line for each such prompt that had no warning before; None gives an UnknownPromptWarning at the
     first caller that is not of this package.
     """
@@ -317,6 +317,8 @@ def with_warnings(
                 f"model {model.name} was trained on no word of the prompt {shown}: the image may show anything;"
                 " --list-words prints the words"
             )
+        elif unread := model.text.unread(prompt, slots := model.target.config.cls_token_num):
+            line = f"model {model.name} reads {slots} tokens of a prompt: {unread} at the end of {shown} are left out"
         else:
             continue
         found[prompt] = {"warning": line, "reading": read if read != prompt else ""}

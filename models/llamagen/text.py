@@ -317,6 +317,10 @@ class TextEncoder:
         embeddings, mask = self.encode(prompts, slots=slots)
         return Condition(embeddings=embeddings, mask=mask)
 
+    def unread(self, prompt: str, slots: int) -> int:
+        """Return how many tokens of a prompt, its end included, do not fit into the slots."""
+        return max(len(self.tokenizer(self._caption(prompt), verbose=False)["input_ids"]) - slots, 0)
+
     def _named(self, prompt: str) -> str:
         """The prompt with each emoji character that the tokenizer does not know replaced by its name."""
         unknown, pieces = self.tokenizer.unk_token_id, partial(self.tokenizer, add_special_tokens=False)

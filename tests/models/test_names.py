@@ -130,6 +130,15 @@ def test_the_command_warns_in_one_line_and_in_its_statistics(folder: Path, tmp_p
     assert capsys.readouterr().err.count("is in the vocabulary of") == 1
 
 
+def test_a_prompt_that_is_longer_than_the_model_reads_has_a_warning(embedded: Model) -> None:
+    whole, long = "a red apple " * 10 + "dog", "a red apple " * 12
+    with pytest.warns(
+        UnknownPromptWarning, match="reads 32 tokens of a prompt: 5 at the end of 'a red apple"
+    ) as caught:
+        found = with_warnings(embedded, as_requests([whole, long]))
+    assert len(caught) == 1 and [one.warning is None for one in found] == [True, False]
+
+
 def test_a_pipeline_gives_a_python_warning(folder: Path) -> None:
     pipe: Any = LanternPipeline.from_pretrained(folder)
     with pytest.warns(UnknownPromptWarning, match="no word of the prompt 'zzz qqq' is in the vocabulary") as caught:

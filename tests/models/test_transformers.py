@@ -419,7 +419,7 @@ def test_tokens_of_a_model_without_pixels_are_written(
     call = ["--model", str(folder(name, root)), "--prompt", PROMPTS[0], "--size", size, "--quiet"]
     assert command.main([*call, "--out", str(tmp_path / "a.png")]) == 2
     refused = capsys.readouterr().err
-    assert why in refused and "write the tokens only (--tokens FILE)" in refused
+    assert why in refused and "write the tokens only: --tokens FILE without --out" in refused
     written = [*call, "--tokens", str(tmp_path / "grid.json"), "--temperature", "0"]
     assert command.main([*written, "--method", "sjd-pac"]) == 0
     text: Any = load_model(folder(name, root), parts=("text",), size=CASES[name].size).text

@@ -113,6 +113,10 @@ class Prompts(ABC):
         """Return True: the tokenizers of these models spell every text."""
         return True
 
+    def unread(self, prompt: str, slots: int) -> int:
+        """Return 0: these models read whole prompts."""
+        return 0
+
     def is_blank(self, prompt: str) -> bool:
         """Return whether a prompt says nothing."""
         return not prompt.strip()

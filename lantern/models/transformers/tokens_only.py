@@ -35,14 +35,14 @@ SIMPLEAR_UNCONDITIONAL = (
 )
 SIMPLEAR_REFUSAL = (
     "pixels of SimpleAR are made by TorchScript programs of the Cosmos tokenizer, and lantern runs no code of a model:"
-    " write the tokens only (--tokens FILE)"
+    " write the tokens only: --tokens FILE without --out"
 )
 GLM_IMAGE_GENERATION = {"guidance": 1.0, "temperature": 0.9, "top_p": 0.75, "method": "auto"}
 GLM_IMAGE_SIDE = 32
 GLM_IMAGE_SMALL = 16  # the side of the small grid, if it is square
 GLM_IMAGE_REFUSAL = (
-    "pixels of GLM-Image are made by a diffusion model, which lantern does not run: write the tokens only"
-    " (--tokens FILE)"
+    "pixels of GLM-Image are made by a diffusion model, which lantern does not run: write the tokens only:"
+    " --tokens FILE without --out"
 )
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from cleanfid import fid
 
-from lantern.eval.intervals import mean_estimate
+from lantern.eval.intervals import mean_estimate, share_estimate
 from lantern.eval.metrics import distances
 from lantern.eval.metrics.distances import frechet, frechet_distance, inception_score, kernel_distance, moments_of, prdc
 from lantern.eval.metrics.moments import Moments
@@ -150,3 +150,27 @@ def test_values_beyond_the_limit_are_rejected(bad: float) -> None:
     x = features(3)
     x[1, 2] = bad
     assert "expected below 32" in refused(Moments(8).add, x)
+
+
+def test_kernel_distance_of_unequal_sets_is_that_of_all_pairs() -> None:
+    x, y = features(40).double(), features(60, seed=1, shift=0.3).double()
+    within = [((one @ one.T / 8 + 1) ** 3).fill_diagonal_(0).sum() / (len(one) * (len(one) - 1)) for one in (x, y)]
+    expected = float(sum(within) - 2 * ((x @ y.T / 8 + 1) ** 3).mean())
+    assert kernel_distance(x, y, seed=0, draws=0).value == pytest.approx(expected, rel=1e-9)
+
+
+def test_intervals_of_the_frechet_distance_are_as_wide_as_it_varies() -> None:
+    """A bootstrap's are 1.6 times as wide where images are few against features."""
+    found = [
+        frechet_distance(features(100, 64, seed=2 * i), features(100, 64, seed=2 * i + 1, shift=0.3), seed=i, draws=30)
+        for i in range(30)
+    ]
+    values = torch.tensor([one.value for one in found])
+    width = sum(one.high - one.low for one in found) / len(found)
+    assert 0.7 < width / (2 * 1.96 * float(values.std())) < 1.45
+    assert sum(one.low <= float(values.mean()) <= one.high for one in found) >= 25
+
+
+def test_a_share_of_all_images_is_not_certain() -> None:
+    one = share_estimate(torch.ones(10, dtype=torch.bool))
+    assert one.value == 1 and one.low == pytest.approx(1 / (1 + 1.959964**2 / 10)) and one.high == pytest.approx(1)

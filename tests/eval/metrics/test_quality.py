@@ -76,6 +76,17 @@ def test_clip_figures_name_protocol_prompts_and_cut_prompts(tmp_path: Path) -> N
     assert carried["clip"].prompts.startswith("from the image files (sha256 ")
     long = measure(paths, None, ["clip"], prompts=["word " * 99] * 4, weights=weights)
     assert long["clip"].warning == "4 prompts are truncated to 77 tokens"
+    full = measure(
+        paths, None, ["clip", "clip-lantern"], weights=weights, prompts=["dog " * 75] * 4
+    )  # before the prefix
+    assert [full[name].warning for name in full] == ["", "4 prompts are truncated to 77 tokens"]
+
+
+def test_equal_sets_have_a_warning_and_no_distance_below_zero(tmp_path: Path, weights: dict[str, Path]) -> None:
+    paths = save_pictures(tmp_path / "a", 8)
+    found = measure(paths, tmp_path / "a", ["kid", "fid", "coverage"], weights=weights)
+    assert {figure.warning for figure in found.values()} == {"the reference has the same images"}
+    assert 0 <= found["fid"].value < 1e-6
 
 
 def test_psnr_leaves_out_equal_pictures_with_a_warning(tmp_path: Path, capsys: Capture) -> None:
@@ -125,6 +136,7 @@ def test_reference_statistics_support_only_fid(tmp_path: Path, weights: dict[str
     np.savez(path, mu=np.zeros(FEATURES), sigma=np.eye(FEATURES))
     found = measure(paths, path, ["fid"], weights=weights)["fid"]
     assert found.reference == "reference.npz" and "reference fixed" in found.interval_means
+    assert found.as_dict()["reference_images"] is None
     assert found.interval is not None and found.interval[0] <= found.value <= found.interval[1]
     assert "does not name its network and resize" in found.warning
     refused(measure, paths, path, ["kid"], weights=weights, match="support only FID")
