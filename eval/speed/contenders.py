@@ -100,14 +100,14 @@ class Stable:
             return model
 
         def copied(module: Any) -> Any:
-            return None if module is None else copy.deepcopy(module).to(device=self.device, dtype=dtype)
+            return copy.deepcopy(module).to(device=self.device, dtype=dtype)
 
         target, add_ons = copied(model.target), model.add_ons
         if isinstance(add_ons, AddOns):
-            add_ons = AddOns(add_ons.folder, target, model_name=model.name)
+            add_ons = dataclasses.replace(add_ons, target=target, loaded={})
         else:
             add_ons = {name: copied(module) for name, module in add_ons.items()}
-        return dataclasses.replace(model, target=target, drafter=copied(model.drafter), add_ons=add_ons)
+        return dataclasses.replace(model, target=target, add_ons=add_ons)
 
 
 def name_of(label: str, variant: Variant) -> str:

@@ -88,9 +88,8 @@ def suited(model: Model, method: Method) -> Method:
 
 
 def has_parts(model: Model, method: Method) -> bool:
-    """Return whether the model has the drafter and the add-ons that a method reads."""
-    has_add_ons = all(part in model.add_ons for part in method.made.parts)
-    return has_add_ons and (model.drafter is not None or not method.made.reads_drafter)
+    """Return whether the model has the add-ons that a method reads."""
+    return all(name in model.add_ons for name in method.made.needs)
 
 
 def method_named(model: Model, name: str | None) -> Method:

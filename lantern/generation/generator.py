@@ -164,8 +164,8 @@ class Decoder:
         """
         self.target.refresh()
         fuses, made = self.engine.fuses_plain(self.sampling), self.method.made
-        has_own_cache = made.reads_drafter or bool(made.parts)  # of the drafter, as long as the prompt
-        is_padded = self.engine.captures and condition.tokens is not None and not has_own_cache
+        # an add-on has a cache of its own, as long as the prompt
+        is_padded = self.engine.captures and condition.tokens is not None and not made.needs
         with on_device(self.target.tok_embeddings.weight.device):
             return begin(
                 self._state(is_joined and (how.get("forced") is not None or not fuses)),
@@ -238,7 +238,6 @@ def build_decoder(
     target: Target,
     *,
     sampling: Sampling,
-    drafter_module: nn.Module | None = None,
     add_ons: Mapping[str, nn.Module] = MappingProxyType({}),
     neighbours: Int32[Tensor, "v k"] | None = None,
     codebook: Float[Tensor, "v d"] | None = None,
@@ -247,9 +246,9 @@ def build_decoder(
 ) -> Decoder:
     """Build the decoder of a method.
 
-    `drafter_module` is the model's own drafter, `add_ons` its other trained networks by name, as
-    `lantern.models.folder` reads them. Relaxations need `neighbours`, the proximity table, or `codebook`, the vectors
-    of the tokens; with the codebook they also report the latent distance that they moved.
+    `add_ons` are the model's drafter and its other trained networks by name, as `lantern.models.folder` reads them.
+    Relaxations need `neighbours`, the proximity table, or `codebook`, the vectors of the tokens; with the codebook they
+    also report the latent distance that they moved.
 
     ValueError for an unknown name, for what the method needs and the model lacks, and for components that do not fit.
     """
@@ -262,8 +261,7 @@ def build_decoder(
         give = {
             "target": prepared,
             "sampling": sampling,
-            "drafter": None if drafter_module is None else engine.prepare_part(drafter_module),
-            "parts": {name: engine.prepare_part(add_ons[name]) for name in method.made.parts if name in add_ons},
+            "parts": {name: engine.prepare_part(add_ons[name]) for name in method.made.needs if name in add_ons},
             "neighbours": neighbours,
             "codebook": codebook,
         }
@@ -339,7 +337,6 @@ class Generator:
             method,
             model.target,
             sampling=sampling,
-            drafter_module=model.drafter,
             add_ons=model.add_ons,
             neighbours=neighbours_for(model, columns) if columns else None,
             codebook=None if codebook is None else codebook.to(model.device),
