@@ -92,16 +92,6 @@ def has_parts(model: Model, method: Method) -> bool:
     return all(name in model.add_ons for name in method.made.needs)
 
 
-def method_named(model: Model, name: str | None) -> Method:
-    """Return the method of a name with its settings, None for the model's default, as `choose_method`; "auto" as it is.
-
-    No passes are run.
-    """
-    spec, texts = split(name or model.generation.get("method", "auto"))
-    method = find(spec)
-    return method.with_options(**method.parsed(texts))
-
-
 def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable[[str], None]) -> Method:
     """Return the method that a profile recommends, if the model has what it needs; else the choice by T(n).
 

@@ -163,12 +163,13 @@ class Decoder:
         With `is_joined` its rounds can be joined with those of others (`Engine.drive`).
         """
         self.target.refresh()
-        fuses, made = self.engine.fuses_plain(self.sampling), self.method.made
+        # fused passes join generations by themselves, but not those in which tokens are given
+        is_fused = self.engine.fuses_plain(self.sampling) and how.get("forced") is None
         # an add-on has a cache of its own, as long as the prompt
-        is_padded = self.engine.captures and condition.tokens is not None and not made.needs
+        is_padded = self.engine.captures and condition.tokens is not None and not self.method.made.needs
         with on_device(self.target.tok_embeddings.weight.device):
             return begin(
-                self._state(is_joined and (how.get("forced") is not None or not fuses)),
+                self._state(is_joined and not is_fused),
                 condition,
                 is_wide=self.engine.is_wide,
                 is_fp8=self.engine.is_fp8,

@@ -267,10 +267,6 @@ class Made:
         """Return the values with which something is asked for, each once."""
         return list(dict.fromkeys(one.value for one in self.all() if isinstance(one, Ask) and one.what == what))
 
-    def calls(self, name: str) -> bool:
-        """Return whether it is made of a class or function of this name."""
-        return any(isinstance(one, Deferred) and one.path.endswith(f":{name}") for one in self.all())
-
     @property
     def promise(self) -> Promise:
         """What its images have in common with those of plain decoding; see PROMISES.
