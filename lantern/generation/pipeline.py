@@ -131,7 +131,7 @@ class LanternVQ(VQVAE, Component):
         return self
 
 
-def check_parts(target: Any, drafter: Any, model_name: str) -> None:
+def check_components(target: Any, drafter: Any, model_name: str) -> None:
     """Raise ValueError without a target, and for a drafter of another one.
 
     A target that was not loaded from a folder keeps the digest that its weights have at the first check.
@@ -206,7 +206,7 @@ class LanternPipeline(DiffusionPipeline):
         self._kept: tuple[Any, Decoder] | None = None
         if isinstance(transformer, LanternTransformer) and transformer.folder is not None:
             self._load_from(transformer.folder, transformer.folder.name)
-        check_parts(transformer, drafter, self._name)
+        check_components(transformer, drafter, self._name)
 
     @classmethod
     def extract_init_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -290,7 +290,7 @@ class LanternPipeline(DiffusionPipeline):
         for part, kind in OWN.items():
             if part not in parts and is_there(folder / part):
                 parts[part] = kind.from_pretrained(folder / part)
-        check_parts(parts["transformer"], parts.get("drafter"), shown)
+        check_components(parts["transformer"], parts.get("drafter"), shown)
         pipe = cls(**parts, generation=options.pop("generation", generation))
         if has_own_target:
             pipe.transformer.generation = dict(pipe.config["generation"])
@@ -343,7 +343,7 @@ class LanternPipeline(DiffusionPipeline):
         hub: dict[str, Any] = {name: options[name] for name in names if name in options}
         if self.transformer.config.family != "llamagen":
             raise ValueError(f"{self.model.name} is a model of transformers: copy its folder, or save it by its class")
-        check_parts(self.transformer, self.drafter, self._name)
+        check_components(self.transformer, self.drafter, self._name)
         folder, defaults, own = Path(save_directory), dict(self.config["generation"]), self._beside()
         lacking = [part for part in COMPONENTS if getattr(self, part) is None]
         lacking += [path for path in (*(f"{folders.FOLDER}/{name}" for name in ADD_ONS), *LISTS) if path not in own]
@@ -425,7 +425,7 @@ class LanternPipeline(DiffusionPipeline):
     def _model(self, engine: Engine) -> Model:
         target, generation = self.transformer, {**self.config["generation"], "method": self._method}
         held: dict[str, Any] = {"prompts": self._prompts, "engine": engine, "generation": generation}
-        check_parts(target, self.drafter, self._name)
+        check_components(target, self.drafter, self._name)
         loaded = self._loaded
         if loaded is None or loaded.target is not target:  # it was replaced after loading, and has no folder
             loaded = Model(name="", target=target)

@@ -530,7 +530,7 @@ class AddOns(Mapping[str, nn.Module]):
             check_sizes(module.config, self.target.config, **names)
         if not kind.is_target and module.config.target is not None:
             self.digest = self.digest or weights_digest(self.target.state_dict())
-            check_weights(module.config.target, self.digest, **names)
+            check_digest(module.config.target, self.digest, **names)
         return module.requires_grad_(False)
 
 
@@ -546,7 +546,7 @@ def check_sizes(drafter: Any, target: TransformerConfig | TargetSizes, *, drafte
         )
 
 
-def check_weights(digest: str | None, found: str, *, drafter_name: str, model_name: str) -> None:
+def check_digest(digest: str | None, found: str, *, drafter_name: str, model_name: str) -> None:
     """Raise ValueError if a drafter was trained for weights of another `digest` than the target's; None passes."""
     if digest not in (None, found):
         raise ValueError(
@@ -558,4 +558,4 @@ def check_weights(digest: str | None, found: str, *, drafter_name: str, model_na
 def check_drafter(drafter: Any, target: TransformerConfig, digest: str, **names: str) -> None:
     """Check a drafter's config against the target's and the digest of its weights; `names` are as above."""
     check_sizes(drafter, target, **names)
-    check_weights(drafter.target, digest, **names)
+    check_digest(drafter.target, digest, **names)
