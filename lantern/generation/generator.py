@@ -23,7 +23,7 @@ from lantern.core.config import is_debugging, one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Drafter, Generation, Step, Target, Verifier
 from lantern.core.weights import is_out_of_memory, on_device, outside_modes
-from lantern.decoding.cache import PromptCache, reading_passes
+from lantern.decoding.cache import CacheKind, PromptCache, reading_passes
 from lantern.decoding.loop import State, begin, check_modes, run
 from lantern.decoding.plain import NoDrafts, Plain
 from lantern.decoding.statistics import Stopwatch
@@ -167,15 +167,10 @@ class Decoder:
         is_fused = self.engine.fuses_plain(self.sampling) and how.get("forced") is None
         # an add-on has a cache of its own, as long as the prompt
         is_padded = self.engine.captures and condition.tokens is not None and not self.method.made.needs
+        kind = CacheKind(self.engine.is_wide, self.engine.is_fp8, PROMPT_SLOTS if is_padded else 1)
         with on_device(self.target.tok_embeddings.weight.device):
-            return begin(
-                self._state(is_joined and not is_fused),
-                condition,
-                is_wide=self.engine.is_wide,
-                is_fp8=self.engine.is_fp8,
-                multiple=PROMPT_SLOTS if is_padded else 1,
-                **{"prompts": self.prompts, **how},
-            )
+            state = self._state(is_joined and not is_fused)
+            return begin(state, condition, kind=kind, **{"prompts": self.prompts, **how})
 
     def generate(
         self,
