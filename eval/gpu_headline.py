@@ -47,7 +47,7 @@ from lantern.generation.generator import Decoder, Generator, build_decoder
 from lantern.generation.requests import Request
 from lantern.generation.serving.worker import Job, Worker
 from lantern.methods import METHODS, find
-from lantern.methods.method import ADD_ONS
+from lantern.methods.method import ADD_ONS, DRAFTER
 from lantern.models.folder import load_model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig, rotate
 
@@ -172,9 +172,10 @@ class Bench:
         method = find(name).with_options(**settings)
         if "k" in method.settings:
             method = method.with_options(k=min(int(method.settings["k"]), near.shape[1]))
-        made = (random_drafter(ADD_ONS[part], target.config, self.device, torch.bfloat16) for part in method.made.parts)
-        how: Figures = {"add_ons": dict(zip(method.made.parts, made, strict=True)), "drafter_module": drafter}
-        return build_decoder(method, target, sampling=self.sampling, neighbours=near.int(), engine=engine, **how)
+        parts = set(method.made.needs) - {DRAFTER}
+        made = {part: random_drafter(ADD_ONS[part], target.config, self.device, torch.bfloat16) for part in parts}
+        how: Figures = {"add_ons": made | {DRAFTER: drafter}, "neighbours": near.int()}
+        return build_decoder(method, target, sampling=self.sampling, engine=engine, **how)
 
     def steps(self, decoder: Decoder, images: int = 1, *, most: int | None = None, repeats: int = 0) -> Figures:
         """Return milliseconds and tokens of a step, and the class of its passes, of whole images or of `most` steps."""
@@ -617,7 +618,7 @@ class TorchInGraph(GraphEngine):
 def exact_methods(parts: Container[str]) -> list[str]:
     """Return the methods that promise plain decoding's tokens, and whose trained parts are there."""
     exact = [m for m in METHODS.values() if m.is_identical and m.name != "auto"]
-    return [m.name for m in exact if all(part in parts for part in m.made.parts)]
+    return [m.name for m in exact if all(part in parts for part in m.made.needs)]
 
 
 def graph_ms(run: Callable[[], object]) -> float:

@@ -104,14 +104,15 @@ def tiny_decoder(
     if "k" in chosen.settings:
         settings = {"k": min(chosen.settings["k"], 10, tokens - 1)} | settings
     chosen = chosen.with_options(**settings)
+    drafter = tiny_eagle(target, form=form).to(weight.device, weight.dtype) if module is None else module
+    if add_ons is None:
+        names = set(chosen.made.needs) - {"eagle1"}
+        add_ons = {name: tiny_part(name, target).to(weight.device) for name in names}
     return build_decoder(
         chosen,
         target,
         sampling=sampling,
-        drafter_module=tiny_eagle(target, form=form).to(weight.device, weight.dtype) if module is None else module,
-        add_ons={name: tiny_part(name, target).to(weight.device) for name in chosen.made.parts}
-        if add_ons is None
-        else add_ons,
+        add_ons={"eagle1": drafter} | add_ons,
         neighbours=tiny_neighbours(tokens).to(weight.device),
         codebook=tiny_codebook(tokens).to(weight.device) if has_codebook else None,
         engine=engine,

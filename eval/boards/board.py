@@ -34,6 +34,7 @@ from lantern.eval.speed.surroundings import file_hashes, surroundings
 from lantern.generation.choice import choose_method
 from lantern.generation.images import save_image, to_image
 from lantern.methods import METHODS
+from lantern.methods.method import ADD_ONS
 from lantern.models.folder import FOLDER, Model, load_model
 
 VERSUS = "=="  # between the methods of a pair on the command line
@@ -116,7 +117,7 @@ class Board:
         """Return a method's promise, the steps that its networks were trained for, and settings that fit no engine."""
         method, folder = choose_method(self.model, spec), self.model.folder
         promise = "relaxed" if not method.exact else "tokens" if method.is_identical else "distribution"
-        names = [f"{FOLDER}/{part}" for part in method.made.parts] + ["drafter"] * method.made.reads_drafter
+        names = [ADD_ONS[name].folder for name in method.made.needs]
         settings = {} if spec == "auto" else {k: v for k, v in method.settings.items() if not method.options[k].fits}
         training = {name: folder and trained_steps(folder / name) for name in names}
         return {"promise": promise, "training": training, "settings": settings}

@@ -33,7 +33,7 @@ from lantern.generation.generator import Generator
 from lantern.generation.images import totals
 from lantern.generation.requests import Request, check_requests
 from lantern.methods import Method, find
-from lantern.models.folder import FOLDER as PARTS_FOLDER
+from lantern.methods.method import ADD_ONS
 from lantern.models.folder import Model, load_model, pick_device, pick_dtype
 
 
@@ -73,7 +73,7 @@ def fingerprint_of(
     model: Model, method: Method, protocol: Protocol, *, engine: Engine, batch: int, device: torch.device
 ) -> dict[str, Any]:
     """Return everything that an image's bytes depend on besides its number: weights, config, versions."""
-    parts = {name: (model.folder or Path()) / PARTS_FOLDER / name for name in method.made.parts}
+    parts = {name: (model.folder or Path()) / ADD_ONS[name].folder for name in method.made.needs}
     known = {name: file_hashes(path) if model.folder and path.is_dir() else None for name, path in parts.items()}
     return {
         "weights": {"model": model.fingerprint} | known,

@@ -16,7 +16,7 @@ from torch import Tensor
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation
-from lantern.decoding.cache import prefill, read_tokens
+from lantern.decoding.cache import CacheKind, prefill, read_tokens
 from lantern.engines.engine import EAGER, OTHER_VARIANTS, VARIANTS, AutoEngine, Engine, Weights
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.choice import choose_method
@@ -100,14 +100,14 @@ class Stable:
             return model
 
         def copied(module: Any) -> Any:
-            return None if module is None else copy.deepcopy(module).to(device=self.device, dtype=dtype)
+            return copy.deepcopy(module).to(device=self.device, dtype=dtype)
 
         target, add_ons = copied(model.target), model.add_ons
         if isinstance(add_ons, AddOns):
-            add_ons = AddOns(add_ons.folder, target, model_name=model.name)
+            add_ons = dataclasses.replace(add_ons, target=target, loaded={})
         else:
             add_ons = {name: copied(module) for name, module in add_ons.items()}
-        return dataclasses.replace(model, target=target, drafter=copied(model.drafter), add_ons=add_ons)
+        return dataclasses.replace(model, target=target, add_ons=add_ons)
 
 
 def name_of(label: str, variant: Variant) -> str:
@@ -156,8 +156,8 @@ class Contender:
     def log_probs(self, job: "RoundImages", tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b m v"]:
         """Return the target's fp64 log-probabilities of each token but the first of the images of a job."""
         parts, target, engine = self.parts, self.parts.target, self.parts.engine
-        how: dict[str, Any] = {"reproducible": engine.is_wide, "is_fp8": engine.is_fp8}
-        _, cache = prefill(target, job.condition.to(self.device), parts.sampling.rows, stage=0, **how)
+        kind = CacheKind(engine.is_wide, engine.is_fp8)
+        _, cache = prefill(target, job.condition.to(self.device), parts.sampling.rows, stage=0, kind=kind)
         logits = target.head(read_tokens(target, cache, tokens[:, :-1])[0].features)
         places = torch.arange(1, tokens.shape[1], device=self.device).expand(len(tokens), -1)
         return parts.sampling.log_probs(logits.float(), places).double()

@@ -28,7 +28,7 @@ from lantern.eval.speed.race import reporter, rounded, seconds_of, spread
 from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.generation.generator import Decoder, Generator
 from lantern.methods import METHODS, find
-from lantern.methods.method import ADD_ONS, DRAFTER, AddOn
+from lantern.methods.method import ADD_ONS, AddOn
 from lantern.models.folder import DTYPES, Model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
@@ -158,7 +158,7 @@ def random_model(config: TransformerConfig, drafters: Sequence[str], device: tor
         randomise(network.to(dtype))
     target.tok_embeddings.weight.data.mul_(config.dim**0.5)
     target.output.weight.data.mul_(3)
-    return Model(name="random", target=target, vq=vq, drafter=drafts.pop(DRAFTER, None), add_ons=drafts)
+    return Model(name="random", target=target, vq=vq, add_ons=drafts)
 
 
 def random_drafter(entry: AddOn, config: TransformerConfig, device: torch.device, dtype: torch.dtype) -> nn.Module:

@@ -9,7 +9,7 @@ import torch
 from comfy_api.latest import ComfyExtension, io
 
 import lantern
-from lantern.generation.requests import MAX_SEED
+from lantern.generation.requests import MAX_EXACT_SEED
 from lantern.models.folder import Model
 
 LanternModel = io.Custom("LANTERN")
@@ -56,7 +56,7 @@ class LanternSample(io.ComfyNode):
             inputs=[
                 LanternModel.Input("model"),
                 io.String.Input("prompt", multiline=True, default="a red apple"),
-                io.Int.Input("seed", default=0, min=0, max=MAX_SEED, control_after_generate=True),
+                io.Int.Input("seed", default=0, min=0, max=MAX_EXACT_SEED, control_after_generate=True),
                 io.Combo.Input("method", options=METHODS, default=DEFAULT),
                 io.Float.Input(
                     "guidance", default=-1.0, min=-1.0, max=30.0, step=0.1, tooltip="Below 0: the model's own."

@@ -19,9 +19,9 @@ from lantern.generation.images import MAX_SCALE
 if TYPE_CHECKING:
     from lantern.models.folder import Model
 
-COMPONENTS = ("t2i", "c2i", "vq", "drafter")
+OWN_KINDS = ("t2i", "c2i", "vq", "drafter")
 RELEASES = ("janus", "chameleon", "vqgan")
-KINDS = (*COMPONENTS, *RELEASES)
+KINDS = (*OWN_KINDS, *RELEASES)
 WEIGHTS = "model*.safetensors*"
 CHECKPOINT_HELP = "a .pt, .bin, .safetensors or .ckpt file, or a folder with configs and weights"
 CONFIG_HELP = "a JSON file of config fields that the checkpoint does not determine"
@@ -80,7 +80,7 @@ def convert(
             LanternPipeline.from_pretrained(checkpoint, dtype=own).save_pretrained(trial)
         print(f"{out}: model folder")
         return
-    release = None if is_vqgan or kind in COMPONENTS else read_release(checkpoint)
+    release = None if is_vqgan or kind in OWN_KINDS else read_release(checkpoint)
     if is_vqgan or release is not None:
         found_kind = "vqgan" if release is None else release.kind
         if kind not in (None, found_kind):

@@ -20,7 +20,7 @@ from lantern.core.config import read_json_object, resolve_model
 from lantern.engines.engine import engine
 from lantern.generation import images
 from lantern.methods import METHODS, Method, check_parts
-from lantern.methods.method import check_same, split
+from lantern.methods.method import DRAFTER, check_same, split
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -178,7 +178,7 @@ def generate(
     needs = {  # by a profile "auto" may choose any method
         "text": bool(prompts),
         "vq": place is not None or inputs.init_image is not None,
-        "drafter": chosen.made.reads_drafter if chosen else may_have_profile(folder),
+        "drafter": DRAFTER in chosen.made.needs if chosen else may_have_profile(folder),
         "codebook": bool(chosen.made.asks("neighbours")) if chosen else may_have_profile(folder),
     }
     parts: Any = [part for part, is_needed in needs.items() if is_needed]

@@ -107,13 +107,13 @@ def check_kind(weights: str) -> None:
         raise ImportError(f"int4 weights need torchao, which is not installed; {install_hint('quantized')}")
 
 
-def kind_of(module: nn.Module) -> Weights:
+def weights_kind(module: nn.Module) -> Weights:
     """Return the kind of a module's weights."""
     return vars(module).get("_weights", "full")
 
 
 def marked(module: Module, weights: Weights) -> Module:
-    """Return a module, of whose weights `kind_of` then knows the kind."""
+    """Return a module, of whose weights `weights_kind` then knows the kind."""
     vars(module)["_weights"] = weights
     return module
 
@@ -349,7 +349,7 @@ def quantized(target: nn.Module, weights: Weights = "int4", parts: tuple[str, ..
     It is the same copy as long as the weights of a module do not change, and the module itself if they are of this kind
     already. ValueError for widths that are not multiples of a group (int4), ImportError where torchao is not installed.
     """
-    if weights in ("full", kind_of(target)):
+    if weights in ("full", weights_kind(target)):
         return target
     check_kind(weights)
     return _copies(weights, PARTS[weights] if parts is None else parts).get(target)

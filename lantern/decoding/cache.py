@@ -7,7 +7,7 @@ import copy
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -346,6 +346,24 @@ class PromptCache:
         return replace(Prompt.joined(prompts), condition=condition)
 
 
+@dataclass(frozen=True)
+class CacheKind:
+    """How keys and values are kept: in fp8 if `is_fp8`, those of prompts padded to a `multiple` of slots.
+
+    With `is_wide`, for reproducible decoding, prompts are read one by one and the cache is fp64: tokens are at other
+    slots in a tree than in plain decoding, so attention sums them in another order, and in fp64 the difference vanishes
+    when the result is rounded to the model's precision. For fp32 models passes then have at least FP32_ROWS rows too,
+    since a matrix product of fewer rows sums in another order.
+    """
+
+    is_wide: bool = False
+    is_fp8: bool = False
+    multiple: int = 1
+
+
+FULL_CACHE = CacheKind()
+
+
 @torch.no_grad()
 def prefill(
     target: Target,
@@ -357,22 +375,25 @@ def prefill(
     taps: tuple[int, ...] = (),
     cache: StaticCache | None = None,
     prompts: PromptCache | None = None,
-    reproducible: bool = False,
-    is_fp8: bool = False,
-    multiple: int = 1,
+    kind: CacheKind = FULL_CACHE,
 ) -> tuple[Prompt, StaticCache]:
     """Read prompts as `Target.read` does, or find them in `prompts`, and fill a cache with `stage` slots for nodes.
 
-    `cache` is reused if it has the right size. With `reproducible` prompts are read one by one, and the cache is that
-    of reproducible decoding (`make_cache`), with `is_fp8` it is in fp8. Prompts are padded to a `multiple` of slots.
-    ValueError for a target in training mode.
+    `cache` is reused if it has the right size and kind. ValueError for a target in training mode.
     """
     if target.training:
         raise ValueError("the target is in training mode, in which dropout is random: call .eval() on it first")
     prompts = prompts if prompts is not None else PromptCache()
-    prompt = prompts.read(target, condition, rows, whole=whole, taps=taps, alone=reproducible)
-    prompt = prompt.with_slots(-(-prompt.scores.shape[-1] // multiple) * multiple)
-    cache = make_cache(target, prompt, stage, reproducible, cache, is_fp8)
+    prompt = prompts.read(target, condition, rows, whole=whole, taps=taps, alone=kind.is_wide)
+    prompt = prompt.with_slots(-(-prompt.scores.shape[-1] // kind.multiple) * kind.multiple)
+    config, is_fp32 = target.config, target.tok_embeddings.weight.dtype == torch.float32
+    images, layers, _, rows, heads, prefix, head_dim = prompt.entries.shape
+    sizes = {"layers": layers, "images": images, "rows": rows, "heads": heads, "head_dim": head_dim, "prefix": prefix}
+    sizes |= {"tokens": config.block_size, "stage": stage}
+    sizes["columns"] = config.raster.columns if config.raster.newlines else 0
+    sizes["least_rows"] = FP32_ROWS if kind.is_wide and is_fp32 else 0
+    dtype = torch.float64 if kind.is_wide else prompt.entries.dtype
+    cache = StaticCache.of(cache, **sizes, dtype=dtype, device=prompt.mask.device, is_fp8=kind.is_fp8)
     cache.fill(prompt)
     return prompt, cache
 
@@ -417,30 +438,6 @@ def reading_passes(forced: Int[Tensor, "b n"]) -> int:
     """Return how many passes of a batch only read: those over the prompt and over the tokens that all images keep."""
     kept = int((forced >= 0).long().cumprod(1).sum(1).min())
     return 1 + -(-(kept - 1) // READ_TOKENS) if kept else 0
-
-
-def make_cache(
-    target: Target,
-    prompt: Prompt,
-    stage: int,
-    reproducible: bool = False,
-    used: StaticCache | None = None,
-    is_fp8: bool = False,
-) -> StaticCache:
-    """Return a cache of the size that these prompts need: `used` if it fits, else a new one.
-
-    With `reproducible` it is fp64: tokens are at other slots in a tree than in plain decoding, so attention sums them
-    in another order, and in fp64 the difference vanishes when the result is rounded to the model's precision. For fp32
-    models passes then have at least FP32_ROWS rows too, since a matrix product of fewer rows sums in another order.
-    """
-    config, is_fp32 = target.config, target.tok_embeddings.weight.dtype == torch.float32
-    images, layers, _, rows, heads, prefix, head_dim = prompt.entries.shape
-    sizes = {"layers": layers, "images": images, "rows": rows, "heads": heads, "head_dim": head_dim, "prefix": prefix}
-    sizes |= {"tokens": config.block_size, "stage": stage}
-    sizes["columns"] = config.raster.columns if config.raster.newlines else 0
-    sizes["least_rows"] = FP32_ROWS if reproducible and is_fp32 else 0
-    dtype = torch.float64 if reproducible else prompt.entries.dtype
-    return StaticCache.of(used, **sizes, dtype=dtype, device=prompt.mask.device, is_fp8=is_fp8)
 
 
 def _digest(condition: Condition, image: int, kind: str) -> bytes:

@@ -37,7 +37,16 @@ from lantern.core.types import (
     rows_at,
 )
 from lantern.core.weights import original, outside_modes
-from lantern.decoding.cache import PromptCache, StaticCache, TreeMask, by_line, prefill, read_tokens
+from lantern.decoding.cache import (
+    FULL_CACHE,
+    CacheKind,
+    PromptCache,
+    StaticCache,
+    TreeMask,
+    by_line,
+    prefill,
+    read_tokens,
+)
 from lantern.decoding.statistics import Readback, StepSums, Stopwatch, commit, totals
 
 PATIENCE = 0.1  # seconds of rounds per call; between calls the interpreter handles signals
@@ -277,18 +286,15 @@ def begin(
     keys: Sequence[tuple[int, int]],
     prompts: PromptCache | None = None,
     forced: Int[Tensor, "b n"] | None = None,
-    is_wide: bool = False,
-    is_fp8: bool = False,
     is_timed: bool = False,
-    multiple: int = 1,
+    kind: CacheKind = FULL_CACHE,
 ) -> State:
     """Begin a generation: read the prompt; return the state after token 0, which is its `step`.
 
     `keys` are the (seed, image number) of each image's noise. `forced` are tokens that are given, -1 where a token is
     sampled: no method changes them. Those that all images keep from the start are read in few passes and reported with
     token 0; the others count as drafted tokens that were accepted. `prompts` keeps prompts between calls. A state that
-    has begun before keeps its cache if it fits; with `is_wide` it is that of reproducible decoding (`make_cache`), with
-    `is_fp8` it is stored in fp8. Its prompt is padded to a `multiple` of slots.
+    has begun before keeps its cache if it fits and is of this `kind`.
     ValueError for another number of keys, and for forced tokens of another shape or number.
     """
     if len(keys) != condition.batch:
@@ -305,9 +311,7 @@ def begin(
         taps=drafter.taps,
         cache=state.cache if state.has_begun else None,
         prompts=prompts,
-        reproducible=is_wide,
-        is_fp8=is_fp8,
-        multiple=multiple,
+        kind=kind,
     )
     sizes = {"positions": config.block_size, "vocab_size": config.vocab_size, "device": device}
     how = {"is_silent": state.sampling.is_greedy, "make_uniforms": target.make_uniforms}

@@ -88,19 +88,8 @@ def suited(model: Model, method: Method) -> Method:
 
 
 def has_parts(model: Model, method: Method) -> bool:
-    """Return whether the model has the drafter and the add-ons that a method reads."""
-    has_add_ons = all(part in model.add_ons for part in method.made.parts)
-    return has_add_ons and (model.drafter is not None or not method.made.reads_drafter)
-
-
-def method_named(model: Model, name: str | None) -> Method:
-    """Return the method of a name with its settings, None for the model's default, as `choose_method`; "auto" as it is.
-
-    No passes are run.
-    """
-    spec, texts = split(name or model.generation.get("method", "auto"))
-    method = find(spec)
-    return method.with_options(**method.parsed(texts))
+    """Return whether the model has the add-ons that a method reads."""
+    return all(name in model.add_ons for name in method.made.needs)
 
 
 def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable[[str], None]) -> Method:

@@ -29,7 +29,7 @@ from lantern.generation.choice import choose_method, has_parts
 from lantern.generation.comparison import Comparison
 from lantern.generation.generator import Generator, make_batch
 from lantern.generation.images import Picture, to_image
-from lantern.generation.requests import MAX_SEED, Request, as_requests, check_requests, with_warnings
+from lantern.generation.requests import MAX_EXACT_SEED, Request, as_requests, check_requests, with_warnings
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import list_names
@@ -135,8 +135,8 @@ class SideBySide:
         subject = subject.strip()
         if not self.model.takes_prompts and not subject.isdigit():
             raise ValueError(f"class is {subject[:40]!r}, wanted a number")
-        if not 0 <= seed <= MAX_SEED:
-            raise ValueError(f"seed is {seed}, wanted a number from 0 to {MAX_SEED}")
+        if not 0 <= seed <= MAX_EXACT_SEED:
+            raise ValueError(f"seed is {seed}, wanted a number from 0 to {MAX_EXACT_SEED}")
         made = as_requests([subject if self.model.takes_prompts else int(subject)], seed)
         check_requests(self.model, made)
         return made[0]

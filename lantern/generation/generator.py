@@ -23,7 +23,7 @@ from lantern.core.config import is_debugging, one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Drafter, Generation, Step, Target, Verifier
 from lantern.core.weights import is_out_of_memory, on_device, outside_modes
-from lantern.decoding.cache import PromptCache, reading_passes
+from lantern.decoding.cache import CacheKind, PromptCache, reading_passes
 from lantern.decoding.loop import State, begin, check_modes, run
 from lantern.decoding.plain import NoDrafts, Plain
 from lantern.decoding.statistics import Stopwatch
@@ -163,18 +163,14 @@ class Decoder:
         With `is_joined` its rounds can be joined with those of others (`Engine.drive`).
         """
         self.target.refresh()
-        fuses, made = self.engine.fuses_plain(self.sampling), self.method.made
-        has_own_cache = made.reads_drafter or bool(made.parts)  # of the drafter, as long as the prompt
-        is_padded = self.engine.captures and condition.tokens is not None and not has_own_cache
+        # fused passes join generations by themselves, but not those in which tokens are given
+        is_fused = self.engine.fuses_plain(self.sampling) and how.get("forced") is None
+        # an add-on has a cache of its own, as long as the prompt
+        is_padded = self.engine.captures and condition.tokens is not None and not self.method.made.needs
+        kind = CacheKind(self.engine.is_wide, self.engine.is_fp8, PROMPT_SLOTS if is_padded else 1)
         with on_device(self.target.tok_embeddings.weight.device):
-            return begin(
-                self._state(is_joined and (how.get("forced") is not None or not fuses)),
-                condition,
-                is_wide=self.engine.is_wide,
-                is_fp8=self.engine.is_fp8,
-                multiple=PROMPT_SLOTS if is_padded else 1,
-                **{"prompts": self.prompts, **how},
-            )
+            state = self._state(is_joined and not is_fused)
+            return begin(state, condition, kind=kind, **{"prompts": self.prompts, **how})
 
     def generate(
         self,
@@ -238,7 +234,6 @@ def build_decoder(
     target: Target,
     *,
     sampling: Sampling,
-    drafter_module: nn.Module | None = None,
     add_ons: Mapping[str, nn.Module] = MappingProxyType({}),
     neighbours: Int32[Tensor, "v k"] | None = None,
     codebook: Float[Tensor, "v d"] | None = None,
@@ -247,9 +242,9 @@ def build_decoder(
 ) -> Decoder:
     """Build the decoder of a method.
 
-    `drafter_module` is the model's own drafter, `add_ons` its other trained networks by name, as
-    `lantern.models.folder` reads them. Relaxations need `neighbours`, the proximity table, or `codebook`, the vectors
-    of the tokens; with the codebook they also report the latent distance that they moved.
+    `add_ons` are the model's drafter and its other trained networks by name, as `lantern.models.folder` reads them.
+    Relaxations need `neighbours`, the proximity table, or `codebook`, the vectors of the tokens; with the codebook they
+    also report the latent distance that they moved.
 
     ValueError for an unknown name, for what the method needs and the model lacks, and for components that do not fit.
     """
@@ -262,8 +257,7 @@ def build_decoder(
         give = {
             "target": prepared,
             "sampling": sampling,
-            "drafter": None if drafter_module is None else engine.prepare_part(drafter_module),
-            "parts": {name: engine.prepare_part(add_ons[name]) for name in method.made.parts if name in add_ons},
+            "parts": {name: engine.prepare_part(add_ons[name]) for name in method.made.needs if name in add_ons},
             "neighbours": neighbours,
             "codebook": codebook,
         }
@@ -339,7 +333,6 @@ class Generator:
             method,
             model.target,
             sampling=sampling,
-            drafter_module=model.drafter,
             add_ons=model.add_ons,
             neighbours=neighbours_for(model, columns) if columns else None,
             codebook=None if codebook is None else codebook.to(model.device),

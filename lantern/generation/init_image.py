@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 MASKED = 128  # grey level from which a mask's pixel is to be generated
 OPAQUE = 128  # alpha from which a pixel of an edit is kept
-FORMATS = ("PNG", "WEBP", "JPEG")  # of images that come from other machines
-MAX_SIDE = 2048  # pixels of an image that comes from another machine
+UPLOAD_FORMATS = ("PNG", "WEBP", "JPEG")  # of an image that comes from another machine
+UPLOAD_SIDE = 2048  # most pixels of a side of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,16 +84,16 @@ def with_init_image(
 def received(model: "Model", file: bytes, name: str) -> "Image":
     """Return an image with alpha from the bytes of a PNG, WebP or JPEG file.
 
-    It has the model's raw size or a whole multiple of it, up to MAX_SIDE: ValueError for others, and for what is no
+    It has the model's raw size or a whole multiple of it, up to UPLOAD_SIDE: ValueError for others, and for what is no
     such file. `name` is what messages say.
     """
     from PIL import Image, ImageOps
 
     width, height = _size(model)
     try:
-        with Image.open(BytesIO(file), formats=FORMATS) as opened:
-            if max(opened.size) > MAX_SIDE:
-                raise ValueError(f"it has {opened.width}x{opened.height} pixels, wanted at most {MAX_SIDE} a side")
+        with Image.open(BytesIO(file), formats=UPLOAD_FORMATS) as opened:
+            if max(opened.size) > UPLOAD_SIDE:
+                raise ValueError(f"it has {opened.width}x{opened.height} pixels, wanted at most {UPLOAD_SIDE} a side")
             found = in_8_bits(ImageOps.exif_transpose(opened)).convert("RGBA")
     except Image.UnidentifiedImageError as error:
         raise ValueError(f"cannot read the {name}: wanted a PNG, WebP or JPEG file") from error

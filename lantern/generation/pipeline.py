@@ -8,6 +8,7 @@ pipe("a red apple", generator=torch.Generator().manual_seed(7)).images[0].save("
 import inspect
 import logging
 import shutil
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -45,7 +46,7 @@ from lantern.generation.generator import INTERVAL, Canvas, Decoder, Generator, P
 from lantern.generation.images import MAX_SCALE, NotFiniteError, Picture, check_scale, convert, enlarge
 from lantern.generation.requests import CALLBACK_TENSORS, check_call, requests_of_call, texts_of
 from lantern.methods import find
-from lantern.methods.method import ADD_ONS, Method, check_same
+from lantern.methods.method import ADD_ONS, DRAFTER, Method, check_same
 from lantern.models import folder as folders
 from lantern.models.folder import COMPONENTS, INDEX_NAME, Model
 from lantern.models.llamagen.text import CLASSES_NAME, NAMES_NAME, RECOGNISED_NAME, WORDS_NAME, TextEncoder
@@ -130,7 +131,7 @@ class LanternVQ(VQVAE, Component):
         return self
 
 
-def check_parts(target: Any, drafter: Any, model_name: str) -> None:
+def check_components(target: Any, drafter: Any, model_name: str) -> None:
     """Raise ValueError without a target, and for a drafter of another one.
 
     A target that was not loaded from a folder keeps the digest that its weights have at the first check.
@@ -205,7 +206,7 @@ class LanternPipeline(DiffusionPipeline):
         self._kept: tuple[Any, Decoder] | None = None
         if isinstance(transformer, LanternTransformer) and transformer.folder is not None:
             self._load_from(transformer.folder, transformer.folder.name)
-        check_parts(transformer, drafter, self._name)
+        check_components(transformer, drafter, self._name)
 
     @classmethod
     def extract_init_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -289,7 +290,7 @@ class LanternPipeline(DiffusionPipeline):
         for part, kind in OWN.items():
             if part not in parts and is_there(folder / part):
                 parts[part] = kind.from_pretrained(folder / part)
-        check_parts(parts["transformer"], parts.get("drafter"), shown)
+        check_components(parts["transformer"], parts.get("drafter"), shown)
         pipe = cls(**parts, generation=options.pop("generation", generation))
         if has_own_target:
             pipe.transformer.generation = dict(pipe.config["generation"])
@@ -302,7 +303,7 @@ class LanternPipeline(DiffusionPipeline):
     def _load_from(self, folder: Path, name: str) -> None:
         """Take add-ons and words from a model's folder."""
         target, digest = self.transformer, self._digest
-        add_ons = folders.AddOns(folder, target, model_name=name, digest=digest)
+        add_ons = folders.AddOns(folder, target, model_name=name, digest=digest, without=(DRAFTER,))
         self._loaded = Model(name=name, target=target, folder=folder, add_ons=add_ons, stored_digest=digest or "")
 
     @classmethod
@@ -342,7 +343,7 @@ class LanternPipeline(DiffusionPipeline):
         hub: dict[str, Any] = {name: options[name] for name in names if name in options}
         if self.transformer.config.family != "llamagen":
             raise ValueError(f"{self.model.name} is a model of transformers: copy its folder, or save it by its class")
-        check_parts(self.transformer, self.drafter, self._name)
+        check_components(self.transformer, self.drafter, self._name)
         folder, defaults, own = Path(save_directory), dict(self.config["generation"]), self._beside()
         lacking = [part for part in COMPONENTS if getattr(self, part) is None]
         lacking += [path for path in (*(f"{folders.FOLDER}/{name}" for name in ADD_ONS), *LISTS) if path not in own]
@@ -424,18 +425,22 @@ class LanternPipeline(DiffusionPipeline):
     def _model(self, engine: Engine) -> Model:
         target, generation = self.transformer, {**self.config["generation"], "method": self._method}
         held: dict[str, Any] = {"prompts": self._prompts, "engine": engine, "generation": generation}
-        check_parts(target, self.drafter, self._name)
-        # a transformer that was replaced after loading has no folder
-        loaded = self._loaded if self._loaded is not None and self._loaded.target is target else None
+        check_components(target, self.drafter, self._name)
+        loaded = self._loaded
+        if loaded is None or loaded.target is not target:  # it was replaced after loading, and has no folder
+            loaded = Model(name="", target=target)
+        add_ons: Any = loaded.add_ons
+        if self.drafter is not None:
+            add_ons = ChainMap({DRAFTER: self.drafter}, add_ons)
         text, tokenizer = self.text_encoder, self.tokenizer
         if not isinstance(text, Prompts):
             text = None if text is None or tokenizer is None else TextEncoder(text, tokenizer)
         return replace(
-            loaded or Model(name="", target=target),
+            loaded,
             name=self._name,
             vq=self.vqvae,
             text=text,
-            drafter=self.drafter,
+            add_ons=add_ons,
             tokens_per_step=self._tokens_per_step,
             **held,
         )
@@ -625,7 +630,7 @@ class LanternPipeline(DiffusionPipeline):
         self, built: list[tuple[Any, Generator]], model: Model, method: Method, sampling: Sampling, **how: Any
     ) -> Generator:
         """Return a generator, with the decoder of the last call if that was built from the same; `built` gets both."""
-        modules = [model.target, model.drafter, model.vq, *(model.add_ons.get(name) for name in method.made.parts)]
+        modules = [model.target, model.vq, *(model.add_ons.get(name) for name in method.made.needs)]
         weights = [None if module is None else weights_of(module) for module in modules]
         built_from = (method, sampling, model.engine, how["debug"], weights)
         kept, self._kept = self._kept, None  # a call within a callback has a decoder of its own

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OUTPUT_TYPES = ("pil", "pt", "np", "latent")
 CALLBACK_TENSORS = ("tokens", "known")
-MAX_SEED = 2**53  # random seeds stay below it, since integers up to it are exact in every JSON reader
+MAX_EXACT_SEED = 2**53  # integers up to it are exact in every JSON reader; random seeds stay below it
 MAX_PROMPT = 2000
 MAX_FILE_BYTES = 64 << 20
 COLUMNS = ("prompt", "caption", "text")
@@ -138,7 +138,7 @@ def requests_of_call(
             raise ValueError(f"got {len(generator)} generators for {total} images, wanted one each, or a single one")
         keys = [(_seed(one), 0) for one in generator]
     else:
-        seed = secrets.randbelow(MAX_SEED) if generator is None else _seed(generator)
+        seed = secrets.randbelow(MAX_EXACT_SEED) if generator is None else _seed(generator)
         keys = [(seed, number) for _ in subjects for number in range(images)]
     repeated = [subject for subject in subjects for _ in range(images)]
     return [replace(one, seed=seed, number=number) for one, (seed, number) in zip(repeated, keys, strict=True)]

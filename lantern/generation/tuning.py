@@ -93,7 +93,7 @@ def shapes_of(method: Method, model: Model, max_nodes: int, max_depth: int) -> I
     if "window" in method.options:
         yield from ({"window": size} for size in WINDOWS if size <= model.target.config.block_size)
     elif method.tree is not None:
-        deep: list[Any] = [model.add_ons[name] for name in method.made.parts if ADD_ONS[name].limits_depth]
+        deep: list[Any] = [model.add_ons[name] for name in method.made.needs if ADD_ONS[name].limits_depth]
         depth = min([max_depth, *(part.config.depths for part in deep)])
         ranks = range(min(WIDEST, model.target.config.vocab_size))
         sizes = [nodes for nodes in NODES if nodes < max_nodes] + [max_nodes]

@@ -172,7 +172,7 @@ def add_on(name: str, module: str, network: str, config: str, **fields: Any) -> 
 class Ask:
     """Something of a model that a method asks for."""
 
-    what: Literal["target", "sampling", "drafter", "part", "neighbours", "count", "distances", "codebook", "vectors"]
+    what: Literal["target", "sampling", "part", "neighbours", "count", "distances", "codebook", "vectors"]
     value: Any = None
 
     def __str__(self) -> str:
@@ -221,7 +221,7 @@ class Parts:
 
     def __init__(self, greedy: bool = False) -> None:
         self.greedy = greedy
-        self.target, self.sampling, self.drafter = Ask("target"), Ask("sampling"), Ask("drafter")
+        self.target, self.sampling, self.drafter = Ask("target"), Ask("sampling"), self.part(DRAFTER)
 
     def part(self, name: str) -> Any:
         """The trained add-on of a name in `ADD_ONS`."""
@@ -267,10 +267,6 @@ class Made:
         """Return the values with which something is asked for, each once."""
         return list(dict.fromkeys(one.value for one in self.all() if isinstance(one, Ask) and one.what == what))
 
-    def calls(self, name: str) -> bool:
-        """Return whether it is made of a class or function of this name."""
-        return any(isinstance(one, Deferred) and one.path.endswith(f":{name}") for one in self.all())
-
     @property
     def promise(self) -> Promise:
         """What its images have in common with those of plain decoding; see PROMISES.
@@ -290,19 +286,9 @@ class Made:
         return re.split("[.:]", self.drafter.path)[2] if self.drafter.path.startswith("lantern.") else "other"
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """The trained parts that it reads beside the model's own drafter."""
-        return tuple(self.asks("part"))
-
-    @property
-    def reads_drafter(self) -> bool:
-        """Whether it reads the model's own drafter."""
-        return bool(self.asks("drafter"))
-
-    @property
     def needs(self) -> tuple[str, ...]:
-        """All trained networks that it reads, names in `ADD_ONS`."""
-        return (*((DRAFTER,) if self.reads_drafter else ()), *self.parts)
+        """The trained networks that it reads, names in `ADD_ONS`."""
+        return tuple(self.asks("part"))
 
     def columns(self, tokens: int) -> int:
         """Return the columns that it reads of the proximity table of so many tokens; for a share one to spare, if the
@@ -500,7 +486,7 @@ def check_same(name: str, one: Any, other: Any) -> None:
 def build(method: Method, give: Mapping[str, Any], *, greedy: bool) -> tuple[Any, Any]:
     """Return the drafter and the verifier of a method, made of the parts of a model.
 
-    `give` holds target, sampling, drafter, parts by name, neighbours and codebook; ValueError for what is missing.
+    `give` holds target, sampling, parts by name, neighbours and codebook; ValueError for what is missing.
     """
 
     def get(ask: Ask) -> Any:
@@ -525,27 +511,20 @@ def build(method: Method, give: Mapping[str, Any], *, greedy: bool) -> tuple[Any
 
 def check_parts(method: Method, folder: Path) -> None:
     """Raise ValueError if a model's folder lacks a trained network that the method reads."""
-    for ask in method.made.all():
-        is_network = isinstance(ask, Ask) and ask.what in ("drafter", "part")
-        if is_network and not os.path.lexists(folder / _folder_of(ask)):
-            raise ValueError(f'method "{method.name}" needs {_lacking(ask, method.name)}')
-
-
-def _folder_of(ask: Ask) -> str:
-    name = DRAFTER if ask.what == "drafter" else ask.value
-    return ADD_ONS[name].folder if name in ADD_ONS else f"parts/{name}"
+    for name in method.made.needs:
+        if not os.path.lexists(folder / ADD_ONS[name].folder):
+            raise ValueError(f'method "{method.name}" needs {_lacking(Ask("part", name), method.name)}')
 
 
 def _lacking(ask: Ask, name: str) -> str:
     """Return what a method lacks, and how to get it."""
-    if ask.what == "part":
-        folder = _folder_of(ask)
+    if ask.what == "part" and ask.value != DRAFTER:
         return (
             f'the trained part "{ask.value}", which this model lacks: train it (`lantern methods {name} --model '
-            f"FOLDER` has the command), and put it into the model's folder as {folder}"
+            f"FOLDER` has the command), and put it into the model's folder as {ADD_ONS[ask.value].folder}"
         )
     return {
-        "drafter": 'a drafter and this model has none: use "plain" or "auto"',
+        "part": 'a drafter and this model has none: use "plain" or "auto"',
         "neighbours": "the proximity table of the codebook: build it with `neighbours`",
         "vectors": "the vectors of the tokens: build it with `codebook`",
     }[ask.what]

@@ -13,8 +13,7 @@
 Drafters and add-ons are checked against the target: by their sizes, and by the digest of the weights that they were
 trained for. diffusers reads the same layout, but nothing here needs diffusers.
 
-A folder with a `config.json` of its own is a model of transformers (`lantern.models.transformers`), whose drafter is
-checked by its sizes only.
+A folder with a `config.json` of its own is a model of transformers (`lantern.models.transformers`).
 """
 
 import dataclasses
@@ -31,7 +30,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from lantern.core.config import EMBEDDED_MODEL, build_config, load_config, read_json_object, resolve_model
+from lantern.core.config import EMBEDDED_MODEL, build_config, read_json_object, resolve_model
 from lantern.core.io import (
     CONFIG_NAME,
     SUMS_NAME,
@@ -111,8 +110,8 @@ class Defaults(Sampling):
 class Model:
     """The components of one model. Components that were not requested or that the model lacks are None.
 
-    `generation` holds the model's defaults: fields of Sampling, "method" and "scale". `add_ons` holds other drafters
-    and policies by name. `tokens_per_step` are the mean tokens per step of `gumbel-jacobi` by window, {} if unknown.
+    `generation` holds the model's defaults: fields of Sampling, "method" and "scale". `add_ons` holds drafters and
+    policies by name. `tokens_per_step` are the mean tokens per step of `gumbel-jacobi` by window, {} if unknown.
     ValueError for components that do not fit each other.
     """
 
@@ -120,7 +119,6 @@ class Model:
     target: Transformer | TransformersTarget
     vq: VQVAE | Pixels | None = None
     text: TextEncoder | Prompts | None = None
-    drafter: Any = None  # a network of `ADD_ONS[DRAFTER]`
     generation: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     prompts: PromptCache = field(default_factory=PromptCache)
@@ -139,6 +137,11 @@ class Model:
             raise ValueError(f"the text encoder is {self.text.width} wide, the transformer needs {config.caption_dim}")
         if drafter is not None:
             check_sizes(drafter, config, drafter_name="the drafter", model_name=self.name)
+
+    @property
+    def drafter(self) -> Any:
+        """The network of `ADD_ONS[DRAFTER]`; None if the model has none."""
+        return self.add_ons.get(DRAFTER)
 
     @property
     def takes_prompts(self) -> bool:
@@ -297,16 +300,16 @@ def load_model(
         )
     where, folder = pick_device(device), resolve_model(name)
     kind, shown = pick_dtype(dtype, where), shown_name(name, folder)
+    without = () if "drafter" in parts else (DRAFTER,)
+    of_add_ons: dict[str, Any] = {"model_name": shown, "verify": verify, "without": without}
     if is_transformers_folder(folder):
         from lantern.models.transformers.loading import load as load_transformers
 
         if processes > 1 and where.type == "cuda":  # the GPU with the number of this process
             where = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         found = load_transformers(folder, where, kind, parts=parts, size=size, verify=verify, processes=processes)
-        drafter = load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in parts else None
-        parts_of = AddOns(folder, found.target, model_name=shown, verify=verify, size=size)
-        own: dict[str, Any] = {"name": shown, "folder": folder, "drafter": drafter, "add_ons": parts_of}
-        return Model(**vars(found), engine=make_engine(engine), **own)
+        add_ons = AddOns(folder, found.target, size=size, **of_add_ons)
+        return Model(**vars(found), name=shown, folder=folder, engine=make_engine(engine), add_ons=add_ons)
     if size is not None:
         raise ValueError(f"model {shown} makes images of one size: omit the size")
     if processes > 1:
@@ -318,10 +321,8 @@ def load_model(
     how: dict[str, Any] = {"device": where, "dtype": kind, "verify": verify, "digest": digest}
     target = load_target(folder / "transformer", chosen.weights, **how)
     generation = check_generation(index.get("generation") or {}, source=folder / INDEX_NAME)
-    if "drafter" in parts and is_there(folder / "drafter"):  # checked before its weights are read
-        config: Any = load_config(ADD_ONS[DRAFTER].config, folder / "drafter" / CONFIG_NAME)
-        names = {"drafter_name": f"drafter {folder / 'drafter'}", "model_name": shown}
-        check_drafter(config, target.config, digest.hexdigest(), **names)
+    add_ons = AddOns(folder, target, digest=digest.hexdigest(), **of_add_ons)
+    add_ons.get(DRAFTER)  # refused before other components are read
     has_vq, has_text = (is_there(folder / name) for name in ("vqvae", "text_encoder"))
     return Model(
         name=shown,
@@ -331,11 +332,10 @@ def load_model(
         if has_vq and "vq" in parts
         else None,
         text=load_text_encoder(folder, where, kind, verify=verify) if has_text and "text" in parts else None,
-        drafter=load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in parts else None,
         generation=generation,
         folder=folder,
         engine=chosen,
-        add_ons=AddOns(folder, target, model_name=shown, verify=verify, digest=digest.hexdigest()),
+        add_ons=add_ons,
         stored_digest=digest.hexdigest(),
         tokens_per_step=check_tokens_per_step(index.get(WINDOWS_KEY) or {}, source=folder / INDEX_NAME),
     )
@@ -369,15 +369,6 @@ def load_text_encoder(
         verify_files(folder / "text_encoder", read_checksums(folder / "text_encoder"))
     load = TextEncoder.from_pretrained if by_library else TextEncoder.load
     return load(folder / "text_encoder", dtype=dtype).to(device)
-
-
-def load_drafter(folder: Path, device: torch.device, dtype: torch.dtype, *, verify: bool = True) -> Any:
-    """Load the EAGLE-1 drafter, or return None where the model has none."""
-    if not is_there(folder):
-        return None
-    kind = ADD_ONS[DRAFTER]
-    drafter = load_component(kind.module, kind.config, folder, verify=verify, device=device, dtype=dtype)
-    return drafter.requires_grad_(False)
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -486,10 +477,11 @@ def _class_in(folder: Path) -> str:
 
 @dataclass(eq=False, repr=False)
 class AddOns(Mapping[str, nn.Module]):
-    """The add-ons of a model's folder, on the device of its target.
+    """The add-ons of a model's folder, but those named in `without`, on the device of its target.
 
-    ValueError at the first use of one whose config names another target. One that is itself a model of transformers
-    makes images of the same `size`. `digest` is that of the target's stored weights, None to take it from the target.
+    ValueError at the first use of one whose config names another target, or of a drafter of other sizes. One that is
+    itself a model of transformers makes images of the same `size`. `digest` is that of the target's stored weights,
+    None to take it from the target.
     """
 
     folder: Path
@@ -498,27 +490,30 @@ class AddOns(Mapping[str, nn.Module]):
     verify: bool = True
     size: tuple[int, int] | None = None
     digest: str | None = None
+    without: Collection[str] = ()
     loaded: dict[str, nn.Module] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[str]:
-        return (path.name for path in sorted((self.folder / FOLDER).glob("*")) if path.name in ADD_ONS)
+        return filter(self.__contains__, ADD_ONS)
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
     def __contains__(self, name: object) -> bool:
-        """Whether the folder has an entry of this name in parts/; reading a damaged one raises ValueError."""
-        return isinstance(name, str) and is_there(self.folder / FOLDER / name)
+        """Whether it was read or the folder has an entry for it; reading a damaged one raises ValueError."""
+        if not isinstance(name, str) or name not in ADD_ONS or name in self.without:
+            return False
+        return name in self.loaded or is_there(self.folder / ADD_ONS[name].folder)
 
     def __getitem__(self, name: str) -> nn.Module:
         """The add-on of this name, read at its first use; KeyError if the model has none.
 
         It is on the device and in the dtype that its target has now, rotary factors excepted.
         """
-        if name not in self or name not in ADD_ONS:
+        if name not in self:
             raise KeyError(name)
         if name not in self.loaded:
-            self.loaded[name] = self._load(ADD_ONS[name], self.folder / FOLDER / name)
+            self.loaded[name] = self._load(ADD_ONS[name], self.folder / ADD_ONS[name].folder)
         module, weight = self.loaded[name], self.target.tok_embeddings.weight
         return module.to(device=weight.device, dtype=weight.dtype)
 
@@ -529,10 +524,13 @@ class AddOns(Mapping[str, nn.Module]):
             weight = self.target.tok_embeddings.weight
             return load(folder, weight.device, weight.dtype, parts=(), size=self.size, verify=self.verify).target
         module = load_component(kind.module, kind.config, folder, verify=self.verify)
+        noun = "drafter" if kind.name == DRAFTER else "add-on"
+        names = {"drafter_name": f"{noun} {folder}", "model_name": self.model_name}
+        if kind.name == DRAFTER:
+            check_sizes(module.config, self.target.config, **names)
         if not kind.is_target and module.config.target is not None:
             self.digest = self.digest or weights_digest(self.target.state_dict())
-            names = {"drafter_name": f"add-on {folder}", "model_name": self.model_name}
-            check_weights(module.config.target, self.digest, **names)
+            check_digest(module.config.target, self.digest, **names)
         return module.requires_grad_(False)
 
 
@@ -548,7 +546,7 @@ def check_sizes(drafter: Any, target: TransformerConfig | TargetSizes, *, drafte
         )
 
 
-def check_weights(digest: str | None, found: str, *, drafter_name: str, model_name: str) -> None:
+def check_digest(digest: str | None, found: str, *, drafter_name: str, model_name: str) -> None:
     """Raise ValueError if a drafter was trained for weights of another `digest` than the target's; None passes."""
     if digest not in (None, found):
         raise ValueError(
@@ -560,4 +558,4 @@ def check_weights(digest: str | None, found: str, *, drafter_name: str, model_na
 def check_drafter(drafter: Any, target: TransformerConfig, digest: str, **names: str) -> None:
     """Check a drafter's config against the target's and the digest of its weights; `names` are as above."""
     check_sizes(drafter, target, **names)
-    check_weights(drafter.target, digest, **names)
+    check_digest(drafter.target, digest, **names)

@@ -10,7 +10,7 @@ import torch
 
 from lantern.core.types import Prompt
 from lantern.core.weights import PreparedTarget, read_in_passes
-from lantern.decoding.cache import PromptCache, StaticCache, prefill
+from lantern.decoding.cache import CacheKind, PromptCache, StaticCache, prefill
 from lantern.models.llamagen.transformer import word_scores
 from tests.tiny import one_thread, select, tiny_condition, tiny_target, uncached
 
@@ -63,11 +63,11 @@ def test_reproducible_prefill_does_not_depend_on_batch(monkeypatch: pytest.Monke
     real, head = target.read_slots, target.head
     monkeypatch.setattr(target, "read_slots", lambda x, mask, **k: read.append(x.shape[:2]) or real(x, mask, **k))
     monkeypatch.setattr(target, "head", lambda features: read.append(len(features)) or head(features))
-    together, cache = prefill(target, CONDITION, 2, stage=1, reproducible=True)
+    together, cache = prefill(target, CONDITION, 2, stage=1, kind=CacheKind(is_wide=True))
     # each prompt in both guidance rows, as long as it is; and each head in a product of its own
     assert read == [entry for words in CONDITION.mask.sum(1) for entry in ((2, int(words)), 1)]
     for image in range(4):
-        alone, own = prefill(target, select(CONDITION, [image]), 2, stage=1, reproducible=True)
+        alone, own = prefill(target, select(CONDITION, [image]), 2, stage=1, kind=CacheKind(is_wide=True))
         assert torch.equal(alone.logits[0], together.logits[image])
         assert torch.equal(own.buffer, cache.buffer.unflatten(1, (4, 2))[:, image])
 

@@ -65,12 +65,12 @@ def test_a_cascade_of_three_models_gives_the_tokens_of_plain_decoding(name: str)
     target, sampling = parts(name).target, SAMPLINGS[0]
     eagle: Any = new_module("eagle1", target, {"form": "rows"}, seed=0).eval()
     plain = built(name, "plain", sampling).generate(condition(name), keys=KEYS).tokens
+    add_ons: Any = {"eagle1": eagle, "small": parts(name, True).target}
     for method in ("specmquant", "specmquant-paper"):
-        found = built(name, method, sampling, drafter_module=eagle).generate(condition(name), keys=KEYS)
+        found = built(name, method, sampling, add_ons=add_ons).generate(condition(name), keys=KEYS)
         assert torch.equal(found.tokens, plain)
-    given: Any = {"drafter_module": eagle, "add_ons": {"small": parts(name, True).target}}
     with pytest.raises(ValueError, match="small_bits=4 quantizes LlamaGen's layers only"):
-        build_decoder(METHODS["specmquant"].with_options(small_bits=4), target, sampling=sampling, **given)
+        build_decoder(METHODS["specmquant"].with_options(small_bits=4), target, sampling=sampling, add_ons=add_ons)
 
 
 @pytest.mark.parametrize(("name", "sampling"), list(zip(CASES, [*SAMPLINGS[:2], SAMPLINGS[0]], strict=True)))

@@ -142,7 +142,7 @@ def test_a_drafter_that_the_chosen_engine_refuses_is_run_by_eager(monkeypatch: p
     monkeypatch.setattr(GraphEngine, "without_kernels", lambda *_: None)  # no device is missed
     monkeypatch.setattr(GraphEngine, "_prepare", lambda _, target: target)
     monkeypatch.setattr(AutoEngine, "resolve", lambda *_: chosen)
-    how = {"sampling": Sampling(), "drafter_module": tiny_eagle(target)}
+    how = {"sampling": Sampling(), "add_ons": {"eagle1": tiny_eagle(target)}}
     made = build_decoder(METHODS["ddd"], target, engine=AutoEngine(), **how)  # type: ignore[arg-type]
     assert made.engine == EagerEngine() and "change size from step to step" in made.engine.reason
     refused(build_decoder, METHODS["ddd"], target, engine=GraphEngine(), **how, match="change size from step to step")

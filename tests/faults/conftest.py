@@ -1,5 +1,6 @@
 """A toy model to spoil, and `lantern-generate` with the one in the folder."""
 
+from collections import ChainMap
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -16,7 +17,9 @@ from lantern.models.folder import Model
 @pytest.fixture
 def model(model: Model) -> Model:
     """A model whose target and drafter a test may spoil."""
-    return replace(model, target=deepcopy(model.target), drafter=deepcopy(model.drafter))
+    add_ons: Any = model.add_ons
+    add_ons = ChainMap({"eagle1": deepcopy(model.drafter)}, add_ons)
+    return replace(model, target=deepcopy(model.target), add_ons=add_ons)
 
 
 @pytest.fixture

@@ -40,20 +40,21 @@ def test_a_bound_on_total_variation_admits_relaxed_methods_at_several_settings(m
 
 
 def test_methods_are_candidates_if_the_model_has_their_networks(model: Model) -> None:
-    bare = replace(model, drafter=None, add_ons={})
+    bare = replace(model, add_ons={})
     found = candidates(bare, 0.5)
     assert found and all("window" in one.options for one in found)
     parts = {"parallelspec": tiny_part("parallelspec", cast(Any, model.target))}
     drafted = names(replace(bare, add_ons=parts)) - names(bare)
     assert drafted == {"parallelspec", "parallelspec-paper"}
-    own = candidates(replace(model, add_ons=parts), 0.5, names=["lantern++"])
+    own = candidates(replace(model, add_ons=parts | {"eagle1": model.drafter}), 0.5, names=["lantern++"])
     assert {one.settings["drafts"] for one in own} == {"eagle1", "parallelspec"}
-    assert {"eagle1"} <= names(replace(bare, drafter=model.drafter)) - names(bare)
+    assert {"eagle1"} <= names(replace(bare, add_ons={"eagle1": model.drafter})) - names(bare)
 
 
 def test_trees_and_windows_keep_to_the_sizes_allowed_and_those_of_the_model(model: Model) -> None:
     deep = tiny_part("medusa", cast(Any, model.target), depths=2)
-    found = candidates(replace(model, add_ons={"medusa": deep}), 0.5, max_nodes=12, max_depth=5)
+    add_ons = {"eagle1": model.drafter, "medusa": deep}
+    found = candidates(replace(model, add_ons=add_ons), 0.5, max_nodes=12, max_depth=5)
     trees = defaultdict[str, set[StaticTree]](set)
     for one in found:
         if one.tree is not None:

@@ -40,7 +40,8 @@ def methods() -> list[str]:
 
 def embedded_methods() -> list[str]:
     """Returns the methods with trained parts of their own, except published settings, and one without."""
-    return ["bounded", *(name for name in methods() if METHODS[name].made.parts and not name.endswith("-paper"))]
+    own = [name for name in methods() if {*METHODS[name].made.needs} - {"eagle1"}]
+    return ["bounded", *(name for name in own if not name.endswith("-paper"))]
 
 
 def has_compiler() -> bool:

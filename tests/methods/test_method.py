@@ -50,7 +50,7 @@ def test_a_declaration_is_whole(name: str) -> None:
 
 
 def test_what_a_method_lacks_is_named_and_parts_must_fit() -> None:
-    how: Any = {"sampling": Sampling(), "drafter_module": DRAFTER}
+    how: Any = {"sampling": Sampling(), "add_ons": {"eagle1": DRAFTER}}
     refused(build_decoder, "eagle1", TARGET, sampling=Sampling(), match="needs a drafter")
     refused(build_decoder, "lantern", TARGET, **how, match="needs the proximity table")
     refused(build_decoder, "grouped", TARGET, **how, match="needs the vectors of the tokens")
@@ -105,7 +105,7 @@ def test_a_bad_name_of_a_dynamic_tree_is_refused(name: str) -> None:
 @pytest.mark.parametrize(("tree", "mode"), [("eagle2_8_3_2", "point"), ("chain_2", "sampled")])
 def test_a_dynamic_tree_is_not_sampled(name: str, tree: str, mode: str) -> None:
     method = METHODS[name].with_options(k=5, tree=tree)
-    how: dict[str, Any] = {"sampling": Sampling(), "drafter_module": DRAFTER, "neighbours": TABLE}
+    how: dict[str, Any] = {"sampling": Sampling(), "add_ons": {"eagle1": DRAFTER}, "neighbours": TABLE}
     decoder = build_decoder(method, TARGET, **how)
     drafter: Any = decoder.drafter
     assert drafter.mode == mode

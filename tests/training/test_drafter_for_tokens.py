@@ -113,7 +113,7 @@ def test_drafters_that_read_what_the_target_lacks_are_refused() -> None:
     refused(build_decoder, "self-cascade", target, **how, match="the small model has cls_token_num 6, its target 0")
     table = FrequencyTable(FrequencyConfig(vocab_size=40))
     eagle: Any = new_module("eagle1", target, {"form": "rows"}, seed=0).eval()
-    how = {"sampling": sampling, "drafter_module": eagle, "add_ons": {"fr-spec": table}}
+    how = {"sampling": sampling, "add_ons": {"eagle1": eagle, "fr-spec": table}}
     message = "FR-Spec scores rows of a linear head, which this model lacks"
     refused(build_decoder, "fr-spec", target, **how, match=message)
 

@@ -37,8 +37,8 @@ from lantern.core.sampling import MAX_GUIDANCE, MAX_TEMPERATURE, Sampling
 from lantern.generation.images import Statistics, enlarge, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import (
+    MAX_EXACT_SEED,
     MAX_PROMPT,
-    MAX_SEED,
     as_requests,
     check_captions,
     check_prompt,
@@ -293,7 +293,7 @@ class Service:
             self.card(body.model)  # refuses other models
         if len(body.prompt) > self.limits.prompt:
             raise RefusedError(400, f"the prompt has more than {self.limits.prompt} characters", param="prompt")
-        seed, sampling = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed, self.sampling_of(body)
+        seed, sampling = secrets.randbelow(MAX_EXACT_SEED) if body.seed is None else body.seed, self.sampling_of(body)
         requested = as_requests([body.prompt] * (body.n or 1), seed)
         with refused_for("prompt"):
             check_requests(self.model, requested)

@@ -21,11 +21,12 @@ from lantern.core.types import Condition
 from lantern.core.weights import WeightCache, is_out_of_memory, on_device
 from lantern.decoding.rounds import Joint
 from lantern.decoding.statistics import now
-from lantern.generation.choice import choose_method, has_parts, method_named
+from lantern.generation.choice import choose_method, has_parts
 from lantern.generation.generator import Generator, finish_batch, release_memory
 from lantern.generation.images import Picture
 from lantern.generation.init_image import KeptPart
 from lantern.generation.requests import Request, captions
+from lantern.methods import find
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
 
@@ -99,7 +100,10 @@ class Worker(threading.Thread):
         self._reason = ""  # why no more images are taken
         self._stepped = time.monotonic()
         self.fault: Exception | None = None
-        self._captions = WeightCache(lambda _: lru_cache(CAPTIONS)(lambda text: captions(model, [text])))
+        self._captions = WeightCache(self._captions_cache)
+
+    def _captions_cache(self, encoder: Any) -> Callable[[str], Condition]:
+        return lru_cache(CAPTIONS)(lambda text: captions(self.model, [text]))
 
     @property
     def queued(self) -> int:
@@ -118,7 +122,7 @@ class Worker(threading.Thread):
         """
         if method is not None and ":" in method:
             raise ValueError(f"method is {method[:40]!r}, wanted the name of a method without options")
-        chosen = method_named(self.model, method)
+        chosen = find(method or self.model.generation.get("method", "auto"))
         # what "auto" stands for is for the model thread to find: it alone runs passes
         if chosen.name != "auto" and not has_parts(self.model, chosen):
             raise ValueError(

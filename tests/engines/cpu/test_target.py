@@ -208,7 +208,7 @@ def test_changed_weights_are_packed_again(name: str) -> None:
     target, other = target_in(torch.float32), target_in(torch.float32, seed=1)
     how: dict[str, Any] = {"sampling": Sampling(guidance=3.0), "engine": CpuEngine()}
     module = tiny_eagle(target)
-    parts = build_decoder(name, target, drafter_module=module, **how)
+    parts = build_decoder(name, target, add_ons={"eagle1": module}, **how)
     parts.generate(CONDITION, keys=KEYS)
     expected = build_decoder("plain", other, **how).generate(CONDITION, keys=KEYS).tokens
     target.load_state_dict(other.state_dict())
@@ -217,7 +217,7 @@ def test_changed_weights_are_packed_again(name: str) -> None:
     expected = build_decoder("plain", copy.deepcopy(other).bfloat16(), **how).generate(CONDITION, keys=KEYS).tokens
     target.bfloat16()
     module.bfloat16()
-    made = build_decoder(name, target, drafter_module=module, **how).generate(CONDITION, keys=KEYS).tokens
+    made = build_decoder(name, target, add_ons={"eagle1": module}, **how).generate(CONDITION, keys=KEYS).tokens
     assert torch.equal(made, expected)
 
 

@@ -26,9 +26,9 @@ def target_in(dtype: torch.dtype) -> Transformer:
 
 
 def decoder_of(name: str, target: Transformer, guidance: float = 3.0, weights: Weights = "full") -> Decoder:
-    drafter = tiny_eagle(target).to("cuda", target.output.weight.dtype)
+    add_ons = {"eagle1": tiny_eagle(target).to("cuda", target.output.weight.dtype)}
     engine, sampling = GraphEngine(weights=weights), Sampling(guidance=guidance, top_k=200)
-    return build_decoder(METHODS[name], target, sampling=sampling, drafter_module=drafter, engine=engine)
+    return build_decoder(METHODS[name], target, sampling=sampling, add_ons=add_ons, engine=engine)
 
 
 @pytest.mark.parametrize("images", [1, 3])
