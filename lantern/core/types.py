@@ -565,7 +565,8 @@ class Drafter(ABC):
     `needs_whole_prefix`: it reads all of the target's conditioning slots, padding included. `records_log_q`: its trees
     carry log q. `needs_host`: the host chooses the size of a tree from the step before, which no CUDA graph replays.
     `reads_samples`: it reads a verdict's samples after every node, also after those that no path visits. `passes` are
-    set by `begin` where an engine may draft the trees of a generation itself.
+    set by `begin` where an engine may draft the trees of a generation itself. `window` is the drafter itself if it is a
+    `JacobiDrafter` whose window an engine may shift itself, without calling `observe`.
 
     Tensors that `begin`, `observe` and `propose` replace are kept in `Buffers`: a graph that is replayed for a later
     generation reads the same memory.
@@ -580,6 +581,7 @@ class Drafter(ABC):
     needs_host: bool = False
     reads_samples: bool = False
     passes: DraftPasses | None = None
+    window: Any = None
 
     @abstractmethod
     def begin(self, prompt: Prompt, noise: Noise) -> None:
@@ -592,37 +594,3 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self) -> DraftTree:
         """Return a tree below the last committed token of each image, in tensors that later steps leave as they are."""
-
-
-class SampleWindow(Drafter):
-    """A drafter whose tree is a chain of the target's own samples of the step before, and `nodes` long now.
-
-    If it `is_alone`, with no state beside `tokens`, an engine may shift the window itself, without calling `observe`;
-    else, with Gumbel match, its `log_q` too.
-    New places are filled with `random` tokens of these numbers if `fills_randomly`, else with the last sample.
-    While it `is_on_trial`, each step must be followed by `count_step`.
-    """
-
-    nodes: int
-    is_alone: bool
-    fills_randomly: bool
-    is_on_trial: bool
-
-    @property
-    @abstractmethod
-    def tokens(self) -> Int[Tensor, "b n"]:
-        """The window in fixed memory: the last committed token, and the drafts behind it."""
-
-    @property
-    def log_q(self) -> Float[Tensor, "b n v"] | None:
-        """The distributions of the drafts in fixed memory, the last row for none; None where they are not kept."""
-        return None
-
-    @property
-    @abstractmethod
-    def random(self) -> Int[Tensor, "b c"]:
-        """The random token of each token number."""
-
-    @abstractmethod
-    def count_step(self, known: Int[Tensor, " b"]) -> None:
-        """Count a step after which so many tokens of each image are decided; it may end the window."""

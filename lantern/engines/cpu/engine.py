@@ -21,7 +21,6 @@ from lantern.core.types import (
     Drafter,
     DraftPasses,
     DraftTree,
-    SampleWindow,
     Scores,
     Step,
     Target,
@@ -193,9 +192,9 @@ def is_fused(state: State) -> bool:
     relaxation, which may decide otherwise.
     """
     is_plain = isinstance(state, Plain)
-    drafter = state.drafter
-    is_window = isinstance(drafter, SampleWindow) and (
-        type(state.verifier) is GumbelVerifier if drafter.is_alone else rule_of(state) is not None
+    window = state.drafter.window
+    is_window = window is not None and (
+        rule_of(state) is not None if window.keeps_distributions else type(state.verifier) is GumbelVerifier
     )
     has_all = state.sampling.top_p == 1 and state.forced is None and isinstance(state.target, CpuTarget)
     return has_all and (is_plain or is_window or passes_of(state) is not None)
@@ -203,7 +202,7 @@ def is_fused(state: State) -> bool:
 
 def passes_of(state: State) -> DraftPasses | None:
     """Return what drafts the trees of a generation if `lantern_steps` can run it, and verify what it drafts."""
-    passes = None if isinstance(state, Plain) else state.drafter.passes
+    passes = state.drafter.passes
     if passes is None or (type(inner_of(state)) is not GumbelVerifier and rejection_of(state) is None):
         return None
     module, weight = passes.module, state.target.tok_embeddings.weight
@@ -226,34 +225,33 @@ def rejection_of(state: State) -> RejectionVerifier | None:
 
 def rule_of(state: State) -> Mixture | None:
     """Return the relaxation of a window's distributions that `lantern_steps` computes, None where there is none."""
-    drafter, verifier = state.drafter, state.verifier
+    window, verifier = state.drafter.window, state.verifier
     if type(verifier) is not RelaxedVerifier or type(verifier.inner) is not GumbelVerifier:
         return None
-    has_q = isinstance(drafter, SampleWindow) and not drafter.is_alone and drafter.log_q is not None
-    rule = verifier.relaxation
+    has_q, rule = window is not None and window.keeps_distributions, verifier.relaxation
     return rule if has_q and type(rule) is Mixture and not state.sampling.is_greedy else None
 
 
 def nodes_of(state: State) -> int:
     """Return the nodes of a generation's passes now: one in plain decoding, and where a window was given up."""
-    if isinstance(state, Plain):
-        return 1
-    return state.drafter.nodes if isinstance(state.drafter, SampleWindow) else state.drafter.max_nodes
+    return state.drafter.max_nodes if state.drafter.window is None else state.drafter.window.nodes
 
 
 class FusedImages:
     """The tensors of one generation that `lantern_steps` reads and writes, as in `steps.cpp`."""
 
     def __init__(self, state: State) -> None:
-        self.state, self.window = state, state.drafter if isinstance(state.drafter, SampleWindow) else None
+        self.state, self.window = state, state.drafter.window
         self.passes, target = passes_of(state), state.target
         images, sums, held = len(state.known), state.statistics, state.held
-        self.most = 1 if isinstance(state, Plain) else state.drafter.max_nodes
+        self.most = state.drafter.max_nodes
         self.start, self.counts, scratch = torch.zeros(3, images, dtype=torch.long).unbind()
         self.sampled, self.path = torch.zeros(2, images, self.most, dtype=torch.long).unbind()
-        random, pairs, steps = None, None, sums.steps
+        self.rule, random, log_q, pairs, steps = rule_of(state), None, None, None, sums.steps
         if self.window is not None:
-            self.tokens, random = self.window.tokens, self.window.random if self.window.fills_randomly else None
+            window = self.window.held
+            self.tokens, random = window.tokens, window.random if self.window.init == "random" else None
+            log_q = None if self.rule is None else window.log_q
         elif self.passes is not None:
             self.tokens = self._propose(self.passes)
             pairs = torch.zeros(images, state.drafter.depth + 1, target.config.dim, dtype=torch.float32)
@@ -263,8 +261,6 @@ class FusedImages:
         sampling, table = state.sampling, None if self.rejection is not None else state.noise.gumbel_table()
         tree = (one.expand(images, -1) for one in (self.tree.parents, self.tree.depths))
         rows = (state.known, self.tokens, *tree, held.tokens, self.start, self.counts, self.sampled, self.path)
-        self.rule = rule_of(state)
-        log_q = None if self.rule is None or self.window is None else self.window.log_q
         self.costs = torch.zeros(images, self.most, 3, dtype=torch.float32)
         lengths = None  # drafts to accept by token number, where a measurement scripts them
         if self.passes is not None and isinstance(state.verifier, ScriptedVerifier):
