@@ -461,9 +461,9 @@ class Generation:
     accepted only because of a relaxation. `total_variation` is the sum of its total variation over tokens,
     `total_variation_max` the maximum over tokens, and `latent_distance` the sum of moved mass times L2 distance (None
     without codebook vectors). `excess` is the sum over tokens of what their total variation exceeds the rule's bound
-    by, None for rules without one. `history` is filled only with `keep_history`, `seconds` by phase only if timed.
-    `is_finite`: whether the logits that the tokens were sampled from were finite. `known` is the number of tokens of
-    each image where a callback ended the generation, and the others are 0.
+    by, None for rules without one. `seconds` by phase are filled only if timed. `is_finite`: whether the logits that
+    the tokens were sampled from were finite. `known` is the number of tokens of each image where a callback ended the
+    generation, and the others are 0.
     """
 
     tokens: Int[Tensor, "b n"]
@@ -477,7 +477,6 @@ class Generation:
     latent_distance: Float[Tensor, " b"] | None = None
     excess: Float[Tensor, " b"] | None = None
     known: Int[Tensor, " b"] | None = None
-    history: list[Step] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property

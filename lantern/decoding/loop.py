@@ -336,43 +336,32 @@ def run(
     *,
     callback: Callback | None = None,
     interval: float = 0.0,
-    keep_history: bool = False,
 ) -> Generation:
     """Take the rounds of a generation that has begun, and return the finished grids.
 
     `rounds` takes one or more of them (`lantern.decoding.rounds`), by default those of torch. `callback` is called with
     every step, and ends the generation by returning True. With an `interval` in seconds it may be called with the last
-    of the steps in that time only, without scores, tree and verdict. With `keep_history` the result holds all steps,
-    without their scores.
+    of the steps in that time only, without scores, tree and verdict.
     """
-    steps, is_watched = list[Step](), callback is not None or keep_history
-    patience = 0.0 if keep_history else PATIENCE if callback is None else interval
+    patience = PATIENCE if callback is None else interval
 
     def is_ended() -> bool:
         """Report a step; return whether the callback ends the generation."""
-        if keep_history:
-            steps.append(kept(state.step))
         return callback is not None and callback(state.step) is True
 
-    is_stopped = is_watched and is_ended()
+    is_stopped = is_ended()
     while not is_stopped and not state.is_done():
         if rounds is None:
             state.take()
         else:
             rounds(patience)
-        is_stopped = is_watched and is_ended()
-    made = replace(state.result(), history=steps)
+        is_stopped = is_ended()
+    made = state.result()
     if not is_stopped:
         return made
     known = state.step.start + state.step.counts
     is_missing = torch.arange(state.count, device=known.device) >= known[:, None]
     return replace(made, tokens=made.tokens.masked_fill(is_missing, 0), known=known)
-
-
-def kept(step: Step) -> Step:
-    """Return a step without its large parts: scores, and samples with their log q."""
-    verdict = None if step.verdict is None else replace(step.verdict, samples=None, log_q=None)
-    return replace(step, scores=NO_SCORES, tokens=step.tokens.clone(), verdict=verdict)
 
 
 def check_modes(drafter: Drafter, verifier: Verifier) -> None:
