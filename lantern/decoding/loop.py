@@ -38,7 +38,7 @@ from lantern.core.types import (
 )
 from lantern.core.weights import original, outside_modes
 from lantern.decoding.cache import PromptCache, StaticCache, TreeMask, by_line, prefill, read_tokens
-from lantern.decoding.statistics import Readback, StepSums, Stopwatch, commit, totals
+from lantern.decoding.statistics import Readback, StepSums, Stopwatch, totals, write_tokens
 
 PATIENCE = 0.1  # seconds of rounds per call; between calls the interpreter handles signals
 NO_SCORES: Any = None  # of steps that are kept
@@ -449,12 +449,12 @@ class LogitRows(Rows):
             return self.sampler(logits, places)[..., 0]
         return largest(self.sampling.scores(logits, places, self.may_stop) + self.noise.gumbel(places), self.may_stop)
 
-    def commit(self, grid: Int[Tensor, "b t"], total: Float[Tensor, " b"]) -> Int[Tensor, "b n"]:
-        """Return `sample` of all nodes, which is written to its places of the grids; `statistics.commit` of both."""
+    def sample_into(self, grid: Int[Tensor, "b t"], total: Float[Tensor, " b"]) -> Int[Tensor, "b n"]:
+        """Return `sample` of all nodes, written to their places of the grids, with their sums, as by `write_tokens`."""
         if self.sampler is not None:
             return self.sampler(self.logits, self.places, grid=grid, total=total)[..., 0]
         tokens = self.sample()
-        commit(grid, total, self.logits, self.places, tokens)
+        write_tokens(grid, total, self.logits, self.places, tokens)
         return tokens
 
     def untruncated(self) -> Rows:

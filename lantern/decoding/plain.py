@@ -108,7 +108,7 @@ class Plain(State):
     def _sample(self, scores: Scores) -> Step:
         place = self.known[:, None]
         rows = LogitRows(self.sampling, scores.logits, place, self.noise, self.sampler)
-        token = rows.commit(self.tokens, self.held.total)
+        token = rows.sample_into(self.tokens, self.held.total)
         start = self.known.clone()
         self.watch.lap("draw")
         return Step(0, start, self.held.one, token, scores)

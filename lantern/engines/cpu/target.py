@@ -28,7 +28,7 @@ from lantern.core.weights import (
     quantized,
     read_in_passes,
 )
-from lantern.decoding.statistics import commit
+from lantern.decoding.statistics import write_tokens
 from lantern.engines.cpu.build import library
 from lantern.models.llamagen.transformer import RMSNorm, Transformer
 
@@ -264,7 +264,7 @@ def sampler_of(sampling: Sampling, noise: Any) -> Sampler | None:
         addresses = (None if one is None else one.data_ptr() for one in (logits, places, table, sampled))
         library().lantern_sample(ctypes.byref(SampleArgs(*sizes, *scales, *addresses)))
         if grid is not None and total is not None:
-            commit(grid, total, logits, places, sampled[..., 0])
+            write_tokens(grid, total, logits, places, sampled[..., 0])
         return sampled
 
     return best
