@@ -242,7 +242,7 @@ class State:
 
     def _given(self) -> Iterator[Step]:
         """Read the tokens that all images keep from the start, but token 0, in few passes; yield them as steps."""
-        if self.forced is None or (kept := self.forced.kept) == 1:
+        if self.forced is None or (kept := self.forced.common_prefix) == 1:
             return
         tokens = self.forced.tokens[:, :kept]
         read, passes = read_tokens(self.target, self.cache, tokens[:, :-1], taps=self.drafter.taps)
@@ -392,7 +392,7 @@ class ForcedTokens:
             raise ValueError(f"forced tokens are from {lowest} to {highest}, wanted -1 (free) to {vocab_size - 1}")
 
     @property
-    def kept(self) -> int:
+    def common_prefix(self) -> int:
         """Number of tokens that all images keep from the start, at least 1. Waits for the device."""
         return max(int((self.tokens >= 0).long().cumprod(1).sum(1).min()), 1)  # sync
 

@@ -76,7 +76,7 @@ class Plain(State):
         scores = Scores(prompt.logits, prompt.features[:, :, -1:])
         first, self.kept = self._sample(scores), 1
         held.known.fill_(1)
-        if self.forced is not None and (kept := self.forced.kept) > 1:
+        if self.forced is not None and (kept := self.forced.common_prefix) > 1:
             tokens = self.forced.tokens[:, :kept]
             self.statistics.steps += read_tokens(self.target, cache, tokens[:, :-1])[1]
             held.shown[..., cache.prefix : cache.prefix + kept - 1] = 0.0

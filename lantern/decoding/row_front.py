@@ -163,7 +163,7 @@ class RowFront(State):
     def _read_kept(self) -> None:
         """Fill the cache with the tokens that all images keep from the start but the last."""
         forced = self.forced
-        if forced is None or (kept := forced.kept) == 1:
+        if forced is None or (kept := forced.common_prefix) == 1:
             return
         tokens, columns = forced.tokens[:, :kept], self.raster.columns
         self.statistics.steps += read_tokens(self.target, self.cache, tokens[:, :-1])[1]

@@ -109,7 +109,7 @@ def decode(name: str, case: Case, callback: Callback | None = None) -> Generatio
 @cache
 def plainly(case: Case) -> Tensor:
     """Return the tokens of plain decoding, token by token also where tokens are given."""
-    with patch.object(ForcedTokens, "kept", 1):
+    with patch.object(ForcedTokens, "common_prefix", 1):
         return decode("plain", replace(case, engine="cpu" if case.engine == "cpu" else "eager")).tokens
 
 
