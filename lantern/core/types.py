@@ -92,7 +92,7 @@ class Prompt:
     `entries` are the keys and values of each layer, in the cache's dtype; `scores` are added to the attention scores of
     their p slots: 0, log n where a slot stands for n words, -inf for padding. `first` is the position of token 0 beyond
     `config.cls_token_num`, `logits` are its logits. `features` are those of the last slot, or of all slots with their
-    `mask`, and `fused` the inputs of tapped layers there, side by side; None where the drafter taps none. `condition`
+    `mask`, and `tapped` the inputs of tapped layers there, side by side; None where the drafter taps none. `condition`
     is what was read, for drafters that are models of their own; None for parts of a batch.
     """
 
@@ -102,7 +102,7 @@ class Prompt:
     logits: Float[Tensor, "b r 1 v"]
     features: Float[Tensor, "b r t c"]
     mask: Bool[Tensor, "b t"]
-    fused: Float[Tensor, "b r t k"] | None = None
+    tapped: Float[Tensor, "b r t k"] | None = None
     condition: Condition | None = None
 
     def at(self, image: int) -> "Prompt":
@@ -241,13 +241,13 @@ class Raster:
 class Scores:
     """What a pass gives for n inputs: fp32 logits, before guidance and filters, and features after the final norm.
 
-    Row i is of what follows input i. `fused` holds the inputs of the layers that a drafter's `taps` name, side by side;
+    Row i is of what follows input i. `tapped` are the inputs of the layers that a drafter's `taps` name, side by side;
     None without taps. The scores of a step have a leading image axis.
     """
 
     logits: Float[Tensor, "*rows n v"]
     features: Float[Tensor, "*rows n c"]
-    fused: Float[Tensor, "*rows n k"] | None = None
+    tapped: Float[Tensor, "*rows n k"] | None = None
 
 
 class Target:

@@ -217,10 +217,10 @@ class State:
         """Return scores with a leading image axis; tokens that are given have all mass."""
         images = len(self.known)
         features = found.features.unflatten(0, (images, -1))
-        fused = None if found.fused is None else found.fused.unflatten(0, (images, -1))
+        tapped = None if found.tapped is None else found.tapped.unflatten(0, (images, -1))
         logits = found.logits.unflatten(0, (images, -1))
         logits = logits if self.forced is None else self.forced.logits(logits, places)
-        return Scores(logits, features, fused)
+        return Scores(logits, features, tapped)
 
     def verify(self, tree: DraftTree, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"]) -> Verdict:
         """Return the verifier's verdict on a tree by the logits of its pass."""
@@ -236,8 +236,8 @@ class State:
         self.tokens[:, :1] = verdict.next_token[:, None]
         self.known.fill_(1)
         self.held.total = totals(prompt.logits).float()
-        fused = None if prompt.fused is None else prompt.fused[:, :, -1:]
-        scores = Scores(prompt.logits, prompt.features[:, :, -1:], fused)
+        tapped = None if prompt.tapped is None else prompt.tapped[:, :, -1:]
+        scores = Scores(prompt.logits, prompt.features[:, :, -1:], tapped)
         return Step(0, node[:, 0], torch.ones_like(self.known), self.tokens[:, :1].clone(), scores)
 
     def _given(self) -> Iterator[Step]:
@@ -250,9 +250,9 @@ class State:
         size = self.drafter.depth + 1
         for first in range(1, kept, size):
             these = slice(first, min(first + size, kept))
-            fused = None if read.fused is None else read.fused[:, :, first - 1 : these.stop - 1]
+            tapped = None if read.tapped is None else read.tapped[:, :, first - 1 : these.stop - 1]
             features = read.features[:, :, first - 1 : these.stop - 1]
-            scores = Scores(features[..., :0], features, fused)
+            scores = Scores(features[..., :0], features, tapped)
             counts = torch.full_like(self.known, these.stop - first)
             self.tokens[:, these] = tokens[:, these]
             yield Step(0, self.known.clone(), counts, tokens[:, these], scores)

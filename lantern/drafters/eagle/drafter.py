@@ -104,7 +104,7 @@ class EagleDrafter(NetworkDrafter):
         """Keep the committed tokens for the next proposal: pair `known + j` is (feature that predicted it, token j)."""
         if not self._is_read:  # of given tokens there are several steps between proposals
             self._read_pending()
-        read = step.scores.fused if self.taps else step.scores.features
+        read = step.scores.tapped if self.taps else step.scores.features
         assert read is not None, "the pass did not record the inputs of the tapped layers"
         self.held.hold(features=step.of_tokens(read), tokens=step.tokens, counts=step.counts)
         self._is_read = False
