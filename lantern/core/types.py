@@ -535,7 +535,7 @@ class Buffers:
 
 
 @dataclass
-class DraftPasses:
+class DraftPlan:
     """What an engine needs to draft a drafter's static trees itself, without calling `observe` and `propose`.
 
     `levels` are the plans of the depths whose nodes have children (`DepthPlan`), and `order` is the place of each node
@@ -563,8 +563,8 @@ class Drafter(ABC):
     that of the deepest tree. `taps` are layers of the target whose inputs it reads beside the features.
     `needs_whole_prefix`: it reads all of the target's conditioning slots, padding included. `records_log_q`: its trees
     carry log q. `needs_host`: the host chooses the size of a tree from the step before, which no CUDA graph replays.
-    `reads_samples`: it reads a verdict's samples after every node, also after those that no path visits. `passes` are
-    set by `begin` where an engine may draft the trees of a generation itself. `window` is the drafter itself if it is a
+    `reads_samples`: it reads a verdict's samples after every node, also after those that no path visits. `plan` is set
+    by `begin` where an engine may draft the trees of a generation itself. `window` is the drafter itself if it is a
     `JacobiDrafter` whose window an engine may shift itself, without calling `observe`.
 
     Tensors that `begin`, `observe` and `propose` replace are kept in `Buffers`: a graph that is replayed for a later
@@ -579,7 +579,7 @@ class Drafter(ABC):
     records_log_q: bool = True
     needs_host: bool = False
     reads_samples: bool = False
-    passes: DraftPasses | None = None
+    plan: DraftPlan | None = None
     window: Any = None
 
     @abstractmethod

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.sampling import Noise
-from lantern.core.types import DraftPasses, DraftTree, Prompt, Step, Target, Traits, rows_at
+from lantern.core.types import DraftPlan, DraftTree, Prompt, Step, Target, Traits, rows_at
 from lantern.decoding.statistics import Readback
 from lantern.drafters.base import NetworkDrafter
 from lantern.drafters.eagle.networks import Eagle
@@ -72,8 +72,8 @@ class EagleDrafter(NetworkDrafter):
         self.held.known = torch.zeros(len(prompt.mask), dtype=torch.long, device=device)
         is_other = self.is_fresh or self.most_committed or self.module.config.form != "guided"
         is_run = not is_other and self.may_be_run(EagleDrafter, Eagle)
-        plan = (self.shape, self.levels, self.order, self.log_q_rows)
-        self.passes = DraftPasses(self.module, self.cache, *plan) if is_run else None
+        parts = (self.module, self.cache, self.shape, self.levels, self.order, self.log_q_rows)
+        self.plan = DraftPlan(*parts) if is_run else None
 
     @property
     def known(self) -> Int[Tensor, " b"]:
