@@ -197,14 +197,15 @@ class DraftTree:
     `mode` is how children were chosen: "point" (without randomness), "sampled" (without replacement, in the order of
     sampling), "iid" (independently), "gumbel" (top-K of log q + the target's own noise), "jacobi" (a chain of which
     each token was sampled from its recorded distribution, given the tokens before it). Row i of `log_q` is the
-    distribution from which the children of node i were sampled; rows of leaves are undefined.
+    distribution from which the children of node i were sampled; rows of leaves are undefined. `inner_nodes`
+    have children, the root included; None where they may differ between images.
     """
 
     tokens: Int[Tensor, "b n"]
     shape: TreeShape
     mode: DraftMode
     log_q: Float[Tensor, "b n v"] | None = None
-    inner: Int[Tensor, " m"] | None = None
+    inner_nodes: Int[Tensor, " m"] | None = None
     traits: Traits | None = None
 
 

@@ -78,7 +78,7 @@ class MarginalDrafter(NetworkDrafter):
         """Return the tree below the last committed token, from the best tokens of each depth and their log q."""
         tokens = torch.cat([self.root, best.flatten(1)[:, self.held.picks]], 1)
         recorded = log_q[:, self.held.depths] if self.records_log_q and log_q is not None else None
-        return DraftTree(tokens, self.shape, self.mode, recorded, self.inner)
+        return DraftTree(tokens, self.shape, self.mode, recorded, self.inner_nodes)
 
 
 @dataclass(frozen=True)

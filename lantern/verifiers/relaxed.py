@@ -103,7 +103,7 @@ class RelaxedRows(Rows):
 
     def _all(self) -> Float[Tensor, "b n v"]:
         """Return log r after all nodes; only inner nodes are relaxed where they are the same in all images."""
-        log_p, inner = self._rows.rounded_log_p(), self._tree.inner
+        log_p, inner = self._rows.rounded_log_p(), self._tree.inner_nodes
         if self._tree.shape.depth == 0:
             return log_p
         if inner is None:
