@@ -501,7 +501,7 @@ class Buffers:
     """Attributes in fixed memory: a tensor that is assigned is copied to the buffer of its name, shape and dtype.
 
     A step therefore finds its state where the last one left it, so that a CUDA graph can replay steps; a later
-    generation of the same sizes uses the same memory. A tuple of tensors has one buffer per entry. `hold` assigns
+    generation of the same sizes uses the same memory. A tuple of tensors has one buffer per entry. `assign` copies
     several tensors in one launch for each dtype.
     """
 
@@ -517,7 +517,7 @@ class Buffers:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"nothing was assigned to {name} yet")
 
-    def hold(self, **values: Tensor) -> None:
+    def assign(self, **values: Tensor) -> None:
         """Assign tensors to attributes."""
         memory = [self._of(name, value) for name, value in values.items()]
         copy_all(list(values.values()), memory)

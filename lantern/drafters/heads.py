@@ -54,7 +54,7 @@ class MarginalDrafter(NetworkDrafter):
         those of all, clamped to the image; `last` is the index of the last pair, arbitrary in finished images.
         """
         ahead = torch.arange(step.tokens.shape[1], device=step.tokens.device)
-        self.held.hold(start=step.start, counts=step.counts, tokens=step.tokens)
+        self.held.assign(start=step.start, counts=step.counts, tokens=step.tokens)
         self.held.places = (step.start[:, None] + ahead).clamp(max=self.count - 1)
         self.held.features = self.sampling.guide(step.of_tokens(step.scores.features), self.held.places)
         self.held.last = (step.counts - 1).clamp(min=0)[:, None]

@@ -106,7 +106,7 @@ class EagleDrafter(NetworkDrafter):
             self._read_pending()
         read = step.scores.tapped if self.taps else step.scores.features
         assert read is not None, "the pass did not record the inputs of the tapped layers"
-        self.held.hold(features=step.of_tokens(read), tokens=step.tokens, counts=step.counts)
+        self.held.assign(features=step.of_tokens(read), tokens=step.tokens, counts=step.counts)
         self._is_read = False
 
     def propose(self) -> DraftTree:
