@@ -367,14 +367,14 @@ class GrowingDrafter(EagleDrafter):
             return
         wanted = self.policy.preferred_size(Pool(found.values[:, 1:], found.depths[0, 1:], passes))
         nodes, depth = (torch.where(self.known < self.count, size, 0).amax() for size in wanted)
-        self._wanted = -(depth * SPAN + nodes.clamp(max=self.growth.nodes))[None]
+        self._wanted = (depth * SPAN + nodes.clamp(max=self.growth.nodes))[None]
 
     def _next_size(self) -> tuple[int, int]:
         """Return the drafted nodes and passes of this step, as the last step (on a GPU the one before) requested."""
         if self._wanted is not None:
             packed = self._readback.read(self._wanted)
             if packed is not None:
-                depth, nodes = divmod(-packed, SPAN)
+                depth, nodes = divmod(packed, SPAN)
                 nodes = -(-max(nodes, 1) // STRIDE) * STRIDE
                 self._size = min(nodes, self.growth.nodes), min(max(depth, 1), self.growth.depth)
         return self._size
