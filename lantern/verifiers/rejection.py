@@ -94,15 +94,17 @@ class RejectionVerifier:
     """
 
     relaxation: Acceptance | None = None
-    modes: frozenset[str] = frozenset({"point", "sampled", "iid"})
 
     def __post_init__(self) -> None:
-        if self.relaxation is None:
-            return
-        if not isinstance(self.relaxation, Acceptance):
+        if self.relaxation is not None and not isinstance(self.relaxation, Acceptance):
             name = type(self.relaxation).__name__
             raise ValueError(f"{name} relaxes distributions: use RelaxedVerifier({name}(...), RejectionVerifier())")
-        object.__setattr__(self, "modes", self.modes & self.relaxation.modes)
+
+    @property
+    def modes(self) -> frozenset[str]:
+        """The draft modes that it can verify."""
+        every = frozenset({"point", "sampled", "iid"})
+        return every if self.relaxation is None else every & self.relaxation.modes
 
     @property
     def is_exact(self) -> bool:

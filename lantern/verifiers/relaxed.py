@@ -31,7 +31,7 @@ class RelaxedVerifier:
 
     relaxation: Relaxation
     inner: Verifier
-    is_exact: bool = False
+    is_exact = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.relaxation, Relaxation):
@@ -150,8 +150,8 @@ class GreedyVerifier:
     """
 
     relaxation: Neighbourhood
-    modes: frozenset[str] = frozenset({"point", "gumbel"})
-    is_exact: bool = False
+    modes = frozenset({"point", "gumbel"})
+    is_exact = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.relaxation, Neighbourhood):
