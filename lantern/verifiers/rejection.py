@@ -200,7 +200,7 @@ class RejectionVerifier:
                 if distance is not None:
                     distance = None if moved is None else numbers.where(is_tested, distance + moved, distance)
             is_accepted = is_tested & (threshold < mass)
-            is_relaxed = is_relaxed | (is_accepted & ((threshold < own) ^ True))
+            is_relaxed = is_relaxed | (is_accepted ^ (is_accepted & (threshold < own)))  # not by the exact test
             taken, is_open = numbers.where(is_accepted, child, taken), is_open ^ is_accepted
             is_refused = is_tested ^ is_accepted
             if numbers.are_none(is_refused):
