@@ -115,7 +115,7 @@ def uncached(
     target: Transformer,
     condition: Condition,
     tokens: Tensor,
-    of: Literal["logits", "features", "fused"] = "logits",
+    of: Literal["logits", "features", "tapped"] = "logits",
     *,
     rows: int = 2,
     seen: Tensor | None = None,

@@ -58,12 +58,11 @@ def generate(
     sampling: Sampling = SAMPLING,
     keys: list[tuple[int, int]] = KEYS,
     callback: Callback | None = None,
-    keep_history: bool = False,
     **how: Any,
 ) -> Generation:
     """Decode with a drafter and a verifier, by default Gumbel match; `how` are other arguments of `begin`."""
     state = State(target, sampling, drafter, verifier or GumbelVerifier())
-    return run(begin(state, condition, keys=keys, **how), callback=callback, keep_history=keep_history)
+    return run(begin(state, condition, keys=keys, **how), callback=callback)
 
 
 def chosen_from(step: Step, image: int) -> list[Tensor]:

@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from lantern.core.config import KvCache
-from lantern.core.types import SampleWindow, Step
+from lantern.core.types import Step
 from lantern.core.weights import original
 from lantern.decoding.statistics import now, run_times
 from lantern.eval.intervals import bootstrap
@@ -91,7 +91,7 @@ def take(contender: Contender, number: int, job: RoundImages, *, watches: bool =
 
     # an engine may take several rounds at once, so that watching single steps costs time
     drafter = contender.parts.drafter
-    is_drafted = drafter is not None and (isinstance(drafter, SampleWindow) or drafter.passes is not None)
+    is_drafted = drafter is not None and (drafter.window is not None or drafter.plan is not None)
     has_rounds = contender.is_plain or is_drafted
     is_fused = contender.variant.kind.startswith("cpu") and has_rounds
     load, begin = load_average(), now(device)

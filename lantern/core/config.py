@@ -23,6 +23,7 @@ EMBEDDED_MODEL = "lantern-emoji"
 HUB_PATTERNS = ("SHA256SUMS", "*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.md")
 MAX_CONFIG_BYTES = 1 << 20
 MAX_INTEGER = 1 << 31
+MAX_NEIGHBOURS = 1024  # columns of a proximity table
 DEBUG_VARIABLE = "LANTERN_DEBUG"
 Weights = Literal["full", "int8", "int4"]  # how a target's weights are kept (`lantern.core.weights`)
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)

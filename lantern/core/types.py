@@ -92,7 +92,7 @@ class Prompt:
     `entries` are the keys and values of each layer, in the cache's dtype; `scores` are added to the attention scores of
     their p slots: 0, log n where a slot stands for n words, -inf for padding. `first` is the position of token 0 beyond
     `config.cls_token_num`, `logits` are its logits. `features` are those of the last slot, or of all slots with their
-    `mask`, and `fused` the inputs of tapped layers there, side by side; None where the drafter taps none. `condition`
+    `mask`, and `tapped` the inputs of tapped layers there, side by side; None where the drafter taps none. `condition`
     is what was read, for drafters that are models of their own; None for parts of a batch.
     """
 
@@ -102,7 +102,7 @@ class Prompt:
     logits: Float[Tensor, "b r 1 v"]
     features: Float[Tensor, "b r t c"]
     mask: Bool[Tensor, "b t"]
-    fused: Float[Tensor, "b r t k"] | None = None
+    tapped: Float[Tensor, "b r t k"] | None = None
     condition: Condition | None = None
 
     def at(self, image: int) -> "Prompt":
@@ -197,14 +197,15 @@ class DraftTree:
     `mode` is how children were chosen: "point" (without randomness), "sampled" (without replacement, in the order of
     sampling), "iid" (independently), "gumbel" (top-K of log q + the target's own noise), "jacobi" (a chain of which
     each token was sampled from its recorded distribution, given the tokens before it). Row i of `log_q` is the
-    distribution from which the children of node i were sampled; rows of leaves are undefined.
+    distribution from which the children of node i were sampled; rows of leaves are undefined. `inner_nodes`
+    have children, the root included; None where they may differ between images.
     """
 
     tokens: Int[Tensor, "b n"]
     shape: TreeShape
     mode: DraftMode
     log_q: Float[Tensor, "b n v"] | None = None
-    inner: Int[Tensor, " m"] | None = None
+    inner_nodes: Int[Tensor, " m"] | None = None
     traits: Traits | None = None
 
 
@@ -241,13 +242,13 @@ class Raster:
 class Scores:
     """What a pass gives for n inputs: fp32 logits, before guidance and filters, and features after the final norm.
 
-    Row i is of what follows input i. `fused` holds the inputs of the layers that a drafter's `taps` name, side by side;
+    Row i is of what follows input i. `tapped` are the inputs of the layers that a drafter's `taps` name, side by side;
     None without taps. The scores of a step have a leading image axis.
     """
 
     logits: Float[Tensor, "*rows n v"]
     features: Float[Tensor, "*rows n c"]
-    fused: Float[Tensor, "*rows n k"] | None = None
+    tapped: Float[Tensor, "*rows n k"] | None = None
 
 
 class Target:
@@ -461,9 +462,9 @@ class Generation:
     accepted only because of a relaxation. `total_variation` is the sum of its total variation over tokens,
     `total_variation_max` the maximum over tokens, and `latent_distance` the sum of moved mass times L2 distance (None
     without codebook vectors). `excess` is the sum over tokens of what their total variation exceeds the rule's bound
-    by, None for rules without one. `history` is filled only with `keep_history`, `seconds` by phase only if timed.
-    `is_finite`: whether the logits that the tokens were sampled from were finite. `known` is the number of tokens of
-    each image where a callback ended the generation, and the others are 0.
+    by, None for rules without one. `seconds` by phase are filled only if timed. `is_finite`: whether the logits that
+    the tokens were sampled from were finite. `known` is the number of tokens of each image where a callback ended the
+    generation, and the others are 0.
     """
 
     tokens: Int[Tensor, "b n"]
@@ -477,7 +478,6 @@ class Generation:
     latent_distance: Float[Tensor, " b"] | None = None
     excess: Float[Tensor, " b"] | None = None
     known: Int[Tensor, " b"] | None = None
-    history: list[Step] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -501,7 +501,7 @@ class Buffers:
     """Attributes in fixed memory: a tensor that is assigned is copied to the buffer of its name, shape and dtype.
 
     A step therefore finds its state where the last one left it, so that a CUDA graph can replay steps; a later
-    generation of the same sizes uses the same memory. A tuple of tensors has one buffer per entry. `hold` assigns
+    generation of the same sizes uses the same memory. A tuple of tensors has one buffer per entry. `assign` copies
     several tensors in one launch for each dtype.
     """
 
@@ -517,7 +517,7 @@ class Buffers:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"nothing was assigned to {name} yet")
 
-    def hold(self, **values: Tensor) -> None:
+    def assign(self, **values: Tensor) -> None:
         """Assign tensors to attributes."""
         memory = [self._of(name, value) for name, value in values.items()]
         copy_all(list(values.values()), memory)
@@ -536,7 +536,7 @@ class Buffers:
 
 
 @dataclass
-class DraftPasses:
+class DraftPlan:
     """What an engine needs to draft a drafter's static trees itself, without calling `observe` and `propose`.
 
     `levels` are the plans of the depths whose nodes have children (`DepthPlan`), and `order` is the place of each node
@@ -564,8 +564,9 @@ class Drafter(ABC):
     that of the deepest tree. `taps` are layers of the target whose inputs it reads beside the features.
     `needs_whole_prefix`: it reads all of the target's conditioning slots, padding included. `records_log_q`: its trees
     carry log q. `needs_host`: the host chooses the size of a tree from the step before, which no CUDA graph replays.
-    `reads_samples`: it reads a verdict's samples after every node, also after those that no path visits. `passes` are
-    set by `begin` where an engine may draft the trees of a generation itself.
+    `reads_samples`: it reads a verdict's samples after every node, also after those that no path visits. `plan` is set
+    by `begin` where an engine may draft the trees of a generation itself. `window` is the drafter itself if it is a
+    `JacobiDrafter` whose window an engine may shift itself, without calling `observe`.
 
     Tensors that `begin`, `observe` and `propose` replace are kept in `Buffers`: a graph that is replayed for a later
     generation reads the same memory.
@@ -579,7 +580,8 @@ class Drafter(ABC):
     records_log_q: bool = True
     needs_host: bool = False
     reads_samples: bool = False
-    passes: DraftPasses | None = None
+    plan: DraftPlan | None = None
+    window: Any = None
 
     @abstractmethod
     def begin(self, prompt: Prompt, noise: Noise) -> None:
@@ -592,37 +594,3 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self) -> DraftTree:
         """Return a tree below the last committed token of each image, in tensors that later steps leave as they are."""
-
-
-class SampleWindow(Drafter):
-    """A drafter whose tree is a chain of the target's own samples of the step before, and `nodes` long now.
-
-    If it `is_alone`, with no state beside `tokens`, an engine may shift the window itself, without calling `observe`;
-    else, with Gumbel match, its `log_q` too.
-    New places are filled with `random` tokens of these numbers if `fills_randomly`, else with the last sample.
-    While it `is_on_trial`, each step must be followed by `count_step`.
-    """
-
-    nodes: int
-    is_alone: bool
-    fills_randomly: bool
-    is_on_trial: bool
-
-    @property
-    @abstractmethod
-    def tokens(self) -> Int[Tensor, "b n"]:
-        """The window in fixed memory: the last committed token, and the drafts behind it."""
-
-    @property
-    def log_q(self) -> Float[Tensor, "b n v"] | None:
-        """The distributions of the drafts in fixed memory, the last row for none; None where they are not kept."""
-        return None
-
-    @property
-    @abstractmethod
-    def random(self) -> Int[Tensor, "b c"]:
-        """The random token of each token number."""
-
-    @abstractmethod
-    def count_step(self, known: Int[Tensor, " b"]) -> None:
-        """Count a step after which so many tokens of each image are decided; it may end the window."""

@@ -426,12 +426,12 @@ def read_tokens(
         if taps:
             scores = target(inputs, positions, mask.flatten(0, 1), taps=taps, **how)
             found.append(scores.features)
-            entered += [] if scores.fused is None else [scores.fused]
+            entered += [] if scores.tapped is None else [scores.tapped]
         else:
             found.append(target.features(inputs, positions, mask.flatten(0, 1), **how))
     features = torch.cat(found, 1).unflatten(0, (images, rows))
-    fused = torch.cat(entered, 1).unflatten(0, (images, rows)) if taps else None
-    return Scores(features[..., :0], features, fused), len(found)
+    tapped = torch.cat(entered, 1).unflatten(0, (images, rows)) if taps else None
+    return Scores(features[..., :0], features, tapped), len(found)
 
 
 def reading_passes(forced: Int[Tensor, "b n"]) -> int:

@@ -47,7 +47,7 @@ from lantern.decoding.cache import (
     prefill,
     read_tokens,
 )
-from lantern.decoding.statistics import Readback, StepSums, Stopwatch, commit, totals
+from lantern.decoding.statistics import Readback, StepSums, Stopwatch, totals, write_tokens
 
 PATIENCE = 0.1  # seconds of rounds per call; between calls the interpreter handles signals
 NO_SCORES: Any = None  # of steps that are kept
@@ -226,10 +226,10 @@ class State:
         """Return scores with a leading image axis; tokens that are given have all mass."""
         images = len(self.known)
         features = found.features.unflatten(0, (images, -1))
-        fused = None if found.fused is None else found.fused.unflatten(0, (images, -1))
+        tapped = None if found.tapped is None else found.tapped.unflatten(0, (images, -1))
         logits = found.logits.unflatten(0, (images, -1))
         logits = logits if self.forced is None else self.forced.logits(logits, places)
-        return Scores(logits, features, fused)
+        return Scores(logits, features, tapped)
 
     def verify(self, tree: DraftTree, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"]) -> Verdict:
         """Return the verifier's verdict on a tree by the logits of its pass."""
@@ -245,13 +245,13 @@ class State:
         self.tokens[:, :1] = verdict.next_token[:, None]
         self.known.fill_(1)
         self.held.total = totals(prompt.logits).float()
-        fused = None if prompt.fused is None else prompt.fused[:, :, -1:]
-        scores = Scores(prompt.logits, prompt.features[:, :, -1:], fused)
+        tapped = None if prompt.tapped is None else prompt.tapped[:, :, -1:]
+        scores = Scores(prompt.logits, prompt.features[:, :, -1:], tapped)
         return Step(0, node[:, 0], torch.ones_like(self.known), self.tokens[:, :1].clone(), scores)
 
     def _given(self) -> Iterator[Step]:
         """Read the tokens that all images keep from the start, but token 0, in few passes; yield them as steps."""
-        if self.forced is None or (kept := self.forced.kept) == 1:
+        if self.forced is None or (kept := self.forced.common_prefix) == 1:
             return
         tokens = self.forced.tokens[:, :kept]
         read, passes = read_tokens(self.target, self.cache, tokens[:, :-1], taps=self.drafter.taps)
@@ -259,9 +259,9 @@ class State:
         size = self.drafter.depth + 1
         for first in range(1, kept, size):
             these = slice(first, min(first + size, kept))
-            fused = None if read.fused is None else read.fused[:, :, first - 1 : these.stop - 1]
+            tapped = None if read.tapped is None else read.tapped[:, :, first - 1 : these.stop - 1]
             features = read.features[:, :, first - 1 : these.stop - 1]
-            scores = Scores(features[..., :0], features, fused)
+            scores = Scores(features[..., :0], features, tapped)
             counts = torch.full_like(self.known, these.stop - first)
             self.tokens[:, these] = tokens[:, these]
             yield Step(0, self.known.clone(), counts, tokens[:, these], scores)
@@ -340,43 +340,32 @@ def run(
     *,
     callback: Callback | None = None,
     interval: float = 0.0,
-    keep_history: bool = False,
 ) -> Generation:
     """Take the rounds of a generation that has begun, and return the finished grids.
 
     `rounds` takes one or more of them (`lantern.decoding.rounds`), by default those of torch. `callback` is called with
     every step, and ends the generation by returning True. With an `interval` in seconds it may be called with the last
-    of the steps in that time only, without scores, tree and verdict. With `keep_history` the result holds all steps,
-    without their scores.
+    of the steps in that time only, without scores, tree and verdict.
     """
-    steps, is_watched = list[Step](), callback is not None or keep_history
-    patience = 0.0 if keep_history else PATIENCE if callback is None else interval
+    patience = PATIENCE if callback is None else interval
 
     def is_ended() -> bool:
         """Report a step; return whether the callback ends the generation."""
-        if keep_history:
-            steps.append(kept(state.step))
         return callback is not None and callback(state.step) is True
 
-    is_stopped = is_watched and is_ended()
+    is_stopped = is_ended()
     while not is_stopped and not state.is_done():
         if rounds is None:
             state.take()
         else:
             rounds(patience)
-        is_stopped = is_watched and is_ended()
-    made = replace(state.result(), history=steps)
+        is_stopped = is_ended()
+    made = state.result()
     if not is_stopped:
         return made
     known = state.step.start + state.step.counts
     is_missing = torch.arange(state.count, device=known.device) >= known[:, None]
     return replace(made, tokens=made.tokens.masked_fill(is_missing, 0), known=known)
-
-
-def kept(step: Step) -> Step:
-    """Return a step without its large parts: scores, and samples with their log q."""
-    verdict = None if step.verdict is None else replace(step.verdict, samples=None, log_q=None)
-    return replace(step, scores=NO_SCORES, tokens=step.tokens.clone(), verdict=verdict)
 
 
 def check_modes(drafter: Drafter, verifier: Verifier) -> None:
@@ -407,7 +396,7 @@ class ForcedTokens:
             raise ValueError(f"forced tokens are from {lowest} to {highest}, wanted -1 (free) to {vocab_size - 1}")
 
     @property
-    def kept(self) -> int:
+    def common_prefix(self) -> int:
         """Number of tokens that all images keep from the start, at least 1. Waits for the device."""
         return max(int((self.tokens >= 0).long().cumprod(1).sum(1).min()), 1)  # sync
 
@@ -464,12 +453,12 @@ class LogitRows(Rows):
             return self.sampler(logits, places)[..., 0]
         return largest(self.sampling.scores(logits, places, self.may_stop) + self.noise.gumbel(places), self.may_stop)
 
-    def commit(self, grid: Int[Tensor, "b t"], total: Float[Tensor, " b"]) -> Int[Tensor, "b n"]:
-        """Return `sample` of all nodes, which is written to its places of the grids; `statistics.commit` of both."""
+    def sample_into(self, grid: Int[Tensor, "b t"], total: Float[Tensor, " b"]) -> Int[Tensor, "b n"]:
+        """Return `sample` of all nodes, written to their places of the grids, with their sums, as by `write_tokens`."""
         if self.sampler is not None:
             return self.sampler(self.logits, self.places, grid=grid, total=total)[..., 0]
         tokens = self.sample()
-        commit(grid, total, self.logits, self.places, tokens)
+        write_tokens(grid, total, self.logits, self.places, tokens)
         return tokens
 
     def untruncated(self) -> Rows:

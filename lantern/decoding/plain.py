@@ -76,7 +76,7 @@ class Plain(State):
         scores = Scores(prompt.logits, prompt.features[:, :, -1:])
         first, self.kept = self._sample(scores), 1
         held.known.fill_(1)
-        if self.forced is not None and (kept := self.forced.kept) > 1:
+        if self.forced is not None and (kept := self.forced.common_prefix) > 1:
             tokens = self.forced.tokens[:, :kept]
             self.statistics.steps += read_tokens(self.target, cache, tokens[:, :-1])[1]
             held.shown[..., cache.prefix : cache.prefix + kept - 1] = 0.0
@@ -108,7 +108,7 @@ class Plain(State):
     def _sample(self, scores: Scores) -> Step:
         place = self.known[:, None]
         rows = LogitRows(self.sampling, scores.logits, place, self.noise, self.sampler)
-        token = rows.commit(self.tokens, self.held.total)
+        token = rows.sample_into(self.tokens, self.held.total)
         start = self.known.clone()
         self.watch.lap("draw")
         return Step(0, start, self.held.one, token, scores)

@@ -118,9 +118,9 @@ def pad(x: Shaped[Tensor, "rows n *rest"], nodes: int) -> Shaped[Tensor, "rows m
 
 def split(scores: Scores, parts: Sequence[Inputs]) -> list[Scores]:
     """Return the scores of each part of a joined pass, without padding."""
-    made, row, fused = list[Scores](), 0, scores.fused
+    made, row, tapped = list[Scores](), 0, scores.tapped
     for part in parts:
         rows, nodes = slice(row, row := row + len(part.positions)), part.positions.shape[1]
-        own = None if fused is None else fused[rows, :nodes]
+        own = None if tapped is None else tapped[rows, :nodes]
         made.append(Scores(scores.logits[rows, :nodes], scores.features[rows, :nodes], own))
     return made

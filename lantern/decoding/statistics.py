@@ -80,7 +80,7 @@ def totals(logits: Float[Tensor, "b r n v"], where: Bool[Tensor, "b n"] | None =
     return logits.sum((1, 2, 3)) if where is None else torch.where(where, logits.sum((1, 3)), 0.0).sum(1)
 
 
-def commit(
+def write_tokens(
     grid: Int[Tensor, "b t"],
     total: Float[Tensor, " b"],
     logits: Float[Tensor, "b r n v"],

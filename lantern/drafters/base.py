@@ -18,7 +18,6 @@ from lantern.drafters.trees import StaticTree, TreeDrafter
 
 # whose noise ranks the children of a node; none in mode "point"
 PURPOSE_OF_MODE = {"gumbel": Purpose.TARGET, "sampled": Purpose.DRAFT}
-EXTRAS = ("prompt", "layers")
 
 
 def check_width(tree: StaticTree, tokens: int) -> None:
@@ -192,7 +191,7 @@ class Trainee(nn.Module, ABC):
 
     @property
     def reads(self) -> frozenset[str]:
-        """The names out of EXTRAS that it needs in `Examples`."""
+        """Which of `prompt` and `layers` it needs in `Examples`."""
         return frozenset()
 
     @property

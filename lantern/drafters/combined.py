@@ -55,7 +55,7 @@ class SmallModel:
         if not self._is_read:
             self.read()
         self._is_read = False
-        self.held.hold(waiting=step.tokens, counts=step.counts)
+        self.held.assign(waiting=step.tokens, counts=step.counts)
 
     @property
     def known(self) -> Int[Tensor, " b"]:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.sampling import Noise
-from lantern.core.types import DraftPasses, DraftTree, Prompt, Step, Target
+from lantern.core.types import DraftPlan, DraftTree, Prompt, Step, Target
 from lantern.drafters.base import Examples, NetworkDrafter, Prediction, Trainee, target_logits, token_embeddings
 from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.drafters.trees import DepthPlan
@@ -54,7 +54,7 @@ class MarginalDrafter(NetworkDrafter):
         those of all, clamped to the image; `last` is the index of the last pair, arbitrary in finished images.
         """
         ahead = torch.arange(step.tokens.shape[1], device=step.tokens.device)
-        self.held.hold(start=step.start, counts=step.counts, tokens=step.tokens)
+        self.held.assign(start=step.start, counts=step.counts, tokens=step.tokens)
         self.held.places = (step.start[:, None] + ahead).clamp(max=self.count - 1)
         self.held.features = self.sampling.guide(step.of_tokens(step.scores.features), self.held.places)
         self.held.last = (step.counts - 1).clamp(min=0)[:, None]
@@ -78,7 +78,7 @@ class MarginalDrafter(NetworkDrafter):
         """Return the tree below the last committed token, from the best tokens of each depth and their log q."""
         tokens = torch.cat([self.root, best.flatten(1)[:, self.held.picks]], 1)
         recorded = log_q[:, self.held.depths] if self.records_log_q and log_q is not None else None
-        return DraftTree(tokens, self.shape, self.mode, recorded, self.inner)
+        return DraftTree(tokens, self.shape, self.mode, recorded, self.inner_nodes)
 
 
 @dataclass(frozen=True)
@@ -424,12 +424,12 @@ class ParallelDrafter(MarginalDrafter):
         self.cache = self.module.new_cache(self.cache, **sizes, device=device)
         self._mask = self.cache.tree_mask(torch.zeros(images, 0, dtype=torch.bool, device=device), self.stage)
         self.held.steps = torch.arange(self.stage, device=device)
-        self.passes = None
+        self.plan = None
         if self.may_be_run(ParallelDrafter, ParallelSpec):
             outputs, order = torch.arange(self.depth), torch.nn.functional.pad(self.held.picks + 1, (1, 0))
             level = DepthPlan(self.tree.width, 0, order, outputs, outputs, torch.zeros(self.depth, 0, dtype=torch.bool))
             masks = self.module.masks[: self.depth - 1]
-            self.passes = DraftPasses(self.module, self.cache, self.shape, (level,), order, self.held.depths, masks)
+            self.plan = DraftPlan(self.module, self.cache, self.shape, (level,), order, self.held.depths, masks)
 
     def observe(self, step: Step) -> None:
         """Keep the pairs of a step, which the next pass runs; of given tokens there are several steps before it."""

@@ -117,7 +117,7 @@ class StaticTree:
         The first is the index of each node among the root and the best tokens of these depths, the second its number
         among root and inner nodes in node order, 0 for leaves.
         """
-        shape, inner, levels, order, start = self.shape(), self.inner()[1:].tolist(), list[DepthPlan](), [0], 1
+        shape, inner, levels, order, start = self.shape(), self.inner_nodes()[1:].tolist(), list[DepthPlan](), [0], 1
         parents, ranks = shape.parents.tolist(), shape.ranks.tolist()
         places, frontier, above, first = {0: 0}, [0], [0], 0
         for width in shape.widths:
@@ -137,7 +137,7 @@ class StaticTree:
         return tuple(levels), torch.tensor(order, device=device), numbers.to(device)
 
     @per_device
-    def inner(self, device: torch.device | str = "cpu") -> Int[Tensor, " m"]:
+    def inner_nodes(self, device: torch.device | str = "cpu") -> Int[Tensor, " m"]:
         """Return the nodes that have children, the root included, in node order."""
         return self.shape().has_children.nonzero()[:, 0].to(device)
 
@@ -251,13 +251,13 @@ class TreeDrafter(Drafter):
     def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Keep the noise, and the constants of the tree on the prompt's device."""
         device, self.noise = prompt.mask.device, noise
-        self.shape, self.inner = self.tree.shape(device), self.tree.inner(device)
+        self.shape, self.inner_nodes = self.tree.shape(device), self.tree.inner_nodes(device)
         self.levels, self.order, self.log_q_rows = self.tree.plan(device)
 
     def drafted(self, ranked: list[Int[Tensor, "b _"]], log_qs: list[Float[Tensor, "b _ v"]]) -> DraftTree:
         """Return the tree of the root and the best tokens of every depth, with log q if the drafter records it."""
         log_q = torch.cat(log_qs, 1)[:, self.log_q_rows] if self.records_log_q else None
-        return DraftTree(torch.cat(ranked, 1)[:, self.order], self.shape, self.mode, log_q, self.inner)
+        return DraftTree(torch.cat(ranked, 1)[:, self.order], self.shape, self.mode, log_q, self.inner_nodes)
 
     @property
     def max_nodes(self) -> int:

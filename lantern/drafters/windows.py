@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.sampling import Noise, Purpose, Sampling
-from lantern.core.types import Buffers, DraftMode, DraftTree, Prompt, SampleWindow, Step, Target, TreeShape
+from lantern.core.types import Buffers, Drafter, DraftMode, DraftTree, Prompt, Step, Target, TreeShape
 from lantern.drafters.base import ranking
 from lantern.drafters.trees import Choice, StaticTree, TreeDrafter
 
@@ -15,7 +15,7 @@ TRIAL = 10  # steps after which a window that commits fewer than `least` tokens 
 INITS = ("random", "repeat-left")
 
 
-class JacobiDrafter(SampleWindow):
+class JacobiDrafter(Drafter):
     """Drafts a chain of `window` nodes: the last committed token and drafts of those that follow it.
 
     Every pass of the target samples all tokens of the window. Those that are not committed become the next window
@@ -53,27 +53,13 @@ class JacobiDrafter(SampleWindow):
         self.max_nodes = self.nodes = max(min(window, self.count), 2)
         self.depth = self.max_nodes - 1
         self.mode: DraftMode = "jacobi" if keeps_distributions else "gumbel"
-        # whether an engine may shift the window itself: not that of a subclass, which may observe otherwise
-        self.may_be_shifted = type(self) is JacobiDrafter
-        self.is_alone = self.may_be_shifted and not keeps_distributions
-        self.fills_randomly = init == "random"
         self.needs_host = least > 0  # it decides after the trial if windows go on
         self.held = Buffers()
 
     @property
-    def tokens(self) -> Int[Tensor, "b n"]:
-        """The window in fixed memory: the last committed token, and the drafts behind it."""
-        return self.held.tokens
-
-    @property
-    def log_q(self) -> Float[Tensor, "b n v"] | None:
-        """The distributions of the drafts in fixed memory, the last row for none; None where they are not kept."""
-        return self.held.log_q if self.keeps_distributions and self.may_be_shifted else None
-
-    @property
-    def random(self) -> Int[Tensor, "b c"]:
-        """The random token of each token number."""
-        return self.held.random
+    def window(self) -> "JacobiDrafter | None":
+        """Itself, None for a subclass, which may observe otherwise."""
+        return self if type(self) is JacobiDrafter else None
 
     @property
     def is_on_trial(self) -> bool:
@@ -86,7 +72,7 @@ class JacobiDrafter(SampleWindow):
         self.nodes, self._taken = self.max_nodes, 0
         self.held.images = torch.arange(images, device=device)[:, None]
         self.held.known = torch.zeros(images, dtype=torch.long, device=device)
-        if self.fills_randomly:
+        if self.init == "random":
             where = torch.arange(self.count, device=device).expand(images, -1)
             uniforms = noise.uniform(where, 1, purpose=Purpose.DRAFT)[..., 0]
             self.held.random = (uniforms * self.vocab_size).long()
@@ -94,8 +80,8 @@ class JacobiDrafter(SampleWindow):
     def propose(self) -> DraftTree:
         """Return the current window."""
         log_q = self.held.log_q.clone() if self.keeps_distributions else None
-        shape = TreeShape.chain(self.nodes - 1, self.tokens.device)
-        return DraftTree(self.tokens.clone(), shape, self.mode, log_q)  # a step outlives the window
+        shape = TreeShape.chain(self.nodes - 1, self.held.tokens.device)
+        return DraftTree(self.held.tokens.clone(), shape, self.mode, log_q)  # a step outlives the window
 
     def observe(self, step: Step) -> None:
         """Shift the window by the committed tokens and fill its end, or fill all of it behind given tokens."""
@@ -124,9 +110,9 @@ class JacobiDrafter(SampleWindow):
         index = counts[:, None] + steps
         is_new, source = index >= size, index.clamp(max=size - 1)
         tokens = sampled.gather(1, source)
-        if self.fills_randomly:
+        if self.init == "random":
             places = (self.held.known[:, None] + steps).clamp(max=self.count - 1)
-            tokens = torch.where(is_new, self.random.gather(1, places), tokens)
+            tokens = torch.where(is_new, self.held.random.gather(1, places), tokens)
         if log_q is not None:
             self.held.log_q = self._initial_log_q(log_q[self.held.images, source], tokens, is_new)
         root = sampled.gather(1, (counts - 1).clamp(min=0)[:, None])

@@ -173,20 +173,14 @@ class Decoder:
             return begin(state, condition, kind=kind, **{"prompts": self.prompts, **how})
 
     def generate(
-        self,
-        condition: Condition,
-        *,
-        callback: Callback | None = None,
-        interval: float = 0.0,
-        keep_history: bool = False,
-        **how: Any,
+        self, condition: Condition, *, callback: Callback | None = None, interval: float = 0.0, **how: Any
     ) -> Generation:
         """Decode a batch; the arguments are those of `decoding.loop.run` and `begin`."""
         state = self.begin(condition, **how)
         with on_device(self.target.tok_embeddings.weight.device):
             rounds = self.engine.drive([state])
             try:
-                return run(state, rounds, callback=callback, interval=interval, keep_history=keep_history)
+                return run(state, rounds, callback=callback, interval=interval)
             except IndexError:  # of torch's embedding, on a CPU
                 check_drafts(state)
                 raise

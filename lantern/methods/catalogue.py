@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from lantern.core.config import MAX_NEIGHBOURS
 from lantern.methods.method import DRAFTER, Deferred, Made, Parts, add_on, lazy, method, opt, preset
 
 NETWORKS, EAGLE = "lantern.drafters.eagle.networks", "lantern.drafters.eagle.drafter"
@@ -68,10 +69,9 @@ GROWTH = dict(
     spread=opt(1.25, 0, None, "standard deviation of the target's scores about the drafter's"),
 )
 ADAPTIVE = dict(adaptive=opt(True, help="whether the policy chooses the size of the next tree; CUDA graphs need false"))
-INITS = ("random", "repeat-left")
 WINDOWS = dict(
     window=opt(16, 2, 10**6, "tokens scored in one pass; longer windows are cut to the image"),
-    init=opt("repeat-left", help="first tokens of the window's new places", choices=INITS),
+    init=opt("repeat-left", help="first tokens of the window's new places", choices=("random", "repeat-left")),
 )
 LEAST = "tokens a step, on average over the first 10 steps, below which the rest of the image is decoded plainly"
 MATCH = "how contexts are compared: tokens left and above, or the longest common suffix"
@@ -83,7 +83,7 @@ SAM = dict(
     smooth=opt(0.2, 0, 1, "probability given to tokens that look like those found"),
 )
 FLOW = dict(
-    k=opt(50, 0, 1024, "nearest tokens that count as alike; 0 is exact"),
+    k=opt(50, 0, MAX_NEIGHBOURS, "nearest tokens that count as alike; 0 is exact"),
     delta=opt(0.2, 0, 1, "largest total variation per token; 0 is exact", sweep=(0.05, 0.1, 0.2)),
     cap=opt(4.0, 1, 1e6, "largest factor by which a token's probability grows; 1 is exact"),
     rounds=opt(2, 1, 100, "rounds in which mass is moved"),
@@ -563,7 +563,7 @@ def lantern(
     shared: bool,
     drafts: str,
     tree: str = tree_of("chain_3"),
-    k: float = opt(100, 0, 1024, ALIKE, is_share=True),
+    k: float = opt(100, 0, MAX_NEIGHBOURS, ALIKE, is_share=True),
     delta: float = opt(0.1, 0, 1, CLAIM, sweep=(0.05, 0.1, 0.2)),
 ):
     """LANTERN: a draft may claim its k nearest tokens' probability up to delta"""
@@ -585,7 +585,7 @@ def lantern_pp(
     shared: bool,
     drafts: str,
     tree: str = TREE,
-    k: float = opt(10, 0, 1024, ALIKE, is_share=True),
+    k: float = opt(10, 0, MAX_NEIGHBOURS, ALIKE, is_share=True),
     lambda_: float = opt(2.0, 1, 1e6, GAIN, sweep=(1.5, 2.0, 3.0, 5.0)),
 ):
     """LANTERN++: a draft may claim its k nearest tokens' probability up to (lambda - 1) times its own"""

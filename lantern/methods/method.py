@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from lantern.core.config import as_number, hint_for, nearest
+from lantern.core.config import MAX_NEIGHBOURS, as_number, hint_for, nearest
 
 Promise = Literal["tokens", "distribution", "relaxed"]
 PROMISES: dict[str, str] = {
@@ -25,7 +25,6 @@ PROMISES: dict[str, str] = {
     "distribution": "other tokens than plain decoding, from the same distribution",
     "relaxed": "another distribution; the total variation per token is reported",
 }
-MAX_NEIGHBOURS = 1024  # columns of a proximity table
 DRAFTER = "eagle1"  # the add-on in drafter/
 
 

@@ -145,9 +145,9 @@ class Teacher:
         prompt, cache = prefill(self.target, condition, 2, stage=0, whole="prompt" in self.reads, taps=self._layers)
         read, _ = read_tokens(self.target, cache, tokens[:, :-1], taps=self._layers)
         found = {"rows": torch.cat([prompt.features[:, :, -1:], read.features], 2)}
-        if read.fused is not None and prompt.fused is not None:
-            fused = torch.cat([prompt.fused[:, :, -1:], read.fused], 2)
-            found["layers"] = fused.unflatten(-1, (len(self._layers), -1)).transpose(2, 3)
+        if read.tapped is not None and prompt.tapped is not None:
+            tapped = torch.cat([prompt.tapped[:, :, -1:], read.tapped], 2)
+            found["layers"] = tapped.unflatten(-1, (len(self._layers), -1)).transpose(2, 3)
         if "prompt" in self.reads:
             found["prompt"] = prompt.features[:, :, :-1]
         whole = {"tokens": tokens.int()}

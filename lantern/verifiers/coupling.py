@@ -40,7 +40,7 @@ class CouplingVerifier:
 
     redraw: Literal["coupled", "independent", "reuse"] = "coupled"
     relaxation: Acceptance | None = None
-    modes: frozenset[str] = frozenset({"jacobi"})
+    modes = frozenset({"jacobi"})
     reuse: float | int = 0.5
 
     def __post_init__(self) -> None:

@@ -79,8 +79,8 @@ class GumbelVerifier:
     any drafter, tree, pruning and order. Prior art on chains and lists: arXiv:2408.07978, arXiv:2506.05632.
     """
 
-    modes: frozenset[str] = frozenset({"gumbel", "point", "sampled", "iid", "jacobi"})
-    is_exact: bool = True
+    modes = frozenset({"gumbel", "point", "sampled", "iid", "jacobi"})
+    is_exact = True
 
     def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Keep the path of children that equal the target's own samples, the noise of which is that of `rows`."""

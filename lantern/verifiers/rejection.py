@@ -94,15 +94,17 @@ class RejectionVerifier:
     """
 
     relaxation: Acceptance | None = None
-    modes: frozenset[str] = frozenset({"point", "sampled", "iid"})
 
     def __post_init__(self) -> None:
-        if self.relaxation is None:
-            return
-        if not isinstance(self.relaxation, Acceptance):
+        if self.relaxation is not None and not isinstance(self.relaxation, Acceptance):
             name = type(self.relaxation).__name__
             raise ValueError(f"{name} relaxes distributions: use RelaxedVerifier({name}(...), RejectionVerifier())")
-        object.__setattr__(self, "modes", self.modes & self.relaxation.modes)
+
+    @property
+    def modes(self) -> frozenset[str]:
+        """The draft modes that it can verify."""
+        every = frozenset({"point", "sampled", "iid"})
+        return every if self.relaxation is None else every & self.relaxation.modes
 
     @property
     def is_exact(self) -> bool:
@@ -198,7 +200,7 @@ class RejectionVerifier:
                 if distance is not None:
                     distance = None if moved is None else numbers.where(is_tested, distance + moved, distance)
             is_accepted = is_tested & (threshold < mass)
-            is_relaxed = is_relaxed | (is_accepted & ((threshold < own) ^ True))
+            is_relaxed = is_relaxed | (is_accepted ^ (is_accepted & (threshold < own)))  # not by the exact test
             taken, is_open = numbers.where(is_accepted, child, taken), is_open ^ is_accepted
             is_refused = is_tested ^ is_accepted
             if numbers.are_none(is_refused):

@@ -31,7 +31,7 @@ class RelaxedVerifier:
 
     relaxation: Relaxation
     inner: Verifier
-    is_exact: bool = False
+    is_exact = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.relaxation, Relaxation):
@@ -103,7 +103,7 @@ class RelaxedRows(Rows):
 
     def _all(self) -> Float[Tensor, "b n v"]:
         """Return log r after all nodes; only inner nodes are relaxed where they are the same in all images."""
-        log_p, inner = self._rows.rounded_log_p(), self._tree.inner
+        log_p, inner = self._rows.rounded_log_p(), self._tree.inner_nodes
         if self._tree.shape.depth == 0:
             return log_p
         if inner is None:
@@ -150,8 +150,8 @@ class GreedyVerifier:
     """
 
     relaxation: Neighbourhood
-    modes: frozenset[str] = frozenset({"point", "gumbel"})
-    is_exact: bool = False
+    modes = frozenset({"point", "gumbel"})
+    is_exact = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.relaxation, Neighbourhood):

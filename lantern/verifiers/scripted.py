@@ -25,7 +25,7 @@ class ScriptedVerifier:
     path: tuple[int, ...]
     positions: int
     walk: Callable[[Verifier, DraftTree, Rows], Verdict | None] = lambda *_: None
-    is_exact: bool = False
+    is_exact = False
 
     def __post_init__(self) -> None:
         if max(self.counts) - 1 > len(self.path):

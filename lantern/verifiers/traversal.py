@@ -67,8 +67,8 @@ class TraversalVerifier:
     independent between nodes and between steps: drafters sample it with `Noise.fresh`. Static trees only.
     """
 
-    modes: frozenset[str] = frozenset({"point", "sampled"})
-    is_exact: bool = True
+    modes = frozenset({"point", "sampled"})
+    is_exact = True
     draw = staticmethod(RejectionVerifier.draw)
 
     def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:

@@ -430,25 +430,25 @@ class Transformer(nn.Module, Target):
         if negative is not None:
             other, its = _embedded(self, negative, most, 1)
             inputs, seen = torch.cat([inputs[:, :1], other], 1), torch.stack([mask, its], 1)
-        features, means, fused = _read_slots(self, inputs, seen, taps)
+        features, means, tapped = _read_slots(self, inputs, seen, taps)
         logits = self.head(features[:, :, -1:])
         if not whole:
-            features, fused, mask = features[:, :, -1:], None if fused is None else fused[:, :, -1:], mask[:, -1:]
+            features, tapped, mask = features[:, :, -1:], None if tapped is None else tapped[:, :, -1:], mask[:, -1:]
         elif missing := (most - longest if condition.labels is None and not is_padded else 0):
             inputs, mask = _embedded(self, condition, most, rows)
             padded, _, entered = _read_slots(self, inputs, mask[:, None].expand(-1, rows, -1), taps)
             # padding sees padding; the last slot gives token 0, be it a word or not
             is_own = F.pad(mask[:, :-1], (0, 1), value=True)[:, None, :, None]
             features = torch.where(is_own, F.pad(features, (0, 0, missing, 0)), padded)
-            if fused is not None and entered is not None:
-                fused = torch.where(is_own, F.pad(fused, (0, 0, missing, 0)), entered)
+            if tapped is not None and entered is not None:
+                tapped = torch.where(is_own, F.pad(tapped, (0, 0, missing, 0)), entered)
         weight = self.tok_embeddings.weight
         dtype = self.config.cache_dtype(weight.device, weight.dtype)
         scores = word_scores(counts, dtype)
         values = means[:, :, None, :, :, None].expand(-1, -1, -1, -1, -1, scores.shape[1], -1).to(dtype)
         entries = torch.cat([torch.zeros_like(values), values], 2)
         first = torch.zeros(len(mask), rows, dtype=torch.long, device=mask.device)
-        return Prompt(entries, scores[:, None].expand(-1, rows, -1), first, logits, features, mask, fused)
+        return Prompt(entries, scores[:, None].expand(-1, rows, -1), first, logits, features, mask, tapped)
 
     def head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
         """Return fp32 logits of features after the final norm."""
@@ -517,12 +517,12 @@ class Transformer(nn.Module, Target):
             whole = (inputs, positions, mask, slots)
             more = [torch.cat([x, x[:, -1:].expand(-1, least - count, *x.shape[2:])], dim=1) for x in whole]
             scores = self(*more[:3], cache=cache, slots=more[3], taps=taps)
-            fused = None if scores.fused is None else scores.fused[:, :count]
-            return Scores(scores.logits[:, :count], scores.features[:, :count], fused)
+            tapped = None if scores.tapped is None else scores.tapped[:, :count]
+            return Scores(scores.logits[:, :count], scores.features[:, :count], tapped)
         entered = dict.fromkeys(taps, inputs)
         features = self.features(inputs, positions, mask, cache=cache, slots=slots, entered=entered)
-        fused = torch.cat([entered[layer] for layer in taps], dim=-1) if taps else None
-        return Scores(self.head(features), features, fused)
+        tapped = torch.cat([entered[layer] for layer in taps], dim=-1) if taps else None
+        return Scores(self.head(features), features, tapped)
 
 
 def word_scores(counts: Int[Tensor, " b"], dtype: torch.dtype) -> Float[Tensor, "b p"]:
@@ -560,5 +560,5 @@ def _read_slots(
     entered = dict.fromkeys(taps, inputs)
     features, means = target.read_slots(inputs.flatten(0, 1), seen.flatten(0, 1), entered=entered)
     shape = inputs.shape[:2]
-    fused = torch.cat([entered[layer] for layer in taps], -1).unflatten(0, shape) if taps else None
-    return features.unflatten(0, shape), means.unflatten(1, shape).transpose(0, 1), fused
+    tapped = torch.cat([entered[layer] for layer in taps], -1).unflatten(0, shape) if taps else None
+    return features.unflatten(0, shape), means.unflatten(1, shape).transpose(0, 1), tapped

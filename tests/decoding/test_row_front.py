@@ -20,7 +20,7 @@ def decode(
     lead: int, drafts: int = 0, sampling: Sampling = SAMPLING, *, measured: bool = True, **how: Any
 ) -> Generation:
     state = RowFront(TARGET, sampling, lead=lead, drafts=drafts, measured=measured)
-    return run(begin(state, CONDITION, keys=KEYS, **how), keep_history=True)
+    return run(begin(state, CONDITION, keys=KEYS, **how))
 
 
 @pytest.mark.parametrize("drafts", [0, 3])

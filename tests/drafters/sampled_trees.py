@@ -48,7 +48,7 @@ def whole_pictures(target: Transformer, condition: Condition, tokens: Tensor) ->
     """Examples of finished images: both rows' features that predict each token, the prompt's, and inputs of layers."""
     features = uncached(target, condition, tokens[:, :-1], "features")
     prompts, rows = features.split([features.shape[2] - tokens.shape[1], tokens.shape[1]], 2)
-    fused = uncached(target, condition, tokens[:, :-1], "fused", taps=fused_layers(target.config.n_layer))
-    layers = fused[:, :, -tokens.shape[1] :].unflatten(-1, (3, -1)).transpose(2, 3)
+    tapped = uncached(target, condition, tokens[:, :-1], "tapped", taps=fused_layers(target.config.n_layer))
+    layers = tapped[:, :, -tokens.shape[1] :].unflatten(-1, (3, -1)).transpose(2, 3)
     scales = torch.full((len(tokens),), 3.0)
     return Examples(tokens, rows, scales, condition.embeddings, condition.mask, prompts, layers)

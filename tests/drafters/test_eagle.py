@@ -63,7 +63,7 @@ def test_taps_give_what_enters_the_layers_of_the_paper() -> None:
     for layer in (1, 3):
         target.layers[layer].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     output = target(torch.randn(2, 4, 32), torch.arange(6, 10).expand(2, -1), taps=(3, 1))
-    assert output.fused is not None and torch.equal(output.fused, torch.cat([seen[1], seen[0]], -1))
+    assert output.tapped is not None and torch.equal(output.tapped, torch.cat([seen[1], seen[0]], -1))
     assert fused_layers(16) == (2, 8, 13)
     assert Eagle3Config.for_target(DEEP.config).fused == fused_layers(5) == (2, 2, 2)
     assert tiny_part("eagle3", tiny_target(n_layer=16)).taps == (2, 8, 13)
@@ -71,10 +71,10 @@ def test_taps_give_what_enters_the_layers_of_the_paper() -> None:
 
 def test_one_prompt_cache_serves_drafters_with_and_without_taps() -> None:
     cache, taps, condition = PromptCache(), (1, 2), tiny_condition((4, 2))
-    plain, tapped, again = (cache.read(DEEP, condition, 2, taps=read) for read in ((), taps, taps))
-    assert plain.fused is None and len(cache) == 4 and tapped.fused is not None and again.fused is not None
-    assert tapped.fused.shape == (2, 2, 1, 64) and torch.equal(tapped.fused, again.fused)
-    assert torch.equal(tapped.features, plain.features)
+    plain, one, again = (cache.read(DEEP, condition, 2, taps=read) for read in ((), taps, taps))
+    assert plain.tapped is None and len(cache) == 4 and one.tapped is not None and again.tapped is not None
+    assert one.tapped.shape == (2, 2, 1, 64) and torch.equal(one.tapped, again.tapped)
+    assert torch.equal(one.features, plain.features)
 
 
 def test_a_fresh_drafter_says_what_the_target_says_of_the_last_tapped_layer() -> None:

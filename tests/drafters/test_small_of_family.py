@@ -98,7 +98,7 @@ def test_kept_tokens_are_read_at_once(name: str, monkeypatch: pytest.MonkeyPatch
     same = built(name, "self-cascade", SAMPLINGS[0], add_ons={"small": target})
     itself = same.generate(condition(name), keys=KEYS, forced=forced)
     assert itself.steps.tolist() == [2 + -(-columns // 5)] * 2
-    monkeypatch.setattr(ForcedTokens, "kept", 1)
+    monkeypatch.setattr(ForcedTokens, "common_prefix", 1)
     slow = built(name, "plain", SAMPLINGS[0]).generate(condition(name), keys=KEYS, forced=forced)
     assert all(torch.equal(one.tokens, slow.tokens) for one in (*found.values(), itself))
 

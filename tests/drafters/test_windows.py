@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lantern.core.sampling import Noise
+from lantern.core.types import Step
 from lantern.drafters.lookup import RepeatDrafter
 from lantern.drafters.windows import JacobiDrafter, fronted
 from lantern.verifiers.coupling import CouplingVerifier
@@ -57,10 +58,11 @@ def test_siblings_are_the_next_best_tokens_of_the_stale_distribution() -> None:
 @pytest.mark.parametrize(("side", "distance"), [("left", 1), ("above", 4)])
 @pytest.mark.parametrize("length", [1, 3, 6, 16, 40])
 def test_each_token_repeats_its_neighbour(side: Literal["left", "above"], distance: int, length: int) -> None:
-    made = generate(RepeatDrafter(TARGET, side=side, length=length), keep_history=True)
+    steps = list[Step]()
+    made = generate(RepeatDrafter(TARGET, side=side, length=length), callback=steps.append)
     assert torch.equal(made.tokens, plain_tokens())
     seen = 0
-    for step in made.history[1:]:
+    for step in steps[1:]:
         assert step.tree is not None and step.tree.shape.depth == min(length, 16)
         for image, start in enumerate(step.start.tolist()):
             row: list[Any] = made.tokens[image, :start].tolist()  # with the drafts behind it

@@ -56,7 +56,7 @@ def test_rows_are_kept_in_few_passes(model: Model, files: dict[str, Path], monke
         how: dict[str, Any] = {"method": "plain", "init_image": files["picture"], "keep_rows": 3, **options}
         found = list(generate(model, ["a red apple", "a blue ring"], callback=steps.append, **how))
         with monkeypatch.context() as patch:
-            patch.setattr(ForcedTokens, "kept", 1)
+            patch.setattr(ForcedTokens, "common_prefix", 1)
             expected = list(generate(model, ["a red apple", "a blue ring"], **how))
         assert [picture.tokens.tolist() for picture in found] == [picture.tokens.tolist() for picture in expected]
         # beside the prompt and the first 11 tokens, which are read: tokens 11 to 14, each of which gives the next

@@ -402,7 +402,7 @@ def test_pictures_are_continued_from_their_first_rows(name: str, monkeypatch: py
     how["keep_rows"] = kept = min(2, raster.rows - 1)
     read = [next(generate(made, PROMPTS[:1], method=method, **how)) for method in ("plain", "gumbel-jacobi")]
     with monkeypatch.context() as patch:
-        patch.setattr(ForcedTokens, "kept", 1)
+        patch.setattr(ForcedTokens, "common_prefix", 1)
         (stepped,) = generate(made, PROMPTS[:1], method="plain", **how)
     assert all(torch.equal(one.tokens, stepped.tokens) for one in read)
     steps = [stepped.statistics.steps - one.statistics.steps for one in read]

@@ -136,8 +136,8 @@ def test_tapped_layers_are_those_of_sequential_passes() -> None:
             with torch.no_grad():
                 whole = target.body(inputs_embeds=torch.cat(inputs)[None], output_hidden_states=True)
             layers = torch.cat([whole.hidden_states[layer] for layer in taps], -1)[0]
-            torch.testing.assert_close(prompt.fused[image, row, -1], layers[len(inputs[0]) - 1], atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(read.fused[image, row], layers[ends], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(prompt.tapped[image, row, -1], layers[len(inputs[0]) - 1], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(read.tapped[image, row], layers[ends], atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(
                 read.features[image, row], whole.last_hidden_state[0, ends], atol=1e-5, rtol=1e-5
             )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Noise, Sampling
-from lantern.core.types import DraftTree, Verdict
+from lantern.core.types import DraftTree, Step, Verdict
 from lantern.decoding.loop import LogitRows
 from lantern.drafters.trees import chain, named
 from lantern.verifiers.coupling import CouplingVerifier
@@ -42,9 +42,10 @@ def test_as_many_rows_are_read_as_tokens_are_sampled(name: str, monkeypatch: pyt
     read, at = list[int](), LogitRows._at
     monkeypatch.setattr(LogitRows, "_at", lambda self, nodes: read.append(nodes.numel()) or at(self, nodes))
     sampling = Sampling(guidance=2.0, temperature=0.9, top_k=20, top_p=0.98)
-    how: dict[str, Any] = {"keys": KEYS[:1], "keep_history": True}
-    made = tiny_decoder(name, sampling=sampling).generate(select(CONDITION, [0]), **how)
-    lengths = [int(step.verdict.length) for step in made.history if step.verdict is not None]
+    steps = list[Step]()
+    how: dict[str, Any] = {"keys": KEYS[:1], "callback": steps.append}
+    tiny_decoder(name, sampling=sampling).generate(select(CONDITION, [0]), **how)
+    lengths = [int(step.verdict.length) for step in steps if step.verdict is not None]
     assert read == [1] * (1 + sum(lengths) + len(lengths)) and max(lengths) > 0
     read.clear()
     tiny_decoder(name, sampling=sampling, engine=BLIND).generate(select(CONDITION, [0]), **how)

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.sampling import Noise
-from lantern.core.types import DraftPasses, DraftTree, Prompt, Step, Target, Traits, rows_at
+from lantern.core.types import DraftPlan, DraftTree, Prompt, Step, Target, Traits, rows_at
 from lantern.decoding.statistics import Readback
 from lantern.drafters.base import NetworkDrafter
 from lantern.drafters.eagle.networks import Eagle
@@ -72,8 +72,8 @@ class EagleDrafter(NetworkDrafter):
         self.held.known = torch.zeros(len(prompt.mask), dtype=torch.long, device=device)
         is_other = self.is_fresh or self.most_committed or self.module.config.form != "guided"
         is_run = not is_other and self.may_be_run(EagleDrafter, Eagle)
-        plan = (self.shape, self.levels, self.order, self.log_q_rows)
-        self.passes = DraftPasses(self.module, self.cache, *plan) if is_run else None
+        parts = (self.module, self.cache, self.shape, self.levels, self.order, self.log_q_rows)
+        self.plan = DraftPlan(*parts) if is_run else None
 
     @property
     def known(self) -> Int[Tensor, " b"]:
@@ -104,9 +104,9 @@ class EagleDrafter(NetworkDrafter):
         """Keep the committed tokens for the next proposal: pair `known + j` is (feature that predicted it, token j)."""
         if not self._is_read:  # of given tokens there are several steps between proposals
             self._read_pending()
-        read = step.scores.fused if self.taps else step.scores.features
+        read = step.scores.tapped if self.taps else step.scores.features
         assert read is not None, "the pass did not record the inputs of the tapped layers"
-        self.held.hold(features=step.of_tokens(read), tokens=step.tokens, counts=step.counts)
+        self.held.assign(features=step.of_tokens(read), tokens=step.tokens, counts=step.counts)
         self._is_read = False
 
     def propose(self) -> DraftTree:
@@ -367,14 +367,14 @@ class GrowingDrafter(EagleDrafter):
             return
         wanted = self.policy.preferred_size(Pool(found.values[:, 1:], found.depths[0, 1:], passes))
         nodes, depth = (torch.where(self.known < self.count, size, 0).amax() for size in wanted)
-        self._wanted = -(depth * SPAN + nodes.clamp(max=self.growth.nodes))[None]
+        self._wanted = (depth * SPAN + nodes.clamp(max=self.growth.nodes))[None]
 
     def _next_size(self) -> tuple[int, int]:
         """Return the drafted nodes and passes of this step, as the last step (on a GPU the one before) requested."""
         if self._wanted is not None:
             packed = self._readback.read(self._wanted)
             if packed is not None:
-                depth, nodes = divmod(-packed, SPAN)
+                depth, nodes = divmod(packed, SPAN)
                 nodes = -(-max(nodes, 1) // STRIDE) * STRIDE
                 self._size = min(nodes, self.growth.nodes), min(max(depth, 1), self.growth.depth)
         return self._size

@@ -19,9 +19,8 @@ from lantern.core.sampling import Purpose, Sampling, probabilities
 from lantern.core.types import (
     Cost,
     Drafter,
-    DraftPasses,
+    DraftPlan,
     DraftTree,
-    SampleWindow,
     Scores,
     Step,
     Target,
@@ -193,22 +192,22 @@ def is_fused(state: State) -> bool:
     relaxation, which may decide otherwise.
     """
     is_plain = isinstance(state, Plain)
-    drafter = state.drafter
-    is_window = isinstance(drafter, SampleWindow) and (
-        type(state.verifier) is GumbelVerifier if drafter.is_alone else rule_of(state) is not None
+    window = state.drafter.window
+    is_window = window is not None and (
+        rule_of(state) is not None if window.keeps_distributions else type(state.verifier) is GumbelVerifier
     )
     has_all = state.sampling.top_p == 1 and state.forced is None and isinstance(state.target, CpuTarget)
-    return has_all and (is_plain or is_window or passes_of(state) is not None)
+    return has_all and (is_plain or is_window or plan_of(state) is not None)
 
 
-def passes_of(state: State) -> DraftPasses | None:
+def plan_of(state: State) -> DraftPlan | None:
     """Return what drafts the trees of a generation if `lantern_steps` can run it, and verify what it drafts."""
-    passes = None if isinstance(state, Plain) else state.drafter.passes
-    if passes is None or (type(inner_of(state)) is not GumbelVerifier and rejection_of(state) is None):
+    plan = state.drafter.plan
+    if plan is None or (type(inner_of(state)) is not GumbelVerifier and rejection_of(state) is None):
         return None
-    module, weight = passes.module, state.target.tok_embeddings.weight
+    module, weight = plan.module, state.target.tok_embeddings.weight
     parts = (isinstance(module.fc, PackedLinear), *(isinstance(layer, PackedDrafterLayer) for layer in module.layers))
-    return passes if all(parts) and module.dtype == weight.dtype else None
+    return plan if all(parts) and module.dtype == weight.dtype else None
 
 
 def inner_of(state: State) -> Verifier:
@@ -226,48 +225,45 @@ def rejection_of(state: State) -> RejectionVerifier | None:
 
 def rule_of(state: State) -> Mixture | None:
     """Return the relaxation of a window's distributions that `lantern_steps` computes, None where there is none."""
-    drafter, verifier = state.drafter, state.verifier
+    window, verifier = state.drafter.window, state.verifier
     if type(verifier) is not RelaxedVerifier or type(verifier.inner) is not GumbelVerifier:
         return None
-    has_q = isinstance(drafter, SampleWindow) and not drafter.is_alone and drafter.log_q is not None
-    rule = verifier.relaxation
+    has_q, rule = window is not None and window.keeps_distributions, verifier.relaxation
     return rule if has_q and type(rule) is Mixture and not state.sampling.is_greedy else None
 
 
 def nodes_of(state: State) -> int:
     """Return the nodes of a generation's passes now: one in plain decoding, and where a window was given up."""
-    if isinstance(state, Plain):
-        return 1
-    return state.drafter.nodes if isinstance(state.drafter, SampleWindow) else state.drafter.max_nodes
+    return state.drafter.max_nodes if state.drafter.window is None else state.drafter.window.nodes
 
 
 class FusedImages:
     """The tensors of one generation that `lantern_steps` reads and writes, as in `steps.cpp`."""
 
     def __init__(self, state: State) -> None:
-        self.state, self.window = state, state.drafter if isinstance(state.drafter, SampleWindow) else None
-        self.passes, target = passes_of(state), state.target
+        self.state, self.window = state, state.drafter.window
+        self.plan, target = plan_of(state), state.target
         images, sums, held = len(state.known), state.statistics, state.held
-        self.most = 1 if isinstance(state, Plain) else state.drafter.max_nodes
+        self.most = state.drafter.max_nodes
         self.start, self.counts, scratch = torch.zeros(3, images, dtype=torch.long).unbind()
         self.sampled, self.path = torch.zeros(2, images, self.most, dtype=torch.long).unbind()
-        random, pairs, steps = None, None, sums.steps
+        self.rule, random, log_q, pairs, steps = rule_of(state), None, None, None, sums.steps
         if self.window is not None:
-            self.tokens, random = self.window.tokens, self.window.random if self.window.fills_randomly else None
-        elif self.passes is not None:
-            self.tokens = self._propose(self.passes)
+            window = self.window.held
+            self.tokens, random = window.tokens, window.random if self.window.init == "random" else None
+            log_q = None if self.rule is None else window.log_q
+        elif self.plan is not None:
+            self.tokens = self._propose(self.plan)
             pairs = torch.zeros(images, state.drafter.depth + 1, target.config.dim, dtype=torch.float32)
         else:
             self.tokens, steps = state.tokens.gather(1, state.known[:, None] - 1), scratch
-        self.rejection = None if self.passes is None else rejection_of(state)
+        self.rejection = None if self.plan is None else rejection_of(state)
         sampling, table = state.sampling, None if self.rejection is not None else state.noise.gumbel_table()
         tree = (one.expand(images, -1) for one in (self.tree.parents, self.tree.depths))
         rows = (state.known, self.tokens, *tree, held.tokens, self.start, self.counts, self.sampled, self.path)
-        self.rule = rule_of(state)
-        log_q = None if self.rule is None or self.window is None else self.window.log_q
         self.costs = torch.zeros(images, self.most, 3, dtype=torch.float32)
         lengths = None  # drafts to accept by token number, where a measurement scripts them
-        if self.passes is not None and isinstance(state.verifier, ScriptedVerifier):
+        if self.plan is not None and isinstance(state.verifier, ScriptedVerifier):
             lengths = state.verifier.lengths.expand(images, -1)
         self.claims = None if self.rejection is None or lengths is not None else self.rejection.relaxation
         spent = (sums.relaxed, sums.variation, sums.largest, self.costs)
@@ -275,8 +271,8 @@ class FusedImages:
         counted = (steps, sums.accepted, sums.reached, held.total)
         self.kept = (table, random, *rows, *counted, log_q, *spent, pairs, lengths)
         self._tests = None
-        if self.rejection is not None and self.passes is not None:
-            self._tests = self._test_args(self.rejection.relaxation, self.passes)
+        if self.rejection is not None and self.plan is not None:
+            self._tests = self._test_args(self.rejection.relaxation, self.plan)
         self.args = [
             ImageArgs(
                 *(min(sampling.top_k, state.target.config.vocab_size), min(sampling.guidance_interval, state.count)),
@@ -288,20 +284,20 @@ class FusedImages:
             for i in range(images)
         ]
 
-    def _propose(self, passes: DraftPasses) -> Int[Tensor, "b n"]:
+    def _propose(self, plan: DraftPlan) -> Int[Tensor, "b n"]:
         """Return the next tree's tokens; the first tree is drafted here, with the distributions it was sampled from."""
-        if passes.tokens is None:
+        if plan.tokens is None:
             tree = self.state.drafter.propose()
-            passes.tokens = tree.tokens
+            plan.tokens = tree.tokens
             if tree.log_q is not None:
-                rows = int(passes.log_q_rows.max()) + 1
-                passes.q = tree.log_q.new_zeros(len(tree.tokens), rows, tree.log_q.shape[-1])
-                passes.q[:, passes.log_q_rows] = probabilities(tree.log_q)
-        return passes.tokens
+                rows = int(plan.log_q_rows.max()) + 1
+                plan.q = tree.log_q.new_zeros(len(tree.tokens), rows, tree.log_q.shape[-1])
+                plan.q[:, plan.log_q_rows] = probabilities(tree.log_q)
+        return plan.tokens
 
-    def _test_args(self, rule: Acceptance | None, passes: DraftPasses) -> Any:
+    def _test_args(self, rule: Acceptance | None, plan: DraftPlan) -> Any:
         """Return how the drafts of each image are tested."""
-        lanes, sums, noise = max(passes.shape.widths), self.state.statistics, self.state.noise
+        lanes, sums, noise = max(plan.shape.widths), self.state.statistics, self.state.noise
         tables: tuple[Tensor | None, ...] = (None, None)
         settings = (0, 0, 0, lanes, RESIDUALS["cool"], False, 0.0, 0.0, torch.inf)
         if isinstance(rule, ClaimingRule):
@@ -310,10 +306,10 @@ class FusedImages:
             settings = (rule.k, *strides, lanes, RESIDUALS[rule.residual], rule.shared, rule.constant, rule.factor)
             settings += (torch.inf if bound is None else bound,)
             sums.has_distance, sums.is_bounded = rule.distances is not None, bound is not None
-        assert passes.q is not None, "rejection tests sampled drafts"
+        assert plan.q is not None, "rejection tests sampled drafts"
         streams = [noise.streams(purpose) for purpose in (Purpose.DRAFT, Purpose.RESIDUAL)]
-        uniforms, shared = noise.uniform_table(lanes), (*tables, passes.log_q_rows)
-        after = (passes.q, sums.distance, sums.excess)
+        uniforms, shared = noise.uniform_table(lanes), (*tables, plan.log_q_rows)
+        after = (plan.q, sums.distance, sums.excess)
         self._tested = (uniforms, shared, after)  # C++ has addresses only
 
         def args(i: int) -> TestArgs:
@@ -331,7 +327,7 @@ class FusedImages:
     @property
     def tree(self) -> TreeShape:
         """The shape of what a pass scores."""
-        return TreeShape.chain(self.nodes - 1, self.path.device) if self.passes is None else self.passes.shape
+        return TreeShape.chain(self.nodes - 1, self.path.device) if self.plan is None else self.plan.shape
 
     @property
     def new(self) -> Int[Tensor, "b d1"]:
@@ -369,36 +365,36 @@ class Drafts:
     """The arguments with which `lantern_steps` drafts the trees of one generation, whose images begin at `first`."""
 
     def __init__(self, images: FusedImages, first: int) -> None:
-        passes, sampling, count = images.passes, images.state.sampling, len(images.start)
-        assert passes is not None
-        module, cache, config = passes.module, passes.cache, passes.module.config
+        plan, sampling, count = images.plan, images.state.sampling, len(images.start)
+        assert plan is not None
+        module, cache, config = plan.module, plan.cache, plan.module.config
         layers = [layer.weights for layer in module.layers]
         joined, bias = module.fc.weights
         scales = sampling.scales(torch.zeros(1, dtype=torch.long))  # those of guided tokens
         guidance = None if sampling.rows == 1 else (scales.log() * module.guidance).to(module.dtype).float()
-        masks = None if passes.masks is None or not len(passes.masks) else passes.masks.float().contiguous()
-        self._levels = (LevelArgs * len(passes.levels))(
+        masks = None if plan.masks is None or not len(plan.masks) else plan.masks.float().contiguous()
+        self._levels = (LevelArgs * len(plan.levels))(
             *(
                 LevelArgs(
                     *(len(level.parents), level.width, level.first, level.ancestors.shape[1]),
                     *(tensor.data_ptr() for tensor in (level.pairs, level.parents, level.ancestors)),
                 )
-                for level in passes.levels
+                for level in plan.levels
             )
         )
         own = (LayerArgs * len(layers))(*(layer.addresses for layer in layers))
         hidden, kind = len(layers[0].w13) * PANEL // 2, kind_of(*layers[0].linears)
         shape = (config.dim, config.n_head, len(layers), hidden, 0, kind)
-        self._kept = (passes, own, joined, bias, module.embed_tokens.weight, guidance, masks, passes.order)
+        self._kept = (plan, own, joined, bias, module.embed_tokens.weight, guidance, masks, plan.order)
         weights = (joined, module.embed_tokens.weight, bias, guidance, masks, cache.buffer)
         self.args = DraftArgs(
             *(first, count, cache.tokens, cache.slots, images.state.drafter.depth),
-            *(0 if masks is None else len(masks), len(passes.levels), kind_of(joined)),
+            *(0 if masks is None else len(masks), len(plan.levels), kind_of(joined)),
             *(module.dtype == torch.bfloat16, torch.get_num_threads()),
             ModelArgs(*shape, config.norm_eps, own, None, None, module.rotary.table.data_ptr()),
             *(None if tensor is None else tensor.data_ptr() for tensor in weights),
             cache.buffer.stride(0),
-            *(ctypes.addressof(self._levels), passes.order.data_ptr(), len(passes.order)),
+            *(ctypes.addressof(self._levels), plan.order.data_ptr(), len(plan.order)),
         )
 
 
@@ -440,7 +436,7 @@ class FusedRounds:
         self._images = (ImageArgs * cache.images)(*(args for image in self.images for args in image.args))
         embeddings = one.target.tok_embeddings.weight
         begins = accumulate((len(image.start) for image in self.images), initial=0)
-        self._drafts = [Drafts(image, first) for image, first in zip(self.images, begins, strict=False) if image.passes]
+        self._drafts = [Drafts(image, first) for image, first in zip(self.images, begins, strict=False) if image.plan]
         drafts = (DraftArgs * len(self._drafts))(*(one.args for one in self._drafts))
         self._steps = StepArgs(
             *(cache.images, nodes, one.count, cache.prefix, config.cls_token_num),
@@ -467,7 +463,7 @@ class FusedRounds:
                 image.window.count_step(state.known)
             state.watch.lap("walk")
             state.watch.move("walk", "score", self._steps.seconds - before)
-            if image.passes:
+            if image.plan:
                 state.watch.move("walk", "propose", self._steps.drafting - drafting)
         if len(self.states) == 1 and self.images[0].nodes != self.nodes:
             self._prepare()

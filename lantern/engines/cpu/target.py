@@ -28,7 +28,7 @@ from lantern.core.weights import (
     quantized,
     read_in_passes,
 )
-from lantern.decoding.statistics import commit
+from lantern.decoding.statistics import write_tokens
 from lantern.engines.cpu.build import library
 from lantern.models.llamagen.transformer import RMSNorm, Transformer
 
@@ -264,7 +264,7 @@ def sampler_of(sampling: Sampling, noise: Any) -> Sampler | None:
         addresses = (None if one is None else one.data_ptr() for one in (logits, places, table, sampled))
         library().lantern_sample(ctypes.byref(SampleArgs(*sizes, *scales, *addresses)))
         if grid is not None and total is not None:
-            commit(grid, total, logits, places, sampled[..., 0])
+            write_tokens(grid, total, logits, places, sampled[..., 0])
         return sampled
 
     return best
@@ -316,9 +316,9 @@ class PackedPass:
         seen = torch.ones(count, count, dtype=torch.bool).tril() & (mask[:, None] | ~mask[:, :, None])
         hidden = torch.zeros(rows, count, count, dtype=torch.float32).masked_fill_(~seen, -torch.inf)
         taps = tuple(entered or ())
-        features, fused = self.run(self.reader, inputs, where, hidden, memory, where, taps)
-        if entered and fused is not None:
-            entered.update(zip(taps, fused.chunk(len(taps), -1), strict=True))
+        features, tapped = self.run(self.reader, inputs, where, hidden, memory, where, taps)
+        if entered and tapped is not None:
+            entered.update(zip(taps, tapped.chunk(len(taps), -1), strict=True))
         words = mask[:, None, :, None]
         return features, (memory[1::2] * words).sum(3) / words.sum(2).clamp(min=1)
 
@@ -380,8 +380,8 @@ class CpuTarget(PreparedTarget):
             return self.module(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
         program = self.program
         logits = torch.empty(*inputs.shape[:2], program.vocab, dtype=torch.float32)
-        features, fused = program.run(program.model, inputs, positions, mask, cache.buffer, slots, taps, logits)
-        return Scores(logits, features, fused)
+        features, tapped = program.run(program.model, inputs, positions, mask, cache.buffer, slots, taps, logits)
+        return Scores(logits, features, tapped)
 
     def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
         """Read prompts one by one, so that they are as independent of each other as passes are."""

@@ -326,9 +326,9 @@ class KernelTarget(PreparedTarget):
             return None
 
         def best(
-            logits: Tensor, places: Tensor, *, width: int = 1, purpose: int = Purpose.TARGET, **commit: Tensor
+            logits: Tensor, places: Tensor, *, width: int = 1, purpose: int = Purpose.TARGET, **into: Tensor
         ) -> Tensor:
-            return kernels.sample(logits, places, noise.gumbel_table(purpose), sampling, width=width, **commit)
+            return kernels.sample(logits, places, noise.gumbel_table(purpose), sampling, width=width, **into)
 
         return best
 

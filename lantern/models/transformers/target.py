@@ -212,7 +212,7 @@ class TransformersTarget(nn.Module, Target):
         kept: Any = DynamicCache()
         features, inputs = self._run(self.words(tokens), (mask.cumsum(1) - 1).clamp(min=0), scores, kept, taps)
         entries = torch.stack([torch.stack([layer.keys, layer.values]) for layer in kept.layers])
-        features, fused = joined(features[:, -1:].unflatten(0, (-1, rows)), [x[:, -1:] for x in inputs])
+        features, tapped = joined(features[:, -1:].unflatten(0, (-1, rows)), [x[:, -1:] for x in inputs])
         return Prompt(
             entries=entries.unflatten(2, (-1, rows)).movedim(2, 0),
             scores=torch.zeros_like(shown, dtype=torch.double).masked_fill(~shown, -torch.inf),
@@ -220,7 +220,7 @@ class TransformersTarget(nn.Module, Target):
             logits=self.head(features),
             features=features,
             mask=shown[:, 0, -1:],
-            fused=None if fused is None else fused.unflatten(0, (-1, rows)),
+            tapped=None if tapped is None else tapped.unflatten(0, (-1, rows)),
         )
 
     def features(self, *where: Any, **how: Any) -> Float[Tensor, "rows n c"]:
@@ -279,8 +279,8 @@ class TransformersTarget(nn.Module, Target):
 
     def forward(self, *where: Any, **how: Any) -> Scores:
         """Score embedded tokens, as `Target.__call__`; `newlines` is the size of the pass (`_pass`)."""
-        features, fused = self._pass(*where, **how)
-        return Scores(self.head(features), features, fused)
+        features, tapped = self._pass(*where, **how)
+        return Scores(self.head(features), features, tapped)
 
     def _run(
         self, inputs: Tensor, positions: Tensor, mask: Tensor, cache: Any, taps: tuple[int, ...] = ()

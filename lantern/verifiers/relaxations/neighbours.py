@@ -11,10 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
-from lantern.core.config import check_number
+from lantern.core.config import MAX_NEIGHBOURS, check_number
 from lantern.verifiers.relaxations.rule import Acceptance, Ruling, UnderTest
 
-MAX_NEIGHBOURS = 1024
 SPARE = 32  # distances that are sorted beyond the k nearest
 BLOCK = 256  # rows of distances at a time: no V x V matrix
 RESIDUALS = ("paper", "released", "cool")

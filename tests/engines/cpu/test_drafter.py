@@ -19,8 +19,9 @@ SHAPE: dict[str, Any] = {"block_size": 36, "dim": 64, "n_head": 2, "vocab_size":
 
 
 def drafts_of(method: str, target: Transformer, *, is_fused: bool, **how: Any) -> list[Step]:
-    parts = tiny_decoder(method, copy.deepcopy(target), engine=CpuEngine() if is_fused else EAGER, **how)
-    return parts.generate(CONDITION, keys=KEYS, keep_history=True).history
+    parts, steps = tiny_decoder(method, copy.deepcopy(target), engine=CpuEngine() if is_fused else EAGER, **how), []
+    parts.generate(CONDITION, keys=KEYS, callback=steps.append)
+    return steps
 
 
 @pytest.mark.parametrize(

@@ -141,18 +141,18 @@ def test_callbacks_see_the_steps_of_the_loop(options: dict[str, Any] | None, mon
         def watch(step: Step) -> None:
             seen.append((step, [seen_of(step, image) for image in range(len(KEYS))]))
 
-        return run(callback=watch, keep_history=True), seen
+        return run(callback=watch), seen
 
     expected, loop = watched(lambda **how: by_the_loop(parts, monkeypatch, **how))
     found, fused = watched(lambda **how: parts.generate(CONDITION, keys=KEYS, **how))
     assert torch.equal(found.tokens, expected.tokens)
-    for (a, looped), (b, joined), c in zip(loop, fused, found.history, strict=True):
-        assert a.index == b.index == c.index and torch.equal(a.counts, b.counts)
+    for (a, looped), (b, joined) in zip(loop, fused, strict=True):
+        assert a.index == b.index and torch.equal(a.counts, b.counts)
         for image in a.counts.nonzero().flatten().tolist():  # others are finished, and idle
             one, other = looped[image], joined[image]
             assert one.keys() == other.keys() and torch.equal(one["logits"], other["logits"])
             assert all(near(one[name], other[name], options) for name in one)
-            assert torch.equal(one["tokens"], c.tokens[image, : int(c.counts[image])])
+            assert torch.equal(one["tokens"], b.tokens[image, : int(b.counts[image])])
 
 
 @pytest.mark.parametrize("options", [None, {"window": 5}], ids=str)
@@ -168,7 +168,7 @@ def test_with_an_interval_a_callback_gets_some_of_the_steps(options: dict[str, A
         assert torch.equal(step.counts, same.counts) and torch.equal(step.start, same.start)
 
 
-@pytest.mark.parametrize("watching", [{}, {"keep_history": True}], ids=str)
+@pytest.mark.parametrize("watching", [{}, {"callback": lambda _: None}], ids=["alone", "watched"])
 def test_a_window_that_commits_too_few_tokens_is_given_up(watching: dict[str, Any]) -> None:
     sampling, target = Sampling(guidance=1.0), tiny_target(**SHAPE)  # random weights: drafts are seldom right
     kept, given_up = (parts_of(target, sampling, {"window": 4, "least": least}) for least in (1.0, 3.0))

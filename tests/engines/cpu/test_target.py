@@ -93,7 +93,7 @@ def test_fused_pass_equals_eager_pass(changes: dict[str, Any]) -> None:
     target = target_in(torch.float32, **changes)
     eager, fused = Passes(target), Passes(twin_of(target))
     expected, found = eager.score(TOKENS, TREE), fused.score(TOKENS, TREE)
-    for a, b in ((expected.logits, found.logits), (expected.features, found.features), (expected.fused, found.fused)):
+    for a, b in ((expected.logits, found.logits), (expected.features, found.features), (expected.tapped, found.tapped)):
         assert torch.allclose(a, b, atol=2e-5 * float(a.abs().max()))
     assert torch.allclose(eager.cache.buffer, fused.cache.buffer, atol=1e-4)
 
@@ -112,7 +112,7 @@ def test_prompts_are_read_as_by_torch_with_bits_of_their_own(negative: tuple[int
     for image in range(3):
         one = condition.select([image])
         expected, alone = (t.read(one, 2, whole=whole, taps=(0, 1)) for t in (target, twin))
-        for name in ("entries", "scores", "logits", "features", "mask", "fused"):
+        for name in ("entries", "scores", "logits", "features", "mask", "tapped"):
             found = getattr(together.at(image), name)
             assert torch.equal(found, getattr(alone, name)), name
             assert torch.allclose(getattr(expected, name).float(), found.float(), atol=1e-4), name

@@ -185,7 +185,7 @@ def test_samples_are_written_into_the_grids_and_logits_that_are_not_finite_are_s
     grids = list[Tensor]()
     for sampler in (KernelTarget.__new__(KernelTarget).sampler(sampling, noise), None):
         grid, total = torch.full((4, 8), -1, device=DEVICE), torch.zeros(4, device=DEVICE)
-        made = LogitRows(sampling, logits, places, noise, sampler).commit(grid[:, :6], total)
+        made = LogitRows(sampling, logits, places, noise, sampler).sample_into(grid[:, :6], total)
         assert total.isfinite().tolist() == [True, False, False, True]
         assert torch.equal(grid.gather(1, places), made) and bool(((made >= 0) & (made < tokens)).all())
         assert int((grid >= 0).sum()) == 4

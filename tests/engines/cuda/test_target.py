@@ -66,7 +66,7 @@ def pass_of(target: Any, lengths: list[int], is_fp8: bool = False) -> dict[str, 
     slots = torch.arange(first, first + 3, device=DEVICE).expand(len(lengths), -1)
     scores = target(inputs, positions, mask, cache=cache, slots=slots, taps=(0, 1))
     numbers = cache.buffer.view(torch.float8_e4m3fn).float() if is_fp8 else cache.buffer
-    return {name: getattr(scores, name) for name in ("logits", "features", "fused")} | {"cache": numbers}
+    return {name: getattr(scores, name) for name in ("logits", "features", "tapped")} | {"cache": numbers}
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_the_bits_of_a_prompt_do_not_depend_on_the_others() -> None:
         own = Condition(tokens=tokens[row : row + 1, None, -length:], mask=mask[row : row + 1, None, -length:])
         alone = prepared.read(own, 1, taps=(1,))
         assert torch.equal(alone.entries[0], found.entries[row, ..., -length:, :])
-        for mine, its in ((alone.features, found.features), (alone.logits, found.logits), (alone.fused, found.fused)):
+        for mine, its in ((alone.features, found.features), (alone.logits, found.logits), (alone.tapped, found.tapped)):
             assert torch.equal(mine[0], its[row])
 
 

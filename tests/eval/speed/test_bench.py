@@ -13,7 +13,7 @@ import torch
 
 from lantern.cli.main import main
 from lantern.core.sampling import Sampling
-from lantern.core.types import Verifier
+from lantern.core.types import Step, Verifier
 from lantern.drafters.trees import named
 from lantern.engines.engine import engine
 from lantern.eval.json_lines import Line
@@ -235,10 +235,10 @@ def test_a_scripted_verifier_gives_the_requested_tau(tau: float, images: int, ki
     target, counts = tiny_target(block_size=64, dim=64, vocab_size=32), script(tau, 63)
     made = tiny_decoder(method, target, Sampling(guidance=3.0), tree="grown_8_2", engine=engine(kind))
     parts = shapes.scripted(made, counts, named("grown_8_2").shape())
-    keys = [(0, number) for number in range(images)]
-    made = parts.generate(tiny_condition((4,) * images), keys=keys, keep_history=True)
+    keys, steps = [(0, number) for number in range(images)], list[Step]()
+    made = parts.generate(tiny_condition((4,) * images), keys=keys, callback=steps.append)
     assert (made.steps - 1).tolist() == [len(counts)] * images
-    assert [int(step.counts[0]) for step in made.history[1:-1]] == counts[:-1]
+    assert [int(step.counts[0]) for step in steps[1:-1]] == counts[:-1]
     assert isinstance(parts.verifier, Verifier) and float(made.total_variation.abs().max()) == 0
 
 
