@@ -1,0 +1,145 @@
+"""Generations with a drafter, verifier or relaxation of another package: what these return is checked in each step."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern.core.types import DraftTree, TreeShape, Verdict
+from lantern.decoding.loop import State
+from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
+from lantern.verifiers.relaxed import RelaxedVerifier
+
+MOST_OFF = 1e-2  # by which a sum of probabilities may differ from 1
+
+
+def is_foreign(one: Any) -> bool:
+    """Return whether an object is of a class of another package."""
+    return one is not None and not type(one).__module__.startswith("lantern.")
+
+
+class CheckedState(State):
+    """A state that looks at trees, verdicts and relaxed distributions before they are used, which needs the host.
+
+    ValueError, one line with the class that was wrong.
+    """
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        verifier = self.verifier
+        if isinstance(verifier, RelaxedVerifier) and is_foreign(verifier.relaxation):
+            self.verifier = replace(verifier, relaxation=CheckedRelaxation(verifier.relaxation))
+        self.checked_shape: TreeShape | None = None
+
+    def propose(self) -> DraftTree:
+        """Return the drafter's tree; ValueError for one that cannot be verified."""
+        tree, drafter = super().propose(), self.drafter
+        name, config = type(drafter).__name__, self.target.config
+        if not isinstance(tree, DraftTree):
+            raise ValueError(f"{name} proposed a {type(tree).__name__}, wanted a DraftTree")
+        shape, tokens, device = tree.shape, tree.tokens, self.known.device
+        wanted = torch.int64, [len(self.known), shape.num_nodes], device
+        if (got := (tokens.dtype, list(tokens.shape), tokens.device)) != wanted:
+            raise ValueError(f"{name} drafted tokens that are {described(got)}, wanted {described(wanted)}")
+        if tree.mode != drafter.mode:
+            raise ValueError(f'{name} drafted in mode "{tree.mode}", wanted its own, "{drafter.mode}"')
+        if (size := (shape.num_nodes, shape.depth)) > (most := (drafter.max_nodes, drafter.depth)) or size[1] > most[1]:
+            raise ValueError(f"{name} drafted {size[0]} nodes to depth {size[1]}, wanted {most[0]} to {most[1]} at most")
+        if shape is not self.checked_shape:
+            for why in wrong_shape(shape):
+                raise ValueError(f"{name} proposed a tree {why}")
+            self.checked_shape = shape
+        if (outside := tokens[(tokens < 0) | (tokens >= config.vocab_size)]).numel():
+            raise ValueError(f"{name} drafted token {int(outside[0])}, wanted 0 to {config.vocab_size - 1}")
+        roots = self.tokens.gather(1, self.known[:, None] - 1)[:, 0]
+        for image in ((roots != tokens[:, 0]) & (self.known < self.count)).nonzero()[:1, 0].tolist():
+            last = int(roots[image])
+            raise ValueError(f"{name} has token {int(tokens[image, 0])} at node 0, wanted the last committed one, {last}")
+        if tree.log_q is not None and shape.depth > 0:
+            self._check_log_q(tree, name)
+        return tree
+
+    def _check_log_q(self, tree: DraftTree, name: str) -> None:
+        assert tree.log_q is not None
+        wanted = [*tree.tokens.shape, self.target.config.vocab_size], tree.tokens.device
+        if (got := (list(tree.log_q.shape), tree.log_q.device)) != wanted or not tree.log_q.is_floating_point():
+            raise ValueError(f"{name} has log q of {described((tree.log_q.dtype, *got))}, wanted {described(wanted)}")
+        inner = tree.shape.has_children.expand(tree.tokens.shape)
+        check_sums(tree.log_q[inner], f"{name} has a log q")
+        cells = tree.shape.parents * tree.log_q.shape[-1] + tree.tokens
+        if bool((tree.log_q.flatten(1).gather(1, cells)[:, 1:] == -torch.inf).any()):
+            raise ValueError(f"{name} drafted a token of probability 0: its log q is -inf")
+
+    def verify(self, tree: DraftTree, *scores: Any) -> Verdict:
+        """Return the verdict; ValueError for one that is none of this tree."""
+        found, name = super().verify(tree, *scores), type(self.verifier).__name__
+        if not isinstance(found, Verdict):
+            raise ValueError(f"{name} returned a {type(found).__name__}, wanted a Verdict")
+        images, tokens = len(self.known), self.target.config.vocab_size
+        for what, one, axes in (("path", found.path, 2), ("length", found.length, 1), ("next_token", found.next_token, 1)):
+            if one.dtype != torch.int64 or one.ndim != axes or len(one) != images:
+                got = described((one.dtype, list(one.shape)))
+                raise ValueError(f"{name} returned a {what} that is {got}, wanted int64, {axes} axes, {images} images")
+        if bool(((found.length < 0) | (found.length > found.path.shape[1])).any()):
+            raise ValueError(f"{name} kept {found.length.tolist()} nodes of a path of {found.path.shape[1]}")
+        is_kept = torch.arange(found.path.shape[1], device=found.path.device) < found.length[:, None]
+        nodes = found.walked.clamp(0, tree.shape.num_nodes - 1)
+        parents = tree.shape.parents.expand(tree.tokens.shape).gather(1, nodes)[:, 1:]
+        if bool((is_kept & ((parents != nodes[:, :-1]) | (nodes[:, 1:] != found.path) | (found.path == 0))).any()):
+            raise ValueError(f"{name} returned a path that is none of the tree: {found.path.tolist()}"[:200])
+        if bool(((found.next_token < 0) | (found.next_token >= tokens)).any()):
+            raise ValueError(f"{name} returned the tokens {found.next_token.tolist()}, wanted 0 to {tokens - 1}"[:200])
+        cost = found.cost
+        if cost is not None and not bool(((cost.total_variation >= -1e-4) & (cost.total_variation <= 1 + 1e-4)).all()):
+            raise ValueError(f"{name} returned a total variation outside 0 to 1")
+        return found
+
+
+class CheckedRelaxation(Relaxation):
+    """A relaxation, with a look at what it returns."""
+
+    def __init__(self, inner: Relaxation) -> None:
+        self.inner = inner
+
+    def relax(self, log_p: Tensor, log_q: Tensor, **where: Any) -> Relaxed:
+        """Return r; ValueError where it is no distribution, or its total variation from p is another."""
+        found, name = self.inner.relax(log_p, log_q, **where), type(self.inner).__name__
+        check_sums(found.log_r, f"{name} returned a log r")
+        spent = (found.log_r.exp() - log_p.exp()).clamp(min=0).sum(-1)
+        if not torch.allclose(spent, found.total_variation.to(spent.dtype), atol=MOST_OFF):
+            raise ValueError(f"{name} returned a total variation that is not that of r and p")
+        return found
+
+
+def check_sums(log_p: Tensor, what: str) -> None:
+    """Raise ValueError unless rows are the logarithms of distributions."""
+    sums = log_p.float().logsumexp(-1).exp()
+    if not bool(((sums - 1).abs() < MOST_OFF).all()):  # NaN is not either
+        raise ValueError(f"{what} whose probabilities sum to {sums[(sums - 1).abs().argmax()]:.4g}, wanted 1")
+
+
+def wrong_shape(shape: TreeShape) -> Iterator[str]:
+    """Yield what is wrong with a tree's shape, the first thing first."""
+    parents, nodes = shape.parents, torch.arange(shape.num_nodes, device=shape.parents.device)
+    if bool((parents < 0).any() or (parents > (nodes - 1).clamp(min=0)).any()):
+        yield f"with parents {parents.tolist()}, wanted 0 for the root, and nodes before their children"[:200]
+    ancestors = torch.eye(shape.num_nodes, dtype=torch.bool, device=parents.device).expand(*parents.shape, -1).clone()
+    for node in range(1, shape.num_nodes):
+        above = parents[..., node, None, None].expand(*parents.shape[:-1], 1, shape.num_nodes)
+        ancestors[..., node, :] |= ancestors.gather(-2, above)[..., 0, :]
+    depths = ancestors.sum(-1) - 1
+    if not torch.equal(shape.ancestors.expand_as(ancestors), ancestors):
+        yield "whose ancestors are not those of its parents"
+    if not torch.equal(shape.depths.expand_as(depths), depths) or shape.depth != int(depths.max()):
+        yield "whose depths and widths are not those of its parents"
+    children = torch.zeros_like(depths).scatter_add_(-1, parents[..., 1:], torch.ones_like(depths[..., 1:]))
+    counts = tuple(int((children * (depths == depth)).max()) for depth in range(shape.depth))
+    if any(width < count for width, count in zip(shape.widths, counts, strict=True)):
+        yield f"with widths {shape.widths}, wanted at least {counts}"
+
+
+def described(facts: Any) -> str:
+    """Return dtype, shape and device in words."""
+    return " ".join(str(one).removeprefix("torch.") for one in facts)
