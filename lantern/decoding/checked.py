@@ -15,11 +15,6 @@ from lantern.verifiers.relaxed import RelaxedVerifier
 MOST_OFF = 1e-2  # by which a sum of probabilities may differ from 1
 
 
-def is_foreign(one: Any) -> bool:
-    """Return whether an object is of a class of another package."""
-    return one is not None and not type(one).__module__.startswith("lantern.")
-
-
 class CheckedState(State):
     """A state that looks at trees, verdicts and relaxed distributions before they are used, which needs the host.
 
@@ -28,9 +23,8 @@ class CheckedState(State):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        verifier = self.verifier
-        if isinstance(verifier, RelaxedVerifier) and is_foreign(verifier.relaxation):
-            self.verifier = replace(verifier, relaxation=CheckedRelaxation(verifier.relaxation))
+        if isinstance(self.verifier, RelaxedVerifier):
+            self.verifier = replace(self.verifier, relaxation=CheckedRelaxation(self.verifier.relaxation))
         self.checked_shape: TreeShape | None = None
 
     def propose(self) -> DraftTree:
@@ -45,8 +39,10 @@ class CheckedState(State):
             raise ValueError(f"{name} drafted tokens that are {described(got)}, wanted {described(wanted)}")
         if tree.mode != drafter.mode:
             raise ValueError(f'{name} drafted in mode "{tree.mode}", wanted its own, "{drafter.mode}"')
-        if (size := (shape.num_nodes, shape.depth)) > (most := (drafter.max_nodes, drafter.depth)) or size[1] > most[1]:
-            raise ValueError(f"{name} drafted {size[0]} nodes to depth {size[1]}, wanted {most[0]} to {most[1]} at most")
+        nodes, depth = drafter.max_nodes, drafter.depth
+        if shape.num_nodes > nodes or shape.depth > depth:
+            got = f"{shape.num_nodes} nodes to depth {shape.depth}"
+            raise ValueError(f"{name} drafted {got}, wanted at most {nodes} to depth {depth}")
         if shape is not self.checked_shape:
             for why in wrong_shape(shape):
                 raise ValueError(f"{name} proposed a tree {why}")
@@ -55,8 +51,8 @@ class CheckedState(State):
             raise ValueError(f"{name} drafted token {int(outside[0])}, wanted 0 to {config.vocab_size - 1}")
         roots = self.tokens.gather(1, self.known[:, None] - 1)[:, 0]
         for image in ((roots != tokens[:, 0]) & (self.known < self.count)).nonzero()[:1, 0].tolist():
-            last = int(roots[image])
-            raise ValueError(f"{name} has token {int(tokens[image, 0])} at node 0, wanted the last committed one, {last}")
+            root, last = int(tokens[image, 0]), int(roots[image])
+            raise ValueError(f"{name} has token {root} at node 0, wanted the last committed one, {last}")
         if tree.log_q is not None and shape.depth > 0:
             self._check_log_q(tree, name)
         return tree
@@ -78,7 +74,8 @@ class CheckedState(State):
         if not isinstance(found, Verdict):
             raise ValueError(f"{name} returned a {type(found).__name__}, wanted a Verdict")
         images, tokens = len(self.known), self.target.config.vocab_size
-        for what, one, axes in (("path", found.path, 2), ("length", found.length, 1), ("next_token", found.next_token, 1)):
+        for what, axes in (("path", 2), ("length", 1), ("next_token", 1)):
+            one: Tensor = vars(found)[what]
             if one.dtype != torch.int64 or one.ndim != axes or len(one) != images:
                 got = described((one.dtype, list(one.shape)))
                 raise ValueError(f"{name} returned a {what} that is {got}, wanted int64, {axes} axes, {images} images")
@@ -134,6 +131,9 @@ def wrong_shape(shape: TreeShape) -> Iterator[str]:
         yield "whose ancestors are not those of its parents"
     if not torch.equal(shape.depths.expand_as(depths), depths) or shape.depth != int(depths.max()):
         yield "whose depths and widths are not those of its parents"
+    siblings = (parents[..., 1:] * shape.num_nodes + shape.ranks.expand_as(parents)[..., 1:]).sort(-1).values
+    if bool((siblings[..., 1:] == siblings[..., :-1]).any() or (shape.ranks < 0).any()):
+        yield "with siblings of equal ranks"
     children = torch.zeros_like(depths).scatter_add_(-1, parents[..., 1:], torch.ones_like(depths[..., 1:]))
     counts = tuple(int((children * (depths == depth)).max()) for depth in range(shape.depth))
     if any(width < count for width, count in zip(shape.widths, counts, strict=True)):

@@ -117,7 +117,7 @@ class State:
 
     def draft(self) -> Inputs:
         """Propose a tree; return the pass that scores it. All guidance rows of an image see the same tokens."""
-        tree, rows = self.drafter.propose(), self.cache.rows
+        tree, rows = self.propose(), self.cache.rows
         self.tree = tree if self.forced is None else self.forced.tree(tree, self.known)
         self.watch.lap("propose")
         self.root = self.known - 1  # the number of its token
@@ -127,6 +127,10 @@ class State:
         mask = self.mask.update(self.root, self.tree.shape.ancestors)
         slots = self.held.slots[: self.tree.shape.num_nodes].expand(len(positions), -1)
         return Inputs(embedded, positions, mask, self.cache, slots, places, self.drafter.taps)
+
+    def propose(self) -> DraftTree:
+        """Return the drafter's next tree."""
+        return self.drafter.propose()
 
     def finish(self, found: Scores) -> Step:
         """Verify the tree by the scores of its pass, keep the accepted path, and let the drafter observe it.

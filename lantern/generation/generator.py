@@ -24,6 +24,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Drafter, Generation, Step, Target, Verifier
 from lantern.core.weights import is_out_of_memory, on_device, outside_modes
 from lantern.decoding.cache import CacheKind, PromptCache, reading_passes
+from lantern.decoding.checked import CheckedState
 from lantern.decoding.loop import State, begin, check_modes, run
 from lantern.decoding.plain import NoDrafts, Plain
 from lantern.decoding.statistics import Stopwatch
@@ -179,27 +180,25 @@ class Decoder:
         state = self.begin(condition, **how)
         with on_device(self.target.tok_embeddings.weight.device):
             rounds = self.engine.drive([state])
-            try:
-                return run(state, rounds, callback=callback, interval=interval)
-            except IndexError:  # of torch's embedding, on a CPU
-                check_drafts(state)
-                raise
+            return run(state, rounds, callback=callback, interval=interval)
 
     def _state(self, is_joined: bool) -> State:
         """Return the state of a generation; an engine that keeps it has one for all."""
         if self._kept is not None:
             return self._kept
+        may_look = not self.engine.captures and self.target.tok_embeddings.weight.device.type == "cpu"
         if (front := self.method.made.front) is not None:
             from lantern.decoding.row_front import RowFront
 
             made: State = RowFront(self.target, self.sampling, **front)
         elif self.drafter is not None and self.verifier is not None:
-            made = State(self.target, self.sampling, self.drafter, self.verifier)
+            kind = CheckedState if may_look and self.method.made.has_foreign else State
+            made = kind(self.target, self.sampling, self.drafter, self.verifier)
         elif is_joined and not self.engine.captures:  # which replays each generation alone
             made = State(self.target, self.sampling, NoDrafts(), GumbelVerifier())
         else:
             made = Plain(self.target, self.sampling)
-        made.may_look = not self.engine.captures and self.target.tok_embeddings.weight.device.type == "cpu"
+        made.may_look = may_look
         if self.engine.captures:
             self._kept = made
         return made
@@ -213,14 +212,6 @@ class Decoder:
             return promise
         keeps = self.engine.keeps_bits(self.target, self.drafter.max_nodes, images * self.sampling.rows)
         return "tokens" if keeps else "distribution"
-
-
-def check_drafts(state: State) -> None:
-    """Raise ValueError if the last drafts of a generation hold a token that does not exist."""
-    tree, tokens = vars(state).get("tree"), state.target.config.vocab_size
-    wrong = [] if tree is None else tree.tokens[(tree.tokens < 0) | (tree.tokens >= tokens)].tolist()
-    if wrong:
-        raise ValueError(f"{type(state.drafter).__name__} drafted token {wrong[0]}, wanted 0 to {tokens - 1}")
 
 
 def build_decoder(

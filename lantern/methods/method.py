@@ -278,6 +278,11 @@ class Made:
         return "tokens" if all(path.endswith(":GumbelVerifier") for path in inside) else "distribution"
 
     @property
+    def has_foreign(self) -> bool:
+        """Whether a class of another package is part of it."""
+        return any(isinstance(one, Deferred) and not one.path.startswith("lantern.") for one in self.all())
+
+    @property
     def family(self) -> str:
         """What drafts are made from: the file or folder of its drafter in lantern/drafters."""
         if self.drafter is None:

@@ -1,7 +1,7 @@
 """What a method is: a function with a decorator, from which its options, needs and promise follow."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,6 @@ from torch import nn
 
 from lantern.core.io import save_component
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftTree
-from lantern.drafters.lookup import RepeatDrafter
 from lantern.drafters.windows import JacobiDrafter
 from lantern.generation.generator import build_decoder
 from lantern.generation.tuning import swept
@@ -169,18 +167,6 @@ def test_an_untrained_method_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(contracts.SPECS, "made-up", found)
     for case in ("sampled", "greedy", "top-k"):
         contracts.test_every_method_keeps_its_promise("made-up", case)
-
-
-def test_a_draft_that_is_no_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = build_decoder("repeat-left", TARGET, sampling=Sampling())
-    propose, tokens = RepeatDrafter.propose, TARGET.config.vocab_size
-
-    def beyond(self: RepeatDrafter) -> DraftTree:
-        return replace(tree := propose(self), tokens=tree.tokens + tokens)
-
-    monkeypatch.setattr(RepeatDrafter, "propose", beyond)
-    message = f"RepeatDrafter drafted token [0-9]+, wanted 0 to {tokens - 1}"
-    refused(decoder.generate, tiny_condition((4, 2)), keys=KEYS, match=message)
 
 
 @pytest.mark.usefixtures("_made_up")

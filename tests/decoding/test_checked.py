@@ -1,0 +1,156 @@
+"""Drafters, verifiers and relaxations of other packages that return what is none: each is refused in one line."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftTree, Verdict
+from lantern.drafters.lookup import RepeatDrafter
+from lantern.generation.generator import build_decoder
+from lantern.methods import METHODS, find
+from lantern.methods.method import Parts, lazy, method
+from lantern.verifiers.gumbel import GumbelVerifier
+from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
+from tests.refusals import refused
+from tests.tiny_decoder import KEYS, TARGET, tiny_condition
+
+CHANGES: dict[str, Callable[..., Any]] = {}  # of what a part of "wrong" returns
+VOCAB = TARGET.config.vocab_size
+
+
+class Guess(RepeatDrafter):
+    """Repeats the last token, with a flat log q."""
+
+    def propose(self) -> DraftTree:
+        tree = super().propose()
+        flat = torch.full((*tree.tokens.shape, VOCAB), 1 / VOCAB).log()
+        return CHANGES.get("tree", lambda tree: tree)(replace(tree, log_q=flat))
+
+
+class Match(GumbelVerifier):
+    def verify(self, *of: Any) -> Verdict:
+        return CHANGES.get("verdict", lambda verdict: verdict)(super().verify(*of))
+
+
+class Keep(Relaxation):
+    def relax(self, log_p: torch.Tensor, log_q: torch.Tensor, **where: Any) -> Relaxed:
+        zeros = log_p.new_zeros(len(log_p))
+        return CHANGES.get("relaxed", lambda relaxed: relaxed)(Relaxed(log_p, zeros))
+
+
+@pytest.fixture(autouse=True)
+def _wrong() -> Iterator[None]:
+    guess, match, keep = lazy(__name__, "Guess", "Match", "Keep")
+    rejection, relaxed = (
+        lazy("lantern.verifiers.rejection", "RejectionVerifier"),
+        lazy("lantern.verifiers.relaxed", "RelaxedVerifier"),
+    )
+
+    @method(name="wrong")
+    def wrong(m: Parts) -> Any:
+        """drafts that are repeated, with faults"""
+        return guess(m.target, length=3, side="left"), match()
+
+    @method(name="wrong-relaxed")
+    def wrong_relaxed(m: Parts) -> Any:
+        """a relaxation that changes nothing, with faults"""
+        return guess(m.target, length=3, side="left"), relaxed(keep(), rejection())
+
+    yield
+    for name in ("wrong", "wrong-relaxed"):
+        METHODS.pop(name)
+    CHANGES.clear()
+
+
+def decoded(name: str) -> torch.Tensor:
+    decoder = build_decoder(find(name), TARGET, sampling=Sampling(guidance=3))
+    return decoder.generate(tiny_condition((4, 2)), keys=KEYS[:2]).tokens
+
+
+def shaped(**changes: Any) -> Callable[[DraftTree], DraftTree]:
+    return lambda tree: replace(tree, shape=replace(tree.shape, **changes))
+
+
+def at(nodes: list[int], values: list[int]) -> Callable[[DraftTree], DraftTree]:
+    return lambda tree: replace(tree, tokens=tree.tokens.index_copy(1, torch.tensor(nodes), torch.tensor([values] * 2)))
+
+
+ONES = torch.ones(4, 4, dtype=torch.bool)
+TREES: dict[str, Callable[[DraftTree], Any]] = {
+    "proposed a NoneType, wanted a DraftTree": lambda tree: None,
+    r"tokens that are int64 \[1, 4\] cpu, wanted int64 \[2, 4\] cpu": lambda tree: replace(
+        tree, tokens=tree.tokens[:1]
+    ),
+    r"tokens that are float32 \[2, 4\]": lambda tree: replace(tree, tokens=tree.tokens.float()),
+    r"tokens that are int64 \[4\]": lambda tree: replace(tree, tokens=tree.tokens[0]),
+    'drafted in mode "sampled", wanted its own, "point"': lambda tree: replace(tree, mode="sampled"),
+    f"drafted token {VOCAB}, wanted 0 to {VOCAB - 1}": at([2], [VOCAB]),
+    "has token [0-9]+ at node 0, wanted the last committed one": lambda tree: replace(
+        tree, tokens=(tree.tokens + 1) % VOCAB
+    ),
+    r"with parents \[0, 2, 1, 2\], wanted 0 for the root": shaped(parents=torch.tensor([0, 2, 1, 2])),
+    "whose ancestors are not those": shaped(ancestors=ONES),
+    "whose depths and widths are not": shaped(depths=torch.tensor([0, 1, 1, 1])),
+    "depths and widths are not": shaped(widths=(1, 1)),
+    r"log q of float32 \[2, 4, 5\]": lambda tree: replace(tree, log_q=tree.log_q[..., :5]),
+    "log q whose probabilities sum to nan": lambda tree: replace(tree, log_q=tree.log_q * torch.nan),
+    "log q whose probabilities sum to 7.389": lambda tree: replace(tree, log_q=tree.log_q + 2),
+}
+VERDICTS: dict[str, Callable[[Verdict], Any]] = {
+    "returned a NoneType, wanted a Verdict": lambda verdict: None,
+    r"next_token that is float32 \[2\], wanted int64": lambda verdict: replace(
+        verdict, next_token=verdict.next_token.float()
+    ),
+    r"length that is int64 \[1\]": lambda verdict: replace(verdict, length=verdict.length[:1]),
+    "nodes of a path of": lambda verdict: replace(verdict, length=verdict.length + 9),
+    "path that is none of the tree": lambda verdict: replace(
+        verdict, path=torch.zeros_like(verdict.path), length=torch.full_like(verdict.length, verdict.path.shape[1])
+    ),
+    f"wanted 0 to {VOCAB - 1}": lambda verdict: replace(verdict, next_token=verdict.next_token - VOCAB),
+}
+RELAXED: dict[str, Callable[[Relaxed], Relaxed]] = {
+    "log r whose probabilities sum to nan": lambda found: replace(found, log_r=found.log_r * torch.nan),
+    "log r whose probabilities sum to 2.718": lambda found: replace(found, log_r=found.log_r + 1),
+    "total variation that is not that of r and p": lambda found: replace(
+        found, total_variation=found.total_variation + 0.1
+    ),
+}
+
+
+def test_right_parts_pass() -> None:
+    plain = decoded("plain")
+    assert torch.equal(decoded("wrong"), plain)
+    assert torch.equal(decoded("wrong-relaxed"), decoded("wrong-relaxed"))
+
+
+@pytest.mark.parametrize("message", TREES)
+def test_wrong_trees(message: str) -> None:
+    CHANGES["tree"] = TREES[message]
+    refused(decoded, "wrong", match=f"Guess .*{message}")
+
+
+def test_a_draft_of_no_probability() -> None:
+    def without(tree: DraftTree) -> DraftTree:
+        assert tree.log_q is not None
+        token = int(tree.tokens[0, 1])
+        left = tree.log_q.index_fill(-1, torch.tensor([token]), -torch.inf).log_softmax(-1)
+        return replace(tree, log_q=left)
+
+    CHANGES["tree"] = without
+    refused(decoded, "wrong", match="Guess drafted a token of probability 0")
+
+
+@pytest.mark.parametrize("message", VERDICTS)
+def test_wrong_verdicts(message: str) -> None:
+    CHANGES["verdict"] = VERDICTS[message]
+    refused(decoded, "wrong", match=f"Match .*{message}")
+
+
+@pytest.mark.parametrize("message", RELAXED)
+def test_wrong_relaxations(message: str) -> None:
+    CHANGES["relaxed"] = RELAXED[message]
+    refused(decoded, "wrong-relaxed", match=f"Keep returned a {message}")
