@@ -65,23 +65,22 @@ class Condition:
 
     @classmethod
     def joined(cls, parts: "Sequence[Condition]") -> "Condition":
-        """Return the condition of several batches of caption features with as many slots; all or none have a negative.
+        """Return the condition of several batches of one kind with as many slots; all or none have a negative.
 
-        ValueError for other kinds of conditions.
+        ValueError for others.
         """
-        if any(part.embeddings is None or (part.negative is None) != (parts[0].negative is None) for part in parts):
-            raise ValueError("only caption embeddings are joined, with negative ones for all or none")
-        return cls(
-            embeddings=torch.cat([part.embeddings for part in parts if part.embeddings is not None]),
-            mask=torch.cat([part.mask for part in parts if part.mask is not None]),
-            negative=cls.joined([part.negative for part in parts if part.negative is not None])
-            if parts[0].negative is not None
-            else None,
-        )
+        given, negatives = [part._given() for part in parts], [part.negative for part in parts if part.negative]
+        kinds = {tuple(None if one is None else one.shape[1:] for one in some) for some in given}
+        if len(kinds) > 1 or len(negatives) not in (0, len(parts)):
+            raise ValueError("conditions of one kind with as many slots are joined, with negative ones for all or none")
+        joined = (None if some[0] is None else torch.cat(some) for some in zip(*given, strict=True))  # type: ignore[arg-type]
+        return cls(*joined, negative=cls.joined(negatives) if negatives else None)
+
+    def _given(self) -> tuple[Tensor | None, ...]:
+        return self.embeddings, self.mask, self.labels, self.tokens
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Condition":
-        given = (self.embeddings, self.mask, self.labels, self.tokens)
-        changed = (None if part is None else change(part) for part in given)
+        changed = (None if part is None else change(part) for part in self._given())
         return Condition(*changed, negative=None if self.negative is None else self.negative._map(change))
 
 
@@ -420,7 +419,7 @@ class Verifier(Protocol):
     def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Keep a path of the tree, and sample the token behind it; a tree of one node gives that token only.
 
-        ValueError for a tree without the log q that it reads.
+        A tree without log q is tested as point drafts, or, where q is read for more, a ValueError.
         """
         ...
 

@@ -43,6 +43,8 @@ class CheckedState(State):
         if shape.num_nodes > nodes or shape.depth > depth:
             got = f"{shape.num_nodes} nodes to depth {shape.depth}"
             raise ValueError(f"{name} drafted {got}, wanted at most {nodes} to depth {depth}")
+        if shape.parents.device != device:
+            raise ValueError(f"{name} proposed a tree on {shape.parents.device}, wanted {device}")
         if shape is not self.checked_shape:
             for why in wrong_shape(shape):
                 raise ValueError(f"{name} proposed a tree {why}")
@@ -53,15 +55,18 @@ class CheckedState(State):
         for image in ((roots != tokens[:, 0]) & (self.known < self.count)).nonzero()[:1, 0].tolist():
             root, last = int(tokens[image, 0]), int(roots[image])
             raise ValueError(f"{name} has token {root} at node 0, wanted the last committed one, {last}")
-        if tree.log_q is not None and shape.depth > 0:
+        if shape.depth > 0:
             self._check_log_q(tree, name)
         return tree
 
     def _check_log_q(self, tree: DraftTree, name: str) -> None:
-        assert tree.log_q is not None
-        wanted = [*tree.tokens.shape, self.target.config.vocab_size], tree.tokens.device
-        if (got := (list(tree.log_q.shape), tree.log_q.device)) != wanted or not tree.log_q.is_floating_point():
-            raise ValueError(f"{name} has log q of {described((tree.log_q.dtype, *got))}, wanted {described(wanted)}")
+        if tree.log_q is None:
+            if isinstance(self.verifier, RelaxedVerifier):
+                raise ValueError(f"{name} records no log q, toward which a relaxation moves p")
+            return
+        wanted = torch.float32, [*tree.tokens.shape, self.target.config.vocab_size], tree.tokens.device
+        if (got := (tree.log_q.dtype, list(tree.log_q.shape), tree.log_q.device)) != wanted:
+            raise ValueError(f"{name} has log q of {described(got)}, wanted {described(wanted)}")
         inner = tree.shape.has_children.expand(tree.tokens.shape)
         check_sums(tree.log_q[inner], f"{name} has a log q")
         cells = tree.shape.parents * tree.log_q.shape[-1] + tree.tokens
@@ -76,7 +81,7 @@ class CheckedState(State):
         images, tokens = len(self.known), self.target.config.vocab_size
         for what, axes in (("path", 2), ("length", 1), ("next_token", 1)):
             one: Tensor = vars(found)[what]
-            if one.dtype != torch.int64 or one.ndim != axes or len(one) != images:
+            if (one.dtype != torch.int64 and one.numel()) or one.ndim != axes or len(one) != images:
                 got = described((one.dtype, list(one.shape)))
                 raise ValueError(f"{name} returned a {what} that is {got}, wanted int64, {axes} axes, {images} images")
         if bool(((found.length < 0) | (found.length > found.path.shape[1])).any()):

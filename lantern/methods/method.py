@@ -209,7 +209,14 @@ def lazy(module: str, *names: str) -> Any:
     """Return deferred classes or functions of a module, which is imported when a method is built."""
 
     def deferred(path: str) -> Callable[..., Deferred]:
-        return lambda *args, **named: Deferred(path, args, named)
+        def call(*args: Any, **named: Any) -> Deferred:
+            for one in (*args, *named.values()):
+                inside = one.values() if isinstance(one, Mapping) else one if isinstance(one, list | tuple) else ()
+                if any(isinstance(part, Ask | Deferred) for part in inside):
+                    raise ValueError(f"{path} got parts inside a {type(one).__name__}, wanted each as an argument")
+            return Deferred(path, args, named)
+
+        return call
 
     found = [deferred(f"{module}:{name}") for name in names]
     return found if len(found) > 1 else found[0]
@@ -345,7 +352,13 @@ class Method:
     def describe(self, greedy: bool = False) -> Made:
         """Return what it is made of, at temperature 0 if `greedy`; ValueError for options that do not fit together."""
         made = self.function(Parts(greedy), **self.fixed, **self.settings)
-        return made if isinstance(made, Made) else Made(*made)
+        if isinstance(made, tuple) and len(made) == 2 and all(isinstance(one, Deferred) for one in made):
+            made = Made(*made)
+        if not isinstance(made, Made):
+            raise ValueError(
+                f'method "{self.name}" returned {str(made)[:60]}, wanted a drafter and a verifier, made lazily'
+            )
+        return made
 
     @cached_property
     def made(self) -> Made:
@@ -432,9 +445,8 @@ def method(
         every = {key: one for options in (own, *groups) for key, one in options.items()}
         options = {key: dataclasses.replace(one, name=key) for key, one in every.items()}
         known = name or function.__name__.replace("_", "-")
-        METHODS[known] = Method(
-            known, function, options, function.__doc__ or "", paper, known if page is None else page
-        )
+        page_of = known if page is None else page
+        _add(Method(known, function, options, function.__doc__ or "", paper, page_of))
         return function
 
     return declare
@@ -445,21 +457,34 @@ def preset(name: str, base: str, summary: str, *, paper: Any = "", page: Any = "
 
     ValueError for a parameter that the other one does not have.
     """
-    old = METHODS[base]
+    old = find(base)
     options = {key: dataclasses.replace(one, fits=False) for key, one in old.options.items()}
     options |= {key: dataclasses.replace(options[key], default=changes[key]) for key in changes if key in options}
     fixed = {key: value for key, value in changes.items() if key not in options}
     if unknown := [key for key in fixed if key not in inspect.signature(old.function).parameters]:
         raise ValueError(f'method "{base}" has no setting {unknown[0]}, whose default "{name}" changes')
-    METHODS[name] = dataclasses.replace(
-        old,
-        name=name,
-        options=options,
-        summary=summary,
-        fixed={**old.fixed, **fixed},
-        paper=paper or old.paper,
-        page=page or old.page,
-    )
+    texts = {"name": name, "summary": summary, "paper": paper or old.paper, "page": page or old.page}
+    _add(dataclasses.replace(old, options=options, fixed={**old.fixed, **fixed}, **texts))
+
+
+def _add(one: Method) -> None:
+    """Add a method to METHODS; ValueError for a name that another one has, and for a wrong declaration."""
+    if not re.fullmatch("[a-z0-9+-]+", one.name):
+        raise ValueError(f'method "{one.name}" has no name that `find` reads, wanted small letters, digits, + and -')
+    sources = [(each.function.__module__, each.function.__qualname__) for each in (one, METHODS.get(one.name, one))]
+    if sources[0] != sources[1]:
+        raise ValueError(f'method "{one.name}" is declared by {".".join(sources[1])} already: give another name')
+    for option in one.options.values():
+        if type(option.default) not in (bool, int, float, str):
+            raise ValueError(
+                f'method "{one.name}": {option.label} is {option.default!r}, wanted a number, a name or a bool'
+            )
+        option.check(option.default)
+    given, (_, *others) = {*one.options, *one.fixed}, inspect.signature(one.function).parameters.values()
+    for each in others:
+        if each.name not in given and each.default is each.empty and each.kind is not each.VAR_KEYWORD:
+            raise ValueError(f'method "{one.name}": {each.name} has no default, wanted an `opt`')
+    METHODS[one.name] = one
 
 
 def find(spec: str) -> Method:
@@ -529,6 +554,6 @@ def _lacking(ask: Ask, name: str) -> str:
         )
     return {
         "part": 'a drafter and this model has none: use "plain" or "auto"',
-        "neighbours": "the proximity table of the codebook: build it with `neighbours`",
-        "vectors": "the vectors of the tokens: build it with `codebook`",
+        "neighbours": "the proximity table of the codebook, which this model lacks: it has no VQ decoder",
+        "vectors": "the vectors of the tokens, which this model lacks: it has no VQ decoder",
     }[ask.what]

@@ -46,9 +46,7 @@ def plan_of(shape: TreeShape) -> LeafOrder:
 
     append(0)
     padded = [path + [0] * (shape.depth - len(path)) for path in paths]
-    return LeafOrder(
-        tuple(order), tuple(parents), torch.tensor(padded, device=shape.parents.device).view(len(paths), -1)
-    )
+    return LeafOrder(tuple(order), tuple(parents), shape.parents.new_tensor(padded).view(len(paths), -1))
 
 
 @dataclass(frozen=True)
