@@ -194,10 +194,10 @@ class DraftTree:
     """A drafter's guess: a token for each node, and for rejection the distributions that they were sampled from.
 
     `mode` is how children were chosen: "point" (without randomness), "sampled" (without replacement, in the order of
-    sampling), "iid" (independently), "gumbel" (top-K of log q + the target's own noise), "jacobi" (a chain of which
-    each token was sampled from its recorded distribution, given the tokens before it). Row i of `log_q` is the
-    distribution from which the children of node i were sampled; rows of leaves are undefined. `inner_nodes`
-    have children, the root included; None where they may differ between images.
+    sampling; traversal needs `Noise.fresh`), "iid" (independently), "gumbel" (top-K of log q + the target's own noise),
+    "jacobi" (a chain of which each token was sampled from its recorded distribution, given the tokens before it). Row i
+    of `log_q` is the distribution from which the children of node i were sampled; rows of leaves are undefined.
+    `inner_nodes` have children, the root included; None where they may differ between images.
     """
 
     tokens: Int[Tensor, "b n"]
@@ -254,9 +254,11 @@ class Target:
     """The model whose distribution is sampled. It has no notion of trees, temperature or drafters.
 
     A call scores embedded inputs `(rows n c)` at `positions`: `config.cls_token_num` plus the number of the token in
-    raster order; targets add the length of a prompt (`Prompt.first`) and newlines themselves. The mask is over cache
-    slots. `Transformer` and `TransformersTarget` are targets, and so is what `Engine.prepare` makes of one, with faster
-    ways where an engine has them: `make_uniforms` is a `sampling.random_uniforms` with the same numbers. Unless it
+    raster order; targets add the length of a prompt (`cache.first`, from `Prompt.first`) and newlines themselves. The
+    mask is over cache slots; `cache.write(layer, slots, entries)` stores the keys and values `(rows n 2 h d)` of a
+    layer and returns those of all slots. `config` has the fields of `TargetSizes`.
+    `Transformer` and `TransformersTarget` are targets, and so is what `Engine.prepare` makes of one, with faster ways
+    where an engine has them: `make_uniforms` is a `sampling.random_uniforms` with the same numbers. Unless it
     `follows_masks`, all nodes of a pass see the tokens committed before node 0, whatever the mask is there.
     """
 
