@@ -174,7 +174,7 @@ def _drop_unwritten() -> None:
 
 def explained(error: Exception) -> str:
     """Return the message of a failure as one line."""
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in ("lantern", "recipes"):
         return f"{error}; {install_hint('eval,train')}"
     if isinstance(error, OSError) and error.strerror:
         file = error.filename2 or error.filename  # a copy that fails names its source first

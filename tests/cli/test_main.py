@@ -67,6 +67,7 @@ def failing(error: BaseException | signal.Signals) -> Command:
         (OSError(28, "No space left on device", "from.png", None, "to.png"), 1, "to.png: No space left on device"),
         (ConnectionError("the hub did not answer"), 1, "the hub did not answer"),
         (ModuleNotFoundError("No module named 'accelerate'"), 1, "No module named 'accelerate'; in the clone"),
+        (ModuleNotFoundError("No module named 'recipes'", name="recipes"), 1, "error: No module named 'recipes'"),
         (KeyError("k"), 1, "KeyError: 'k' (--debug prints a traceback)"),
         (MemoryError(), 1, "out of memory: MemoryError"),
         (MemoryError("no memory"), 1, "error: no memory"),
@@ -82,7 +83,8 @@ def test_a_failure_is_a_line_and_code(
     capsys: Capture, error: BaseException | signal.Signals, code: int, text: str
 ) -> None:
     assert run_command(failing(error), []) == code
-    assert text in one_line(capsys)
+    line = one_line(capsys)
+    assert text in line and line.endswith("recipes'") == ("recipes" in text)
 
 
 @pytest.mark.parametrize("by_variable", [False, True])
