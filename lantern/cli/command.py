@@ -222,7 +222,7 @@ class Argument:
 
     low, high: inclusive bounds of numbers. flag: spellings, where it is not the name. how: what argparse is told
     beside, such as the `type` of one value; the values of a list follow its option, which may be repeated, or each
-    repeats it (`action="append"`).
+    repeats it (`action="append"`). Its `names` are those that completion offers, where the type does not name them.
     """
 
     default: Any
@@ -319,9 +319,12 @@ def add_option(parser: Any, name: str, kind: Any, option: Argument) -> None:
         elif is_many and "action" not in option.how:
             how |= {"nargs": "+", "action": "extend"}
     how |= option.how if option.is_positional else {"dest": name, **option.how}
+    names = how.pop("names", None)
     added = parser.add_argument(*[name] if option.is_positional else (option.flag or flag(name)).split(), **how)
     if isinstance(choice := how.get("type"), OneOf):
-        added.completer = lambda **_: choice.names
+        names = choice.names
+    if names is not None:
+        added.completer = lambda **_: names
 
 
 def flag(name: str) -> str:

@@ -40,6 +40,7 @@ NEGATIVE_HELP = "text that guidance leads away from; once for all prompts, or re
 NAME_HELP = f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; fields: {', '.join(images.FIELDS)}"
 GRID_HELP = "write one contact sheet of N columns, with prompts if they differ"
 RESAMPLE_HELP = f"filter of --scale: {' or '.join(images.RESAMPLINGS)}"
+SETTINGS = {option.label: option.flag for method in METHODS.values() for option in method.options.values()}
 SETTING_HELP = "a setting of the method by its name, such as nodes=31; may be repeated"
 
 
@@ -135,7 +136,9 @@ def generate(
     out: Path | None = opt(None, f"a file ({', '.join(images.FORMATS)}) or a folder (default: here)", flag="-o --out"),
     batch: int = opt(1, "images at a time; halved if memory runs out, with the same images", 1, 4096),
     *,
-    settings: list[tuple[str, str]] = opt([], SETTING_HELP, type=named(str, "VALUE"), flag="--set", action="append"),
+    settings: list[tuple[str, str]] = opt(
+        [], SETTING_HELP, type=named(str, "VALUE"), flag="--set", action="append", names=[f"{one}=" for one in SETTINGS]
+    ),
     inputs: Content,
     where: Placement,
     distribution: Distribution,
@@ -527,8 +530,7 @@ class ImageRun:
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add an option for each setting of a method, which --help leaves to `lantern methods NAME`."""
     hidden: dict[str, Any] = {"dest": "settings", "action": "append", "help": argparse.SUPPRESS}
-    labels = {one.flag: one.label for method in METHODS.values() for one in method.options.values()}
-    for flag, label in labels.items():
+    for label, flag in SETTINGS.items():
         parser.add_argument(flag, type=lambda text, label=label: (label, text), **hidden)
 
 

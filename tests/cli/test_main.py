@@ -141,6 +141,11 @@ SETTINGS = {option.flag for option in find("bounded").options.values()}
         ("lantern train policy --", {"--records"}, {"--vq"}),
         ("lantern train drafter --config drafter-e", {"drafter-eagle1", "drafter-eagle3"}, {"target-small"}),
         ("lantern train data --recipe ", {"emoji"}, set()),
+        ("lantern train drafter --kind e", {"eagle1", "eagle3"}, {"c2t"}),
+        ("lantern bench --methods ", set(METHODS), set()),
+        ("lantern tune --methods eagle1 ea", {"eagle2"}, {"plain"}),
+        ("lantern leaderboard --methods ", set(METHODS), set()),
+        ("lantern generate --set de", {"delta=", "depth="}, {"nodes="}),
         ("lantern completion ", set(SHELLS), set()),
     ],
 )
