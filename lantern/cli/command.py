@@ -73,6 +73,11 @@ class Parser(argparse.ArgumentParser):
         """Print help or an error; a failure, which argparse swallows, is that of the command."""
         print(message, end="", file=file or sys.stderr)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; where help is asked for, it comes before all errors."""
+        asked = [word for word in args or () if word in ("-h", "--help", "--help-all")]
+        return super().parse_known_args(asked[:1] if asked and self._subparsers is None else args, namespace)
+
     def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> Namespace:  # type: ignore[override]
         """Parse strictly; the error for an unknown option names the nearest valid one."""
         parsed, unknown = self.parse_known_args(args, namespace)

@@ -49,6 +49,13 @@ def test_every_command_has_help_and_a_version(capsys: Capture) -> None:
         assert capsys.readouterr().out == f"lantern {__version__}\n"
 
 
+@pytest.mark.parametrize("words", ["eval nowhere --help", "train policy --steps x -h", "generate -n x --help-all"])
+def test_help_comes_before_errors(words: str, capsys: Capture) -> None:
+    assert main(words.split()) == 0
+    seen = capsys.readouterr()
+    assert seen.out.startswith(f"usage: lantern {words.split()[0]}") and not seen.err
+
+
 def failing(error: BaseException | signal.Signals) -> Command:
     def fail(args: object) -> int:
         if isinstance(error, signal.Signals):
