@@ -67,7 +67,7 @@ class Files(Group):
 
     name: str | None = opt(None, NAME_HELP, metavar="TEMPLATE")
     overwrite: bool = opt(False, "replace files that exist; a file named by --out is always replaced")
-    skip_existing: bool = opt(False, "keep files that exist, such as those of an interrupted run, and make the others")
+    skip_existing: bool = opt(False, "keep files by name alone, such as those of an interrupted run; make the others")
     format: str | None = opt(None, f"one of {', '.join(images.SUFFIXES)} (default png)", type=OneOf(images.SUFFIXES))
     quality: int | None = opt(None, "quality of JPEG and WebP files, 1 to 100 (default 90)", 1, 100)
     scale: int | None = opt(None, f"enlarge images N times; 1 is the raw size {OF_MODEL}", 1, images.MAX_SCALE)
@@ -76,7 +76,7 @@ class Files(Group):
     tokens: Path | None = opt(None, "write the token grid as JSON, - is stdout; no image unless --out", metavar="FILE")
     json: bool = opt(False, "print statistics as one JSON object on stdout; if interrupted, of the finished images")
     compare: bool = opt(False, "make each image by plain decoding as well, and print the difference")
-    record: Path | None = opt(None, "write the drafts of every step, to train tree policies", metavar="FILE")
+    record: Path | None = opt(None, "write the drafts of all steps (safetensors), to train policies", metavar="FILE")
     no_prompt_in_metadata: bool = opt(False, "leave the prompt out of the metadata")
     quiet: bool = opt(False, "print only errors on stderr")
 
@@ -515,8 +515,8 @@ class ImageRun:
             }
             print(json.dumps(head | figures, allow_nan=False))
         elif stopped is None:
-            if files.tokens is not None and files.has_paths:
-                print(files.tokens)
+            for path in filter(None, (files.tokens, files.record) if files.has_paths else ()):
+                print(path)
             cost = "" if figures["exact"] else f"total variation {figures['total_variation']:.3f} per token, "
             kind = f"exact in {figures['promise']}" if figures["exact"] else "relaxed"
             summary = (

@@ -176,10 +176,11 @@ def test_negative_prompts_are_those_of_the_pipeline(model: str, capsys: Capture)
             assert json.loads(Path("tokens.json").read_text()) == same.tokens.tolist()
 
 
-def test_drafts_are_recorded_with_settings_given_by_name(model: str) -> None:
+def test_drafts_are_recorded_with_settings_given_by_name(model: str, capsys: Capture) -> None:
     changed = ("--set", "nodes=5", "--set", "depth=2", "--set", "value=q")
     own = grid(model, "--method", "plain", "-n", "2")
     assert grid(model, "--method", "eagle2", "--record", "r.safetensors", "-n", "2", *changed) == own
+    assert capsys.readouterr().out.splitlines()[-2:] == ["grid.json", "r.safetensors"]
     records = Records.load(Path("r.safetensors"))
     assert len(records) > 0 and sorted(set(records.picture.tolist())) == [0, 1] and records.parents.shape[1] == 6
     assert records.about["method"] == "eagle2" and len(records.about["target"]) == 64
