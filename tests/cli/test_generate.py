@@ -123,7 +123,7 @@ def test_comparison_saves_the_two_side_by_side_and_reports_what_differs(model: s
 
 def test_prompts_come_from_files_in_several_forms(model: str) -> None:
     forms = {
-        "p.txt": "# a comment\na red apple\n\n  blue cat \n",
+        "p.txt": "# a comment\n  # another\na red apple\n\n  blue cat \n",
         "p.json": '["a red apple", {"prompt": "blue cat"}]',
         "p.jsonl": '{"caption": "a red apple", "by": "a\u2028b"}\n"blue cat"\n',
         "p.tsv": "Category\tPrompt\tNumber\nfood\ta red apple\t1\n\tblue cat\t2\n",
