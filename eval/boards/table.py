@@ -237,9 +237,6 @@ def estimate(found: Estimate) -> dict[str, float]:
     return {"value": rounded(found.value), "low": rounded(found.low), "high": rounded(found.high)}
 
 
-# tables
-
-
 def check_page(text: str) -> None:
     """Raise ValueError for a document without a place for rows."""
     if not ROWS.search(text):
