@@ -215,8 +215,6 @@ class Bench:
         spent = {kind: known[kind]["ms_per_step"] for kind in PRODUCTS if "ms_per_step" in known.get(kind, {})}
         return min(spent, key=spent.__getitem__, default=PRODUCTS[0])
 
-    # the sections
-
     def machine(self) -> None:
         """What it is, what `auto` chooses and why, the bandwidth of copy and read, the gap between two kernels."""
         for name, value in surroundings(self.device).items():

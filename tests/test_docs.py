@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from lantern.decoding.loop import State
+from lantern.methods import METHODS
 from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from tests import tiny_transformers as tiny
@@ -354,3 +355,8 @@ def test_named_files_and_modules_exist(path: Path) -> None:
         assert re.search("[A-Z]{4}|my-", name) or (ROOT / name).exists(), f"{shown(path)}: {name}"
     for name in re.findall(r"python -m ([\w.]+)", text):
         assert name == "pytest" or find_spec(name) is not None, f"{shown(path)}: {name}"
+
+
+def test_every_method_has_a_paragraph() -> None:
+    ids = re.findall(r'<a id="([^"]+)">', (ROOT / "docs" / "methods.md").read_text(encoding="utf-8"))
+    assert {method.page for method in METHODS.values() if method.page} <= set(ids)

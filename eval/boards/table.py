@@ -237,9 +237,6 @@ def estimate(found: Estimate) -> dict[str, float]:
     return {"value": rounded(found.value), "low": rounded(found.low), "high": rounded(found.high)}
 
 
-# tables
-
-
 def check_page(text: str) -> None:
     """Raise ValueError for a document without a place for rows."""
     if not ROWS.search(text):
@@ -247,15 +244,22 @@ def check_page(text: str) -> None:
 
 
 def rendered(text: str, found: Mapping[str, Any]) -> str:
-    """Return a document with the rows of these figures, other tables as they are; ValueError without a place."""
+    """Return a document with the rows of these figures, other tables as they are; ValueError without a place.
+
+    Rows of a page are measured together: ValueError for figures that lack methods of the page.
+    """
     check_page(text)
     # a document lists methods at their own settings that exist still
     boards = [board | {"rows": [row for row in board["rows"] if row["method"] in METHODS]} for board in found["boards"]]
     tables = {"leaderboard": leaderboard_rows(boards), "pairs": pair_rows(found["boards"])}
 
     def filled(place: re.Match[str]) -> str:
-        rows = tables[place[2]]
-        return place[1] + "\n".join([*rows, place[3]]) if len(rows) > 2 else place[0]
+        if len(rows := tables[place[2]]) <= 2:
+            return place[0]
+        there, here = ({*re.findall(r"^\| `([^`]+)`", one, re.M)} for one in (place[0], "\n".join(rows)))
+        if lost := (there & METHODS.keys()) - here:
+            raise ValueError(f"the page has methods that the file lacks ({len(lost)}, as {min(lost)}): measure them")
+        return place[1] + "\n".join([*rows, place[3]])
 
     return ROWS.sub(filled, text)
 
@@ -270,11 +274,12 @@ def markdown(found: Mapping[str, Any]) -> str:
 def board_lines(found: Mapping[str, Any], board: Board) -> Iterator[str]:
     """Yield the lines of one temperature."""
     where, loads = found["surroundings"], sorted(board["load"]) or [math.nan]
+    commits = ", ".join(short_commit(one) for one in found["commits"] if one != where["lantern"])  # that of a wheel
     yield (
         f"Model {found['model']} ({found['weights'][:12]}), {found['variant']}, seed {found['seed']}, guidance "
         f"{found['sampling']['guidance']:g}, temperature {board['temperature']:g}, {board['images']} images; "
         f"{where['gpu'] or where['cpu']}, {where['threads']} threads, load {loads[0]:.1f} to {loads[-1]:.1f}; torch "
-        f"{where['torch']}, commit {', '.join(map(short_commit, found['commits']))}. The fastest plain decoding "
+        f"{where['torch']}{', commit ' * bool(commits)}{commits}. The fastest plain decoding "
         f"is {board['baseline'].partition(' | ')[2]}. Brackets: 95 % intervals, paired by seed. *: no claim: fewer "
         "than 10 rounds, times that vary too much, or an interval that contains 1."
     )

@@ -33,8 +33,7 @@ class Moments:
     """
 
     def __init__(self, width: int, *, made_with: str = "") -> None:
-        self.width, self.count = width, 0
-        self.made_with = made_with
+        self.width, self.count, self.made_with = width, 0, made_with
         self.sets: tuple[str, ...] = ()
         self._sum = torch.zeros(width, dtype=torch.float64)
         # high x high, high x low, low x low

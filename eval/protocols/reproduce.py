@@ -36,6 +36,10 @@ from lantern.methods import Method, find
 from lantern.methods.method import ADD_ONS
 from lantern.models.folder import Model, load_model, pick_device, pick_dtype
 
+ROW_NAME = "row.json"
+# settings that row.json records and a repeated row takes over
+CHOICES = ("model", "method", "limit", "batch", "device", "dtype", "threads", "engine", "metrics")
+
 
 class TableRow(Choices):
     """A requested row. `protocol` is a name, a protocol's .json file, or a `row.json` to repeat.
@@ -125,11 +129,6 @@ def obstacles(task: ResolvedRow) -> dict[str, str]:
     origin = f": {known.name} ({known.origin})" if known else ""
     found = {name: quality.obstacle(name, row.reference, row.weights, origin) for name in task.metrics}
     return {name: why for name, why in found.items() if why}
-
-
-ROW_NAME = "row.json"
-# settings that row.json records and a repeated row takes over
-CHOICES = ("model", "method", "limit", "batch", "device", "dtype", "threads", "engine", "metrics")
 
 
 def prepare(row: TableRow) -> ResolvedRow:

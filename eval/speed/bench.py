@@ -231,9 +231,6 @@ def broken_promises(races: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-# the table
-
-
 def render(figures: Mapping[str, Any]) -> str:
     """Return the figures of a model or a size as a table of at most WIDTH columns; reasons may be longer."""
     lines = [*_heading(figures), *(_races(figures) if figures["what"] == "model" else _size(figures))]

@@ -30,6 +30,12 @@ from lantern.eval.speed.surroundings import load_average
 
 Report = Callable[[str], object]
 WARM_UP_PASSES = 6
+ENOUGH_ROUNDS = 10
+STEADY = 1.5  # largest p90 / p10 of a valid claim; above it the machine was too busy
+COPY_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
+REPEATS = 9
+LINES = 256  # of a large product
+TABLES = ("tok_embeddings.", "cls_embedding.")  # of which a pass reads only a few rows
 
 
 class CutShort(KeyboardInterrupt):
@@ -38,9 +44,6 @@ class CutShort(KeyboardInterrupt):
     def __init__(self, found: Any) -> None:
         super().__init__("interrupted")
         self.found = found
-
-
-# the loop
 
 
 def race(
@@ -124,9 +127,6 @@ def reporter(is_quiet: bool) -> Report:
     return (lambda text: None) if is_quiet else (lambda text: print(text, file=sys.stderr, flush=True))
 
 
-# short decodings
-
-
 def first_passes(contender: Contender, job: RoundImages) -> list[float]:
     """Decode the first passes of a job; return the time after each, the prompt's first."""
     times: list[float] = []
@@ -150,9 +150,6 @@ def warm(contender: Contender, jobs: Sequence[RoundImages]) -> None:
     contender.decode(jobs[0])
     for job in jobs[1:]:
         first_passes(contender, job)
-
-
-# records
 
 
 def runs_of(steps: Sequence[tuple[Tensor, Tensor, int]], number: int) -> Line:
@@ -207,12 +204,6 @@ def identity(lines: Sequence[Line], name: str, plain: str) -> dict[str, int]:
     tokens = (unpack([image["tokens"] for line in side for image in line["images"]]) for side in sides)
     differing = torch.ne(*tokens).sum(1)
     return {"differing_images": int((differing > 0).sum()), "differing_tokens": int(differing.sum())}
-
-
-# claims
-
-ENOUGH_ROUNDS = 10
-STEADY = 1.5  # largest p90 / p10 of a valid claim; above it the machine was too busy
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:
@@ -273,16 +264,6 @@ def results(contenders: Sequence[Contender], lines: Sequence[Line]) -> list[dict
         | compare(before, seconds_of(lines, one.name))
         for one in best
     ]
-
-
-# the roofline: the least time of a pass, from the bytes that it reads and the bandwidth of a copy; and its arithmetic,
-# from its products and the rate of a large one
-
-COPY_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
-REPEATS = 9
-LINES = 256  # of a large product
-# tables of which a pass reads only a few rows
-TABLES = ("tok_embeddings.", "cls_embedding.")
 
 
 def copy_bandwidth(device: torch.device) -> float:

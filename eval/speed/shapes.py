@@ -147,9 +147,7 @@ def random_model(config: TransformerConfig, drafters: Sequence[str], device: tor
         method = find(name)
         found = [ADD_ONS[part] for part in method.made.needs if ADD_ONS[part].training == "drafter"]
         if method.tree is None or len(found) != 1 or "layers" not in {entry.name for entry in fields(found[0].config)}:
-            raise ValueError(
-                f'drafter is "{name}", wanted a method with a tree and layers of its own, such as "eagle1"'
-            )
+            raise ValueError(f'drafter is "{name}", wanted a method with a tree and own layers, such as "eagle1"')
         drafts[found[0].name] = random_drafter(found[0], config, device, dtype)
     with device, NoInitialisation():
         target = Transformer(config)

@@ -15,6 +15,8 @@ from lantern.engines.cpu.build import facts
 from lantern.models.folder import Model
 
 HERE = Path(lantern.__file__).resolve().parents[1]
+# Files whose changes do not change what a command measures: results and documents, which commands write one by one
+NO_CODE = (":!eval/results", ":!docs", ":!*.md", ":!*.png")
 
 
 def surroundings(device: torch.device) -> dict[str, Any]:
@@ -38,10 +40,6 @@ def surroundings(device: torch.device) -> dict[str, Any]:
 def about(model: Model) -> dict[str, Any]:
     """Return which model a measurement is of and its setting: name, fingerprint of the files, surroundings."""
     return {"model": model.name, "fingerprint": model.fingerprint, "surroundings": surroundings(model.device)}
-
-
-# Files whose changes do not change what a command measures: results and documents, which commands write one by one
-NO_CODE = (":!eval/results", ":!docs", ":!*.md", ":!*.png")
 
 
 def commit(folder: Path) -> str:

@@ -73,6 +73,11 @@ class Parser(argparse.ArgumentParser):
         """Print help or an error; a failure, which argparse swallows, is that of the command."""
         print(message, end="", file=file or sys.stderr)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; where help is asked for, it comes before all errors."""
+        asked = [word for word in args or () if word in ("-h", "--help", "--help-all")]
+        return super().parse_known_args(asked[:1] if asked and self._subparsers is None else args, namespace)
+
     def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> Namespace:  # type: ignore[override]
         """Parse strictly; the error for an unknown option names the nearest valid one."""
         parsed, unknown = self.parse_known_args(args, namespace)
@@ -174,7 +179,7 @@ def _drop_unwritten() -> None:
 
 def explained(error: Exception) -> str:
     """Return the message of a failure as one line."""
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in ("lantern", "recipes"):
         return f"{error}; {install_hint('eval,train')}"
     if isinstance(error, OSError) and error.strerror:
         file = error.filename2 or error.filename  # a copy that fails names its source first
@@ -222,7 +227,7 @@ class Argument:
 
     low, high: inclusive bounds of numbers. flag: spellings, where it is not the name. how: what argparse is told
     beside, such as the `type` of one value; the values of a list follow its option, which may be repeated, or each
-    repeats it (`action="append"`).
+    repeats it (`action="append"`). Its `names` are those that completion offers, where the type does not name them.
     """
 
     default: Any
@@ -319,9 +324,12 @@ def add_option(parser: Any, name: str, kind: Any, option: Argument) -> None:
         elif is_many and "action" not in option.how:
             how |= {"nargs": "+", "action": "extend"}
     how |= option.how if option.is_positional else {"dest": name, **option.how}
+    names = how.pop("names", None)
     added = parser.add_argument(*[name] if option.is_positional else (option.flag or flag(name)).split(), **how)
     if isinstance(choice := how.get("type"), OneOf):
-        added.completer = lambda **_: choice.names
+        names = choice.names
+    if names is not None:
+        added.completer = lambda **_: names
 
 
 def flag(name: str) -> str:

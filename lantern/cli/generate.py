@@ -40,6 +40,7 @@ NEGATIVE_HELP = "text that guidance leads away from; once for all prompts, or re
 NAME_HELP = f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; fields: {', '.join(images.FIELDS)}"
 GRID_HELP = "write one contact sheet of N columns, with prompts if they differ"
 RESAMPLE_HELP = f"filter of --scale: {' or '.join(images.RESAMPLINGS)}"
+SETTINGS = {option.label: option.flag for method in METHODS.values() for option in method.options.values()}
 SETTING_HELP = "a setting of the method by its name, such as nodes=31; may be repeated"
 
 
@@ -66,7 +67,7 @@ class Files(Group):
 
     name: str | None = opt(None, NAME_HELP, metavar="TEMPLATE")
     overwrite: bool = opt(False, "replace files that exist; a file named by --out is always replaced")
-    skip_existing: bool = opt(False, "keep files that exist, such as those of an interrupted run, and make the others")
+    skip_existing: bool = opt(False, "keep files by name alone, such as those of an interrupted run; make the others")
     format: str | None = opt(None, f"one of {', '.join(images.SUFFIXES)} (default png)", type=OneOf(images.SUFFIXES))
     quality: int | None = opt(None, "quality of JPEG and WebP files, 1 to 100 (default 90)", 1, 100)
     scale: int | None = opt(None, f"enlarge images N times; 1 is the raw size {OF_MODEL}", 1, images.MAX_SCALE)
@@ -75,7 +76,7 @@ class Files(Group):
     tokens: Path | None = opt(None, "write the token grid as JSON, - is stdout; no image unless --out", metavar="FILE")
     json: bool = opt(False, "print statistics as one JSON object on stdout; if interrupted, of the finished images")
     compare: bool = opt(False, "make each image by plain decoding as well, and print the difference")
-    record: Path | None = opt(None, "write the drafts of every step, to train tree policies", metavar="FILE")
+    record: Path | None = opt(None, "write the drafts of all steps (safetensors), to train policies", metavar="FILE")
     no_prompt_in_metadata: bool = opt(False, "leave the prompt out of the metadata")
     quiet: bool = opt(False, "print only errors on stderr")
 
@@ -135,7 +136,9 @@ def generate(
     out: Path | None = opt(None, f"a file ({', '.join(images.FORMATS)}) or a folder (default: here)", flag="-o --out"),
     batch: int = opt(1, "images at a time; halved if memory runs out, with the same images", 1, 4096),
     *,
-    settings: list[tuple[str, str]] = opt([], SETTING_HELP, type=named(str, "VALUE"), flag="--set", action="append"),
+    settings: list[tuple[str, str]] = opt(
+        [], SETTING_HELP, type=named(str, "VALUE"), flag="--set", action="append", names=[f"{one}=" for one in SETTINGS]
+    ),
     inputs: Content,
     where: Placement,
     distribution: Distribution,
@@ -512,8 +515,8 @@ class ImageRun:
             }
             print(json.dumps(head | figures, allow_nan=False))
         elif stopped is None:
-            if files.tokens is not None and files.has_paths:
-                print(files.tokens)
+            for path in filter(None, (files.tokens, files.record) if files.has_paths else ()):
+                print(path)
             cost = "" if figures["exact"] else f"total variation {figures['total_variation']:.3f} per token, "
             kind = f"exact in {figures['promise']}" if figures["exact"] else "relaxed"
             summary = (
@@ -527,8 +530,7 @@ class ImageRun:
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add an option for each setting of a method, which --help leaves to `lantern methods NAME`."""
     hidden: dict[str, Any] = {"dest": "settings", "action": "append", "help": argparse.SUPPRESS}
-    labels = {one.flag: one.label for method in METHODS.values() for one in method.options.values()}
-    for flag, label in labels.items():
+    for label, flag in SETTINGS.items():
         parser.add_argument(flag, type=lambda text, label=label: (label, text), **hidden)
 
 

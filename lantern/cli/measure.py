@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lantern.cli.command import Group, OneOf, arg, check_file, command, existing, flag, named, opt, outcome, say
 from lantern.cli.options import DTYPES, MAX_SEED, MODEL, Apart, Choices, Distribution, Filters, Machine, Placement, Runs
 from lantern.engines.engine import OTHER_VARIANTS, VARIANTS
+from lantern.methods import METHODS
 
 if TYPE_CHECKING:
     from lantern.core.process import Stopping
@@ -37,6 +38,7 @@ SHOWN = 12  # candidates in the table of `lantern tune`
 PROTOCOLS = "coco2014-30k, coco2017-5k-longest, partiprompts, imagenet-50k, emoji"
 
 BENCH_METHODS_HELP = 'such as eagle1 "lantern++:k=5,lambda_=1.5"; default: auto and the model\'s default'
+LEADERBOARD_METHODS_HELP = 'such as eagle1 "lantern:k=10/100,delta=0.1" (default: all)'
 DRAFTER_HELP = 'methods to measure, such as eagle1 (default), parallelspec or "lantern++:drafts=parallelspec"'
 VARIANTS_HELP = "eager, cpu or graph, alone or with +int8, +int4 or +fp8 (default: those of --baseline, else all)"
 BENCH_BASELINE_HELP = "how plain decoding runs beside --variants; the fastest is the baseline (default: in all ways)"
@@ -56,7 +58,7 @@ class OfModel(Group):
     """A model (the default)."""
 
     model: str = MODEL
-    methods: list[str] | None = opt(None, BENCH_METHODS_HELP, metavar="METHOD")
+    methods: list[str] | None = opt(None, BENCH_METHODS_HELP, metavar="METHOD", names=METHODS)
     prompts_file: str | None = opt(None, "prompts, one per line (or .json, .jsonl, .tsv)", metavar="FILE")
 
 
@@ -165,7 +167,7 @@ class Race(Group):
     max_tv: float = opt(0.0, MAX_TV_HELP, 0, 1)
     max_nodes: int = opt(32, "most nodes of a step, root included", 2, 256)
     max_depth: int = opt(8, "greatest depth of a tree", 1, 16)
-    methods: list[str] = opt([], "measure only these, and plain decoding")
+    methods: list[str] = opt([], "measure only these, and plain decoding", names=METHODS)
 
 
 @command
@@ -309,7 +311,7 @@ def leaderboard(
     docs: Path | None = opt(None, DOCS_HELP, type=existing, metavar="PAGE"),
     json: bool = opt(False, "print the figures of the table as one JSON line"),
     model: str = MODEL,
-    methods: list[str] = opt([], 'such as eagle1 "lantern:k=10/100,delta=0.1" (default: all)', metavar="METHOD"),
+    methods: list[str] = opt([], LEADERBOARD_METHODS_HELP, metavar="METHOD", names=METHODS),
     pairs: list[str] | None = opt(None, PAIRS_HELP, metavar="A==B", nargs="*"),
     rules: bool = opt(False, "each relaxed rule at several strengths, on the same tree or window"),
     images: int = opt(8, "images per method", 1, 10**5),

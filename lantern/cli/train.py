@@ -40,8 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add("--config", help=f"a JSON file, or one of {', '.join(own)}").completer = lambda own=own, **_: own
         add("--out", required=True, type=Path, help="folder to write to; a stopped run is resumed")
         add("--debug", action="store_true", help="print tracebacks")
+        kinds = [config.removeprefix(f"{name}-") for config in own]
         for option in sorted(takers[name]):
-            add_option(one, option, *options[option])
+            kind, declared = options[option]
+            how = {"names": kinds} if option == "kind" else {}
+            add_option(one, option, kind, replace(declared, how=declared.how | how))
 
 
 def run(args: argparse.Namespace) -> None:

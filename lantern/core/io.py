@@ -61,10 +61,12 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
             image.save(temporary)
 
     The temporary name keeps the suffix, from which writers derive the format. Missing parent folders
-    are created. If the block fails, `path` is unchanged and the temporary file is removed; an OSError of that file
-    names `path`. A symbolic link stays, and the file that it names is replaced. A device or a pipe is written to at the
-    end of the block.
+    are created. If the block fails, `path` is unchanged and the temporary file is removed; an OSError of that file, as
+    which safetensors' error is raised too, names `path`. A symbolic link stays, and the file that it names is replaced.
+    A device or a pipe is written to at the end of the block.
     """
+    from safetensors import SafetensorError
+
     path = Path(path)
     if path.exists() and not path.is_file() and not path.is_dir():  # also behind a link, such as /dev/stdout
         with tempfile.TemporaryDirectory() as folder:
@@ -94,6 +96,8 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         for folder in made:  # innermost first; one that something else was written to stays
             with suppress(OSError):
                 folder.rmdir()
+        if isinstance(error, SafetensorError):  # of the system, such as a full disk
+            raise OSError(errno.EIO, f"cannot be written: {one_line(error)}", str(path)) from error
         if isinstance(error, OSError) and error.filename in (None, str(temporary)):
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
@@ -139,7 +143,6 @@ def save_component(
     `config` is a mapping or a config dataclass. `dtype` converts floating tensors (torch.bfloat16
     halves a folder). OSError if a file cannot be written.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
@@ -152,13 +155,10 @@ def save_component(
     folder = Path(folder)
     with (
         atomic_write(folder / SUMS_NAME) as sums,
-        atomic_write(folder / WEIGHTS_NAME) as weights,
         atomic_write(folder / CONFIG_NAME) as config_file,
+        atomic_write(folder / WEIGHTS_NAME) as weights,
     ):
-        try:
-            save_file(stored, weights, metadata={"format": "pt"})
-        except SafetensorError as error:  # of the system, such as a full disk
-            raise OSError(errno.EIO, f"cannot be written: {one_line(error)}", str(folder / WEIGHTS_NAME)) from error
+        save_file(stored, weights, metadata={"format": "pt"})
         config_file.write_text(_json(config), encoding="utf-8")
         listed = {name: digest for name, digest in read_checksums(folder).items() if (folder / name).is_file()}
         sums.write_text(format_checksums(listed | {WEIGHTS_NAME: sha256_of(weights)}), encoding="ascii")

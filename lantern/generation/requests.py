@@ -347,7 +347,8 @@ def read_prompts(path: str, *, ending: str = "") -> list[str]:
     name, ending = "standard input" if path == "-" else path, ending or Path(path).suffix.lower()
     text = _read(path, name)
     lines = enumerate(StringIO(text, newline=None), start=1)  # JSON texts hold what else `splitlines` splits at
-    found: list[tuple[str, Any]] = [(f"line {i}", line) for i, line in lines if line.strip() and line[0] != "#"]
+    kept = ((i, line) for i, line in lines if line.strip() and line.lstrip(" ")[0] != "#")
+    found: list[tuple[str, Any]] = [(f"line {i}", line) for i, line in kept]
     if ending == ".json":
         values = _parsed(text, name)
         if not isinstance(values, list):

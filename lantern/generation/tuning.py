@@ -66,8 +66,8 @@ def candidates(
     """Return the methods with the settings to measure, exact ones first, relaxed ones if `max_tv` is above 0.
 
     Methods with dynamic trees, or without tree and window, have nothing to tune and are left out, as are methods whose
-    networks or codebook the model lacks. `names` restricts them. ValueError for an unknown name, and for a relaxed
-    method without a bound.
+    networks or codebook the model lacks. `names` restricts them. ValueError for an unknown name, for a relaxed
+    method without a bound, and for one that has nothing to tune.
     """
     for name in names:
         if name not in METHODS or name == "auto":
@@ -75,6 +75,8 @@ def candidates(
             raise ValueError(f"method {name!r} cannot be tuned, wanted some of {known}")
         if not METHODS[name].exact and not max_tv:
             raise ValueError(f'method "{name}" is relaxed: give a bound on its cost with --max-tv')
+        if not METHODS[name].is_plain and "window" not in METHODS[name].options and METHODS[name].tree is None:
+            raise ValueError(f'method "{name}" has no window or static tree to tune: measure it with `lantern bench`')
     found, has_table = list[Method](), max_tv > 0 and model.codebook is not None
     for method in chain.from_iterable(map(by_drafts, METHODS.values())):
         is_admitted = method.exact or (max_tv > 0 and (has_table or "k" not in method.options))

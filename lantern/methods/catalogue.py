@@ -42,7 +42,7 @@ CLASSIFIER = {"training": "policy", "toy": {"hidden": 8}, "task": "lantern.train
 RECURRENT = {"training": "policy", "toy": {"beam": 4, "hidden": 8}, "task": "lantern.training.policy:RadarTask"}
 COUNTED = "lantern train tables --kind {} --model MODEL --prompts FILE --out MODEL/parts"
 SMALL = (
-    "lantern train target --config target-emoji-small --data DATA --vq MODEL/vqvae "
+    "lantern train target --config target-small-draft --data DATA --vq MODEL/vqvae "
     "--text-encoder MODEL/text_encoder --tokenizer MODEL/tokenizer --out OUT"
 )
 LLAMA = ("lantern.models.llamagen.transformer", "Transformer", "TransformerConfig")

@@ -402,9 +402,10 @@ class Method:
             if one.label == plain:
                 return one
         if self.reason:
-            raise ValueError(
-                f'"auto" chose method "{self.name}", which has no setting {plain}: name the method with its settings'
-            )
+            is_known = any(one.label == plain for each in METHODS.values() for one in each.options.values())
+            own = f'"auto" chose method "{self.name}", which has no setting {plain}: name the method with its settings'
+            none = f'no method has a setting "{plain}"; wanted the arguments of the call, or settings of a method'
+            raise ValueError(own if is_known else none)
         known = ", ".join(one.label for one in self.options.values())
         takes = f"takes {known}" if known else "takes no settings"
         raise ValueError(

@@ -29,7 +29,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from lantern.core.config import one_line
+from lantern.core.config import one_line, read_json_object
 from lantern.core.io import atomic_write, sha256_of, write_json
 from lantern.generation.images import in_8_bits
 
@@ -68,7 +68,7 @@ class Summary:
 
     counts: records by kind, split and style. skipped: unreadable or uncaptioned inputs, the first hundred by name.
     packages: name, version, sha256 and licence of each archive. sha256: of pictures.tar; bytes: of the whole folder
-    without the summary.
+    without the summary. origin: the input's path, or the recipe.
     """
 
     source: str
@@ -82,9 +82,11 @@ class Summary:
     packages: tuple[dict[str, str], ...] = ()
     sha256: str = ""
     bytes: int = 0
+    origin: str = ""
 
     def __str__(self) -> str:
-        return f"{self.records} images, {self.bytes / 2**20:.1f} MiB, {self.num_skipped} inputs left out"
+        first = f", listed in {SUMMARY}, first {self.skipped[0]}" if self.skipped else ""
+        return f"{self.records} images, {self.bytes / 2**20:.1f} MiB, {self.num_skipped} inputs left out{first}"
 
 
 Made = tuple[UInt8[np.ndarray, "h w 3"], Record]  # an image with its record, whose number is set when it is written
@@ -217,9 +219,9 @@ def write_prepared(
     """Prepare the images of jobs into `out`, which is replaced as a whole once everything is written.
 
     Jobs run in threads on all cores: Pillow and NumPy release Python's lock in most of the work. What is written does
-    not depend on their number. `skipped` are inputs left out before, `origin` names the input in the error that no
-    image is usable. A terminal shows a bar up to `total`. ValueError, in one line, if `out` holds something else or no
-    image is usable.
+    not depend on their number. `skipped` are inputs left out before, `origin` names the input. A terminal shows a bar
+    up to `total`. ValueError, in one line, if `out` holds something else, or data of another input, or no image is
+    usable.
     """
     from PIL import Image
     from tqdm import tqdm
@@ -227,6 +229,8 @@ def write_prepared(
     out, own = out.resolve(), {PICTURES, RECORDS, SUMMARY, CACHE}  # a link to another disk stays a link
     if out.exists() and not (out.is_dir() and {path.name for path in out.iterdir()} <= own):
         raise ValueError(f"{out} exists and is no prepared data: choose another folder or remove it")
+    if (out / SUMMARY).is_file() and (known := read_json_object(out / SUMMARY).get("origin", origin)) != origin:
+        raise ValueError(f"{out} holds the images of {known}, got {origin}: choose another folder or remove it")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -274,6 +278,7 @@ def write_prepared(
             packages=tuple(packages),
             sha256=sha256_of(partial / PICTURES),
             bytes=sum(path.stat().st_size for path in partial.iterdir()),
+            origin=origin,
         )
         write_json(partial / SUMMARY, asdict(summary))
         shutil.rmtree(out, ignore_errors=True)
@@ -296,12 +301,13 @@ class DataConfig(ImagesConfig):
 
 @dataclass(frozen=True)
 class Sample:
-    """One image file and its captions, which may be none. `label` is its class or ""."""
+    """One image file and its captions, which may be none, with the reason `lack`. `label` is its class or ""."""
 
     name: str
     data: bytes
     captions: tuple[str, ...]
     label: str = ""
+    lack: str = "no caption in UTF-8"
 
 
 def prepare(config: DataConfig, *, out: Path, path: Path | None = None) -> Summary:
@@ -321,7 +327,7 @@ def prepare(config: DataConfig, *, out: Path, path: Path | None = None) -> Summa
             if config.mirrors and split == "train":
                 yield partial(make, sample, config.size, split, "mirror")
 
-    return write_prepared(out, jobs(), config, origin=str(origin))
+    return write_prepared(out, jobs(), config, origin=str(origin.resolve()))
 
 
 def make(sample: Sample, size: int, split: str, variant: str = "original") -> Made | str:
@@ -332,7 +338,7 @@ def make(sample: Sample, size: int, split: str, variant: str = "original") -> Ma
     from PIL import Image, ImageOps
 
     if not sample.captions:
-        return f"{sample.name}: no caption in UTF-8"
+        return f"{sample.name}: {sample.lack}"
     try:
         with Image.open(BytesIO(sample.data)) as file:
             image = in_8_bits(ImageOps.exif_transpose(file)).convert("RGBA")
@@ -351,8 +357,10 @@ def read_folder(path: Path) -> Iterator[Sample]:
     """Yield images at any depth; `NAME.txt` beside an image holds its captions, one per line."""
     for file in list_pictures(path):
         text = file.with_suffix(".txt")
-        captions = clean_lines(text.read_bytes()) if text.is_file() else ()
-        yield Sample(file.relative_to(path).as_posix(), file.read_bytes(), captions)
+        data = text.read_bytes() if text.is_file() else None
+        lack = "no text file" if data is None else "its text is not UTF-8" if data.strip() else "its text file is empty"
+        captions = clean_lines(data or b"")
+        yield Sample(file.relative_to(path).as_posix(), file.read_bytes(), captions, lack=lack)
 
 
 def read_classes(path: Path) -> Iterator[Sample]:

@@ -20,7 +20,7 @@ RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 MINUTES_HELP = "time to fill with steps after the inputs are prepared, instead of --steps"
 RECORDS_HELP = "file written by lantern-generate --record, or a folder of such files"
 SIZE_HELP = "width and height in pixels, for a target of transformers that makes several sizes"
-CLONE = "stages and configs of recipes such as emoji come with a clone of lantern"
+CLONE = "stages and configs of recipes such as emoji come with a clone of lantern, installed with pip install -e"
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,7 @@ def find_recipes() -> dict[str, Recipe]:
 
 def find_recipe(name: str) -> Recipe:
     """Return a recipe by its name; ValueError if it is not there."""
-    if not (RECIPES / name / "recipe.py").is_file():
-        known = sorted(path.parent.name for path in RECIPES.glob("*/recipe.py"))
+    if name not in (known := sorted(path.parent.name for path in RECIPES.glob("*/recipe.py"))):
         raise ValueError(f"recipe {name[:40]!r} is not in {RECIPES}; {hint_for(name, known) if known else CLONE}")
     if str(RECIPES.parent) not in sys.path:
         sys.path.append(str(RECIPES.parent))

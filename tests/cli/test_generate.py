@@ -123,7 +123,7 @@ def test_comparison_saves_the_two_side_by_side_and_reports_what_differs(model: s
 
 def test_prompts_come_from_files_in_several_forms(model: str) -> None:
     forms = {
-        "p.txt": "# a comment\na red apple\n\n  blue cat \n",
+        "p.txt": "# a comment\n  # another\na red apple\n\n  blue cat \n",
         "p.json": '["a red apple", {"prompt": "blue cat"}]',
         "p.jsonl": '{"caption": "a red apple", "by": "a\u2028b"}\n"blue cat"\n',
         "p.tsv": "Category\tPrompt\tNumber\nfood\ta red apple\t1\n\tblue cat\t2\n",
@@ -176,10 +176,11 @@ def test_negative_prompts_are_those_of_the_pipeline(model: str, capsys: Capture)
             assert json.loads(Path("tokens.json").read_text()) == same.tokens.tolist()
 
 
-def test_drafts_are_recorded_with_settings_given_by_name(model: str) -> None:
+def test_drafts_are_recorded_with_settings_given_by_name(model: str, capsys: Capture) -> None:
     changed = ("--set", "nodes=5", "--set", "depth=2", "--set", "value=q")
     own = grid(model, "--method", "plain", "-n", "2")
     assert grid(model, "--method", "eagle2", "--record", "r.safetensors", "-n", "2", *changed) == own
+    assert capsys.readouterr().out.splitlines()[-2:] == ["grid.json", "r.safetensors"]
     records = Records.load(Path("r.safetensors"))
     assert len(records) > 0 and sorted(set(records.picture.tolist())) == [0, 1] and records.parents.shape[1] == 6
     assert records.about["method"] == "eagle2" and len(records.about["target"]) == 64

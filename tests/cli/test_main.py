@@ -49,6 +49,13 @@ def test_every_command_has_help_and_a_version(capsys: Capture) -> None:
         assert capsys.readouterr().out == f"lantern {__version__}\n"
 
 
+@pytest.mark.parametrize("words", ["eval nowhere --help", "train policy --steps x -h", "generate -n x --help-all"])
+def test_help_comes_before_errors(words: str, capsys: Capture) -> None:
+    assert main(words.split()) == 0
+    seen = capsys.readouterr()
+    assert seen.out.startswith(f"usage: lantern {words.split()[0]}") and not seen.err
+
+
 def failing(error: BaseException | signal.Signals) -> Command:
     def fail(args: object) -> int:
         if isinstance(error, signal.Signals):
@@ -67,6 +74,7 @@ def failing(error: BaseException | signal.Signals) -> Command:
         (OSError(28, "No space left on device", "from.png", None, "to.png"), 1, "to.png: No space left on device"),
         (ConnectionError("the hub did not answer"), 1, "the hub did not answer"),
         (ModuleNotFoundError("No module named 'accelerate'"), 1, "No module named 'accelerate'; in the clone"),
+        (ModuleNotFoundError("No module named 'recipes'", name="recipes"), 1, "error: No module named 'recipes'"),
         (KeyError("k"), 1, "KeyError: 'k' (--debug prints a traceback)"),
         (MemoryError(), 1, "out of memory: MemoryError"),
         (MemoryError("no memory"), 1, "error: no memory"),
@@ -82,7 +90,8 @@ def test_a_failure_is_a_line_and_code(
     capsys: Capture, error: BaseException | signal.Signals, code: int, text: str
 ) -> None:
     assert run_command(failing(error), []) == code
-    assert text in one_line(capsys)
+    line = one_line(capsys)
+    assert text in line and line.endswith("recipes'") == ("recipes" in text)
 
 
 @pytest.mark.parametrize("by_variable", [False, True])
@@ -139,6 +148,11 @@ SETTINGS = {option.flag for option in find("bounded").options.values()}
         ("lantern train policy --", {"--records"}, {"--vq"}),
         ("lantern train drafter --config drafter-e", {"drafter-eagle1", "drafter-eagle3"}, {"target-small"}),
         ("lantern train data --recipe ", {"emoji"}, set()),
+        ("lantern train drafter --kind e", {"eagle1", "eagle3"}, {"c2t"}),
+        ("lantern bench --methods ", set(METHODS), set()),
+        ("lantern tune --methods eagle1 ea", {"eagle2"}, {"plain"}),
+        ("lantern leaderboard --methods ", set(METHODS), set()),
+        ("lantern generate --set de", {"delta=", "depth="}, {"nodes="}),
         ("lantern completion ", set(SHELLS), set()),
     ],
 )

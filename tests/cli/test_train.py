@@ -1,4 +1,5 @@
 import inspect
+import re
 import sys
 from functools import wraps
 from pathlib import Path
@@ -7,9 +8,11 @@ from typing import Any, get_type_hints
 import pytest
 
 from lantern.cli.main import main
+from lantern.methods.method import ADD_ONS
 from lantern.training import stages
 from lantern.training.stages import STAGES, Stage, StageOptions, find_recipe
 from tests.cli.calls import Capture, one_line, refused_by
+from tests.refusals import refused
 
 EMOJI = find_recipe("emoji")
 RECIPES = list(stages.find_recipes().values())
@@ -91,12 +94,22 @@ def test_a_stage_of_a_missing_recipe_is_refused(
     assert stages.find_recipes() == {}
     for arguments, message in (
         (["text", "--config", "text-emoji"], "invalid choice: 'text'"),
-        (["data", "--recipe", "emoji"], "come with a clone of lantern"),
+        (["data", "--recipe", "emoji"], "come with a clone of lantern, installed with pip install -e"),
         (["data", "--config", "data-emoji"], "come with a clone of lantern"),
     ):
         assert message in refused_by(capsys, "train", *arguments, "--out", str(tmp_path))
     assert main(["train", "--help"]) == 0
     assert "come with a clone of lantern" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("name", [str(EMOJI.configs.parent), "photos/../emoji", ""])
+def test_a_recipe_is_named_by_its_folder_alone(name: str, tmp_path: Path) -> None:
+    refused(find_recipe, name, match="is not in")
+
+
+def test_commands_of_parts_name_configs_that_need_no_recipe() -> None:
+    configs = [re.findall(r"--config (\S+)", part.command) for part in ADD_ONS.values()]
+    assert all((stages.CONFIGS / f"{name}.json").is_file() for names in configs for name in names) and any(configs)
 
 
 def test_a_kind_names_its_config_and_fits_it(calls: list[Any], tmp_path: Path, capsys: Capture) -> None:

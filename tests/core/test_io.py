@@ -11,6 +11,7 @@ from torch import nn
 from lantern.core import io
 from lantern.core.config import MAX_CONFIG_BYTES, build_config, load_config, read_json_object, resolve_model
 from lantern.core.io import atomic_write, load_state, read_config, save_component, write_json
+from tests.eval.workers import files_of_at_most
 from tests.refusals import refused
 
 
@@ -156,6 +157,9 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     with pytest.raises(OSError, match="full"), atomic_write(path) as temporary:
         temporary.write_bytes(b"half")
         raise OSError("disk full")
+    error = pytest.raises(OSError, match=r"cannot be written: .*image\.png")
+    with files_of_at_most(64), error, atomic_write(path) as temporary:
+        save_file({"w": torch.ones(99)}, temporary)
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in path.parent.iterdir()] == ["image.png"]
 

@@ -168,6 +168,7 @@ def test_auto_is_the_method_of_the_profile(model: Model) -> None:
     assert choose_method(model, "auto").name == "plain"
     message = '"auto" chose method "plain", which has no setting tree: name the method with its settings'
     refused(choose_method, model, "auto", {"tree": "chain_2"}, match=message)
+    refused(choose_method, model, "auto", {"num_steps": 20}, match='no method has a setting "num_steps"; wanted the')
     assert choose_method(model, "eagle1") == METHODS["eagle1"]  # only "auto" reads it
 
 

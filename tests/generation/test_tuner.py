@@ -25,7 +25,7 @@ def test_candidates_are_exact_without_a_bound_and_those_of_the_names(model: Mode
     found = names(model)
     assert "eagle1" in found and all(METHODS[name].exact for name in found) and not {"plain", "auto"} & found
     assert names(model, names=["eagle1"]) == {"eagle1"}
-    for name, message in (("eagle9", "cannot be tuned"), ("lantern++", "--max-tv")):
+    for name, message in (("eagle9", "cannot be tuned"), ("lantern++", "--max-tv"), ("svip", "`lantern bench`")):
         with pytest.raises(ValueError, match=message):
             candidates(model, names=[name])
 

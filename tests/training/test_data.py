@@ -1,6 +1,7 @@
 """Folders, classes and shards become training data; wrong configs are refused."""
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ def test_folder_source_lists_what_it_leaves_out(tmp_path: Path) -> None:
     prepared, summary = made(tmp_path, files, "folder", size=32)
     assert summary.records == 5 and summary.num_skipped == 2
     assert {entry.split(":")[0] for entry in summary.skipped} == {"broken.png", "silent.png"}
+    assert "2 inputs left out, listed in summary.json, first broken.png: not an image" in str(summary)
+    assert summary.skipped[1] == "silent.png: no text file"
     assert prepared.images().shape == (5, 3, 32, 32)
     assert [text for text, _ in prepared.records[2].captions] == ["picture 2", "number 2"]
 
@@ -54,10 +57,16 @@ def test_captions_have_no_byte_order_mark_and_other_encodings_are_left_out(tmp_p
     files = {f"{name}.txt": text for name, text in texts.items()}
     files |= {f"{name}.png": encoded(np.full((8, 8, 3), 7, np.uint8)) for name in "abc"}
     archive(tmp_path / "shard.tar", dict(sorted(files.items())))
-    for source, path in (("folder", tmp_path / "in"), ("webdataset", tmp_path / "shard.tar")):
+    for source, path, lack in (
+        ("folder", tmp_path / "in", "its text is not UTF-8"),
+        ("webdataset", tmp_path / "shard.tar", "no caption in UTF-8"),
+    ):
         prepared, summary = made(tmp_path, files, source, path=path)
         assert prepared.records[0].captions == (("a fox", 1.0),)
-        assert [text.split(": ")[1] for text in summary.skipped] == ["no caption in UTF-8"] * 2
+        assert [text.split(": ")[1] for text in summary.skipped] == [lack] * 2
+        with pytest.raises(ValueError, match=f"holds the images of {path}, got .*: choose another folder"):
+            made(tmp_path, files, path=tmp_path)
+        shutil.rmtree(tmp_path / "out")
 
 
 def test_grey_of_16_bits_stays_grey(tmp_path: Path) -> None:

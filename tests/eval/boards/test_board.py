@@ -20,7 +20,7 @@ from lantern.cli.measure import leaderboard, shuffled_prompts
 from lantern.eval.boards import board, table
 from lantern.eval.boards.board import expand, parse_pair, shipped
 from lantern.eval.boards.plot import save
-from lantern.eval.boards.table import correct, figures, figures_of, rendered
+from lantern.eval.boards.table import correct, figures, figures_of, markdown, rendered
 from lantern.eval.json_lines import read_lines
 from lantern.eval.metrics import quality
 from lantern.eval.speed import contenders
@@ -325,6 +325,10 @@ def test_a_page_gets_the_rows_between_its_marks(board_file: Path) -> None:
         *["`gumbel-jacobi`"] * 2,
     ]
     assert rendered(text, found) == text
+    with pytest.raises(ValueError, match=r"the page has methods that the file lacks \(1, as svip\): measure them"):
+        rendered(text.replace("| `eagle1` | ", "| `svip` | 1.00 |\n| `eagle1` | ", 1), found)
+    in_wheel = {"commits": [found["surroundings"]["lantern"]]}
+    assert ", commit " in markdown(found) and ", commit" not in markdown(found | in_wheel)
     with pytest.raises(ValueError, match="rows: leaderboard"):
         rendered("# Methods\n", found)
 
