@@ -76,6 +76,14 @@ def test_streams_end_with_the_picture_after_partial_ones(served: Served, model: 
         assert np.array_equal(found, expected(model, 5, number))
 
 
+def test_answers_and_streams_have_seeds_and_warnings(served: Served) -> None:
+    asked: Any = {"prompt": "xqzzt", "extra_body": {"seed": 5}}
+    for answer in (served.images(**asked), *served.images(**asked, stream=True)):
+        found = answer.to_dict()
+        (metrics,) = found["metrics"] if isinstance(found["metrics"], list) else [found["metrics"]]
+        assert metrics["seed"] == 5 and "no word of the prompt 'xqzzt'" in found["warnings"][0]
+
+
 def test_a_negative_prompt_takes_the_place_of_the_unconditional_caption(served: Served, model: Model) -> None:
     negative: Any = {"negative_prompt": "a blue car"}
     found = image(served.images(extra_body={"seed": 5} | negative).data[0])

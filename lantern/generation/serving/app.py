@@ -34,7 +34,7 @@ from torch import Tensor
 from lantern import __version__
 from lantern.core.config import one_line
 from lantern.core.sampling import MAX_GUIDANCE, MAX_TEMPERATURE, Sampling
-from lantern.generation.images import Statistics, enlarge, to_image
+from lantern.generation.images import Picture, Statistics, enlarge, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import (
     MAX_PROMPT,
@@ -537,14 +537,13 @@ async def whole(call: Call, request: Request) -> Response:
     finally:
         leaving.cancel()
     pictures = [made[number] for number in sorted(made)]
-    warnings = [picture.request.warning for picture in pictures[:1] if picture.request.warning]
     found = {
         "created": call.created,
         "data": [{"b64_json": await asyncio.to_thread(call.image, picture.pixels)} for picture in pictures],
         **call.about,
         "usage": call.usage(len(pictures)),
-        "metrics": [picture.statistics.as_dict() | {"seed": picture.request.seed} for picture in pictures],
-        **({"warnings": warnings} if warnings else {}),
+        "metrics": [metrics_of(picture) for picture in pictures],
+        **warnings_of(pictures[0]),
     }
     return JSONResponse(found)
 
@@ -563,10 +562,21 @@ async def streamed(call: Call) -> AsyncIterator[bytes]:
                 if kind == "partial":
                     name, more = "partial_image", {"partial_image_index": index}
                 else:
-                    name, more = "completed", {"usage": call.usage(1), "metrics": value.statistics.as_dict()}
+                    name, more = "completed", {"usage": call.usage(1), "metrics": metrics_of(value)}
+                    more |= warnings_of(value)
                 yield sse(f"image_{'generation' if call.kept is None else 'edit'}.{name}", fields | more)
     except RefusedError as error:
         yield sse("error", error.body)
+
+
+def metrics_of(picture: Picture) -> dict[str, Any]:
+    """Return the statistics of an image, and its seed."""
+    return picture.statistics.as_dict() | {"seed": picture.request.seed}
+
+
+def warnings_of(picture: Picture) -> dict[str, list[str]]:
+    """Return the field of warnings about an image's prompts, {} without any."""
+    return {"warnings": [picture.request.warning]} if picture.request.warning else {}
 
 
 def sse(name: str, fields: dict[str, Any]) -> bytes:
