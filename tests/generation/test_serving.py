@@ -27,6 +27,7 @@ from lantern.core.sampling import Sampling
 from lantern.decoding.rounds import Joint
 from lantern.generation import choice
 from lantern.generation.generator import generate
+from lantern.generation.images import read_facts
 from lantern.generation.requests import Request, requests_of_call
 from lantern.generation.serving.app import Limits
 from lantern.generation.serving.worker import Job, RefusedError, Row, Worker
@@ -96,6 +97,15 @@ def test_formats_and_sizes(served: Served) -> None:
     answer = served.images(size="auto", output_format="webp", output_compression=50)
     found = image(answer.data[0])
     assert found.format == "WEBP" and f"{found.width}x{found.height}" == answer.size
+
+
+@pytest.mark.parametrize("form", ["png", "jpeg", "webp"])
+def test_images_have_the_metadata_of_files(served: Served, form: str) -> None:
+    asked: Any = {"output_format": form, "extra_body": {"seed": 5, "method": "plain"}}
+    for one in (served.images(**asked).data[0], *served.images(**asked, stream=True, partial_images=1)):
+        facts = read_facts(image(one))
+        assert facts["Source"] == "AI generated"
+        assert one.to_dict().get("partial_image_index") == 0 or (facts["seed"], facts["method"]) == ("5", "plain")
 
 
 @pytest.mark.parametrize(

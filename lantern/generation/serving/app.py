@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -34,7 +34,7 @@ from torch import Tensor
 from lantern import __version__
 from lantern.core.config import one_line
 from lantern.core.sampling import MAX_GUIDANCE, MAX_TEMPERATURE, Sampling
-from lantern.generation.images import Picture, Statistics, enlarge, to_image
+from lantern.generation.images import QUALITY, Picture, Statistics, enlarge, save_options, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import (
     MAX_PROMPT,
@@ -200,11 +200,15 @@ class Call:
             metrics.add("prompt_tokens", len(self.body.prompt.split()))
             metrics.see("e2e_request_latency_seconds", time.monotonic() - self.begun)
 
-    def image(self, pixels: UInt8[Tensor, "h w 3"]) -> str:
-        """The image in the requested size and format, in base64."""
-        form, compression, target = self.form, self.body.output_compression, io.BytesIO()
-        options = {} if form == "png" else {"quality": 90 if compression is None else max(compression, 1)}
-        to_image(enlarge(pixels, self.scale)).save(target, format=form.upper(), **options)
+    def image(self, pixels: UInt8[Tensor, "h w 3"], picture: Picture | None = None) -> str:
+        """The image in the requested size and format, in base64; with the settings of a finished one, but no prompt."""
+        compression, target, facts = self.body.output_compression, io.BytesIO(), dict[str, Any]()
+        if picture is not None:
+            facts |= {"model": self.service.model.name, "sampling": asdict(self.jobs[0].sampling)}
+            facts |= {"method": picture.statistics.method, "tokens_sha256": picture.tokens_sha256}
+            facts |= {"seed": str(picture.request.seed), "image": str(picture.request.number)}
+        options = save_options(self.form, facts, quality=QUALITY if compression is None else max(compression, 1))
+        to_image(enlarge(pixels, self.scale)).save(target, **options)
         return base64.b64encode(target.getvalue()).decode()
 
     def usage(self, pictures: int) -> dict[str, Any]:
@@ -539,7 +543,7 @@ async def whole(call: Call, request: Request) -> Response:
     pictures = [made[number] for number in sorted(made)]
     found = {
         "created": call.created,
-        "data": [{"b64_json": await asyncio.to_thread(call.image, picture.pixels)} for picture in pictures],
+        "data": [{"b64_json": await asyncio.to_thread(call.image, picture.pixels, picture)} for picture in pictures],
         **call.about,
         "usage": call.usage(len(pictures)),
         "metrics": [metrics_of(picture) for picture in pictures],
@@ -556,8 +560,8 @@ async def streamed(call: Call) -> AsyncIterator[bytes]:
     try:
         async with aclosing(call.results()) as results:
             async for kind, number, value, index in results:
-                pixels = value if kind == "partial" else value.pixels
-                fields = {"b64_json": await asyncio.to_thread(call.image, pixels), "created_at": call.created}
+                given = (value,) if kind == "partial" else (value.pixels, value)
+                fields = {"b64_json": await asyncio.to_thread(call.image, *given), "created_at": call.created}
                 fields |= call.about | {"image_index": number}
                 if kind == "partial":
                     name, more = "partial_image", {"partial_image_index": index}
