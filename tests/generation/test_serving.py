@@ -492,11 +492,13 @@ def test_pages_of_allowed_origins_may_send_requests(model: Model) -> None:
     asking = {
         "Origin": page,
         "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization",
+        "Access-Control-Request-Headers": "authorization,x-stainless-os",  # of OpenAI's client
     }
     with Served(model, Limits(api_key=KEY, origins=(page,))) as server:
         url = f"{server.url}/v1/images/generations"
         assert httpx.options(url, headers=asking).headers["Access-Control-Allow-Origin"] == page
+        answer = httpx.get(f"{server.url}/version", headers=asking)
+        assert answer.headers["Access-Control-Expose-Headers"] == "x-request-id, Retry-After"
         assert httpx.options(url, headers=asking | {"Origin": "https://other.org"}).status_code == 400
 
 

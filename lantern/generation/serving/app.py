@@ -428,7 +428,8 @@ def build_app(service: Service) -> FastAPI:
         app.add_exception_handler(kind, refuse)
     app.add_middleware(Guard, service=service)
     if service.limits.origins:  # before the guard: a preflight has no key
-        allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["Authorization", "Content-Type"]}
+        allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+        allowed["expose_headers"] = ["x-request-id", "Retry-After"]
         app.add_middleware(CORSMiddleware, allow_origins=service.limits.origins, **allowed)
 
     @app.get("/ready")
