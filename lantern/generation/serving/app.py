@@ -519,8 +519,9 @@ def invalid_body(request: Request, fault: dict[str, Any]) -> RefusedError:
     path = ".".join(part for part in fault["loc"] if isinstance(part, str) and part != "body")
     if fault["type"] == "json_invalid":
         return RefusedError(400, f"the body is no JSON: {fault['ctx']['error']} at character {fault['loc'][-1]}")
-    if path:
-        return RefusedError(400, f"{path}: {fault['msg']}", param=path)
+    if path:  # a form's empty fields count as missing, and only files have a check of their own
+        plain = {"missing": "it is missing or empty", "value_error": "wanted a file"}
+        return RefusedError(400, f"{path}: {plain.get(fault['type'], fault['msg'])}", param=path)
     if fault["type"] == "missing":
         return RefusedError(400, "the body is empty, wanted a JSON object with the field prompt")
     if kind != "application/json" and not kind.endswith("+json"):
