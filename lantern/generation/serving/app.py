@@ -1,6 +1,6 @@
 """The HTTP application: OpenAI's image generations and edits, models, health, and Prometheus metrics.
 
-Metrics have vLLM's names with the prefix `lantern:`; others tell what relaxation cost.
+Metrics have the prefix `lantern:`, and vLLM's names where it has them; its `spec_decode_num_draft_tokens` is missing.
 """
 
 import asyncio
