@@ -323,8 +323,8 @@ def with_warnings(
             shown = repr(text[:40])
             line = f"model {model.name} reads {slots} tokens of a {kind}: {unread} at the end of {shown} are left out"
         elif unknown := model.untrained_words(text):
-            words = ", ".join(map(repr, unknown))
-            line = f"model {model.name} was not trained on {words:.80} of the {shown}; --list-words prints the words"
+            words = " or ".join(map(repr, unknown))
+            line = f"no training caption of model {model.name} has {words:.80} of the {shown}; --list-words prints all"
         else:
             continue
         lines[kind, text] = line
