@@ -425,7 +425,10 @@ class ImageRun:
 
     def _save_sheet(self, done: Sequence[images.Picture]) -> None:
         """Save the finished images on one sheet, with their prompts if there are several."""
-        labels = [picture.request.subject for picture in done] if self.has_labels else []
+        from lantern.models.llamagen.text import named_emoji
+
+        subjects = [picture.request.subject for picture in done] if self.has_labels else []
+        labels = [" ".join(named_emoji(one, lambda _: True).split()) for one in subjects]  # the font has no emoji
         whole = images.sheet([self._image(one) for one in done], columns=self.columns, labels=labels)
         of_one = ("image", "tokens_sha256", *(("prompt", "negative_prompt", "class") if self.has_several else ()))
         facts = self._facts(done[0]) | dict.fromkeys(of_one)

@@ -1,4 +1,7 @@
-"""A method compared with plain decoding: the same image both ways, alternately, in one process."""
+"""A method compared with plain decoding: each image once both ways, in one process.
+
+One run is no measurement: `lantern bench` measures.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -50,7 +53,7 @@ class Comparison:
             image = "Another image: total variation not measured"
         else:
             image = f"Another image: total variation {other.total_variation:.2f} a token"
-        return f"{image}, {self.speedup:.1f} times as fast."
+        return f"{image}, {self.speedup:.1f} times as fast in this run."
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON values."""
@@ -75,7 +78,7 @@ class Comparison:
             ("seconds of decoding", f"{self.seconds[0]:.2f}", f"{self.seconds[1]:.2f}"),
             ("steps", str(plain.steps), str(other.steps)),
             ("tokens per step", f"{plain.tokens_per_step:.2f}", f"{other.tokens_per_step:.2f}"),
-            ("speedup", "1.00x", f"{self.speedup:.2f}x"),
+            ("speedup of this run", "1.00x", f"{self.speedup:.2f}x"),
             ("relaxed tokens", "0.0 %", f"{100 * other.relaxed:.1f} %"),
             ("total variation per token", "0.000", f"{other.total_variation:.3f}"),
             ("largest total variation", "0.000", f"{other.total_variation_max:.3f}"),

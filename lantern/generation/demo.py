@@ -28,7 +28,7 @@ from lantern.core.types import Step
 from lantern.generation.choice import choose_method, has_parts
 from lantern.generation.comparison import Comparison
 from lantern.generation.generator import Generator, make_batch
-from lantern.generation.images import Picture, to_image
+from lantern.generation.images import Picture, save_options, to_image
 from lantern.generation.requests import MAX_EXACT_SEED, Request, as_requests, check_requests, with_warnings
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
@@ -182,9 +182,9 @@ def relaxed_places(step: Step) -> tuple[int, ...]:
     return tuple(int(step.start[0]) + i for i, chance in enumerate(chances) if chance >= RELAXED)
 
 
-def data_uri(pixels: UInt8[Tensor, "h w 3"], form: str, **options: int) -> str:
-    """Return an image as the data URI of a file of this format, with Pillow's options."""
-    to_image(pixels).save(saved := BytesIO(), format=form, **options)
+def data_uri(pixels: UInt8[Tensor, "h w 3"], form: str, **options: Any) -> str:
+    """Return an image as the data URI of a file of this format, marked as generated, with Pillow's options."""
+    to_image(pixels).save(saved := BytesIO(), **save_options(form, {}) | options)
     return f"data:image/{form};base64,{b64encode(saved.getvalue()).decode()}"
 
 

@@ -301,12 +301,20 @@ def sheet_size(
 
 
 def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, quality: int = QUALITY) -> None:
-    """Write an image atomically in the format of its suffix, with `facts` and the marks of a generated image.
+    """Write an image atomically in the format of its suffix, with the metadata of `save_options`.
 
     `quality` is that of JPEG and WebP, from 1 to 100. OSError names `path`.
     """
-    from lantern import __version__
     from lantern.core.io import atomic_write
+
+    form = FORMATS[Path(path).suffix.lower()]
+    with atomic_write(path) as temporary:
+        image.save(temporary, **save_options(form, facts, quality=quality))
+
+
+def save_options(form: str, facts: Mapping[str, Any], *, quality: int = QUALITY) -> dict[str, Any]:
+    """Return the options of Pillow's `save` for a format, with `facts` and the marks of a generated image."""
+    from lantern import __version__
 
     marks = {
         "Software": f"lantern {__version__}",
@@ -315,11 +323,11 @@ def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, qu
         "DigitalSourceType": SOURCE_TYPE,
     }
     texts = marks | {name: _text(value) for name, value in facts.items() if value is not None}
-    form = FORMATS[Path(path).suffix.lower()]
+    options: dict[str, Any] = {"format": form.upper()}
     if form == "png":
         from PIL.PngImagePlugin import PngInfo
 
-        info, options = PngInfo(), dict[str, Any]()
+        info = PngInfo()
         for name, text in texts.items():
             info.add_text(name, text)
         info.add_itxt("XML:com.adobe.xmp", XMP)
@@ -330,10 +338,9 @@ def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, qu
         exif = Exif()
         exif[EXIF_SOFTWARE], exif[EXIF_DESCRIPTION] = texts["Software"], texts["Comment"]
         exif.get_ifd(EXIF_IFD)[EXIF_COMMENT] = ASCII + json.dumps(texts).encode("ascii")
-        options = {"exif": exif, "xmp": XMP.encode(), "quality": quality}
+        options |= {"exif": exif, "xmp": XMP.encode(), "quality": quality}
         options |= {"subsampling": 0} if form == "jpeg" else {"method": 6}
-    with atomic_write(path) as temporary:
-        image.save(temporary, format=form.upper(), **options)
+    return options
 
 
 def read_facts(image: "Image") -> dict[str, str]:

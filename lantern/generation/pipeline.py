@@ -533,7 +533,8 @@ class LanternPipeline(DiffusionPipeline):
         `settings` ({"tree": "chain_4"}), as one must be that is named like an argument above, such as `width`.
 
         `scale` enlarges the images by `resample` ("lanczos" or "nearest"), 1 is the raw size, `pipe.size`; `height` and
-        `width`, multiples of that size, are another way to give it.
+        `width`, multiples of that size, are another way to give it. Images have no metadata, unlike files of
+        `lantern-generate`.
 
         `prompt_embeds` (b slots channels) and `prompt_attention_mask` (b slots), as `encode_prompt` returns them, take
         the place of prompts. `negative_prompt`, a text or one for each prompt, takes the place of the model's

@@ -27,6 +27,7 @@ CALLBACK_TENSORS = ("tokens", "known")
 MAX_EXACT_SEED = 2**53  # integers up to it are exact in every JSON reader; random seeds stay below it
 MAX_PROMPT = 2000
 MAX_FILE_BYTES = 64 << 20
+KINDS = ("prompt", "negative prompt")
 COLUMNS = ("prompt", "caption", "text")
 
 
@@ -56,6 +57,11 @@ class Request:
     def text(self) -> str | None:
         """What the text encoder reads."""
         return self.reading or self.prompt
+
+    @property
+    def texts(self) -> list[tuple[str, str]]:
+        """The prompt and the negative prompt where there are any, each with its kind."""
+        return [(kind, text) for kind, text in zip(KINDS, (self.prompt, self.negative_prompt), strict=True) if text]
 
     @property
     def subject(self) -> str:
@@ -262,10 +268,8 @@ def check_requests(model: "Model", requested: Sequence[Request], *, with_pixels:
         return
     if model.text is None:
         raise ValueError(f"model {model.name} has no text encoder, which prompts need{model.missing('text_encoder')}")
-    texts = [("prompt", request.prompt) for request in requested]
-    texts += [("negative prompt", request.negative_prompt) for request in requested]
-    for kind, text in dict.fromkeys(texts):
-        if text and model.text.is_blank(text):
+    for kind, text in dict.fromkeys(text for request in requested for text in request.texts):
+        if model.text.is_blank(text):
             raise ValueError(f"the {kind} {text[:40]!r} is empty after cleaning; give a few words in English")
 
 
@@ -295,38 +299,45 @@ def with_warnings(
 ) -> list[Request]:
     """Return the requests, with readings of prompts in words that the training captions never had (`Names`).
 
-    Prompts with a reading have a warning, and so have those of which no word is in a training caption, or in the
-    vocabulary of the text encoder, and those that are longer than the model reads.
-    `warn` receives one line for each such prompt that had no warning before; None gives an UnknownPromptWarning at the
-    first caller that is not of this package.
+    Prompts with a reading have a warning, and so have prompts and negative prompts with a word that is in no training
+    caption, with none in the vocabulary of the text encoder, or with more than the model reads.
+    `warn` receives one line for each such text of requests that had no warning before; None gives an
+    UnknownPromptWarning at the first caller that is not of this package.
     """
     if model.text is None:
         return list(requested)
-    found: dict[str | None, dict[str, str]] = {}  # by prompt
-    for prompt in dict.fromkeys(one.prompt for one in requested if one.prompt is not None and one.warning is None):
-        shown, read = repr(prompt[:40]), model.read(prompt)
-        if read != prompt:
-            line = f"model {model.name} was not trained on the words of the prompt {shown}: {read[:40]!r} is used"
-        elif not model.text.knows(prompt):
+    readings, lines = dict[str | None, str](), dict[tuple[str, str], str]()
+    for kind, text in dict.fromkeys(text for one in requested if one.warning is None for text in one.texts):
+        shown, read = f"{kind} {text[:40]!r}", model.read(text) if kind == KINDS[0] else text
+        if read != text:
+            line = f"model {model.name} was not trained on the words of the {shown}: {read[:40]!r} is used"
+            readings[text] = read
+        elif not model.text.knows(text):
+            line = f"no word of the {shown} is in the vocabulary of model {model.name}: the image does not depend on it"
+        elif kind == KINDS[0] and not model.has_trained_word(text):
             line = (
-                f"no word of the prompt {shown} is in the vocabulary of model {model.name}: the image does not"
-                " depend on it"
-            )
-        elif not model.has_trained_word(prompt):
-            line = (
-                f"model {model.name} was trained on no word of the prompt {shown}: the image may show anything;"
+                f"model {model.name} was trained on no word of the {shown}: the image may show anything;"
                 " --list-words prints the words"
             )
-        elif unread := model.text.unread(prompt, slots := model.target.config.cls_token_num):
-            line = f"model {model.name} reads {slots} tokens of a prompt: {unread} at the end of {shown} are left out"
+        elif unread := model.text.unread(text, slots := model.target.config.cls_token_num):
+            shown = repr(text[:40])
+            line = f"model {model.name} reads {slots} tokens of a {kind}: {unread} at the end of {shown} are left out"
+        elif unknown := model.untrained_words(text):
+            words = " or ".join(map(repr, unknown))
+            line = f"no training caption of model {model.name} has {words:.80} of the {shown}; --list-words prints all"
         else:
             continue
-        found[prompt] = {"warning": line, "reading": read if read != prompt else ""}
+        lines[kind, text] = line
         if warn is None:
             warnings.warn(line, UnknownPromptWarning, stacklevel=_level_of_caller())
         else:
             warn(line)
-    return [replace(one, **found.get(one.prompt, {})) for one in requested]
+    return [
+        replace(one, warning="; ".join(found), reading=readings.get(one.prompt, one.reading))
+        if one.warning is None and (found := [lines[text] for text in one.texts if text in lines])
+        else one
+        for one in requested
+    ]
 
 
 def _level_of_caller() -> int:

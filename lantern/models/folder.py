@@ -55,6 +55,7 @@ from lantern.methods.method import ADD_ONS, DRAFTER, AddOn
 from lantern.models.llamagen.text import (
     NAMES_NAME,
     SHORT,
+    STOP_WORDS,
     WORD,
     WORDS_NAME,
     Names,
@@ -223,6 +224,15 @@ class Model:
         """
         found = [word for word in WORD.findall(named_emoji(prompt, lambda _: True).lower()) if len(word) > SHORT]
         return not self.words or not found or any(word in self.words for word in found)
+
+    def untrained_words(self, prompt: str) -> list[str]:
+        """Return the words of a prompt that no training caption has, [] where that cannot be told.
+
+        A plural counts by its singular. Emoji characters, STOP_WORDS and words of one or two letters are left out.
+        """
+        known = self.words | STOP_WORDS
+        found = [word for word in dict.fromkeys(WORD.findall(prompt.lower())) if self.words and len(word) > SHORT]
+        return [word for word in found if not any(word.removesuffix(end) in known for end in ("", "s", "es", "'s"))]
 
     def missing(self, part: str) -> str:
         """Return in words that the model's folder lacks a component's folder, "" where it does not."""

@@ -61,6 +61,7 @@ WORDS_NAME, NAMES_NAME, RECOGNISED_NAME = "words.txt", "names.txt", "recognised.
 CLASSES_NAME = "classes.json"  # names of the classes of a class-conditional target, in the order of their numbers
 WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 SHORT = 2  # words of so many letters or fewer ("a", "of", "3d") mean nothing by themselves
+STOP_WORDS = {"the", "this", "that", "image", "icon", "some", "from", "for", "its", "his", "her", "their", "are"}
 LEAST_COSINE = 0.45  # chosen on the synonyms of assets/prompts
 BATCH, SLOTS = 32, 32  # texts encoded at a time, and tokens of a text that count
 HAS_ADDRESS = re.compile(rf"https?:|www:|{_DOMAIN}")
@@ -298,7 +299,7 @@ class TextEncoder:
         """
         if self.tokenizer.unk_token_id is None:
             return True
-        words = clean_caption(self._named(prompt)).split()
+        words = clean_caption(self._named(prompt)).replace("-", " ").split()
         words = [word for word in words if len(word) > 2] or words
         spells = type(self.tokenizer.backend_tokenizer.model).__name__ in ("Unigram", "BPE")
         plurals = [word.removesuffix(end) for word in words for end in ("s", "es") if word.endswith(end)]

@@ -15,6 +15,7 @@ from lantern.cli.main import main as lantern
 from lantern.core.config import embedded_model
 from lantern.core.io import read_config
 from lantern.eval.metrics.pictures import raw, stream
+from lantern.generation import images
 from lantern.generation.images import FIELDS, compact, destination, read_facts, save_image, slug, to_image
 from lantern.models.folder import read_index
 from tests.cli.calls import Capture, made, refusal
@@ -214,3 +215,10 @@ def test_a_sheet_of_several_prompts_has_labels(model: str, capsys: Capture) -> N
     with Image.open(path) as image:
         assert image.size == (8 + 2 * 16, 8 + 2 * (16 + 24)) and "prompt" not in image.info
         assert len(image.crop((0, 17, 40, 40)).convert("L").getcolors() or []) > 1
+
+
+def test_labels_of_a_sheet_name_emoji(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(images, "sheet", lambda made, labels, **how: seen.extend(labels) or made[0])
+    assert made(model, "--prompt", "a \U0001f436", "--grid", "--out", "x.png") == 0
+    assert seen == [PROMPT, "a dog face"]

@@ -75,12 +75,12 @@ def test_marks_hold_the_relaxed_tokens(sides: SideBySide) -> None:
 @pytest.mark.parametrize(
     ("promise", "variation", "differing", "expected"),
     [
-        ("tokens", 0.0, 0, "The same image, token for token, 1.9 times as fast."),
-        ("tokens", 0.0, 3, "Another image by rounding: 3 of 256 tokens differ, 1.9 times as fast."),
-        ("distribution", 0.0, 9, "Another image of the same distribution, 1.9 times as fast."),
-        ("relaxed", 0.06, 9, "Another image: total variation 0.06 a token, 1.9 times as fast."),
-        ("relaxed", float("nan"), 9, "Another image: total variation not measured, 1.9 times as fast."),
-        ("relaxed", 0.0, 0, "The same image, token for token, 1.9 times as fast."),
+        ("tokens", 0.0, 0, "The same image, token for token, 1.9 times as fast in this run."),
+        ("tokens", 0.0, 3, "Another image by rounding: 3 of 256 tokens differ, 1.9 times as fast in this run."),
+        ("distribution", 0.0, 9, "Another image of the same distribution, 1.9 times as fast in this run."),
+        ("relaxed", 0.06, 9, "Another image: total variation 0.06 a token, 1.9 times as fast in this run."),
+        ("relaxed", float("nan"), 9, "Another image: total variation not measured, 1.9 times as fast in this run."),
+        ("relaxed", 0.0, 0, "The same image, token for token, 1.9 times as fast in this run."),
     ],
 )
 def test_one_sentence_says_what_happened(promise: str, variation: float, differing: int, expected: str) -> None:

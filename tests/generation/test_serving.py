@@ -27,6 +27,7 @@ from lantern.core.sampling import Sampling
 from lantern.decoding.rounds import Joint
 from lantern.generation import choice
 from lantern.generation.generator import generate
+from lantern.generation.images import read_facts
 from lantern.generation.requests import Request, requests_of_call
 from lantern.generation.serving.app import Limits
 from lantern.generation.serving.worker import Job, RefusedError, Row, Worker
@@ -76,6 +77,14 @@ def test_streams_end_with_the_picture_after_partial_ones(served: Served, model: 
         assert np.array_equal(found, expected(model, 5, number))
 
 
+def test_answers_and_streams_have_seeds_and_warnings(served: Served) -> None:
+    asked: Any = {"prompt": "xqzzt", "extra_body": {"seed": 5}}
+    for answer in (served.images(**asked), *served.images(**asked, stream=True)):
+        found = answer.to_dict()
+        (metrics,) = found["metrics"] if isinstance(found["metrics"], list) else [found["metrics"]]
+        assert metrics["seed"] == 5 and "no word of the prompt 'xqzzt'" in found["warnings"][0]
+
+
 def test_a_negative_prompt_takes_the_place_of_the_unconditional_caption(served: Served, model: Model) -> None:
     negative: Any = {"negative_prompt": "a blue car"}
     found = image(served.images(extra_body={"seed": 5} | negative).data[0])
@@ -88,6 +97,15 @@ def test_formats_and_sizes(served: Served) -> None:
     answer = served.images(size="auto", output_format="webp", output_compression=50)
     found = image(answer.data[0])
     assert found.format == "WEBP" and f"{found.width}x{found.height}" == answer.size
+
+
+@pytest.mark.parametrize("form", ["png", "jpeg", "webp"])
+def test_images_have_the_metadata_of_files(served: Served, form: str) -> None:
+    asked: Any = {"output_format": form, "extra_body": {"seed": 5, "method": "plain"}}
+    for one in (served.images(**asked).data[0], *served.images(**asked, stream=True, partial_images=1)):
+        facts = read_facts(image(one))
+        assert facts["Source"] == "AI generated"
+        assert one.to_dict().get("partial_image_index") == 0 or (facts["seed"], facts["method"]) == ("5", "plain")
 
 
 @pytest.mark.parametrize(
@@ -474,11 +492,13 @@ def test_pages_of_allowed_origins_may_send_requests(model: Model) -> None:
     asking = {
         "Origin": page,
         "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization",
+        "Access-Control-Request-Headers": "authorization,x-stainless-os",  # of OpenAI's client
     }
     with Served(model, Limits(api_key=KEY, origins=(page,))) as server:
         url = f"{server.url}/v1/images/generations"
         assert httpx.options(url, headers=asking).headers["Access-Control-Allow-Origin"] == page
+        answer = httpx.get(f"{server.url}/version", headers=asking)
+        assert answer.headers["Access-Control-Expose-Headers"] == "x-request-id, Retry-After"
         assert httpx.options(url, headers=asking | {"Origin": "https://other.org"}).status_code == 400
 
 

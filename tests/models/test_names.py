@@ -1,6 +1,7 @@
 """Prompts in words that the training captions never had are read as the nearest name."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from lantern.generation.generator import generate
 from lantern.generation.requests import UnknownPromptWarning, as_requests, requests_of_call, with_warnings
 from lantern.models.folder import Model, load_model
 from lantern.models.llamagen.text import NAMES_NAME, WORDS_NAME, named_emoji
+from recipes.emoji.captions import count_captions, pair_captions, plain_captions
+from recipes.emoji.packages import Concept
 from tests.cli.calls import Capture
 from tests.refusals import refused
 from tests.tiny_folder import save_tiny_model, tiny_text_encoder
 
+ASSETS = Path(__file__).parents[2] / "assets"
 READ = {
     "hound": "dog",
     "a red HOUND, 3d": "a red dog, 3d",
@@ -37,10 +41,38 @@ def test_unknown_words_become_the_nearest_name_and_other_prompts_stay(embedded: 
 def test_every_name_is_known_and_most_synonyms_are_read_as_their_concept(embedded: Model) -> None:
     assert all(embedded.names.reading(name) == name for name in embedded.names.names)
     assert set(" ".join(embedded.names.names).split()) - {"of", "with"} <= embedded.names.words
-    assets = Path(__file__).parents[2] / "assets"
-    pairs = json.loads((assets / "prompts" / "synonyms.json").read_text())
+    pairs = json.loads((ASSETS / "prompts" / "synonyms.json").read_text())
     right = sum(embedded.read(pair["prompt"]) == pair["concept"] for pair in pairs)
     assert right >= 78 and len(pairs) == 121  # 80 when the names were added
+
+
+def test_words_that_are_unknown_beside_known_ones_are_named(embedded: Model) -> None:
+    prompts = ["a red qwertzon", "a smiling pomegranate", "the owl's dog, two actors \U0001f9ff", "a qwertz and xqzzts"]
+    found = with_warnings(embedded, as_requests(prompts), warn=lambda line: None)
+    named = ["'qwertzon' of", "'pomegranate' of", None, "'qwertz' or 'xqzzts' of"]
+    assert [one.warning and one.warning.split(" has ")[1].split(" the ")[0] for one in found] == named
+
+
+def test_usual_prompts_names_and_training_captions_are_known(embedded: Model) -> None:
+    files = ("prompts/contact_sheet.txt", "prompts/concepts.txt", "lantern-emoji/names.txt")
+    usual = [line for file in files for line in (ASSETS / file).read_text().splitlines()]
+    apple, cat = Concept("1", "red apple", ("apple",)), Concept("2", "cat")
+    for style in ("3d", "flat", "noto"):
+        made = plain_captions(apple, style, ("fruit",), colour="red") + count_captions(cat, style, 3, colour="blue")
+        usual += [text for text, _ in made + pair_captions(apple, cat, style)]
+    lines: list[str] = []
+    with_warnings(embedded, as_requests(usual), warn=lines.append)
+    assert len(lines) == 5 and all(line.endswith("is used") for line in lines)  # synonyms of the contact sheet
+
+
+def test_negative_prompts_have_warnings_too(embedded: Model) -> None:
+    texts = ["qwertz", "a red pomegranate", "a red apple " * 12, "a cat"]
+    call = [replace(one, negative_prompt=text) for text in texts for one in as_requests(["hound", "dog"])]
+    lines: list[str] = []
+    found = with_warnings(embedded, call, warn=lines.append)
+    assert len(lines) == 4 and [one.reading for one in found] == ["dog", ""] * 4
+    assert [one.warning for one in found[1::2]] == [*lines[1:], None]
+    assert "has 'pomegranate' of the negative prompt" in lines[2] and "tokens of a negative prompt: 5" in lines[3]
 
 
 def test_a_negative_prompt_does_not_undo_it(embedded: Model) -> None:

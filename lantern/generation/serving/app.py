@@ -1,6 +1,6 @@
 """The HTTP application: OpenAI's image generations and edits, models, health, and Prometheus metrics.
 
-Metrics have vLLM's names with the prefix `lantern:`; others tell what relaxation cost.
+Metrics have the prefix `lantern:`, and vLLM's names where it has them; its `spec_decode_num_draft_tokens` is missing.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -34,7 +34,7 @@ from torch import Tensor
 from lantern import __version__
 from lantern.core.config import one_line
 from lantern.core.sampling import MAX_GUIDANCE, MAX_TEMPERATURE, Sampling
-from lantern.generation.images import Statistics, enlarge, to_image
+from lantern.generation.images import QUALITY, Picture, Statistics, enlarge, save_options, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import (
     MAX_EXACT_SEED,
@@ -200,11 +200,15 @@ class Call:
             metrics.add("prompt_tokens", len(self.body.prompt.split()))
             metrics.see("e2e_request_latency_seconds", time.monotonic() - self.begun)
 
-    def image(self, pixels: UInt8[Tensor, "h w 3"]) -> str:
-        """The image in the requested size and format, in base64."""
-        form, compression, target = self.form, self.body.output_compression, io.BytesIO()
-        options = {} if form == "png" else {"quality": 90 if compression is None else max(compression, 1)}
-        to_image(enlarge(pixels, self.scale)).save(target, format=form.upper(), **options)
+    def image(self, pixels: UInt8[Tensor, "h w 3"], picture: Picture | None = None) -> str:
+        """The image in the requested size and format, in base64; with the settings of a finished one, but no prompt."""
+        compression, target, facts = self.body.output_compression, io.BytesIO(), dict[str, Any]()
+        if picture is not None:
+            facts |= {"model": self.service.model.name, "sampling": asdict(self.jobs[0].sampling)}
+            facts |= {"method": picture.statistics.method, "tokens_sha256": picture.tokens_sha256}
+            facts |= {"seed": str(picture.request.seed), "image": str(picture.request.number)}
+        options = save_options(self.form, facts, quality=QUALITY if compression is None else max(compression, 1))
+        to_image(enlarge(pixels, self.scale)).save(target, **options)
         return base64.b64encode(target.getvalue()).decode()
 
     def usage(self, pictures: int) -> dict[str, Any]:
@@ -424,7 +428,8 @@ def build_app(service: Service) -> FastAPI:
         app.add_exception_handler(kind, refuse)
     app.add_middleware(Guard, service=service)
     if service.limits.origins:  # before the guard: a preflight has no key
-        allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["Authorization", "Content-Type"]}
+        allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+        allowed["expose_headers"] = ["x-request-id", "Retry-After"]
         app.add_middleware(CORSMiddleware, allow_origins=service.limits.origins, **allowed)
 
     @app.get("/ready")
@@ -514,8 +519,9 @@ def invalid_body(request: Request, fault: dict[str, Any]) -> RefusedError:
     path = ".".join(part for part in fault["loc"] if isinstance(part, str) and part != "body")
     if fault["type"] == "json_invalid":
         return RefusedError(400, f"the body is no JSON: {fault['ctx']['error']} at character {fault['loc'][-1]}")
-    if path:
-        return RefusedError(400, f"{path}: {fault['msg']}", param=path)
+    if path:  # a form's empty fields count as missing, and only files have a check of their own
+        plain = {"missing": "it is missing or empty", "value_error": "wanted a file"}
+        return RefusedError(400, f"{path}: {plain.get(fault['type'], fault['msg'])}", param=path)
     if fault["type"] == "missing":
         return RefusedError(400, "the body is empty, wanted a JSON object with the field prompt")
     if kind != "application/json" and not kind.endswith("+json"):
@@ -537,14 +543,13 @@ async def whole(call: Call, request: Request) -> Response:
     finally:
         leaving.cancel()
     pictures = [made[number] for number in sorted(made)]
-    warnings = [picture.request.warning for picture in pictures[:1] if picture.request.warning]
     found = {
         "created": call.created,
-        "data": [{"b64_json": await asyncio.to_thread(call.image, picture.pixels)} for picture in pictures],
+        "data": [{"b64_json": await asyncio.to_thread(call.image, picture.pixels, picture)} for picture in pictures],
         **call.about,
         "usage": call.usage(len(pictures)),
-        "metrics": [picture.statistics.as_dict() | {"seed": picture.request.seed} for picture in pictures],
-        **({"warnings": warnings} if warnings else {}),
+        "metrics": [metrics_of(picture) for picture in pictures],
+        **warnings_of(pictures[0]),
     }
     return JSONResponse(found)
 
@@ -557,16 +562,27 @@ async def streamed(call: Call) -> AsyncIterator[bytes]:
     try:
         async with aclosing(call.results()) as results:
             async for kind, number, value, index in results:
-                pixels = value if kind == "partial" else value.pixels
-                fields = {"b64_json": await asyncio.to_thread(call.image, pixels), "created_at": call.created}
+                given = (value,) if kind == "partial" else (value.pixels, value)
+                fields = {"b64_json": await asyncio.to_thread(call.image, *given), "created_at": call.created}
                 fields |= call.about | {"image_index": number}
                 if kind == "partial":
                     name, more = "partial_image", {"partial_image_index": index}
                 else:
-                    name, more = "completed", {"usage": call.usage(1), "metrics": value.statistics.as_dict()}
+                    name, more = "completed", {"usage": call.usage(1), "metrics": metrics_of(value)}
+                    more |= warnings_of(value)
                 yield sse(f"image_{'generation' if call.kept is None else 'edit'}.{name}", fields | more)
     except RefusedError as error:
         yield sse("error", error.body)
+
+
+def metrics_of(picture: Picture) -> dict[str, Any]:
+    """Return the statistics of an image, and its seed."""
+    return picture.statistics.as_dict() | {"seed": picture.request.seed}
+
+
+def warnings_of(picture: Picture) -> dict[str, list[str]]:
+    """Return the field of warnings about an image's prompts, {} without any."""
+    return {"warnings": [picture.request.warning]} if picture.request.warning else {}
 
 
 def sse(name: str, fields: dict[str, Any]) -> bytes:
