@@ -86,6 +86,7 @@ class State:
     watch: Stopwatch
     tree: DraftTree
     step: Step
+    end: int  # number of tokens up to the last one that is not given
 
     def __init__(self, target: Target, sampling: Sampling, drafter: Drafter, verifier: Verifier) -> None:
         check_modes(drafter, verifier)
@@ -103,7 +104,7 @@ class State:
         self.held.ahead = torch.arange(max(nodes, self.drafter.depth + 1), device=device)
         self.held.slots = self.held.ahead[:nodes] + self.cache.first_stage_slot
         self.statistics = StepSums(images, self.drafter.depth, self.count, device)
-        self.readback, self._left, self._age = Readback(device), self.count - 1, 0
+        self.readback, self._left, self._age = Readback(device), self.end - 1, 0
         # `tokens` has room past the end of the image.
         self.held.tokens = torch.zeros(images, self.count + nodes, dtype=torch.long, device=device)
         self.held.known = torch.zeros(images, dtype=torch.long, device=device)
@@ -171,7 +172,7 @@ class State:
 
     def advance(self, known: int, steps: int) -> None:
         """Count steps after which the slowest image has `known` tokens."""
-        self.index, self._left, self._age = self.index + steps, self.count - known, 0
+        self.index, self._left, self._age = self.index + steps, self.end - known, 0
 
     def is_done(self) -> bool:
         """Return whether every image is finished. Reads from the device only if that is possible by now."""
@@ -181,13 +182,22 @@ class State:
             known = self.readback.read(self.known)
             if known is None:
                 return False
-            self._left, self._age = self.count - known, 0
+            self._left, self._age = self.end - known, 0
         return self._left <= 0
+
+    def rest(self) -> Step:
+        """Return the given tokens behind the last free one, which need no pass, as a step."""
+        assert self.forced is not None
+        ahead = torch.arange(self.count - int(self.known.min()), device=self.known.device)  # sync
+        tokens = self.forced.at(self.known[:, None] + ahead)
+        return Step(self.index + 1, self.known.clone(), self.count - self.known, tokens, NO_SCORES)
 
     def result(self) -> Generation:
         """Return the finished grids with the statistics of the generation."""
         sums = self.statistics
         sums.add()
+        if self.forced is not None:
+            self.tokens[:, self.end : self.count] = self.forced.tokens[:, self.end :]
         return Generation(
             tokens=self.tokens[:, : self.count].clone(),
             steps=sums.steps,
@@ -270,7 +280,7 @@ class State:
             self.tokens[:, these] = tokens[:, these]
             yield Step(0, self.known.clone(), counts, tokens[:, these], scores)
             self.known.add_(counts)
-        self._left = self.count - kept
+        self._left = self.end - kept
 
     def _check(self, logits: Float[Tensor, "b r n v"], verdict: Verdict) -> None:
         """Add the logits that a token was sampled from to their sum, which keeps a NaN or an infinite number.
@@ -322,11 +332,12 @@ def begin(
     noise = Noise(keys, **sizes, **how)
     state.noise = state.noise.take_keys(noise) if state.has_begun else noise
     state.sampler = target.sampler(state.sampling, state.noise)
-    state.forced = None
+    state.forced, state.end = None, state.count
     if forced is not None:
         state.held.forced = forced.to(device)
         state.forced = ForcedTokens(state.held.forced)
         state.forced.check(images=len(keys), tokens=config.block_size, vocab_size=config.vocab_size)
+        state.end = state.forced.end
         logits = state.forced.logits(prompt.logits, forced.new_zeros(len(keys), 1).to(device))
         prompt = replace(prompt, logits=logits)
     state.watch.lap("prefill")  # `start` of plain decoding counts its first sample as "draw"
@@ -364,6 +375,9 @@ def run(
         else:
             rounds(patience)
         is_stopped = is_ended()
+    if not is_stopped and state.end < state.count:
+        state.step = state.rest()
+        is_ended()
     made = state.result()
     if not is_stopped:
         return made
@@ -403,6 +417,11 @@ class ForcedTokens:
     def common_prefix(self) -> int:
         """Number of tokens that all images keep from the start, at least 1. Waits for the device."""
         return max(int((self.tokens >= 0).long().cumprod(1).sum(1).min()), 1)  # sync
+
+    @property
+    def end(self) -> int:
+        """Number of tokens up to the last free one of all images, at least 1. Waits for the device."""
+        return max((self.tokens < 0).any(0).nonzero().flatten().tolist(), default=0) + 1  # sync
 
     def at(self, places: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
         """Return the tokens of these numbers; past the end of the image, the last."""

@@ -124,7 +124,7 @@ class Plain(State):
 
     def is_done(self) -> bool:
         """Return whether all tokens are decided, which the host counts."""
-        return self.index + self.kept >= self.count
+        return self.index + self.kept >= self.end
 
     def result(self) -> Generation:
         """Return the finished grids."""

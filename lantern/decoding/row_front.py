@@ -81,7 +81,7 @@ class RowFront(State):
 
     def start(self, prompt: Prompt) -> Step:
         """Take over the prompt, which fills `cache`; return the step that gives token 0 and the given tokens after."""
-        self.first_logits, raster = prompt.logits, self.raster
+        self.first_logits, raster, self.end = prompt.logits, self.raster, self.count  # all rows are decoded
         images, device, width = len(prompt.mask), prompt.mask.device, self.width
         self.images = torch.arange(images, device=device)[:, None]
         self.steps = torch.arange(width, device=device)
