@@ -49,6 +49,23 @@ def test_kept_rows_are_those_of_the_picture(model: Model, files: dict[str, Path]
     assert other.tokens[12:].tolist() != found.tokens[12:].tolist() and "forced_tokens" not in other.as_dict()
 
 
+@pytest.mark.parametrize("method", ["plain", "gumbel-jacobi", "eagle1", "sjd"])
+def test_given_tokens_behind_the_last_free_one_need_no_pass(
+    method: str, model: Model, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = list[Step]()
+    how: dict[str, Any] = {"method": method, "init_image": files["picture"], "mask_image": files["mask"], "batch": 2}
+    found = list(generate(model, ["a red apple", "a blue ring"], callback=steps.append, **how))
+    assert [(one.statistics.tokens, one.statistics.steps) for one in found] == [(1, 1)] * 2  # of 16 tokens
+    monkeypatch.setattr(ForcedTokens, "end", 16)
+    expected = list(generate(model, ["a red apple", "a blue ring"], **how))
+    assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in expected]
+    assert expected[0].statistics.steps > 1
+    for image in range(2):
+        parts = [step.tokens[image, : int(step.counts[image])] for step in steps]
+        assert torch.cat(parts).tolist() == found[image].tokens.tolist()
+
+
 def test_rows_are_kept_in_few_passes(model: Model, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """With the tokens of steps of one token each; steps report every token once."""
     steps = list[Step]()

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -96,12 +97,13 @@ CASES = {
 
 
 def decode(name: str, case: Case, callback: Callback | None = None) -> Generation:
-    """Decode a case; given tokens that all images keep are read four in a pass."""
+    """Decode a case; given tokens that all images keep are read four in a pass, where all are given they are decoded."""
     chosen = {"eager": EAGER, "blind": BLIND}.get(case.engine) or engine(case.engine)
     decoder = tiny_decoder(SPECS[name], case.target, case.sampling, form=case.form, engine=chosen)
     forced = FORCED[case.forced][list(case.images)] if case.forced else None
     keys = [KEYS[i] for i in case.images]
-    with patch("lantern.decoding.cache.READ_TOKENS", 4):
+    decodes_rest = patch.object(ForcedTokens, "end", 16) if case.forced == "all" else nullcontext()
+    with patch("lantern.decoding.cache.READ_TOKENS", 4), decodes_rest:
         condition, how = select(CONDITION, list(case.images)), {"keys": keys, "forced": forced, "callback": callback}
         return decoder.generate(condition, **how)
 
