@@ -97,7 +97,7 @@ CASES = {
 
 
 def decode(name: str, case: Case, callback: Callback | None = None) -> Generation:
-    """Decode a case; given tokens that all images keep are read four in a pass, where all are given they are decoded."""
+    """Decode a case; given tokens that all images keep are read four in a pass, or decoded where all are given."""
     chosen = {"eager": EAGER, "blind": BLIND}.get(case.engine) or engine(case.engine)
     decoder = tiny_decoder(SPECS[name], case.target, case.sampling, form=case.form, engine=chosen)
     forced = FORCED[case.forced][list(case.images)] if case.forced else None
