@@ -166,7 +166,7 @@ class Figure:
 class Options:
     """Options of a measurement.
 
-    reference_name, prompts_name: names in the results. cache: folder of weights. draws: bootstrap draws, or 0. batch:
+    reference_name, prompts_name: names in the results. cache: folder of weights. draws: of an interval, or 0. batch:
     images at a time. moments: folder for Inception's moments of both sets, to merge shards. before: a function applied
     to every image of both sets first; `resized` describes it. ValueError for too few draws.
     """

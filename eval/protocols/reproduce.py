@@ -33,7 +33,7 @@ from lantern.generation.generator import Generator
 from lantern.generation.images import totals
 from lantern.generation.requests import Request, check_requests
 from lantern.methods import Method, find
-from lantern.methods.method import ADD_ONS
+from lantern.methods.method import ADD_ONS, DRAFTER
 from lantern.models.folder import Model, load_model, pick_device, pick_dtype
 
 ROW_NAME = "row.json"
@@ -77,7 +77,8 @@ def fingerprint_of(
     model: Model, method: Method, protocol: Protocol, *, engine: Engine, batch: int, device: torch.device
 ) -> dict[str, Any]:
     """Return everything that an image's bytes depend on besides its number: weights, config, versions."""
-    parts = {name: (model.folder or Path()) / ADD_ONS[name].folder for name in method.made.needs}
+    names = [name for name in method.made.needs if name != DRAFTER]  # the model's fingerprint has the drafter
+    parts = {name: (model.folder or Path()) / ADD_ONS[name].folder for name in names}
     known = {name: file_hashes(path) if model.folder and path.is_dir() else None for name, path in parts.items()}
     return {
         "weights": {"model": model.fingerprint} | known,

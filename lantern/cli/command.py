@@ -75,7 +75,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; where help is asked for, it comes before all errors."""
-        asked = [word for word in args or () if word in ("-h", "--help", "--help-all")]
+        words = [*(args or ()), "--"]
+        options = {option for one in self._actions for option in one.option_strings}
+        asked = [word for word in words[: words.index("--")] if word in {"-h", "--help", "--help-all"} & options]
         return super().parse_known_args(asked[:1] if asked and self._subparsers is None else args, namespace)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> Namespace:  # type: ignore[override]

@@ -241,8 +241,8 @@ def evaluate(
     prompts: str | None = opt(None, "a prompt an image, in order of names (default: in the files)", metavar="FILE"),
     weights: list[tuple[str, Path]] = opt([], NETWORKS_HELP, type=named(Path, names=WEIGHTS)),
     cache: Path | None = opt(None, "folder of weights (default: $LANTERN_CACHE)", metavar="FOLDER"),
-    seed: int = opt(0, "seed of the bootstrap (default 0)", 0, MAX_SEED),
-    draws: int = opt(1000, "bootstrap samples, 20 or more, or 0; at most 100 for FID (default 1000)", 0, 10**5),
+    seed: int = opt(0, "seed of the intervals (default 0)", 0, MAX_SEED),
+    draws: int = opt(1000, "samples of an interval, 20 or more, or 0; at most 100 for FID (default 1000)", 0, 10**5),
     batch: int = opt(32, "images at a time", 1, 4096),
     keep_moments: Path | None = opt(None, "write Inception's moments there, to merge shards", metavar="FOLDER"),
     json: bool = opt(False, "one JSON line on stdout, the table on stderr"),
@@ -378,10 +378,10 @@ def leaderboard(
         if metrics is not None:
             board.judge(metrics, reference, dict(weights))
     found = figures_of(results or out)
-    if docs is not None:
-        write_text(docs, rendered(docs.read_text(encoding="utf-8"), found))
     if json or docs is None:
         print(dumps(found, ensure_ascii=False) if json else markdown(found))
+    if docs is not None:
+        write_text(docs, rendered(docs.read_text(encoding="utf-8"), found))
     failures = [*found["failures"]]
     if not any("images" in row for board in found["boards"] for row in board["rows"]):
         failures.append("no method was measured")

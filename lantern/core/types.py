@@ -143,7 +143,7 @@ class TreeShape:
 
     `parents`, `ranks` (place among its siblings, in the order of sampling) and `depths` are `(n)`, or `(b n)` if images
     differ; the root is its own parent. `ancestors[i, j]`: j is i or an ancestor of i. `widths[d]` is the largest
-    number of children of a node of depth d, known on the host: its length is the depth of the tree.
+    number of children of a node of depth d, known on the host; both it and its length may be upper bounds.
     """
 
     parents: Int[Tensor, "*b n"]
@@ -167,7 +167,7 @@ class TreeShape:
 
     @property
     def depth(self) -> int:
-        """Depth of the deepest node."""
+        """Depth of the deepest node, or more."""
         return len(self.widths)
 
     @property

@@ -69,9 +69,6 @@ class CheckedState(State):
             raise ValueError(f"{name} has log q of {described(got)}, wanted {described(wanted)}")
         inner = tree.shape.has_children.expand(tree.tokens.shape)
         check_sums(tree.log_q[inner], f"{name} has a log q")
-        cells = tree.shape.parents * tree.log_q.shape[-1] + tree.tokens
-        if bool((tree.log_q.flatten(1).gather(1, cells)[:, 1:] == -torch.inf).any()):
-            raise ValueError(f"{name} drafted a token of probability 0: its log q is -inf")
 
     def verify(self, tree: DraftTree, *scores: Any) -> Verdict:
         """Return the verdict; ValueError for one that is none of this tree."""
@@ -134,9 +131,10 @@ def wrong_shape(shape: TreeShape) -> Iterator[str]:
     depths = ancestors.sum(-1) - 1
     if not torch.equal(shape.ancestors.expand_as(ancestors), ancestors):
         yield "whose ancestors are not those of its parents"
-    if not torch.equal(shape.depths.expand_as(depths), depths) or shape.depth != int(depths.max()):
+    if not torch.equal(shape.depths.expand_as(depths), depths) or shape.depth < int(depths.max()):
         yield "whose depths and widths are not those of its parents"
-    siblings = (parents[..., 1:] * shape.num_nodes + shape.ranks.expand_as(parents)[..., 1:]).sort(-1).values
+    keys = parents * (int(shape.ranks.max()) + 1) + shape.ranks
+    siblings = keys.expand_as(parents)[..., 1:].sort(-1).values
     if bool((siblings[..., 1:] == siblings[..., :-1]).any() or (shape.ranks < 0).any()):
         yield "with siblings of equal ranks"
     children = torch.zeros_like(depths).scatter_add_(-1, parents[..., 1:], torch.ones_like(depths[..., 1:]))

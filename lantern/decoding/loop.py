@@ -307,7 +307,8 @@ def begin(
 
     `keys` are the (seed, image number) of each image's noise. `forced` are tokens that are given, -1 where a token is
     sampled: no method changes them. Those that all images keep from the start are read in few passes and reported with
-    token 0; the others count as drafted tokens that were accepted. `prompts` keeps prompts between calls. A state that
+    token 0, those behind the last free one of all images need no pass; the others count as drafted tokens that were
+    accepted. `prompts` keeps prompts between calls. A state that
     has begun before keeps its cache if it fits and is of this `kind`.
     ValueError for another number of keys, and for forced tokens of another shape or number.
     """
@@ -375,9 +376,9 @@ def run(
         else:
             rounds(patience)
         is_stopped = is_ended()
-    if not is_stopped and state.end < state.count:
+    if not is_stopped and state.end < state.count and bool((state.known < state.count).any()):
         state.step = state.rest()
-        is_ended()
+        is_stopped = is_ended()
     made = state.result()
     if not is_stopped:
         return made

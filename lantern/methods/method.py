@@ -230,7 +230,9 @@ class Parts:
         self.target, self.sampling, self.drafter = Ask("target"), Ask("sampling"), self.part(DRAFTER)
 
     def part(self, name: str) -> Any:
-        """The trained add-on of a name in `ADD_ONS`."""
+        """The trained add-on of a name; ValueError for one that is not declared."""
+        if name not in ADD_ONS:
+            raise ValueError(f'the part "{name}" is not declared: declare it by `add_on`')
         return Ask("part", name)
 
     def neighbours(self, k: float, spare: bool = False) -> Any:
@@ -481,8 +483,10 @@ def _add(one: Method) -> None:
                 f'method "{one.name}": {option.label} is {option.default!r}, wanted a number, a name or a bool'
             )
         option.check(option.default)
-    given, (_, *others) = {*one.options, *one.fixed}, inspect.signature(one.function).parameters.values()
-    for each in others:
+    given, parameters = {*one.options, *one.fixed}, [*inspect.signature(one.function).parameters.values()]
+    if not parameters:
+        raise ValueError(f'method "{one.name}" takes nothing, wanted the parts of a model first')
+    for each in parameters[1:]:
         if each.name not in given and each.default is each.empty and each.kind is not each.VAR_KEYWORD:
             raise ValueError(f'method "{one.name}": {each.name} has no default, wanted an `opt`')
     METHODS[one.name] = one

@@ -228,11 +228,16 @@ class Model:
     def untrained_words(self, prompt: str) -> list[str]:
         """Return the words of a prompt that no training caption has, [] where that cannot be told.
 
-        A plural counts by its singular. Emoji characters, STOP_WORDS and words of one or two letters are left out.
+        A plural counts by its singular, a compound by its parts. Emoji characters, STOP_WORDS, numbers and words of one
+        or two letters are left out.
         """
         known = self.words | STOP_WORDS
-        found = [word for word in dict.fromkeys(WORD.findall(prompt.lower())) if self.words and len(word) > SHORT]
-        return [word for word in found if not any(word.removesuffix(end) in known for end in ("", "s", "es", "'s"))]
+
+        def is_known(word: str) -> bool:
+            return len(word) <= SHORT or any(word.removesuffix(end) in known for end in ("", "s", "es", "'s"))
+
+        found = [word for word in dict.fromkeys(WORD.findall(prompt.lower())) if self.words and not word[0].isdigit()]
+        return [word for word in found if not is_known(word) and not all(map(is_known, word.split("-")))]
 
     def missing(self, part: str) -> str:
         """Return in words that the model's folder lacks a component's folder, "" where it does not."""

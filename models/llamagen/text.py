@@ -61,7 +61,10 @@ WORDS_NAME, NAMES_NAME, RECOGNISED_NAME = "words.txt", "names.txt", "recognised.
 CLASSES_NAME = "classes.json"  # names of the classes of a class-conditional target, in the order of their numbers
 WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 SHORT = 2  # words of so many letters or fewer ("a", "of", "3d") mean nothing by themselves
-STOP_WORDS = {"the", "this", "that", "image", "icon", "some", "from", "for", "its", "his", "her", "their", "are"}
+STOP_WORDS = {
+    *("the", "this", "that", "which", "who", "some", "all", "its", "his", "her", "their", "and", "with", "without"),
+    *("from", "for", "next", "not", "are", "very", "image", "icon", "please", "show", "make", "want"),
+}
 LEAST_COSINE = 0.45  # chosen on the synonyms of assets/prompts
 BATCH, SLOTS = 32, 32  # texts encoded at a time, and tokens of a text that count
 HAS_ADDRESS = re.compile(rf"https?:|www:|{_DOMAIN}")

@@ -54,6 +54,8 @@ def test_help_comes_before_errors(words: str, capsys: Capture) -> None:
     assert main(words.split()) == 0
     seen = capsys.readouterr()
     assert seen.out.startswith(f"usage: lantern {words.split()[0]}") and not seen.err
+    assert main(["eval", ".", "--help-all"]) == main(["eval", "nowhere", "--", "--help"]) == 2
+    assert "'--help-all'; did you mean '--help'?" in capsys.readouterr().err
 
 
 def failing(error: BaseException | signal.Signals) -> Command:

@@ -66,6 +66,12 @@ def test_given_tokens_behind_the_last_free_one_need_no_pass(
         assert torch.cat(parts).tolist() == found[image].tokens.tolist()
 
 
+def test_a_callback_ends_the_call_at_the_tokens_that_are_kept_last(model: Model, files: dict[str, Path]) -> None:
+    how: dict[str, Any] = {"method": "plain", "init_image": files["picture"], "mask_image": files["mask"]}
+    at_end = generate(model, ["a red apple"] * 2, callback=lambda step: int((step.start + step.counts)[0]) == 16, **how)
+    assert len([*at_end]) == 1
+
+
 def test_rows_are_kept_in_few_passes(model: Model, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """With the tokens of steps of one token each; steps report every token once."""
     steps = list[Step]()

@@ -51,6 +51,8 @@ def test_parameters_and_what_is_returned() -> None:
         method(name="own")(lambda m, made=made: made)
         refused(METHODS["own"].describe, match='"own" returned .*, wanted a drafter and a verifier')
         METHODS.pop("own")
+    refused(method(name="own"), lambda: None, match='"own" takes nothing, wanted the parts of a model')
+    refused(Parts().part, "mine", match='the part "mine" is not declared')
     refused(guess, [Parts().target], match="got parts inside a list, wanted each as an argument")
 
 

@@ -48,8 +48,9 @@ def test_every_name_is_known_and_most_synonyms_are_read_as_their_concept(embedde
 
 def test_words_that_are_unknown_beside_known_ones_are_named(embedded: Model) -> None:
     prompts = ["a red qwertzon", "a smiling pomegranate", "the owl's dog, two actors \U0001f9ff", "a qwertz and xqzzts"]
+    prompts += ["a black-and-white cat next to 100 dogs", "a red-and-qwertz cat"]
     found = with_warnings(embedded, as_requests(prompts), warn=lambda line: None)
-    named = ["'qwertzon' of", "'pomegranate' of", None, "'qwertz' or 'xqzzts' of"]
+    named = ["'qwertzon' of", "'pomegranate' of", None, "'qwertz' or 'xqzzts' of", None, "'red-and-qwertz' of"]
     assert [one.warning and one.warning.split(" has ")[1].split(" the ")[0] for one in found] == named
 
 

@@ -312,7 +312,7 @@ class Row:
         if not self.job.partials:
             return
         known = int(self.state.known[0])  # sync
-        due = min(known * (self.job.partials + 1) // self._tokens, self.job.partials)
+        due = min(known * (self.job.partials + 1) // self.state.end, self.job.partials)
         if self._due < due:
             tokens = self.state.tokens[0, : self._tokens]
             self.job.send("partial", self.generator.partial_pixels(tokens, known), self._sent)
