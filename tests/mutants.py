@@ -103,6 +103,20 @@ decoding/loop.py: decoding/test_finite.py
 + read = logits[:, :, :1]
 + (counts[:, None] - 1 <= ahead)
 
+decoding/loop.py: methods
+- max((self.tokens < 0).any(0).nonzero()
++ max((self.tokens < 0).all(0).nonzero()
+
+decoding/checked.py: decoding/test_checked.py
+- ((roots != tokens[:, 0]) &
++ ((roots != roots) &
+- shape.depth < int(depths.max())
++ shape.depth != int(depths.max())
+- (int(shape.ranks.max()) + 1)
++ shape.num_nodes
+- if not torch.equal(shape.ancestors.expand_as(ancestors), ancestors):
++ if not torch.equal(shape.ancestors, shape.ancestors):
+
 decoding/plain.py: decoding/test_plain.py
 - scores.logits, place, self.noise
 + scores.logits, place - 1, self.noise

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftTree, Verdict
+from lantern.core.types import DraftTree, TreeShape, Verdict
+from lantern.decoding.checked import wrong_shape
 from lantern.drafters.lookup import RepeatDrafter
 from lantern.generation.generator import build_decoder
 from lantern.methods import METHODS, find
@@ -137,6 +138,13 @@ def test_no_method_of_the_catalogue_is_refused(name: str, case: str, monkeypatch
     decoder = tiny_decoder(find(name), TARGET, sampling)
     made = decoder.generate(select(CONDITION, [0, 1, 2]), keys=KEYS)
     assert made.tokens.shape == (3, TARGET.config.block_size)
+
+
+def test_a_pruned_tree_keeps_its_ranks() -> None:
+    parents, ranks, depths = torch.tensor([0, 0, 1]), torch.tensor([0, 3, 0]), torch.arange(3)
+    assert [*wrong_shape(TreeShape(parents, ranks, depths, ONES[:3, :3].tril(), (4, 4, 4)))] == []
+    twins = TreeShape(torch.tensor([0, 0, 0]), ranks * 0, depths.clamp(max=1), torch.eye(3) + (depths == 0) > 0, (2,))
+    assert [*wrong_shape(twins)] == ["with siblings of equal ranks"]
 
 
 @pytest.mark.parametrize("message", TREES)
