@@ -240,7 +240,7 @@ def estimate(found: Estimate) -> dict[str, float]:
 def check_page(text: str) -> None:
     """Raise ValueError for a document without a place for rows."""
     if not ROWS.search(text):
-        raise ValueError("the page has no line <!-- rows: leaderboard --> or <!-- rows: pairs -->: add one")
+        raise ValueError("the page has no <!-- rows: leaderboard --> or <!-- rows: pairs --> before <!-- end rows -->")
 
 
 def rendered(text: str, found: Mapping[str, Any]) -> str:

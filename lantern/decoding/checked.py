@@ -1,7 +1,7 @@
 """Generations with a drafter, verifier or relaxation of another package: what these return is checked in each step."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from copy import copy
 from typing import Any
 
 import torch
@@ -24,7 +24,9 @@ class CheckedState(State):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         if isinstance(self.verifier, RelaxedVerifier):
-            self.verifier = replace(self.verifier, relaxation=CheckedRelaxation(self.verifier.relaxation))
+            checked = CheckedRelaxation(self.verifier.relaxation)
+            self.verifier = copy(self.verifier)
+            object.__setattr__(self.verifier, "relaxation", checked)  # a subclass may have other arguments
         self.checked_shape: TreeShape | None = None
 
     def propose(self) -> DraftTree:
@@ -81,6 +83,9 @@ class CheckedState(State):
             if (one.dtype != torch.int64 and one.numel()) or one.ndim != axes or len(one) != images:
                 got = described((one.dtype, list(one.shape)))
                 raise ValueError(f"{name} returned a {what} that is {got}, wanted int64, {axes} axes, {images} images")
+        if found.path.shape[1] > self.drafter.depth:
+            depth = self.drafter.depth
+            raise ValueError(f"{name} returned a path of {found.path.shape[1]} nodes, wanted at most {depth}")
         if bool(((found.length < 0) | (found.length > found.path.shape[1])).any()):
             raise ValueError(f"{name} kept {found.length.tolist()} nodes of a path of {found.path.shape[1]}")
         is_kept = torch.arange(found.path.shape[1], device=found.path.device) < found.length[:, None]
@@ -90,9 +95,11 @@ class CheckedState(State):
             raise ValueError(f"{name} returned a path that is none of the tree: {found.path.tolist()}"[:200])
         if bool(((found.next_token < 0) | (found.next_token >= tokens)).any()):
             raise ValueError(f"{name} returned the tokens {found.next_token.tolist()}, wanted 0 to {tokens - 1}"[:200])
-        cost = found.cost
-        if cost is not None and not bool(((cost.total_variation >= -1e-4) & (cost.total_variation <= 1 + 1e-4)).all()):
-            raise ValueError(f"{name} returned a total variation outside 0 to 1")
+        if found.cost is not None:
+            spent = found.cost.total_variation
+            is_tested = torch.arange(spent.shape[1], device=spent.device) <= found.length[:, None]
+            if bool((is_tested & ~((spent >= -1e-4) & (spent <= 1 + 1e-4))).any()):
+                raise ValueError(f"{name} returned a total variation outside 0 to 1")
         return found
 
 
@@ -105,9 +112,15 @@ class CheckedRelaxation(Relaxation):
     def relax(self, log_p: Tensor, log_q: Tensor, **where: Any) -> Relaxed:
         """Return r; ValueError where it is no distribution, or its total variation from p is another."""
         found, name = self.inner.relax(log_p, log_q, **where), type(self.inner).__name__
-        check_sums(found.log_r, f"{name} returned a log r")
+        shapes = (found.log_r.shape, found.total_variation.shape) if isinstance(found, Relaxed) else None
+        if shapes != (log_p.shape, log_p.shape[:1]):
+            raise ValueError(
+                f"{name} returned a result that is no Relaxed of {len(log_p)} nodes and {log_p.shape[1]} tokens"
+            )
+        is_inner = (log_q.float().logsumexp(-1).exp() - 1).abs() < MOST_OFF  # rows of leaves are undefined
+        check_sums(found.log_r[is_inner], f"{name} returned a log r")
         spent = (found.log_r.exp() - log_p.exp()).clamp(min=0).sum(-1)
-        if not torch.allclose(spent, found.total_variation.to(spent.dtype), atol=MOST_OFF):
+        if not torch.allclose(spent[is_inner], found.total_variation.to(spent.dtype)[is_inner], atol=MOST_OFF):
             raise ValueError(f"{name} returned a total variation that is not that of r and p")
         return found
 

@@ -103,7 +103,7 @@ class State:
         self.mask = self.cache.tree_mask(self.cache.prefix_scores, nodes, hides=self.target.follows_masks)
         self.held.ahead = torch.arange(max(nodes, self.drafter.depth + 1), device=device)
         self.held.slots = self.held.ahead[:nodes] + self.cache.first_stage_slot
-        self.statistics = StepSums(images, self.drafter.depth, self.count, device)
+        self.statistics = StepSums(images, self.drafter.depth, self.end, device)
         self.readback, self._left, self._age = Readback(device), self.end - 1, 0
         # `tokens` has room past the end of the image.
         self.held.tokens = torch.zeros(images, self.count + nodes, dtype=torch.long, device=device)

@@ -313,7 +313,7 @@ def with_warnings(
             line = f"model {model.name} was not trained on the words of the {shown}: {read[:40]!r} is used"
             readings[text] = read
         elif not model.text.knows(text):
-            line = f"no word of the {shown} is in the vocabulary of model {model.name}: the image does not depend on it"
+            line = f"no word of the {shown} is in the vocabulary of model {model.name}: its effect is arbitrary"
         elif kind == KINDS[0] and not model.has_trained_word(text):
             line = (
                 f"model {model.name} was trained on no word of the {shown}: the image may show anything;"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree, TreeShape, Verdict
@@ -25,11 +26,12 @@ VOCAB = TARGET.config.vocab_size
 
 
 class Guess(RepeatDrafter):
-    """Repeats the last token, with a flat log q."""
+    """Repeats the last token, with a flat log q, undefined at the leaf."""
 
     def propose(self) -> DraftTree:
         tree = super().propose()
         flat = torch.full((*tree.tokens.shape, VOCAB), 1 / VOCAB).log()
+        flat[:, -1] = torch.nan
         return CHANGES.get("tree", lambda tree: tree)(replace(tree, log_q=flat))
 
 
@@ -108,6 +110,7 @@ VERDICTS: dict[str, Callable[[Verdict], Any]] = {
         verdict, next_token=verdict.next_token.float()
     ),
     r"length that is int64 \[1\]": lambda verdict: replace(verdict, length=verdict.length[:1]),
+    "path of [0-9]+ nodes, wanted at most 3": lambda verdict: replace(verdict, path=pad(verdict.path, (0, 9))),
     "nodes of a path of": lambda verdict: replace(verdict, length=verdict.length + 9),
     "path that is none of the tree": lambda verdict: replace(
         verdict, path=torch.zeros_like(verdict.path), length=torch.full_like(verdict.length, verdict.path.shape[1])
@@ -117,6 +120,7 @@ VERDICTS: dict[str, Callable[[Verdict], Any]] = {
 RELAXED: dict[str, Callable[[Relaxed], Relaxed]] = {
     "log r whose probabilities sum to nan": lambda found: replace(found, log_r=found.log_r * torch.nan),
     "log r whose probabilities sum to 2.718": lambda found: replace(found, log_r=found.log_r + 1),
+    "result that is no Relaxed of [0-9]+ nodes and": lambda found: replace(found, log_r=found.log_r[:0]),
     "total variation that is not that of r and p": lambda found: replace(
         found, total_variation=found.total_variation + 0.1
     ),

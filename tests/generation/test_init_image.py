@@ -57,6 +57,7 @@ def test_given_tokens_behind_the_last_free_one_need_no_pass(
     how: dict[str, Any] = {"method": method, "init_image": files["picture"], "mask_image": files["mask"], "batch": 2}
     found = list(generate(model, ["a red apple", "a blue ring"], callback=steps.append, **how))
     assert [(one.statistics.tokens, one.statistics.steps) for one in found] == [(1, 1)] * 2  # of 16 tokens
+    assert all(sum(one.statistics.reached) <= 1 for one in found)  # nothing behind counts
     monkeypatch.setattr(ForcedTokens, "end", 16)
     expected = list(generate(model, ["a red apple", "a blue ring"], **how))
     assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in expected]
