@@ -108,8 +108,8 @@ decoding/loop.py: methods
 + max((self.tokens < 0).all(0).nonzero()
 
 decoding/checked.py: decoding/test_checked.py
-- ((roots != tokens[:, 0]) &
-+ ((roots != roots) &
+- is_wrong = (roots != tokens[:, 0])
++ is_wrong = (roots != roots)
 - shape.depth < int(depths.max())
 + shape.depth != int(depths.max())
 - (int(shape.ranks.max()) + 1)
@@ -403,13 +403,13 @@ drafters/policies.py: drafters/policies
 - (layer.depth > 0)
 + (layer.depth > 1)
 
-drafters/trees.py: methods
-- above, reach = above.gather(1, above), 2 * reach
-+ above, reach = above.gather(1, above), 4 * reach
+core/types.py: drafters
+- above, reach = above.gather(-1, above), 2 * reach
++ above, reach = above.gather(-1, above), 4 * reach
 
 drafters/trees.py: drafters/test_dynamic.py
-- parents = above = numbers.gather(1, above)
-+ parents = above = above.clamp(max=kept.shape[1] - 1)
+- parents = numbers.gather(1, above)
++ parents = above.clamp(max=kept.shape[1] - 1)
 
 drafters/trees.py: drafters
 - first += len(frontier) if frontier != [0] else 0

@@ -158,8 +158,8 @@ def _halved(
     """Return a statistic that is not negative, with its interval from random halves of each set; `held` is fixed.
 
     Halves, drawn without replacement, vary about their mean as whole sets do (a delete-half jackknife). They raise the
-    statistic itself, so they are shifted to its value. A bootstrap, which repeats images, varies up to 1.8 times as
-    much where images are few against features.
+    statistic itself, so they are shifted to its value. A bootstrap, which repeats images, varies more where images are
+    few against features.
     """
     value, sampled, generator = statistic(*sets), list[float](), torch.Generator().manual_seed(seed)
     if not draws or min(map(len, sets)) < 4:  # a half has at least two

@@ -1,4 +1,4 @@
-"""Options that several commands, or a command and what it calls, have: the model, how it samples, where it runs."""
+"""Options that several commands have, and those of `lantern reproduce`, which its row keeps (`eval.protocols`)."""
 
 from argparse import ArgumentTypeError
 from dataclasses import replace

@@ -177,6 +177,16 @@ class TreeShape:
         return inner.scatter(-1, self.parents[..., 1:], True)
 
 
+def ancestors_of(parents: Int[Tensor, "*b n"], depth: int) -> Bool[Tensor, "*b n n"]:
+    """Return for each node which nodes are itself or above it, in trees of at most this depth."""
+    found = torch.eye(parents.shape[-1], dtype=torch.bool, device=parents.device).expand(*parents.shape, -1)
+    above, reach = parents, 1
+    while reach <= depth:  # every round doubles the number of known ancestors
+        found = found | found.gather(-2, above[..., None].expand_as(found))
+        above, reach = above.gather(-1, above), 2 * reach
+    return found
+
+
 @dataclass(frozen=True)
 class Traits:
     """A drafter's data about the nodes that it drafted, from which tree policies are trained.

@@ -1,13 +1,12 @@
 """Generations with a drafter, verifier or relaxation of another package: what these return is checked in each step."""
 
-from collections.abc import Iterator
 from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lantern.core.types import DraftTree, TreeShape, Verdict
+from lantern.core.types import DraftTree, TreeShape, Verdict, ancestors_of
 from lantern.decoding.loop import State
 from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 from lantern.verifiers.relaxed import RelaxedVerifier
@@ -48,14 +47,14 @@ class CheckedState(State):
         if shape.parents.device != device:
             raise ValueError(f"{name} proposed a tree on {shape.parents.device}, wanted {device}")
         if shape is not self.checked_shape:
-            for why in wrong_shape(shape):
-                raise ValueError(f"{name} proposed a tree {why}")
+            check_shape(shape, name)
             self.checked_shape = shape
         if (outside := tokens[(tokens < 0) | (tokens >= config.vocab_size)]).numel():
             raise ValueError(f"{name} drafted token {int(outside[0])}, wanted 0 to {config.vocab_size - 1}")
         roots = self.tokens.gather(1, self.known[:, None] - 1)[:, 0]
-        for image in ((roots != tokens[:, 0]) & (self.known < self.count)).nonzero()[:1, 0].tolist():
-            root, last = int(tokens[image, 0]), int(roots[image])
+        is_wrong = (roots != tokens[:, 0]) & (self.known < self.count)
+        if bool(is_wrong.any()):
+            root, last = int(tokens[is_wrong, 0][0]), int(roots[is_wrong][0])
             raise ValueError(f"{name} has token {root} at node 0, wanted the last committed one, {last}")
         if shape.depth > 0:
             self._check_log_q(tree, name)
@@ -132,28 +131,26 @@ def check_sums(log_p: Tensor, what: str) -> None:
         raise ValueError(f"{what} whose probabilities sum to {sums[(sums - 1).abs().argmax()]:.4g}, wanted 1")
 
 
-def wrong_shape(shape: TreeShape) -> Iterator[str]:
-    """Yield what is wrong with a tree's shape, the first thing first."""
+def check_shape(shape: TreeShape, name: str) -> None:
+    """Raise ValueError unless depths, ancestors, ranks and widths are those of the parents; `name` is the drafter."""
     parents, nodes = shape.parents, torch.arange(shape.num_nodes, device=shape.parents.device)
     if bool((parents < 0).any() or (parents > (nodes - 1).clamp(min=0)).any()):
-        yield f"with parents {parents.tolist()}, wanted 0 for the root, and nodes before their children"[:200]
-    ancestors = torch.eye(shape.num_nodes, dtype=torch.bool, device=parents.device).expand(*parents.shape, -1).clone()
-    for node in range(1, shape.num_nodes):
-        above = parents[..., node, None, None].expand(*parents.shape[:-1], 1, shape.num_nodes)
-        ancestors[..., node, :] |= ancestors.gather(-2, above)[..., 0, :]
-    depths = ancestors.sum(-1) - 1
+        got = f"{name} proposed a tree with parents {parents.tolist()}"[:200]
+        raise ValueError(f"{got}, wanted 0 for the root, and nodes before their children")
+    ancestors = ancestors_of(parents, shape.num_nodes)
     if not torch.equal(shape.ancestors.expand_as(ancestors), ancestors):
-        yield "whose ancestors are not those of its parents"
+        raise ValueError(f"{name} proposed a tree whose ancestors are not those of its parents")
+    depths = ancestors.sum(-1) - 1
     if not torch.equal(shape.depths.expand_as(depths), depths) or shape.depth < int(depths.max()):
-        yield "whose depths and widths are not those of its parents"
+        raise ValueError(f"{name} proposed a tree whose depths and widths are not those of its parents")
     keys = parents * (int(shape.ranks.max()) + 1) + shape.ranks
     siblings = keys.expand_as(parents)[..., 1:].sort(-1).values
     if bool((siblings[..., 1:] == siblings[..., :-1]).any() or (shape.ranks < 0).any()):
-        yield "with siblings of equal ranks"
+        raise ValueError(f"{name} proposed a tree with siblings of equal ranks")
     children = torch.zeros_like(depths).scatter_add_(-1, parents[..., 1:], torch.ones_like(depths[..., 1:]))
     counts = tuple(int((children * (depths == depth)).max()) for depth in range(shape.depth))
     if any(width < count for width, count in zip(shape.widths, counts, strict=True)):
-        yield f"with widths {shape.widths}, wanted at least {counts}"
+        raise ValueError(f"{name} proposed a tree with widths {shape.widths}, wanted at least {counts}")
 
 
 def described(facts: Any) -> str:

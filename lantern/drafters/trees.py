@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lantern.core.config import hint_for
 from lantern.core.sampling import Noise
-from lantern.core.types import Drafter, DraftTree, Prompt, TreeShape
+from lantern.core.types import Drafter, DraftTree, Prompt, TreeShape, ancestors_of
 
 Choice = tuple[int, ...]
 # Probabilities that Gumbel match takes the child of each rank, for an average drafter (measured on 500 pairs of
@@ -102,13 +102,10 @@ class StaticTree:
         choices: list[Choice] = [(), *self.choices]
         number = {choice: node for node, choice in enumerate(choices)}
         parents = [number[choice[:-1]] for choice in choices]
-        ancestors = torch.eye(len(choices), dtype=torch.bool)
-        for node, parent in enumerate(parents):
-            ancestors[node] |= ancestors[parent]
         widths = [max(choice[-1] for choice in choices if len(choice) == depth + 1) + 1 for depth in range(self.depth)]
         ranks, depths = [choice[-1] if choice else 0 for choice in choices], list(map(len, choices))
         up, ranks, depths = (torch.tensor(part, device=device) for part in (parents, ranks, depths))
-        return TreeShape(up, ranks, depths, ancestors.to(device), tuple(widths))
+        return TreeShape(up, ranks, depths, ancestors_of(up, self.depth), tuple(widths))
 
     @per_device
     def plan(self, device: torch.device | str = "cpu") -> tuple[tuple[DepthPlan, ...], Tensor, Tensor]:
@@ -337,9 +334,5 @@ def shape_of(candidates: Candidates, kept: Int[Tensor, "b n"], widths: tuple[int
     above, ranks, depths = (x.gather(1, kept) for x in (candidates.parents, candidates.ranks, candidates.depths))
     order = torch.arange(kept.shape[1], device=kept.device)
     numbers = torch.zeros_like(candidates.tokens).scatter(1, kept, order.expand_as(kept))
-    parents = above = numbers.gather(1, above)
-    ancestors, reach = torch.eye(len(order), dtype=torch.bool, device=kept.device).expand(len(kept), -1, -1), 1
-    while reach <= len(widths):  # every round doubles the number of known ancestors
-        ancestors = ancestors | ancestors.gather(1, above[..., None].expand_as(ancestors))
-        above, reach = above.gather(1, above), 2 * reach
-    return TreeShape(parents, ranks, depths, ancestors, widths)
+    parents = numbers.gather(1, above)
+    return TreeShape(parents, ranks, depths, ancestors_of(parents, len(widths)), widths)

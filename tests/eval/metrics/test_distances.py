@@ -160,7 +160,7 @@ def test_kernel_distance_of_unequal_sets_is_that_of_all_pairs() -> None:
 
 
 def test_intervals_of_the_frechet_distance_are_as_wide_as_it_varies() -> None:
-    """A bootstrap's are 1.6 times as wide where images are few against features."""
+    """A bootstrap's are wider where images are few against features."""
     found = [
         frechet_distance(features(100, 64, seed=2 * i), features(100, 64, seed=2 * i + 1, shift=0.3), seed=i, draws=30)
         for i in range(30)
