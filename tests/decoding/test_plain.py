@@ -4,16 +4,12 @@ import pytest
 import torch
 
 from lantern.core.sampling import Noise, Sampling
-from lantern.core.types import Condition, Generation, Step
+from lantern.core.types import Condition, Step
 from lantern.decoding import plain
 from lantern.decoding.loop import begin, run
-from lantern.drafters.eagle.drafter import EagleDrafter
-from lantern.drafters.eagle.networks import Eagle
-from lantern.drafters.trees import named
-from lantern.models.llamagen.transformer import Transformer
 from tests.refusals import refused
-from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate, tiny_decoder
+from tests.tiny import select, tiny_condition, tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, plain_tokens, tiny_decoder
 
 
 def test_tokens_are_the_argmax_of_log_probs_plus_noise() -> None:
@@ -55,25 +51,19 @@ def test_bad_arguments_are_refused() -> None:
     refused(plain.generate, target.eval(), right, **how, match="on the left")
 
 
-def decode(target: Transformer, module: Eagle, **how: Any) -> Generation:
-    drafter = EagleDrafter(module, target, tree=named("narrow_10"), mode="gumbel", sampling=SAMPLING)
-    return generate(drafter, target=target, **how)
-
-
 @pytest.mark.parametrize("form", ["guided", "rows"])
 def test_class_labels_are_a_condition(form: str) -> None:
     target = tiny_target(model_type="c2i", cls_token_num=1, num_classes=3)
     how: dict[str, Any] = {"condition": Condition(labels=torch.tensor([0, 2])), "keys": [(5, 0), (5, 1)]}
-    made = decode(target, tiny_eagle(target, form=form), **how)
+    made = tiny_decoder("eagle1", target, form=form, tree="narrow_10").generate(**how)
     expected = plain.generate(target, sampling=SAMPLING, **how).tokens
     assert torch.equal(made.tokens, expected) and not torch.equal(expected[0], expected[1])
 
 
 @pytest.mark.gpu
 def test_cuda_gives_the_same_tokens() -> None:
-    target = tiny_target().cuda()
-    made = decode(target, tiny_eagle(target).cuda())
-    assert torch.equal(made.tokens.cpu(), decode(TARGET, tiny_eagle(TARGET)).tokens)
+    made = tiny_decoder("eagle1", tiny_target().cuda(), tree="narrow_10").generate(CONDITION, keys=KEYS)
+    assert torch.equal(made.tokens.cpu(), plain_tokens())
 
 
 READERS = "eagle1 eagle2 eagle3 fr-spec medusa parallelspec poss sam sam-eagle1 self-cascade specmquant vertical vispec"
