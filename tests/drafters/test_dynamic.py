@@ -12,13 +12,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.core.sampling import Noise, Purpose, Sampling
-from lantern.core.types import DraftMode, Generation, Step
+from lantern.core.types import DraftMode, Generation
 from lantern.drafters.eagle.drafter import GrowingDrafter, Growth
 from lantern.drafters.policies import STOPPED_BELOW, Eagle2, Layer, Policy
 from lantern.drafters.trees import grown
-from lantern.generation.generator import Decoder
 from lantern.methods import METHODS
 from lantern.methods.method import Deferred
+from tests.drafters.sampled_trees import stepped
 from tests.tiny import tiny_eagle
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, made_of, tiny_decoder
 
@@ -26,15 +26,8 @@ RATES = (0.43, 0.17, 0.08, 0.05, 0.03, 0.02, 0.013, 0.007)
 
 
 @cache
-def made(name: str, *, temperature: float = 1.0, **options: Any) -> tuple[Generation, list[Step]]:
-    return watched(tiny_decoder(name, sampling=Sampling(guidance=3, temperature=temperature), **options))
-
-
-def watched(decoder: Decoder) -> tuple[Generation, list[Step]]:
-    """Return what a decoder generates, and its steps with a tree."""
-    steps = list[Step]()
-    found = decoder.generate(CONDITION, keys=KEYS, callback=steps.append)
-    return found, [step for step in steps if step.tree is not None]
+def made(name: str, *, temperature: float = 1.0, **options: Any) -> tuple[Generation, list[Any]]:
+    return stepped(tiny_decoder(name, sampling=Sampling(guidance=3, temperature=temperature), **options))
 
 
 # Settings with which each policy stops early for any weights.
@@ -51,7 +44,7 @@ EAGER_TO_STOP = {
 def test_adaptive_sizes_change_no_token(name: str) -> None:
     runs = [made(name, adaptive=adaptive, depth=3, **EAGER_TO_STOP[name]) for adaptive in (False, True)]
     assert torch.equal(runs[0][0].tokens, runs[1][0].tokens)
-    sizes = [[(s.tree.shape.num_nodes, s.tree.shape.depth) for s in steps if s.tree] for _, steps in runs]
+    sizes = [[(s.tree.shape.num_nodes, s.tree.shape.depth) for s in steps] for _, steps in runs]
     assert set(sizes[0]) == {(16, 3)}
     # The first tree has the largest size, because no step was observed.
     assert sizes[1][0] == (16, 3) and min(sizes[1]) < (16, 3)
@@ -75,7 +68,7 @@ def growing(policy: Any, growth: Growth, mode: DraftMode = "gumbel") -> GrowingD
 @pytest.mark.parametrize(("nodes", "depth"), [(8, 2), (15, 4), (5, 5)])
 def test_constant_probabilities_grow_the_best_static_tree(nodes: int, depth: int) -> None:
     drafter = growing(Constant(RATES), Growth(nodes=nodes, width=8, depth=depth))
-    first: Any = watched(replace(tiny_decoder("eagle1"), drafter=drafter))[1][0].tree
+    first = stepped(replace(tiny_decoder("eagle1"), drafter=drafter))[1][0].tree
     expected = worth(grown(nodes, depth, RATES).choices)
     for image in range(3):
         choices: list[tuple[int, ...]] = [()]
@@ -124,7 +117,7 @@ def test_log_q_of_nodes_gives_their_children(purpose: Purpose) -> None:
     noise = Noise(KEYS, positions=16, vocab_size=24)
     exact = made_of("eagle2", recording(), METHODS["eagle2"].made.verifier)
     run = tiny_decoder(METHODS["eagle2-rejection"] if purpose == Purpose.DRAFT else exact)
-    step: Any = watched(run)[1][0]
+    step = stepped(run)[1][0]
     shape = step.tree.shape
     for image in range(3):
         for node in range(1, shape.num_nodes):
@@ -140,9 +133,3 @@ def test_relaxations_read_each_images_own_tree() -> None:
         run = tiny_decoder(made_of("eagle2", recording(), relaxed.verifier)).generate(CONDITION, keys=KEYS)
         assert torch.equal(run.tokens, made("eagle2")[0].tokens) == is_exact
         assert (run.total_variation > 0).any() != is_exact
-
-
-@pytest.mark.parametrize("wrong", [{"nodes": 0}, {"width": 0}, {"depth": 13}, {"spread": 0.0}])
-def test_invalid_sizes_raise(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="wanted at least one node"):
-        Growth(**wrong)  # type: ignore[arg-type]

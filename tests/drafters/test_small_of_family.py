@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -46,31 +47,27 @@ def condition(name: str) -> Condition:
     return text.condition(PROMPTS)
 
 
-def built(name: str, method: str, sampling: Sampling, **more: Any) -> Any:
-    given: dict[str, Any] = {"add_ons": {"small": parts(name, True).target}} | more
-    return build_decoder(METHODS[method], parts(name).target, sampling=sampling, **given)
+def built(name: str, method: str, sampling: Sampling, small: Any = None, **settings: Any) -> Any:
+    target, chosen = parts(name).target, METHODS[method].with_options(**settings)
+    eagle = new_module("eagle1", target, {"form": "rows"}, seed=0).eval()
+    add_ons: Any = {"eagle1": eagle, "small": small or parts(name, True).target}
+    return build_decoder(chosen, target, sampling=sampling, add_ons=add_ons)
 
 
 @pytest.mark.parametrize(
-    ("name", "sampling"), [*((name, SAMPLINGS[0]) for name in CASES), ("janus", SAMPLINGS[1]), ("emu3", SAMPLINGS[2])]
+    ("name", "method", "sampling"),
+    [
+        *((name, "self-cascade", SAMPLINGS[0]) for name in CASES),
+        ("janus", "self-cascade", SAMPLINGS[1]),
+        ("emu3", "self-cascade", SAMPLINGS[2]),
+        *product(("janus", "emu3"), ("specmquant", "specmquant-paper"), SAMPLINGS[:1]),
+    ],
 )
-def test_tokens_are_those_of_plain_decoding(name: str, sampling: Sampling) -> None:
-    plain = built(name, "plain", sampling).generate(condition(name), keys=KEYS)
-    found = built(name, "self-cascade", sampling).generate(condition(name), keys=KEYS)
-    assert torch.equal(found.tokens, plain.tokens)
-
-
-@pytest.mark.parametrize("name", ["janus", "emu3"])
-def test_a_cascade_of_three_models_gives_the_tokens_of_plain_decoding(name: str) -> None:
-    target, sampling = parts(name).target, SAMPLINGS[0]
-    eagle: Any = new_module("eagle1", target, {"form": "rows"}, seed=0).eval()
-    plain = built(name, "plain", sampling).generate(condition(name), keys=KEYS).tokens
-    add_ons: Any = {"eagle1": eagle, "small": parts(name, True).target}
-    for method in ("specmquant", "specmquant-paper"):
-        found = built(name, method, sampling, add_ons=add_ons).generate(condition(name), keys=KEYS)
-        assert torch.equal(found.tokens, plain)
-    with pytest.raises(ValueError, match="small_bits=4 quantizes LlamaGen's layers only"):
-        build_decoder(METHODS["specmquant"].with_options(small_bits=4), target, sampling=sampling, add_ons=add_ons)
+def test_tokens_are_those_of_plain_decoding(name: str, method: str, sampling: Sampling) -> None:
+    plain, found = (
+        built(name, each, sampling).generate(condition(name), keys=KEYS).tokens for each in ("plain", method)
+    )
+    assert torch.equal(found, plain)
 
 
 @pytest.mark.parametrize(("name", "sampling"), list(zip(CASES, [*SAMPLINGS[:2], SAMPLINGS[0]], strict=True)))
@@ -80,7 +77,7 @@ def test_drafts_of_the_target_itself_are_all_accepted(name: str, sampling: Sampl
     Of many images some would notice newlines of earlier passes that are not read.
     """
     tokens, text = parts(name).target.config.block_size, parts(name).text
-    made = built(name, "self-cascade", sampling, add_ons={"small": parts(name).target})
+    made = built(name, "self-cascade", sampling, parts(name).target)
     steps = made.generate(text.condition(PROMPTS * 8), keys=[(3, i) for i in range(16)]).steps
     assert steps.tolist() == [1 + -(-(tokens - 1) // 5)] * 16
 
@@ -95,7 +92,7 @@ def test_kept_tokens_are_read_at_once(name: str, monkeypatch: pytest.MonkeyPatch
     for method in ("plain", "self-cascade", "gumbel-jacobi"):
         found[method] = built(name, method, SAMPLINGS[0]).generate(condition(name), keys=KEYS, forced=forced)
         assert (found[method].steps <= 2 + columns).all()
-    same = built(name, "self-cascade", SAMPLINGS[0], add_ons={"small": target})
+    same = built(name, "self-cascade", SAMPLINGS[0], target)
     itself = same.generate(condition(name), keys=KEYS, forced=forced)
     assert itself.steps.tolist() == [2 + -(-columns // 5)] * 2
     monkeypatch.setattr(ForcedTokens, "common_prefix", 1)
@@ -103,9 +100,11 @@ def test_kept_tokens_are_read_at_once(name: str, monkeypatch: pytest.MonkeyPatch
     assert all(torch.equal(one.tokens, slow.tokens) for one in (*found.values(), itself))
 
 
-def test_a_model_of_another_family_is_refused() -> None:
+def test_a_model_of_another_family_and_four_bits_are_refused() -> None:
     target = parts("emu3").target
     changed = tiny.assemble("emu3", smaller("emu3"), tiny.processor("emu3"), (24, 24)).target
     changed.config = replace(changed.config, family="lumina")
     with pytest.raises(ValueError, match="the small model has family lumina, its target emu3"):
         SmallModel(changed, target, sampling=Sampling(), stage=2)
+    with pytest.raises(ValueError, match="small_bits=4 quantizes LlamaGen's layers only"):
+        built("emu3", "specmquant", SAMPLINGS[0], small_bits=4)

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from lantern.core.types import DraftTree, Step, TreeShape, Verdict
+from lantern.core.types import DraftTree, Step, Verdict
 from lantern.decoding.loop import NO_SCORES
 from lantern.drafters import policies
+from lantern.drafters.eagle.drafter import Growth
 from lantern.drafters.policies import (
     C2T,
     PRIOR,
@@ -29,6 +30,8 @@ from lantern.drafters.policies import (
     traits_of,
     updated_map,
 )
+from lantern.drafters.trees import chain
+from tests.refusals import refused
 
 IMAGES, NODES, WIDTH = 2, 3, 4
 
@@ -158,12 +161,15 @@ def test_adt_trees_are_deep_where_drafts_were_accepted_and_wide_elsewhere(near: 
         (C2TConfig, {"traits": ("colour",)}, "trait 'colour' is unknown"),
         (Ddd, {"alive": 1.0}, "wanted a share between 0 and 1"),
         (Eagle2, {"value": "p"}, 'value is "p"'),
+        (Growth, {"nodes": 0}, "wanted at least one node"),
+        (Growth, {"width": 0}, "wanted at least one node"),
+        (Growth, {"depth": 13}, "wanted at least one node"),
+        (Growth, {"spread": 0.0}, "wanted at least one node"),
         (Svip, {"threshold": 0.0}, "wanted both above 0"),
     ],
 )
 def test_settings_out_of_range_raise(kind: Any, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        kind(**settings)
+    refused(kind, **settings, match=message)
 
 
 SIDE, TOKENS = 4, 16
@@ -172,14 +178,7 @@ EMPTY = torch.full((1, TOKENS + 1), PRIOR)
 
 def chain_step(length: int, counts: int | None = None) -> Step:
     """A chain of two drafted tokens in one image, of which `length` were accepted."""
-    shape = TreeShape(
-        torch.tensor([[0, 0, 1]]),
-        torch.tensor([[0, 0, 0]]),
-        torch.tensor([[0, 1, 2]]),
-        torch.ones(1, 3, 3).bool(),
-        (1, 1),
-    )
-    tree = DraftTree(torch.zeros(1, 3, dtype=torch.long), shape, "gumbel")
+    tree = DraftTree(torch.zeros(1, 3, dtype=torch.long), chain(2).shape(), "gumbel")
     path = torch.tensor([[1, 2]]) * (torch.arange(2) < length)
     kept = torch.tensor([length + 1 if counts is None else counts])
     verdict = Verdict(path, torch.tensor([length]), torch.zeros(1, dtype=torch.long))
