@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from lantern.core.sampling import Noise, Sampling
-from lantern.core.types import DraftMode, DraftTree, Generation, Verifier
+from lantern.core.types import DraftTree
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees import StaticTree, named
 from lantern.verifiers.rejection import RejectionVerifier
@@ -20,8 +20,9 @@ from lantern.verifiers.relaxations.neighbours import Lantern, LanternPP, proximi
 from lantern.verifiers.relaxations.rule import Ruling, UnderTest
 from lantern.verifiers.relaxed import GreedyVerifier
 from tests.proof.worlds import GivenRows
+from tests.refusals import refused
 from tests.tiny import tiny_condition, tiny_eagle
-from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate, tiny_decoder, tiny_neighbours
+from tests.tiny_decoder import CONDITION, KEYS, TARGET, generate, tiny_decoder, tiny_neighbours
 
 # Token 0's neighbours are 1, 2, 3, 4 in this order; p of it and of them:
 VECTORS = torch.arange(5.0)[:, None]
@@ -82,18 +83,19 @@ def test_the_excess_counts_what_tokens_spend_beyond_delta() -> None:
     assert 0 <= excess[0] < excess[1]
 
 
-def decode(verifier: Verifier, sampling: Sampling = SAMPLING, mode: DraftMode = "sampled") -> Generation:
-    drafter = EagleDrafter(tiny_eagle(TARGET), TARGET, tree=named("mc_sim_7b_63"), mode=mode, sampling=sampling)
-    condition, keys = tiny_condition((4, 1, 6, 3, 2, 5)), [(seed, 0) for seed in range(6)]
-    return generate(drafter, verifier, condition=condition, sampling=sampling, keys=keys)
-
-
 def test_zero_delta_is_greedy_decoding_at_temperature_zero() -> None:
-    greedy, table = Sampling(guidance=3, temperature=0), tiny_neighbours()
-    exact = decode(RejectionVerifier(), greedy, "point")
-    relaxed = decode(GreedyVerifier(Lantern(table, k=10, delta=0)), greedy, "point")
+    sampling, tree, table = Sampling(guidance=3, temperature=0), named("mc_sim_7b_63"), tiny_neighbours()
+    drafter = EagleDrafter(tiny_eagle(TARGET), TARGET, tree=tree, mode="point", sampling=sampling)
+    how: Any = {"condition": tiny_condition((4, 1, 6, 3, 2, 5)), "keys": [(seed, 0) for seed in range(6)]}
+    exact, relaxed, freer = (
+        generate(drafter, verifier, sampling=sampling, **how)
+        for verifier in (
+            RejectionVerifier(),
+            GreedyVerifier(Lantern(table, k=10, delta=0)),
+            GreedyVerifier(Lantern(table, k=10, delta=0.5)),
+        )
+    )
     assert torch.equal(relaxed.tokens, exact.tokens) and relaxed.relaxed.sum() == 0
-    freer = decode(GreedyVerifier(Lantern(table, k=10, delta=0.5)), greedy, "point")
     assert freer.relaxed.sum() > 0 and freer.steps.sum() < exact.steps.sum()
 
 
@@ -244,5 +246,4 @@ NEEDS: dict[Any, tuple[Any, ...]] = {**dict.fromkeys((Bounded, Lantern, LanternP
     ],
 )
 def test_settings_out_of_range_raise(rule: Any, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rule(*NEEDS.get(rule, ()), **settings)
+    refused(rule, *NEEDS.get(rule, ()), **settings, match=message)
